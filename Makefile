@@ -1,0 +1,72 @@
+# One door to everything a contributor or CI runs. `make` alone lists the targets.
+# PYTHON picks the interpreter for the virtual environment: make setup PYTHON=python3.12
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# No usage reports from Ray or MLflow, unless the caller asks for them.
+export RAY_USAGE_STATS_ENABLED ?= 0
+export MLFLOW_DISABLE_TELEMETRY ?= true
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-fast test-ray test-data check static format lint types imports spelling bench ui clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv with the exact versions of requirements.lock
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 14) else "AnchorFL needs Python 3.11, 3.12 or 3.13; $(PYTHON) is %d.%d: try make setup PYTHON=python3.12" % v)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+run: $(STAMP) ## train FedAvg and FedAlign on a small task, compare them, say where the records are
+	$(BIN)/anchorfl run digits/fedavg digits/fedalign
+
+test: $(STAMP) ## every test but the slow ones and those that need a GPU
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-fast: $(STAMP) ## the tests that need neither Ray nor real data
+	$(BIN)/python -m pytest -m "not ray and not data and not slow and not gpu"
+
+test-ray: $(STAMP) ## the tests that start Ray
+	$(BIN)/python -m pytest -m "ray and not slow and not gpu"
+
+test-data: $(STAMP) ## the tests that read real data below $ANCHORFL_DATA
+	$(BIN)/python -m pytest -m "data and not gpu"
+
+check: static ## everything CI checks, with the fast tests
+	$(MAKE) --no-print-directory test-fast
+
+static: lint types imports spelling ## format, lint, types, import contracts, spelling
+
+format: $(STAMP) ## rewrite the files in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy --strict -p pipeline -p tasks -p models -p tuning
+
+imports: $(STAMP)
+	$(BIN)/lint-imports
+
+spelling: $(STAMP)
+	$(BIN)/codespell
+
+bench: $(STAMP) ## run every benchmark in benchmarks/
+	@set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+
+ui: $(STAMP) ## show the MLflow records on this machine
+	$(BIN)/anchorfl ui
+
+clean: ## remove caches and build leftovers; .venv, runs/ and data stay
+	find . -path './.venv*' -prune -o -type d -name __pycache__ -exec rm -rf {} +
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info

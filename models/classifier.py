@@ -1,0 +1,31 @@
+"""The one shape every network here has: an encoder and a head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from models.dropout import MaskSource
+
+
+class Classifier(nn.Module):
+    """``encoder(x) -> z_BD``, then ``head(z_BD) -> logits_BC``."""
+
+    def __init__(self, encoder: nn.Module, head: nn.Module, masks: MaskSource) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+        self.masks = masks
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.encoder(x))
+        return out
+
+    def reseed(self, generator: torch.Generator) -> None:
+        """Draw every dropout mask from here on out of ``generator``."""
+        self.masks.reseed(generator)
+
+    @property
+    def couples_rows(self) -> bool:
+        """True where the rows of a batch influence each other in training (BatchNorm), so that none may be left out."""
+        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.modules())

@@ -1,0 +1,1 @@
+"""Encoders: from inputs to one representation per row."""

@@ -1,0 +1,89 @@
+"""Anchors: class embeddings tell a client which of its samples belong to classes that it is unaware of (FedAlign,
+section 3.4).
+
+Shape suffixes: N rows of the client, C classes, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.heads import LabelHead
+from pipeline.blocks import percentiles
+from tasks.contract import ClientData, Objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """q1, q2: percentiles of similarity per class; ``clamp``: keep both on their side of 0.5 (reference code,
+    multi-label); ``allowed_C``: classes that may get positives (None: all); ``alpha``: weight of a pseudo-annotated
+    entry in the loss.
+    """
+
+    q1: float
+    q2: float
+    alpha: float = 1.0
+    clamp: bool = False
+    allowed_C: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not (0 < self.q1 < 100 and 0 < self.q2 < 100):
+            raise ValueError(
+                f"method.q1 = {self.q1}, method.q2 = {self.q2}: percentiles lie strictly between 0 and 100"
+            )
+        if self.q2 > self.q1:
+            raise ValueError(f"method.q2 = {self.q2} exceeds method.q1 = {self.q1}: a sample could be both; lower q2")
+        if self.alpha < 0:
+            raise ValueError(f"method.alpha = {self.alpha}: must be at least 0")
+
+
+@torch.no_grad()
+def anchor_scores(kind: str, head: nn.Module, z_ND: Tensor, objective: Objective) -> Tensor:
+    """How much every sample belongs to every class [N, C], for a head with class embeddings.
+
+    ``cosine`` or ``dot``: similarity of representation and anchor; ``confidence``: the model's own prediction.
+    """
+    if kind == "confidence":
+        return objective.scores(head(z_ND))
+    if not isinstance(head, LabelHead):
+        raise TypeError(f"anchors are class embeddings, which a {type(head).__name__} does not have")
+    anchor_CD = head.classes()
+    if kind == "cosine":
+        z_ND, anchor_CD = F.normalize(z_ND, dim=-1), F.normalize(anchor_CD, dim=-1)
+    return z_ND @ anchor_CD.T
+
+
+def pseudo_annotate(
+    data: ClientData, score_NC: Tensor, aware_C: Tensor, objective: Objective, t: Thresholds
+) -> tuple[ClientData, Tensor]:
+    """The client's data with pseudo-labels in its locally-unaware classes, and bool [C]: the classes that got a
+    positive.
+
+    Positive above the q1-th percentile of the class's column over ALL rows, negative below the q2-th (linear
+    interpolation, float64). Single-label: only rows without a label; a positive must also be the row's best class, a
+    negative must not.
+    """
+    high_C, low_C = percentiles(score_NC, t.q1), percentiles(score_NC, t.q2)
+    if t.clamp:
+        high_C, low_C = high_C.clamp(min=0.5), low_C.clamp(max=0.5)
+    open_NC = (data.known_NC == 0) & ~aware_C
+    positive_NC = open_NC & (score_NC.double() > high_C)
+    negative_NC = open_NC & (score_NC.double() < low_C)
+    if objective.kind == "single":
+        unlabelled_N1 = (data.known_NC == 0).all(-1, keepdim=True)
+        best_NC = F.one_hot(score_NC.argmax(-1), score_NC.shape[1]).bool()
+        positive_NC = positive_NC & unlabelled_N1 & best_NC
+        negative_NC = negative_NC & unlabelled_N1 & ~best_NC
+    if t.allowed_C is not None:
+        positive_NC = positive_NC & t.allowed_C
+    # q2 <= q1 makes the two disjoint except on a tie of both percentiles, where neither strict comparison holds.
+    pseudo_NC = positive_NC | negative_NC
+    y_NC = torch.where(positive_NC, 1.0, data.y_NC)
+    known_NC = torch.where(pseudo_NC, 1.0, data.known_NC)
+    strength_NC = torch.where(pseudo_NC, t.alpha, 1.0)
+    weight_NC = objective.weights(y_NC, known_NC, strength_NC)
+    return replace(data, y_NC=y_NC, known_NC=known_NC, weight_NC=weight_NC), positive_NC.any(0)

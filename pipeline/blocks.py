@@ -1,0 +1,55 @@
+"""Mathematics that several methods share: pure functions over tensors.
+
+Shape suffixes: C classes, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Every weight and buffer of the model's state dict, copied."""
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def mean_of(values: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
+    """Weighted mean of each tensor, summed in float64 in the given order; integer tensors take the largest value.
+
+    ``shares`` are renormalised to sum to 1. Integer tensors are counters (BatchNorm's batches), which have no mean.
+    """
+    total = float(sum(shares))
+    if not total > 0 or len(values) != len(shares):
+        raise ValueError(f"{len(values)} updates with weights that sum to {total}: nothing to average")
+    out: dict[str, Tensor] = {}
+    for name, first in values[0].items():
+        if not first.is_floating_point():
+            out[name] = torch.stack([v[name] for v in values]).amax(0)
+            continue
+        mean = torch.zeros(first.shape, dtype=torch.float64, device=first.device)
+        for value, share in zip(values, shares, strict=True):
+            mean += value[name].double() * (share / total)
+        out[name] = mean.to(first.dtype)
+    return out
+
+
+def rows_by_holder(rows_CD: Tensor, reports: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Per class, the mean row over those who hold the class; a class that nobody holds keeps its row.
+
+    ``rows_CD``: the rows before; ``reports``: (rows_CD, holds_C bool) of every client, in order. Summed in float64.
+    """
+    total_CD = torch.zeros(rows_CD.shape, dtype=torch.float64, device=rows_CD.device)
+    count_C = torch.zeros(len(rows_CD), dtype=torch.float64, device=rows_CD.device)
+    for theirs_CD, holds_C in reports:
+        total_CD[holds_C] += theirs_CD[holds_C].double()
+        count_C += holds_C.double()
+    mean_CD = total_CD / count_C.clamp(min=1)[:, None]
+    return torch.where(count_C[:, None] > 0, mean_CD, rows_CD.double()).to(rows_CD.dtype)
+
+
+def percentiles(values_NC: Tensor, q: float) -> Tensor:
+    """Per column the q-th percentile (0..100), linear interpolation, in float64."""
+    return torch.quantile(values_NC.double(), q / 100, dim=0, interpolation="linear")

@@ -1,0 +1,121 @@
+"""Checkpoints: state, memories and round, written so that a kill at any instant leaves the old or the new one, whole.
+
+Layout of ``<run>/checkpoint/``: ``checkpoint.json`` names the files of the last completed round with their SHA-256;
+``state-<round>.safetensors``; ``memory-<client>-<round>.safetensors`` per client that has one. No pickle is read or
+written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from tasks.contract import InputError
+
+FORMAT = 1
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A completed round: the server's state, every client's memory, and what the loop itself has to remember."""
+
+    round: int
+    state: Tensors
+    memories: dict[int, Tensors]
+    notes: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoint of one run folder."""
+
+    def __init__(self, run: Path) -> None:
+        self.folder = run / "checkpoint"
+        self.index = self.folder / "checkpoint.json"
+
+    def save(self, round_: int, state: Tensors, memories: Iterable[tuple[int, Tensors]], notes: dict[str, Any]) -> None:
+        """Write round ``round_``; ``memories`` are those that changed in it, the others stay as they were saved.
+
+        Order matters: new files first, then the index that names them, then the files that nothing names any more.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        old = self._index()
+        kept: dict[str, Any] = dict(old["memories"]) if old else {}
+        for client, memory in memories:
+            kept[str(client)] = self._write(f"memory-{client:05d}-{round_:06d}.safetensors", memory)
+        index = {
+            "format": FORMAT,
+            "round": round_,
+            "state": self._write(f"state-{round_:06d}.safetensors", state),
+            "memories": kept,
+            "notes": notes,
+        }
+        write_atomically(self.index, json.dumps(index, indent=1).encode())
+        named = {index["state"]["file"], *(m["file"] for m in kept.values()), self.index.name}  # type: ignore[index]
+        for path in self.folder.iterdir():
+            if path.name not in named:
+                path.unlink()
+
+    def load(self) -> Checkpoint | None:
+        """The last completed round, or None where no round was completed. InputError where a file is damaged."""
+        index = self._index()
+        if index is None:
+            return None
+        memories = {int(c): self._read(entry) for c, entry in index["memories"].items()}
+        return Checkpoint(index["round"], self._read(index["state"]), memories, index["notes"])
+
+    def _index(self) -> dict[str, Any] | None:
+        try:
+            index: dict[str, Any] = json.loads(self.index.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise InputError(f"{self.index} is damaged ({error}); start the run anew in another --output") from error
+        if index.get("format") != FORMAT:
+            raise InputError(
+                f"{self.index} has format {index.get('format')}, this version reads {FORMAT}; start the run anew"
+            )
+        return index
+
+    def _write(self, name: str, tensors: Tensors) -> dict[str, str]:
+        data = save({k: v.contiguous() for k, v in tensors.items()})
+        write_atomically(self.folder / name, data)
+        return {"file": name, "sha256": hashlib.sha256(data).hexdigest()}
+
+    def _read(self, entry: dict[str, str]) -> Tensors:
+        path = self.folder / entry["file"]
+        mend = "start the run anew in another --output"
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError as error:
+            raise InputError(f"{path} is missing, though {self.index.name} names it; {mend}") from error
+        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+            raise InputError(f"{path} does not have the checksum that {self.index.name} states; {mend}")
+        try:
+            return load(data)
+        except SafetensorError as error:
+            raise InputError(f"{path} is no safetensors file ({error}); {mend}") from error
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write to a temporary name, sync, rename over ``path``, sync the folder."""
+    draft = path.with_name(f".{path.name}.tmp")
+    with draft.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    draft.replace(path)
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,84 @@
+"""The command line: ``anchorfl``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from models.label_names import NamesError
+from pipeline import commands
+from pipeline.executor import QuorumError
+from tasks.contract import InputError
+
+EXIT_INPUT, EXIT_QUORUM, EXIT_INTERRUPT = 2, 3, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code: 0, 2 (bad input), 3 (too few clients answered) or 130 (interrupted)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except (InputError, NamesError) as error:
+        print(f"anchorfl: {error}", file=sys.stderr)
+        return EXIT_INPUT
+    except QuorumError as error:
+        print(f"anchorfl: {error}; the last completed round is kept, go on with 'anchorfl resume'", file=sys.stderr)
+        return EXIT_QUORUM
+    except KeyboardInterrupt:
+        print("anchorfl: interrupted; the last completed round is kept, go on with 'anchorfl resume'", file=sys.stderr)
+        return EXIT_INTERRUPT
+
+
+def console() -> None:
+    """Entry point of the console script."""
+    # A deprecation in a library is for its developers, not for the reader of a progress line.
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    sys.exit(main())
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if arguments and arguments[0] == "run":
+        return commands.run(arguments[1:])
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] | None = getattr(options, "command", None)
+    if command is None:
+        parser.print_help()
+        return EXIT_INPUT
+    return command(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="anchorfl", description="Federated learning for clients that know some classes."
+    )
+    subs = parser.add_subparsers(metavar="COMMAND")
+    subs.add_parser("run", help="train: anchorfl run PRESET [PRESET ...] [--section.option value ...]", add_help=False)
+
+    def add(name: str, command: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
+        sub = subs.add_parser(name, help=about, description=about)
+        sub.set_defaults(command=command)
+        return sub
+
+    add("resume", commands.resume, "go on with an interrupted run").add_argument("run", type=Path)
+    add("presets", commands.presets, "names of the shipped presets")
+    add("data", commands.data, "every data set: found or missing, where to get it, licence")
+    sub = add("compare", commands.compare, "table and curves of several runs")
+    sub.add_argument("runs", type=Path, nargs="+")
+    sub.add_argument("--out", type=Path, default=None, help="folder for comparison.md, comparison.csv and curves.png")
+    sub = add("predict", commands.predict, "scores per class name for the samples of a file")
+    sub.add_argument("run", type=Path, help="run folder, or a folder with model.json and weights.safetensors")
+    sub.add_argument("file", type=Path)
+    sub.add_argument("--out", default="", help="CSV file; default: standard output")
+    sub = add("track", commands.track, "send to MLflow what it lacks of a run")
+    sub.add_argument("run", type=Path)
+    sub.add_argument("--uri", default="", help="MLflow store, as --tracking.uri")
+    sub = add("ui", commands.ui, "MLflow's pages on loopback")
+    sub.add_argument("--uri", default="", help="MLflow store; default: runs/mlflow.db")
+    sub.add_argument("--port", type=int, default=5000)
+    sub.add_argument("--host", default="", help="default: loopback; any other address is open to all who reach it")
+    return parser

@@ -1,0 +1,87 @@
+"""Ray itself: starting one of our own or joining a running one, and how its resources are shared out."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from pipeline.experiment import ClusterOptions
+from tasks.contract import InputError
+
+PER_CLIENT_ACTORS_UP_TO = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a run lies on the cluster: number of client actors, their shares, and how many may train at one time."""
+
+    actors: int
+    client_cpus: float
+    client_gpus: float
+    server_cpus: float
+    server_gpus: float
+    concurrent: int
+
+
+def start(options: ClusterOptions) -> bool:
+    """Connect to Ray; True if this call started or joined it (then ``stop`` is for the caller to call)."""
+    if ray.is_initialized():
+        return False
+    # Read by the workers that Ray starts ahead of need: torch is then imported while the driver still prepares data.
+    os.environ.setdefault("RAY_preload_python_modules", "torch,pyarrow.parquet,pipeline.client")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
+    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    if not options.address:
+        ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+        return True
+    try:
+        ray.init(address=options.address, **quiet)
+    except ConnectionError as error:
+        raise InputError(
+            f"cluster.address = {options.address!r}: no Ray cluster answers there ({error}); start one with"
+            " 'ray start --head', or leave cluster.address empty"
+        ) from error
+    return True
+
+
+def stop() -> None:
+    """Leave Ray; a Ray of our own ends with it."""
+    ray.shutdown()
+
+
+def layout(options: ClusterOptions, clients: int) -> Layout:
+    """Shares that fit the cluster, or InputError: actors that never get their share would wait for ever."""
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # ray has no annotation here
+    cpus, gpus = float(resources.get("CPU", 0)), float(resources.get("GPU", 0))
+    if options.clients_per_actor:
+        actors = math.ceil(clients / options.clients_per_actor)
+    else:
+        actors = clients if clients <= PER_CLIENT_ACTORS_UP_TO else max(1, int(cpus))
+    share = options.client_cpus or min(1.0, math.floor(10_000 * cpus / (actors + 1)) / 10_000)
+    server = min(1.0, cpus - actors * share) if options.client_cpus else share
+    if share <= 0 or server < 0 or actors * share > cpus + 1e-9:
+        raise InputError(
+            f"{actors} client actors of {share:g} CPU do not fit a cluster of {cpus:g} CPUs:"
+            " set --cluster.client_cpus lower (0 shares them out) or --cluster.clients_per_actor higher"
+        )
+    wanted = actors * options.client_gpus + options.server_gpus
+    if wanted > gpus + 1e-9:
+        raise InputError(
+            f"{actors} client actors of {options.client_gpus:g} GPU and a server of {options.server_gpus:g} need"
+            f" {wanted:g} GPUs, the cluster has {gpus:g}: lower --cluster.client_gpus or raise"
+            " --cluster.clients_per_actor"
+        )
+    return Layout(
+        actors,
+        share,
+        options.client_gpus,
+        max(0.0, server),
+        options.server_gpus,
+        options.concurrent or max(1, int(cpus)),
+    )

@@ -1,0 +1,159 @@
+"""What each ``anchorfl`` command does. Slow libraries are imported where a command needs them: ``--help`` answers at
+once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from tasks.contract import InputError, TaskOptions
+
+if TYPE_CHECKING:
+    from pipeline.experiment import Experiment
+
+RUNS = Path("runs")
+
+
+def run(arguments: list[str]) -> int:
+    """Presets first, overrides after; all are read and their data looked for before the first run starts."""
+    from pipeline.config import override, preset_names, read_preset
+
+    split = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
+    presets, overrides = arguments[:split], arguments[split:]
+    if not presets:
+        if overrides in (["--help"], ["-h"]):
+            print("usage: anchorfl run PRESET [PRESET ...] [--section.option value ...]")
+            print(f"presets: {', '.join(preset_names())}\nall options: anchorfl run PRESET --help")
+            return 0
+        raise InputError(f"run needs a preset: {', '.join(preset_names())}; or the path of a .toml file")
+    experiments = [override(read_preset(p), overrides, f"anchorfl run {p}") for p in presets]
+    if len(presets) > 1 and experiments[0].output:
+        raise InputError("--output names one folder: give it with one preset at a time")
+    if len({e.cluster.address for e in experiments if e.cluster.executor == "ray"}) > 1:
+        raise InputError("the presets differ in cluster.address: run them one at a time, or give --cluster.address")
+    return _train(presets, experiments)
+
+
+def _train(presets: list[str], experiments: list[Experiment]) -> int:
+    from pipeline.compare import compare
+    from pipeline.folder import new_folder
+    from pipeline.run import run as run_one
+    from tasks.sources import find_task, raw_folder
+
+    for e in experiments:
+        raw_folder(find_task(e.task.name), e.task)
+    folders = []
+    with ExitStack() as stack:
+        ray_options = next((e.cluster for e in experiments if e.cluster.executor == "ray"), None)
+        if ray_options is not None:
+            from pipeline import cluster
+
+            if cluster.start(ray_options):  # one Ray for all runs of the command
+                stack.callback(cluster.stop)
+        for preset, e in zip(presets, experiments, strict=True):
+            folder = new_folder(e, Path(preset).stem if preset.endswith(".toml") else preset)
+            print(f"{preset}: run folder {folder}", flush=True)
+            result = run_one(e, folder)
+            print(f"{preset}: done, weights sha256 {result.checksum}", flush=True)
+            folders.append(folder)
+    out = RUNS / "comparison" if len(folders) > 1 else folders[0] / "report"
+    print(f"\n{compare(folders, out)}\n\nTable and curves: {out}")
+    print(_records(experiments[0], folders[0]))
+    return 0
+
+
+def _records(e: Experiment, folder: Path) -> str:
+    from pipeline.delivery import store_uri
+
+    uri = store_uri(e.tracking.uri, folder)
+    if not uri:
+        return f"MLflow was off (tracking.uri = none); the records are in {folder}"
+    return f"MLflow records: {uri}; look at them with: anchorfl ui" + (f" --uri {uri}" if e.tracking.uri else "")
+
+
+def resume(options: argparse.Namespace) -> int:
+    """Go on with an interrupted run."""
+    from pipeline.compare import compare
+    from pipeline.run import resumed
+
+    result = resumed(options.run)
+    print(f"{options.run}: done, weights sha256 {result.checksum}\n\n{compare([options.run], None)}")
+    return 0
+
+
+def presets(options: argparse.Namespace) -> int:
+    """Names of the shipped presets with their first line."""
+    from pipeline.config import preset_names, preset_path
+
+    for name in preset_names():
+        print(f"{name:<34} {preset_path(name).read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}")
+    return 0
+
+
+def data(options: argparse.Namespace) -> int:
+    """Status of every data set."""
+    from tasks import TASKS
+    from tasks.sources import status
+
+    for name, make in TASKS.items():
+        task = make()
+        state = status(task, TaskOptions(name=name))
+        word = "bundled" if not task.source.files else "found" if state.found else "missing"
+        where = f" in {state.folder}" if state.folder else ""
+        print(f"{name:<12} {word}{where}\n{'':<12} {task.title}; {len(task.class_names)} classes, {task.kind}-label")
+        if state.missing:
+            looked = ", ".join(map(str, state.places)) or "nowhere: $ANCHORFL_DATA is not set"
+            print(f"{'':<12} lacks {', '.join(state.missing)}; looked in {looked}")
+        gate = "; access must be applied for" if task.source.gated else ""
+        print(f"{'':<12} from {task.source.url}; {task.source.licence}{gate}\n")
+    return 0
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Table and curves of several runs."""
+    from pipeline.compare import compare as compare_runs
+
+    out = options.out or (RUNS / "comparison" if len(options.runs) > 1 else options.runs[0] / "report")
+    print(f"{compare_runs(options.runs, out)}\n\nTable and curves: {out}")
+    return 0
+
+
+def predict(options: argparse.Namespace) -> int:
+    """Scores per class name for the samples of a file; with labels in the file, the scores of the model too."""
+    from pipeline.predict import predict as predict_file
+    from pipeline.predict import write_to
+
+    folder = options.run if (options.run / "model.json").exists() else options.run / "model"
+    prediction = predict_file(folder, options.file)
+    write_to(prediction, options.out)
+    if prediction.truth is not None:
+        truth = prediction.truth
+        print(
+            f"{len(prediction.predicted_NC)} samples: macro F1 {truth.macro_f1!r}, accuracy {truth.accuracy!r}",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def track(options: argparse.Namespace) -> int:
+    """Send to MLflow what it lacks of a run."""
+    from pipeline.tracking import send
+
+    print(f"{send(options.run, options.uri)} rounds sent")
+    return 0
+
+
+def ui(options: argparse.Namespace) -> NoReturn:
+    """MLflow's pages."""
+    from pipeline.ui import serve
+
+    serve(
+        options.uri or f"sqlite:///{(RUNS / 'mlflow.db').absolute()}",
+        options.port,
+        options.host or "127.0.0.1",
+        explicit_host=bool(options.host),
+    )

@@ -1,0 +1,251 @@
+"""Several runs side by side: a table, mean and sd over seeds, and curves; all from the run folders, without MLflow.
+
+Scores are macro F1 and accuracy on the test split, printed in percent. A round is only ever chosen by validation.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pipeline.curves import draw
+from pipeline.journal import RoundRecord, read_json, read_records
+from tasks.contract import InputError
+
+F1, ACCURACY, SELECT = "test/f1_macro", "test/accuracy", "validation/f1_macro"
+WIRE = ("wire/down/bytes", "wire/up/bytes")
+FREE = ("seed", "output", "task.root", "task.cache", "tracking.", "cluster.")
+"""Params, or how they begin, in which the runs of one group may differ: none but the seed changes a result."""
+SCORES = {
+    "f1_last": "F1 last",
+    "accuracy_last": "acc last",
+    "f1_best": "F1 best",
+    "accuracy_best": "acc best",
+    "f1_last5": "F1 mean5",
+    "accuracy_last5": "acc mean5",
+}
+COSTS = {"megabytes": "MB", "seconds": "s/round"}
+LEGEND = (
+    "Scores: test split, percent. last: last evaluated round; best: the round with the best validation macro F1; "
+    "mean5: mean of the last five evaluated rounds.\nMB: moved both ways; s/round: median."
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSummary:
+    """A run in numbers. values: keys of ``SCORES`` (0 to 1) and ``COSTS``, None where the run has no such number."""
+
+    folder: Path
+    name: str
+    task: str
+    method: str
+    seed: int | str
+    status: str
+    params: dict[str, Any]
+    records: tuple[RoundRecord, ...]
+    values: dict[str, float | None]
+    result: dict[str, Any]
+    """result.json, {} where the run has none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Runs that differ only in their seed. mean, sd (ddof 1): as ``RunSummary.values``; sd None for a single run."""
+
+    label: str
+    runs: tuple[RunSummary, ...]
+    mean: dict[str, float | None]
+    sd: dict[str, float | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Runs and groups with their table as text and as Markdown; files: what was written; notes: what to know."""
+
+    runs: tuple[RunSummary, ...]
+    groups: tuple[Group, ...]
+    text: str
+    markdown: str
+    notes: tuple[str, ...]
+    files: tuple[Path, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def load_run(folder: Path) -> RunSummary:
+    """A run folder in numbers. Errors: InputError where there is no run or no finished round."""
+    about = read_json(folder / "run.json")
+    if not about:
+        raise InputError(
+            f"{folder} is no run folder (run.json is not there); name folders such as runs/<name of the run>"
+        )
+    records = tuple(read_records(folder)[0])
+    if not records:
+        raise InputError(f"{folder} holds no finished round (metrics.jsonl); go on with: anchorfl resume {folder}")
+    params: dict[str, Any] = about["params"]
+    return RunSummary(
+        folder=folder,
+        name=about["name"],
+        task=str(_first(params, "task.name", "task", default=about["experiment"])),
+        method=str(_first(params, "method.name", "method", default="?")),
+        seed=_first(params, "seed", default="?"),
+        status=about["status"],
+        params=params,
+        records=records,
+        values=_values(records),
+        result=read_json(folder / "result.json"),
+    )
+
+
+def compare(folders: Iterable[Path], out: Path | None) -> Comparison:
+    """The runs as a table; with ``out`` also comparison.md, comparison.csv and curves.png there.
+
+    Errors: InputError where a folder holds no run, or no folder is given.
+    """
+    runs = tuple(load_run(folder) for folder in dict.fromkeys(folder.resolve() for folder in folders))
+    if not runs:
+        raise InputError("no run to compare; name at least one run folder")
+    groups = _groups(runs)
+    rows, grouped, notes = _rows(runs), _grouped_rows(groups), _notes(groups)
+    tail = [LEGEND, *notes]
+    text = "\n\n".join([_aligned(rows)] + ([_aligned(grouped)] if grouped else []) + ["\n".join(tail)]) + "\n"
+    blocks = ["# Comparison", _markdown(rows)]
+    blocks += ["## Mean and sd over seeds", _markdown(grouped)] if grouped else []
+    markdown = "\n\n".join([*blocks, *tail, *(["![curves](curves.png)"] if out else [])]) + "\n"
+    files = _write(out, runs, groups, markdown) if out else ()
+    return Comparison(runs=runs, groups=groups, text=text, markdown=markdown, notes=notes, files=files)
+
+
+def _first(params: dict[str, Any], *names: str, default: Any) -> Any:
+    return next((params[name] for name in names if name in params), default)
+
+
+def _values(records: Sequence[RoundRecord]) -> dict[str, float | None]:
+    """Numbers of a run. Bytes are those of each round; the median second leaves out the pause before a resume."""
+    values: dict[str, float | None] = {}
+    chosen = [record for record in records if SELECT in record.metrics and F1 in record.metrics]
+    best = max(chosen, key=lambda record: (record.metrics[SELECT], -record.round), default=None)
+    for short, key in (("f1", F1), ("accuracy", ACCURACY)):
+        scores = [record.metrics[key] for record in records if key in record.metrics]
+        values[f"{short}_last"] = scores[-1] if scores else None
+        values[f"{short}_best"] = best.metrics.get(key) if best else None
+        values[f"{short}_last5"] = statistics.fmean(scores[-5:]) if scores else None
+    moved = [record.metrics[key] for record in records for key in WIRE if key in record.metrics]
+    values["megabytes"] = sum(moved) / 1e6 if moved else None
+    steps = [after.time - before.time for before, after in pairwise(records)]
+    values["seconds"] = statistics.median(steps) if steps else None
+    return values
+
+
+def _free(param: str) -> bool:
+    return any(param.startswith(name) if name.endswith(".") else param == name for name in FREE)
+
+
+def _key(run: RunSummary) -> tuple[Any, ...]:
+    fixed = {key: value for key, value in run.params.items() if not _free(key)}
+    return run.task, run.method, tuple(sorted((key, str(value)) for key, value in fixed.items()))
+
+
+def _groups(runs: Sequence[RunSummary]) -> tuple[Group, ...]:
+    members: dict[tuple[Any, ...], list[RunSummary]] = {}
+    for run in runs:
+        members.setdefault(_key(run), []).append(run)
+    groups = []
+    for key, same in members.items():
+        rivals = [other for other in members if other[:2] == key[:2]]
+        shared = set.intersection(*(set(other[2]) for other in rivals))  # what tells groups of one method apart
+        apart = ", ".join(f"{name}={value}" for name, value in key[2] if (name, value) not in shared)
+        mean: dict[str, float | None] = {}
+        sd: dict[str, float | None] = {}
+        for name in (*SCORES, *COSTS):
+            known = [value for run in same if (value := run.values[name]) is not None]
+            mean[name] = statistics.fmean(known) if len(known) == len(same) else None
+            sd[name] = statistics.stdev(known) if len(known) == len(same) > 1 else None
+        label = f"{key[0]} {key[1]}" + (f" ({apart})" if apart else "")
+        groups.append(Group(label=label, runs=tuple(same), mean=mean, sd=sd))
+    return tuple(groups)
+
+
+def _notes(groups: Sequence[Group]) -> tuple[str, ...]:
+    notes = []
+    for group in groups:
+        seeds = [str(run.seed) for run in group.runs]
+        twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+        if twice:
+            notes.append(f"Note: {group.label} holds seed {', '.join(twice)} more than once; its sd is too small.")
+        longest = max(run.records[-1].round for run in group.runs)
+        notes += [
+            f"Note: {run.name} stops at round {run.records[-1].round}, others of its group at {longest}."
+            for run in group.runs
+            if run.records[-1].round < longest
+        ]
+    return tuple(notes)
+
+
+def _shown(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{100 * value:.2f}" if name in SCORES else f"{value:.2f}"
+
+
+def _rows(runs: Sequence[RunSummary]) -> list[list[str]]:
+    head = ["run", "task", "method", "seed", "last round", *SCORES.values(), *COSTS.values()]
+    fixed = [[run.name, run.task, run.method, str(run.seed), str(run.records[-1].round)] for run in runs]
+    names = [*SCORES, *COSTS]
+    return [head] + [a + [_shown(n, run.values[n]) for n in names] for a, run in zip(fixed, runs, strict=True)]
+
+
+def _grouped_rows(groups: Sequence[Group]) -> list[list[str]]:
+    """Rows of the groups with several runs; [] where there are none."""
+    several = [group for group in groups if len(group.runs) > 1]
+    rows = [["mean and sd", "runs", *SCORES.values(), *COSTS.values()]] if several else []
+    for group in several:
+        cells = [f"{_shown(name, group.mean[name])} ± {_shown(name, group.sd[name])}" for name in (*SCORES, *COSTS)]
+        rows.append([group.label, str(len(group.runs)), *("-" if cell == "- ± -" else cell for cell in cells)])
+    return rows
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    left = {column for column, name in enumerate(rows[0]) if name in {"run", "task", "method", "mean and sd"}}
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    safe = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [safe[0], ["---"] * len(safe[0]), *safe[1:]])
+
+
+def _write(out: Path, runs: Sequence[RunSummary], groups: Sequence[Group], markdown: str) -> tuple[Path, ...]:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "comparison.md").write_text(markdown, encoding="utf-8")
+    with (out / "comparison.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        units = [*(f"{name}_percent" for name in SCORES), *COSTS]
+        writer.writerow(["run", "folder", "task", "method", "seed", "status", "last_round", *units])
+        for run in runs:
+            cells = ["" if run.values[n] is None else _shown(n, run.values[n]) for n in (*SCORES, *COSTS)]
+            about = [run.name, run.folder, run.task, run.method, run.seed, run.status, run.records[-1].round]
+            writer.writerow([*about, *cells])
+    curves = {
+        group.label: [
+            {key: {r.round: r.metrics[key] for r in run.records if key in r.metrics} for key in (F1, ACCURACY)}
+            for run in group.runs
+        ]
+        for group in groups
+    }
+    draw(curves, {F1: "macro F1 (%)", ACCURACY: "accuracy (%)"}, out / "curves.png")
+    return out / "comparison.md", out / "comparison.csv", out / "curves.png"

@@ -1,0 +1,194 @@
+"""From a preset and overrides to an Experiment: TOML read strictly, then the command line through tyro.
+
+A preset is ``tuning/presets/<paper>/<name>.toml`` or any path to a TOML file; tables are [task], [method] (with
+``name``), [model], [federation], [optimizer], [evaluation], [cluster], [tracking]; ``seed`` and ``output`` stand
+above them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import tyro
+
+from pipeline.experiment import Experiment
+from pipeline.methods import METHODS
+from tasks import TASKS
+from tasks.contract import InputError
+from tasks.sources import nearest
+
+PRESETS = Path(__file__).resolve().parents[1] / "tuning" / "presets"
+
+
+def preset_names() -> list[str]:
+    """Names of all shipped presets, such as ``digits/fedavg``."""
+    return sorted(str(p.relative_to(PRESETS).with_suffix("")) for p in PRESETS.rglob("*.toml"))
+
+
+def preset_path(name: str) -> Path:
+    """File of a preset: a shipped name, or a path to a TOML file."""
+    shipped = PRESETS / f"{name}.toml"
+    if shipped.is_file():
+        return shipped
+    own = Path(name)
+    if own.suffix == ".toml" and own.is_file():
+        return own
+    near = nearest(name, preset_names())
+    raise InputError(
+        f"no preset {name!r}{near}; there are: {', '.join(preset_names())}; or give the path of a .toml file"
+    )
+
+
+def read_preset(name: str) -> Experiment:
+    """The experiment that a preset describes, or InputError with the file, the table and the key."""
+    path = preset_path(name)
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not valid TOML: {error}") from error
+    try:
+        return from_tree(tree)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def from_tree(tree: Mapping[str, Any]) -> Experiment:
+    """The experiment of a nested dict (a preset, or the resolved tree in a run folder); the inverse of ``to_tree``."""
+    values = dict(tree)
+    hints = typing.get_type_hints(Experiment)
+    known = {f.name for f in fields(Experiment)}
+    for key in values:
+        if key not in known:
+            raise InputError(f"no option or table {key!r}{nearest(key, known)}")
+    for name in known:
+        if name in values and is_dataclass(hints[name]):
+            values[name] = _node(hints[name], values[name], name)
+    values["method"] = _method(values.get("method"))
+    for name in ("seed", "output"):
+        if name in values:
+            values[name] = _typed(hints[name], values[name], name)
+    experiment: Experiment = _built(Experiment, values, "")
+    if experiment.task.name not in TASKS:
+        raise InputError(f"no task {experiment.task.name!r} in [task] name{nearest(experiment.task.name, TASKS)}")
+    return experiment
+
+
+def _method(table: Any) -> Any:
+    if not isinstance(table, dict) or "name" not in table:
+        raise InputError("[method] needs a name, for example name = 'fedavg'")
+    name, options = table["name"], {k: v for k, v in table.items() if k != "name"}
+    if name not in METHODS:
+        raise InputError(
+            f"no method {name!r} in [method] name{nearest(str(name), METHODS)}; there are: {', '.join(METHODS)}"
+        )
+    return _node(METHODS[name], options, "method")
+
+
+def _node(kind: Any, table: Any, section: str) -> Any:
+    if not isinstance(table, dict):
+        raise InputError(f"[{section}] must be a table, not {table!r}")
+    hints = typing.get_type_hints(kind)
+    known = {f.name for f in fields(kind) if f.init}
+    values = {}
+    for key, value in table.items():
+        if key not in known:
+            raise InputError(f"no option {key!r} in [{section}]{nearest(key, known)}")
+        values[key] = _typed(hints[key], value, f"{section}.{key}")
+    return _built(kind, values, section)
+
+
+def _built(kind: Any, values: dict[str, Any], section: str) -> Any:
+    missing = [
+        f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING and f.name not in values
+    ]
+    if missing:
+        raise InputError(f"[{section}] needs {missing[0]}")
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    """``value`` if it is of the annotated type (an int may stand for a float), else InputError."""
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if get_origin(hint) is Literal:
+        if value in get_args(hint):
+            return value
+        raise InputError(
+            f"{where} = {value!r}{nearest(str(value), get_args(hint))}: one of {', '.join(map(str, get_args(hint)))}"
+        )
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        if value is None or value == "none":
+            return None
+        return _typed(next(h for h in get_args(hint) if h is not type(None)), value, where)
+    if isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
+        return value
+    raise InputError(f"{where} = {value!r}: must be {getattr(hint, '__name__', hint)}, not {type(value).__name__}")
+
+
+def override(experiment: Experiment, arguments: Sequence[str], command: str = "anchorfl run PRESET") -> Experiment:
+    """The experiment with ``--section.option value`` overrides; tyro parses and prints the help of every option."""
+    if not arguments:
+        return experiment
+    known = dict(_options(experiment))
+    for argument in arguments:
+        if argument.startswith("--") and argument not in ("--help", "--help-verbose"):
+            name = argument[2:].partition("=")[0].replace("-", "_")
+            if name not in known:
+                raise InputError(f"no option --{name}{nearest(name, known)}; 'anchorfl run PRESET --help' lists all")
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return _parse(experiment, arguments, command)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        words = re.sub(r"[─│╭╮╰╯┌┐└┘]+", " ", re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue()))
+        text = re.sub(r" ?For full helptext.*$", "", " ".join(words.split()))
+        raise InputError(re.sub(r"^Value error Error parsing \S+: (?=\w+\.\w+ )", "", text)) from stop
+
+
+def _parse(experiment: Experiment, arguments: Sequence[str], command: str) -> Experiment:
+    """Tyro needs the concrete type of the method, which only the preset knows."""
+
+    def build(**values: Any) -> Experiment:
+        return Experiment(**values)
+
+    hints = typing.get_type_hints(Experiment) | {"method": type(experiment.method)}
+    build.__annotations__ = {f.name: hints[f.name] for f in fields(Experiment)} | {"return": Experiment}
+    build.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                f.name, inspect.Parameter.KEYWORD_ONLY, default=getattr(experiment, f.name), annotation=hints[f.name]
+            )
+            for f in fields(Experiment)
+        ],
+        return_annotation=Experiment,
+    )
+    return tyro.cli(
+        build, args=list(arguments), prog=command, use_underscores=True, config=(tyro.conf.FlagConversionOff,)
+    )
+
+
+def _options(experiment: Experiment) -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of every option that can be overridden."""
+    for f in fields(experiment):
+        value = getattr(experiment, f.name)
+        if is_dataclass(value):
+            yield from ((f"{f.name}.{g.name}", getattr(value, g.name)) for g in fields(value) if g.init)
+        else:
+            yield f.name, value

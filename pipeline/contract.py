@@ -1,0 +1,209 @@
+"""What a federated method is: the one file that a method's author has to read.
+
+A method is a frozen dataclass of hyper-parameters with a server half (pure functions over a typed state) and a
+client half (an object that lives for one client in one round). Five verbs: begin, broadcast, step, update, merge.
+FedAvg is the five defaults; FedProx changes the loss; SCAFFOLD adds a tensor to each message; FedAlign labels some
+data and steps twice; FedBM trains a generator inside merge; FedALC regularises class embeddings there.
+
+Shape suffixes: B rows, C classes, D width.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from models.build import Head
+from models.classifier import Classifier
+from pipeline.blocks import mean_of, weights_of
+from pipeline.optimizers import OptimizerOptions, make, restore, state_of
+from tasks.contract import Batch, Card, ClientData, Objective
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Global:
+    """Server state; a method that needs more subclasses it. Every field is a tensor or a dict of tensors."""
+
+    weights: Tensors
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client sends. Every field is a tensor or a dict of tensors."""
+
+    weights: Tensors
+
+
+S = TypeVar("S", bound=Global)
+U = TypeVar("U", bound=Update)
+
+
+@dataclass(frozen=True)
+class Report(Generic[U]):
+    """An update with the sender's card; ``merge`` gets them in the order of client ids."""
+
+    card: Card
+    update: U
+
+
+@dataclass(frozen=True)
+class ServerSide:
+    """What server hooks may touch. ``validate(weights) -> score_C``: macro-free F1 per class on the validation
+    split.
+    """
+
+    model: Classifier
+    cards: Sequence[Card]
+    objective: Objective
+    validate: Callable[[Tensors], Tensor]
+    rng: torch.Generator
+    round: int
+    rounds: int
+
+
+@dataclass(frozen=True)
+class ClientSide(Generic[S]):
+    """What client hooks may touch. ``model`` holds the broadcast weights, in storage of its own; ``memory`` is what
+    this client's last ``Local.memory`` gave (empty at first), and read only; ``infer(model, data) -> z_ND`` is the
+    encoder in evaluation mode.
+    """
+
+    model: Classifier
+    state: S
+    card: Card
+    data: ClientData
+    memory: Tensors
+    objective: Objective
+    optimizer: OptimizerOptions
+    infer: Callable[[Classifier, ClientData], Tensor]
+    rng: torch.Generator
+
+
+class Local(ABC, Generic[S, U]):
+    """One client's work in one round: built, stepped, asked for its update and its memory, dropped."""
+
+    refresh: Literal["round", "epoch"] = "round"
+    """How often ``data`` is asked for the rows to train on."""
+
+    def __init__(self, side: ClientSide[S]) -> None:
+        self.side = side
+        self.model = side.model
+        self.optimizers = self.make_optimizers()
+        for name, optimizer in self.optimizers.items():
+            restore(optimizer, name, side.memory)
+        for p in self.model.parameters():
+            # Zeros, not None: a mini-batch without a labelled row has a gradient of zero, and Adam still moves.
+            p.grad = torch.zeros_like(p)
+
+    def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Optimisers by name; the name is the prefix of their state in the client's memory."""
+        return {"all": make(self.side.optimizer, self.model.parameters())}
+
+    def data(self) -> ClientData:
+        """The rows to train on. FedAlign pseudo-labels here."""
+        return self.side.data
+
+    def active(self, data: ClientData) -> Tensor:
+        """Bool [N]: rows that can have a loss or a gradient; the others may be left out of the computation."""
+        return (data.weight_NC != 0).any(-1)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Sum of the rows' losses over ``batch.denominator``: additive over the pieces of a mini-batch."""
+        return self.side.objective.loss(self.model(batch.x), batch)
+
+    def penalty(self) -> Tensor | None:
+        """A loss that does not depend on the rows, added once per step (FedProx)."""
+        return None
+
+    def gradients(self, pieces: Iterable[Batch]) -> Tensor:
+        """Zero the gradients, add those of all pieces and of the penalty; the loss of the mini-batch."""
+        total = torch.zeros((), device=next(self.model.parameters()).device)
+        for p in self.model.parameters():
+            if p.grad is not None:
+                p.grad.zero_()
+        for piece in pieces:
+            loss = self.loss(piece)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total = total + loss.detach()
+        extra = self.penalty()
+        if extra is not None:
+            extra.backward()  # type: ignore[no-untyped-call]
+            total = total + extra.detach()
+        return total
+
+    def step(self, pieces: Sequence[Batch]) -> Tensor:
+        """One mini-batch, given as pieces whose losses add up; returns its loss."""
+        loss = self.gradients(pieces)
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+        return loss
+
+    @abstractmethod
+    def update(self) -> U:
+        """What is sent to the server."""
+
+    def memory(self) -> Tensors:
+        """What this client will be given again in its next round; it never leaves the run."""
+        if self.side.optimizer.state == "reset":
+            return {}
+        return {k: v for name, o in self.optimizers.items() for k, v in state_of(o, name).items()}
+
+
+class Method(ABC, Generic[S, U]):
+    """A frozen dataclass of hyper-parameters and five verbs. Server hooks are pure: state in, state out."""
+
+    name: ClassVar[str]
+    """The method's key in ``pipeline.methods.METHODS``, presets and records."""
+    head: ClassVar[Head] = "linear"
+    """Which head ``models.build`` puts on the task's encoder."""
+
+    semantic: bool = True
+    """Whether class embeddings start from the class names' vectors (label heads only)."""
+
+    @abstractmethod
+    def begin(self, side: ServerSide) -> S:
+        """The state before round 1."""
+
+    def broadcast(self, state: S, side: ServerSide) -> S:
+        """What is sent to the selected clients: the state, private fields blanked."""
+        return state
+
+    @abstractmethod
+    def local(self, side: ClientSide[S]) -> Local[S, U]:
+        """The client half for one round."""
+
+    @abstractmethod
+    def merge(self, state: S, reports: Sequence[Report[U]], side: ServerSide) -> S:
+        """The state after a round. ``reports`` is not empty and sorted by client."""
+
+
+class AveragingLocal(Local[Global, Update]):
+    """Sends its weights; all else is the default."""
+
+    def update(self) -> Update:
+        return Update(weights_of(self.model))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging(Method[Global, Update]):
+    """FedAvg's server: a method that differs on the client alone starts here."""
+
+    weighting: Literal["samples", "uniform"] = "samples"
+    """Weight of a client in the mean: its number of samples (McMahan et al., 2017), or 1 (FedAlign's tables)."""
+
+    def begin(self, side: ServerSide) -> Global:
+        return Global(weights_of(side.model))
+
+    def local(self, side: ClientSide[Global]) -> Local[Global, Update]:
+        return AveragingLocal(side)
+
+    def merge(self, state: Global, reports: Sequence[Report[Update]], side: ServerSide) -> Global:
+        shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]
+        return Global(mean_of([r.update.weights for r in reports], shares))

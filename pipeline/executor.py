@@ -1,0 +1,159 @@
+"""Where server and clients run: the seam between the round loop and Ray.
+
+``SerialExecutor`` is the reference: everything in this process. ``RayExecutor`` (pipeline/actors.py) gives the same
+bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pipeline import tree
+from pipeline.client import ClientHost
+from pipeline.contract import Tensors
+from pipeline.server import Server
+from pipeline.setup import Setup, one_thread
+from tasks.metrics import Scores
+
+ATTEMPTS = 2
+"""A client that fails is tried once more, on a fresh worker where there are workers; then it is left out of the
+round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a client is missing from a round: one line."""
+
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """answered: clients whose updates were merged, ascending; failed: those left out; retried: attempts that failed
+    but were made good; bytes: over all answering clients; loss: mean of their last local epoch; busy_seconds: sum of
+    their training.
+    """
+
+    answered: tuple[int, ...]
+    failed: tuple[Failure, ...] = ()
+    retried: tuple[Failure, ...] = ()
+    bytes_down: int = 0
+    bytes_up: int = 0
+    loss: float = float("nan")
+    busy_seconds: float = 0.0
+
+
+class QuorumError(RuntimeError):
+    """Too few clients answered to go on; the state is that of the last completed round."""
+
+
+@dataclass
+class Tally:
+    """What an executor adds up while the answers of a round come in."""
+
+    loss: dict[int, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    bytes_up: int = 0
+    failed: list[Failure] = field(default_factory=list)
+    retried: list[Failure] = field(default_factory=list)
+
+    def outcome(self, bytes_down_each: int) -> RoundOutcome:
+        answered = sorted(self.loss)
+        return RoundOutcome(
+            tuple(answered), tuple(sorted(self.failed, key=lambda f: f.client)), tuple(self.retried),
+            bytes_down_each * len(answered), self.bytes_up,
+            sum(self.loss[c] for c in answered) / len(answered) if answered else float("nan"), self.seconds,
+        )  # fmt: skip
+
+
+def check_quorum(answered: int, selected: int, quorum: float, failed: Sequence[Failure]) -> None:
+    """Raise QuorumError where fewer than ``quorum`` of the selected clients answered."""
+    if answered == 0 or answered < quorum * selected:
+        reasons = "; ".join(f"client {f.client}: {f.reason}" for f in failed)
+        raise QuorumError(f"{answered} of {selected} selected clients answered, quorum {quorum:g}: {reasons}")
+
+
+Watch = Callable[[int, int, int], None]
+"""Called while a round goes: (clients busy, done, failed)."""
+
+
+class Executor(Protocol):
+    """What the round loop needs of the place where a run happens."""
+
+    def round(self, round_: int, selected: Sequence[int], watch: Watch) -> RoundOutcome:
+        """Broadcast, fit the selected clients, merge what came back; QuorumError below the quorum, state unchanged."""
+
+    def expect(self, clients: Sequence[int]) -> None:
+        """These clients come next: start what they need, without waiting for it."""
+
+    def scores(self) -> dict[str, Scores]:
+        """Scores of the current weights on the server's splits."""
+
+    def snapshot(self) -> Tensors:
+        """The server's state as path -> tensor."""
+
+    def memory(self, client: int) -> Tensors:
+        """The client's memory as the run keeps it."""
+
+    def restore(self, state: Tensors, memories: dict[int, Tensors]) -> None:
+        """Continue from a checkpoint."""
+
+    def close(self) -> None:
+        """Give back workers and memory."""
+
+
+class SerialExecutor:
+    """Server and clients in this process, one after the other: for tests, the debugger, and as the reference."""
+
+    def __init__(self, setup: Setup) -> None:
+        one_thread()
+        self.quorum = setup.experiment.federation.quorum
+        self.server = Server(setup)
+        self.host = ClientHost(setup)
+        self.memories: dict[int, Tensors] = {}
+
+    def round(self, round_: int, selected: Sequence[int], watch: Watch) -> RoundOutcome:
+        sent = self.server.broadcast(round_)
+        tally, updates, memories = Tally(), [], {}
+        for client in selected:
+            watch(1, len(tally.loss), len(tally.failed))
+            for attempt in range(ATTEMPTS):
+                try:
+                    fitted = self.host.fit(client, round_, sent, self.memories.get(client, {}))
+                except Exception as error:  # any fault of a client costs that client only
+                    into = tally.retried if attempt + 1 < ATTEMPTS else tally.failed
+                    into.append(Failure(client, f"{type(error).__name__}: {error}"))
+                    continue
+                updates.append(fitted.update)
+                memories[client] = fitted.memory
+                tally.loss[client] = fitted.loss
+                tally.seconds += fitted.seconds
+                tally.bytes_up += tree.nbytes(fitted.update)
+                break
+        check_quorum(len(updates), len(selected), self.quorum, tally.failed)
+        outcome = tally.outcome(tree.nbytes(sent))
+        self.server.merge(round_, outcome.answered, updates)
+        self.memories |= memories
+        return outcome
+
+    def expect(self, clients: Sequence[int]) -> None:
+        """Nothing to start."""
+
+    def scores(self) -> dict[str, Scores]:
+        return self.server.scores()
+
+    def snapshot(self) -> Tensors:
+        return self.server.snapshot()
+
+    def memory(self, client: int) -> Tensors:
+        return self.memories.get(client, {})
+
+    def restore(self, state: Tensors, memories: dict[int, Tensors]) -> None:
+        self.server.restore(state)
+        self.memories = dict(memories)
+
+    def close(self) -> None:
+        """Nothing to give back."""

@@ -1,0 +1,141 @@
+"""One experiment: the tree of options that a preset, the command line and a checkpoint all speak of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from models.build import ModelOptions
+from pipeline.contract import Method
+from pipeline.optimizers import OptimizerOptions
+from pipeline.tracking import TrackingOptions
+from tasks.contract import TaskOptions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FederationOptions:
+    """Rounds, and who takes part."""
+
+    rounds: int = 50
+    """Communication rounds T."""
+    clients_per_round: int = 5
+    """Selected clients |S_t|, uniform without replacement."""
+    epochs: int = 5
+    """Local epochs E."""
+    quorum: float = 0.5
+    """Share of the selected clients that must answer, in (0, 1]; below it the run stops, its checkpoint kept."""
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "clients_per_round", "epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"federation.{name} = {getattr(self, name)}: must be at least 1")
+        if not 0 < self.quorum <= 1:
+            raise ValueError(f"federation.quorum = {self.quorum}: must be in (0, 1]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationOptions:
+    """What is scored, and which round's model is the result."""
+
+    every: int = 1
+    """Score the global model every so many rounds, and after the last."""
+    select: Literal["last", "best_validation"] = "last"
+    """``last``: the last round's model (FedAlign's tables); ``best_validation``: the first with the best validation
+    macro F1."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"evaluation.every = {self.every}: must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterOptions:
+    """Where clients run. No option here changes a result."""
+
+    executor: Literal["ray", "serial"] = "ray"
+    """``ray``: client actors and a server actor; ``serial``: all in this process (debugger, tests, reference)."""
+    address: str = ""
+    """Empty: a Ray of its own on loopback; ``auto``: the running cluster; or an address for ``ray.init``."""
+    clients_per_actor: int = 0
+    """Clients that share an actor; 0: one each for up to 32 clients, above that as many actors as CPUs."""
+    client_cpus: float = 0.0
+    """CPU share of a client actor; 0: the CPUs of the cluster shared out evenly."""
+    client_gpus: float = 0.0
+    """GPU share of a client actor, for example 0.25; the actor limits itself to that part of the memory."""
+    server_gpus: float = 0.0
+    """GPU share of the server actor."""
+    concurrent: int = 0
+    """Clients that train at one time; 0: one per CPU of the cluster."""
+
+    def __post_init__(self) -> None:
+        if self.clients_per_actor < 0 or self.concurrent < 0:
+            raise ValueError("cluster.clients_per_actor and cluster.concurrent must be at least 0")
+        if self.client_cpus < 0 or not 0 <= self.client_gpus <= 1 or not 0 <= self.server_gpus <= 1:
+            raise ValueError("cluster: client_cpus must be at least 0, client_gpus and server_gpus in [0, 1]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experiment:
+    """Everything that a run depends on."""
+
+    task: TaskOptions = field(default_factory=TaskOptions)
+    """Data, partition, disclosure."""
+    method: Method[Any, Any]
+    """Hyper-parameters of the method, whose name is ``method.name`` in a preset."""
+    model: ModelOptions = field(default_factory=ModelOptions)
+    """Network."""
+    federation: FederationOptions = field(default_factory=FederationOptions)
+    """Rounds and selection."""
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    """Local training."""
+    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
+    """Scores."""
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
+    """Ray."""
+    tracking: TrackingOptions = field(default_factory=TrackingOptions)
+    """MLflow."""
+    seed: int = 0
+    """Seed of the run: partition, selection, initial weights, local training."""
+    output: str = ""
+    """Folder of the run; empty: a new one below ``runs/``."""
+
+    def __post_init__(self) -> None:
+        if self.federation.clients_per_round > self.task.clients:
+            raise ValueError(
+                f"federation.clients_per_round = {self.federation.clients_per_round} exceeds"
+                f" task.clients = {self.task.clients}: lower it"
+            )
+        if self.evaluation.select == "best_validation" and self.task.validation == 0:
+            raise ValueError("evaluation.select = 'best_validation' needs validation rows: set task.validation above 0")
+
+
+def to_tree(experiment: Experiment) -> dict[str, Any]:
+    """Plain nested dict, as a preset would have it; ``from_tree`` of pipeline/config.py is its inverse."""
+    tree = asdict(experiment)
+    tree["method"] = {"name": experiment.method.name, **tree["method"]}
+    return tree
+
+
+def digest(experiment: Experiment) -> str:
+    """SHA-256 of everything that can change a result: not where it runs, is recorded or is written."""
+    tree = to_tree(experiment)
+    for name in ("cluster", "tracking", "output"):
+        del tree[name]
+    for name in ("root", "cache"):
+        del tree["task"][name]
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def flat(experiment: Experiment) -> dict[str, str | int | float | bool]:
+    """Flat parameters for MLflow: the method's own names stay short (q1, q2, alpha), others are ``section.name``."""
+    tree = to_tree(experiment)
+    out: dict[str, str | int | float | bool] = {"method": tree["method"].pop("name")}
+    out |= {k: "none" if v is None else v for k, v in tree.pop("method").items()}
+    for section, values in tree.items():
+        if isinstance(values, dict):
+            out |= {("task" if (section, k) == ("task", "name") else f"{section}.{k}"): v for k, v in values.items()}
+        else:
+            out[section] = values
+    return out

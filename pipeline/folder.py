@@ -1,0 +1,83 @@
+"""The folder of a run: its name, who may write to it, and what stands in it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint import write_atomically
+from pipeline.experiment import Experiment, digest, to_tree
+from tasks.contract import InputError
+
+RUNS = Path("runs")
+CONFIG, RESULT, LOCK = "config.json", "result.json", ".lock"
+
+
+def new_folder(experiment: Experiment, label: str = "") -> Path:
+    """A folder for a new run: ``output`` if given and empty, else one below ``runs/`` that does not exist yet.
+
+    Raises InputError where ``output`` holds a run already.
+    """
+    if experiment.output:
+        folder = Path(experiment.output)
+        if (folder / CONFIG).exists():
+            raise InputError(
+                f"{folder} holds a run already: continue it with 'anchorfl resume {folder}', or give another --output"
+            )
+        return folder
+    stem = label.replace("/", "-") or f"{experiment.task.name}-{experiment.method.name}"
+    name = f"{stem}-s{experiment.seed}-{digest(experiment)[:8]}"
+    tried = (RUNS / (name if n == 1 else f"{name}-{n}") for n in range(1, 10_000))
+    return next(folder for folder in tried if not folder.exists())
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the run folder for this process; InputError where another live process holds it.
+
+    The operating system drops the lock with the process, so that a kill leaves nothing to clean up.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a+") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            stream.seek(0)
+            raise InputError(
+                f"{folder} is in use by process {stream.read().strip() or '?'}: wait for it, or give another --output"
+            ) from error
+        stream.truncate(0)
+        stream.write(str(os.getpid()))
+        stream.flush()
+        try:
+            yield
+        finally:
+            if [p.name for p in folder.iterdir()] == [LOCK]:  # bad input was found before anything was written
+                (folder / LOCK).unlink()
+                folder.rmdir()
+
+
+def write_config(folder: Path, experiment: Experiment) -> None:
+    """The resolved options; its presence makes the folder a run."""
+    content = {"digest": digest(experiment), **to_tree(experiment)}
+    write_atomically(folder / CONFIG, json.dumps(content, indent=1).encode())
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The resolved options of a run, as ``to_tree`` gave them. InputError where the folder holds no run."""
+    try:
+        tree: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        known = sorted(p.parent.name for p in RUNS.glob(f"*/{CONFIG}"))
+        raise InputError(
+            f"{folder} holds no run ({CONFIG} is missing); runs in {RUNS}/: {', '.join(known) or 'none'}"
+        ) from error
+    except ValueError as error:
+        raise InputError(f"{folder / CONFIG} is damaged ({error}); start the run anew in another --output") from error
+    tree.pop("digest", None)
+    return tree

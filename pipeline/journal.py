@@ -1,0 +1,164 @@
+"""The folder of a run, which is the truth about it: run.json (what it is) and metrics.jsonl (one line per round).
+
+Everything else that shows a run (MLflow, tables, curves) is made from these two files, so it can be made again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tasks.contract import InputError
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+Value = str | int | float | bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunInfo:
+    """What a run is, before its first round."""
+
+    name: str
+    experiment: str
+    params: dict[str, Value]
+    """The resolved configuration, flat."""
+    tags: dict[str, str] = field(default_factory=dict)
+    datasets: Sequence[tuple[str, str, str, str]] = ()
+    """(name, digest, split, source) of every split."""
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """What one round gave. time: Unix seconds at its end; per_class: metric -> class name -> score."""
+
+    round: int
+    time: float
+    metrics: dict[str, float]
+    per_class: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Replace a JSON file so that a reader, or a kill, meets the old or the new one and never half of one."""
+    draft = path.with_name(path.name + ".tmp")
+    with draft.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; {} where there is no file. Errors: InputError where it is not a JSON object."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON ({error}); restore it from a copy") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds a {type(content).__name__} where a JSON object belongs; restore it from a copy")
+    return content
+
+
+def _portable(value: float) -> float | str:
+    """JSON has no NaN and no infinity: they go as text, which ``float`` reads back."""
+    return value if math.isfinite(value) else str(float(value))
+
+
+def _line(record: RoundRecord) -> str:
+    content = asdict(record)
+    content["metrics"] = {key: _portable(value) for key, value in record.metrics.items()}
+    content["per_class"] = {k: {c: _portable(v) for c, v in row.items()} for k, row in record.per_class.items()}
+    return json.dumps(content, allow_nan=False) + "\n"
+
+
+def _record(line: str) -> RoundRecord:
+    content = json.loads(line)
+    metrics = {key: float(value) for key, value in content["metrics"].items()}
+    classes = {k: {c: float(v) for c, v in row.items()} for k, row in content.get("per_class", {}).items()}
+    return RoundRecord(int(content["round"]), float(content["time"]), metrics, classes)
+
+
+def read_records(folder: Path, offset: int = 0) -> tuple[list[RoundRecord], int]:
+    """Rounds in metrics.jsonl from byte ``offset`` on, and the offset behind them, without a half-written last line.
+
+    Errors: InputError names a damaged line before the last.
+    """
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return [], offset
+    with path.open("rb") as file:
+        file.seek(offset)
+        lines = file.read().splitlines(keepends=True)
+    records: list[RoundRecord] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if not line.endswith(b"\n"):
+                break
+            records.append(_record(line.decode()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if number == len(lines):  # a power cut may leave a last line of the right length and the wrong content
+                break
+            raise InputError(f"{path}: line {number} after byte {offset} is damaged; delete that line") from error
+        offset += len(line)
+    return records, offset
+
+
+class JsonLines:
+    """The tracker that keeps run.json and metrics.jsonl; ``resume_at`` is the round that will be computed next.
+
+    A resumed run keeps the rounds before ``resume_at`` and its identity; so does one that starts again at 0 with the
+    same parameters (it was killed before its first checkpoint). Any other is a new run.
+    """
+
+    def __init__(self, folder: Path, resume_at: int = 0) -> None:
+        self.folder = folder
+        self.resume_at = resume_at
+        self._run: dict[str, Any] = {}
+
+    def begin(self, info: RunInfo) -> None:
+        """Write run.json and drop what will be computed again from metrics.jsonl."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        old = read_json(self.folder / "run.json")
+        same = bool(old) and (self.resume_at > 0 or old.get("params") == info.params)
+        if not same:
+            (self.folder / "tracking.json").unlink(missing_ok=True)
+            old = {"id": uuid.uuid4().hex, "created": time.time(), "artifacts": []}
+        about = asdict(replace(info, datasets=list(info.datasets))) | {"folder": str(info.folder)}
+        self._run = {key: old[key] for key in ("id", "created", "artifacts")} | about | {"status": "RUNNING"}
+        path = self.folder / "metrics.jsonl"
+        kept = [record for record in read_records(self.folder)[0] if record.round < self.resume_at]
+        draft = path.with_name(path.name + ".tmp")
+        draft.write_text("".join(map(_line, kept)), encoding="utf-8")
+        draft.replace(path)
+        write_json(self.folder / "run.json", self._run)
+
+    def round(self, record: RoundRecord) -> None:
+        """Append one line; it is on the disk when this returns."""
+        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(_line(record))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def artifact(self, path: Path) -> None:
+        """Note a file or folder in run.json, relative to the run folder where it lies there."""
+        if not path.exists():
+            raise FileNotFoundError(f"no artifact at {path}")
+        full, base = path.resolve(), self.folder.resolve()
+        name = str(full.relative_to(base) if full.is_relative_to(base) else full)
+        if name not in self._run["artifacts"]:
+            self._run["artifacts"].append(name)
+            write_json(self.folder / "run.json", self._run)
+
+    def end(self, status: Status) -> None:
+        """Write the status and the time."""
+        self._run |= {"status": status, "ended": time.time()}
+        write_json(self.folder / "run.json", self._run)

@@ -1,0 +1,121 @@
+"""FedAlign (Zhang et al., KDD 2023): data and label encoders trained in turn, anchors that label locally-unaware
+classes.
+
+Facts, and where paper and reference code differ: docs/methods/fedalign.md. Suffixes: N rows of the client, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pipeline.anchors import Thresholds, anchor_scores, pseudo_annotate
+from pipeline.blocks import mean_of, rows_by_holder, weights_of
+from pipeline.contract import ClientSide, Global, Local, Method, Report, ServerSide, Update
+from pipeline.optimizers import make
+from tasks.contract import Batch, ClientData
+
+ROWS = "head.table"
+
+
+@dataclass(frozen=True)
+class AlignGlobal(Global):
+    score_C: Tensor  # the server's validation F1 per class, which gates pseudo-positives; empty without a gate
+
+
+@dataclass(frozen=True)
+class AlignUpdate(Update):
+    pseudo_C: Tensor  # bool: classes that got a pseudo-positive; empty unless ``aggregate_pseudo``
+
+
+class AlignLocal(Local[AlignGlobal, AlignUpdate]):
+    def __init__(self, side: ClientSide[AlignGlobal], method: FedAlign) -> None:
+        self.method, self.refresh = method, method.refresh
+        self.pseudo_C = torch.zeros_like(side.card.aware_C)
+        super().__init__(side)
+
+    def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        theta, omega = self.model.encoder.parameters(), self.model.head.parameters()
+        o, m = self.side.optimizer, self.method
+        return {"theta": make(o, theta, m.data_lr), "omega": make(o, omega, m.label_lr)}
+
+    def data(self) -> ClientData:
+        m, side = self.method, self.side
+        if not m.alignment:
+            return side.data
+        kind = m.anchor_score if m.semantic else "confidence"
+        score_NC = anchor_scores(kind, self.model.head, side.infer(self.model, side.data), side.objective)
+        allowed_C = None if m.positive_f1_gate is None else side.state.score_C > m.positive_f1_gate
+        rows, got_C = pseudo_annotate(side.data, score_NC, side.card.aware_C, side.objective, m.limits(allowed_C))
+        self.pseudo_C = self.pseudo_C | got_C
+        return rows
+
+    def step(self, pieces: Sequence[Batch]) -> Tensor:
+        if not self.method.alternating:
+            return super().step(pieces)
+        theta, omega = self.model.encoder, self.model.head
+        for freeze, optimizer in ((omega, "theta"), (theta, "omega")):
+            freeze.requires_grad_(False)
+            loss = self.gradients(pieces)
+            freeze.requires_grad_(True)
+            self.optimizers[optimizer].step()
+        return loss
+
+    def update(self) -> AlignUpdate:
+        return AlignUpdate(weights_of(self.model), self.pseudo_C if self.method.aggregate_pseudo else self.pseudo_C[:0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAlign(Method[AlignGlobal, AlignUpdate]):
+    """Client: label by anchors, then train theta and omega in turn. Server: mean of theta, omega class by class."""
+
+    name = "fedalign"
+    head = "label"
+
+    q1: float = 99.0  # percentile of SIMILARITY above which a row is positive for a locally-unaware class, in (0, 100)
+    q2: float = 50.0  # percentile of similarity below which it is negative; q2 <= q1
+    alpha: float = 1.0  # weight of the alignment loss L' (preprint; KDD version and reference code: 1), >= 0
+    data_lr: float = 0.001  # learning rate of the data encoder theta
+    label_lr: float = 0.005  # learning rate of the label encoder omega (ExtraSensory: 0.001)
+    anchor_score: Literal["cosine", "dot"] = "cosine"
+    """Similarity to anchors (paper: cosine; reference, multi-label: dot, thresholds kept on their side of 0.5)."""
+    positive_f1_gate: float | None = None
+    """A class gets positives only where its validation F1 exceeds this (reference, multi-label: 0.75; paper: none)."""
+    refresh: Literal["round", "epoch"] = "round"  # annotate before training (text, reference) or each epoch (Alg. 1)
+    aggregate_pseudo: bool = False
+    """Average row c also over clients that pseudo-annotated c (reference); false: those that identify it (paper)."""
+    skip_unlabelled_clients: bool = True  # leave clients without a labelled row out of the mean of theta (reference)
+    alignment: bool = True  # False: "w/o AL" of Table 3, no pseudo-annotation
+    semantic: bool = True  # False: "w/o SE", random label table, annotation by predicted confidence
+    alternating: bool = True  # False: "w/o AT", both encoders updated in one step
+
+    def __post_init__(self) -> None:
+        self.limits(None)  # checks q1, q2 and alpha
+        if not (self.data_lr > 0 and self.label_lr > 0):
+            raise ValueError(f"method.data_lr = {self.data_lr}, method.label_lr = {self.label_lr}: must be above 0")
+
+    def limits(self, allowed_C: Tensor | None) -> Thresholds:
+        clamp = self.anchor_score == "dot"
+        return Thresholds(q1=self.q1, q2=self.q2, alpha=self.alpha, clamp=clamp, allowed_C=allowed_C)
+
+    def begin(self, side: ServerSide) -> AlignGlobal:
+        classes = 0 if self.positive_f1_gate is None else len(side.cards[0].aware_C)
+        return AlignGlobal(weights_of(side.model), torch.zeros(classes))
+
+    def broadcast(self, state: AlignGlobal, side: ServerSide) -> AlignGlobal:
+        return state if self.positive_f1_gate is None else replace(state, score_C=side.validate(state.weights))
+
+    def local(self, side: ClientSide[AlignGlobal]) -> AlignLocal:
+        return AlignLocal(side, self)
+
+    def merge(self, state: AlignGlobal, reports: Sequence[Report[AlignUpdate]], side: ServerSide) -> AlignGlobal:
+        labelled = [r for r in reports if bool(r.card.count_C.any())]
+        counted = labelled if self.skip_unlabelled_clients and labelled else reports
+        theta = mean_of([r.update.weights for r in counted], [1] * len(counted))
+        held = [r.card.aware_C | r.update.pseudo_C if self.aggregate_pseudo else r.card.aware_C for r in reports]
+        rows = [(r.update.weights[ROWS], holds_C) for r, holds_C in zip(reports, held, strict=True)]
+        return replace(state, weights=theta | {ROWS: rows_by_holder(state.weights[ROWS], rows)})

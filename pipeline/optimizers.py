@@ -1,0 +1,82 @@
+"""The client's optimiser: its options, and its state as plain tensors, so that it can be a client's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerOptions:
+    """Local training. Defaults are FedAlign's (KDD 2023, section 4.1)."""
+
+    name: Literal["adam", "sgd"] = "adam"
+    """Kind of optimiser."""
+    lr: float = 0.001
+    """Learning rate, > 0. Methods with several optimisers (FedAlign) have their own rates in [method]."""
+    momentum: float = 0.0
+    """SGD's momentum, in [0, 1)."""
+    weight_decay: float = 0.0
+    """L2 penalty, >= 0."""
+    batch_size: int = 128
+    """Rows of a mini-batch; every mean over a mini-batch divides by its rows, the unlabelled included."""
+    class_balanced: bool = True
+    """Multi-label loss: weigh a class's positives and negatives against each other (FedAlign's reference code); false:
+    plain binary cross-entropy (the paper)."""
+    state: Literal["keep", "reset"] = "keep"
+    """``keep``: a client's moments go on in its next round (FedAlign's reference code); ``reset``: fresh in every
+    round."""
+    skip_zero_rows: bool = True
+    """Do not compute rows whose loss and gradient are zero (unlabelled ones). Same mathematics."""
+    micro_tokens: int = 1024
+    """Sort a mini-batch by length and cut it into pieces of at most this many padded positions, whose gradients add up;
+    0: one piece. Same mathematics."""
+    lookup_dropout: bool = True
+    """Draw dropout masks from random bytes through a table instead of ``bernoulli_`` (CPU). Same distribution."""
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ValueError(f"optimizer.lr = {self.lr}: must be above 0")
+        if self.batch_size < 1:
+            raise ValueError(f"optimizer.batch_size = {self.batch_size}: must be at least 1")
+        if self.micro_tokens < 0:
+            raise ValueError(f"optimizer.micro_tokens = {self.micro_tokens}: must be 0 (off) or more")
+        if not 0 <= self.momentum < 1 or self.weight_decay < 0:
+            raise ValueError("optimizer: momentum must be in [0, 1) and weight_decay at least 0")
+
+
+def make(options: OptimizerOptions, parameters: Iterable[Tensor], lr: float | None = None) -> torch.optim.Optimizer:
+    """The optimiser over ``parameters``; ``lr`` overrides the rate of the options."""
+    rate = options.lr if lr is None else lr
+    if options.name == "adam":
+        return torch.optim.Adam(parameters, lr=rate, weight_decay=options.weight_decay, fused=True)
+    return torch.optim.SGD(
+        parameters, lr=rate, momentum=options.momentum, weight_decay=options.weight_decay, fused=True
+    )
+
+
+def state_of(optimizer: torch.optim.Optimizer, prefix: str) -> dict[str, Tensor]:
+    """Moments and step counts as ``{prefix/index/name: tensor}``; storage of its own."""
+    out = {}
+    for index, entry in optimizer.state_dict()["state"].items():
+        for name, value in entry.items():
+            if isinstance(value, Tensor):
+                out[f"{prefix}.{index}.{name}"] = value.detach().clone()
+    return out
+
+
+def restore(optimizer: torch.optim.Optimizer, prefix: str, memory: Mapping[str, Tensor]) -> None:
+    """Put back what ``state_of`` took out; nothing where ``memory`` holds nothing of this prefix."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in memory.items():
+        owner, _, rest = key.partition(".")
+        if owner == prefix:
+            index, _, name = rest.partition(".")
+            state.setdefault(int(index), {})[name] = value.clone()
+    if state:
+        full = optimizer.state_dict()
+        optimizer.load_state_dict({"state": state, "param_groups": full["param_groups"]})

@@ -1,0 +1,147 @@
+"""A trained model on new samples: a file in, one row of scores per sample out."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from pipeline.evaluate import logits_of
+from pipeline.saved import SavedModel, load_model
+from pipeline.setup import one_thread
+from tasks.contract import InputError
+from tasks.metrics import Scores, score
+from tasks.sources import find_task, nearest, open_text
+from tasks.store import client_data
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """scores_NC: confidence per class; predicted_NC: 0/1; truth: scores against the file's labels, None where it has
+    none.
+    """
+
+    class_names: tuple[str, ...]
+    scores_NC: torch.Tensor
+    predicted_NC: torch.Tensor
+    truth: Scores | None
+
+
+def predict(model_folder: Path, file: Path) -> Prediction:
+    """Scores of every sample in ``file``.
+
+    Token models: one text per line, or ``label<TAB>text`` on every line. Image models: CSV with a header; a column
+    ``label`` is optional, the other columns are the values of one sample in order. Plain or gzip. InputError names
+    file and line.
+    """
+    one_thread()
+    saved = load_model(model_folder)
+    payload, labels = _texts(file, saved) if saved.spec.kind == "tokens" else _values(file, saved)
+    task = find_task(saved.task)
+    known = [[] if labels is None else [labels[i]] for i in range(len(payload))]
+    table = pa.table(
+        {
+            "row": pa.array(range(len(payload)), pa.int64()),
+            "labels": pa.array(known, pa.list_(pa.int32())),
+            task.payload: pa.array(payload),
+        }
+    )
+    table = task.encode(table, saved.spec)
+    everything = pa.array([list(range(len(saved.class_names)))] * len(payload), pa.list_(pa.int32()))
+    rows = client_data(table.append_column("known", everything), saved.spec, len(saved.class_names), saved.objective)
+    logits_NC = logits_of(saved.model, rows)
+    predicted_NC = saved.objective.predict(logits_NC)
+    truth = None
+    if labels is not None:
+        truth = score(saved.kind, predicted_NC.numpy(), rows.y_NC.numpy(), rows.known_NC.numpy())
+    return Prediction(saved.class_names, saved.objective.scores(logits_NC), predicted_NC, truth)
+
+
+def write(prediction: Prediction, out: TextIO) -> None:
+    """CSV: sample number from 1, predicted class names joined by '|', one score per class name."""
+    writer = csv.writer(out)
+    writer.writerow(["sample", "predicted", *prediction.class_names])
+    for number, (scores, decided) in enumerate(zip(prediction.scores_NC, prediction.predicted_NC, strict=True), 1):
+        names = "|".join(n for n, d in zip(prediction.class_names, decided.tolist(), strict=True) if d)
+        writer.writerow([number, names, *(f"{s:.6f}" for s in scores.tolist())])
+
+
+def write_to(prediction: Prediction, path: str) -> None:
+    """``write`` to a file, or to standard output for ''."""
+    if not path:
+        write(prediction, sys.stdout)
+        return
+    with Path(path).open("w", encoding="utf-8", newline="") as stream:
+        write(prediction, stream)
+
+
+def _texts(file: Path, saved: SavedModel) -> tuple[list[str], list[int] | None]:
+    lines = [(number, line.rstrip("\r\n")) for number, line in open_text(_existing(file))]
+    if not lines:
+        raise InputError(f"{file} is empty: give one text per line")
+    labelled = ["\t" in line for _, line in lines]
+    if any(labelled) and not all(labelled):
+        number = lines[labelled.index(not labelled[0])][0]
+        raise InputError(
+            f"{file}:{number}: a tab on some lines only; give 'label<TAB>text' on every line, or text alone"
+        )
+    texts, labels = [], []
+    for number, line in lines:
+        label, _, text = line.partition("\t") if labelled[0] else ("", "", line)
+        if not text.strip():
+            raise InputError(f"{file}:{number}: the text is empty; remove the line or fill it")
+        texts.append(text)
+        if labelled[0]:
+            labels.append(_class(label, saved.class_names, f"{file}:{number}"))
+    return texts, labels if labelled[0] else None
+
+
+def _values(file: Path, saved: SavedModel) -> tuple[Any, list[int] | None]:
+    rows = [(number, next(csv.reader([line]))) for number, line in open_text(_existing(file)) if line.strip()]
+    if len(rows) < 2:
+        raise InputError(f"{file}: give a header line and at least one sample")
+    header, width = rows[0][1], int(np.prod(saved.spec.shape))
+    at = header.index("label") if "label" in header else -1
+    columns = [i for i in range(len(header)) if i != at]
+    if len(columns) != width:
+        raise InputError(f"{file}:1: {len(columns)} value columns; this model takes {width} ({saved.spec.shape})")
+    values, labels = [], []
+    for number, row in rows[1:]:
+        if len(row) != len(header):
+            raise InputError(f"{file}:{number}: {len(row)} fields, the header has {len(header)}")
+        values.append(_numbers([row[i] for i in columns], [header[i] for i in columns], f"{file}:{number}"))
+        if at >= 0:
+            labels.append(_class(row[at], saved.class_names, f"{file}:{number}"))
+    return values, labels if at >= 0 else None
+
+
+def _numbers(fields: Sequence[str], names: Sequence[str], where: str) -> list[float]:
+    out = []
+    for name, text in zip(names, fields, strict=True):
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not np.isfinite(value):
+            raise InputError(f"{where}: column {name!r} holds {text!r}, which is no finite number")
+        out.append(value)
+    return out
+
+
+def _class(label: str, names: Sequence[str], where: str) -> int:
+    if label not in names:
+        raise InputError(f"{where}: unknown class {label!r}{nearest(label, names)}; the model knows {', '.join(names)}")
+    return list(names).index(label)
+
+
+def _existing(file: Path) -> Path:
+    if not file.is_file():
+        raise InputError(f"{file}: no such file")
+    return file

@@ -1,0 +1,68 @@
+"""What a person sees while a run goes: one line per round, and on a terminal a live line within a round."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import TextIO
+
+from pipeline.executor import RoundOutcome
+from tasks.metrics import Scores
+
+
+class Progress:
+    """Round, time left, clients busy and failed, MB moved, last score."""
+
+    def __init__(self, rounds: int, start: int = 0, out: TextIO | None = None) -> None:
+        self.rounds = rounds
+        self.start = start
+        self.out = out or sys.stdout
+        self.live = self.out.isatty()
+        self.began = time.perf_counter()
+        self.moved = 0
+        self.last = ""
+
+    def say(self, line: str) -> None:
+        """A line of its own."""
+        self._clear()
+        print(line, file=self.out, flush=True)
+
+    def watch(self, round_: int, busy: int, done: int, failed: int) -> None:
+        """Within a round, on a terminal only."""
+        if self.live:
+            gone = time.perf_counter() - self.began
+            clients = f"clients {busy} busy, {done} done, {failed} failed"
+            text = f"round {round_}/{self.rounds}  {clients}  {gone:.0f} s  {self.last}"
+            print(f"\r\x1b[2K{text}", end="", file=self.out, flush=True)
+
+    def round(self, round_: int, outcome: RoundOutcome, scores: Mapping[str, Scores], seconds: float) -> None:
+        """After a round."""
+        self.moved += outcome.bytes_down + outcome.bytes_up
+        if scores:
+            shown = scores.get("test") or next(iter(scores.values()))
+            self.last = f"macro F1 {100 * shown.macro_f1:5.2f}  accuracy {100 * shown.accuracy:5.2f}"
+        if not outcome.answered:
+            self.say(f"round {round_:>{len(str(self.rounds))}}/{self.rounds}  {self.last}  initial weights")
+            self.began = time.perf_counter()
+            return
+        done = round_ - self.start
+        left = (time.perf_counter() - self.began) / done * (self.rounds - round_)
+        faults = f", {len(outcome.failed)} failed" if outcome.failed else ""
+        self.say(
+            f"round {round_:>{len(str(self.rounds))}}/{self.rounds}  {self.last}  loss {outcome.loss:.4f}"
+            f"  clients {len(outcome.answered)} done{faults}  {self.moved / 1e6:.1f} MB moved"
+            f"  {seconds:.1f} s  {_clock(left)} left"
+        )
+        for failure in outcome.failed:
+            self.say(f"  client {failure.client} left out of round {round_}: {failure.reason}")
+
+    def _clear(self) -> None:
+        if self.live:
+            print("\r\x1b[2K", end="", file=self.out)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,154 @@
+"""The round loop: choose, broadcast, fit, check, merge, evaluate, record, checkpoint. It names no method and no data
+set.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from pipeline import tree
+from pipeline.checkpoint import Checkpoints
+from pipeline.contract import Tensors
+from pipeline.executor import Executor, RoundOutcome
+from pipeline.experiment import Experiment
+from pipeline.journal import RoundRecord
+from pipeline.progress import Progress
+from pipeline.sampling import select
+from pipeline.tracking import Tracker
+from tasks.metrics import Scores
+
+SPLITS = ("validation", "test")
+
+
+@dataclass
+class Standing:
+    """What the loop itself remembers between rounds, beside state and memories; saved in every checkpoint.
+
+    best: (round, validation macro F1) of the selected model where ``evaluation.select`` is ``best_validation``.
+    """
+
+    round: int = 0
+    best_round: int = 0
+    best_score: float = -1.0
+    seconds: float = 0.0
+    failures: int = 0
+    retries: int = 0
+    scores: dict[str, dict[str, float]] = field(default_factory=dict)
+    """split -> metric -> value of the last scored round."""
+
+
+@dataclass
+class Loop:
+    """The parts of a run, and its rounds. ``best``: the state of the selected model so far (path -> tensor), empty
+    unless ``evaluation.select`` is ``best_validation``.
+    """
+
+    experiment: Experiment
+    class_names: Sequence[str]
+    executor: Executor
+    tracker: Tracker
+    checkpoints: Checkpoints
+    progress: Progress
+    standing: Standing = field(default_factory=Standing)
+    best: Tensors = field(default_factory=dict)
+
+    def run(self) -> Tensors:
+        """Run what is left of the rounds; the state of the selected model."""
+        e = self.experiment
+        for round_ in range(self.standing.round, e.federation.rounds + 1):
+            if round_ == 0:
+                self._begin()
+            elif round_ > self.standing.round:
+                self._round(round_)
+        return self.best or self.executor.snapshot()
+
+    def resume(self) -> None:
+        """Go on from the last checkpoint, where there is one."""
+        found = self.checkpoints.load()
+        if found is not None:
+            state = {k: v for k, v in found.state.items() if not k.startswith(_BEST)}
+            self.executor.restore(state, found.memories)
+            self.standing = Standing(**found.notes)
+            self.best = {k.removeprefix(_BEST): v for k, v in found.state.items() if k.startswith(_BEST)}
+
+    def _begin(self) -> None:
+        """Score the initial weights: a first sign of life while the first clients start."""
+        began = time.perf_counter()
+        self.executor.expect(self._selected(1))
+        scores = self.executor.scores()
+        seconds = time.perf_counter() - began
+        self.tracker.round(_record(0, RoundOutcome(()), scores, self.class_names, seconds))
+        self.progress.round(0, RoundOutcome(()), scores, seconds)
+
+    def _round(self, round_: int) -> None:
+        e, began = self.experiment, time.perf_counter()
+        outcome = self.executor.round(round_, self._selected(round_), partial(self.progress.watch, round_))
+        last = round_ == e.federation.rounds
+        if not last:
+            self.executor.expect(self._selected(round_ + 1))
+        scores = self.executor.scores() if last or round_ % e.evaluation.every == 0 else {}
+        state = self.executor.snapshot()
+        self._stand(round_, outcome, scores, state)
+        seconds = time.perf_counter() - began
+        self.standing.seconds += seconds
+        self.tracker.round(_record(round_, outcome, scores, self.class_names, seconds))
+        changed = [(client, self.executor.memory(client)) for client in outcome.answered]
+        self.checkpoints.save(
+            round_, state | {_BEST + k: v for k, v in self.best.items()}, changed, vars(self.standing)
+        )
+        self.progress.round(round_, outcome, scores, seconds)
+
+    def _stand(self, round_: int, outcome: RoundOutcome, scores: dict[str, Scores], state: Tensors) -> None:
+        """Bring the standing up to date; ``best_validation`` selects here, and reads the validation split alone."""
+        s = self.standing
+        s.round = round_
+        s.failures += len(outcome.failed)
+        s.retries += len(outcome.retried)
+        if not scores:
+            return
+        s.scores = {split: {"f1_macro": v.macro_f1, "accuracy": v.accuracy} for split, v in scores.items()}
+        best = self.experiment.evaluation.select == "best_validation"
+        if best and scores["validation"].macro_f1 > s.best_score:
+            s.best_round, s.best_score, self.best = round_, scores["validation"].macro_f1, state
+
+    def _selected(self, round_: int) -> list[int]:
+        e = self.experiment
+        return select(e.task.clients, e.federation.clients_per_round, round_, e.seed)
+
+
+_BEST = "selected:"
+
+
+def _record(
+    round_: int, outcome: RoundOutcome, scores: dict[str, Scores], class_names: Sequence[str], seconds: float
+) -> RoundRecord:
+    metrics: dict[str, float] = {
+        "wire/down/bytes": outcome.bytes_down,
+        "wire/up/bytes": outcome.bytes_up,
+        "fault/failed": len(outcome.failed),
+        "fault/retried": len(outcome.retried),
+        "sys/round_seconds": seconds,
+        "sys/client_seconds": outcome.busy_seconds,
+    }
+    if outcome.answered:
+        metrics["train/loss"] = outcome.loss
+    per_class: dict[str, dict[str, float]] = {}
+    for split, s in scores.items():
+        metrics |= {f"{split}/f1_macro": s.macro_f1, f"{split}/accuracy": s.accuracy}
+        per_class[f"{split}/f1"] = dict(zip(class_names, map(float, s.f1_C), strict=True))
+        per_class[f"{split}/accuracy"] = dict(zip(class_names, map(float, s.accuracy_C), strict=True))
+    return RoundRecord(round_, time.time(), metrics, per_class)
+
+
+def weights_in(state: Tensors) -> Tensors:
+    """The model's weights out of a state as path -> tensor."""
+    prefix = "weights/"
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def final_checksum(state: Tensors) -> str:
+    """SHA-256 of the final weights."""
+    return tree.checksum(weights_in(state))

@@ -1,0 +1,209 @@
+"""One run from options to results: prepare, federate, record, save. What ``anchorfl run`` and ``anchorfl resume``
+call.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from models.label_names import from_cooccurrence, random_vectors, read_table
+from pipeline.checkpoint import Checkpoints, write_atomically
+from pipeline.compare import compare
+from pipeline.config import from_tree
+from pipeline.contract import Tensors
+from pipeline.executor import Executor, SerialExecutor
+from pipeline.experiment import Experiment, digest, flat
+from pipeline.folder import CONFIG, RESULT, held, read_config, write_config
+from pipeline.journal import RunInfo, read_records
+from pipeline.progress import Progress
+from pipeline.rounds import Loop, final_checksum, weights_in
+from pipeline.saved import save_model
+from pipeline.seeds import seed_for
+from pipeline.setup import Setup
+from pipeline.tracking import Status, Trackers, open_tracker
+from tasks.contract import InputError
+from tasks.ingest import prepare
+from tasks.sources import find_task
+from tasks.store import Prepared
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where a run is and what it gave; ``checksum``: SHA-256 of the final weights."""
+
+    folder: Path
+    checksum: str
+    scores: dict[str, dict[str, float]]
+
+
+def run(experiment: Experiment, folder: Path, say: Say = print) -> Result:
+    """Run ``experiment`` in ``folder``, from its checkpoint where it holds one. InputError on bad options or data."""
+    with ExitStack() as stack:
+        stack.enter_context(held(folder))
+        if experiment.cluster.executor == "ray":
+            from pipeline import cluster  # serial runs need no Ray
+
+            if cluster.start(experiment.cluster):
+                stack.callback(cluster.stop)
+        setup = make_setup(experiment, say)
+        executor = _executor(setup)
+        stack.callback(executor.close)
+        write_config(folder, experiment)
+        return _federate(setup, executor, folder, say)
+
+
+def resumed(folder: Path, say: Say = print) -> Result:
+    """Continue an interrupted run from its last completed round; a finished one gives its result again."""
+    experiment = from_tree(read_config(folder))
+    done = folder / RESULT
+    if done.exists():
+        content = json.loads(done.read_text(encoding="utf-8"))
+        say(f"{folder} is finished: nothing to do")
+        return Result(folder, content["checksum"], content["scores"])
+    return run(experiment, folder, say)
+
+
+def make_setup(experiment: Experiment, say: Say) -> Setup:
+    """Prepared data (made if they are not in the cache) and the first class embeddings."""
+    task = find_task(experiment.task.name)
+    engine = "ray" if experiment.cluster.executor == "ray" else "local"
+    prepared = prepare(task, experiment.task, experiment.seed, engine=engine, log=say)  # type: ignore[arg-type]
+    return Setup(experiment, str(prepared.folder), _vectors(experiment, prepared, say))
+
+
+def _vectors(e: Experiment, prepared: Prepared, say: Say) -> Any:
+    if e.method.head != "label":
+        return None
+    names, seed = prepared.manifest.class_names, seed_for(e.seed, "class names")
+    if e.model.names == "random" or not e.method.semantic:
+        return random_vectors(names, e.model.names_width, seed)
+    table = read_table(_table(e))
+    got = from_cooccurrence(
+        table, names, width=e.model.names_width, seed=seed, cache=Path(prepared.folder).parent, log=say
+    )
+    if got.without_edge:
+        say(f"class names without any co-occurrence keep a random vector: {', '.join(got.without_edge)}")
+    return got.vectors_CD
+
+
+def _table(e: Experiment) -> Path:
+    places = [Path(e.model.names_table), Path(os.environ.get("ANCHORFL_DATA", ".")) / e.model.names_table]
+    for place in places:
+        if place.is_file():
+            return place
+    raise InputError(
+        f"model.names_table = {e.model.names_table!r}: no such file, nor below $ANCHORFL_DATA"
+        " (docs/label-names.md says what it holds); --model.names random does without"
+    )
+
+
+def _executor(setup: Setup) -> Executor:
+    if setup.experiment.cluster.executor == "serial":
+        return SerialExecutor(setup)
+    from pipeline.actors import RayExecutor
+
+    return RayExecutor(setup)
+
+
+def _federate(setup: Setup, executor: Executor, folder: Path, say: Say) -> Result:
+    e, manifest = setup.experiment, setup.data().manifest
+    progress = Progress(e.federation.rounds)
+    # The tracker needs to know where the loop goes on, so it comes after the checkpoint.
+    loop = Loop(e, manifest.class_names, executor, Trackers([], e.tracking), Checkpoints(folder), progress)
+    loop.resume()
+    done = loop.standing.round
+    loop.tracker = open_tracker(e.tracking, folder, done + 1 if done else 0, say)
+    loop.tracker.begin(_info(setup, folder))
+    if done:
+        progress.start = done
+        progress.say(f"going on after round {done}")
+    status: Status = "FAILED"
+    try:
+        result = _conclude(setup, folder, loop.run(), loop)
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        loop.tracker.end(status)
+    return result
+
+
+def _conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
+    """Save the selected model, the result and the pictures, and hand them to the tracker."""
+    e, standing, tracker = setup.experiment, loop.standing, loop.tracker
+    checksum = final_checksum(state)
+    best = next((r for r in read_records(folder)[0] if r.round == standing.best_round), None)
+    scores = standing.scores
+    if best is not None:
+        scores = {s: {m: best.metrics[f"{s}/{m}"] for m in v} for s, v in scores.items()}
+    chosen = standing.best_round or standing.round
+    save_model(folder / "model", setup, weights_in(state), {"round": chosen, "scores": scores, "run": folder.name})
+    content = {
+        "checksum": checksum, "scores": scores, "round": chosen, "rounds": standing.round, "seconds": standing.seconds,
+        "failed": standing.failures, "retried": standing.retries, "digest": digest(e),
+    }  # fmt: skip
+    write_per_class(folder)
+    compare([folder], folder / "report")
+    plan = setup.data().folder + "/plan.json"
+    write_atomically(folder / "plan.json", Path(plan).read_bytes())
+    for name in (CONFIG, "plan.json", "per_class.csv", "report", "model"):
+        tracker.artifact(folder / name)
+    # Last, since its presence says that the run is finished and everything else is there.
+    write_atomically(folder / RESULT, json.dumps(content, indent=1).encode())
+    return Result(folder, checksum, scores)
+
+
+def write_per_class(folder: Path) -> None:
+    """``per_class.csv``: one line per round and class, one column per score."""
+    records = [r for r in read_records(folder)[0] if r.per_class]
+    columns = sorted({key for r in records for key in r.per_class})
+    with (folder / "per_class.csv").open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["round", "class", *columns])
+        for r in records:
+            for name in next(iter(r.per_class.values())):
+                writer.writerow(
+                    [r.round, name, *(f"{r.per_class[c][name]:.6f}" if c in r.per_class else "" for c in columns)]
+                )
+
+
+def _info(setup: Setup, folder: Path) -> RunInfo:
+    e, manifest = setup.experiment, setup.data().manifest
+    tags = {
+        "method": e.method.name,
+        "data_digest": manifest.data_digest,
+        "partition_digest": manifest.partition_digest,
+        "config_digest": digest(e),
+        "git_commit": _commit(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "ray": version("ray"),
+    }
+    sets = [
+        (f"{manifest.task}/{s}", manifest.data_digest[:32], s, manifest.raw_digest)
+        for s in ("train", "validation", "test")
+    ]
+    return RunInfo(name=folder.name, experiment=manifest.task, params=flat(e), tags=tags, datasets=sets, folder=folder)
+
+
+def _commit() -> str:
+    """The commit of the running code, marked where files differ from it; 'unknown' outside a git checkout."""
+    here = Path(__file__).resolve().parent
+    try:
+        asked = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        return subprocess.run(asked, cwd=here, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"

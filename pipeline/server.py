@@ -1,0 +1,75 @@
+"""The server's half of a run: the method's state, merged round by round, and its scores. Plain torch, no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline import tree
+from pipeline.contract import Global, Report, ServerSide, Tensors
+from pipeline.evaluate import evaluate
+from pipeline.seeds import torch_rng
+from pipeline.setup import Setup
+from tasks.contract import InputError
+from tasks.metrics import Scores
+
+
+class Server:
+    """Holds the state; every verb but ``merge`` and ``restore`` leaves it as it is."""
+
+    def __init__(self, setup: Setup) -> None:
+        data, objective = setup.data(), setup.objective()
+        self.setup = setup
+        self.method = setup.experiment.method
+        self.objective = objective
+        self.cards = data.cards()
+        self.model = setup.model()
+        self.splits = {name: data.split(name, objective) for name in ("validation", "test")}
+        self.state: Global = self.method.begin(self._side(0))
+
+    def broadcast(self, round_: int) -> Global:
+        """What the selected clients of this round get."""
+        state: Global = self.method.broadcast(self.state, self._side(round_))
+        return state
+
+    def merge(self, round_: int, clients: Sequence[int], updates: Sequence[Any]) -> None:
+        """Merge the updates of ``clients``, both in ascending order of client."""
+        if list(clients) != sorted(set(clients)) or len(clients) != len(updates):
+            raise ValueError(f"round {round_}: updates must come once per client and in order, got {list(clients)}")
+        reports = [Report(self.cards[c], u) for c, u in zip(clients, updates, strict=True)]
+        self.state = self.method.merge(self.state, reports, self._side(round_))
+
+    def scores(self) -> dict[str, Scores]:
+        """Scores of the current weights per split; a split without rows is left out."""
+        model = self.model
+        return {
+            name: evaluate(model, self.state.weights, rows, self.objective)
+            for name, rows in self.splits.items()
+            if len(rows)
+        }
+
+    def snapshot(self) -> Tensors:
+        """The state as path -> tensor."""
+        return dict(tree.tensors(self.state))
+
+    def restore(self, values: Tensors) -> None:
+        """Take the state back from ``snapshot``; ValueError where it is another method's."""
+        self.state = tree.fill(self.state, values)
+
+    def _side(self, round_: int) -> ServerSide:
+        e = self.setup.experiment
+        return ServerSide(
+            self.model, self.cards, self.objective, self._validate,
+            torch_rng(e.seed, "server", "round", round_), round_, e.federation.rounds,
+        )  # fmt: skip
+
+    def _validate(self, weights: Tensors) -> Tensor:
+        rows = self.splits["validation"]
+        if not len(rows):
+            raise InputError(
+                "this method needs validation rows (a gate on F1, for example): set task.validation above 0"
+            )
+        return torch.tensor(evaluate(self.model, weights, rows, self.objective).f1_C)

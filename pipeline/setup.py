@@ -1,0 +1,65 @@
+"""A run before its first round: what server and clients are built from, in one small value that travels to every
+actor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.build import build
+from models.classifier import Classifier
+from pipeline.experiment import Experiment
+from pipeline.seeds import seed_for
+from pipeline.training import Training
+from tasks.contract import Objective
+from tasks.store import Prepared
+
+
+@dataclass(frozen=True)
+class Setup:
+    """``prepared``: folder of the prepared data; ``vectors_CP``: first values of the class embeddings, in order of
+    the class names.
+    """
+
+    experiment: Experiment
+    prepared: str
+    vectors_CP: Tensor | None
+
+    def data(self) -> Prepared:
+        """The prepared data, read lazily."""
+        return Prepared.load(self.prepared)
+
+    def objective(self) -> Objective:
+        """Single- or multi-label."""
+        return Objective(self.data().manifest.kind, self.experiment.optimizer.class_balanced)
+
+    def model(self) -> Classifier:
+        """The network with its initial weights, the same in every process."""
+        e, m = self.experiment, self.data().manifest
+        return build(
+            e.model,
+            input_kind=m.spec.kind,
+            shape=m.spec.shape,
+            vocabulary=len(m.spec.vocabulary),
+            classes=len(m.class_names),
+            head=e.method.head,
+            unit=m.kind == "single",
+            vectors_CP=self.vectors_CP,
+            seed=seed_for(e.seed, "model"),
+            lookup_dropout=e.optimizer.lookup_dropout,
+        )
+
+    def training(self) -> Training:
+        """What every client of the run shares."""
+        e = self.experiment
+        return Training(e.method, self.objective(), e.optimizer, e.federation.epochs, e.seed)
+
+
+def one_thread() -> None:
+    """One intra-op thread: the order of float additions, and so the bits, then do not depend on the machine's load
+    or cores.
+    """
+    torch.set_num_threads(1)

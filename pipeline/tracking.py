@@ -1,0 +1,219 @@
+"""Where a run's numbers go: first to its own folder, which is the truth (``journal.py``), and from there to MLflow.
+
+One background thread per run sends what MLflow lacks, so that a slow or dead server never slows or stops a run.
+Sending is idempotent: how far it got is asked of MLflow. tracking.json says which MLflow run a folder became.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from pipeline.delivery import Delivery, reason, shown, store_uri
+from pipeline.journal import JsonLines, RoundRecord, RunInfo, Status, read_json
+from tasks.contract import InputError
+
+__all__ = [
+    "JsonLines",
+    "MlflowWriter",
+    "RoundRecord",
+    "RunInfo",
+    "Status",
+    "Tracker",
+    "Trackers",
+    "TrackingOptions",
+    "open_tracker",
+    "send",
+]
+
+LONGEST_PAUSE_S = 300.0
+LOCAL_WAIT_S, SERVER_WAIT_S = 60.0, 20.0
+"""How long a run waits at its end: a file is only slow (first import and migration), a server may be dead."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackingOptions:
+    """Where a run is recorded besides its own folder."""
+
+    uri: str = ""
+    """MLflow store: empty: the SQLite file ``mlflow.db`` in the folder that holds the runs; ``none``: no MLflow;
+    ``http://...``: a server; ``sqlite:///...``: another file."""
+    experiment: str = ""
+    """MLflow experiment; empty: name of the task."""
+    run_name: str = ""
+    """Name of the run in MLflow; empty: name of the run folder."""
+
+
+class Tracker(Protocol):
+    """Receives a run: ``begin``, then ``round`` and ``artifact`` in any order, then ``end``."""
+
+    def begin(self, info: RunInfo) -> None:
+        """Open the record of a run, new or resumed."""
+
+    def round(self, record: RoundRecord) -> None:
+        """Keep one round."""
+
+    def artifact(self, path: Path) -> None:
+        """Keep a file or folder that exists now and stays where it is."""
+
+    def end(self, status: Status) -> None:
+        """Close the record."""
+
+
+class MlflowWriter:
+    """The tracker that feeds MLflow from the run folder, which ``JsonLines`` must have written before each call.
+
+    say: takes one line, from any thread. pause_s: first wait after a failure, doubled by each further one. timeout_s:
+    how long ``end`` waits for the rest at most. failures: attempts that failed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        uri: str,
+        say: Callable[[str], None],
+        *,
+        pause_s: float = 5.0,
+        timeout_s: float = SERVER_WAIT_S,
+    ) -> None:
+        self.folder, self.uri, self.say = folder, uri, say
+        self.pause_s, self.timeout_s = pause_s, timeout_s
+        self.failures = 0
+        self._in_a_row = 0
+        self._said = False
+        self._retry_at = 0.0
+        self._wake, self._ending = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name=f"mlflow {folder.name}", daemon=True)
+
+    def begin(self, info: RunInfo) -> None:
+        """Start to send."""
+        self._thread.start()
+        self._wake.set()
+
+    def round(self, record: RoundRecord) -> None:
+        """Let the thread know that there is more; it reads the journal itself."""
+        self._wake.set()
+
+    def artifact(self, path: Path) -> None:
+        """Nothing yet: artifacts are sent at the end, from run.json."""
+
+    def end(self, status: Status) -> None:
+        """Send the rest."""
+        self.close(self.timeout_s)
+
+    def close(self, timeout_s: float) -> bool:
+        """Wait at most ``timeout_s`` for the thread to send what is left; true if it ended."""
+        self._ending.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._complain(f"no answer within {timeout_s:g} s")
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        delivery = Delivery(self.folder, self.uri)
+        ending = False
+        while not ending:
+            self._wake.wait()
+            self._wake.clear()
+            ending = self._ending.is_set()
+            if ending or time.monotonic() >= self._retry_at:
+                self._attempt(delivery, ending)
+
+    def _attempt(self, delivery: Delivery, ending: bool) -> None:
+        try:
+            with delivery.turn():
+                delivery.advance()
+                gone = delivery.finish() if ending else []
+        except (
+            Exception
+        ) as error:  # whatever goes wrong with tracking: it is said, counted, tried again; the run goes on
+            self.failures += 1
+            self._in_a_row += 1
+            self._retry_at = time.monotonic() + min(self.pause_s * 2 ** (self._in_a_row - 1), LONGEST_PAUSE_S)
+            self._complain(reason(error))
+        else:
+            self._in_a_row, self._retry_at = 0, 0.0
+            if gone:
+                self.say(f"MLflow did not get {', '.join(gone)}: no longer in {self.folder}")
+            if ending and self._said:
+                self.say(f"MLflow at {shown(self.uri)} has everything now ({self.failures} attempts failed)")
+
+    def _complain(self, why: str) -> None:
+        if not self._said:
+            self._said = True
+            self.say(
+                f"MLflow at {shown(self.uri)} cannot be reached ({why}); the run goes on, metrics are kept in "
+                f"{self.folder / 'metrics.jsonl'}; send them later with: anchorfl track {self.folder}"
+            )
+
+
+def send(folder: Path, uri: str = "") -> int:
+    """Send to MLflow what it lacks of a run folder; returns the number of rounds. ``uri`` as in ``TrackingOptions``.
+
+    Errors: InputError where there is no run, no store is named, or the store cannot be reached.
+    """
+    if not read_json(folder / "run.json"):
+        raise InputError(
+            f"{folder} is no run folder (run.json is not there); name a folder like runs/digits-fedavg-s0-..."
+        )
+    store = store_uri(uri, folder)
+    if not store:
+        raise InputError("tracking.uri is 'none'; say where to send with --tracking.uri")
+    delivery = Delivery(folder, store)
+    try:
+        with delivery.turn():
+            count = delivery.advance()
+            delivery.finish()
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"MLflow at {shown(store)} took {delivery.last + 1} rounds, then: {reason(error)}") from error
+    return count
+
+
+class Trackers:
+    """Several trackers as one, told in order; the options' names for experiment and run hold for all."""
+
+    def __init__(self, parts: list[Tracker], options: TrackingOptions) -> None:
+        self.parts = parts
+        self.options = options
+
+    def begin(self, info: RunInfo) -> None:
+        """Open the record of a run."""
+        name, experiment = self.options.run_name or info.name, self.options.experiment or info.experiment
+        for part in self.parts:
+            part.begin(replace(info, name=name, experiment=experiment))
+
+    def round(self, record: RoundRecord) -> None:
+        """Keep one round."""
+        for part in self.parts:
+            part.round(record)
+
+    def artifact(self, path: Path) -> None:
+        """Keep a file or folder."""
+        for part in self.parts:
+            part.artifact(path)
+
+    def end(self, status: Status) -> None:
+        """Close the record."""
+        for part in self.parts:
+            part.end(status)
+
+
+def open_tracker(options: TrackingOptions, folder: Path, resume_at: int, say: Callable[[str], None]) -> Trackers:
+    """The run folder and, unless ``uri`` is ``none``, MLflow. ``resume_at``: the round that is computed next; new: 0.
+
+    Errors: InputError for a store that MLflow refuses.
+    """
+    store = store_uri(options.uri, folder)
+    journal: list[Tracker] = [JsonLines(folder, resume_at)]
+    if not store:
+        return Trackers(journal, options)
+    wait = LOCAL_WAIT_S if store.startswith("sqlite") else SERVER_WAIT_S
+    return Trackers([*journal, MlflowWriter(folder, store, say, timeout_s=wait)], options)

@@ -1,0 +1,152 @@
+"""Local training: one client, one round, as a pure function of (broadcast, memory, round, seed). Plain torch, no Ray.
+
+Three savings with the same mathematics (docs/adr/0006): rows whose loss and gradient are zero are not computed, a
+mini-batch is sorted by length and cut into pieces whose gradients add up, dropout masks come from a table.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import torch
+from torch import Tensor
+
+from models.classifier import Classifier
+from pipeline import tree
+from pipeline.contract import ClientSide, Local, Method, S, Tensors, U
+from pipeline.optimizers import OptimizerOptions
+from pipeline.seeds import torch_rng
+from tasks.contract import Batch, Card, ClientData, Objective
+
+INFERENCE_POSITIONS = 1024
+
+
+class UpdateError(RuntimeError):
+    """A client's update cannot be merged: empty, of the wrong shape or type, or not finite."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What stays the same for every client and round of a run."""
+
+    method: Method[Any, Any]
+    objective: Objective
+    optimizer: OptimizerOptions
+    epochs: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Fitted(Generic[U]):
+    """Result of one client in one round; ``loss``: mean over the mini-batches of the last epoch; ``seconds``: wall
+    time.
+    """
+
+    update: U
+    memory: Tensors
+    loss: float
+    seconds: float
+
+
+def fit(
+    training: Training, model: Classifier, card: Card, data: ClientData, broadcast: S, memory: Tensors, round_: int
+) -> Fitted[Any]:
+    """Train client ``card.client`` in round ``round_``. Pure: nothing of the arguments changes but ``model``, a
+    work-space.
+
+    Raises UpdateError where the update cannot be merged.
+    """
+    began = time.perf_counter()
+    client, seed = card.client, training.seed
+    model.load_state_dict(broadcast.weights)  # copies into the model's own storage
+    model.train().requires_grad_(True)
+    device = next(model.parameters()).device
+    model.reseed(torch_rng(seed, "client", client, "round", round_, "dropout", device=device))
+    side = ClientSide(
+        model, broadcast, card, data, memory, training.objective, training.optimizer, infer,
+        torch_rng(seed, "client", client, "round", round_, "method"),
+    )  # fmt: skip
+    local: Local[Any, Any] = training.method.local(side)
+    loss = _epochs(local, training, torch_rng(seed, "client", client, "round", round_, "order"))
+    update = local.update()
+    wrong = tree.fault(update.weights, broadcast.weights)
+    if not wrong:
+        wrong = next((f"tensor {p!r} is not finite" for p, t in tree.tensors(update) if not _finite(t)), "")
+    if wrong:
+        raise UpdateError(f"client {client}, round {round_}: {wrong}")
+    return Fitted(update, local.memory(), loss, time.perf_counter() - began)
+
+
+def _epochs(local: Local[Any, Any], training: Training, order_rng: torch.Generator) -> float:
+    rows = local.data()
+    mean = 0.0
+    for epoch in range(training.epochs):
+        if epoch and local.refresh == "epoch":
+            rows = local.data()
+        active_N = local.active(rows).cpu()
+        losses = [
+            local.step(pieces(rows, index_B, active_N, training.optimizer, local.model))
+            for index_B in torch.split(torch.randperm(len(rows), generator=order_rng), training.optimizer.batch_size)
+        ]
+        mean = float(torch.stack(losses).mean())
+    return mean
+
+
+def pieces(
+    data: ClientData, index_B: Tensor, active_N: Tensor, options: OptimizerOptions, model: Classifier
+) -> list[Batch]:
+    """A mini-batch as pieces whose losses, over the denominator of the whole, add up to its mean; maybe none.
+
+    A model that couples rows (BatchNorm) needs them all at once: the savings would change its mathematics.
+    """
+    whole = len(index_B)
+    if (options.skip_zero_rows or options.micro_tokens) and model.couples_rows:
+        raise ValueError(
+            "this model normalises over the batch, so rows may not be left out or cut apart:"
+            " set --optimizer.skip_zero_rows False --optimizer.micro_tokens 0"
+        )
+    if options.skip_zero_rows:
+        index_B = index_B[active_N[index_B]]
+    if not len(index_B):
+        return []
+    if not options.micro_tokens or data.length_N is None:
+        return [data.rows(index_B, whole)]
+    return [data.rows(part, whole) for part in by_length(index_B, data.length_N, options.micro_tokens)]
+
+
+def by_length(index_B: Tensor, length_N: Tensor, positions: int) -> Iterator[Tensor]:
+    """``index_B`` sorted by length and cut so that rows x longest stays within ``positions`` (at least one row
+    each).
+    """
+    length_B = length_N[index_B]
+    order = torch.argsort(length_B, stable=True)
+    index, lengths = index_B[order], length_B[order].tolist()
+    start = 0
+    for end in range(1, len(lengths) + 1):
+        if end == len(lengths) or (end + 1 - start) * max(1, lengths[end]) > positions:
+            yield index[start:end]
+            start = end
+
+
+@torch.no_grad()
+def infer(model: Classifier, data: ClientData) -> Tensor:
+    """Representations z_ND of all rows by the encoder in evaluation mode, in the order of the rows."""
+    was_training = model.training
+    model.eval()
+    index_N = torch.arange(len(data))
+    if data.length_N is None:
+        parts: list[Tensor] = list(torch.split(index_N, 512))
+    else:
+        parts = list(by_length(index_N, data.length_N, INFERENCE_POSITIONS))
+    z = torch.cat([model.encoder(data.rows(part).x) for part in parts])
+    model.train(was_training)
+    out = torch.empty_like(z)
+    out[torch.cat(parts)] = z
+    return out
+
+
+def _finite(t: Tensor) -> bool:
+    return not t.is_floating_point() or bool(torch.isfinite(t).all())

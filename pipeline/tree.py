@@ -1,0 +1,144 @@
+"""Walk the tensors of a message: move, count, check, checksum, pack into flat buffers and unpack.
+
+A message is a tensor, or a dataclass or dict of messages. Every leaf is a tensor, so that nothing here needs pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+M = TypeVar("M")
+
+
+def tensors(message: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """(path, tensor) of every leaf, in a fixed order: fields as declared, dict entries as inserted."""
+    if isinstance(message, Tensor):
+        yield path, message
+    elif isinstance(message, dict):
+        for key, value in message.items():
+            yield from tensors(value, f"{path}/{key}".lstrip("/"))
+    elif is_dataclass(message):
+        for f in fields(message):
+            yield from tensors(getattr(message, f.name), f"{path}/{f.name}".lstrip("/"))
+    else:
+        raise TypeError(f"message field {path!r} is a {type(message).__name__}; messages hold tensors only")
+
+
+def rebuild(message: M, leaf: Callable[[str, Tensor], Any], path: str = "") -> M:
+    """The same message with every tensor replaced by ``leaf(path, tensor)``."""
+    out: Any
+    if isinstance(message, Tensor):
+        out = leaf(path, message)
+    elif isinstance(message, dict):
+        out = {k: rebuild(v, leaf, f"{path}/{k}".lstrip("/")) for k, v in message.items()}
+    elif is_dataclass(message) and not isinstance(message, type):
+        values = {
+            f.name: rebuild(getattr(message, f.name), leaf, f"{path}/{f.name}".lstrip("/")) for f in fields(message)
+        }
+        out = type(message)(**values)
+    else:
+        raise TypeError(f"message field {path!r} is a {type(message).__name__}; messages hold tensors only")
+    return out  # type: ignore[no-any-return]  # the shape of the tree is that of M by construction
+
+
+def to(message: M, device: torch.device | str) -> M:
+    """The message with every tensor on ``device``."""
+    return rebuild(message, lambda _, t: t.to(device))
+
+
+def nbytes(message: object) -> int:
+    """Bytes of all tensors: what the message costs on the wire."""
+    return sum(t.numel() * t.element_size() for _, t in tensors(message))
+
+
+def checksum(message: object) -> str:
+    """SHA-256 over path, dtype, shape and bits of every tensor, in the order of paths."""
+    digest = hashlib.sha256()
+    for path, t in sorted(tensors(message), key=lambda pair: pair[0]):
+        digest.update(f"{path}|{t.dtype}|{tuple(t.shape)}|".encode())
+        digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def fill(template: M, values: Mapping[str, Tensor]) -> M:
+    """``template`` with the tensors of ``values`` (path -> tensor), as they were saved; paths and shapes must agree."""
+    expected = dict(tensors(template))
+    if expected.keys() != values.keys():
+        missing, extra = sorted(expected.keys() - values.keys()), sorted(values.keys() - expected.keys())
+        raise ValueError(f"tensors do not fit the state: missing {missing[:3]}, not expected {extra[:3]}")
+    return rebuild(template, lambda path, _: values[path])
+
+
+def fault(message: object, template: object) -> str:
+    """What is wrong with an update, '' if nothing: a tensor missing, extra, of another shape or type, or not finite."""
+    got, expected = dict(tensors(message)), dict(tensors(template))
+    if not got:
+        return "the update is empty"
+    for path in expected.keys() | got.keys():
+        if path not in got or path not in expected:
+            return f"tensor {path!r} is {'missing' if path not in got else 'not expected'}"
+        t, e = got[path], expected[path]
+        if t.shape != e.shape or t.dtype != e.dtype:
+            return f"tensor {path!r} is {t.dtype} {tuple(t.shape)}, expected {e.dtype} {tuple(e.shape)}"
+        if t.is_floating_point() and not bool(torch.isfinite(t).all()):
+            return f"tensor {path!r} holds {int((~torch.isfinite(t)).sum())} non-finite values"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Where a tensor lies in the flat buffer of its type."""
+
+    dtype: str
+    start: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A message as one flat NumPy buffer per element type: one object on the wire instead of one per tensor."""
+
+    skeleton: Any
+    buffers: dict[str, npt.NDArray[Any]]
+
+
+def pack(message: object) -> Packed:
+    """Copy all tensors of a message into flat buffers (on the CPU)."""
+    parts: dict[str, list[Tensor]] = {}
+    used: dict[str, int] = {}
+
+    def place(_: str, t: Tensor) -> _Slot:
+        kind = str(t.dtype).removeprefix("torch.")
+        slot = _Slot(kind, used.get(kind, 0), tuple(t.shape))
+        parts.setdefault(kind, []).append(t.detach().cpu().reshape(-1))
+        used[kind] = slot.start + t.numel()
+        return slot
+
+    skeleton = rebuild(message, place)
+    return Packed(skeleton, {k: torch.cat(v).numpy() for k, v in parts.items()})
+
+
+def unpack(packed: Packed) -> Any:
+    """The message again, in storage of its own.
+
+    The copy is needed: ``torch.from_numpy`` of an array in Ray's object store is writable and would change what every
+    other reader sees (docs/adr/0007).
+    """
+    own = {k: torch.from_numpy(np.array(v, copy=True)) for k, v in packed.buffers.items()}
+
+    def take(node: Any) -> Any:
+        if isinstance(node, _Slot):
+            return own[node.dtype][node.start : node.start + int(np.prod(node.shape))].view(node.shape)
+        if isinstance(node, dict):
+            return {k: take(v) for k, v in node.items()}
+        return type(node)(**{f.name: take(getattr(node, f.name)) for f in fields(node)})
+
+    return take(packed.skeleton)

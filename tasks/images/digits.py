@@ -1,0 +1,75 @@
+"""Digits: 1797 scanned handwritten digits of 8x8 grey pixels, ten classes, single-label, bundled with scikit-learn.
+
+Origin: test part of UCI's "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, 1998), licence CC BY 4.0.
+There is no published split of these: a fifth of the rows (359), stratified by class, is the test set. It is drawn
+with a seed of the task's own, so that every run is tested on the same rows whatever its seed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.columns import fixed_lists, list_parts
+from tasks.contract import InputSpec, Source, Task, TaskOptions
+from tasks.strata import stratified_holdout
+
+CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+TEST_SHARE = 0.2
+TEST_SEED = 8
+BRIGHTEST = 16
+"""Pixels are whole numbers 0..16."""
+
+
+def digits() -> Task:
+    """The digits task."""
+    return Task(
+        name="digits",
+        title="Handwritten digits, 8x8 (scikit-learn)",
+        class_names=CLASSES,
+        kind="single",
+        payload="pixels",
+        source=Source(
+            files=(),
+            url="https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits",
+            licence="CC BY 4.0",
+        ),
+        folder="",
+        read=read,
+        fit=fit,
+        encode=encode,
+    )
+
+
+def read(folder: Path | None, options: TaskOptions) -> Any:
+    """The raw rows in scikit-learn's order; ``pixels`` are 64 floats 0..16, row by row of the image."""
+    from sklearn.datasets import load_digits  # slow to import, and only this function needs it
+
+    pixels_ND, label_N = load_digits(return_X_y=True)
+    row_N = np.arange(len(label_N), dtype=np.int64)
+    test = stratified_holdout(label_N, row_N, TEST_SHARE, np.random.default_rng(TEST_SEED))
+    label_list = pa.ListArray.from_arrays(
+        np.arange(len(label_N) + 1, dtype=np.int32), pa.array(label_N.astype(np.int32))
+    )
+    columns = {
+        "row": row_N,
+        "split": pa.array(np.where(np.isin(row_N, test), "test", "train").tolist()),
+        "labels": label_list,
+        "pixels": fixed_lists(pixels_ND.astype(np.float32)),
+    }
+    return pa.table(columns)
+
+
+def fit(train: Any, options: TaskOptions) -> InputSpec:
+    """One grey image of 8x8; nothing is learnt from the rows."""
+    return InputSpec("image", (1, 8, 8))
+
+
+def encode(table: Any, spec: InputSpec) -> Any:
+    """The table with ``x`` in [0, 1] in place of ``pixels``."""
+    values, _ = list_parts(table["pixels"])
+    x = fixed_lists((values.astype(np.float32) / np.float32(BRIGHTEST)).reshape(-1, 64))
+    return table.drop_columns(["pixels"]).append_column("x", x)

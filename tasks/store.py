@@ -1,0 +1,225 @@
+"""Prepared data on disk: one Parquet file per client, one per split of the server, the plan, and a manifest.
+
+Layout: ``<folder>/client-00000.parquet ... test.parquet validation.parquet plan.json manifest.json``. Columns of a
+Parquet file: ``row`` int64, ``x`` list<int32> (tokens) or list<float32> (flattened), ``labels`` list<int32> (the
+positives that are disclosed), ``known`` list<int32> (the classes whose label is given). Paths are strings, so that a
+remote file system can be added here alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from tasks.columns import list_parts, matrix_of, padded, table_digest
+from tasks.contract import Card, ClientData, InputError, InputSpec, Kind, Objective, Plan, TaskOptions
+from tasks.partition import digest, plan_from_json, plan_to_json
+
+FORMAT = 1
+"""Version of the layout; part of the name of every cache folder."""
+
+Split = Literal["test", "validation"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a prepared folder holds, readable without opening a Parquet file."""
+
+    task: str
+    class_names: tuple[str, ...]
+    kind: Kind
+    spec: InputSpec
+    options: TaskOptions
+    """As prepared, without ``root`` and ``cache``, which are matters of the machine."""
+    seed: int
+    raw_digest: str
+    """sha256 over the raw files."""
+    partition_digest: str
+    data_digest: str
+    """sha256 over the content of every Parquet file."""
+    examples: tuple[int, ...]
+    """Rows of every client."""
+    counts: tuple[tuple[int, ...], ...]
+    """Known positives per client and class."""
+    classes: tuple[tuple[int, ...], ...]
+    """Identified classes of every client."""
+    test: int
+    """Rows of the test split."""
+    validation: int
+    """Rows of the validation split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prepared folder."""
+
+    folder: str
+    manifest: Manifest
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Prepared:
+        """The prepared data in a folder. Raises InputError where it is incomplete or of another format."""
+        where = os.fspath(folder)
+        manifest = _read_manifest(where)
+        for name in file_list(len(manifest.examples)):
+            if not os.path.isfile(f"{where}/{name}"):
+                msg = f"{where}: {name} is missing; delete the folder and prepare the data again"
+                raise InputError(msg)
+        return cls(where, manifest)
+
+    def client(self, client: int, objective: Objective) -> ClientData:
+        """All rows of one client, with the labels that it may see. Raises InputError where the file is damaged."""
+        if not 0 <= client < len(self.manifest.examples):
+            msg = f"there is no client {client}: the clients are 0..{len(self.manifest.examples) - 1}"
+            raise IndexError(msg)
+        return self._read(client_file(client), objective, self.manifest.examples[client])
+
+    def split(self, name: Split, objective: Objective) -> ClientData:
+        """A split of the server, fully labelled."""
+        rows = self.manifest.test if name == "test" else self.manifest.validation
+        return self._read(f"{name}.parquet", objective, rows)
+
+    def cards(self) -> list[Card]:
+        """What the clients disclose before training, in client order."""
+        cards = []
+        for client, (rows, count, classes) in enumerate(
+            zip(self.manifest.examples, self.manifest.counts, self.manifest.classes, strict=True)
+        ):
+            aware_C = torch.zeros(len(self.manifest.class_names), dtype=torch.bool)
+            aware_C[list(classes)] = True
+            cards.append(Card(client, rows, torch.tensor(count, dtype=torch.int64), aware_C))
+        return cards
+
+    def plan(self) -> Plan:
+        """The partition. Raises InputError where it is not the manifest's."""
+        with open(f"{self.folder}/plan.json", encoding="utf-8") as stream:
+            plan = plan_from_json(stream.read())
+        if digest(plan) != self.manifest.partition_digest:
+            msg = f"{self.folder}/plan.json is not the manifest's plan; delete the folder and prepare the data again"
+            raise InputError(msg)
+        return plan
+
+    def _read(self, name: str, objective: Objective, rows: int) -> ClientData:
+        try:
+            # one thread, as its client has one CPU; no partitioning: a '=' in the path is not a column
+            table = pq.read_table(f"{self.folder}/{name}", use_threads=False, partitioning=None)
+            data = client_data(table, self.manifest.spec, len(self.manifest.class_names), objective)
+        except (pa.ArrowException, ValueError, KeyError) as error:
+            msg = f"{self.folder}/{name} is damaged ({error}); delete the folder and prepare the data again"
+            raise InputError(msg) from error
+        if len(data) != rows:
+            msg = f"{self.folder}/{name} has {len(data)} rows, not {rows}; delete the folder and prepare the data again"
+            raise InputError(msg)
+        return data
+
+
+def cache_folder(name: str, options: TaskOptions, seed: int, raw: str) -> Path:
+    """Where the prepared data of a task belong: their name holds a digest of format, raw files, options and seed.
+
+    ``root`` and ``cache`` do not matter to the content, so they are not in it.
+    """
+    root = options.cache or os.environ.get("ANCHORFL_CACHE", "") or "~/.cache/anchorfl"
+    content = json.dumps([FORMAT, raw, asdict(replace(options, root="", cache="")), seed], sort_keys=True)
+    return Path(root).expanduser().absolute() / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+
+
+def client_data(table: Any, spec: InputSpec, classes: int, objective: Objective) -> ClientData:
+    """The tensors of a stored table: x is int32 [N, L], zero padded (tokens), or float32 [N, *shape] (image)."""
+    length_N = None
+    if spec.kind == "tokens":
+        x, length = padded(table["x"])
+        length_N = torch.from_numpy(length)
+        x_N = torch.from_numpy(x)
+    else:
+        values, _ = list_parts(table["x"])
+        x_N = torch.from_numpy(np.array(values, dtype=np.float32).reshape(table.num_rows, *spec.shape))
+    y_NC = torch.from_numpy(matrix_of(table["labels"], classes).astype(np.float32))
+    known_NC = torch.from_numpy(matrix_of(table["known"], classes).astype(np.float32))
+    return ClientData(x_N, y_NC, known_NC, objective.weights(y_NC, known_NC), length_N)
+
+
+def client_file(client: int) -> str:
+    """Name of a client's Parquet file."""
+    return f"client-{client:05d}.parquet"
+
+
+def file_list(clients: int) -> list[str]:
+    """Names of all files that a complete folder holds, the manifest apart."""
+    return [*(client_file(client) for client in range(clients)), "test.parquet", "validation.parquet", "plan.json"]
+
+
+def write_table(folder: str, name: str, table: Any) -> str:
+    """Write one Parquet file, synced to disk; the digest of its content."""
+    with open(f"{folder}/{name}", "wb") as stream:
+        pq.write_table(table, stream, compression="zstd")
+        _sync(stream)
+    return table_digest(table)
+
+
+def write_manifest(folder: str, manifest: Manifest, plan: Plan) -> None:
+    """Write plan and manifest, synced to disk; the manifest last, as it makes the folder complete."""
+    content = {"format": FORMAT, **asdict(manifest)}
+    for name, text in (("plan.json", plan_to_json(plan)), ("manifest.json", json.dumps(content, indent=1))):
+        with open(f"{folder}/{name}", "w", encoding="utf-8") as stream:
+            stream.write(text)
+            _sync(stream)
+    sync_folder(folder)
+
+
+def data_digest(digests: Mapping[str, str]) -> str:
+    """sha256 over file names and the digests of their content."""
+    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
+
+
+def sync_folder(folder: str) -> None:
+    """Make the names in a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync(stream: Any) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _read_manifest(folder: str) -> Manifest:
+    path, mend = f"{folder}/manifest.json", "delete the folder and prepare the data again"
+    try:
+        with open(path, encoding="utf-8") as stream:
+            content = json.load(stream)
+        version = content.pop("format")
+        manifest = _manifest_of(content) if version == FORMAT else None
+    except FileNotFoundError as error:
+        msg = f"{path} is missing, so this is no complete prepared data; {mend}"
+        raise InputError(msg) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        msg = f"{path} is damaged ({error!r}); {mend}"
+        raise InputError(msg) from error
+    if manifest is None:
+        msg = f"{path} has format {version}, this version reads {FORMAT}; {mend}"
+        raise InputError(msg)
+    return manifest
+
+
+def _manifest_of(content: dict[str, Any]) -> Manifest:
+    spec = content.pop("spec")
+    content["spec"] = InputSpec(spec["kind"], tuple(spec["shape"]), tuple(spec["vocabulary"]))
+    content["options"] = TaskOptions(**content.pop("options"))
+    for key in ("class_names", "examples"):
+        content[key] = tuple(content[key])
+    for key in ("counts", "classes"):
+        content[key] = tuple(tuple(row) for row in content[key])
+    return Manifest(**content)

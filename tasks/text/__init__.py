@@ -1,0 +1,1 @@
+"""Tasks whose samples are texts."""

@@ -1,0 +1,53 @@
+"""Words of texts as numbers: vocabulary and encoding, column-wise in Arrow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.contract import InputError, InputSpec
+
+PADDING, UNKNOWN = "<pad>", "<unk>"
+
+
+def tokenise(texts: Any) -> Any:
+    """list<string> column: every text in lower case, split at white space."""
+    words = pc.utf8_split_whitespace(pc.utf8_lower(pc.utf8_trim_whitespace(texts)))
+    return words.combine_chunks() if isinstance(words, pa.ChunkedArray) else words
+
+
+def vocabulary(texts: Any, min_count: int) -> tuple[str, ...]:
+    """Padding, unknown, then the words seen at least ``min_count`` times, most frequent first, equals by the alphabet.
+
+    Raises InputError where no word is that frequent.
+    """
+    counted = pc.value_counts(pc.list_flatten(tokenise(texts)))
+    pairs = zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True)
+    frequent = sorted((-count, word) for word, count in pairs if count >= min_count and word)
+    if not frequent:
+        msg = f"no word occurs {min_count} times in the training texts; lower [task] min_count"
+        raise InputError(msg)
+    return (PADDING, UNKNOWN, *(word for _, word in frequent))
+
+
+def token_spec(texts: Any, min_count: int, max_tokens: int) -> InputSpec:
+    """Tokens over the vocabulary of the given training texts, at most ``max_tokens`` of a text."""
+    if max_tokens < 1:
+        msg = f"[task] max_tokens = {max_tokens} must be at least 1"
+        raise InputError(msg)
+    return InputSpec("tokens", (max_tokens,), vocabulary(texts, min_count))
+
+
+def encode_text(table: Any, spec: InputSpec) -> Any:
+    """The Encode of text tasks: ``x`` list<int32> (word ids, cut to ``spec.shape[0]`` words) in place of ``text``."""
+    words = pc.list_slice(tokenise(table["text"]), 0, spec.shape[0])
+    # pyarrow gives null for a word outside the vocabulary
+    index = pc.index_in(pc.list_flatten(words), value_set=pa.array(spec.vocabulary[2:], type=pa.string()))
+    ids = pc.fill_null(pc.add(index, pa.scalar(2, pa.int32())), pa.scalar(1, pa.int32()))
+    offset_N = np.zeros(len(words) + 1, dtype=np.int32)
+    np.cumsum(pc.list_value_length(words).to_numpy(zero_copy_only=False), out=offset_N[1:])
+    x = pa.ListArray.from_arrays(pa.array(offset_N), ids.cast(pa.int32()))
+    return table.drop_columns(["text"]).append_column("x", x)

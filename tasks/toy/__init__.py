@@ -1,0 +1,1 @@
+"""Tiny synthetic tasks, built in memory, for tests and first steps."""

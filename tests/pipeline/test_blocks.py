@@ -1,0 +1,156 @@
+"""Means and percentiles against NumPy, and the laws of a mean."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.heads import LinearHead
+from pipeline.blocks import mean_of, percentiles, rows_by_holder, weights_of
+
+QUICK = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+SEEDS = st.integers(0, 9999)
+
+
+def clients(seed, count, scale=1.0):
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "w": torch.from_numpy((scale * rng.normal(size=(3, 4))).astype(np.float32)),
+            "d": torch.from_numpy(rng.normal(size=5)),
+            "n": torch.tensor(int(rng.integers(100))),
+        }
+        for _ in range(count)
+    ]
+
+
+@QUICK
+@given(SEEDS, st.integers(1, 6), st.sampled_from([1e-3, 1.0, 1e6]))
+def test_mean_equals_numpy_in_float64(seed, count, scale):
+    values = clients(seed, count, scale)
+    shares = np.random.default_rng(seed + 1).integers(1, 1000, size=count)
+    got = mean_of(values, shares.tolist())
+    for name in ("w", "d"):
+        want = np.average([v[name].numpy().astype(np.float64) for v in values], axis=0, weights=shares)
+        # one rounding to float32 at the end: half a unit in the last place
+        assert np.allclose(got[name].numpy(), want, rtol=6e-8 if name == "w" else 1e-12, atol=1e-14 * scale)
+        assert got[name].dtype == values[0][name].dtype
+    assert int(got["n"]) == max(int(v["n"]) for v in values)
+    assert got["n"].dtype == torch.int64
+
+
+@QUICK
+@given(SEEDS, st.integers(1, 6), st.integers(2, 10_000))
+def test_scaling_all_shares_changes_nothing(seed, count, k):
+    values = clients(seed, count)
+    shares = np.random.default_rng(seed + 1).integers(1, 1000, size=count).tolist()
+    a, b = mean_of(values, shares), mean_of(values, [k * s for s in shares])
+    # both quotients s / total and ks / k total are the one nearest double to the same rational number
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@QUICK
+@given(SEEDS, st.floats(1e-3, 1e6), st.floats(1e-300, 1e300))
+def test_one_client_comes_out_bit_for_bit(seed, scale, share):
+    (value,) = clients(seed, 1, scale)
+    got = mean_of([value], [share])
+    assert all(torch.equal(got[name], value[name]) for name in value)
+    assert got["w"].data_ptr() != value["w"].data_ptr()
+
+
+@QUICK
+@given(SEEDS)
+def test_a_share_of_zero_is_not_heard(seed):
+    a, b, c = clients(seed, 3)
+    assert torch.equal(mean_of([a, b, c], [2, 0, 3])["w"], mean_of([a, c], [2, 3])["w"])
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.bool]
+)
+def test_every_type_is_kept(dtype):
+    got = mean_of([{"t": torch.ones(2, dtype=dtype)}, {"t": torch.zeros(2, dtype=dtype)}], [1, 1])["t"]
+    assert got.dtype == dtype
+    assert got.tolist() == [0.5, 0.5] if dtype.is_floating_point else got.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("count", "shares", "text"),
+    [
+        (2, [0, 0], "2 updates with weights that sum to 0.0: nothing to average"),
+        (0, [], "0 updates with weights that sum to 0.0: nothing to average"),
+        (1, [-1], "1 updates with weights that sum to -1.0: nothing to average"),
+        (1, [float("nan")], "1 updates with weights that sum to nan: nothing to average"),
+        (2, [1], "2 updates with weights that sum to 1.0: nothing to average"),
+    ],
+)
+def test_nothing_to_average_is_an_error(count, shares, text):
+    with pytest.raises(ValueError, match="nothing to average") as caught:
+        mean_of(clients(0, count), shares)
+    assert str(caught.value) == text
+
+
+@QUICK
+@given(SEEDS, st.integers(0, 5), st.integers(1, 6))
+def test_rows_by_holder_equals_a_double_loop(seed, count, classes):
+    rng = np.random.default_rng(seed)
+    before = rng.normal(size=(classes, 3)).astype(np.float32)
+    rows = rng.normal(size=(count, classes, 3)).astype(np.float32)
+    holds = rng.random((count, classes)) < 0.4
+    got = rows_by_holder(
+        torch.from_numpy(before), [(torch.from_numpy(r), torch.from_numpy(h)) for r, h in zip(rows, holds, strict=True)]
+    ).numpy()
+    assert got.dtype == np.float32
+    for c in range(classes):
+        theirs = [rows[m, c].astype(np.float64) for m in range(count) if holds[m, c]]
+        if not theirs:
+            assert got[c].tobytes() == before[c].tobytes()  # nobody holds it: its row stays bit for bit
+        else:
+            assert np.allclose(got[c], sum(theirs) / len(theirs), rtol=1e-7, atol=1e-9)
+        if len(theirs) == 1:
+            assert np.array_equal(got[c], theirs[0].astype(np.float32))
+
+
+def test_rows_by_holder_changes_no_argument():
+    before, theirs, holds = torch.ones(2, 2), torch.zeros(2, 2), torch.tensor([True, False])
+    got = rows_by_holder(before, [(theirs, holds)])
+    got.fill_(9)
+    assert before.tolist() == [[1, 1], [1, 1]]
+    assert theirs.tolist() == [[0, 0], [0, 0]]
+
+
+def test_a_row_that_is_not_finite_spreads_to_no_other_class():
+    theirs = torch.tensor([[1.0, 2.0], [np.nan, np.inf]])
+    got = rows_by_holder(torch.zeros(2, 2), [(theirs, torch.tensor([True, False]))])
+    assert got.tolist() == [[1, 2], [0, 0]]
+
+
+@QUICK
+@given(SEEDS, st.integers(1, 60), st.integers(1, 4), st.booleans())
+def test_percentiles_and_the_decisions_they_make_equal_numpy(seed, rows, classes, ties):
+    """A strict comparison follows, so a last bit may decide on a label: columns with ties, and q that hit a row exactly."""
+    values = np.random.default_rng(seed).normal(size=(rows, classes)).astype(np.float32)
+    values = values.round(1) if ties else values
+    for q in (0.1, 1, 5, 10, 25, 33.3, 50, 60, 75, 90, 95, 98, 99, 99.5, 99.9, 100 / max(1, rows - 1) % 100):
+        got = percentiles(torch.from_numpy(values), q).numpy()
+        assert got.dtype == np.float64
+        want = np.percentile(values.astype(np.float64), q, axis=0, method="linear")
+        assert np.allclose(got, want, rtol=1e-14, atol=1e-16), q
+        assert np.array_equal(values > got, values > want), q
+        assert np.array_equal(values < got, values < want), q
+
+
+def test_weights_are_copies_and_include_buffers():
+    norm = torch.nn.BatchNorm1d(3)
+    weights = weights_of(norm)
+    assert set(weights) == {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
+    head = LinearHead(3, 2)
+    taken = weights_of(head)
+    want = head.weight.detach().clone()
+    with torch.no_grad():
+        head.weight.zero_()
+    assert torch.equal(taken["weight"], want)
+    assert not taken["weight"].requires_grad

@@ -1,0 +1,222 @@
+"""Messages as trees of tensors: walk, count, checksum, check, pack and unpack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import tree
+
+QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+TYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
+
+
+@dataclass(frozen=True)
+class Inner:
+    table: object
+    flag: object
+
+
+@dataclass(frozen=True)
+class Outer:
+    weights: object
+    inner: object
+
+
+def example():
+    return Outer(
+        {"b.weight": torch.ones(2, 3), "a.bias": torch.zeros(3)}, Inner({"x": torch.tensor(7)}, torch.tensor([True]))
+    )
+
+
+def bits(t):
+    return t.detach().contiguous().numpy().tobytes()
+
+
+@st.composite
+def leaves(draw):
+    """A tensor of any type and shape, empty and scalar included, filled with random bits (NaNs too)."""
+    dtype = draw(st.sampled_from(TYPES))
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.random.default_rng(draw(st.integers(0, 999))).integers(256, size=max(size, 1), dtype=np.uint8)
+    raw = raw % 2 if dtype == torch.bool else raw
+    return torch.from_numpy(raw)[:size].clone().view(dtype).view(shape)
+
+
+NAMES = st.text("abc._0", min_size=1, max_size=4)
+MESSAGES = st.recursive(
+    leaves(),
+    lambda m: st.dictionaries(NAMES, m, max_size=3) | st.builds(Outer, m, m) | st.builds(Inner, m, m),
+    max_leaves=8,
+)
+
+
+def test_the_walk_follows_declaration_and_insertion():
+    got = [path for path, _ in tree.tensors(example())]
+    assert got == ["weights/b.weight", "weights/a.bias", "inner/table/x", "inner/flag"]
+    assert [path for path, _ in tree.tensors(torch.ones(1))] == [""]
+    assert list(tree.tensors({})) == []
+
+
+def test_bytes_are_elements_times_their_size():
+    assert tree.nbytes(example()) == 6 * 4 + 3 * 4 + 8 + 1
+    assert tree.nbytes({"e": torch.empty(0, 5)}) == 0
+
+
+@pytest.mark.parametrize("field", [3, "text", None, [torch.ones(1)], np.ones(2)])
+@pytest.mark.parametrize("use", [tree.nbytes, tree.checksum, tree.pack, lambda m: tree.to(m, "cpu")])
+def test_what_is_no_tensor_is_a_type_error_that_names_it(use, field):
+    with pytest.raises(
+        TypeError, match=f"message field 'inner/bad' is a {type(field).__name__}; messages hold tensors only"
+    ):
+        use(Outer({"a": torch.ones(1)}, {"bad": field}))
+
+
+def test_rebuild_and_to_keep_the_shape_of_the_tree():
+    doubled = tree.rebuild(example(), lambda path, t: t if path == "inner/flag" else 2 * t)
+    assert isinstance(doubled.inner, Inner)
+    assert torch.equal(doubled.weights["b.weight"], torch.full((2, 3), 2.0))
+    assert torch.equal(doubled.inner.flag, torch.tensor([True]))
+    assert tree.checksum(tree.to(example(), "cpu")) == tree.checksum(example())
+
+
+@QUICK
+@given(MESSAGES, st.data())
+def test_one_bit_changes_the_checksum(message, data):
+    paths = [path for path, t in tree.tensors(message) if t.numel() and t.dtype != torch.bool]
+    copy = tree.rebuild(message, lambda _, t: t.clone())
+    assert tree.checksum(copy) == tree.checksum(message)
+    if not paths:
+        return
+    path = data.draw(st.sampled_from(paths))
+    flat = dict(tree.tensors(copy))[path].reshape(-1).view(torch.uint8)
+    place = data.draw(st.integers(0, len(flat) - 1))
+    flat[place] ^= 1 << data.draw(st.integers(0, 7))
+    assert tree.checksum(copy) != tree.checksum(message)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"a": torch.zeros(3, 2)},  # shape
+        {"a": torch.zeros(6)},
+        {"a": torch.zeros(2, 3, dtype=torch.int32)},  # type, with equal bytes
+        {"b": torch.zeros(2, 3)},  # path
+        {"a": torch.zeros(2, 3), "e": torch.empty(0)},  # one more, without bytes
+        {"a": -torch.zeros(2, 3)},  # the sign of zero
+        {},
+    ],
+)
+def test_the_checksum_sees_shape_type_path_and_sign(other):
+    assert tree.checksum(other) != tree.checksum({"a": torch.zeros(2, 3)})
+
+
+def test_the_checksum_knows_values_not_their_layout_or_order():
+    a, b = torch.randn(2, 3), torch.randn(4)
+    assert tree.checksum({"a": a, "b": b}) == tree.checksum({"b": b, "a": a})
+    strided = a.T.contiguous().T
+    assert tree.checksum({"a": strided}) == tree.checksum({"a": a})
+    assert tree.checksum({"a": torch.nn.Parameter(a)}) == tree.checksum({"a": a})
+
+
+def test_fill_puts_every_tensor_in_its_place():
+    values = {path: t.clone() + 1 if t.dtype != torch.bool else ~t for path, t in tree.tensors(example())}
+    filled = tree.fill(example(), values)
+    assert dict(tree.tensors(filled)) == values
+    assert isinstance(filled.inner, Inner)
+
+
+def test_fill_names_what_is_missing_and_what_is_not_expected():
+    with pytest.raises(ValueError, match=r"missing \['b'\], not expected \['c'\]"):
+        tree.fill({"a": torch.ones(1), "b": torch.ones(1)}, {"a": torch.ones(1), "c": torch.ones(1)})
+
+
+@pytest.mark.xfail(
+    reason="pipeline/tree.py, fill: the docstring says that shapes must agree, but nothing compares them"
+)
+def test_fill_refuses_another_shape():
+    with pytest.raises(ValueError, match="'a'"):
+        tree.fill({"a": torch.ones(3)}, {"a": torch.ones(2, 2)})
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"b": None}, "tensor 'b' is missing"),
+        ({"c": torch.ones(1)}, "tensor 'c' is not expected"),
+        ({"a": torch.ones(3, 2)}, "tensor 'a' is torch.float32 (3, 2), expected torch.float32 (2, 3)"),
+        ({"a": torch.ones(2, 3).double()}, "tensor 'a' is torch.float64 (2, 3), expected torch.float32 (2, 3)"),
+        ({"a": torch.tensor([[0, np.nan, 0], [0, 0, np.nan]])}, "tensor 'a' holds 2 non-finite values"),
+        ({"a": torch.tensor([[0, np.inf, 0], [0, 0, 0]])}, "tensor 'a' holds 1 non-finite values"),
+        ({"a": torch.tensor([[0, -np.inf, 0], [0, 0, 0]])}, "tensor 'a' holds 1 non-finite values"),
+        ({"a": None, "b": None}, "the update is empty"),
+    ],
+)
+def test_fault_says_what_is_wrong(change, text):
+    template = {"a": torch.ones(2, 3), "b": torch.tensor(4)}
+    message = {k: v.float() if k == "a" and v.dtype == torch.float64 and "float64" not in text else v
+               for k, v in (template | change).items() if v is not None}  # fmt: skip
+    assert tree.fault(message, template) == text
+
+
+def test_fault_finds_nothing_in_a_sound_update():
+    assert tree.fault(example(), example()) == ""
+    assert tree.fault({"e": torch.empty(0, 3)}, {"e": torch.empty(0, 3)}) == ""
+
+
+@QUICK
+@given(MESSAGES)
+def test_pack_and_unpack_give_the_message_back_bit_for_bit(message):
+    packed = tree.pack(message)
+    back = tree.unpack(packed)
+    assert type(back) is type(message)
+    assert [p for p, _ in tree.tensors(back)] == [p for p, _ in tree.tensors(message)]
+    for (path, got), (_, want) in zip(tree.tensors(back), tree.tensors(message), strict=True):
+        assert (got.dtype, got.shape) == (want.dtype, want.shape), path
+        assert bits(got) == bits(want), path
+    assert sum(b.nbytes for b in packed.buffers.values()) == tree.nbytes(message)
+    assert len(packed.buffers) == len({t.dtype for _, t in tree.tensors(message)})
+
+
+@QUICK
+@given(MESSAGES)
+def test_an_unpacked_tensor_has_storage_of_its_own(message):
+    """Writing into it changes neither the packed buffers, nor a second unpack, nor what was packed."""
+    before = {path: bits(t) for path, t in tree.tensors(message)}
+    packed = tree.pack(message)
+    for buffer in packed.buffers.values():
+        buffer.flags.writeable = False  # as Ray's object store gives them
+    first = tree.unpack(packed)
+    for _, t in tree.tensors(first):
+        t.fill_(1)
+    assert {path: bits(t) for path, t in tree.tensors(tree.unpack(packed))} == before
+    assert {path: bits(t) for path, t in tree.tensors(message)} == before
+
+
+@pytest.mark.parametrize("message", [{"a": torch.ones(4)}, torch.ones(4)])
+def test_packing_copies_even_a_single_tensor(message):
+    packed = tree.pack(message)
+    for _, t in tree.tensors(message):
+        t.zero_()
+    assert packed.buffers["float32"].tolist() == [1, 1, 1, 1]
+
+
+def test_writing_into_one_unpacked_tensor_leaves_its_neighbours():
+    back = tree.unpack(tree.pack({"a": torch.zeros(2), "b": torch.zeros(3)}))
+    back["a"].fill_(5)
+    assert back["b"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.xfail(
+    reason="pipeline/tree.py, checksum: an unpacked buffer without elements has stride 0, which view(uint8) refuses"
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_the_checksum_of_a_message_survives_the_wire_though_a_type_has_no_elements(dtype):
+    message = {"score_C": torch.empty(0, dtype=dtype), "flag": torch.tensor(True)}
+    assert tree.checksum(tree.unpack(tree.pack(message))) == tree.checksum(message)

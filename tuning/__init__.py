@@ -1,0 +1,1 @@
+"""WHICH numbers: presets, search spaces, sweeps and the tables of the papers."""
