@@ -1,0 +1,50 @@
+"""What tests of several rooms share: small experiments on the toy tasks, and a cache folder of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from models.build import ModelOptions
+from pipeline.experiment import ClusterOptions, Experiment, FederationOptions
+from pipeline.methods import METHODS
+from pipeline.optimizers import OptimizerOptions
+from pipeline.tracking import TrackingOptions
+from tasks.contract import TaskOptions
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch, tmp_path_factory):
+    """No test reads or writes the user's cache; all share one, so that data are prepared once."""
+    monkeypatch.setenv("ANCHORFL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _same_threads():
+    """Runs set one intra-op thread; leave the process as it was."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def experiment():
+    """A small experiment: 4 clients of a toy task, 3 per round, serial, no MLflow; keywords replace options."""
+
+    def make(method="fedavg", task="toy-single", *, seed=1, options=None, **sections) -> Experiment:
+        base = Experiment(
+            task=TaskOptions(name=task, clients=4, classes_per_client=2, min_count=1, max_tokens=32, validation=0.1),
+            method=METHODS[method](**(options or {})),
+            model=ModelOptions(width=16, heads=2, feedforward=8, dropout=0.1, names_width=16),
+            federation=FederationOptions(rounds=3, clients_per_round=3, epochs=2),
+            optimizer=OptimizerOptions(lr=0.01, batch_size=16, micro_tokens=64),
+            cluster=ClusterOptions(executor="serial"),
+            tracking=TrackingOptions(uri="none"),
+            seed=seed,
+        )
+        changed = {name: dataclasses.replace(getattr(base, name), **values) for name, values in sections.items()}
+        return dataclasses.replace(base, **changed)
+
+    return make
