@@ -132,7 +132,7 @@ def test_an_empty_row_beside_others_changes_neither_them_nor_their_gradient():
 
 
 def test_parameters_of_the_r8_network():
-    """726 x 256 + attention 4 (256^2 + 256) + feed-forward (256 + 1) 64 + (64 + 1) 256 + norms 3 x 512 + head (256 + 1) 8."""
+    """726 x 256, attention 4 (256^2 + 256), feed-forward 257 x 64 + 65 x 256, norms 3 x 512, head 257 x 8."""
     model = build(
         ModelOptions(), input_kind="tokens", shape=(1000,), vocabulary=726, classes=8, head="linear", unit=True,
         vectors_CP=None, seed=0,
@@ -153,7 +153,7 @@ def test_sinusoids_by_their_definition(length, width):
 
 
 def test_initial_values_are_those_of_the_library():
-    """Xavier over the stacked [3D, D] matrix: uniform in +-sqrt(6 / (3D + D)), whose standard deviation is that / sqrt 3."""
+    """Xavier over the stacked [3D, D] matrix: uniform in +-sqrt(6 / 4D), standard deviation that over sqrt 3."""
     layer = SelfAttentionLayer(64, 4, 16, 0.0, MaskSource())
     library = nn.TransformerEncoderLayer(64, 4, 16, batch_first=True)
     bound = math.sqrt(6 / 256)
@@ -161,11 +161,16 @@ def test_initial_values_are_those_of_the_library():
     library.requires_grad_(False)
     assert bound * 0.999 < float(layer.qkv.weight.abs().max()) <= bound
     assert float(layer.qkv.weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.03)
-    pairs = [(layer.qkv.weight, library.self_attn.in_proj_weight), (layer.out.weight, library.self_attn.out_proj.weight),
-             (layer.up.weight, library.linear1.weight), (layer.down.weight, library.linear2.weight)]  # fmt: skip
+    attention = library.self_attn
+    pairs = [
+        (layer.qkv.weight, attention.in_proj_weight),
+        (layer.out.weight, attention.out_proj.weight),
+        (layer.up.weight, library.linear1.weight),
+        (layer.down.weight, library.linear2.weight),
+    ]
     for ours, theirs in pairs:
         assert float(ours.std()) == pytest.approx(float(theirs.std()), rel=0.1)
-    for bias in (layer.qkv.bias, layer.out.bias, library.self_attn.in_proj_bias, library.self_attn.out_proj.bias):
+    for bias in (layer.qkv.bias, layer.out.bias, attention.in_proj_bias, attention.out_proj.bias):
         assert torch.equal(bias, torch.zeros_like(bias))
 
 
@@ -186,7 +191,7 @@ def test_initial_weights_depend_on_the_seed_and_on_no_global_state(kind):
 
 
 def test_dropout_acts_in_training_only_and_at_five_places():
-    """Entry, attention weights, attention output, feed-forward hidden and output: five masks a pass, in their shapes."""
+    """Entry, attention weights and output, feed-forward hidden and output: five masks a pass."""
     encoder = small("tokens", dropout=0.5)
     shapes = []
     encoder.drop.source.mask = lambda like, p: shapes.append(tuple(like.shape)) or torch.ones_like(like)
