@@ -17,7 +17,7 @@ from pipeline.blocks import percentiles
 from tasks.contract import ClientData, Objective
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Thresholds:
     """q1, q2: percentiles of similarity per class; ``clamp``: keep both on their side of 0.5 (reference code,
     multi-label); ``allowed_C``: classes that may get positives (None: all); ``alpha``: weight of a pseudo-annotated
@@ -68,7 +68,7 @@ def pseudo_annotate(
     negative must not.
     """
     high_C, low_C = percentiles(score_NC, t.q1), percentiles(score_NC, t.q2)
-    if t.clamp:
+    if t.clamp and objective.kind == "multi":
         high_C, low_C = high_C.clamp(min=0.5), low_C.clamp(max=0.5)
     open_NC = (data.known_NC == 0) & ~aware_C
     positive_NC = open_NC & (score_NC.double() > high_C)
@@ -82,7 +82,7 @@ def pseudo_annotate(
         positive_NC = positive_NC & t.allowed_C
     # q2 <= q1 makes the two disjoint except on a tie of both percentiles, where neither strict comparison holds.
     pseudo_NC = positive_NC | negative_NC
-    y_NC = torch.where(positive_NC, 1.0, data.y_NC)
+    y_NC = torch.where(pseudo_NC, positive_NC.to(data.y_NC.dtype), data.y_NC)
     known_NC = torch.where(pseudo_NC, 1.0, data.known_NC)
     strength_NC = torch.where(pseudo_NC, t.alpha, 1.0)
     weight_NC = objective.weights(y_NC, known_NC, strength_NC)

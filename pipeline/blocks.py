@@ -52,4 +52,8 @@ def rows_by_holder(rows_CD: Tensor, reports: Sequence[tuple[Tensor, Tensor]]) ->
 
 def percentiles(values_NC: Tensor, q: float) -> Tensor:
     """Per column the q-th percentile (0..100), linear interpolation, in float64."""
-    return torch.quantile(values_NC.double(), q / 100, dim=0, interpolation="linear")
+    # Not torch.quantile, which refuses large inputs; the same arithmetic.
+    sorted_NC = values_NC.double().sort(dim=0).values
+    rank = torch.tensor(q / 100, dtype=torch.float64, device=values_NC.device) * (len(values_NC) - 1)
+    below = int(rank.floor())
+    return torch.lerp(sorted_NC[below], sorted_NC[int(rank.ceil())], rank - below)

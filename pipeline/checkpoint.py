@@ -1,8 +1,8 @@
-"""Checkpoints: state, memories and round, written so that a kill at any instant leaves the old or the new one, whole.
+"""Checkpoints: a completed round on disk; a kill at any instant leaves the old one or the new one, whole.
 
-Layout of ``<run>/checkpoint/``: ``checkpoint.json`` names the files of the last completed round with their SHA-256;
-``state-<round>.safetensors``; ``memory-<client>-<round>.safetensors`` per client that has one. No pickle is read or
-written.
+Layout of ``<run>/checkpoint/``: ``<part>-<round>.safetensors`` per part (the server's state, the selected model, the
+memory of each client that has one) and ``checkpoint.json``, which names the parts of the last completed round with
+their SHA-256. A part is written in the rounds in which it changed. No pickle is read or written.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,10 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A completed round: the server's state, every client's memory, and what the loop itself has to remember."""
+    """A completed round: its parts by name, and what the loop itself has to remember."""
 
     round: int
-    state: Tensors
-    memories: dict[int, Tensors]
+    parts: dict[str, Tensors]
     notes: dict[str, Any]
 
 
@@ -42,25 +41,19 @@ class Checkpoints:
         self.folder = run / "checkpoint"
         self.index = self.folder / "checkpoint.json"
 
-    def save(self, round_: int, state: Tensors, memories: Iterable[tuple[int, Tensors]], notes: dict[str, Any]) -> None:
-        """Write round ``round_``; ``memories`` are those that changed in it, the others stay as they were saved.
+    def save(self, round_: int, changed: Mapping[str, Tensors], notes: dict[str, Any]) -> None:
+        """Write round ``round_``; ``changed``: the parts that changed in it, the others stay as they were saved.
 
         Order matters: new files first, then the index that names them, then the files that nothing names any more.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         old = self._index()
-        kept: dict[str, Any] = dict(old["memories"]) if old else {}
-        for client, memory in memories:
-            kept[str(client)] = self._write(f"memory-{client:05d}-{round_:06d}.safetensors", memory)
-        index = {
-            "format": FORMAT,
-            "round": round_,
-            "state": self._write(f"state-{round_:06d}.safetensors", state),
-            "memories": kept,
-            "notes": notes,
-        }
+        parts: dict[str, dict[str, str]] = dict(old["parts"]) if old else {}
+        for name, tensors in changed.items():
+            parts[name] = self._write(f"{name}-{round_:06d}.safetensors", tensors)
+        index = {"format": FORMAT, "round": round_, "parts": parts, "notes": notes}
         write_atomically(self.index, json.dumps(index, indent=1).encode())
-        named = {index["state"]["file"], *(m["file"] for m in kept.values()), self.index.name}  # type: ignore[index]
+        named = {self.index.name, *(entry["file"] for entry in parts.values())}
         for path in self.folder.iterdir():
             if path.name not in named:
                 path.unlink()
@@ -70,8 +63,8 @@ class Checkpoints:
         index = self._index()
         if index is None:
             return None
-        memories = {int(c): self._read(entry) for c, entry in index["memories"].items()}
-        return Checkpoint(index["round"], self._read(index["state"]), memories, index["notes"])
+        parts = {name: self._read(entry) for name, entry in index["parts"].items()}
+        return Checkpoint(index["round"], parts, index["notes"])
 
     def _index(self) -> dict[str, Any] | None:
         try:

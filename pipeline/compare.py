@@ -128,6 +128,7 @@ def _first(params: dict[str, Any], *names: str, default: Any) -> Any:
 
 def _values(records: Sequence[RoundRecord]) -> dict[str, float | None]:
     """Numbers of a run. Bytes are those of each round; the median second leaves out the pause before a resume."""
+    records = [record for record in records if record.round] or records  # round 0: the initial weights
     values: dict[str, float | None] = {}
     chosen = [record for record in records if SELECT in record.metrics and F1 in record.metrics]
     best = max(chosen, key=lambda record: (record.metrics[SELECT], -record.round), default=None)

@@ -45,6 +45,8 @@ class OptimizerOptions:
             raise ValueError(f"optimizer.batch_size = {self.batch_size}: must be at least 1")
         if self.micro_tokens < 0:
             raise ValueError(f"optimizer.micro_tokens = {self.micro_tokens}: must be 0 (off) or more")
+        if self.name == "adam" and self.momentum:
+            raise ValueError("optimizer.momentum is SGD's: set it to 0, or optimizer.name to 'sgd'")
         if not 0 <= self.momentum < 1 or self.weight_decay < 0:
             raise ValueError("optimizer: momentum must be in [0, 1) and weight_decay at least 0")
 

@@ -20,7 +20,8 @@ from pipeline.sampling import select
 from pipeline.tracking import Tracker
 from tasks.metrics import Scores
 
-SPLITS = ("validation", "test")
+STATE, SELECTED, MEMORY = "state", "selected", "memory-"
+"""Names of a checkpoint's parts."""
 
 
 @dataclass
@@ -68,11 +69,12 @@ class Loop:
     def resume(self) -> None:
         """Go on from the last checkpoint, where there is one."""
         found = self.checkpoints.load()
-        if found is not None:
-            state = {k: v for k, v in found.state.items() if not k.startswith(_BEST)}
-            self.executor.restore(state, found.memories)
-            self.standing = Standing(**found.notes)
-            self.best = {k.removeprefix(_BEST): v for k, v in found.state.items() if k.startswith(_BEST)}
+        if found is None:
+            return
+        parts = dict(found.parts)
+        state, self.best = parts.pop(STATE), parts.pop(SELECTED, {})
+        self.executor.restore(state, {int(name.removeprefix(MEMORY)): memory for name, memory in parts.items()})
+        self.standing = Standing(**found.notes)
 
     def _begin(self) -> None:
         """Score the initial weights: a first sign of life while the first clients start."""
@@ -95,10 +97,10 @@ class Loop:
         seconds = time.perf_counter() - began
         self.standing.seconds += seconds
         self.tracker.round(_record(round_, outcome, scores, self.class_names, seconds))
-        changed = [(client, self.executor.memory(client)) for client in outcome.answered]
-        self.checkpoints.save(
-            round_, state | {_BEST + k: v for k, v in self.best.items()}, changed, vars(self.standing)
-        )
+        changed = {f"{MEMORY}{client:05d}": self.executor.memory(client) for client in outcome.answered}
+        if self.standing.best_round == round_:
+            changed[SELECTED] = self.best
+        self.checkpoints.save(round_, changed | {STATE: state}, vars(self.standing))
         self.progress.round(round_, outcome, scores, seconds)
 
     def _stand(self, round_: int, outcome: RoundOutcome, scores: dict[str, Scores], state: Tensors) -> None:
@@ -117,9 +119,6 @@ class Loop:
     def _selected(self, round_: int) -> list[int]:
         e = self.experiment
         return select(e.task.clients, e.federation.clients_per_round, round_, e.seed)
-
-
-_BEST = "selected:"
 
 
 def _record(

@@ -21,6 +21,7 @@ from pipeline.checkpoint import Checkpoints, write_atomically
 from pipeline.compare import compare
 from pipeline.config import from_tree
 from pipeline.contract import Tensors
+from pipeline.delivery import store_uri
 from pipeline.executor import Executor, SerialExecutor
 from pipeline.experiment import Experiment, digest, flat
 from pipeline.folder import CONFIG, RESULT, held, read_config, write_config
@@ -50,6 +51,7 @@ class Result:
 
 def run(experiment: Experiment, folder: Path, say: Say = print) -> Result:
     """Run ``experiment`` in ``folder``, from its checkpoint where it holds one. InputError on bad options or data."""
+    store_uri(experiment.tracking.uri, folder)  # a store that MLflow refuses is refused before anything is written
     with ExitStack() as stack:
         stack.enter_context(held(folder))
         if experiment.cluster.executor == "ray":
@@ -145,9 +147,9 @@ def _conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
     """Save the selected model, the result and the pictures, and hand them to the tracker."""
     e, standing, tracker = setup.experiment, loop.standing, loop.tracker
     checksum = final_checksum(state)
-    best = next((r for r in read_records(folder)[0] if r.round == standing.best_round), None)
     scores = standing.scores
-    if best is not None:
+    if standing.best_round:
+        best = next(r for r in read_records(folder)[0] if r.round == standing.best_round)
         scores = {s: {m: best.metrics[f"{s}/{m}"] for m in v} for s, v in scores.items()}
     chosen = standing.best_round or standing.round
     save_model(folder / "model", setup, weights_in(state), {"round": chosen, "scores": scores, "run": folder.name})

@@ -72,9 +72,7 @@ def fit(
     local: Local[Any, Any] = training.method.local(side)
     loss = _epochs(local, training, torch_rng(seed, "client", client, "round", round_, "order"))
     update = local.update()
-    wrong = tree.fault(update.weights, broadcast.weights)
-    if not wrong:
-        wrong = next((f"tensor {p!r} is not finite" for p, t in tree.tensors(update) if not _finite(t)), "")
+    wrong = tree.fault(update.weights, broadcast.weights) or tree.not_finite(update)
     if wrong:
         raise UpdateError(f"client {client}, round {round_}: {wrong}")
     return Fitted(update, local.memory(), loss, time.perf_counter() - began)
@@ -146,7 +144,3 @@ def infer(model: Classifier, data: ClientData) -> Tensor:
     out = torch.empty_like(z)
     out[torch.cat(parts)] = z
     return out
-
-
-def _finite(t: Tensor) -> bool:
-    return not t.is_floating_point() or bool(torch.isfinite(t).all())

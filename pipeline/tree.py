@@ -64,7 +64,8 @@ def checksum(message: object) -> str:
     digest = hashlib.sha256()
     for path, t in sorted(tensors(message), key=lambda pair: pair[0]):
         digest.update(f"{path}|{t.dtype}|{tuple(t.shape)}|".encode())
-        digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        if t.numel():
+            digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -74,6 +75,9 @@ def fill(template: M, values: Mapping[str, Tensor]) -> M:
     if expected.keys() != values.keys():
         missing, extra = sorted(expected.keys() - values.keys()), sorted(values.keys() - expected.keys())
         raise ValueError(f"tensors do not fit the state: missing {missing[:3]}, not expected {extra[:3]}")
+    for path, e in expected.items():
+        if values[path].shape != e.shape or values[path].dtype != e.dtype:
+            raise ValueError(f"tensors do not fit the state: {_unlike(path, values[path], e)}")
     return rebuild(template, lambda path, _: values[path])
 
 
@@ -82,15 +86,25 @@ def fault(message: object, template: object) -> str:
     got, expected = dict(tensors(message)), dict(tensors(template))
     if not got:
         return "the update is empty"
-    for path in expected.keys() | got.keys():
+    for path in sorted(expected.keys() | got.keys()):
         if path not in got or path not in expected:
             return f"tensor {path!r} is {'missing' if path not in got else 'not expected'}"
         t, e = got[path], expected[path]
         if t.shape != e.shape or t.dtype != e.dtype:
-            return f"tensor {path!r} is {t.dtype} {tuple(t.shape)}, expected {e.dtype} {tuple(e.shape)}"
-        if t.is_floating_point() and not bool(torch.isfinite(t).all()):
+            return _unlike(path, t, e)
+    return not_finite(message)
+
+
+def not_finite(message: object) -> str:
+    """Names the first tensor that holds NaN or infinity, '' if none does."""
+    for path, t in tensors(message):
+        if (t.is_floating_point() or t.is_complex()) and not bool(torch.isfinite(t).all()):
             return f"tensor {path!r} holds {int((~torch.isfinite(t)).sum())} non-finite values"
     return ""
+
+
+def _unlike(path: str, got: Tensor, expected: Tensor) -> str:
+    return f"tensor {path!r} is {got.dtype} {tuple(got.shape)}, expected {expected.dtype} {tuple(expected.shape)}"
 
 
 @dataclass(frozen=True, slots=True)

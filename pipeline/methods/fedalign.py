@@ -39,9 +39,8 @@ class AlignLocal(Local[AlignGlobal, AlignUpdate]):
         super().__init__(side)
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        theta, omega = self.model.encoder.parameters(), self.model.head.parameters()
-        o, m = self.side.optimizer, self.method
-        return {"theta": make(o, theta, m.data_lr), "omega": make(o, omega, m.label_lr)}
+        theta = make(self.side.optimizer, self.model.encoder.parameters(), self.method.data_lr)
+        return {"theta": theta, "omega": make(self.side.optimizer, self.model.head.parameters(), self.method.label_lr)}
 
     def data(self) -> ClientData:
         m, side = self.method, self.side
@@ -99,8 +98,7 @@ class FedAlign(Method[AlignGlobal, AlignUpdate]):
             raise ValueError(f"method.data_lr = {self.data_lr}, method.label_lr = {self.label_lr}: must be above 0")
 
     def limits(self, allowed_C: Tensor | None) -> Thresholds:
-        clamp = self.anchor_score == "dot"
-        return Thresholds(q1=self.q1, q2=self.q2, alpha=self.alpha, clamp=clamp, allowed_C=allowed_C)
+        return Thresholds(self.q1, self.q2, self.alpha, clamp=self.anchor_score == "dot", allowed_C=allowed_C)
 
     def begin(self, side: ServerSide) -> AlignGlobal:
         classes = 0 if self.positive_f1_gate is None else len(side.cards[0].aware_C)

@@ -105,7 +105,7 @@ def test_optimisers_share_a_memory_by_prefix():
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_five_steps_of_adam_equal_numpy(decay):
-    """m = .9m + .1g, v = .999v + .001g^2, w -= lr (m / (1 - .9^t)) / (sqrt(v / (1 - .999^t)) + 1e-8); g includes decay w."""
+    """m = .9m + .1g, v = .999v + .001g^2, w -= lr (m / (1 - .9^t)) / (sqrt(v / (1 - .999^t)) + 1e-8); g += decay w."""
     w = nn.Parameter(normal(7, seed=3))
     optimizer = make(OptimizerOptions(weight_decay=decay), [w], lr=0.05)
     want, m, v = w.detach().numpy().astype(np.float64), np.zeros(7), np.zeros(7)
@@ -146,8 +146,9 @@ def test_the_rate_of_the_method_goes_before_that_of_the_options():
         ({"lr": float("nan")}, "optimizer.lr = nan: must be above 0"),
         ({"batch_size": 0}, "optimizer.batch_size = 0: must be at least 1"),
         ({"micro_tokens": -1}, "optimizer.micro_tokens = -1: must be 0 (off) or more"),
-        ({"momentum": 1.0}, "optimizer: momentum must be in [0, 1) and weight_decay at least 0"),
-        ({"momentum": -0.1}, "optimizer: momentum must be in [0, 1) and weight_decay at least 0"),
+        ({"name": "sgd", "momentum": 1.0}, "optimizer: momentum must be in [0, 1) and weight_decay at least 0"),
+        ({"momentum": 0.9}, "optimizer.momentum is SGD's: set it to 0, or optimizer.name to 'sgd'"),
+        ({"name": "sgd", "momentum": -0.1}, "optimizer: momentum must be in [0, 1) and weight_decay at least 0"),
         ({"weight_decay": -1.0}, "optimizer: momentum must be in [0, 1) and weight_decay at least 0"),
     ],
 )

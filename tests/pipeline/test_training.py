@@ -26,6 +26,7 @@ from tasks.contract import Card, ClientData, Objective
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 C, D, WORDS, LENGTH = 4, 8, 15, 12
+KEYS = "encoder.layer.qkv.bias"
 SINGLE = Objective("single")
 PLAIN = OptimizerOptions(batch_size=8, skip_zero_rows=False, micro_tokens=0)
 SAVINGS = {
@@ -77,37 +78,41 @@ def trained(method, options, *, double=False, rounds=2, who=0):
     return got
 
 
-def difference(a, b, *, but=()):
-    """Largest difference of any weight, over the largest weight of that tensor."""
-    gaps = {k: float((a[k] - b[k]).abs().max() / b[k].abs().max()) for k in a if k not in but}
-    return max(gaps.values())
+def gap(a, b):
+    """Largest difference of any weight over the largest weight of its tensor, without the bias of the attention's keys.
+
+    That bias adds the same number to all scores of a query, which softmax does not see: its gradient is rounding, and
+    Adam, which divides by the gradient's size, makes steps of it. It has no effect (tested below).
+    """
+    worst = 0.0
+    for name, value in a.items():
+        distance = (value - b[name]).abs()
+        if name == KEYS:
+            distance[D : 2 * D] = 0
+        worst = max(worst, float(distance.max() / b[name].abs().max()))
+    return worst
 
 
 @pytest.mark.parametrize("saving", SAVINGS)
 @pytest.mark.parametrize("name", METHODS)
-def test_savings_change_no_update_in_float64(name, saving):
-    """2 rounds of 3 epochs of 8 mini-batches, moments kept: measured below 1e-11 of the weights, losses too."""
-    fast, plain = (trained(METHODS[name], options, double=True) for options in (SAVINGS[saving], PLAIN))
-    assert difference(fast.update.weights, plain.update.weights) < 1e-9
-    assert fast.loss == pytest.approx(plain.loss, rel=1e-5)  # the loss is summed in float32
+@pytest.mark.parametrize(("double", "bound"), [(True, 1e-13), (False, 1e-6)])
+def test_savings_change_no_update(name, saving, double, bound):
+    """2 rounds of 3 epochs of 8 mini-batches, moments kept. Measured: at most 7e-16 in float64, 5e-7 in float32."""
+    fast, plain = (trained(METHODS[name], options, double=double) for options in (SAVINGS[saving], PLAIN))
+    assert gap(fast.update.weights, plain.update.weights) < bound
+    assert fast.loss == pytest.approx(plain.loss, rel=1e-5)  # the losses are summed in float32
     steps = [k for k in plain.memory if k.endswith("step")]
+    assert {float(plain.memory[k]) for k in steps} == {48.0}
     assert all(torch.equal(fast.memory[k], plain.memory[k]) for k in steps)
 
 
-@pytest.mark.parametrize("saving", SAVINGS)
-@pytest.mark.parametrize("name", METHODS)
-def test_savings_change_no_update_in_float32(name, saving):
-    fast, plain = (trained(METHODS[name], options) for options in (SAVINGS[saving], PLAIN))
-    print(
-        "MEASURED",
-        name,
-        saving,
-        {
-            k: f"{float((fast.update.weights[k] - plain.update.weights[k]).abs().max()):.1e}"
-            for k in fast.update.weights
-        },
-    )
-    assert difference(fast.update.weights, plain.update.weights) < 1e-6
+def test_the_bias_of_the_keys_has_no_effect():
+    model = network(FedAvg()).double().eval()
+    x = client()[1].x
+    before = model(x)
+    with torch.no_grad():
+        dict(model.named_parameters())[KEYS][D : 2 * D] += torch.arange(D) - 3.0
+    assert torch.allclose(model(x), before, rtol=0, atol=1e-12)
 
 
 def test_the_test_data_hold_mini_batches_without_a_labelled_row():
@@ -129,7 +134,7 @@ def side(method, options, memory=None):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_mini_batch_without_a_labelled_row_still_moves_the_moments(name):
-    """Its gradient is 0: m <- .9 m, v <- .999 v, step + 1, and the weights go on by their momentum, as in the plain loop."""
+    """Its gradient is 0: m <- .9 m, v <- .999 v, step + 1, and the weights go on by momentum, as in the plain loop."""
     method, after = METHODS[name], {}
     for key, options in (("fast", SAVINGS["both"]), ("plain", PLAIN)):
         local = method.local(side(method, options))
@@ -152,6 +157,18 @@ def test_a_mini_batch_without_a_labelled_row_still_moves_the_moments(name):
         assert torch.allclose(value, after["plain"][1][k], atol=1e-6), k
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_first_mini_batch_without_a_labelled_row_counts_as_a_step(name):
+    """As in the plain loop, where its gradient is 0 and not absent: step is 1, moments and weights stay put."""
+    local = METHODS[name].local(side(METHODS[name], SAVINGS["both"]))
+    weights = weights_of(local.model)
+    local.step([])
+    memory = local.memory()
+    assert len(memory) == 3 * len(list(local.model.parameters()))
+    assert all(bool((value == k.endswith("step")).all()) for k, value in memory.items())
+    assert tree.checksum(weights_of(local.model)) == tree.checksum(weights)
+
+
 def indexed(lengths):
     """Rows that carry their own number as their label."""
     n = len(lengths)
@@ -160,24 +177,22 @@ def indexed(lengths):
     return ClientData(x, number, torch.ones(n, 1), torch.ones(n, 1), torch.tensor(lengths, dtype=torch.int64))
 
 
+@pytest.mark.parametrize("limit", [0, 1, 8, 20, 64])
+@pytest.mark.parametrize("skip", [False, True])
 @QUICK
-@given(
-    st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_size=1, max_size=25),
-    st.integers(0, 64),
-    st.booleans(),
-    st.integers(0, 99),
-)
-def test_pieces_cover_every_active_row_once_within_the_limit(rows, limit, skip, seed):
-    lengths, active = [length for length, _ in rows], [a for _, a in rows]
+@given(st.integers(0, 2**32))
+def test_pieces_cover_every_active_row_once_within_the_limit(limit, skip, seed):
+    rng = np.random.default_rng(seed)
+    rows = int(rng.integers(1, 26))
+    lengths, active = rng.integers(31, size=rows).tolist(), (rng.random(rows) < 0.6).tolist()
     data = indexed(lengths)
-    index = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[: max(1, len(rows) - 3)]
+    index = torch.from_numpy(rng.permutation(rows)[: rng.integers(1, rows + 1)])
     options = OptimizerOptions(micro_tokens=limit, skip_zero_rows=skip)
     got = pieces(data, index, torch.tensor(active), options, network(FedAvg()))
     seen = [int(i) for piece in got for i in piece.y_BC[:, 0]]
     assert sorted(seen) == sorted(i for i in index.tolist() if active[i] or not skip)
-    assert all(
-        piece.denominator == len(index) for piece in got
-    )  # the mean divides by the mini-batch, skipped rows included
+    # the mean divides by the size of the mini-batch, skipped rows included
+    assert all(piece.denominator == len(index) for piece in got)
     for piece in got:
         numbers = piece.y_BC[:, 0].long().tolist()
         assert len(piece.x) == len(piece.known_BC) == len(piece.weight_BC) == len(numbers) > 0

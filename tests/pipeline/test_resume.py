@@ -1,0 +1,118 @@
+"""A run that was killed and resumed ends with the bits, and the rows, of one that was not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.run import resumed, run
+from tasks.contract import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def quiet(line: str) -> None:
+    """Nobody listens."""
+
+
+def rows(folder: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in line["metrics"].items() if not k.startswith("sys/")} | {"round": line["round"]}
+        for line in lines
+    ]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedalign"])
+@pytest.mark.parametrize("select", ["last", "best_validation"])
+def test_stopped_and_resumed(experiment, tmp_path, monkeypatch, method, select):
+    """Interrupted between any two rounds; Adam's moments, the selected model and the records all come back."""
+    e = experiment(method, evaluation={"select": select}, federation={"rounds": 4})
+    whole = run(e, tmp_path / "whole", quiet)
+    folder = tmp_path / "parts"
+    import pipeline.rounds
+
+    plain = pipeline.rounds.Loop._round
+    for stop_at in (2, 3):
+
+        def interrupted(self, round_, stop_at=stop_at):
+            if round_ == stop_at:
+                raise KeyboardInterrupt
+            plain(self, round_)
+
+        monkeypatch.setattr(pipeline.rounds.Loop, "_round", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(e, folder, quiet) if stop_at == 2 else resumed(folder, quiet)
+    monkeypatch.setattr(pipeline.rounds.Loop, "_round", plain)
+    parts = resumed(folder, quiet)
+    assert parts.checksum == whole.checksum
+    assert parts.scores == whole.scores
+    assert rows(folder) == rows(tmp_path / "whole")
+    assert resumed(folder, quiet).checksum == whole.checksum  # finished: told so, not trained again
+
+
+def test_killed_with_sigkill_and_resumed(experiment, tmp_path):
+    """The real thing: a process of its own, SIGKILL in the middle of training."""
+    e = experiment("fedalign", federation={"rounds": 40})
+    e = dataclasses.replace(e, optimizer=dataclasses.replace(e.optimizer, batch_size=8))
+    whole = run(e, tmp_path / "whole", quiet)
+    folder = tmp_path / "killed"
+    preset = tmp_path / "toy.toml"
+    preset.write_text(toml(e))
+    code = f"from pipeline.cli import main; main(['run', {str(preset)!r}, '--output', {str(folder)!r}])"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    index = folder / "checkpoint" / "checkpoint.json"
+    deadline = time.monotonic() + 120
+    while not (index.exists() and json.loads(index.read_text())["round"] >= 3):
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (folder / "result.json").exists()
+    got = resumed(folder, quiet)
+    assert got.checksum == whole.checksum
+    assert rows(folder) == rows(tmp_path / "whole")
+
+
+def toml(e) -> str:
+    """The experiment as a preset."""
+    from pipeline.experiment import to_tree
+
+    tree = {k: v for k, v in to_tree(e).items() if k != "output"}
+    top = "".join(f"{k} = {json.dumps(v)}\n" for k, v in tree.items() if not isinstance(v, dict))
+    tables = [f"[{k}]\n" + "".join(f"{n} = {json.dumps(v)}\n" for n, v in t.items() if v is not None)
+              for k, t in tree.items() if isinstance(t, dict)]  # fmt: skip
+    return top + "\n".join(tables)
+
+
+def test_a_checkpoint_of_another_method_is_refused(experiment, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    run(experiment("fedavg"), folder, quiet)
+    (folder / "result.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    from pipeline.experiment import to_tree
+
+    (folder / "config.json").write_text(json.dumps(config | {"method": to_tree(experiment("fedalign"))["method"]}))
+    with pytest.raises(ValueError, match="tensors do not fit the state"):
+        resumed(folder, quiet)
+
+
+def test_resume_of_nothing(tmp_path):
+    with pytest.raises(InputError, match=r"holds no run \(config.json is missing\)"):
+        resumed(tmp_path, quiet)
+
+
+def test_two_processes_never_share_a_folder(experiment, tmp_path):
+    from pipeline.folder import held
+
+    with held(tmp_path / "run"), pytest.raises(InputError, match=rf"is in use by process {os.getpid()}: wait for it"):
+        run(experiment("fedavg"), tmp_path / "run", quiet)
