@@ -1,0 +1,67 @@
+"""Local training against the plain loop with the same mathematics: CPU seconds of one client's round, paired.
+
+    ANCHORFL_DATA=... python benchmarks/bench_local_training.py [--pairs 2] [--epochs 1]
+
+Each saving of docs/adr/0006 alone, all three, and none (the plain loop), for FedAvg and FedAlign on R8-8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import time
+
+from pipeline.client import ClientHost
+from pipeline.config import read_preset
+from pipeline.run import make_setup
+from pipeline.server import Server
+from pipeline.setup import one_thread
+
+OFF = {"skip_zero_rows": False, "micro_tokens": 0, "lookup_dropout": False}
+VARIANTS = {
+    "plain loop": {},
+    "skip zero rows": {"skip_zero_rows": True},
+    "micro-batches": {"micro_tokens": 1024},
+    "look-up dropout": {"lookup_dropout": True},
+    "all three": {"skip_zero_rows": True, "micro_tokens": 1024, "lookup_dropout": True},
+}
+
+
+def seconds(preset: str, switches: dict, epochs: int) -> float:
+    """CPU seconds of client 0's first round."""
+    e = read_preset(preset)
+    e = dataclasses.replace(
+        e,
+        optimizer=dataclasses.replace(e.optimizer, **(OFF | switches)),
+        federation=dataclasses.replace(e.federation, epochs=epochs),
+        cluster=dataclasses.replace(e.cluster, executor="serial"),
+    )
+    setup = make_setup(e, lambda _: None)
+    sent, host = Server(setup).broadcast(1), ClientHost(setup)
+    host._client(0)
+    began = time.process_time()
+    host.fit(0, 1, sent, {})
+    return time.process_time() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=1)
+    options = parser.parse_args()
+    one_thread()
+    for preset in ("r8-8/fedavg", "r8-8/fedalign"):
+        times = {name: [] for name in VARIANTS}
+        for _ in range(options.pairs):
+            for name, switches in VARIANTS.items():
+                times[name].append(seconds(preset, switches, options.epochs))
+        plain = statistics.median(times["plain loop"])
+        for name, taken in times.items():
+            middle = statistics.median(taken)
+            shown = ", ".join(f"{t:.2f}" for t in taken)
+            print(f"{preset:<14} {name:<16} {middle:7.2f} CPU s   {plain / middle:5.1f} x   ({shown})", flush=True)
+
+
+if __name__ == "__main__":
+    main()
