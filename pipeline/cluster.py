@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -36,6 +37,9 @@ def start(options: ClusterOptions) -> bool:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
+    # Workers must find the packages in a checkout that is not installed, too.
+    root = str(Path(__file__).resolve().parents[1])
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if not options.address:
         ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)

@@ -1,0 +1,75 @@
+"""Logical GPUs, and a cluster that somebody else started; in processes of their own, as each needs its own Ray."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.ray
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS = ("federation.rounds", 1, "federation.epochs", 1, "tracking.uri", "none", "cluster.clients_per_actor", 5)
+SMALL = ", ".join(repr(f"--{o}" if i % 2 == 0 else str(o)) for i, o in enumerate(OPTIONS))
+
+
+def python(code: str, folder: Path, **env: str) -> subprocess.CompletedProcess:
+    inherited = os.environ | {"PYTHONPATH": str(ROOT), "ANCHORFL_CACHE": str(folder / "cache")} | env
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=inherited,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def checksum(shown: str) -> str:
+    return shown.partition("weights sha256 ")[2][:64]
+
+
+@pytest.fixture(scope="module")
+def serial_checksum(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("serial")
+    code = f"from pipeline.cli import main; main(['run', 'digits/fedavg', '--cluster.executor', 'serial', {SMALL}])"
+    return checksum(python(code, folder).stdout)
+
+
+def test_logical_gpus_are_shared_out(tmp_path, serial_checksum):
+    """Two actors of half a GPU on one logical GPU; three quarters each are refused. No GPU is real, so the bits stay."""
+    code = f"""
+import ray
+ray.init(num_cpus=2, num_gpus=1, include_dashboard=False, logging_level='ERROR', log_to_driver=False)
+from pipeline.cli import main
+print(main(['run', 'digits/fedavg', '--cluster.client_gpus', '0.5', {SMALL}]))
+print(main(['run', 'digits/fedavg', '--cluster.client_gpus', '0.75', {SMALL}]))
+"""
+    done = python(code, tmp_path, CUDA_VISIBLE_DEVICES="0")
+    assert checksum(done.stdout) == serial_checksum, done.stderr
+    assert "2 client actors of 0.75 GPU and a server of 0 need 1.5 GPUs, the cluster has 1" in done.stderr
+    assert done.stdout.rstrip().endswith("2")
+
+
+def test_a_running_cluster_is_joined_and_left_alone(tmp_path, serial_checksum):
+    """``--cluster.address``: same bits, and the cluster stays; where there is none: one line and exit code 2."""
+    code = f"""
+import ray
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={{'num_cpus': 2, 'include_dashboard': False}})
+from pipeline.cli import main
+print(main(['run', 'digits/fedavg', '--cluster.address', cluster.address, {SMALL}]))
+ray.init(cluster.address, logging_level='ERROR')
+print('nodes', len(ray.nodes()))
+ray.shutdown()
+cluster.shutdown()
+print(main(['run', 'digits/fedavg', '--cluster.address', 'auto', {SMALL}]))
+"""
+    done = python(code, tmp_path)
+    assert checksum(done.stdout) == serial_checksum, done.stderr
+    assert "nodes 1" in done.stdout
+    assert "cluster.address = 'auto': no Ray cluster answers there" in done.stderr
+    assert done.stdout.rstrip().endswith("2")
