@@ -77,10 +77,10 @@ class Loop:
         self.standing = Standing(**found.notes)
 
     def _begin(self) -> None:
-        """Score the initial weights: a first sign of life while the first clients start."""
+        """Score the initial weights: a first sign of life before the first clients have started."""
         began = time.perf_counter()
-        self.executor.expect(self._selected(1))
         scores = self.executor.scores()
+        self.executor.expect(self._selected(1))
         seconds = time.perf_counter() - began
         self.tracker.round(_record(0, RoundOutcome(()), scores, self.class_names, seconds))
         self.progress.round(0, RoundOutcome(()), scores, seconds)

@@ -90,13 +90,13 @@ class MlflowWriter:
         self._thread = threading.Thread(target=self._work, name=f"mlflow {folder.name}", daemon=True)
 
     def begin(self, info: RunInfo) -> None:
-        """Start to send."""
+        """Get ready; to import MLflow and open its store takes seconds of CPU, which the first round needs more."""
         self._thread.start()
-        self._wake.set()
 
     def round(self, record: RoundRecord) -> None:
-        """Let the thread know that there is more; it reads the journal itself."""
-        self._wake.set()
+        """Let the thread know that there is more; it reads the journal itself. Round 0 waits for round 1."""
+        if record.round:
+            self._wake.set()
 
     def artifact(self, path: Path) -> None:
         """Nothing yet: artifacts are sent at the end, from run.json."""

@@ -40,7 +40,7 @@ def serial_checksum(tmp_path_factory):
 
 
 def test_logical_gpus_are_shared_out(tmp_path, serial_checksum):
-    """Two actors of half a GPU on one logical GPU; three quarters each are refused. No GPU is real, so the bits stay."""
+    """Two actors of half a GPU on one logical GPU; three quarters are refused. No GPU is real, so the bits stay."""
     code = f"""
 import ray
 ray.init(num_cpus=2, num_gpus=1, include_dashboard=False, logging_level='ERROR', log_to_driver=False)
