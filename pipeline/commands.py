@@ -109,7 +109,8 @@ def data(options: argparse.Namespace) -> int:
             looked = ", ".join(map(str, state.places)) or "nowhere: $ANCHORFL_DATA is not set"
             print(f"{'':<12} lacks {', '.join(state.missing)}; looked in {looked}")
         gate = "; access must be applied for" if task.source.gated else ""
-        print(f"{'':<12} from {task.source.url}; {task.source.licence}{gate}\n")
+        origin = f"from {task.source.url}" if "://" in task.source.url else task.source.url
+        print(f"{'':<12} {origin}; {task.source.licence}{gate}\n")
     return 0
 
 
