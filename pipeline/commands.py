@@ -67,11 +67,13 @@ def _train(presets: list[str], experiments: list[Experiment]) -> int:
 
 
 def _records(e: Experiment, folder: Path) -> str:
-    from pipeline.delivery import store_uri
+    from pipeline.delivery import shown, store_uri
 
     uri = store_uri(e.tracking.uri, folder)
     if not uri:
         return f"MLflow was off (tracking.uri = none); the records are in {folder}"
+    if uri.startswith("http"):
+        return f"MLflow records: {shown(uri)} (open it in a browser)"
     return f"MLflow records: {uri}; look at them with: anchorfl ui" + (f" --uri {uri}" if e.tracking.uri else "")
 
 
