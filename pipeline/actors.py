@@ -6,6 +6,7 @@ that the driver keeps a reference to, so an actor may die, move or serve another
 
 from __future__ import annotations
 
+import uuid
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from typing import Any
 import ray
 import torch
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from pipeline import tree
+from pipeline import tree, usage
 from pipeline.client import ClientHost
 from pipeline.cluster import Layout, layout
 from pipeline.contract import Tensors
@@ -35,27 +37,34 @@ def device_for(gpus: float) -> torch.device:
 
 @ray.remote
 class ServerActor:
-    """The server's state, alone in its process."""
+    """The server's state, alone in its process; one state per run where runs share it."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self) -> None:
         one_thread()
-        self.server = Server(setup)
+        self.servers: dict[str, Server] = {}
 
-    def broadcast(self, round_: int) -> tuple[tree.Packed, int]:
-        sent = self.server.broadcast(round_)
+    def open(self, run: str, setup: Setup) -> None:
+        self.servers[run] = Server(setup)
+
+    def broadcast(self, run: str, round_: int) -> tuple[tree.Packed, int]:
+        sent = self.servers[run].broadcast(round_)
         return tree.pack(sent), tree.nbytes(sent)
 
-    def merge(self, round_: int, clients: Sequence[int], *updates: tree.Packed) -> None:
-        self.server.merge(round_, clients, [tree.unpack(u) for u in updates])
+    def merge(self, run: str, round_: int, clients: Sequence[int], *updates: tree.Packed) -> dict[str, float]:
+        self.servers[run].merge(round_, clients, [tree.unpack(u) for u in updates])
+        return usage.peak("server")
 
-    def scores(self) -> dict[str, Scores]:
-        return self.server.scores()
+    def scores(self, run: str, splits: Sequence[str]) -> dict[str, Scores]:
+        return self.servers[run].scores(splits)
 
-    def snapshot(self) -> tree.Packed:
-        return tree.pack(self.server.snapshot())
+    def snapshot(self, run: str) -> tree.Packed:
+        return tree.pack(self.servers[run].snapshot())
 
-    def restore(self, state: tree.Packed) -> None:
-        self.server.restore(tree.unpack(state))
+    def restore(self, run: str, state: tree.Packed) -> None:
+        self.servers[run].restore(tree.unpack(state))
+
+    def forget(self, run: str) -> None:
+        self.servers.pop(run, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +74,102 @@ class Stats:
     loss: float
     seconds: float
     bytes_up: int
+    memory: dict[str, float]
 
 
 @ray.remote
 class ClientActor:
-    """One client, or several that take turns."""
+    """One client, or several that take turns; of one run, or of several that share it."""
 
-    def __init__(self, setup: Setup, gpus: float) -> None:
+    def __init__(self, gpus: float) -> None:
         one_thread()
-        self.host = ClientHost(setup, device_for(gpus))
+        self.device = device_for(gpus)
+        self.hosts: dict[str, ClientHost] = {}
+
+    def open(self, run: str, setup: list[Any]) -> None:
+        """Get ready for ``run``, ahead of ``fit``, which meets any error again and reports it. ``setup``: a reference,
+        in a list so that Ray does not fetch it for every call.
+        """
+        if run not in self.hosts:
+            self.hosts[run] = ClientHost(ray.get(setup[0]), self.device)
 
     def fit(
-        self, client: int, round_: int, broadcast: tree.Packed, memory: tree.Packed | None
+        self,
+        run: str,
+        setup: list[Any],
+        client: int,
+        round_: int,
+        broadcast: tree.Packed,
+        memory: tree.Packed | None,
     ) -> tuple[tree.Packed, tree.Packed, Stats]:
+        self.open(run, setup)
         own = {} if memory is None else tree.unpack(memory)
-        fitted = self.host.fit(client, round_, tree.unpack(broadcast), own)
-        stats = Stats(fitted.loss, fitted.seconds, tree.nbytes(fitted.update))
+        fitted = self.hosts[run].fit(client, round_, tree.unpack(broadcast), own)
+        stats = Stats(fitted.loss, fitted.seconds, tree.nbytes(fitted.update), usage.peak("client"))
         return tree.pack(fitted.update), tree.pack(fitted.memory), stats
+
+    def forget(self, run: str) -> None:
+        self.hosts.pop(run, None)
+
+
+class Crew:
+    """The server actor and the client actors of a run, or of several that take turns on them; each is started when it
+    is first needed, and a dead one is replaced.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.setups: dict[str, list[Any]] = {}  # run -> reference of its setup
+        self._clients: dict[int, tuple[Any, set[str]]] = {}  # slot -> actor, runs that it knows
+        remote: Any = ServerActor
+        self.server = remote.options(
+            num_cpus=layout.server_cpus, num_gpus=layout.server_gpus, **self._place(0)
+        ).remote()
+
+    def open(self, setup: Setup) -> tuple[str, Any]:
+        """Make a run known: its key, and the reference that tells when the server is ready for it."""
+        run = uuid.uuid4().hex
+        self.setups[run] = [ray.put(setup)]
+        return run, self.server.open.remote(run, self.setups[run][0])
+
+    def client(self, slot: int, run: str) -> Any:
+        """The actor of a slot, warmed up for ``run``."""
+        if slot not in self._clients:
+            remote: Any = ClientActor
+            shares = {"num_cpus": self.layout.client_cpus, "num_gpus": self.layout.client_gpus}
+            actor = remote.options(**shares, **self._place(1 + slot)).remote(self.layout.client_gpus)
+            self._clients[slot] = (actor, set())
+        actor, known = self._clients[slot]
+        if run not in known:
+            actor.open.remote(run, self.setups[run])
+            known.add(run)
+        return actor
+
+    def retire(self, slot: int) -> None:
+        """End the actor of a slot: the next call there gets a fresh process."""
+        ray.kill(self._clients.pop(slot)[0])
+
+    def forget(self, run: str) -> None:
+        """Let go of a run that has ended."""
+        for actor, known in self._clients.values():
+            if run in known:
+                actor.forget.remote(run)
+                known.remove(run)
+        self.server.forget.remote(run)
+        self.setups.pop(run)
+
+    def close(self) -> None:
+        """End all actors."""
+        for actor in (*(actor for actor, _ in self._clients.values()), self.server):
+            ray.kill(actor)
+        self._clients.clear()
+
+    def _place(self, bundle: int) -> dict[str, Any]:
+        """Where the layout names a placement group: the bundle for the server (0) or for a slot."""
+        group = self.layout.group
+        if group is None:
+            return {}
+        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle)}
 
 
 @dataclass(slots=True)
@@ -94,23 +182,23 @@ class _Job:
 
 
 class RayExecutor:
-    """Client actors, started when first needed, and the server actor. Same bits as SerialExecutor on CPUs."""
+    """One run on a crew. Same bits as SerialExecutor on CPUs.
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup = setup
+    crew: shared with other runs, and left to its owner; None: a crew of its own, which ends with the run.
+    """
+
+    def __init__(self, setup: Setup, crew: Crew | None = None) -> None:
         e = setup.experiment
         self.quorum = e.federation.quorum
-        self.layout: Layout = layout(e.cluster, e.task.clients)
-        self.shared = ray.put(setup)
-        remote: Any = ServerActor
-        self.server = remote.options(num_cpus=self.layout.server_cpus, num_gpus=self.layout.server_gpus).remote(
-            self.shared
-        )
-        self.actors: dict[int, Any] = {}
+        self.own = crew is None
+        self.crew = crew or Crew(layout(e.cluster, e.task.clients))
+        self.layout = self.crew.layout
+        self.run, self._opened = self.crew.open(setup)
+        self.server = self.crew.server
         self.memories: dict[int, Any] = {}
 
     def round(self, round_: int, selected: Sequence[int], watch: Watch) -> RoundOutcome:
-        sent, size = self.server.broadcast.options(num_returns=2).remote(round_)
+        sent, size = self.server.broadcast.options(num_returns=2).remote(self.run, round_)
         each = self._get(size)
         tally, done = Tally(), dict[int, _Job]()
         waiting, running = deque((c, 0) for c in selected), dict[Any, _Job]()
@@ -128,11 +216,13 @@ class RayExecutor:
             tally.loss[job.client] = stats.loss
             tally.seconds += stats.seconds
             tally.bytes_up += stats.bytes_up
+            tally.memory |= {k.replace("client", f"actor_{job.slot:03d}"): v for k, v in stats.memory.items()}
         check_quorum(len(done), len(selected), self.quorum, tally.failed)
-        outcome = tally.outcome(each)
-        self._get(self.server.merge.remote(round_, outcome.answered, *[done[c].update for c in outcome.answered]))
+        answered = sorted(done)
+        updates = [done[c].update for c in answered]
+        tally.memory |= self._get(self.server.merge.remote(self.run, round_, answered, *updates))
         self.memories |= {c: job.memory for c, job in done.items()}
-        return outcome
+        return tally.outcome(each)
 
     def _submit(self, waiting: deque[tuple[int, int]], running: dict[Any, _Job], round_: int, sent: Any) -> None:
         """Hand out work: at most one call per actor in flight, at most ``concurrent`` in all."""
@@ -146,20 +236,15 @@ class RayExecutor:
                 waiting.append((client, attempt))
                 continue
             busy.add(slot)
-            call = self._actor(slot).fit.options(num_returns=3)
-            update, memory, stats = call.remote(client, round_, sent, self.memories.get(client))
+            call = self.crew.client(slot, self.run).fit.options(num_returns=3)
+            update, memory, stats = call.remote(
+                self.run, self.crew.setups[self.run], client, round_, sent, self.memories.get(client)
+            )
             running[stats] = _Job(client, slot, attempt, update, memory)
-
-    def _actor(self, slot: int) -> Any:
-        if slot not in self.actors:
-            remote: Any = ClientActor
-            shares = {"num_cpus": self.layout.client_cpus, "num_gpus": self.layout.client_gpus}
-            self.actors[slot] = remote.options(**shares).remote(self.shared, self.layout.client_gpus)
-        return self.actors[slot]
 
     def _failed(self, job: _Job, error: RayError, waiting: deque[tuple[int, int]], tally: Tally) -> None:
         """Retire the actor, whatever happened to it: the retry gets a fresh process."""
-        ray.kill(self.actors.pop(job.slot))
+        self.crew.retire(job.slot)
         failure = Failure(job.client, one_line(error))
         if job.attempt + 1 < ATTEMPTS:
             tally.retried.append(failure)
@@ -169,6 +254,7 @@ class RayExecutor:
 
     def _get(self, ref: Any) -> Any:
         try:
+            ray.get(self._opened)  # whatever went wrong there is the error to show
             return ray.get(ref)
         except (ActorDiedError, ActorUnavailableError) as error:
             raise RuntimeError(
@@ -179,14 +265,14 @@ class RayExecutor:
 
     def expect(self, clients: Sequence[int]) -> None:
         for client in clients:
-            self._actor(client % self.layout.actors)
+            self.crew.client(client % self.layout.actors, self.run)
 
-    def scores(self) -> dict[str, Scores]:
-        out: dict[str, Scores] = self._get(self.server.scores.remote())
+    def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
+        out: dict[str, Scores] = self._get(self.server.scores.remote(self.run, list(splits)))
         return out
 
     def snapshot(self) -> Tensors:
-        out: Tensors = tree.unpack(self._get(self.server.snapshot.remote()))
+        out: Tensors = tree.unpack(self._get(self.server.snapshot.remote(self.run)))
         return out
 
     def memory(self, client: int) -> Tensors:
@@ -195,14 +281,15 @@ class RayExecutor:
         return out
 
     def restore(self, state: Tensors, memories: dict[int, Tensors]) -> None:
-        self._get(self.server.restore.remote(tree.pack(state)))
+        self._get(self.server.restore.remote(self.run, tree.pack(state)))
         self.memories = {c: ray.put(tree.pack(m)) for c, m in memories.items()}
 
     def close(self) -> None:
-        for actor in (*self.actors.values(), self.server):
-            ray.kill(actor)
-        self.actors.clear()
         self.memories.clear()
+        if self.own:
+            self.crew.close()
+        else:
+            self.crew.forget(self.run)
 
 
 def one_line(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from models.label_names import NamesError
@@ -13,56 +13,72 @@ from pipeline import commands
 from pipeline.executor import QuorumError
 from tasks.contract import InputError
 
+Command = Callable[[argparse.Namespace], int]
+Own = Mapping[str, Callable[[list[str]], int]]
+Add = Callable[[str, Command | None, str], argparse.ArgumentParser]
+"""Adds a command (name, function, one line about it); None: it has commands of its own."""
 EXIT_INPUT, EXIT_QUORUM, EXIT_INTERRUPT = 2, 3, 130
+
+
+OWN: Own = {"run": commands.run}
+"""Commands that take presets and overrides, and so parse their own arguments."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code: 0, 2 (bad input), 3 (too few clients answered) or 130 (interrupted)."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    return run_main(list(sys.argv[1:] if argv is None else argv))
+
+
+def run_main(arguments: list[str], own: Own = OWN, more: Callable[[Add], None] | None = None) -> int:
+    """``main`` with further commands: ``own`` parse their own arguments, ``more`` adds those that do not."""
     try:
-        return _dispatch(arguments)
+        return _dispatch(arguments, own, more)
     except (InputError, NamesError) as error:
         print(f"anchorfl: {error}", file=sys.stderr)
         return EXIT_INPUT
     except QuorumError as error:
         print(f"anchorfl: {error}; the last completed round is kept, go on with 'anchorfl resume'", file=sys.stderr)
         return EXIT_QUORUM
-    except KeyboardInterrupt:
-        print("anchorfl: interrupted; the last completed round is kept, go on with 'anchorfl resume'", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        how = f"'{stop}'" if str(stop) else "'anchorfl resume'"
+        print(f"anchorfl: interrupted; the last completed round is kept, go on with {how}", file=sys.stderr)
         return EXIT_INTERRUPT
 
 
-def console() -> None:
-    """Entry point of the console script."""
+def run_console(main: Callable[[], int]) -> None:
+    """Run ``main`` as a console script."""
     # A deprecation in a library is for its developers, not for the reader of a progress line.
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
     sys.exit(main())
 
 
-def _dispatch(arguments: list[str]) -> int:
-    if arguments and arguments[0] == "run":
-        return commands.run(arguments[1:])
-    parser = _parser()
+def _dispatch(arguments: list[str], own: Own, more: Callable[[Add], None] | None) -> int:
+    if arguments and arguments[0] in own:
+        return own[arguments[0]](arguments[1:])
+    parser = _parser(more)
     options = parser.parse_args(arguments)
-    command: Callable[[argparse.Namespace], int] | None = getattr(options, "command", None)
+    command: Command | None = getattr(options, "command", None)
     if command is None:
         parser.print_help()
         return EXIT_INPUT
     return command(options)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="anchorfl", description="Federated learning for clients that know some classes."
     )
     subs = parser.add_subparsers(metavar="COMMAND")
     subs.add_parser("run", help="train: anchorfl run PRESET [PRESET ...] [--section.option value ...]", add_help=False)
 
-    def add(name: str, command: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
+    def add(name: str, command: Command | None, about: str) -> argparse.ArgumentParser:
         sub = subs.add_parser(name, help=about, description=about)
         sub.set_defaults(command=command)
         return sub
+
+    if more is not None:
+        more(add)
 
     add("resume", commands.resume, "go on with an interrupted run").add_argument("run", type=Path)
     add("presets", commands.presets, "names of the shipped presets")

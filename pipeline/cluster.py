@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from pipeline.capacity import Node, largest_share, wherever
 from pipeline.experiment import ClusterOptions
 from tasks.contract import InputError
 
@@ -26,6 +28,8 @@ class Layout:
     server_cpus: float
     server_gpus: float
     concurrent: int
+    group: Any = None
+    """Placement group with bundle 0 for the server and one more per client actor; None: anywhere on the cluster."""
 
 
 def start(options: ClusterOptions) -> bool:
@@ -59,21 +63,21 @@ def stop() -> None:
     ray.shutdown()
 
 
+def nodes() -> list[Node]:
+    """What each node of the cluster has, free or not."""
+    everywhere: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # ray has no annotation here
+    shares = [node["Resources"] for node in everywhere if node["Alive"]]
+    return [Node(float(s.get("CPU", 0.0)), (1.0,) * int(s.get("GPU", 0.0))) for s in shares]
+
+
 def layout(options: ClusterOptions, clients: int) -> Layout:
     """Shares that fit the cluster, or InputError: actors that never get their share would wait for ever."""
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # ray has no annotation here
-    cpus, gpus = float(resources.get("CPU", 0)), float(resources.get("GPU", 0))
+    have = nodes()
+    cpus, gpus = sum(node.cpus for node in have), sum(len(node.devices) for node in have)
     if options.clients_per_actor:
         actors = math.ceil(clients / options.clients_per_actor)
     else:
         actors = clients if clients <= PER_CLIENT_ACTORS_UP_TO else max(1, int(cpus))
-    share = options.client_cpus or min(1.0, math.floor(10_000 * cpus / (actors + 1)) / 10_000)
-    server = min(1.0, cpus - actors * share) if options.client_cpus else share
-    if share <= 0 or server < 0 or actors * share > cpus + 1e-9:
-        raise InputError(
-            f"{actors} client actors of {share:g} CPU do not fit a cluster of {cpus:g} CPUs:"
-            " set --cluster.client_cpus lower (0 shares them out) or --cluster.clients_per_actor higher"
-        )
     wanted = actors * options.client_gpus + options.server_gpus
     if wanted > gpus + 1e-9:
         raise InputError(
@@ -81,11 +85,26 @@ def layout(options: ClusterOptions, clients: int) -> Layout:
             f" {wanted:g} GPUs, the cluster has {gpus:g}: lower --cluster.client_gpus or raise"
             " --cluster.clients_per_actor"
         )
-    return Layout(
-        actors,
-        share,
-        options.client_gpus,
-        max(0.0, server),
-        options.server_gpus,
-        options.concurrent or max(1, int(cpus)),
+
+    def fits(share: float, server: float) -> bool:
+        return wherever(have, (server, options.server_gpus), [(share, options.client_gpus)] * actors)
+
+    share = options.client_cpus or largest_share(have, actors + 1, lambda s: fits(s, s))
+    left = max(0.0, min(1.0, cpus - actors * share)) if options.client_cpus else share
+    server = next((s for s in (left, min(share, left), 0.0) if share and fits(share, s)), None)
+    if server is None:
+        raise InputError(_too_many(actors, share, options, have))
+    concurrent = options.concurrent or max(1, int(cpus))
+    return Layout(actors, share, options.client_gpus, server, options.server_gpus, concurrent)
+
+
+def _too_many(actors: int, share: float, options: ClusterOptions, have: Sequence[Node]) -> str:
+    cpus = sum(node.cpus for node in have)
+    each = ", ".join(f"{node.cpus:g} CPUs and {len(node.devices)} GPUs" for node in have)
+    shares = [f"{n:g} {what}" for n, what in ((share, "CPU"), (options.client_gpus, "GPU")) if n]
+    asked = f" of {' and '.join(shares)}" if shares else ""
+    return (
+        f"{actors} client actors{asked} do not fit a cluster of {cpus:g} CPUs, with their server, where each lies on"
+        f" one node and one GPU (nodes: {each}): set --cluster.client_cpus (0 shares them out) or --cluster.client_gpus"
+        " lower, or --cluster.clients_per_actor higher"
     )

@@ -10,12 +10,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from pipeline.folder import RUNS
 from tasks.contract import InputError, TaskOptions
 
 if TYPE_CHECKING:
     from pipeline.experiment import Experiment
-
-RUNS = Path("runs")
 
 
 def run(arguments: list[str]) -> int:
@@ -74,7 +73,8 @@ def _records(e: Experiment, folder: Path) -> str:
         return f"MLflow was off (tracking.uri = none); the records are in {folder}"
     if uri.startswith("http"):
         return f"MLflow records: {shown(uri)} (open it in a browser)"
-    return f"MLflow records: {uri}; look at them with: anchorfl ui" + (f" --uri {uri}" if e.tracking.uri else "")
+    where = shown(uri)
+    return f"MLflow records: {where}; look at them with: anchorfl ui" + (f" --uri {where}" if e.tracking.uri else "")
 
 
 def resume(options: argparse.Namespace) -> int:
@@ -152,10 +152,11 @@ def track(options: argparse.Namespace) -> int:
 
 def ui(options: argparse.Namespace) -> NoReturn:
     """MLflow's pages."""
+    from pipeline.delivery import store_uri
     from pipeline.ui import serve
 
     serve(
-        options.uri or f"sqlite:///{(RUNS / 'mlflow.db').absolute()}",
+        options.uri or store_uri("", RUNS / "any"),
         options.port,
         options.host or "127.0.0.1",
         explicit_host=bool(options.host),

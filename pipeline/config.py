@@ -14,19 +14,20 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import tyro
 
-from pipeline.experiment import Experiment
+from pipeline.experiment import Experiment, to_tree
 from pipeline.methods import METHODS
 from tasks import TASKS
 from tasks.contract import InputError
 from tasks.sources import nearest
 
+T = TypeVar("T")
 PRESETS = Path(__file__).resolve().parents[1] / "tuning" / "presets"
 
 
@@ -142,16 +143,21 @@ def override(experiment: Experiment, arguments: Sequence[str], command: str = "a
     """The experiment with ``--section.option value`` overrides; tyro parses and prints the help of every option."""
     if not arguments:
         return experiment
-    known = dict(_options(experiment))
+    known = options_of(experiment)
     for argument in arguments:
         if argument.startswith("--") and argument not in ("--help", "--help-verbose"):
             name = argument[2:].partition("=")[0].replace("-", "_")
             if name not in known:
                 raise InputError(f"no option --{name}{nearest(name, known)}; 'anchorfl run PRESET --help' lists all")
+    return one_line(lambda: _parse(experiment, arguments, command))
+
+
+def one_line(parse: Callable[[], T]) -> T:
+    """What a tyro parser gives, its box of complaints turned into one line of InputError."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return _parse(experiment, arguments, command)
+            return parse()
     except ValueError as error:
         raise InputError(str(error)) from error
     except SystemExit as stop:
@@ -184,11 +190,22 @@ def _parse(experiment: Experiment, arguments: Sequence[str], command: str) -> Ex
     )
 
 
-def _options(experiment: Experiment) -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of every option that can be overridden."""
+def options_of(experiment: Experiment) -> dict[str, Any]:
+    """Value of every option that can be overridden, by its dotted name (``method.q1``, ``seed``)."""
+    out: dict[str, Any] = {}
     for f in fields(experiment):
         value = getattr(experiment, f.name)
         if is_dataclass(value):
-            yield from ((f"{f.name}.{g.name}", getattr(value, g.name)) for g in fields(value) if g.init)
+            out |= {f"{f.name}.{g.name}": getattr(value, g.name) for g in fields(value) if g.init}
         else:
-            yield f.name, value
+            out[f.name] = value
+    return out
+
+
+def with_options(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
+    """The experiment with options replaced by dotted name. InputError where a value is refused."""
+    tree = to_tree(experiment)
+    for name, value in values.items():
+        section, _, key = name.rpartition(".")
+        (tree[section] if section else tree)[key] = value
+    return from_tree(tree)

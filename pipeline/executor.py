@@ -6,11 +6,11 @@ bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pipeline import tree
+from pipeline import tree, usage
 from pipeline.client import ClientHost
 from pipeline.contract import Tensors
 from pipeline.server import Server
@@ -44,6 +44,8 @@ class RoundOutcome:
     bytes_up: int = 0
     loss: float = float("nan")
     busy_seconds: float = 0.0
+    memory: Mapping[str, float] = field(default_factory=dict)
+    """Peak memory by worker so far, in MB: name of the worker -> resident memory; ``<name>_gpu`` where it has one."""
 
 
 class QuorumError(RuntimeError):
@@ -59,6 +61,7 @@ class Tally:
     bytes_up: int = 0
     failed: list[Failure] = field(default_factory=list)
     retried: list[Failure] = field(default_factory=list)
+    memory: dict[str, float] = field(default_factory=dict)
 
     def outcome(self, bytes_down_each: int) -> RoundOutcome:
         answered = sorted(self.loss)
@@ -66,6 +69,7 @@ class Tally:
             tuple(answered), tuple(sorted(self.failed, key=lambda f: f.client)), tuple(self.retried),
             bytes_down_each * len(answered), self.bytes_up,
             sum(self.loss[c] for c in answered) / len(answered) if answered else float("nan"), self.seconds,
+            self.memory,
         )  # fmt: skip
 
 
@@ -89,8 +93,8 @@ class Executor(Protocol):
     def expect(self, clients: Sequence[int]) -> None:
         """These clients come next: start what they need, without waiting for it."""
 
-    def scores(self) -> dict[str, Scores]:
-        """Scores of the current weights on the server's splits."""
+    def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
+        """Scores of the current weights on these of the server's splits."""
 
     def snapshot(self) -> Tensors:
         """The server's state as path -> tensor."""
@@ -134,6 +138,7 @@ class SerialExecutor:
                 tally.bytes_up += tree.nbytes(fitted.update)
                 break
         check_quorum(len(updates), len(selected), self.quorum, tally.failed)
+        tally.memory |= usage.peak("process")
         outcome = tally.outcome(tree.nbytes(sent))
         self.server.merge(round_, outcome.answered, updates)
         self.memories |= memories
@@ -142,8 +147,8 @@ class SerialExecutor:
     def expect(self, clients: Sequence[int]) -> None:
         """Nothing to start."""
 
-    def scores(self) -> dict[str, Scores]:
-        return self.server.scores()
+    def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
+        return self.server.scores(splits)
 
     def snapshot(self) -> Tensors:
         return self.server.snapshot()

@@ -44,6 +44,9 @@ class EvaluationOptions:
     select: Literal["last", "best_validation"] = "last"
     """``last``: the last round's model (FedAlign's tables); ``best_validation``: the first with the best validation
     macro F1."""
+    test: Literal["always", "last", "never"] = "always"
+    """When the test split is scored: ``always``, with validation; ``last``, once, for the selected model; ``never``
+    (trials of a sweep: what is not computed cannot be chosen by)."""
 
     def __post_init__(self) -> None:
         if self.every < 1:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,23 @@ def held(folder: Path) -> Iterator[None]:
             if [p.name for p in folder.iterdir()] == [LOCK]:  # bad input was found before anything was written
                 (folder / LOCK).unlink()
                 folder.rmdir()
+
+
+@contextmanager
+def held_soon(folder: Path, patience_s: float = 60.0) -> Iterator[None]:
+    """As ``held``, but waits: a process that was killed from afar may take some seconds to die."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        stack = ExitStack()
+        try:
+            stack.enter_context(held(folder))
+            break
+        except InputError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+    with stack:
+        yield
 
 
 def write_config(folder: Path, experiment: Experiment) -> None:

@@ -5,6 +5,7 @@ Everything else that shows a run (MLflow, tables, curves) is made from these two
 
 from __future__ import annotations
 
+import getpass
 import json
 import math
 import os
@@ -33,6 +34,13 @@ class RunInfo:
     datasets: Sequence[tuple[str, str, str, str]] = ()
     """(name, digest, split, source) of every split."""
     folder: Path
+    parent: Path | None = None
+    """Folder of the run that this one is a part of (a sweep); in run.json relative to ``folder``, so that both can be
+    moved together."""
+    log_model: bool = True
+    """MLflow gets the trained model as a model, not only as files."""
+    register: str = ""
+    """Name in MLflow's model registry; empty: not registered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,13 @@ def read_records(folder: Path, offset: int = 0) -> tuple[list[RoundRecord], int]
     return records, offset
 
 
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # containers run under numbers that have no name
+        return str(os.getuid())
+
+
 class JsonLines:
     """The tracker that keeps run.json and metrics.jsonl; ``resume_at`` is the round that will be computed next.
 
@@ -132,8 +147,10 @@ class JsonLines:
         if not same:
             (self.folder / "tracking.json").unlink(missing_ok=True)
             old = {"id": uuid.uuid4().hex, "created": time.time(), "artifacts": []}
-        about = asdict(replace(info, datasets=list(info.datasets))) | {"folder": str(info.folder)}
-        self._run = {key: old[key] for key in ("id", "created", "artifacts")} | about | {"status": "RUNNING"}
+        parent = info.parent and os.path.relpath(info.parent.resolve(), self.folder.resolve())
+        about = asdict(replace(info, datasets=list(info.datasets))) | {"folder": str(info.folder), "parent": parent}
+        about |= {"status": "RUNNING", "begun": time.time(), "user": _user()}
+        self._run = {key: old[key] for key in ("id", "created", "artifacts")} | about
         path = self.folder / "metrics.jsonl"
         kept = [record for record in read_records(self.folder)[0] if record.round < self.resume_at]
         draft = path.with_name(path.name + ".tmp")

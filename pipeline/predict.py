@@ -16,7 +16,7 @@ import torch
 from pipeline.evaluate import logits_of
 from pipeline.saved import SavedModel, load_model
 from pipeline.setup import one_thread
-from tasks.contract import InputError
+from tasks.contract import ClientData, InputError
 from tasks.metrics import Scores, score
 from tasks.sources import find_task, nearest, open_text
 from tasks.store import client_data
@@ -44,6 +44,19 @@ def predict(model_folder: Path, file: Path) -> Prediction:
     one_thread()
     saved = load_model(model_folder)
     payload, labels = _texts(file, saved) if saved.spec.kind == "tokens" else _values(file, saved)
+    rows = encoded(saved, payload, labels)
+    logits_NC = logits_of(saved.model, rows)
+    predicted_NC = saved.objective.predict(logits_NC)
+    truth = None
+    if labels is not None:
+        truth = score(saved.kind, predicted_NC.numpy(), rows.y_NC.numpy(), rows.known_NC.numpy())
+    return Prediction(saved.class_names, saved.objective.scores(logits_NC), predicted_NC, truth)
+
+
+def encoded(saved: SavedModel, payload: Sequence[Any], labels: Sequence[int] | None = None) -> ClientData:
+    """Samples as the model takes them. payload: N texts, or N lists with the values of one sample; labels: class
+    index of every sample.
+    """
     task = find_task(saved.task)
     known = [[] if labels is None else [labels[i]] for i in range(len(payload))]
     table = pa.table(
@@ -55,13 +68,7 @@ def predict(model_folder: Path, file: Path) -> Prediction:
     )
     table = task.encode(table, saved.spec)
     everything = pa.array([list(range(len(saved.class_names)))] * len(payload), pa.list_(pa.int32()))
-    rows = client_data(table.append_column("known", everything), saved.spec, len(saved.class_names), saved.objective)
-    logits_NC = logits_of(saved.model, rows)
-    predicted_NC = saved.objective.predict(logits_NC)
-    truth = None
-    if labels is not None:
-        truth = score(saved.kind, predicted_NC.numpy(), rows.y_NC.numpy(), rows.known_NC.numpy())
-    return Prediction(saved.class_names, saved.objective.scores(logits_NC), predicted_NC, truth)
+    return client_data(table.append_column("known", everything), saved.spec, len(saved.class_names), saved.objective)
 
 
 def write(prediction: Prediction, out: TextIO) -> None:

@@ -40,8 +40,9 @@ class Progress:
         """After a round."""
         self.moved += outcome.bytes_down + outcome.bytes_up
         if scores:
-            shown = scores.get("test") or next(iter(scores.values()))
-            self.last = f"macro F1 {100 * shown.macro_f1:5.2f}  accuracy {100 * shown.accuracy:5.2f}"
+            split = "test" if "test" in scores else "validation"
+            shown, where = scores[split], "" if split == "test" else " (validation)"
+            self.last = f"macro F1 {100 * shown.macro_f1:5.2f}  accuracy {100 * shown.accuracy:5.2f}{where}"
         if not outcome.answered:
             self.say(f"round {round_:>{len(str(self.rounds))}}/{self.rounds}  {self.last}  initial weights")
             self.began = time.perf_counter()
@@ -52,7 +53,7 @@ class Progress:
         self.say(
             f"round {round_:>{len(str(self.rounds))}}/{self.rounds}  {self.last}  loss {outcome.loss:.4f}"
             f"  clients {len(outcome.answered)} done{faults}  {self.moved / 1e6:.1f} MB moved"
-            f"  {seconds:.1f} s  {_clock(left)} left"
+            f"  {seconds:.1f} s  {clock(left)} left"
         )
         for failure in outcome.failed:
             self.say(f"  client {failure.client} left out of round {round_}: {failure.reason}")
@@ -62,7 +63,8 @@ class Progress:
             print("\r\x1b[2K", end="", file=self.out)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -5,11 +5,11 @@ set.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from pipeline import tree
+from pipeline import tree, usage
 from pipeline.checkpoint import Checkpoints
 from pipeline.contract import Tensors
 from pipeline.executor import Executor, RoundOutcome
@@ -58,13 +58,20 @@ class Loop:
 
     def run(self) -> Tensors:
         """Run what is left of the rounds; the state of the selected model."""
-        e = self.experiment
-        for round_ in range(self.standing.round, e.federation.rounds + 1):
+        for _ in self.steps():
+            pass
+        return self.best or self.executor.snapshot()
+
+    def steps(self) -> Iterator[int]:
+        """Run what is left of the rounds one by one; yields each round's number when it is recorded and saved, and at
+        first the round that the loop stands at.
+        """
+        for round_ in range(self.standing.round, self.experiment.federation.rounds + 1):
             if round_ == 0:
                 self._begin()
             elif round_ > self.standing.round:
                 self._round(round_)
-        return self.best or self.executor.snapshot()
+            yield round_
 
     def resume(self) -> None:
         """Go on from the last checkpoint, where there is one."""
@@ -79,10 +86,10 @@ class Loop:
     def _begin(self) -> None:
         """Score the initial weights: a first sign of life before the first clients have started."""
         began = time.perf_counter()
-        scores = self.executor.scores()
+        scores, scoring = self._scores(0)
         self.executor.expect(self._selected(1))
         seconds = time.perf_counter() - began
-        self.tracker.round(_record(0, RoundOutcome(()), scores, self.class_names, seconds))
+        self.tracker.round(_record(0, RoundOutcome(()), scores, self.class_names, seconds, scoring))
         self.progress.round(0, RoundOutcome(()), scores, seconds)
 
     def _round(self, round_: int) -> None:
@@ -91,12 +98,13 @@ class Loop:
         last = round_ == e.federation.rounds
         if not last:
             self.executor.expect(self._selected(round_ + 1))
-        scores = self.executor.scores() if last or round_ % e.evaluation.every == 0 else {}
+        scored = last or round_ % e.evaluation.every == 0
+        scores, scoring = self._scores(round_) if scored else ({}, 0.0)
         state = self.executor.snapshot()
         self._stand(round_, outcome, scores, state)
         seconds = time.perf_counter() - began
         self.standing.seconds += seconds
-        self.tracker.round(_record(round_, outcome, scores, self.class_names, seconds))
+        self.tracker.round(_record(round_, outcome, scores, self.class_names, seconds, scoring))
         changed = {f"{MEMORY}{client:05d}": self.executor.memory(client) for client in outcome.answered}
         if self.standing.best_round == round_:
             changed[SELECTED] = self.best
@@ -111,18 +119,36 @@ class Loop:
         s.retries += len(outcome.retried)
         if not scores:
             return
-        s.scores = {split: {"f1_macro": v.macro_f1, "accuracy": v.accuracy} for split, v in scores.items()}
+        s.scores = {split: named(v) for split, v in scores.items()}
         best = self.experiment.evaluation.select == "best_validation"
         if best and scores["validation"].macro_f1 > s.best_score:
             s.best_round, s.best_score, self.best = round_, scores["validation"].macro_f1, state
+
+    def _scores(self, round_: int) -> tuple[dict[str, Scores], float]:
+        """Scores by split, and the seconds that they took."""
+        e, began = self.experiment, time.perf_counter()
+        selected = e.evaluation.select == "last" and round_ == e.federation.rounds
+        test = e.evaluation.test == "always" or (e.evaluation.test == "last" and selected)
+        scores = self.executor.scores(["validation", "test"] if test else ["validation"])
+        return scores, time.perf_counter() - began
 
     def _selected(self, round_: int) -> list[int]:
         e = self.experiment
         return select(e.task.clients, e.federation.clients_per_round, round_, e.seed)
 
 
+def named(scores: Scores) -> dict[str, float]:
+    """The summary figures by the names that they have in records."""
+    return {"f1_macro": scores.macro_f1, "accuracy": scores.accuracy}
+
+
 def _record(
-    round_: int, outcome: RoundOutcome, scores: dict[str, Scores], class_names: Sequence[str], seconds: float
+    round_: int,
+    outcome: RoundOutcome,
+    scores: dict[str, Scores],
+    class_names: Sequence[str],
+    seconds: float,
+    scoring: float,
 ) -> RoundRecord:
     metrics: dict[str, float] = {
         "wire/down/bytes": outcome.bytes_down,
@@ -131,12 +157,15 @@ def _record(
         "fault/retried": len(outcome.retried),
         "sys/round_seconds": seconds,
         "sys/client_seconds": outcome.busy_seconds,
+        "sys/score_seconds": scoring,
+        **usage.machine(),
+        **{f"system/{worker}_memory_megabytes": size for worker, size in outcome.memory.items()},
     }
     if outcome.answered:
         metrics["train/loss"] = outcome.loss
     per_class: dict[str, dict[str, float]] = {}
     for split, s in scores.items():
-        metrics |= {f"{split}/f1_macro": s.macro_f1, f"{split}/accuracy": s.accuracy}
+        metrics |= {f"{split}/{metric}": value for metric, value in named(s).items()}
         per_class[f"{split}/f1"] = dict(zip(class_names, map(float, s.f1_C), strict=True))
         per_class[f"{split}/accuracy"] = dict(zip(class_names, map(float, s.accuracy_C), strict=True))
     return RoundRecord(round_, time.time(), metrics, per_class)

@@ -11,8 +11,8 @@ import platform
 import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from importlib.metadata import version
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from pipeline.experiment import Experiment, digest, flat
 from pipeline.folder import CONFIG, RESULT, held, read_config, write_config
 from pipeline.journal import RunInfo, read_records
 from pipeline.progress import Progress
-from pipeline.rounds import Loop, final_checksum, weights_in
+from pipeline.rounds import Loop, final_checksum, named, weights_in
 from pipeline.saved import save_model
 from pipeline.seeds import seed_for
 from pipeline.setup import Setup
@@ -63,7 +63,7 @@ def run(experiment: Experiment, folder: Path, say: Say = print) -> Result:
         executor = _executor(setup)
         stack.callback(executor.close)
         write_config(folder, experiment)
-        return _federate(setup, executor, folder, say)
+        return federate(setup, executor, folder, Progress(experiment.federation.rounds), say)
 
 
 def resumed(folder: Path, say: Say = print) -> Result:
@@ -119,18 +119,32 @@ def _executor(setup: Setup) -> Executor:
     return RayExecutor(setup)
 
 
-def _federate(setup: Setup, executor: Executor, folder: Path, say: Say) -> Result:
-    e, manifest = setup.experiment, setup.data().manifest
-    progress = Progress(e.federation.rounds)
+def open_loop(
+    setup: Setup, executor: Executor, folder: Path, progress: Progress, say: Say, parent: Path | None = None
+) -> Loop:
+    """The round loop of a run folder, standing after its last completed round, with its record opened.
+
+    parent: folder of the sweep that the run is a part of.
+    """
+    e = setup.experiment
     # The tracker needs to know where the loop goes on, so it comes after the checkpoint.
-    loop = Loop(e, manifest.class_names, executor, Trackers([], e.tracking), Checkpoints(folder), progress)
+    none = Trackers([], e.tracking)
+    loop = Loop(e, setup.data().manifest.class_names, executor, none, Checkpoints(folder), progress)
     loop.resume()
     done = loop.standing.round
     loop.tracker = open_tracker(e.tracking, folder, done + 1 if done else 0, say)
-    loop.tracker.begin(_info(setup, folder))
+    loop.tracker.begin(replace(run_info(setup, folder), parent=parent))
     if done:
         progress.start = done
         progress.say(f"going on after round {done}")
+    return loop
+
+
+def federate(
+    setup: Setup, executor: Executor, folder: Path, progress: Progress, say: Say = print, parent: Path | None = None
+) -> Result:
+    """Run what is left of a run folder that this process holds, to its result. parent: as in ``open_loop``."""
+    loop = open_loop(setup, executor, folder, progress, say, parent)
     status: Status = "FAILED"
     try:
         result = _conclude(setup, folder, loop.run(), loop)
@@ -151,6 +165,9 @@ def _conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
     if standing.best_round:
         best = next(r for r in read_records(folder)[0] if r.round == standing.best_round)
         scores = {s: {m: best.metrics[f"{s}/{m}"] for m in v} for s, v in scores.items()}
+        if e.evaluation.test == "last":
+            loop.executor.restore(state, {})
+            scores |= {s: named(v) for s, v in loop.executor.scores(["test"]).items()}
     chosen = standing.best_round or standing.round
     save_model(folder / "model", setup, weights_in(state), {"round": chosen, "scores": scores, "run": folder.name})
     content = {
@@ -182,7 +199,8 @@ def write_per_class(folder: Path) -> None:
                 )
 
 
-def _info(setup: Setup, folder: Path) -> RunInfo:
+def run_info(setup: Setup, folder: Path) -> RunInfo:
+    """What a run is, for its record."""
     e, manifest = setup.experiment, setup.data().manifest
     tags = {
         "method": e.method.name,
@@ -191,14 +209,21 @@ def _info(setup: Setup, folder: Path) -> RunInfo:
         "config_digest": digest(e),
         "git_commit": _commit(),
         "python": platform.python_version(),
-        "torch": version("torch"),
-        "ray": version("ray"),
+        **{name: version_of(name) for name in ("anchorfl", "torch", "ray", "mlflow")},
     }
     sets = [
         (f"{manifest.task}/{s}", manifest.data_digest[:32], s, manifest.raw_digest)
         for s in ("train", "validation", "test")
     ]
     return RunInfo(name=folder.name, experiment=manifest.task, params=flat(e), tags=tags, datasets=sets, folder=folder)
+
+
+def version_of(name: str) -> str:
+    """Version of an installed package."""
+    try:
+        return version(name)
+    except PackageNotFoundError:  # a serial run without MLflow needs neither of the two
+        return "not installed"
 
 
 def _commit() -> str:

@@ -42,14 +42,10 @@ class Server:
         reports = [Report(self.cards[c], u) for c, u in zip(clients, updates, strict=True)]
         self.state = self.method.merge(self.state, reports, self._side(round_))
 
-    def scores(self) -> dict[str, Scores]:
-        """Scores of the current weights per split; a split without rows is left out."""
-        model = self.model
-        return {
-            name: evaluate(model, self.state.weights, rows, self.objective)
-            for name, rows in self.splits.items()
-            if len(rows)
-        }
+    def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
+        """Scores of the current weights on ``splits`` (validation, test); a split without rows is left out."""
+        rows = {name: self.splits[name] for name in splits if len(self.splits[name])}
+        return {n: evaluate(self.model, self.state.weights, r, self.objective) for n, r in rows.items()}
 
     def snapshot(self) -> Tensors:
         """The state as path -> tensor."""

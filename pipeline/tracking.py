@@ -9,10 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from pipeline.deliveries import Deliveries, parts_of
 from pipeline.delivery import Delivery, reason, shown, store_uri
 from pipeline.journal import JsonLines, RoundRecord, RunInfo, Status, read_json
 from tasks.contract import InputError
@@ -22,6 +24,7 @@ __all__ = [
     "MlflowWriter",
     "RoundRecord",
     "RunInfo",
+    "Sender",
     "Status",
     "Tracker",
     "Trackers",
@@ -40,12 +43,24 @@ class TrackingOptions:
     """Where a run is recorded besides its own folder."""
 
     uri: str = ""
-    """MLflow store: empty: the SQLite file ``mlflow.db`` in the folder that holds the runs; ``none``: no MLflow;
-    ``http://...``: a server; ``sqlite:///...``: another file."""
+    """MLflow store: empty: ``$MLFLOW_TRACKING_URI``, or where that is not set the SQLite file ``mlflow.db`` in the
+    folder that holds the runs; ``none``: no MLflow; ``http://...``: a server; ``sqlite:///...``: another file;
+    ``postgresql://...``: a database server (leave its password to ``~/.pgpass`` or ``PGPASSWORD``)."""
     experiment: str = ""
     """MLflow experiment; empty: name of the task."""
     run_name: str = ""
     """Name of the run in MLflow; empty: name of the run folder."""
+    log_model: bool = True
+    """Log the trained model as an MLflow model (weights as safetensors, no pickle); false: only its files."""
+    register: str = ""
+    """Name in MLflow's model registry under which the trained model becomes a version, with the alias ``champion``;
+    empty: none."""
+
+    def __post_init__(self) -> None:
+        if set(self.register) & set("/:'\"`"):
+            raise ValueError(f"tracking.register = {self.register!r}: MLflow takes no / : or quotes in a model's name")
+        if self.register and not self.log_model:
+            raise ValueError("tracking.register needs the model in MLflow: leave tracking.log_model true")
 
 
 class Tracker(Protocol):
@@ -64,11 +79,32 @@ class Tracker(Protocol):
         """Close the record."""
 
 
+class Sender(Protocol):
+    """What brings run folders to MLflow: ``Delivery`` one, ``Deliveries`` a sweep."""
+
+    folder: Path
+    uri: str
+
+    @property
+    def last(self) -> int:
+        """Last round of ``folder`` that stands in MLflow."""
+
+    def turn(self) -> AbstractContextManager[object]:
+        """What to hold while sending."""
+
+    def advance(self) -> int:
+        """Send what is missing; returns the number of rounds."""
+
+    def finish(self) -> list[str]:
+        """Send what comes at the end; returns the artifacts that are gone."""
+
+
 class MlflowWriter:
     """The tracker that feeds MLflow from the run folder, which ``JsonLines`` must have written before each call.
 
-    say: takes one line, from any thread. pause_s: first wait after a failure, doubled by each further one. timeout_s:
-    how long ``end`` waits for the rest at most. failures: attempts that failed.
+    say: takes one line, from any thread. delivery: what sends, on the writer's one thread; None: this run folder
+    alone. pause_s: first wait after a failure, doubled by each further one. timeout_s: how long ``end`` waits for the
+    rest at most. failures: attempts that failed.
     """
 
     def __init__(
@@ -77,10 +113,12 @@ class MlflowWriter:
         uri: str,
         say: Callable[[str], None],
         *,
+        delivery: Sender | None = None,
         pause_s: float = 5.0,
         timeout_s: float = SERVER_WAIT_S,
     ) -> None:
         self.folder, self.uri, self.say = folder, uri, say
+        self.delivery = delivery or Delivery(folder, uri)
         self.pause_s, self.timeout_s = pause_s, timeout_s
         self.failures = 0
         self._in_a_row = 0
@@ -96,7 +134,11 @@ class MlflowWriter:
     def round(self, record: RoundRecord) -> None:
         """Let the thread know that there is more; it reads the journal itself. Round 0 waits for round 1."""
         if record.round:
-            self._wake.set()
+            self.wake()
+
+    def wake(self) -> None:
+        """Let the thread look for news, from any thread; it costs nothing where there is none."""
+        self._wake.set()
 
     def artifact(self, path: Path) -> None:
         """Nothing yet: artifacts are sent at the end, from run.json."""
@@ -116,20 +158,19 @@ class MlflowWriter:
         return not self._thread.is_alive()
 
     def _work(self) -> None:
-        delivery = Delivery(self.folder, self.uri)
         ending = False
         while not ending:
             self._wake.wait()
             self._wake.clear()
             ending = self._ending.is_set()
             if ending or time.monotonic() >= self._retry_at:
-                self._attempt(delivery, ending)
+                self._attempt(ending)
 
-    def _attempt(self, delivery: Delivery, ending: bool) -> None:
+    def _attempt(self, ending: bool) -> None:
         try:
-            with delivery.turn():
-                delivery.advance()
-                gone = delivery.finish() if ending else []
+            with self.delivery.turn():
+                self.delivery.advance()
+                gone = self.delivery.finish() if ending else []
         except (
             Exception
         ) as error:  # whatever goes wrong with tracking: it is said, counted, tried again; the run goes on
@@ -154,7 +195,8 @@ class MlflowWriter:
 
 
 def send(folder: Path, uri: str = "") -> int:
-    """Send to MLflow what it lacks of a run folder; returns the number of rounds. ``uri`` as in ``TrackingOptions``.
+    """Send to MLflow what it lacks of a run folder, and of the runs in it that are its parts; returns the number of
+    rounds. ``uri`` as in ``TrackingOptions``.
 
     Errors: InputError where there is no run, no store is named, or the store cannot be reached.
     """
@@ -165,7 +207,9 @@ def send(folder: Path, uri: str = "") -> int:
     store = store_uri(uri, folder)
     if not store:
         raise InputError("tracking.uri is 'none'; say where to send with --tracking.uri")
-    delivery = Delivery(folder, store)
+    delivery = Deliveries(folder, store)
+    for part in parts_of(folder):
+        delivery.add(part)
     try:
         with delivery.turn():
             count = delivery.advance()
@@ -186,9 +230,11 @@ class Trackers:
 
     def begin(self, info: RunInfo) -> None:
         """Open the record of a run."""
-        name, experiment = self.options.run_name or info.name, self.options.experiment or info.experiment
+        o = self.options
+        name, experiment = o.run_name or info.name, o.experiment or info.experiment
+        info = replace(info, name=name, experiment=experiment, log_model=o.log_model, register=o.register)
         for part in self.parts:
-            part.begin(replace(info, name=name, experiment=experiment))
+            part.begin(info)
 
     def round(self, record: RoundRecord) -> None:
         """Keep one round."""

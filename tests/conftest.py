@@ -17,7 +17,8 @@ from tasks.contract import TaskOptions
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch, tmp_path_factory):
-    """No test reads or writes the user's cache; all share one, so that data are prepared once."""
+    """No test reads or writes the user's cache or records; all share a cache, so that data are prepared once."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("ANCHORFL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 

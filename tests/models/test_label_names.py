@@ -6,6 +6,7 @@ import os
 import random  # noqa: TID251 - the global state is what is tested
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -26,17 +27,12 @@ from models.label_names import (
     walks,
 )
 
+Graph = Callable[..., npt.NDArray[np.float64]]
+
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Training(walks_per_node=20, length=20)
 R8 = ("acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade")
-
-
-def graph(*edges: tuple[int, int, float], nodes: int) -> npt.NDArray[np.float64]:
-    """Symmetric weights [K, K]."""
-    weight_KK = np.zeros((nodes, nodes))
-    for i, j, weight in edges:
-        weight_KK[i, j] = weight_KK[j, i] = weight
-    return weight_KK
 
 
 def cliques() -> Cooccurrence:
@@ -154,7 +150,7 @@ def test_random_vectors_are_standard_normal_and_keyed_by_name() -> None:
     assert random_vectors((), 50, 9).shape == (0, 50)
 
 
-def test_bad_requests_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_requests_are_named(monkeypatch: pytest.MonkeyPatch, graph: Graph) -> None:
     table = Cooccurrence(("earn", "grain", "money-fx", "wheat"), graph((0, 1, 1.0), nodes=4))
     with pytest.raises(NamesError, match=r"class 'Grain' is not in the table \(nearest: 'grain', .*\); rename the"):
         from_cooccurrence(table, ("earn", "Grain"), width=4, seed=0, cache=None)

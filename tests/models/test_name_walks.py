@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -13,13 +14,7 @@ from models.label_names import (
     walks,
 )
 
-
-def graph(*edges: tuple[int, int, float], nodes: int) -> npt.NDArray[np.float64]:
-    """Symmetric weights [K, K]."""
-    weight_KK = np.zeros((nodes, nodes))
-    for i, j, weight in edges:
-        weight_KK[i, j] = weight_KK[j, i] = weight
-    return weight_KK
+Graph = Callable[..., npt.NDArray[np.float64]]
 
 
 def test_transitions_follow_the_edge_weights() -> None:
@@ -42,7 +37,7 @@ def test_transitions_follow_the_edge_weights() -> None:
     assert (path_RL != 2).all()
 
 
-def test_every_connected_node_starts_its_share_of_walks() -> None:
+def test_every_connected_node_starts_its_share_of_walks(graph: Graph) -> None:
     path_RL = walks(graph((0, 1, 1.0), (1, 3, 2.0), nodes=4), walks_per_node=5, length=3, rng=np.random.default_rng(0))
     assert path_RL.shape == (15, 3)
     assert path_RL.dtype == np.int32
@@ -51,7 +46,7 @@ def test_every_connected_node_starts_its_share_of_walks() -> None:
     assert passes != [passes[0]] * 5  # shuffled
 
 
-def test_extreme_weights_stay_on_edges() -> None:
+def test_extreme_weights_stay_on_edges(graph: Graph) -> None:
     weight_KK = graph((0, 1, 1e308), (0, 2, 1e308), (1, 2, 5e-324), (3, 4, 5e-324), nodes=6)
     path_RL = walks(weight_KK, walks_per_node=50, length=50, rng=np.random.default_rng(0))
     assert (weight_KK[path_RL[:, :-1], path_RL[:, 1:]] > 0).all()
@@ -66,7 +61,7 @@ class Topmost(np.random.Generator):
         return np.full(size, np.nextafter(1.0, 0.0))
 
 
-def test_a_draw_that_rounds_up_stays_in_its_row() -> None:
+def test_a_draw_that_rounds_up_stays_in_its_row(graph: Graph) -> None:
     weight_KK = graph((0, 9, 1.0), (8, 9, 1.0), (1, 2, 1.0), nodes=10)
     path_RL = walks(weight_KK, walks_per_node=1, length=10, rng=Topmost(np.random.PCG64(0)))
     assert (weight_KK[path_RL[:, :-1], path_RL[:, 1:]] > 0).all()

@@ -124,7 +124,10 @@ def test_bad_lines_are_named(here, capsys, lines, message):
         (["run", "digits/fedavgg"], "no preset 'digits/fedavgg' (did you mean 'digits/fedavg'?)"),
         (["run", "digits/fedavg", "--sed", "3"], "no option --sed (did you mean 'seed'?)"),
         (["run", "r8-8/fedavg"], "r8: no r8-train-stemmed.txt, r8-test-stemmed.txt (plain or .gz)"),
-        (["run", "digits/fedavg", "--task.classes_per_client", "11", *SMALL], "11"),
+        (
+            ["run", "digits/fedavg", "--task.classes_per_client", "11", *SMALL],
+            "classes_per_client = 11, but client 0 has rows of only 10 classes; lower it to 10",
+        ),
         (
             ["run", "digits/fedavg", "--task.classes_per_client", "1", "--task.clients", "5", *SMALL],
             "cannot identify all 10",
@@ -146,12 +149,15 @@ def test_bad_input_is_one_line_and_exit_code_2(here, capsys, arguments, message)
     assert not (here / "runs").exists() or not list((here / "runs").glob("digits*")), "nothing half-written"
 
 
-def test_data_tells_what_is_there(here, capsys):
+def test_data_tells_what_is_there(here, capsys, monkeypatch):
     assert main(["data"]) == 0
     shown = capsys.readouterr().out
     assert "digits" in shown
     assert "lacks r8-train-stemmed.txt" in shown
     write_r8(here / "reuters21578_r8")
+    monkeypatch.setenv("ANCHORFL_DATA", str(here))
+    assert main(["data"]) == 0
+    assert f"r8           found in {here / 'reuters21578_r8'}" in capsys.readouterr().out
 
 
 def test_presets_are_listed(capsys):

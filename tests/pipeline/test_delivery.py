@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import delivery
-from pipeline.delivery import store_uri
+from pipeline import stores
+from pipeline.stores import reason, shown, store_uri
 from pipeline.tracking import TrackingOptions, open_tracker, send
 from tasks.contract import InputError
 
@@ -22,15 +22,15 @@ def test_a_database_is_there_whole_or_not_at_all(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        delivery._make_database(path, killed)
+        stores.make_database(path, killed)
     assert not path.exists()
 
     def migrate(tracking_uri):
         with closing(sqlite3.connect(tracking_uri.removeprefix("sqlite:///"))) as database:
             database.execute("create table experiments (name text)")
 
-    delivery._make_database(path, migrate)
-    delivery._make_database(path, killed)  # there is one: not made again
+    stores.make_database(path, migrate)
+    stores.make_database(path, killed)  # there is one: not made again
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("select name from sqlite_master").fetchall() == [("experiments",)]
     assert [file.name for file in path.parent.iterdir()] == ["mlflow.db"]
@@ -42,9 +42,41 @@ def test_a_store_that_mlflow_refuses_is_named(uri, tmp_path):
         open_tracker(TrackingOptions(uri=uri), tmp_path / "run", 0, print)
 
 
+def test_postgres_needs_its_driver(tmp_path, monkeypatch):
+    uri = "postgresql://me:secret@127.0.0.1/runs"
+    assert store_uri(uri, tmp_path) == uri
+    monkeypatch.setattr(stores.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'psycopg\[binary\]'") as told:
+        store_uri("postgresql+psycopg://me:secret@127.0.0.1/runs", tmp_path)
+    assert "secret" not in str(told.value)
+    with pytest.raises(InputError, match="pip install psycopg2-binary"):
+        open_tracker(TrackingOptions(uri="postgresql+psycopg2://me@127.0.0.1/runs"), tmp_path / "run", 0, print)
+
+
+def test_where_artifacts_go(tmp_path):
+    base = tmp_path.as_uri()
+    assert stores.artifact_place(f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "runs/a", "x y") == (
+        f"{base}/mlartifacts/x_y"
+    )
+    assert stores.artifact_place("postgresql://h/d", tmp_path / "runs/a", "x") == f"{base}/runs/mlartifacts/x"
+    assert stores.artifact_place("http://127.0.0.1:1", tmp_path / "runs/a", "x") is None
+
+
+def test_no_password_is_said():
+    assert shown("at postgresql://me:secret@host/db") == "at postgresql://***@host/db"
+    assert reason(OSError("connect to http://me:secret@host\n  failed")) == "connect to http://***@host failed"
+    assert reason(ValueError()) == "ValueError"
+
+
 def test_stores(tmp_path):
     assert store_uri("", tmp_path / "run") == f"sqlite:///{tmp_path / 'mlflow.db'}"
     assert store_uri("none", tmp_path) == ""
     assert len(open_tracker(TrackingOptions(uri="none"), tmp_path / "run", 0, print).parts) == 1
     with pytest.raises(InputError, match=r"run\.json"):
         send(tmp_path, "none")
+
+
+@pytest.mark.parametrize("options", [{"register": "a/b"}, {"register": "it's"}, {"register": "a", "log_model": False}])
+def test_what_cannot_be_registered_is_refused(options):
+    with pytest.raises(ValueError, match=r"tracking\.register"):
+        TrackingOptions(**options)

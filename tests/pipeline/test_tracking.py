@@ -1,19 +1,14 @@
 """The journal is the truth, MLflow gets every row once, and no tracking server can slow or stop a run."""
 
-import os
-import shutil
 import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 from pipeline import delivery
 from pipeline.delivery import MARK
-from pipeline.journal import JsonLines, RoundRecord, RunInfo, read_records
+from pipeline.journal import JsonLines, RoundRecord, RunInfo, read_json, read_records
 from pipeline.tracking import TrackingOptions, open_tracker, send
 from tasks.contract import InputError
 
@@ -210,7 +205,7 @@ def test_a_round_that_arrived_in_part_is_completed(tmp_path, store):
         journal.round(RoundRecord(0, 1_700_000_000.0 + attempt, wide))
         journal.end("FINISHED")
         sender = delivery.Delivery(folder, store)
-        sender._connect()
+        sender._connect(read_json(folder / "run.json"))
         batch = next(sender._batches(read_records(folder)[0]))
         if attempt == 0:
             sender._client.log_batch(sender.run_id, metrics=batch)
@@ -230,34 +225,3 @@ def test_two_runs_of_one_process(tmp_path, store, lines):
         tracker.end("FINISHED")
     assert [steps(folder, store) for folder in folders] == [rows(0, 1, 2)] * 2
     assert lines == []
-
-
-@pytest.mark.slow
-def test_a_real_server(tmp_path, store, lines, monkeypatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")  # this test is about rows, not about a busy machine
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shutil.copy(store.removeprefix("sqlite:///"), tmp_path / "server.db")
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{tmp_path / 'server.db'}"]
-    command += ["--artifacts-destination", str(tmp_path / "artifacts"), "--port", str(port), "--workers", "1"]
-    log = (tmp_path / "server.log").open("w")
-    quiet = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}
-    server = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, env=quiet, start_new_session=True)
-    try:
-        for _ in range(240):
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                    break
-            except OSError:  # not up yet
-                time.sleep(0.5)
-        uri, folder = f"http://127.0.0.1:{port}", tmp_path / "run"
-        run_rounds(folder, uri, range(3), lines.append, status=None)
-        run_rounds(folder, uri, range(2, 5), lines.append, resume_at=2)
-        assert lines == []
-        assert steps(folder, uri) == rows(*range(5))
-        assert send(folder, uri) == 0
-    finally:
-        os.killpg(server.pid, 15)
-        server.wait(30)
-        log.close()

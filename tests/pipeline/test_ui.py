@@ -1,12 +1,15 @@
 """The pages are served on loopback unless the user asks for more, and only where there is something to show."""
 
+import importlib.util
 import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from pipeline import ui
 from pipeline.ui import serve, server_command
 from tasks.contract import InputError
 
@@ -32,7 +35,13 @@ def test_serve_becomes_mlflow_on_loopback(database, port, monkeypatch, capsys):
     assert calls[0][0] == command[0] == sys.executable
     assert command[1:4] == ["-m", "mlflow", "server"]
     options = dict(zip(command[4::2], command[5::2], strict=True))
-    assert options == {"--backend-store-uri": database, "--host": "127.0.0.1", "--port": str(port), "--workers": "1"}
+    assert options == {
+        "--backend-store-uri": database,
+        "--artifacts-destination": database.removeprefix("sqlite:///").replace("mlflow.db", "mlartifacts"),
+        "--host": "127.0.0.1",
+        "--port": str(port),
+        "--workers": "1",
+    }
     assert f"http://127.0.0.1:{port}" in capsys.readouterr().out
 
 
@@ -41,7 +50,29 @@ def test_mlflow_knows_the_options():
     known = subprocess.run(
         [sys.executable, "-m", "mlflow", "server", "--help"], check=True, capture_output=True, text=True, env=quiet
     ).stdout
-    assert all(option in known for option in ("--backend-store-uri", "--host", "--port", "--workers"))
+    options = ("--backend-store-uri", "--artifacts-destination", "--host", "--port", "--workers")
+    assert all(option in known for option in options)
+    source = Path(importlib.util.find_spec("mlflow").origin).parent / "cli" / "__init__.py"
+    assert '"MLFLOW_BACKEND_STORE_URI"' in source.read_text()
+
+
+def test_a_postgres_address_is_no_argument(port, monkeypatch, capsys):
+    uri, calls, opened = "postgresql+psycopg://me:secret@127.0.0.1/runs", [], []
+    monkeypatch.setattr(os, "execv", lambda *call: calls.append(call))
+    monkeypatch.setattr(ui, "open_store", opened.append)
+    monkeypatch.setenv("MLFLOW_BACKEND_STORE_URI", "")
+    serve(uri, port)
+    assert "secret" not in " ".join(calls[0][1]) + capsys.readouterr().out
+    assert calls[0][1][4:6] == ["--artifacts-destination", str(Path("runs/mlartifacts").absolute())]
+    assert os.environ["MLFLOW_BACKEND_STORE_URI"] == uri
+    assert opened == [uri]
+
+
+def test_a_postgres_server_that_does_not_answer(port):
+    with pytest.raises(InputError, match="cannot be shown") as told:
+        serve(f"postgresql+psycopg://me:secret@127.0.0.1:{port}/runs", port)
+    assert "refused" in str(told.value)
+    assert "secret" not in str(told.value)
 
 
 def test_other_hosts_only_when_asked_for(database, port, monkeypatch, capsys):

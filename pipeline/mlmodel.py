@@ -1,0 +1,75 @@
+"""A trained model in MLflow's pyfunc format, without any pickle: this module is the loader that the format names.
+
+``mlflow.pyfunc.load_model("models:/<id>").predict(frame)`` gives the probabilities of ``anchorfl predict``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.evaluate import logits_of
+from pipeline.packing import TEXT
+from pipeline.predict import encoded
+from pipeline.saved import SavedModel, load_model
+from pipeline.setup import one_thread
+from tasks.contract import InputError
+
+
+class Classes:
+    """A saved model as pyfunc calls it."""
+
+    def __init__(self, saved: SavedModel) -> None:
+        self.saved = saved
+
+    def predict(self, model_input: Any) -> Any:
+        """A pandas DataFrame with one row per sample and one column per class name, the probability of the class.
+
+        Token models take a DataFrame with a column ``text``, or a list of texts; others a DataFrame, an array or a
+        list of lists [N, values of one sample], in the order of the columns. InputError names the sample.
+        """
+        import pandas as pd  # type: ignore[import-untyped]  # carries no types
+
+        payload = _texts(model_input) if self.saved.spec.kind == "tokens" else _values(model_input, self.saved)
+        threads = torch.get_num_threads()
+        one_thread()  # the same bits as ``anchorfl predict``
+        try:
+            scores_NC = self.saved.objective.scores(logits_of(self.saved.model, encoded(self.saved, payload)))
+        finally:
+            torch.set_num_threads(threads)
+        return pd.DataFrame(scores_NC.double().numpy(), columns=list(self.saved.class_names))
+
+
+def _load_pyfunc(path: str) -> Classes:
+    """What MLflow calls with the folder that ``pack`` gave it as data."""
+    return Classes(load_model(Path(path)))
+
+
+def _texts(given: Any) -> list[str]:
+    if hasattr(given, "columns"):
+        if TEXT not in given.columns:
+            raise InputError(f"the input has the columns {', '.join(map(str, given.columns))}; name one {TEXT!r}")
+        given = given[TEXT]
+    texts = list(given)
+    for number, text in enumerate(texts, 1):
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(f"sample {number}: {text!r} is no text; give a text that is not empty")
+    return texts
+
+
+def _values(given: Any, saved: SavedModel) -> list[list[float]]:
+    width = int(np.prod(saved.spec.shape))
+    try:
+        values_NV = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the input holds what is no number ({error}); give numbers only, without labels") from error
+    if values_NV.ndim != 2 or values_NV.shape[1] != width:
+        raise InputError(f"the input has the shape {values_NV.shape}; this model takes {width} values per sample")
+    bad_N = np.flatnonzero(~np.isfinite(values_NV).all(1))
+    if len(bad_N):
+        raise InputError(f"sample {bad_N[0] + 1} holds a value that is not finite; fill it or leave the sample out")
+    rows: list[list[float]] = values_NV.tolist()
+    return rows

@@ -1,0 +1,34 @@
+"""Memory and load: what a worker has needed so far, and how busy this machine is. In the names of MLflow's page of
+system metrics.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import psutil
+import torch
+
+MEGABYTE = 1e6
+
+
+def peak(worker: str) -> dict[str, float]:
+    """Peak resident memory of this process in MB under the worker's name, and of its GPU's allocator under
+    ``<worker>_gpu``.
+    """
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB on Linux
+    out = {worker: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MEGABYTE}
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no annotation here
+        out[f"{worker}_gpu"] = torch.cuda.max_memory_reserved() / MEGABYTE
+    return out
+
+
+def machine() -> dict[str, float]:
+    """Load of this machine since the last call (percent of all CPUs) and its memory in use."""
+    memory = psutil.virtual_memory()
+    return {
+        "system/cpu_utilization_percentage": psutil.cpu_percent(interval=None),
+        "system/system_memory_usage_megabytes": memory.used / MEGABYTE,
+        "system/system_memory_usage_percentage": memory.percent,
+    }

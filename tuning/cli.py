@@ -1,0 +1,34 @@
+"""The command line as it is installed: the pipeline's commands, and those that need Ray Tune or a cluster.
+
+The pipeline may not import this package (docs/adr/0001), so the commands of both meet here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pipeline.cli
+from pipeline.cli import Add, run_console, run_main
+from tuning import commands, submit
+
+OWN = {**pipeline.cli.OWN, "sweep": commands.sweep}
+"""Commands that take a preset and overrides, and so parse their own arguments."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; exit codes as in ``pipeline.cli``."""
+    return run_main(list(sys.argv[1:] if argv is None else argv), OWN, _more)
+
+
+def console() -> None:
+    """Entry point of the console script."""
+    run_console(main)
+
+
+def _more(add: Add) -> None:
+    add("sweep", None, "search hyper-parameters: anchorfl sweep PRESET [--space name=low:high ...] [--trials N ...]")
+    report = add("report", commands.report, "write the report of a sweep again, also while it runs")
+    report.add_argument("sweep", type=Path, help="folder of the sweep")
+    submit.arguments(add("submit", submit.submit, "run a command on a Ray cluster, as a job of it"))

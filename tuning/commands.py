@@ -1,0 +1,127 @@
+"""What the commands of this package do. Slow libraries are imported where a command needs them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from tasks.contract import InputError
+
+USAGE = """usage: anchorfl sweep PRESET [--space NAME=RANGE ...] [--output FOLDER] [--option value ...]
+                      [--section.option value ...]
+       anchorfl sweep --resume FOLDER [--trials N] [--hours H] ...
+RANGE: low:high, log:low:high, tail:low:high (percentiles near 100), int:low:high, or values with commas; :n at the end
+       gives n points of a grid. Without --space: the method's own space."""
+
+
+def sweep(arguments: list[str]) -> int:
+    """Search hyper-parameters of a preset, or go on with a sweep."""
+    from pipeline.config import override, preset_names, read_preset
+    from tuning.plan import Plan, load_plan, new_sweep_folder, preset_text
+    from tuning.spaces import space_of
+
+    own, given, overrides = _split(arguments)
+    if own.resume is not None:
+        if own.preset or own.space or overrides:
+            raise InputError("--resume takes the preset, the space and the options from the sweep's folder")
+        return _run(load_plan(own.resume, given), own.resume)
+    if not own.preset:
+        raise InputError(f"sweep needs a preset: {', '.join(preset_names())}; or the path of a .toml file")
+    from tuning.options import SweepOptions
+
+    experiment = override(read_preset(own.preset), overrides, f"anchorfl sweep {own.preset}")
+    if experiment.output:
+        raise InputError("--output stands for the folder of the sweep; leave it out of the preset")
+    plan = Plan(
+        own.preset,
+        experiment,
+        space_of(experiment, own.space),
+        SweepOptions(**given),
+        preset_text(own.preset, experiment, bool(overrides)),
+    )
+    return _run(plan, new_sweep_folder(own.preset, own.output))
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write the report of a sweep again."""
+    from tuning.plan import load_plan
+    from tuning.report import write_report
+    from tuning.sweep import view_of
+
+    plan = load_plan(options.sweep, {})
+    for path in write_report(view_of(plan, options.sweep.resolve()), options.sweep / "report", plan.text):
+        print(path)
+    return 0
+
+
+def _run(plan: Any, folder: Path) -> int:
+    from tasks.sources import find_task, raw_folder
+    from tuning.sweep import run_sweep
+
+    raw_folder(find_task(plan.experiment.task.name), plan.experiment.task)
+    print(f"{plan.preset}: sweep folder {folder}", flush=True)
+    try:
+        view = run_sweep(plan, folder)
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(f"anchorfl sweep --resume {folder}") from stop
+    print(f"\n{summary(view)}\n\nreport: {folder / 'report' / 'report.html'}")
+    return 0
+
+
+def summary(view: Any) -> str:
+    """The chosen point and its scores, in few lines."""
+    from tuning.progress import named, spread
+
+    if view.best is None:
+        return "no trial has a score"
+    lines = [f"chosen: trial {view.best.number}  {named(view.best.point)}"]
+    lines.append(
+        f"validation {view.metric}, {view.rule}, round {view.best.rounds}: {spread(view.best.scores(view.rule))}"
+    )
+    own = view.trials[0]
+    if view.best.number and own.scores(view.rule):
+        lines.append(f"the preset's own point, round {own.rounds}: {spread(own.scores(view.rule))}")
+    for word, runs in (("chosen point", view.finals), ("preset's own point", view.references)):
+        if runs:
+            seeds = ", ".join(str(r.seed) for r in runs)
+            scores = "  ".join(f"{m} {spread([r.scores['test'][m] for r in runs])}" for m in runs[0].scores["test"])
+            lines.append(f"test, {word}, {runs[0].rounds} rounds, seeds {seeds}: {scores}")
+    return "\n".join(lines)
+
+
+def _split(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any], list[str]]:
+    """Arguments of the command itself, the sweep's options that were given, and the overrides of the preset."""
+    from dataclasses import MISSING, fields
+
+    import tyro
+
+    from pipeline.config import one_line
+    from tuning.options import SweepOptions
+
+    if "--help" in arguments or "-h" in arguments:
+        print(USAGE + "\n")
+        tyro.cli(SweepOptions, args=["--help"], prog="anchorfl sweep")
+    parser = argparse.ArgumentParser(prog="anchorfl sweep", add_help=False, exit_on_error=False)
+    parser.add_argument("--space", nargs="+", action="extend", default=[])
+    parser.add_argument("--resume", type=Path, default=None)
+    parser.add_argument("--output", default="")
+    parser.add_argument("preset", nargs="?", default="")
+    # Options and overrides both come as --name value; what names a section is an override.
+    first, rest = (arguments[:1], arguments[1:]) if arguments and not arguments[0].startswith("-") else ([], arguments)
+    try:
+        own, unknown = parser.parse_known_args(first + rest)
+    except argparse.ArgumentError as error:
+        raise InputError(f"sweep: {error}") from error
+    names = {f.name for f in fields(SweepOptions) if f.default is not MISSING}
+    options, overrides = list[str](), list[str]()
+    target = overrides
+    for word in unknown:
+        if word.startswith("--"):
+            target = options if word[2:].partition("=")[0].replace("-", "_") in names else overrides
+        target.append(word)
+    parsed = one_line(
+        lambda: tyro.cli(SweepOptions, args=options, prog="anchorfl sweep", config=(tyro.conf.FlagConversionOff,))
+    )
+    named = {w[2:].partition("=")[0].replace("-", "_") for w in options if w.startswith("--")}
+    return own, {n: getattr(parsed, n) for n in named}, overrides

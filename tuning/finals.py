@@ -1,0 +1,96 @@
+"""The chosen point in full on fresh seeds, tested once; and the preset's own point beside it where asked for."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune import Callback
+
+from pipeline.actors import one_line
+from pipeline.folder import RESULT
+from tuning.records import Records
+from tuning.results import Final
+from tuning.search import Point
+from tuning.trial import Work, train_final
+from tuning.tuner import Unsaved, fit
+
+LOOK_S = 5.0
+"""Seconds between two looks for news of runs whose records other processes write."""
+
+
+class Tell(Unsaved, Callback):
+    """Lets the records look for news now and then while runs go, and says when one has ended."""
+
+    def __init__(self, folder: Path, records: Records, say: Callable[[str], None]) -> None:
+        self.folder, self.records, self.say = folder, records, say
+        self.looked = time.monotonic()
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Tune has been round its loop."""
+        if time.monotonic() - self.looked > LOOK_S:
+            self.looked = time.monotonic()
+            self.records.look()
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A run has ended well."""
+        name = trial.config["job"]["name"]
+        self.records.add(self.folder / name)
+        result = json.loads((self.folder / name / RESULT).read_text(encoding="utf-8"))
+        scores = "  ".join(f"{metric} {100 * value:.2f}" for metric, value in result["scores"]["test"].items())
+        self.say(f"final run {name}: test {scores}")
+
+
+def run_finals(
+    points: Mapping[str, Point], seeds: Sequence[int], work: Work, resources: Sequence[dict[str, float]], at_once: int,
+    records: Records, register: str,
+) -> list[str]:  # fmt: skip
+    """Run every point (by the word that opens its folders' names) on every seed, those that have no result yet;
+    returns what failed, a line each. ``register``: name in MLflow's registry for the model of the first.
+
+    KeyboardInterrupt where Ctrl-C ended it early.
+    """
+    folder = Path(work.folder)
+    jobs: list[dict[str, Any]] = [
+        {"name": f"{word}-seed-{seed}", "seed": seed, "point": dict(point), "register": ""}
+        for word, point in points.items()
+        for seed in seeds
+    ]
+    jobs[0]["register"] = register
+    for job in jobs:  # those of an earlier start, too: their records may not have arrived
+        records.add(folder / job["name"])
+    missing = [job for job in jobs if not (folder / job["name"] / RESULT).exists()]
+    if not missing:
+        return []
+    results = fit(
+        train_final, work, resources, at_once,
+        param_space={"job": tune.grid_search(missing)},
+        callbacks=[Tell(folder, records, records.say)],
+    )  # fmt: skip
+    failed = [f"final run {r.config['job']['name']} failed: {one_line(r.error)}" for r in results if r.error]
+    if len(failed) < sum(not (folder / job["name"] / RESULT).exists() for job in missing):
+        raise KeyboardInterrupt
+    return failed
+
+
+def read_finals(folder: Path, word: str, seeds: Sequence[int]) -> tuple[Final, ...]:
+    """The final runs of a word that have a result."""
+    out = []
+    for seed in seeds:
+        place = folder / f"{word}-seed-{seed}"
+        if (place / RESULT).exists():
+            content: dict[str, Any] = json.loads((place / RESULT).read_text(encoding="utf-8"))
+            out.append(
+                Final(
+                    seed=seed,
+                    rounds=content["rounds"],
+                    scores=content["scores"],
+                    folder=str(place),
+                    seconds=content["seconds"],
+                )
+            )
+    return tuple(out)

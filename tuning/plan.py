@@ -1,0 +1,133 @@
+"""What a sweep was asked for, as a value and as ``sweep.json`` in its folder: what a resumed sweep starts from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint import write_atomically
+from pipeline.config import from_tree, options_of, preset_path
+from pipeline.experiment import Experiment, to_tree
+from pipeline.folder import RUNS
+from tasks.contract import InputError
+from tuning.options import Rounds, SweepOptions, resolve_rounds
+from tuning.spaces import SPACES, Choice, Dimension, Range, Space, Value, resolve
+
+Say = Callable[[str], None]
+FILE = "sweep.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A sweep before its first trial. text: the preset as TOML, overrides included."""
+
+    preset: str
+    experiment: Experiment
+    space: Space
+    options: SweepOptions
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.experiment.task.validation == 0:
+            raise InputError("a sweep chooses on the validation split: set task.validation above 0")
+        if self.options.searcher == "grid":
+            for name, dimension in self.space.items():
+                dimension.grid()  # an integer range with too few points says so here
+                if not dimension.grid():
+                    raise InputError(f"--space {name}: no grid point")
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Searched name -> option."""
+        return {name: resolve(self.experiment, name) for name in self.space}
+
+    @property
+    def own(self) -> dict[str, Value]:
+        """The preset's own point."""
+        known = options_of(self.experiment)
+        return {name: known[option] for name, option in self.names.items()}
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds of the search: the preset's and the next ones."""
+        return tuple(range(self.experiment.seed, self.experiment.seed + self.options.seeds))
+
+    @property
+    def fresh(self) -> tuple[int, ...]:
+        """Seeds of the final runs: those after the search's."""
+        first = self.experiment.seed + self.options.seeds
+        return tuple(range(first, first + self.options.finals))
+
+    @property
+    def rounds(self) -> Rounds:
+        """Lengths of a trial. InputError where they do not fit each other."""
+        warm_up = SPACES[self.experiment.method.name].warm_up
+        try:
+            return resolve_rounds(self.options, self.experiment.federation.rounds, warm_up)
+        except ValueError as error:
+            raise InputError(str(error)) from error
+
+    def save(self, folder: Path) -> None:
+        """Write ``sweep.json``."""
+        content = {
+            "preset": self.preset,
+            "options": asdict(self.options),
+            "space": {n: {"kind": type(d).__name__, **asdict(d)} for n, d in self.space.items()},
+            "experiment": to_tree(self.experiment),
+            "text": self.text,
+        }
+        write_atomically(folder / FILE, json.dumps(content, indent=1).encode())
+
+
+def load_plan(folder: Path, changes: Mapping[str, Any]) -> Plan:
+    """The plan of a sweep's folder; ``changes``: options that a resumption may change. InputError: there is none."""
+    try:
+        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        known = sorted(p.parent.name for p in RUNS.glob(f"*/{FILE}"))
+        raise InputError(f"{folder} holds no sweep; sweeps in {RUNS}/: {', '.join(known) or 'none'}") from error
+    except ValueError as error:
+        raise InputError(f"{folder / FILE} is damaged ({error}); restore it from a copy") from error
+    fixed = {f.name for f in fields(SweepOptions)} - {"trials", "hours", "cost", "cpu_price", "gpu_price", "finals",
+                                                      "reference", "concurrent", "register"}  # fmt: skip
+    old = content["options"]
+    for name in fixed & set(changes):
+        if changes[name] != old[name]:
+            raise InputError(
+                f"--{name} {changes[name]}: the sweep was started with {old[name]}, which a resumed one keeps"
+            )
+    options = replace(SweepOptions(**old), **changes)
+    space = {name: _dimension(dict(entry)) for name, entry in content["space"].items()}
+    return Plan(content["preset"], from_tree(content["experiment"]), space, options, content["text"])
+
+
+def preset_text(preset: str, experiment: Experiment, overridden: bool) -> str:
+    """The preset as TOML: its own text, or where options were overridden the resolved options."""
+    if not overridden:
+        return preset_path(preset).read_text(encoding="utf-8")
+    tree = {k: v for k, v in to_tree(experiment).items() if k != "output"}
+    lines = [f"# {preset}, with options from the command line.", f"seed = {tree.pop('seed')}"]
+    for section, values in tree.items():
+        lines += ["", f"[{section}]"]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def new_sweep_folder(preset: str, output: str) -> Path:
+    """A folder for a new sweep: ``output``, or the first free one below ``runs/``. InputError where it holds one."""
+    if output:
+        folder = Path(output)
+        if (folder / FILE).exists():
+            raise InputError(f"{folder} holds a sweep already: anchorfl sweep --resume {folder}, or another --output")
+        return folder
+    stem = f"sweep-{Path(preset).stem if preset.endswith('.toml') else preset.replace('/', '-')}"
+    return next(f for n in range(1, 10_000) if not (f := RUNS / f"{stem}-{n}").exists())
+
+
+def _dimension(entry: dict[str, Any]) -> Dimension:
+    if entry.pop("kind") == "Choice":
+        return Choice(tuple(entry["values"]), entry["reason"])
+    return Range(**entry)

@@ -1,0 +1,198 @@
+"""Search spaces: what each method declares, with range, scale and reason, and what ``--space`` says instead.
+
+Every method of ``pipeline.methods.METHODS`` has an entry in ``SPACES``; a test holds that.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.config import options_of
+from pipeline.experiment import Experiment
+from tasks.contract import InputError
+from tasks.sources import nearest
+
+Value = str | int | float | bool
+FIXED = ("task.", "cluster.", "tracking.", "evaluation.", "model.names", "method.semantic", "federation.rounds", "seed",
+         "output")  # fmt: skip
+"""Options, or how they begin, that a sweep cannot vary: data and class-name vectors are made once, before it starts."""
+SYNTAX = "low:high, log:low:high, tail:low:high, int:low:high, or values with commas; :n at the end gives n grid points"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers from ``low`` to ``high``. ``log``: even in the logarithm; ``tail``: even in the logarithm of the distance
+    to 100, for percentiles near the top. steps: points of a grid.
+    """
+
+    low: float
+    high: float
+    scale: Literal["linear", "log", "tail"] = "linear"
+    integer: bool = False
+    steps: int = 5
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise ValueError(f"{self.low:g}:{self.high:g}: low must be below high")
+        if self.scale == "log" and self.low <= 0:
+            raise ValueError(f"log:{self.low:g}:{self.high:g}: low must be above 0")
+        if self.scale == "tail" and self.high >= 100:
+            raise ValueError(f"tail:{self.low:g}:{self.high:g}: high must be below 100")
+        if self.steps < 2:
+            raise ValueError("a grid needs at least 2 points")
+
+    def inner(self, value: float) -> float:
+        """The searched variable of a value: the value itself, or its distance to 100."""
+        return 100 - value if self.scale == "tail" else value
+
+    def value(self, inner: float) -> float | int:
+        """The option's value, to five significant digits of the searched variable."""
+        if self.integer:
+            return round(inner)
+        short = float(f"{inner:.5g}")
+        return float(f"{100 - short:.10g}") if self.scale == "tail" else short
+
+    def grid(self) -> list[Value]:
+        """Evenly spaced points, ends included, ascending."""
+        low, high = sorted((self.inner(self.low), self.inner(self.high)))
+        if self.scale == "linear":
+            inner = [low + (high - low) * i / (self.steps - 1) for i in range(self.steps)]
+        else:
+            inner = [low * (high / low) ** (i / (self.steps - 1)) for i in range(self.steps)]
+        return list(dict.fromkeys(sorted(self.value(x) for x in inner)))
+
+    def holds(self, value: Value) -> bool:
+        """Whether a value lies inside."""
+        return isinstance(value, int | float) and self.low <= value <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A list of values."""
+
+    values: tuple[Value, ...]
+    reason: str = ""
+
+    def grid(self) -> list[Value]:
+        """The values."""
+        return list(self.values)
+
+    def holds(self, value: Value) -> bool:
+        """Whether it is one of the values."""
+        return value in self.values
+
+
+Dimension = Range | Choice
+Space = Mapping[str, Dimension]
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a method declares. warm_up: rounds before its scores can be compared; a scheduler stops nothing before."""
+
+    space: Space
+    warm_up: int = 1
+
+
+SPACES: Mapping[str, Declared] = {
+    "fedavg": Declared(
+        {
+            "optimizer.lr": Range(
+                1e-4, 1e-2, "log", reason="the one knob of plain averaging; two decades around Adam's 0.001"
+            )
+        }
+    ),
+    "fedalign": Declared(
+        {
+            "q1": Range(
+                90, 99.9, "tail", reason="share of rows that become positives, 10 % to 0.1 %: decades, so tail"
+            ),
+            "q2": Range(10, 90, reason="share of rows that become negatives; beyond 90 hardly a row stays undecided"),
+            "alpha": Range(
+                0.1, 10, "log", reason="weight of the alignment loss; a decade to each side of the paper's 1"
+            ),
+        },
+        warm_up=4,  # the first pseudo-labels come from untrained anchors
+    ),
+}
+
+
+def space_of(experiment: Experiment, given: Sequence[str] = ()) -> Space:
+    """The space of a sweep: ``given`` (``name=...``), or what the method declares. InputError on a bad one."""
+    if not given:
+        return SPACES[experiment.method.name].space
+    space: dict[str, Dimension] = {}
+    for text in given:
+        name, equals, spec = text.partition("=")
+        if not equals:
+            raise InputError(f"--space {text!r}: write name=...; {SYNTAX}")
+        resolve(experiment, name)
+        if name in space:
+            raise InputError(f"--space names {name} twice")
+        try:
+            space[name] = parse(spec)
+        except ValueError as error:
+            raise InputError(f"--space {name}: {error}; {SYNTAX}") from error
+    return space
+
+
+def resolve(experiment: Experiment, name: str) -> str:
+    """The full name of an option (``q1`` -> ``method.q1``). InputError where a sweep cannot vary it."""
+    known = options_of(experiment)
+    full = name if name in known else f"method.{name}"
+    if full not in known:
+        short = [n.removeprefix("method.") for n in known]
+        raise InputError(f"--space {name}: no such option{nearest(name, [*known, *short])}")
+    if full.startswith(FIXED):
+        raise InputError(
+            f"--space {name}: data and class-name vectors are made once, before a sweep, and it decides itself on"
+            " rounds, seeds and scores; start one sweep per value instead"
+        )
+    return full
+
+
+def parse(spec: str) -> Dimension:
+    """``95:99.9``, ``log:0.1:1000``, ``tail:90:99.9``, ``int:1:5``, each with ``:n`` for a grid, or ``0.1,1,10``."""
+    if ":" not in spec:
+        values = [_literal(v) for v in spec.split(",") if v.strip()]
+        if len(values) != len(set(values)) or not values:
+            raise ValueError(f"{spec!r}: give different values")
+        return Choice(tuple(values))
+    match = re.fullmatch(r"(?:(log|tail|int):)?([^:]+):([^:]+)(?::(\d+))?", spec)
+    if match is None:
+        raise ValueError(f"{spec!r} is not understood")
+    kind, low, high, steps = match.groups()
+    scale: Literal["linear", "log", "tail"] = "log" if kind == "log" else "tail" if kind == "tail" else "linear"
+    return Range(_number(low), _number(high), scale, integer=kind == "int", steps=int(steps) if steps else 5)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no number") from None
+
+
+def _literal(text: str) -> Value:
+    word = text.strip()
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word
+
+
+def describe(dimension: Dimension) -> str:
+    """A dimension as ``--space`` takes it."""
+    if isinstance(dimension, Choice):
+        return ",".join(map(str, dimension.values))
+    kind = "int:" if dimension.integer else "" if dimension.scale == "linear" else f"{dimension.scale}:"
+    return f"{kind}{dimension.low:g}:{dimension.high:g}:{dimension.steps}"

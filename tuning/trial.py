@@ -1,0 +1,191 @@
+"""What runs inside a trial: one point with several seeds in step, on actors that belong to the trial.
+
+Each seed is an ordinary run in a folder of its own, with its checkpoint, so a trial that died goes on after its last
+round, in whatever process. Its actors live in the trial's placement group: bundle 0 holds the server, each further one
+a client slot, and their number follows from the group, never from the options, so no actor waits for a place for ever.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.util import get_current_placement_group
+
+from pipeline.actors import Crew, RayExecutor
+from pipeline.cluster import Layout
+from pipeline.config import with_options
+from pipeline.executor import Executor, SerialExecutor
+from pipeline.experiment import ClusterOptions, Experiment
+from pipeline.folder import held_soon, write_config
+from pipeline.journal import RoundRecord, read_records
+from pipeline.progress import Progress
+from pipeline.rounds import Loop
+from pipeline.run import federate, open_loop
+from pipeline.setup import Setup
+from tuning.options import SweepOptions
+from tuning.search import Point
+
+SERVER_CPUS = 0.1
+"""CPU share of a trial's server: it works while the clients wait."""
+_CREWS: dict[str, Crew] = {}
+"""The crew of this process by placement group: a process that Tune gives another trial keeps its actors."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all trials of a sweep share. setups: seed -> data and class-name vectors, made before the sweep; names:
+    searched name -> option; folder: of the trials; metric: ``validation/f1_macro``, for example.
+    """
+
+    setups: Mapping[int, Setup]
+    names: Mapping[str, str]
+    folder: str
+    rounds: int
+    metric: str
+    slots: int
+
+
+def bundles(cluster: ClusterOptions, options: SweepOptions) -> list[dict[str, float]]:
+    """Resources of a trial: for the serial executor its own process; else nothing for the trial's process, then the
+    server, then every client slot.
+    """
+    if cluster.executor == "serial":
+        return [{"CPU": options.cpus}]
+    server = {"CPU": min(SERVER_CPUS, options.cpus / 2)} | _gpu(cluster.server_gpus)
+    each = int(1e4 * (options.cpus - server["CPU"]) / options.slots) / 1e4
+    return [{}, server, *[{"CPU": each} | _gpu(cluster.client_gpus)] * options.slots]
+
+
+def _gpu(share: float) -> dict[str, float]:
+    return {"GPU": share} if share else {}
+
+
+def point_experiment(experiment: Experiment, names: Mapping[str, str], point: Point, seed: int) -> Experiment:
+    """The experiment of a point. InputError where the options refuse it."""
+    got = with_options(experiment, {names[n]: v for n, v in point.items()})
+    return replace(got, seed=seed, output="", tracking=replace(got.tracking, uri="none", run_name=""))
+
+
+def train_trial(config: dict[str, Any], work: Work) -> None:
+    """Tune's trainable: ``config`` holds the trial's number, its point, and the rounds that were reported before."""
+    began, folder = time.perf_counter(), Path(work.folder) / f"{config['number']:04d}"
+    with ExitStack() as stack:
+        loops = {}
+        for seed, setup in work.setups.items():
+            e = point_experiment(setup.experiment, work.names, config["point"], seed)
+            e = replace(
+                e,
+                federation=replace(e.federation, rounds=work.rounds),
+                evaluation=replace(e.evaluation, test="never", select="last", every=1),
+            )
+            loops[seed] = _open(replace(setup, experiment=e), folder / f"seed-{seed}", stack)
+        steps = {seed: loop.steps() for seed, loop in loops.items()}
+        for round_ in range(1, work.rounds + 1):
+            for seed, loop in loops.items():
+                _advance(loop, steps[seed], round_)
+            if round_ > config["after"]:
+                record = _record(folder, list(loops), round_, work)
+                record["seconds"] = config["seconds"] + time.perf_counter() - began
+                tune.report({"round": round_, "score": record["score"], "record": json.dumps(record)})
+        for loop in loops.values():
+            loop.tracker.end("FINISHED")
+
+
+def train_final(config: dict[str, Any], work: Work) -> None:
+    """A point in full on one fresh seed, tested once: an ordinary run with its model. ``config["job"]`` holds seed,
+    point, name of the folder, and name for the registry.
+    """
+    job, began = config["job"], time.perf_counter()
+    seed, folder = job["seed"], Path(work.folder) / job["name"]
+    with ExitStack() as stack:
+        stack.enter_context(held_soon(folder))
+        setup = work.setups[seed]
+        e = point_experiment(setup.experiment, work.names, job["point"], seed)
+        name = f"{Path(work.folder).parent.name}-{job['name']}"
+        setup = replace(
+            setup,
+            experiment=replace(
+                e,
+                evaluation=replace(e.evaluation, test="last"),
+                tracking=replace(e.tracking, run_name=name, register=job["register"]),
+            ),
+        )
+        executor = _executor(setup)
+        stack.callback(executor.close)
+        write_config(folder, setup.experiment)
+        progress = Progress(e.federation.rounds, out=io.StringIO())
+        result = federate(setup, executor, folder, progress, _quiet, Path(work.folder).parent)
+    tune.report({"scores": json.dumps(result.scores), "seconds": time.perf_counter() - began})
+
+
+def _open(setup: Setup, folder: Path, stack: ExitStack) -> Loop:
+    stack.enter_context(held_soon(folder))
+    executor = _executor(setup)
+    stack.callback(executor.close)
+    write_config(folder, setup.experiment)
+    return open_loop(setup, executor, folder, Progress(setup.experiment.federation.rounds, out=io.StringIO()), _quiet)
+
+
+def _executor(setup: Setup) -> Executor:
+    """The executor of a run inside this trial: serial in the trial's process, or on the crew of its placement group."""
+    if setup.experiment.cluster.executor == "serial":
+        return SerialExecutor(setup)
+    group = get_current_placement_group()
+    if group is None:
+        raise RuntimeError("a trial needs the placement group that Tune gives it")
+    key = group.id.hex()
+    if key not in _CREWS:
+        _CREWS[key] = Crew(_layout(group, group.bundle_specs))
+    return RayExecutor(setup, _CREWS[key])
+
+
+def _layout(group: Any, shares: Sequence[Mapping[str, float]]) -> Layout:
+    server, *slots = shares
+    return Layout(
+        actors=len(slots),
+        client_cpus=slots[0].get("CPU", 0.0),
+        client_gpus=slots[0].get("GPU", 0.0),
+        server_cpus=server.get("CPU", 0.0),
+        server_gpus=server.get("GPU", 0.0),
+        concurrent=len(slots),
+        group=group,
+    )
+
+
+def _advance(loop: Loop, steps: Iterator[int], round_: int) -> None:
+    while loop.standing.round < round_:
+        next(steps)
+
+
+def _record(folder: Path, seeds: Sequence[int], round_: int, work: Work) -> dict[str, Any]:
+    """What a trial reports of a round: means over its seeds, the score of each, and seconds of training so far."""
+    rows = {seed: read_records(folder / f"seed-{seed}")[0] for seed in seeds}
+    now = {seed: next(r for r in rows[seed] if r.round == round_) for seed in seeds}
+    scores = {seed: record.metrics[work.metric] for seed, record in now.items()}
+    shared = set.intersection(*(set(r.metrics) for r in now.values()))
+    means = {k: statistics.fmean(r.metrics[k] for r in now.values()) for k in sorted(shared)}
+    training = sum(_training(r, work.slots) for records in rows.values() for r in records if r.round <= round_)
+    return {
+        "score": statistics.fmean(scores.values()),
+        "scores": {str(seed): score for seed, score in scores.items()},
+        "metrics": {k: v for k, v in means.items() if not k.startswith("system/")},
+        "training_seconds": training,
+    }
+
+
+def _training(record: RoundRecord, slots: int) -> float:
+    """Seconds in which clients trained, over the slots that they shared, or models were scored."""
+    return record.metrics["sys/client_seconds"] / slots + record.metrics["sys/score_seconds"]
+
+
+def _quiet(line: str) -> None:
+    """A trial shows its progress through what it reports."""
