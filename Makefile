@@ -10,10 +10,10 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 export MLFLOW_DISABLE_TELEMETRY ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-ray test-data check static format lint types imports spelling bench ui clean
+.PHONY: help setup run test test-fast test-ray cluster-test test-data check static format lint types imports spelling bench ui clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv with the exact versions of requirements.lock
 
@@ -35,6 +35,9 @@ test-fast: $(STAMP) ## the tests that need neither Ray nor real data
 
 test-ray: $(STAMP) ## the tests that start Ray
 	$(BIN)/python -m pytest -m "ray and not slow and not gpu"
+
+cluster-test: $(STAMP) ## the tests that start several Ray nodes on this machine, with a run, a sweep and a job on them
+	$(BIN)/python -m pytest -m "cluster and not gpu"
 
 test-data: $(STAMP) ## the tests that read real data below $ANCHORFL_DATA
 	$(BIN)/python -m pytest -m "data and not gpu"

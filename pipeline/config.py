@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import json
 import re
 import tomllib
 import types
@@ -209,3 +210,13 @@ def with_options(experiment: Experiment, values: Mapping[str, Any]) -> Experimen
         section, _, key = name.rpartition(".")
         (tree[section] if section else tree)[key] = value
     return from_tree(tree)
+
+
+def to_toml(experiment: Experiment) -> str:
+    """The text of a preset that ``read_preset`` turns into ``experiment``, without ``output``."""
+    tree = {k: v for k, v in to_tree(experiment).items() if k != "output"}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in tree.items() if not isinstance(value, dict)]
+    for section, values in tree.items():
+        if isinstance(values, dict):
+            lines += ["", f"[{section}]", *(f"{k} = {json.dumps(v)}" for k, v in values.items() if v is not None)]
+    return "\n".join(lines) + "\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pipeline.cli
 from pipeline.cli import Add, run_console, run_main
-from tuning import commands, submit
+from tuning import cloud, commands, submit
 
 OWN = {**pipeline.cli.OWN, "sweep": commands.sweep}
 """Commands that take a preset and overrides, and so parse their own arguments."""
@@ -31,4 +31,9 @@ def _more(add: Add) -> None:
     add("sweep", None, "search hyper-parameters: anchorfl sweep PRESET [--space name=low:high ...] [--trials N ...]")
     report = add("report", commands.report, "write the report of a sweep again, also while it runs")
     report.add_argument("sweep", type=Path, help="folder of the sweep")
+    inner = add("cluster", None, "check a cluster.yaml").add_subparsers(metavar="COMMAND", required=True)
+    about = "validate a cluster.yaml without a cloud account, and say what to type next"
+    check = inner.add_parser("check", help=about, description=about)
+    cloud.arguments(check)
+    check.set_defaults(command=cloud.check)
     submit.arguments(add("submit", submit.submit, "run a command on a Ray cluster, as a job of it"))

@@ -106,13 +106,14 @@ def _split(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any], li
     parser.add_argument("--space", nargs="+", action="extend", default=[])
     parser.add_argument("--resume", type=Path, default=None)
     parser.add_argument("--output", default="")
-    parser.add_argument("preset", nargs="?", default="")
+    parser.set_defaults(preset="")
     # Options and overrides both come as --name value; what names a section is an override.
-    first, rest = (arguments[:1], arguments[1:]) if arguments and not arguments[0].startswith("-") else ([], arguments)
+    named_first = bool(arguments) and not arguments[0].startswith("-")
     try:
-        own, unknown = parser.parse_known_args(first + rest)
+        own, unknown = parser.parse_known_args(arguments[1:] if named_first else arguments)
     except argparse.ArgumentError as error:
         raise InputError(f"sweep: {error}") from error
+    own.preset = arguments[0] if named_first else ""
     names = {f.name for f in fields(SweepOptions) if f.default is not MISSING}
     options, overrides = list[str](), list[str]()
     target = overrides

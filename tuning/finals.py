@@ -17,7 +17,7 @@ from tuning.records import Records
 from tuning.results import Final
 from tuning.search import Point
 from tuning.trial import Work, train_final
-from tuning.tuner import Unsaved, fit
+from tuning.tuner import ERROR, Unsaved, fit, last_line
 
 LOOK_S = 5.0
 """Seconds between two looks for news of runs whose records other processes write."""
@@ -40,6 +40,8 @@ class Tell(Unsaved, Callback):
         """A run has ended well."""
         name = trial.config["job"]["name"]
         self.records.add(self.folder / name)
+        if not (self.folder / name / RESULT).exists():
+            return
         result = json.loads((self.folder / name / RESULT).read_text(encoding="utf-8"))
         scores = "  ".join(f"{metric} {100 * value:.2f}" for metric, value in result["scores"]["test"].items())
         self.say(f"final run {name}: test {scores}")
@@ -71,10 +73,18 @@ def run_finals(
         param_space={"job": tune.grid_search(missing)},
         callbacks=[Tell(folder, records, records.say)],
     )  # fmt: skip
-    failed = [f"final run {r.config['job']['name']} failed: {one_line(r.error)}" for r in results if r.error]
+    errors = {r.config["job"]["name"]: _why(r) for r in results}
+    failed = [f"final run {name} failed: {error}" for name, error in errors.items() if error]
     if len(failed) < sum(not (folder / job["name"] / RESULT).exists() for job in missing):
         raise KeyboardInterrupt
     return failed
+
+
+def _why(result: Any) -> str:
+    """Why a final run failed, in a line; "" where it did not."""
+    if result.error:
+        return one_line(result.error)
+    return last_line((result.metrics or {}).get(ERROR, ""))
 
 
 def read_finals(folder: Path, word: str, seeds: Sequence[int]) -> tuple[Final, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint import write_atomically
-from pipeline.config import from_tree, options_of, preset_path
+from pipeline.config import from_tree, options_of, preset_path, to_toml
 from pipeline.experiment import Experiment, to_tree
 from pipeline.folder import RUNS
 from tasks.contract import InputError
@@ -33,11 +33,7 @@ class Plan:
     def __post_init__(self) -> None:
         if self.experiment.task.validation == 0:
             raise InputError("a sweep chooses on the validation split: set task.validation above 0")
-        if self.options.searcher == "grid":
-            for name, dimension in self.space.items():
-                dimension.grid()  # an integer range with too few points says so here
-                if not dimension.grid():
-                    raise InputError(f"--space {name}: no grid point")
+        _ = self.rounds, self.names  # say here what does not fit
 
     @property
     def names(self) -> dict[str, str]:
@@ -108,12 +104,7 @@ def preset_text(preset: str, experiment: Experiment, overridden: bool) -> str:
     """The preset as TOML: its own text, or where options were overridden the resolved options."""
     if not overridden:
         return preset_path(preset).read_text(encoding="utf-8")
-    tree = {k: v for k, v in to_tree(experiment).items() if k != "output"}
-    lines = [f"# {preset}, with options from the command line.", f"seed = {tree.pop('seed')}"]
-    for section, values in tree.items():
-        lines += ["", f"[{section}]"]
-        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None]
-    return "\n".join(lines) + "\n"
+    return f"# {preset}, with options from the command line.\n{to_toml(experiment)}"
 
 
 def new_sweep_folder(preset: str, output: str) -> Path:

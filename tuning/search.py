@@ -20,6 +20,8 @@ from tuning.spaces import Choice, Dimension, Range, Space, Value
 
 Point = dict[str, Value]
 ROUND, SCORE = "training_iteration", "score"
+REFUSED = -1.0
+"""Score of a point that the options refuse, below any real one."""
 START_UP = 10
 """Points that TPE draws at random before it models anything."""
 
@@ -96,8 +98,8 @@ def make_scheduler(options: SweepOptions, rounds: Rounds) -> TrialScheduler:
 def draw(
     searcher: Searcher, space: Space, number: int, allowed: Callable[[Point], bool], attempts: int = 500
 ) -> tuple[str, Point] | None:
-    """The next point that ``allowed`` takes, and the name by which the searcher knows it; the searcher is told of the
-    others as failed. None: there are no more.
+    """The next point that ``allowed`` takes, and the name by which the searcher knows it; the searcher is told that the
+    others are bad. None: there are no more.
     """
     for attempt in range(attempts):
         name = f"{number:04d}" if attempt == 0 else f"{number:04d}-{attempt}"
@@ -107,7 +109,8 @@ def draw(
         point = dict(suggested) if isinstance(searcher, Grid) else values_of(space, suggested)
         if allowed(point):
             return name, point
-        searcher.on_trial_complete(name, error=True)
+        # Told as the worst there is: TPE would search a region of which it only heard failures for ever.
+        searcher.on_trial_complete(name, {ROUND: 0, SCORE: REFUSED})
     return None
 
 

@@ -39,6 +39,8 @@ class Range:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise ValueError(f"{self.low:g}:{self.high:g}: low must be below high")
+        if self.integer and math.ceil(self.low) > math.floor(self.high):
+            raise ValueError(f"int:{self.low:g}:{self.high:g}: no whole number lies between")
         if self.scale == "log" and self.low <= 0:
             raise ValueError(f"log:{self.low:g}:{self.high:g}: low must be above 0")
         if self.scale == "tail" and self.high >= 100:
@@ -51,11 +53,12 @@ class Range:
         return 100 - value if self.scale == "tail" else value
 
     def value(self, inner: float) -> float | int:
-        """The option's value, to five significant digits of the searched variable."""
+        """The option's value, to five significant digits of the searched variable, and inside the range."""
         if self.integer:
-            return round(inner)
+            return min(max(round(inner), math.ceil(self.low)), math.floor(self.high))
         short = float(f"{inner:.5g}")
-        return float(f"{100 - short:.10g}") if self.scale == "tail" else short
+        value = float(f"{100 - short:.10g}") if self.scale == "tail" else short
+        return min(max(value, self.low), self.high)
 
     def grid(self) -> list[Value]:
         """Evenly spaced points, ends included, ascending."""
@@ -195,4 +198,4 @@ def describe(dimension: Dimension) -> str:
     if isinstance(dimension, Choice):
         return ",".join(map(str, dimension.values))
     kind = "int:" if dimension.integer else "" if dimension.scale == "linear" else f"{dimension.scale}:"
-    return f"{kind}{dimension.low:g}:{dimension.high:g}:{dimension.steps}"
+    return f"{kind}{dimension.low:.12g}:{dimension.high:.12g}:{dimension.steps}"

@@ -108,7 +108,8 @@ def _connect(address: str) -> Any:
     from ray.job_submission import JobSubmissionClient
 
     client = _asked(address, lambda: JobSubmissionClient(address))
-    theirs = _asked(address, client.get_version)
+    # get_version() tells the version of the interface, not Ray's.
+    theirs = _asked(address, lambda: client._do_request("GET", "/api/version").json()["ray_version"])
     if theirs != ray.__version__:
         raise InputError(
             f"the cluster at {address} runs Ray {theirs}, here is {ray.__version__}: install the same on both sides"

@@ -11,7 +11,8 @@ import io
 import json
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from pipeline.run import federate, open_loop
 from pipeline.setup import Setup
 from tuning.options import SweepOptions
 from tuning.search import Point
+from tuning.tuner import ERROR
 
 SERVER_CPUS = 0.1
 """CPU share of a trial's server: it works while the clients wait."""
@@ -77,6 +79,27 @@ def point_experiment(experiment: Experiment, names: Mapping[str, str], point: Po
 
 def train_trial(config: dict[str, Any], work: Work) -> None:
     """Tune's trainable: ``config`` holds the trial's number, its point, and the rounds that were reported before."""
+    _telling(_train_trial, config, work)
+
+
+def train_final(config: dict[str, Any], work: Work) -> None:
+    """Tune's trainable for a point in full on one fresh seed, tested once: an ordinary run with its model.
+    ``config["job"]`` holds seed, point, name of the folder, and name for the registry.
+    """
+    _telling(_train_final, config, work)
+
+
+def _telling(train: Callable[[dict[str, Any], Work], None], config: dict[str, Any], work: Work) -> None:
+    """Report what goes wrong in training, which would go wrong again; Tune itself only sees processes that are lost."""
+    try:
+        train(config, work)
+    except Exception:
+        while _CREWS:  # their server may be what died
+            _CREWS.popitem()[1].close()
+        tune.report({"round": 0, "score": 0.0, ERROR: traceback.format_exc()})
+
+
+def _train_trial(config: dict[str, Any], work: Work) -> None:
     began, folder = time.perf_counter(), Path(work.folder) / f"{config['number']:04d}"
     with ExitStack() as stack:
         loops = {}
@@ -100,10 +123,7 @@ def train_trial(config: dict[str, Any], work: Work) -> None:
             loop.tracker.end("FINISHED")
 
 
-def train_final(config: dict[str, Any], work: Work) -> None:
-    """A point in full on one fresh seed, tested once: an ordinary run with its model. ``config["job"]`` holds seed,
-    point, name of the folder, and name for the registry.
-    """
+def _train_final(config: dict[str, Any], work: Work) -> None:
     job, began = config["job"], time.perf_counter()
     seed, folder = job["seed"], Path(work.folder) / job["name"]
     with ExitStack() as stack:

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ray import tune
@@ -28,6 +29,15 @@ from tuning.search import SCORE
 
 RETRIES = 2
 """A trial whose process or node is lost goes on from its checkpoint so many times."""
+
+
+ERROR = "error"
+"""Under this name a trial reports the traceback of what it met itself: that is not tried again."""
+
+
+def last_line(trace: str) -> str:
+    """What a traceback ends with; "" of none."""
+    return next((line.strip() for line in reversed(trace.splitlines()) if line.strip()), "")
 
 
 class Unsaved:
@@ -53,7 +63,9 @@ class _Searcher(Unsaved, Searcher):
         return {"number": entry.number, "point": entry.point, "after": entry.rounds, "seconds": spent}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Told to the conductor by the scheduler, which knows why."""
+        """Tune gives a trial up, whose process was lost too often; other ends are the scheduler's to tell."""
+        if error:
+            self.conductor.over(self.entries[trial_id], f"its process died {RETRIES + 1} times")
 
     def save(self, checkpoint_path: str) -> None:
         """The ledger is all that is saved."""
@@ -72,19 +84,22 @@ class _Scheduler(Unsaved, TrialScheduler):
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
         entry = self.entries[trial.trial_id]
+        if result.get(ERROR):
+            entry.trace = result[ERROR]
+            return str(TrialScheduler.STOP)
         return self.conductor.result(entry, result["round"], json.loads(result["record"]))
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> None:
-        self.conductor.over(self.entries[trial.trial_id])
+        entry = self.entries[trial.trial_id]
+        self.conductor.over(entry, last_line(entry.trace))
 
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
         self.conductor.over(self.entries[trial.trial_id])
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
-        entry = self.entries[trial.trial_id]
-        entry.trace = trial.get_error() or ""
-        lines = [line.strip() for line in entry.trace.splitlines() if line.strip()]
-        self.conductor.over(entry, lines[-1] if lines else "its process died")
+        """Its process or node was lost: Tune runs it again, from its checkpoint, or tells the searcher."""
+        if trial.error_file:
+            self.entries[trial.trial_id].trace = Path(trial.error_file).read_text(encoding="utf-8")
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
         for trial in tune_controller.get_trials():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config import to_toml
 from pipeline.run import resumed, run
 from tasks.contract import InputError
 
@@ -66,7 +67,7 @@ def test_killed_with_sigkill_and_resumed(experiment, tmp_path):
     whole = run(e, tmp_path / "whole", quiet)
     folder = tmp_path / "killed"
     preset = tmp_path / "toy.toml"
-    preset.write_text(toml(e))
+    preset.write_text(to_toml(e))
     code = f"from pipeline.cli import main; main(['run', {str(preset)!r}, '--output', {str(folder)!r}])"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
     index = folder / "checkpoint" / "checkpoint.json"
@@ -81,17 +82,6 @@ def test_killed_with_sigkill_and_resumed(experiment, tmp_path):
     got = resumed(folder, quiet)
     assert got.checksum == whole.checksum
     assert rows(folder) == rows(tmp_path / "whole")
-
-
-def toml(e) -> str:
-    """The experiment as a preset."""
-    from pipeline.experiment import to_tree
-
-    tree = {k: v for k, v in to_tree(e).items() if k != "output"}
-    top = "".join(f"{k} = {json.dumps(v)}\n" for k, v in tree.items() if not isinstance(v, dict))
-    tables = [f"[{k}]\n" + "".join(f"{n} = {json.dumps(v)}\n" for n, v in t.items() if v is not None)
-              for k, t in tree.items() if isinstance(t, dict)]  # fmt: skip
-    return top + "\n".join(tables)
 
 
 def test_a_checkpoint_of_another_method_is_refused(experiment, tmp_path, monkeypatch):

@@ -1,0 +1,178 @@
+"""Sweeps on Ray: trials with actors of their own, one that fails, and a sweep that is killed and resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import read_preset, to_toml
+from pipeline.journal import read_records
+from pipeline.run import run
+from tuning.cli import main
+from tuning.conductor import Entry, read_entries
+from tuning.ledger import Ledger
+from tuning.plan import load_plan
+from tuning.sweep import LEDGER, view_of
+
+pytestmark = pytest.mark.ray
+ROOT = Path(__file__).resolve().parents[2]
+SHORT = ["--searcher", "random", "--scheduler", "none", "--seeds", "2", "--rounds", "2"]
+SPACE = ["--space", "q1=60:95", "alpha=log:0.1:10"]
+
+
+@pytest.fixture
+def preset(experiment, tmp_path, monkeypatch):
+    """A small FedAlign preset of the toy task in the current folder; keywords replace sections."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str = "toy.toml", **sections) -> str:
+        base = {"cluster": {"executor": "ray"}, "tracking": {"uri": ""}}
+        e = experiment("fedalign", options={"q1": 80.0, "q2": 40.0}, **(base | sections))
+        Path(name).write_text(to_toml(e))
+        return name
+
+    return write
+
+
+def entries(folder: str) -> list[Entry]:
+    return read_entries(Ledger(Path(folder) / LEDGER).events)
+
+
+def scores(folder: str) -> list[tuple]:
+    return [(e.point, e.status, [e.records[r]["scores"] for r in sorted(e.records)]) for e in entries(folder)]
+
+
+@pytest.fixture(scope="module")
+def one_ray():
+    """One Ray for the sweeps of this file that run in this process."""
+    from pipeline import cluster
+    from pipeline.experiment import ClusterOptions
+
+    started = cluster.start(ClusterOptions())
+    yield
+    if started:
+        cluster.stop()
+
+
+def test_trials_are_runs(preset, one_ray):
+    """Serial, one slot, two slots, all for four clients: the same scores; and each seed of a trial is bit for bit the
+    run that its options make. Trials never score the test split; the final runs do, once.
+    """
+    preset()
+    preset("serial.toml", cluster={"executor": "serial"})
+    for name, file, more in (("a", "toy.toml", []), ("b", "toy.toml", ["--slots", "2"]), ("c", "serial.toml", [])):
+        assert main(["sweep", file, *SPACE, *SHORT, "--trials", "3", "--finals", "1", "--output", name, *more]) == 0
+    assert scores("a") == scores("b") == scores("c")
+    assert [e.status for e in entries("a")] == ["finished"] * 3
+    trial = entries("a")[1]
+    e = read_preset("serial.toml")
+    e = dataclasses.replace(
+        e,
+        method=dataclasses.replace(e.method, **trial.point),
+        federation=dataclasses.replace(e.federation, rounds=2),
+        tracking=dataclasses.replace(e.tracking, uri="none"),
+        seed=e.seed + 1,
+    )
+    run(e, Path("alone"), str.strip)
+    alone, inside = read_records(Path("alone"))[0], read_records(Path("a/trials/0001") / f"seed-{e.seed}")[0]
+    for one, other in zip(alone, inside, strict=True):
+        assert one.metrics["validation/f1_macro"] == other.metrics["validation/f1_macro"]
+        assert not any(key.startswith("test/") for key in other.metrics)
+    state = "checkpoint/state-000002.safetensors"
+    assert (Path("alone") / state).read_bytes() == (Path("a/trials/0001") / f"seed-{e.seed}" / state).read_bytes()
+    (final,) = Path("a/final").iterdir()
+    tested = [r.round for r in read_records(final)[0] if "test/f1_macro" in r.metrics]
+    assert tested == [e.federation.rounds + 1]  # the preset's three rounds, not the trials' two
+    assert set(json.loads((final / "result.json").read_text())["scores"]) == {"validation", "test"}
+
+
+def test_a_failing_trial_is_one_trial(preset, one_ray, capsys):
+    """A learning rate that gives no finite update fails its trial, with its reason; the sweep goes on."""
+    file = preset(tracking={"uri": "none"})
+    space = ["--space", "data_lr=0.01,1e30", "--searcher", "grid"]
+    assert main(["sweep", file, *SHORT, *space, "--trials", "9", "--finals", "0", "--output", "s"]) == 0
+    by_value = {e.point["data_lr"]: e for e in entries("s")[1:]}
+    assert by_value[0.01].status == "finished"
+    assert by_value[1e30].status == "failed"
+    assert "not finite" in by_value[1e30].error or "quorum" in by_value[1e30].error
+    assert "Traceback" in next(Path("s/trials").glob(f"{by_value[1e30].trial_id}/error.txt")).read_text()
+    shown = capsys.readouterr().out
+    assert f"trial {by_value[1e30].number:>3} failed: " in shown
+    assert "Failures" in Path("s/report/report.html").read_text()
+
+
+def test_a_budget_ends_the_search_and_can_be_raised(preset, one_ray, capsys):
+    file = preset(tracking={"uri": "none"})
+    spent = ["--cost", "0.0001", "--cpu-price", "3600"]  # the first reported second is over it
+    assert main(["sweep", file, *SHORT, *SPACE, *spent, "--trials", "4", "--finals", "0", "--output", "s"]) == 0
+    assert "the budget is spent" in capsys.readouterr().out
+    assert len([e for e in entries("s") if e.status == "finished"]) < 4
+    assert Path("s/report/report.html").exists()
+    assert main(["sweep", "--resume", "s", "--cost", "0"]) == 0
+    assert [e.status for e in entries("s")] == ["finished"] * 4
+    assert main(["sweep", "--resume", "s"]) == 0  # nothing left to do
+
+
+def sweep_process(folder: Path, *arguments: str) -> subprocess.Popen:
+    code = f"import sys; from tuning.cli import main; sys.exit(main({['sweep', *arguments]!r}))"
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    with (folder / "said.txt").open("w") as said:
+        return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=env, stdout=said, stderr=said)
+
+
+def test_killed_and_resumed(preset, tmp_path):
+    """SIGKILL when half of the trials have ended: the same trials, scores and choice as a sweep that was left alone; no
+    trial that had ended is touched; MLflow has every run and every round once.
+    """
+    file = preset()
+    arguments = [*SPACE, *SHORT, "--trials", "5", "--finals", "1", "--concurrent", "1", "--cluster.executor", "serial"]
+    whole = sweep_process(tmp_path, file, *arguments, "--output", "whole/s")
+    assert whole.wait(timeout=300) == 0, (tmp_path / "said.txt").read_text()
+    process = sweep_process(tmp_path, file, *arguments, "--output", "cut/s")
+    ledger, deadline = tmp_path / "cut/s" / LEDGER, time.monotonic() + 200
+    while not (ledger.exists() and ledger.read_text().count('"end"') >= 2):
+        assert process.poll() is None, (tmp_path / "said.txt").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = len(Ledger(ledger).events)
+    ended = [e.trial_id for e in entries("cut/s") if e.status != "running"]
+    assert 2 <= len(ended) < 5
+    files = [p for t in ended for p in (tmp_path / "cut/s/trials" / t).glob("seed-*/**/*") if p.is_file()]
+    stamps = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in files}
+    again = sweep_process(tmp_path, "--resume", "cut/s")
+    assert again.wait(timeout=300) == 0, (tmp_path / "said.txt").read_text()
+    assert scores("cut/s") == scores("whole/s")
+    views = [view_of(load_plan(Path(p), {}), Path(p)) for p in ("cut/s", "whole/s")]
+    assert views[0].best.number == views[1].best.number
+    assert [f.scores for f in views[0].finals] == [f.scores for f in views[1].finals]
+    assert {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in files} == stamps
+    later = [e for e in Ledger(ledger).events[before:] if f"{e.get('trial', 99):04d}" in ended]
+    assert not later
+    assert mlflow_runs("cut") == mlflow_runs("whole")
+
+
+def mlflow_runs(folder: str) -> list[tuple]:
+    """Name, whether it has a parent, status, and the rounds of every run in the MLflow database."""
+    with closing(sqlite3.connect(f"{folder}/mlflow.db")) as db:
+        rows = db.execute("select run_uuid, name, status from runs").fetchall()
+        out = []
+        for run_id, name, status in rows:
+            parent = db.execute(
+                "select count(*) from tags where run_uuid = ? and key = 'mlflow.parentRunId'", (run_id,)
+            ).fetchone()[0]
+            key = "trials/finished" if parent == 0 else "validation/f1_macro"
+            steps = db.execute("select step from metrics where run_uuid = ? and key = ? order by step", (run_id, key))
+            out.append((name, parent, status, [s for (s,) in steps]))
+    return sorted(out)

@@ -1,0 +1,92 @@
+"""What a cluster file says of its nodes: types, machines, docker options. And what a fault in it looks like."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A mistake: the key's path, what is wrong there, and how to mend it."""
+
+    path: str
+    what: str
+    mend: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}; {self.mend}"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """An instance type: CPUs, memory in GiB, GPUs, memory of one GPU in GiB."""
+
+    cpus: int
+    memory: int
+    gpus: int = 0
+    gpu_memory: float = 0.0
+
+
+MACHINES = {
+    "m6i.large": Machine(2, 8),
+    "m6i.xlarge": Machine(4, 16),
+    "m7i.xlarge": Machine(4, 16),
+    "g4dn.xlarge": Machine(4, 16, 1, 16),
+    "g4dn.2xlarge": Machine(8, 32, 1, 16),
+    "g4dn.12xlarge": Machine(48, 192, 4, 16),
+    "g5.xlarge": Machine(4, 16, 1, 22.4),
+    "g5.2xlarge": Machine(8, 32, 1, 22.4),
+    "g5.4xlarge": Machine(16, 64, 1, 22.4),
+    "g5.12xlarge": Machine(48, 192, 4, 22.4),
+    "g5.48xlarge": Machine(192, 768, 8, 22.4),
+    "g6.xlarge": Machine(4, 16, 1, 22.4),
+    "g6.2xlarge": Machine(8, 32, 1, 22.4),
+    "g6.12xlarge": Machine(48, 192, 4, 22.4),
+    "g6e.2xlarge": Machine(8, 64, 1, 44.7),
+    "p4d.24xlarge": Machine(96, 1152, 8, 40),
+    "p5.48xlarge": Machine(192, 2048, 8, 80),
+}
+"""AWS (DescribeInstanceTypes, 2025). Of a type that is missing here, GPUs and memory are not checked."""
+
+
+def node_path(name: str) -> str:
+    """Path of a node type."""
+    return f"available_node_types.{name}"
+
+
+def workers(config: Config) -> dict[str, Config]:
+    """Node types other than the head's."""
+    return {n: t for n, t in config["available_node_types"].items() if n != config["head_node_type"]}
+
+
+def machine(node: Config) -> Machine | None:
+    """What is known of a node type's instance type."""
+    return MACHINES.get(node["node_config"].get("InstanceType", ""))
+
+
+def gpus(node: Config) -> int:
+    """GPUs of a node: as the file says, else as its instance type has."""
+    known = machine(node)
+    return int(node["resources"].get("GPU", known.gpus if known else 0))
+
+
+def run_options(config: Config, name: str) -> list[str]:
+    """Words of the options that ``docker run`` gets on a node of this type."""
+    docker = config.get("docker", {})
+    if name == config["head_node_type"]:
+        more = docker.get("head_run_options", [])
+    else:
+        docker = docker | config["available_node_types"][name].get("docker", {})
+        more = docker.get("worker_run_options", [])
+    return shlex.split(" ".join([*map(str, docker.get("run_options", [])), *map(str, more)]))
+
+
+def option_values(words: list[str], *names: str) -> list[str]:
+    """Values of a docker option, written ``--name value`` or ``--name=value``."""
+    after = [b for a, b in itertools.pairwise(words) if a in names]
+    return after + [w.partition("=")[2] for w in words if w.partition("=")[0] in names and "=" in w]
