@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,8 @@ class Checkpoints:
     def __init__(self, run: Path) -> None:
         self.folder = run / "checkpoint"
         self.index = self.folder / "checkpoint.json"
+        self._pinned: set[str] = set()  # files that another thread reads
+        self._lock = threading.Lock()
 
     def save(self, round_: int, changed: Mapping[str, Tensors], notes: dict[str, Any]) -> None:
         """Write round ``round_``; ``changed``: the parts that changed in it, the others stay as they were saved.
@@ -52,8 +56,34 @@ class Checkpoints:
         for name, tensors in changed.items():
             parts[name] = self._write(f"{name}-{round_:06d}.safetensors", tensors)
         index = {"format": FORMAT, "round": round_, "parts": parts, "notes": notes}
-        write_atomically(self.index, json.dumps(index, indent=1).encode())
-        named = {self.index.name, *(entry["file"] for entry in parts.values())}
+        text = json.dumps(index, indent=1).encode()
+        with self._lock:
+            write_atomically(self.index, text)
+            self._tidy(index)
+
+    @contextmanager
+    def pinned(self) -> Iterator[bytes | None]:
+        """For another thread than the one that saves: the text of the index, None where there is none; the files that
+        it names stay as they are within the block, whatever is saved meanwhile.
+        """
+        with self._lock:
+            index = self._index()
+            text = self.index.read_bytes() if index else None
+            self._pinned = {entry["file"] for entry in index["parts"].values()} if index else set()
+        try:
+            yield text
+        finally:
+            with self._lock:
+                self._pinned = set()
+
+    def tidy(self) -> None:
+        """Delete what was pinned when it went out of use; not while a round is being saved."""
+        index = self._index()
+        if index is not None:
+            self._tidy(index)
+
+    def _tidy(self, index: dict[str, Any]) -> None:
+        named = {self.index.name, *(entry["file"] for entry in index["parts"].values())} | self._pinned
         for path in self.folder.iterdir():
             if path.name not in named:
                 path.unlink()

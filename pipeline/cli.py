@@ -80,7 +80,9 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
     if more is not None:
         more(add)
 
-    add("resume", commands.resume, "go on with an interrupted run").add_argument("run", type=Path)
+    add("resume", commands.resume, "go on with an interrupted run").add_argument(
+        "run", help="run folder, or its copy: s3://bucket/runs/NAME (cluster.mirror)"
+    )
     add("presets", commands.presets, "names of the shipped presets")
     add("data", commands.data, "every data set: found or missing, where to get it, licence")
     sub = add("compare", commands.compare, "table and curves of several runs")

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+import time
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
+from ray.exceptions import RayError, RayTaskError
 
 from pipeline.capacity import Node, largest_share, wherever
 from pipeline.experiment import ClusterOptions
 from tasks.contract import InputError
 
+T = TypeVar("T")
 PER_CLIENT_ACTORS_UP_TO = 32
 
 
@@ -55,12 +59,46 @@ def start(options: ClusterOptions) -> bool:
             f"cluster.address = {options.address!r}: no Ray cluster answers there ({error}); start one with"
             " 'ray start --head', or leave cluster.address empty"
         ) from error
+    gather(options)
+    if not sum(node.cpus for node in nodes()):
+        raise InputError(
+            f"the cluster at {options.address!r} has no CPUs now: start workers, or have its autoscaler start them with"
+            " --cluster.gather_cpus or --cluster.gather_gpus"
+        )
     return True
 
 
 def stop() -> None:
     """Leave Ray; a Ray of our own ends with it."""
     ray.shutdown()
+
+
+def gather(options: ClusterOptions, pause_s: float = 2.0) -> None:
+    """Wait until the cluster has the CPUs and GPUs that ``options`` ask for, and tell its autoscaler to make nodes for
+    them. InputError where they do not come in time.
+    """
+    wanted = {"CPU": options.gather_cpus, "GPU": options.gather_gpus}
+    if not any(wanted.values()):
+        return
+    from ray.autoscaler.sdk import request_resources
+
+    deadline = time.monotonic() + 60 * options.gather_minutes
+    request_resources(bundles=[{name: 1} for name, count in wanted.items() for _ in range(count)])
+    try:
+        while True:
+            have: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # as in ``nodes``
+            missing = {name: count for name, count in wanted.items() if have.get(name, 0.0) < count}
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                asked = " and ".join(f"{count} {name}s (has {have.get(name, 0):g})" for name, count in missing.items())
+                raise InputError(
+                    f"the cluster did not get {asked} within {options.gather_minutes:g} minutes: look at 'ray status'"
+                    " for why, ask for less with --cluster.gather_gpus, or wait longer with --cluster.gather_minutes"
+                )
+            time.sleep(pause_s)
+    finally:
+        request_resources(bundles=[])  # a request outlives its maker, and would keep paid nodes for ever
 
 
 def nodes() -> list[Node]:
@@ -108,3 +146,29 @@ def _too_many(actors: int, share: float, options: ClusterOptions, have: Sequence
         f" one node and one GPU (nodes: {each}): set --cluster.client_cpus (0 shares them out) or --cluster.client_gpus"
         " lower, or --cluster.clients_per_actor higher"
     )
+
+
+def with_memory() -> list[tuple[Node, float]]:
+    """What each node has, as in ``nodes``, and the bytes that actors may take there: free when Ray started, less its
+    object store.
+    """
+    everywhere: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # ray has no annotation here
+    shares = [node["Resources"] for node in everywhere if node["Alive"]]
+    return [
+        (Node(float(s.get("CPU", 0.0)), (1.0,) * int(s.get("GPU", 0.0))), float(s.get("memory", 0.0))) for s in shares
+    ]
+
+
+def apart(function: Callable[..., T], *arguments: Any, gpus: float = 0.0) -> T:
+    """What ``function`` gives in a fresh worker process of the cluster; RuntimeError with one line where it gives
+    nothing.
+    """
+    # A worker serves only tasks of its own environment, so none that has worked before gets this one.
+    fresh = {"env_vars": {"ANCHORFL_APART": uuid.uuid4().hex}}
+    task: Any = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0, max_calls=1, runtime_env=fresh)(function)
+    try:
+        return ray.get(task.remote(*arguments))  # type: ignore[no-any-return]  # what ``function`` returned there
+    except RayError as error:
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        text = str(cause).strip().splitlines()
+        raise RuntimeError(f"{type(cause).__name__}: {text[0] if text else 'no message'}") from error

@@ -80,10 +80,12 @@ def _records(e: Experiment, folder: Path) -> str:
 def resume(options: argparse.Namespace) -> int:
     """Go on with an interrupted run."""
     from pipeline.compare import compare
+    from pipeline.mirrored import fetched
     from pipeline.run import resumed
 
-    result = resumed(options.run)
-    print(f"{options.run}: done, weights sha256 {result.checksum}\n\n{compare([options.run], None)}")
+    folder = fetched(str(options.run), print)
+    result = resumed(folder)
+    print(f"{folder}: done, weights sha256 {result.checksum}\n\n{compare([folder], None)}")
     return 0
 
 

@@ -11,6 +11,7 @@ from models.build import ModelOptions
 from pipeline.contract import Method
 from pipeline.optimizers import OptimizerOptions
 from pipeline.tracking import TrackingOptions
+from tasks import places
 from tasks.contract import TaskOptions
 
 
@@ -71,10 +72,24 @@ class ClusterOptions:
     """GPU share of the server actor."""
     concurrent: int = 0
     """Clients that train at one time; 0: one per CPU of the cluster."""
+    gather_cpus: int = 0
+    """CPUs to ask a running cluster's autoscaler for, and to wait for, before anything starts; 0: what is there."""
+    gather_gpus: int = 0
+    """GPUs likewise."""
+    gather_minutes: float = 20.0
+    """Longest wait for them."""
+    mirror: str = ""
+    """Where a copy of the run folder is kept up to date, below which it has the folder's name: ``s3://bucket/runs``,
+    ``gs://...`` or the absolute path of a folder; empty: no copy."""
 
     def __post_init__(self) -> None:
-        if self.clients_per_actor < 0 or self.concurrent < 0:
-            raise ValueError("cluster.clients_per_actor and cluster.concurrent must be at least 0")
+        if self.mirror:
+            places.check(self.mirror, "cluster.mirror")
+        for name in ("clients_per_actor", "concurrent", "gather_cpus", "gather_gpus", "gather_minutes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"cluster.{name} = {getattr(self, name)}: must be at least 0")
+        if (self.gather_cpus or self.gather_gpus) and not self.address:
+            raise ValueError("cluster.gather_cpus and gather_gpus need a running cluster: set cluster.address")
         if self.client_cpus < 0 or not 0 <= self.client_gpus <= 1 or not 0 <= self.server_gpus <= 1:
             raise ValueError("cluster: client_cpus must be at least 0, client_gpus and server_gpus in [0, 1]")
 

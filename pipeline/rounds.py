@@ -15,6 +15,7 @@ from pipeline.contract import Tensors
 from pipeline.executor import Executor, RoundOutcome
 from pipeline.experiment import Experiment
 from pipeline.journal import RoundRecord
+from pipeline.mirror import Mirror
 from pipeline.progress import Progress
 from pipeline.sampling import select
 from pipeline.tracking import Tracker
@@ -44,7 +45,7 @@ class Standing:
 @dataclass
 class Loop:
     """The parts of a run, and its rounds. ``best``: the state of the selected model so far (path -> tensor), empty
-    unless ``evaluation.select`` is ``best_validation``.
+    unless ``evaluation.select`` is ``best_validation``; ``mirror``: keeps a copy of the run folder, or None.
     """
 
     experiment: Experiment
@@ -55,6 +56,7 @@ class Loop:
     progress: Progress
     standing: Standing = field(default_factory=Standing)
     best: Tensors = field(default_factory=dict)
+    mirror: Mirror | None = None
 
     def run(self) -> Tensors:
         """Run what is left of the rounds; the state of the selected model."""
@@ -109,6 +111,8 @@ class Loop:
         if self.standing.best_round == round_:
             changed[SELECTED] = self.best
         self.checkpoints.save(round_, changed | {STATE: state}, vars(self.standing))
+        if self.mirror is not None:
+            self.mirror.push()
         self.progress.round(round_, outcome, scores, seconds)
 
     def _stand(self, round_: int, outcome: RoundOutcome, scores: dict[str, Scores], state: Tensors) -> None:

@@ -26,6 +26,8 @@ from pipeline.executor import Executor, SerialExecutor
 from pipeline.experiment import Experiment, digest, flat
 from pipeline.folder import CONFIG, RESULT, held, read_config, write_config
 from pipeline.journal import RunInfo, read_records
+from pipeline.mirror import Mirror
+from pipeline.mirrored import claim, place_of, refresh
 from pipeline.progress import Progress
 from pipeline.rounds import Loop, final_checksum, named, weights_in
 from pipeline.saved import save_model
@@ -54,6 +56,8 @@ def run(experiment: Experiment, folder: Path, say: Say = print) -> Result:
     store_uri(experiment.tracking.uri, folder)  # a store that MLflow refuses is refused before anything is written
     with ExitStack() as stack:
         stack.enter_context(held(folder))
+        if experiment.cluster.mirror:
+            claim(place_of(experiment.cluster.mirror, folder), folder, say)
         if experiment.cluster.executor == "ray":
             from pipeline import cluster  # serial runs need no Ray
 
@@ -73,6 +77,8 @@ def resumed(folder: Path, say: Say = print) -> Result:
     if done.exists():
         content = json.loads(done.read_text(encoding="utf-8"))
         say(f"{folder} is finished: nothing to do")
+        if experiment.cluster.mirror:
+            refresh(place_of(experiment.cluster.mirror, folder), folder, say)
         return Result(folder, content["checksum"], content["scores"])
     return run(experiment, folder, say)
 
@@ -82,7 +88,7 @@ def make_setup(experiment: Experiment, say: Say) -> Setup:
     task = find_task(experiment.task.name)
     engine = "ray" if experiment.cluster.executor == "ray" else "local"
     prepared = prepare(task, experiment.task, experiment.seed, engine=engine, log=say)  # type: ignore[arg-type]
-    return Setup(experiment, str(prepared.folder), _vectors(experiment, prepared, say))
+    return Setup(experiment, prepared.place, _vectors(experiment, prepared, say))
 
 
 def _vectors(e: Experiment, prepared: Prepared, say: Say) -> Any:
@@ -134,6 +140,8 @@ def open_loop(
     done = loop.standing.round
     loop.tracker = open_tracker(e.tracking, folder, done + 1 if done else 0, say)
     loop.tracker.begin(replace(run_info(setup, folder), parent=parent))
+    if e.cluster.mirror:
+        loop.mirror = Mirror(folder, place_of(e.cluster.mirror, folder), say, loop.checkpoints)
     if done:
         progress.start = done
         progress.say(f"going on after round {done}")
@@ -154,6 +162,8 @@ def federate(
         raise
     finally:
         loop.tracker.end(status)
+        if loop.mirror is not None:
+            loop.mirror.close()
     return result
 
 
@@ -176,8 +186,7 @@ def _conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
     }  # fmt: skip
     write_per_class(folder)
     compare([folder], folder / "report")
-    plan = setup.data().folder + "/plan.json"
-    write_atomically(folder / "plan.json", Path(plan).read_bytes())
+    write_atomically(folder / "plan.json", Path(setup.data().file("plan.json")).read_bytes())
     for name in (CONFIG, "plan.json", "per_class.csv", "report", "model"):
         tracker.artifact(folder / name)
     # Last, since its presence says that the run is finished and everything else is there.

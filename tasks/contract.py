@@ -36,7 +36,8 @@ class TaskOptions:
     root: str = ""
     """Folder of the raw files; empty: ``$ANCHORFL_DATA/<folder of the data set>``, then ``$ANCHORFL_DATA`` itself."""
     cache: str = ""
-    """Folder for prepared data; empty: ``$ANCHORFL_CACHE``, else ``~/.cache/anchorfl``."""
+    """Folder for prepared data, or its address (``s3://bucket/folder``, ``gs://...``) for nodes that share no disk;
+    empty: ``$ANCHORFL_CACHE``, else ``~/.cache/anchorfl``."""
     variant: str = ""
     """Variant of the raw files where a data set has several (r8: ``stemmed``, the default, or ``textgcn``)."""
     clients: int = 10

@@ -1,7 +1,8 @@
 """Ingest: raw files to prepared data, with Ray Data or in the process. The only file of this room that imports ray.
 
 The plan is an index made in the driver from the labels; Ray Data encodes the rows, counts the classes, brings the
-rows of each client together and writes them. Both engines apply the same pure functions and give the same bytes.
+rows of each client together. Both engines apply the same pure functions and give the same bytes; the driver writes
+them, since the workers of a cluster have other disks.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tasks import places, shared
 from tasks.columns import Bools, Ints, list_parts, matrix_of
-from tasks.contract import InputError, InputSpec, Plan, Task, TaskOptions
+from tasks.contract import InputSpec, Plan, Task, TaskOptions
 from tasks.disclose import card, disclosed_table, known_classes
 from tasks.partition import digest, make_plan
+from tasks.rows import checked, owners
 from tasks.sources import file_names, find_file, raw_folder
 from tasks.store import (
     Manifest,
@@ -33,23 +36,27 @@ from tasks.store import (
     client_file,
     data_digest,
     sync_folder,
+    table_bytes,
+    write_file,
     write_manifest,
-    write_table,
 )
 
+Engine = Literal["ray", "local"]
+Log = Callable[[str], None]
+_File = tuple[int, bytes, str]
+"""Owner, bytes of its file, digest of the content."""
 BLOCK_ROWS = 4096
 """Rows of one Ray Data block: small enough to spread the encoding over the CPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """All that a worker needs to encode and write: plain values, and functions of this repository."""
+    """All that a worker needs to encode: plain values, and functions of this repository."""
 
     task: Task
     spec: InputSpec
     classes: tuple[tuple[int, ...], ...]
     """Identified classes of every owner: the clients, then the server's test and validation rows (all classes)."""
-    folder: str
 
     def name(self, owner: int) -> str:
         """File of an owner."""
@@ -64,10 +71,9 @@ class _Job:
             {n: encoded[n] if n != "x" else encoded[n].cast(pa.list_(value)) for n in ("row", "labels", "x")}
         )
 
-    def write(self, table: Any, owner: int) -> str:
-        """Write the rows of one owner with the labels that it may see; the digest of the file's content."""
-        final = disclosed_table(table, self.classes[owner], len(self.task.class_names), self.task.kind)
-        return write_table(self.folder, self.name(owner), final)
+    def file(self, table: Any, owner: int) -> tuple[bytes, str]:
+        """The rows of one owner, with the labels that it may see, as a file, and the digest of its content."""
+        return table_bytes(disclosed_table(table, self.classes[owner], len(self.task.class_names), self.task.kind))
 
 
 def prepare(
@@ -75,24 +81,42 @@ def prepare(
     options: TaskOptions,
     seed: int,
     *,
-    engine: Literal["ray", "local"],
-    log: Callable[[str], None] = lambda _: None,
+    engine: Engine,
+    log: Log = lambda _: None,
 ) -> Prepared:
     """The prepared data of a federation, from the cache or made now.
 
     engine: ``ray`` needs a running Ray (the caller starts it) if there is work to do; ``local`` works in this process.
+    Where ``task.cache`` is an address, they are made in the cache folder of this machine and then copied there.
     Raises InputError on bad options or files, RuntimeError where Ray is needed and not running.
     """
     source = raw_folder(task, options)
     raw = raw_digest(task, options, source)
     folder = cache_folder(task.name, options, seed, raw)
+    if not places.is_remote(options.cache):
+        return _on_this_machine(task, options, seed, raw, source, folder, engine, log)
+    places.check(options.cache, "task.cache")
+    place = places.join(options.cache, folder.name)
+    found = shared.find(place)
+    if found is not None:
+        log(f"{task.name}: prepared data found in {places.shown(place)}")
+        return found
+    shared.upload(_on_this_machine(task, options, seed, raw, source, folder, engine, log), place)
+    log(f"{task.name}: prepared data copied to {places.shown(place)}")
+    return Prepared.load(place)
+
+
+def _on_this_machine(
+    task: Task, options: TaskOptions, seed: int, raw: str, source: Path | None, folder: Path, engine: Engine, log: Log
+) -> Prepared:
+    """The prepared data in ``folder``, from the cache or made now."""
     if folder.exists():
         log(f"{task.name}: prepared data found in {folder}")
         return Prepared.load(folder)
     if engine != "local":
         _check_ray()
     log(f"{task.name}: reading raw data")
-    table = _checked(task.read(source, options), task)
+    table = checked(task.read(source, options), task)
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent)
     try:
@@ -120,8 +144,8 @@ def _build(
     raw: str,
     table: Any,
     building: str,
-    engine: Literal["ray", "local"],
-    log: Callable[[str], None],
+    engine: Engine,
+    log: Log,
 ) -> None:
     """Fill a folder: plan, fit, encode, write."""
     row_N = table["row"].to_numpy()
@@ -130,25 +154,31 @@ def _build(
     plan = make_plan(y_NC[train_N], row_N[train_N], task.class_names, options, seed)
     spec = task.fit(table.filter(pa.array(train_N & ~np.isin(row_N, plan.validation))), options)
     every = tuple(range(len(task.class_names)))
-    job = _Job(task, spec, (*(client.classes for client in plan.clients), every, every), building)
-    owner_N = _owners(plan, row_N)
+    job = _Job(task, spec, (*(client.classes for client in plan.clients), every, every))
+    owner_N = owners(plan, row_N)
     log(f"{task.name}: encoding {len(row_N)} rows for {len(plan.clients)} clients")
     payload = table.select(["row", "labels", task.payload])
     local = engine == "local"
-    digests = _run_local(job, payload, owner_N) if local else _run_ray(job, payload, row_N, owner_N, y_NC)
+    made = _run_local(job, payload, owner_N) if local else _run_ray(job, payload, row_N, owner_N, y_NC)
+    content, files = dict[str, str](), dict[str, str]()
+    for owner, data, content_digest in made:
+        content[job.name(owner)] = content_digest
+        files[job.name(owner)] = write_file(building, job.name(owner), data)
+    files = dict(sorted(files.items()))  # Ray Data gives the owners in an order of its own
     manifest = _manifest(job, options, plan, row_N, y_NC)
-    manifest = replace(manifest, raw_digest=raw, data_digest=data_digest({job.name(o): d for o, d in digests.items()}))
+    manifest = replace(manifest, raw_digest=raw, data_digest=data_digest(content), files=files)
     write_manifest(building, manifest, plan)
 
 
-def _run_local(job: _Job, table: Any, owner_N: Ints) -> dict[int, str]:
-    """Encode and write in this process; the digest of every owner's file."""
+def _run_local(job: _Job, table: Any, owner_N: Ints) -> Iterator[_File]:
+    """Encode in this process; the files one by one."""
     encoded = job.encode(table)
-    return {o: job.write(encoded.take(np.flatnonzero(owner_N == o)), o) for o in range(len(job.classes))}
+    for owner in range(len(job.classes)):
+        yield owner, *job.file(encoded.take(np.flatnonzero(owner_N == owner)), owner)
 
 
-def _run_ray(job: _Job, table: Any, row_N: Ints, owner_N: Ints, y_NC: Bools) -> dict[int, str]:
-    """Encode and write with Ray Data; the digest of every owner's file.
+def _run_ray(job: _Job, table: Any, row_N: Ints, owner_N: Ints, y_NC: Bools) -> Iterator[_File]:
+    """Encode with Ray Data; the files one by one.
 
     Raises RuntimeError where rows or labels got lost on the way.
     """
@@ -167,18 +197,17 @@ def _run_ray(job: _Job, table: Any, row_N: Ints, owner_N: Ints, y_NC: Bools) -> 
         order_N = np.argsort(row_N)
         lookup = ray.put((row_N[order_N], owner_N[order_N]))
         owned = encoded.map_batches(_with_owner, batch_format="pyarrow", fn_kwargs={"lookup": lookup})
-        written = (
-            owned.groupby("owner").map_groups(_write_group, batch_format="pyarrow", fn_kwargs={"job": job}).take_all()
-        )
-    digests = {line["owner"]: line["digest"] for line in written}
-    rows = {line["owner"]: line["rows"] for line in written}
+        grouped = owned.groupby("owner").map_groups(_group_file, batch_format="pyarrow", fn_kwargs={"job": job})
+        rows = dict[int, int]()
+        for line in grouped.iter_rows():
+            rows[line["owner"]] = line["rows"]
+            yield line["owner"], line["file"], line["digest"]
     size_O = np.bincount(owner_N, minlength=len(job.classes))
     if rows != {o: n for o, n in enumerate(size_O.tolist()) if n}:
-        msg = f"Ray Data wrote {sum(rows.values())} of {len(owner_N)} rows, or wrote them to the wrong client"
+        msg = f"Ray Data gave {sum(rows.values())} of {len(owner_N)} rows, or gave them to the wrong client"
         raise RuntimeError(msg)
     for owner in np.flatnonzero(size_O == 0).tolist():  # a group without rows does not exist for Ray: validation = 0
-        digests[owner] = job.write(job.encode(table.slice(0, 0)), owner)
-    return digests
+        yield owner, *job.file(job.encode(table.slice(0, 0)), owner)
 
 
 def _positive_classes(table: Any) -> Any:
@@ -194,21 +223,12 @@ def _with_owner(table: Any, lookup: Any) -> Any:
     return table.append_column("owner", pa.array(owner_N[np.searchsorted(row_N, table["row"].to_numpy())]))
 
 
-def _write_group(table: Any, job: _Job) -> Any:
-    """Write one owner's rows; one line about it."""
+def _group_file(table: Any, job: _Job) -> Any:
+    """One owner's rows as a file; one line about it."""
     owner = table["owner"][0].as_py()
-    content = job.write(table.drop_columns(["owner"]), owner)
-    return pa.table({"owner": [owner], "rows": [table.num_rows], "digest": [content]})
-
-
-def _owners(plan: Plan, row_N: Ints) -> Ints:
-    """Owner of every row: its client, or the server (number of clients: test; one more: validation)."""
-    owner_N = np.full(len(row_N), len(plan.clients), dtype=np.int64)
-    order_N = np.argsort(row_N)
-    parts = [client.rows for client in plan.clients]
-    for owner, rows in [*enumerate(parts), (len(parts) + 1, plan.validation)]:
-        owner_N[order_N[np.searchsorted(row_N, rows, sorter=order_N)]] = owner
-    return owner_N
+    data, content = job.file(table.drop_columns(["owner"]), owner)
+    file = pa.array([data], pa.large_binary())  # large: blocks of several files may be over 2 GB
+    return pa.table({"owner": [owner], "rows": [table.num_rows], "digest": [content], "file": file})
 
 
 def _manifest(job: _Job, options: TaskOptions, plan: Plan, row_N: Ints, y_NC: Bools) -> Manifest:
@@ -254,27 +274,6 @@ def _check_ray() -> None:
     if not ray.is_initialized():
         msg = "the engine 'ray' needs a running Ray: call ray.init first (anchorfl does so in pipeline/cluster.py)"
         raise RuntimeError(msg)
-
-
-def _checked(table: Any, task: Task) -> Any:
-    """The table that ``read`` gave, if it keeps the contract.
-
-    Raises ValueError on a fault of the task, InputError on a fault of the data.
-    """
-    lacking = {"row", "split", "labels", task.payload} - set(table.column_names)
-    if lacking or len(pc.unique(table["row"])) != table.num_rows:
-        msg = f"{task.name}: read must give unique rows and {task.payload}; it lacks {sorted(lacking)}"
-        raise ValueError(msg)
-    _, length_N = list_parts(table["labels"])
-    if task.kind == "single" and (length_N != 1).any():
-        row = table["row"][int(np.flatnonzero(length_N != 1)[0])].as_py()
-        msg = f"{task.name}: row {row} has not exactly one class, as a single-label task needs; correct the raw data"
-        raise InputError(msg)
-    splits = set(pc.unique(table["split"]).to_pylist())
-    if splits != {"train", "test"}:
-        msg = f"{task.name}: the rows need the splits train and test, found {sorted(splits)}; correct the raw data"
-        raise InputError(msg)
-    return table
 
 
 @contextmanager

@@ -2,17 +2,18 @@
 
 Layout: ``<folder>/client-00000.parquet ... test.parquet validation.parquet plan.json manifest.json``. Columns of a
 Parquet file: ``row`` int64, ``x`` list<int32> (tokens) or list<float32> (flattened), ``labels`` list<int32> (the
-positives that are disclosed), ``known`` list<int32> (the classes whose label is given). Paths are strings, so that a
-remote file system can be added here alone.
+positives that are disclosed), ``known`` list<int32> (the classes whose label is given). The folder may lie on object
+storage (tasks/places.py): each file then comes to this machine when it is first asked for.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,12 +22,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from tasks import places
 from tasks.columns import list_parts, matrix_of, padded, table_digest
 from tasks.contract import Card, ClientData, InputError, InputSpec, Kind, Objective, Plan, TaskOptions
 from tasks.partition import digest, plan_from_json, plan_to_json
 
 FORMAT = 1
 """Version of the layout; part of the name of every cache folder."""
+MANIFEST = "manifest.json"
 
 Split = Literal["test", "validation"]
 
@@ -57,25 +60,65 @@ class Manifest:
     """Rows of the test split."""
     validation: int
     """Rows of the validation split."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """sha256 over the bytes of every other file, by its name; empty in folders of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prepared folder."""
+    """A prepared folder. origin: where its files come from when they are first asked for, on object storage; empty:
+    all of them are in ``folder``.
+    """
 
     folder: str
     manifest: Manifest
+    origin: str = ""
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Prepared:
-        """The prepared data in a folder. Raises InputError where it is incomplete or of another format."""
+        """The prepared data in a folder, or at a place on object storage, of which only the manifest is brought here.
+
+        Raises InputError where it is incomplete or of another format, or the store cannot be used.
+        """
         where = os.fspath(folder)
+        if places.is_remote(where):
+            return cls._at(where)
         manifest = _read_manifest(where)
         for name in file_list(len(manifest.examples)):
             if not os.path.isfile(f"{where}/{name}"):
                 msg = f"{where}: {name} is missing; delete the folder and prepare the data again"
                 raise InputError(msg)
         return cls(where, manifest)
+
+    @classmethod
+    def _at(cls, origin: str) -> Prepared:
+        """A place on object storage; nothing is brought here where this machine has prepared the same data itself."""
+        name, root = places.last_name(origin), cache_root("")
+        if (root / name / MANIFEST).is_file():
+            return replace(cls.load(root / name), origin=origin)
+        copy = root / f"{name}-fetched-{hashlib.sha256(origin.encode()).hexdigest()[:8]}"
+        try:
+            places.fetch(places.join(origin, MANIFEST), copy / MANIFEST)
+        except FileNotFoundError as error:
+            msg = f"{places.shown(origin)} holds no complete prepared data; start the run again, which prepares them"
+            raise InputError(msg) from error
+        return cls(str(copy), _read_manifest(str(copy)), origin)
+
+    @property
+    def place(self) -> str:
+        """What to give to ``load`` on any machine."""
+        return self.origin or self.folder
+
+    def file(self, name: str) -> str:
+        """Path of one of the files on this machine. Raises InputError where it cannot be brought here."""
+        path = Path(self.folder) / name
+        if self.origin:
+            try:
+                places.fetch(places.join(self.origin, name), path, self.manifest.files.get(name, ""))
+            except FileNotFoundError as error:
+                msg = f"{places.shown(self.origin)}: {name} is missing; delete the folder and prepare the data again"
+                raise InputError(msg) from error
+        return str(path)
 
     def client(self, client: int, objective: Objective) -> ClientData:
         """All rows of one client, with the labels that it may see. Raises InputError where the file is damaged."""
@@ -102,7 +145,7 @@ class Prepared:
 
     def plan(self) -> Plan:
         """The partition. Raises InputError where it is not the manifest's."""
-        with open(f"{self.folder}/plan.json", encoding="utf-8") as stream:
+        with open(self.file("plan.json"), encoding="utf-8") as stream:
             plan = plan_from_json(stream.read())
         if digest(plan) != self.manifest.partition_digest:
             msg = f"{self.folder}/plan.json is not the manifest's plan; delete the folder and prepare the data again"
@@ -110,17 +153,32 @@ class Prepared:
         return plan
 
     def _read(self, name: str, objective: Objective, rows: int) -> ClientData:
+        path = self.file(name)
         try:
             # one thread, as its client has one CPU; no partitioning: a '=' in the path is not a column
-            table = pq.read_table(f"{self.folder}/{name}", use_threads=False, partitioning=None)
+            table = pq.read_table(path, use_threads=False, partitioning=None)
             data = client_data(table, self.manifest.spec, len(self.manifest.class_names), objective)
         except (pa.ArrowException, ValueError, KeyError) as error:
-            msg = f"{self.folder}/{name} is damaged ({error}); delete the folder and prepare the data again"
+            msg = f"{path} is damaged ({error}); delete the folder and prepare the data again"
             raise InputError(msg) from error
         if len(data) != rows:
-            msg = f"{self.folder}/{name} has {len(data)} rows, not {rows}; delete the folder and prepare the data again"
+            msg = f"{path} has {len(data)} rows, not {rows}; delete the folder and prepare the data again"
             raise InputError(msg)
         return data
+
+
+def cache_root(cache: str) -> Path:
+    """The cache folder of this machine; ``cache``: the user's choice, which object storage is not.
+
+    Raises InputError where ``ANCHORFL_CACHE`` is an address.
+    """
+    root = ("" if places.is_remote(cache) else cache) or os.environ.get("ANCHORFL_CACHE", "") or "~/.cache/anchorfl"
+    if places.is_remote(root):
+        msg = (
+            f"ANCHORFL_CACHE = {places.shown(root)!r} must be a folder of this machine; give the address as task.cache"
+        )
+        raise InputError(msg)
+    return Path(root).expanduser().absolute()
 
 
 def cache_folder(name: str, options: TaskOptions, seed: int, raw: str) -> Path:
@@ -128,9 +186,8 @@ def cache_folder(name: str, options: TaskOptions, seed: int, raw: str) -> Path:
 
     ``root`` and ``cache`` do not matter to the content, so they are not in it.
     """
-    root = options.cache or os.environ.get("ANCHORFL_CACHE", "") or "~/.cache/anchorfl"
     content = json.dumps([FORMAT, raw, asdict(replace(options, root="", cache="")), seed], sort_keys=True)
-    return Path(root).expanduser().absolute() / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+    return cache_root(options.cache) / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
 def client_data(table: Any, spec: InputSpec, classes: int, objective: Objective) -> ClientData:
@@ -158,21 +215,27 @@ def file_list(clients: int) -> list[str]:
     return [*(client_file(client) for client in range(clients)), "test.parquet", "validation.parquet", "plan.json"]
 
 
-def write_table(folder: str, name: str, table: Any) -> str:
-    """Write one Parquet file, synced to disk; the digest of its content."""
+def table_bytes(table: Any) -> tuple[bytes, str]:
+    """A table as a Parquet file, and the digest of its content."""
+    stream = io.BytesIO()
+    pq.write_table(table, stream, compression="zstd")
+    return stream.getvalue(), table_digest(table)
+
+
+def write_file(folder: str, name: str, data: bytes) -> str:
+    """Write one file, synced to disk; the sha256 of its bytes."""
     with open(f"{folder}/{name}", "wb") as stream:
-        pq.write_table(table, stream, compression="zstd")
-        _sync(stream)
-    return table_digest(table)
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return hashlib.sha256(data).hexdigest()
 
 
 def write_manifest(folder: str, manifest: Manifest, plan: Plan) -> None:
     """Write plan and manifest, synced to disk; the manifest last, as it makes the folder complete."""
-    content = {"format": FORMAT, **asdict(manifest)}
-    for name, text in (("plan.json", plan_to_json(plan)), ("manifest.json", json.dumps(content, indent=1))):
-        with open(f"{folder}/{name}", "w", encoding="utf-8") as stream:
-            stream.write(text)
-            _sync(stream)
+    files = {**manifest.files, "plan.json": write_file(folder, "plan.json", plan_to_json(plan).encode())}
+    content = {"format": FORMAT, **asdict(replace(manifest, files=files))}
+    write_file(folder, MANIFEST, json.dumps(content, indent=1).encode())
     sync_folder(folder)
 
 
@@ -190,13 +253,8 @@ def sync_folder(folder: str) -> None:
         os.close(handle)
 
 
-def _sync(stream: Any) -> None:
-    stream.flush()
-    os.fsync(stream.fileno())
-
-
 def _read_manifest(folder: str) -> Manifest:
-    path, mend = f"{folder}/manifest.json", "delete the folder and prepare the data again"
+    path, mend = f"{folder}/{MANIFEST}", "delete the folder and prepare the data again"
     try:
         with open(path, encoding="utf-8") as stream:
             content = json.load(stream)
