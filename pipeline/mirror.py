@@ -2,8 +2,9 @@
 
 A thread copies what has changed, after every round and at the end. Order is what makes the copy whole: the records and
 the parts of a checkpoint before the ``checkpoint.json`` that names them, everything before ``result.json``, which says
-that the run is finished, and deletions after that. A store that does not answer never stops a run: it is said, and
-tried again after the next round. ``pipeline/mirrored.py`` has the way back.
+that the run is finished, and after that the deletion of parts that no checkpoint names any more. Nothing else is ever
+deleted: the copy outlives the folder. A store that does not answer never stops a run: it is said, and tried again after
+the next round. ``pipeline/mirrored.py`` has the way back.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from pipeline.checkpoint import Checkpoints
 from pipeline.folder import RESULT
 from tasks import places
+from tasks.contract import InputError
 
 CHECKPOINT, INDEX = "checkpoint", "checkpoint/checkpoint.json"
 END_ATTEMPTS = 3
@@ -84,7 +86,9 @@ class Mirror:
         return not self._error
 
     def send(self) -> None:
-        """Bring the copy up to date, in this thread. InputError where the store cannot be used."""
+        """Bring the copy up to date, in this thread. InputError: the store cannot be used, or the folder is gone."""
+        if not self.folder.is_dir():
+            raise InputError(f"{self.folder} is gone; its copy {places.shown(self.place)} stays as it is")
         texts = {name: data for name in self.last if (data := _content(self.folder / name)) is not None}
         with self.checkpoints.pinned() if self.checkpoints else nullcontext() as index:
             parts = parts_of(index)
@@ -97,8 +101,9 @@ class Mirror:
             for name, data in texts.items():
                 self._write(name, data, (len(data), hash(data)))
         for name in self._known.keys() - {*names, *texts}:
-            places.delete(places.join(self.place, name))
-            del self._known[name]
+            if index and name.startswith(f"{CHECKPOINT}/"):
+                places.delete(places.join(self.place, name))
+                del self._known[name]
 
     def _look(self, parts: dict[str, str]) -> None:
         """Learn what the copy holds: parts of a checkpoint by their checksum; of other files only that they exist."""

@@ -120,12 +120,13 @@ def fetched(source: str, say: Say, again: str = "anchorfl resume", **scope: Any)
     return folder
 
 
-def catch_up(place: str, folder: Path, say: Say) -> None:
-    """Fetch the copy where it is further than the folder, or there is no folder. A store that cannot be used is said:
-    rounds that were done elsewhere are then done again, with the same result.
+def catch_up(place: str, folder: Path, say: Say, *, finished: bool = False) -> None:
+    """Fetch the copy where it is further than the folder, or there is no folder; ``finished``: only that of a finished
+    run. A store that cannot be used is said: rounds that were done elsewhere are then done again, with the same result.
     """
     try:
-        if standing(place).progress > standing(str(folder)).progress:
+        there = standing(place)
+        if (there.finished or not finished) and there.progress > standing(str(folder)).progress:
             fetch(place, folder)
             say(f"{places.shown(place)} fetched into {folder}")
     except InputError as error:

@@ -28,16 +28,18 @@ SCHEMES: Mapping[str, Mapping[str, str]] = {
     "file": {},
 }
 """Known schemes, and what their address says unless the user's says otherwise."""
+READS = 10
+"""A file that another machine replaces meanwhile is read so many times."""
 DRAFT = ".tmp"
 """End of the names of files that are being written to a disk; they are no files yet."""
 MENDS = (
     (
-        r"NO_SUCH_BUCKET|[Bb]ucket .*not (found|exist)|notFound",
-        "there is no such bucket: make it or correct the address",
-    ),
-    (
         r"ACCESS_DENIED|ACCESS_KEY|SIGNATURE|TOKEN|CREDENTIAL|UNAUTHORIZED|PERMISSION|Permission denied|status 40[13]",
         "no permission: give this machine credentials that may list, read, write and delete there",
+    ),
+    (
+        r"NO_SUCH_BUCKET|Bucket '[^']*' not found|bucket does not exist",
+        "there is no such bucket: make it or correct the address",
     ),
     (
         r"NETWORK_CONNECTION|curlCode|UNAVAILABLE|TIMEOUT|Could not connect|[Tt]imed out",
@@ -96,9 +98,15 @@ def shown(place: str) -> str:
 
 
 def read_bytes(place: str) -> bytes:
-    """Content of a file. FileNotFoundError where there is none, InputError where the store cannot be used."""
-    with _explained(place), _opened(place) as (system, path), system.open_input_stream(path) as stream:
-        return bytes(stream.readall())
+    """Content of a file, whole. FileNotFoundError where there is none, InputError where the store cannot be used."""
+    with _explained(place), _opened(place) as (system, path):
+        for _ in range(READS):
+            with system.open_input_stream(path) as stream:
+                data = bytes(stream.readall())
+            # pyarrow asks for the size, then for so many bytes: of a larger file that has come meanwhile, for a part
+            if system.get_file_info(path).size == len(data):
+                return data
+        raise InputError(f"{shown(place)} changes while it is read: end what writes it, or try again")
 
 
 def exists(place: str) -> bool:
@@ -160,7 +168,8 @@ def fetch(place: str, path: Path, sha256: str = "") -> None:
         data = read_bytes(place)
         if sha256 and hashlib.sha256(data).hexdigest() != sha256:
             raise InputError(
-                f"{shown(place)} does not have the checksum of its manifest; delete the folder and try again"
+                f"{shown(place)} does not have the checksum that its manifest states: delete {path.parent} and start"
+                " again; if that does not help, delete the folder at the place, too"
             )
         _write_to_disk(path, data)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import uuid
 
 import pytest
 import torch
@@ -28,6 +29,29 @@ def _same_threads():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def _s3_server():
+    server = pytest.importorskip("moto.server", reason="moto is not installed: pip install 'anchorfl[dev]'")
+    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    yield f"http://{host}:{port}"
+    running.stop()
+
+
+@pytest.fixture
+def s3(monkeypatch, _s3_server):
+    """An empty bucket on an S3 server of our own, as ``s3://bucket``; the environment leads there."""
+    import boto3
+
+    told = {"ACCESS_KEY_ID": "someone", "SECRET_ACCESS_KEY": "sesame", "DEFAULT_REGION": "us-east-1"}
+    for name, value in (told | {"ENDPOINT_URL": _s3_server, "EC2_METADATA_DISABLED": "true"}).items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    bucket = f"bucket-{uuid.uuid4().hex[:12]}"
+    boto3.client("s3").create_bucket(Bucket=bucket)
+    return f"s3://{bucket}"
 
 
 @pytest.fixture

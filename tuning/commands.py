@@ -10,7 +10,7 @@ from tasks.contract import InputError
 
 USAGE = """usage: anchorfl sweep PRESET [--space NAME=RANGE ...] [--output FOLDER] [--option value ...]
                       [--section.option value ...]
-       anchorfl sweep --resume FOLDER [--trials N] [--hours H] ...
+       anchorfl sweep --resume FOLDER [--trials N] [--hours H] ...       (or its copy: s3://bucket/runs/NAME)
 RANGE: low:high, log:low:high, tail:low:high (percentiles near 100), int:low:high, or values with commas; :n at the end
        gives n points of a grid. Without --space: the method's own space."""
 
@@ -18,14 +18,17 @@ RANGE: low:high, log:low:high, tail:low:high (percentiles near 100), int:low:hig
 def sweep(arguments: list[str]) -> int:
     """Search hyper-parameters of a preset, or go on with a sweep."""
     from pipeline.config import override, preset_names, read_preset
-    from tuning.plan import Plan, load_plan, new_sweep_folder, preset_text
+    from pipeline.mirrored import fetched
+    from tuning.copies import LEAVE, RESUME
+    from tuning.plan import FILE, Plan, load_plan, new_sweep_folder, preset_text
     from tuning.spaces import space_of
 
     own, given, overrides = _split(arguments)
     if own.resume is not None:
         if own.preset or own.space or overrides:
             raise InputError("--resume takes the preset, the space and the options from the sweep's folder")
-        return _run(load_plan(own.resume, given), own.resume)
+        folder = fetched(own.resume, print, RESUME, marker=FILE, leave=LEAVE)
+        return _run(load_plan(folder, given), folder)
     if not own.preset:
         raise InputError(f"sweep needs a preset: {', '.join(preset_names())}; or the path of a .toml file")
     from tuning.options import SweepOptions
@@ -104,7 +107,7 @@ def _split(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any], li
         tyro.cli(SweepOptions, args=["--help"], prog="anchorfl sweep")
     parser = argparse.ArgumentParser(prog="anchorfl sweep", add_help=False, exit_on_error=False)
     parser.add_argument("--space", nargs="+", action="extend", default=[])
-    parser.add_argument("--resume", type=Path, default=None)
+    parser.add_argument("--resume", default=None)
     parser.add_argument("--output", default="")
     parser.set_defaults(preset="")
     # Options and overrides both come as --name value; what names a section is an override.

@@ -13,6 +13,7 @@ from ray.tune import Callback
 
 from pipeline.actors import one_line
 from pipeline.folder import RESULT
+from tuning.copies import bring
 from tuning.records import Records
 from tuning.results import Final
 from tuning.search import Point
@@ -26,8 +27,8 @@ LOOK_S = 5.0
 class Tell(Unsaved, Callback):
     """Lets the records look for news now and then while runs go, and says when one has ended."""
 
-    def __init__(self, folder: Path, records: Records, say: Callable[[str], None]) -> None:
-        self.folder, self.records, self.say = folder, records, say
+    def __init__(self, folder: Path, mirror: str, records: Records, say: Callable[[str], None]) -> None:
+        self.folder, self.mirror, self.records, self.say = folder, mirror, records, say
         self.looked = time.monotonic()
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
@@ -39,6 +40,7 @@ class Tell(Unsaved, Callback):
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A run has ended well."""
         name = trial.config["job"]["name"]
+        bring(self.mirror, self.folder.parent, self.folder / name, self.say)
         self.records.add(self.folder / name)
         if not (self.folder / name / RESULT).exists():
             return
@@ -56,7 +58,7 @@ def run_finals(
 
     KeyboardInterrupt where Ctrl-C ended it early.
     """
-    folder = Path(work.folder)
+    folder, mirror = Path(work.folder), next(iter(work.setups.values())).experiment.cluster.mirror
     jobs: list[dict[str, Any]] = [
         {"name": f"{word}-seed-{seed}", "seed": seed, "point": dict(point), "register": ""}
         for word, point in points.items()
@@ -64,6 +66,7 @@ def run_finals(
     ]
     jobs[0]["register"] = register
     for job in jobs:  # those of an earlier start, too: their records may not have arrived
+        bring(mirror, folder.parent, folder / job["name"], records.say)
         records.add(folder / job["name"])
     missing = [job for job in jobs if not (folder / job["name"] / RESULT).exists()]
     if not missing:
@@ -71,20 +74,23 @@ def run_finals(
     results = fit(
         train_final, work, resources, at_once,
         param_space={"job": tune.grid_search(missing)},
-        callbacks=[Tell(folder, records, records.say)],
+        callbacks=[Tell(folder, mirror, records, records.say)],
     )  # fmt: skip
-    errors = {r.config["job"]["name"]: _why(r) for r in results}
+    errors = {r.config["job"]["name"]: _why(r, folder) for r in results}
     failed = [f"final run {name} failed: {error}" for name, error in errors.items() if error]
     if len(failed) < sum(not (folder / job["name"] / RESULT).exists() for job in missing):
         raise KeyboardInterrupt
     return failed
 
 
-def _why(result: Any) -> str:
+def _why(result: Any, folder: Path) -> str:
     """Why a final run failed, in a line; "" where it did not."""
     if result.error:
         return one_line(result.error)
-    return last_line((result.metrics or {}).get(ERROR, ""))
+    told = result.metrics or {}
+    if "scores" in told and not (folder / result.config["job"]["name"] / RESULT).exists():
+        return "it ended on another node and its folder is not here: set --cluster.mirror, or mend it and --resume"
+    return last_line(told.get(ERROR, ""))
 
 
 def read_finals(folder: Path, word: str, seeds: Sequence[int]) -> tuple[Final, ...]:

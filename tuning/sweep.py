@@ -21,7 +21,8 @@ from pipeline.run import make_setup, version_of
 from pipeline.seeds import seed_for
 from pipeline.setup import Setup
 from tasks.contract import InputError
-from tuning.conductor import Conductor, read_entries
+from tuning.conductor import Conductor, Observer, read_entries
+from tuning.copies import Copies
 from tuning.finals import read_finals, run_finals
 from tuning.ledger import Event, Ledger
 from tuning.plan import Plan, Say
@@ -45,13 +46,14 @@ def run_sweep(plan: Plan, folder: Path, say: Say = print) -> Sweep:
     folder = folder.resolve()
     with ExitStack() as stack:
         stack.enter_context(held(folder))
+        copies = Copies(plan.experiment.cluster.mirror, folder, LEDGER, say)
         if cluster.start(plan.experiment.cluster):
             stack.callback(cluster.stop)
         at_once = room(bundles(plan.experiment.cluster, plan.options), plan.options.concurrent)
         # Here and once: a trial that prepared data would wait for CPUs that the trials themselves hold.
         everywhere = {s: make_setup(replace(plan.experiment, seed=s), say) for s in (*plan.seeds, *plan.fresh)}
         plan.save(folder)
-        return _Run(plan, folder, everywhere, at_once, say).go()
+        return _Run(plan, folder, everywhere, at_once, copies, say).go()
 
 
 @dataclass
@@ -62,6 +64,7 @@ class _Run:
     folder: Path
     setups: Mapping[int, Setup]
     at_once: int
+    copies: Copies
     say: Say
 
     def go(self) -> Sweep:
@@ -74,7 +77,7 @@ class _Run:
         records.begin()
         status: Status = "FAILED"
         try:
-            conductor = self._conductor(ledger, [records, watch])
+            conductor = self._conductor(ledger, [records, watch, self.copies])
             conductor.replay()
             watch.start()
             budget = self._budget(conductor, lambda: before + time.time() - began)
@@ -86,6 +89,7 @@ class _Run:
             raise
         finally:
             records.end(status)
+            self.copies.close()
         return view
 
     def _search(self, conductor: Conductor, budget: Budget) -> None:
@@ -126,7 +130,7 @@ class _Run:
         metric = f"validation/{plan.options.metric}"
         return Work(setups, plan.names, str(folder), plan.rounds.whole, metric, plan.options.slots)
 
-    def _conductor(self, ledger: Ledger, observers: list[Records | Watch]) -> Conductor:
+    def _conductor(self, ledger: Ledger, observers: list[Observer]) -> Conductor:
         plan = self.plan
         known = all(d.holds(plan.own[n]) for n, d in plan.space.items()) and plan.options.searcher != "grid"
         seed = seed_for(plan.experiment.seed, "sweep") % 2**32

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import statistics
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,10 +29,12 @@ from pipeline.executor import Executor, SerialExecutor
 from pipeline.experiment import ClusterOptions, Experiment
 from pipeline.folder import held_soon, write_config
 from pipeline.journal import RoundRecord, read_records
+from pipeline.mirrored import catch_up, place_of
 from pipeline.progress import Progress
 from pipeline.rounds import Loop
 from pipeline.run import federate, open_loop
 from pipeline.setup import Setup
+from tuning.copies import mirror_of
 from tuning.options import SweepOptions
 from tuning.search import Point
 from tuning.tuner import ERROR
@@ -110,7 +113,7 @@ def _train_trial(config: dict[str, Any], work: Work) -> None:
                 federation=replace(e.federation, rounds=work.rounds),
                 evaluation=replace(e.evaluation, test="never", select="last", every=1),
             )
-            loops[seed] = _open(replace(setup, experiment=e), folder / f"seed-{seed}", stack)
+            loops[seed] = _open(replace(setup, experiment=e), folder / f"seed-{seed}", work, stack)
         steps = {seed: loop.steps() for seed, loop in loops.items()}
         for round_ in range(1, work.rounds + 1):
             for seed, loop in loops.items():
@@ -128,7 +131,7 @@ def _train_final(config: dict[str, Any], work: Work) -> None:
     seed, folder = job["seed"], Path(work.folder) / job["name"]
     with ExitStack() as stack:
         stack.enter_context(held_soon(folder))
-        setup = work.setups[seed]
+        setup = _caught_up(work.setups[seed], folder, work)
         e = point_experiment(setup.experiment, work.names, job["point"], seed)
         name = f"{Path(work.folder).parent.name}-{job['name']}"
         setup = replace(
@@ -143,16 +146,31 @@ def _train_final(config: dict[str, Any], work: Work) -> None:
         stack.callback(executor.close)
         write_config(folder, setup.experiment)
         progress = Progress(e.federation.rounds, out=io.StringIO())
-        result = federate(setup, executor, folder, progress, _quiet, Path(work.folder).parent)
+        result = federate(setup, executor, folder, progress, _log, Path(work.folder).parent)
     tune.report({"scores": json.dumps(result.scores), "seconds": time.perf_counter() - began})
 
 
-def _open(setup: Setup, folder: Path, stack: ExitStack) -> Loop:
+def _open(setup: Setup, folder: Path, work: Work, stack: ExitStack) -> Loop:
     stack.enter_context(held_soon(folder))
+    setup = _caught_up(setup, folder, work)
     executor = _executor(setup)
     stack.callback(executor.close)
     write_config(folder, setup.experiment)
-    return open_loop(setup, executor, folder, Progress(setup.experiment.federation.rounds, out=io.StringIO()), _quiet)
+    progress = Progress(setup.experiment.federation.rounds, out=io.StringIO())
+    loop = open_loop(setup, executor, folder, progress, _log)
+    if loop.mirror is not None:
+        stack.callback(loop.mirror.close)
+    return loop
+
+
+def _caught_up(setup: Setup, folder: Path, work: Work) -> Setup:
+    """The setup for a run folder that this process holds, with what another node did of the run fetched into it."""
+    e, sweep = setup.experiment, Path(work.folder).parent
+    if not e.cluster.mirror:
+        return setup
+    mirror = mirror_of(e.cluster.mirror, sweep, folder)
+    catch_up(place_of(mirror, folder), folder, _log)
+    return replace(setup, experiment=replace(e, cluster=replace(e.cluster, mirror=mirror)))
 
 
 def _executor(setup: Setup) -> Executor:
@@ -207,5 +225,6 @@ def _training(record: RoundRecord, slots: int) -> float:
     return record.metrics["sys/client_seconds"] / slots + record.metrics["sys/score_seconds"]
 
 
-def _quiet(line: str) -> None:
-    """A trial shows its progress through what it reports."""
+def _log(line: str) -> None:
+    """A trial shows its progress through what it reports; whatever else it says is in Ray's log of its process."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,10 +1,13 @@
-"""One Ray for the tests of this folder."""
+"""One Ray for the tests of this folder, and a small preset."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from pipeline import cluster
+from pipeline.config import to_toml
 from pipeline.experiment import ClusterOptions
 
 
@@ -14,3 +17,17 @@ def ray_running():
     yield
     if started:
         cluster.stop()
+
+
+@pytest.fixture
+def preset(experiment, tmp_path, monkeypatch):
+    """A small FedAlign preset of the toy task in the current folder; keywords replace sections."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str = "toy.toml", **sections) -> str:
+        base = {"cluster": {"executor": "ray"}, "tracking": {"uri": ""}}
+        e = experiment("fedalign", options={"q1": 80.0, "q2": 40.0}, **(base | sections))
+        Path(name).write_text(to_toml(e))
+        return name
+
+    return write

@@ -4,52 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import signal
-import sqlite3
-import subprocess
-import sys
-import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from pipeline.config import read_preset, to_toml
+from pipeline.config import read_preset
 from pipeline.journal import read_records
 from pipeline.run import run
+from tests.ray.sweeps import SHORT, SPACE, entries, mlflow_runs, scores, sweep_process, wait_for_ends
 from tuning.cli import main
-from tuning.conductor import Entry, read_entries
 from tuning.ledger import Ledger
 from tuning.plan import load_plan
 from tuning.sweep import LEDGER, view_of
 
 pytestmark = pytest.mark.ray
-ROOT = Path(__file__).resolve().parents[2]
-SHORT = ["--searcher", "random", "--scheduler", "none", "--seeds", "2", "--rounds", "2"]
-SPACE = ["--space", "q1=60:95", "alpha=log:0.1:10"]
-
-
-@pytest.fixture
-def preset(experiment, tmp_path, monkeypatch):
-    """A small FedAlign preset of the toy task in the current folder; keywords replace sections."""
-    monkeypatch.chdir(tmp_path)
-
-    def write(name: str = "toy.toml", **sections) -> str:
-        base = {"cluster": {"executor": "ray"}, "tracking": {"uri": ""}}
-        e = experiment("fedalign", options={"q1": 80.0, "q2": 40.0}, **(base | sections))
-        Path(name).write_text(to_toml(e))
-        return name
-
-    return write
-
-
-def entries(folder: str) -> list[Entry]:
-    return read_entries(Ledger(Path(folder) / LEDGER).events)
-
-
-def scores(folder: str) -> list[tuple]:
-    return [(e.point, e.status, [e.records[r]["scores"] for r in sorted(e.records)]) for e in entries(folder)]
 
 
 @pytest.fixture(scope="module")
@@ -123,13 +92,6 @@ def test_a_budget_ends_the_search_and_can_be_raised(preset, one_ray, capsys):
     assert main(["sweep", "--resume", "s"]) == 0  # nothing left to do
 
 
-def sweep_process(folder: Path, *arguments: str) -> subprocess.Popen:
-    code = f"import sys; from tuning.cli import main; sys.exit(main({['sweep', *arguments]!r}))"
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    with (folder / "said.txt").open("w") as said:
-        return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=env, stdout=said, stderr=said)
-
-
 def test_killed_and_resumed(preset, tmp_path):
     """SIGKILL when half of the trials have ended: the same trials, scores and choice as a sweep that was left alone; no
     trial that had ended is touched; MLflow has every run and every round once.
@@ -139,11 +101,8 @@ def test_killed_and_resumed(preset, tmp_path):
     whole = sweep_process(tmp_path, file, *arguments, "--output", "whole/s")
     assert whole.wait(timeout=300) == 0, (tmp_path / "said.txt").read_text()
     process = sweep_process(tmp_path, file, *arguments, "--output", "cut/s")
-    ledger, deadline = tmp_path / "cut/s" / LEDGER, time.monotonic() + 200
-    while not (ledger.exists() and ledger.read_text().count('"end"') >= 2):
-        assert process.poll() is None, (tmp_path / "said.txt").read_text()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    ledger = tmp_path / "cut/s" / LEDGER
+    wait_for_ends(process, tmp_path, str(ledger), 2)
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = len(Ledger(ledger).events)
@@ -161,18 +120,3 @@ def test_killed_and_resumed(preset, tmp_path):
     later = [e for e in Ledger(ledger).events[before:] if f"{e.get('trial', 99):04d}" in ended]
     assert not later
     assert mlflow_runs("cut") == mlflow_runs("whole")
-
-
-def mlflow_runs(folder: str) -> list[tuple]:
-    """Name, whether it has a parent, status, and the rounds of every run in the MLflow database."""
-    with closing(sqlite3.connect(f"{folder}/mlflow.db")) as db:
-        rows = db.execute("select run_uuid, name, status from runs").fetchall()
-        out = []
-        for run_id, name, status in rows:
-            parent = db.execute(
-                "select count(*) from tags where run_uuid = ? and key = 'mlflow.parentRunId'", (run_id,)
-            ).fetchone()[0]
-            key = "trials/finished" if parent == 0 else "validation/f1_macro"
-            steps = db.execute("select step from metrics where run_uuid = ? and key = ? order by step", (run_id, key))
-            out.append((name, parent, status, [s for (s,) in steps]))
-    return sorted(out)

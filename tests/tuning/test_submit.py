@@ -120,7 +120,8 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def test_where_nothing_answers_one_line_says_so(capsys):
+def test_where_nothing_answers_one_line_says_so(capsys, monkeypatch):
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     address = f"http://127.0.0.1:{free_port()}"
     assert main(["submit", "--address", address, "run", "digits/fedavg"]) == 2
     shown = capsys.readouterr().err
@@ -159,8 +160,9 @@ def test_another_version_and_another_server_are_told_apart(answer, complaint, tm
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
     env = os.environ | {"PYTHONPATH": str(ROOT), "ANCHORFL_CACHE": str(folder / "cache"), "HOME": str(folder)} | more
-    names = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN", "ANCHORFL_DATA", "MLFLOW_TRACKING_URI")
-    return {name: value for name, value in env.items() if name not in names}
+    mine = {"RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "ANCHORFL_DATA", "MLFLOW_TRACKING_URI"}
+    mine |= {name for name in env if name.startswith("RAY_AUTH_")} - more.keys()
+    return {name: value for name, value in env.items() if name not in mine}
 
 
 def anchorfl(env: dict[str, str], *words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:

@@ -1,0 +1,59 @@
+"""What the tests of sweeps share."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+from tasks import places
+from tuning.conductor import Entry, read_entries
+from tuning.ledger import Ledger
+from tuning.sweep import LEDGER
+
+ROOT = Path(__file__).resolve().parents[2]
+SHORT = ["--searcher", "random", "--scheduler", "none", "--seeds", "2", "--rounds", "2"]
+SPACE = ["--space", "q1=60:95", "alpha=log:0.1:10"]
+
+
+def entries(folder: str) -> list[Entry]:
+    return read_entries(Ledger(Path(folder) / LEDGER).events)
+
+
+def scores(folder: str) -> list[tuple]:
+    return [(e.point, e.status, [e.records[r]["scores"] for r in sorted(e.records)]) for e in entries(folder)]
+
+
+def sweep_process(folder: Path, *arguments: str) -> subprocess.Popen:
+    code = f"import sys; from tuning.cli import main; sys.exit(main({['sweep', *arguments]!r}))"
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    with (folder / "said.txt").open("w") as said:
+        return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=env, stdout=said, stderr=said)
+
+
+def wait_for_ends(process: subprocess.Popen, folder: Path, ledger: str, count: int) -> None:
+    """Until so many trials have ended of a sweep that runs in ``folder``, by the ledger at a place."""
+    deadline = time.monotonic() + 200
+    while not (places.exists(ledger) and places.read_bytes(ledger).count(b'"end"') >= count):
+        assert process.poll() is None, (folder / "said.txt").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def mlflow_runs(folder: str) -> list[tuple]:
+    """Name, whether it has a parent, status, and the rounds of every run in the MLflow database."""
+    with closing(sqlite3.connect(f"{folder}/mlflow.db")) as db:
+        rows = db.execute("select run_uuid, name, status from runs").fetchall()
+        out = []
+        for run_id, name, status in rows:
+            parent = db.execute(
+                "select count(*) from tags where run_uuid = ? and key = 'mlflow.parentRunId'", (run_id,)
+            ).fetchone()[0]
+            key = "trials/finished" if parent == 0 else "validation/f1_macro"
+            steps = db.execute("select step from metrics where run_uuid = ? and key = ? order by step", (run_id, key))
+            out.append((name, parent, status, [s for (s,) in steps]))
+    return sorted(out)

@@ -1,0 +1,88 @@
+"""A sweep that is copied to object storage outlives the disk of its machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks import places
+from tests.ray.sweeps import SHORT, SPACE, entries, scores, sweep_process, wait_for_ends
+from tuning.cli import main
+from tuning.ledger import Ledger
+from tuning.plan import load_plan
+from tuning.sweep import LEDGER, view_of
+
+pytestmark = pytest.mark.ray
+REST = ["--trials", "9", "--finals", "1", "--concurrent", "1"]
+
+
+def contents(place: str) -> dict[str, bytes]:
+    return {name: places.read_bytes(places.join(place, name)) for name in places.sizes(place)}
+
+
+def settled(copy: str) -> dict[str, bytes]:
+    """What a copy holds once nothing changes it any more: processes of trials outlive a killed driver by a moment."""
+    before = places.sizes(copy)
+    while time.sleep(1) or (now := places.sizes(copy)) != before:
+        before = now
+    return contents(copy)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = (p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found}
+
+
+def test_killed_and_resumed_on_another_machine(preset, tmp_path, s3):
+    """SIGKILL when some trials have ended, and the folder is thrown away: what the copy holds goes on to the
+    same trials, scores and choice as a sweep that was left alone; no trial that had ended is touched.
+    """
+    file = preset(cluster={"executor": "serial"}, tracking={"uri": "none"})
+    whole = sweep_process(tmp_path, file, *SPACE, *SHORT, *REST, "--output", "whole/s")
+    assert whole.wait(timeout=300) == 0, (tmp_path / "said.txt").read_text()
+    mirror, copy = f"{s3}/runs", f"{s3}/runs/s"
+    words = [file, *SPACE, *SHORT, *REST, "--cluster.mirror", mirror, "--output", "cut/s"]
+    process = sweep_process(tmp_path, *words)
+    wait_for_ends(process, tmp_path, places.join(copy, LEDGER), 2)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    shutil.rmtree(tmp_path / "cut")
+    before = settled(copy)
+    ended = [line for line in before[LEDGER].splitlines() if json.loads(line)["event"] == "end"]
+    assert 2 <= len(ended) < 9
+
+    (tmp_path / "second").mkdir()
+    again = sweep_process(tmp_path / "second", "--resume", copy)
+    assert again.wait(timeout=300) == 0, (tmp_path / "second/said.txt").read_text()
+    folder = tmp_path / "second/runs/s"
+    assert scores(str(folder)) == scores("whole/s")
+    views = [view_of(load_plan(p, {}), p) for p in (folder, Path("whole/s"))]
+    assert views[0].best.number == views[1].best.number
+    assert [f.scores for f in views[0].finals] == [f.scores for f in views[1].finals]
+    assert Ledger(folder / LEDGER).events[: len(before[LEDGER].splitlines())] == [
+        json.loads(line) for line in before[LEDGER].splitlines()
+    ]
+    after = contents(copy)
+    assert files(folder).items() <= after.items()  # the copy also has the runs of the trials that ended before
+    later = {name.split("/")[1] for name, data in after.items()
+             if name.startswith("trials/") and before.get(name) != data}  # fmt: skip
+    assert not later & {f"{json.loads(line)['trial']:04d}" for line in ended}
+
+
+def test_a_copy_is_one_sweeps(preset, tmp_path, s3, capsys):
+    file = preset(cluster={"executor": "serial"}, tracking={"uri": "none"})
+    words = ["sweep", file, *SPACE, *SHORT, "--trials", "1", "--finals", "0", "--cluster.mirror", f"{s3}/runs"]
+    assert main([*words, "--output", "a/s"]) == 0
+    before = contents(f"{s3}/runs/s")
+    assert main([*words, "--output", "b/s"]) == 2
+    assert f"the mirror holds {s3}/runs/s already: go on with 'anchorfl sweep --resume" in capsys.readouterr().err
+    assert not Path("b/s/sweep.json").exists()
+    assert contents(f"{s3}/runs/s") == before
+    assert len(entries("a/s")) == 1
+    assert main(["sweep", "--resume", f"{s3}/runs/nothing"]) == 2
+    assert "holds no copy to go on with (sweep.json is missing)" in capsys.readouterr().err

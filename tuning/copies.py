@@ -1,0 +1,71 @@
+"""What of a sweep is copied to object storage, by whom, and how it comes back (``cluster.mirror``).
+
+Every run folder below ``trials/`` and ``final/`` is copied by the process that trains it, on whatever node; all else by
+the driver. So no node needs another node's disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.folder import RESULT
+from pipeline.mirror import Mirror
+from pipeline.mirrored import catch_up, claim, place_of
+from tasks import places
+
+if TYPE_CHECKING:  # it imports Ray, which the command line does without
+    from tuning.conductor import Entry
+
+LEAVE = ("trials/*/seed-*", "final/*")
+"""What the driver leaves to others."""
+RESUME = "anchorfl sweep --resume"
+PAUSE_S = 5.0
+"""Rest between two copies of the sweep's own files, which change with every round of every trial."""
+
+
+def mirror_of(mirror: str, sweep: Path, folder: Path) -> str:
+    """``cluster.mirror`` for a run folder of a sweep: with it, its copy lies within the sweep's copy."""
+    return places.join(mirror, folder.parent.relative_to(sweep.parent).as_posix()) if mirror else ""
+
+
+def bring(mirror: str, sweep: Path, folder: Path, say: Callable[[str], None]) -> None:
+    """Fetch a run that another node has finished, where it is not here."""
+    if mirror and not (folder / RESULT).exists():
+        catch_up(place_of(mirror_of(mirror, sweep, folder), folder), folder, say, finished=True)
+
+
+class Copies:
+    """The driver's part: an observer of the search that has the sweep's own files copied. mirror: ``cluster.mirror`` of
+    the sweep, empty for none. InputError where the copy cannot be made: as ``claim`` says.
+    """
+
+    def __init__(self, mirror: str, folder: Path, last: str, say: Callable[[str], None]) -> None:
+        self.mirror: Mirror | None = None
+        if mirror:
+            place = place_of(mirror, folder)
+            claim(place, folder, say, RESUME)
+            self.mirror = Mirror(folder, place, say, last=(last,), leave=LEAVE, pause_s=PAUSE_S)
+
+    def push(self) -> None:
+        """There is news."""
+        if self.mirror is not None:
+            self.mirror.push()
+
+    def suggested(self, entry: Entry) -> None:
+        """A trial exists."""
+        self.push()
+
+    def reported(self, entry: Entry, round_: int) -> None:
+        """It finished a round."""
+        self.push()
+
+    def ended(self, entry: Entry) -> None:
+        """It is over."""
+        self.push()
+
+    def close(self) -> None:
+        """Copy what is left, and wait for it."""
+        if self.mirror is not None:
+            self.mirror.close()
