@@ -40,8 +40,9 @@ def run_main(arguments: list[str], own: Own = OWN, more: Callable[[Add], None] |
         print(f"anchorfl: {error}; the last completed round is kept, go on with 'anchorfl resume'", file=sys.stderr)
         return EXIT_QUORUM
     except KeyboardInterrupt as stop:
-        how = f"'{stop}'" if str(stop) else "'anchorfl resume'"
-        print(f"anchorfl: interrupted; the last completed round is kept, go on with {how}", file=sys.stderr)
+        again = str(stop) or ("anchorfl resume" if arguments[0] in ("run", "resume") else "")
+        kept = f"; the last completed round is kept, go on with '{again}'" if again else ""
+        print(f"anchorfl: interrupted{kept}", file=sys.stderr)
         return EXIT_INTERRUPT
 
 

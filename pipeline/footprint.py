@@ -19,11 +19,12 @@ from typing import Any, TypeVar
 import psutil
 import torch
 
-from pipeline import tree, usage
+from pipeline import tree
 from pipeline.client import ClientHost
 from pipeline.server import Server
 from pipeline.setup import Setup, one_thread
 from pipeline.shares import GpuNeed
+from pipeline.usage import peak_resident
 
 T = TypeVar("T")
 ROUNDS = 2
@@ -139,15 +140,6 @@ def ended(code: int) -> str:
 def resident() -> int:
     """Resident memory of this process now."""
     return int(psutil.Process().memory_info().rss)
-
-
-def peak_resident() -> int:
-    """Peak resident memory of this process."""
-    # Linux's ru_maxrss outlives exec: a child of a large process starts with the peak of its parent. VmHWM does not.
-    status = Path("/proc/self/status")
-    lines = status.read_text(encoding="ascii").splitlines() if status.exists() else []
-    high = next((line for line in lines if line.startswith("VmHWM:")), None)
-    return int(high.split()[1]) * 1024 if high else int(usage.peak("own")["own"] * usage.MEGABYTE)
 
 
 def gpu_use(total: int, before: int, after: int, own: int, reserved: int, peak: int) -> GpuNeed:

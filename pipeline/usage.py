@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from pathlib import Path
 
 import psutil
 import torch
@@ -17,11 +18,22 @@ def peak(worker: str) -> dict[str, float]:
     """Peak resident memory of this process in MB under the worker's name, and of its GPU's allocator under
     ``<worker>_gpu``.
     """
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB on Linux
-    out = {worker: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MEGABYTE}
+    out = {worker: peak_resident() / MEGABYTE}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no annotation here
         out[f"{worker}_gpu"] = torch.cuda.max_memory_reserved() / MEGABYTE
     return out
+
+
+def peak_resident() -> int:
+    """Peak resident memory of this process in bytes."""
+    # Linux's ru_maxrss outlives exec: a child of a large process starts with the peak of its parent. VmHWM does not.
+    status = Path("/proc/self/status")
+    lines = status.read_text(encoding="ascii").splitlines() if status.exists() else []
+    high = next((line for line in lines if line.startswith("VmHWM:")), None)
+    if high is not None:
+        return int(high.split()[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def machine() -> dict[str, float]:

@@ -9,7 +9,7 @@ import json
 import numpy as np
 import pytest
 
-from pipeline.cli import main
+from pipeline.cli import main, run_main
 
 SERIAL = ["--cluster.executor", "serial", "--tracking.uri", "none"]
 SMALL = [*SERIAL, "--federation.rounds", "2", "--federation.epochs", "1"]
@@ -184,3 +184,17 @@ def test_bad_samples_are_named(here, capsys, content, message):
     (here / "samples.csv").write_text(content)
     capsys.readouterr()
     fails(capsys, ["predict", "run", "samples.csv"], message)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [("run", "the last completed round is kept, go on with 'anchorfl resume'"), ("count", "interrupted\n")],
+)
+def test_ctrl_c_promises_what_there_is(capsys, command, said):
+    def stopped(arguments):
+        raise KeyboardInterrupt
+
+    assert run_main([command], {command: stopped}) == 130
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert ("resume" in shown) == (command == "run")

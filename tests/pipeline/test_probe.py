@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import footprint
+from pipeline import footprint, usage
 from pipeline.cli import OWN, run_main
 from pipeline.config import override, read_preset
 from pipeline.probe import described, largest, probe
@@ -62,8 +62,8 @@ def test_gpu_readings_give_back_what_was_there(total, taken, probe, beyond, rese
 
 def test_a_fresh_process_does_not_inherit_the_peak_of_its_parent():
     ballast = bytearray(900_000_000)
-    assert footprint.peak_resident() > len(ballast)
-    assert footprint.apart(footprint.peak_resident) < len(ballast)
+    assert usage.peak_resident() > len(ballast)
+    assert footprint.apart(usage.peak_resident) < len(ballast)
 
 
 @pytest.mark.parametrize(

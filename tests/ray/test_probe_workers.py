@@ -31,13 +31,13 @@ def python(code, folder, **env):
 def test_a_fresh_ray_worker_and_what_became_of_it(tmp_path):
     code = """
 import os, signal
-from pipeline import cluster, footprint
+from pipeline import cluster, usage
 from pipeline.experiment import ClusterOptions
 cluster.start(ClusterOptions())
 import ray
 def ballast(n):
     held = b'1' * n
-    return os.getpid(), footprint.peak_resident()
+    return os.getpid(), usage.peak_resident()
 def wrong():
     raise MemoryError('too much\\nand more')
 used = ray.get(ray.remote(num_cpus=1)(ballast).remote(900_000_000))
