@@ -22,7 +22,7 @@ from tuning.cloud_rules import Demand, Versions
 from tuning.cloud_schema import against_ec2, against_schema
 
 PROVIDERS = ("aws", "gcp", "azure", "local")
-STORES = ("s3://", "gs://", "gcs://", "az://", "abfs://", "abfss://")
+STORES = ("s3://", "gs://")
 
 
 def arguments(sub: argparse.ArgumentParser) -> None:
@@ -188,7 +188,7 @@ def _notes(config: Config, options: argparse.Namespace, demand: Demand) -> Itera
         cache = read_preset(options.preset).task.cache
     if not any(store in json.dumps(config) + cache for store in STORES):
         yield (
-            "no s3://, gs:// or az:// place for data and checkpoints; on more than one node give"
+            "no s3:// or gs:// place for data and checkpoints; on more than one node give"
             " --task.cache s3://BUCKET/cache --cluster.mirror s3://BUCKET/runs"
         )
     for local in config["file_mounts"].values():
