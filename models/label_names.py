@@ -11,21 +11,18 @@ import difflib
 import hashlib
 import json
 import logging
-import os
-import struct
-import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from importlib import metadata
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from models import name_cache
 
 FORMAT = 1  # part of every digest: raise it when the same table and seed would give other vectors
 SYMMETRY = 1e-6  # largest accepted difference between a cell and its mirror, relative to the larger of the two
@@ -232,11 +229,11 @@ def from_cooccurrence(
             raise NamesError(f"class {name!r} is not in the table (nearest: {near}); rename the class or add a row")
     digest = _digest(table, width, seed, training)
     file = cache / f"names-{digest[:16]}.npz" if cache else None
-    vector_KD = _load(file, digest, log) if file else None
+    vector_KD = name_cache.load(file, digest, log) if file else None
     if vector_KD is None:
         vector_KD = _train(table, width, seed, training)
         if file:
-            _save(file, digest, vector_KD, log)
+            name_cache.save(file, digest, vector_KD, log)
     row_C = [row_of[name] for name in class_names]
     edge_K: npt.NDArray[np.bool_] = np.any(table.weight_KK > 0, axis=1)
     if edge_K.any():
@@ -267,33 +264,3 @@ def _train(table: Cooccurrence, width: int, seed: int, how: Training) -> npt.NDA
     path_RL = walks(table.weight_KK, walks_per_node=how.walks_per_node, length=how.length, rng=rng)
     seed, nodes = _seed(seed, "skip-gram"), len(table.names)
     return skip_gram(path_RL, nodes, width=width, window=how.window, epochs=how.epochs, seed=seed)
-
-
-def _load(file: Path, digest: str, log: Callable[[str], None]) -> npt.NDArray[np.float32] | None:
-    """Cached rows, or None: no file, or (``log`` says so) one that is damaged or was made for other input."""
-    if not file.exists():
-        return None
-    reason = "wrong checksum, or made for other input"
-    try:
-        with ZipFile(file) as archive:  # all checksums first: numpy parses a member before it has seen its end
-            intact = archive.testzip() is None
-        with np.load(file, allow_pickle=False) as data:
-            if intact and str(data["digest"]) == digest:
-                return np.asarray(data["vectors"], np.float32)
-    except (OSError, ValueError, KeyError, EOFError, RuntimeError, BadZipFile, zlib.error, struct.error) as error:
-        reason = str(error)
-    log(f"{file}: unusable cache of class-name vectors ({reason}); training again and overwriting it")
-    return None
-
-
-def _save(file: Path, digest: str, vector_KD: npt.NDArray[np.float32], log: Callable[[str], None]) -> None:
-    """Write under a name of our own, then rename: a reader, or a second run, never sees half a file."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=file.parent) as part, open(Path(part) / file.name, "xb") as out:
-            np.savez(out, vectors=vector_KD, digest=np.array(digest))
-            out.flush()
-            os.fsync(out.fileno())
-            os.replace(out.name, file)
-    except OSError as error:
-        log(f"{file}: cannot cache class-name vectors ({error}); the next start trains them again")

@@ -108,7 +108,7 @@ def test_a_batch_norm_anywhere_couples_rows():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"input_kind": "smell"}, "no encoder for inputs of kind 'smell'; known: tokens, series, image"),
+        ({"input_kind": "smell"}, "no encoder for inputs of kind 'smell'; known: tokens, series, image, sparse"),
         ({"head": "label"}, "a label head needs the class-name vectors"),
         ({"options": ModelOptions(width=10, heads=4)}, "model.width = 10 is not a multiple of model.heads = 4"),
     ],

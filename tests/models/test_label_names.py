@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from models import label_names
+from models import label_names, name_cache
 from models.label_names import (
     Cooccurrence,
     NamesError,
@@ -207,18 +207,18 @@ def test_damaged_cache_is_said_and_replaced(tmp_path: Path, monkeypatch: pytest.
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
     heard: list[str] = []
     file = tmp_path / "names.npz"
-    label_names._save(file, "d" * 64, rows, heard.append)
+    name_cache.save(file, "d" * 64, rows, heard.append)
     good = file.read_bytes()
     for at in range(len(good)):
         file.write_bytes(good[:at] + bytes([good[at] ^ (0xFF, 0x08)[at % 2]]) + good[at + 1 :])
-        read = label_names._load(file, "d" * 64, lambda _: None)
+        read = name_cache.load(file, "d" * 64, lambda _: None)
         assert read is None or np.array_equal(read, rows)
     assert heard == []
     for text in (b"", good[: len(good) // 2], b"\x80\x04N.", b"garbage"):
         file.write_bytes(text)
-        assert label_names._load(file, "d" * 64, heard.append) is None
+        assert name_cache.load(file, "d" * 64, heard.append) is None
     file.write_bytes(good)
-    assert label_names._load(file, "e" * 64, heard.append) is None
+    assert name_cache.load(file, "e" * 64, heard.append) is None
     assert len(heard) == 5
     assert "made for other input" in heard[-1]
 
