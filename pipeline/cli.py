@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from models.label_names import NamesError
-from pipeline import commands
+from pipeline import commands, names
 from pipeline.executor import QuorumError
 from tasks.contract import InputError
 
@@ -20,8 +20,8 @@ Add = Callable[[str, Command | None, str], argparse.ArgumentParser]
 EXIT_INPUT, EXIT_QUORUM, EXIT_INTERRUPT = 2, 3, 130
 
 
-OWN: Own = {"run": commands.run}
-"""Commands that take presets and overrides, and so parse their own arguments."""
+OWN: Own = {"run": commands.run, "data": commands.data}
+"""Commands that take presets and overrides, or have commands of their own, and so parse their own arguments."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,7 +85,8 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
         "run", help="run folder, or its copy: s3://bucket/runs/NAME (cluster.mirror)"
     )
     add("presets", commands.presets, "names of the shipped presets")
-    add("data", commands.data, "every data set: found or missing, where to get it, licence")
+    add("data", None, "every data set: found or missing, where to get it, licence; data check: a table of your own")
+    names.arguments(add("names", names.names, "co-occurrence table of the class names of a data set, from a corpus"))
     sub = add("compare", commands.compare, "table and curves of several runs")
     sub.add_argument("runs", type=Path, nargs="+")
     sub.add_argument("--out", type=Path, default=None, help="folder for comparison.md, comparison.csv and curves.png")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pipeline.folder import RUNS
-from tasks.contract import InputError, TaskOptions
+from tasks.contract import InputError
 
 if TYPE_CHECKING:
     from pipeline.experiment import Experiment
@@ -20,16 +20,21 @@ if TYPE_CHECKING:
 def run(arguments: list[str]) -> int:
     """Presets first, overrides after; all are read and their data looked for before the first run starts."""
     from pipeline.config import override, preset_names, read_preset
+    from pipeline.own_data import asked, base, label_of, settled
 
     split = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
     presets, overrides = arguments[:split], arguments[split:]
+    if not presets and asked(overrides):
+        e = settled(override(base(), overrides, "anchorfl run"))
+        return _train([label_of(e)], [e])
     if not presets:
         if overrides in (["--help"], ["-h"]):
             print("usage: anchorfl run PRESET [PRESET ...] [--section.option value ...]")
             print(f"presets: {', '.join(preset_names())}\nall options: anchorfl run PRESET --help")
+            print("a table of your own needs no preset: anchorfl run --task.parquet FILE --task.labels COLUMNS")
             return 0
         raise InputError(f"run needs a preset: {', '.join(preset_names())}; or the path of a .toml file")
-    experiments = [override(read_preset(p), overrides, f"anchorfl run {p}") for p in presets]
+    experiments = [settled(override(read_preset(p), overrides, f"anchorfl run {p}")) for p in presets]
     if len(presets) > 1 and experiments[0].output:
         raise InputError("--output names one folder: give it with one preset at a time")
     if len({e.cluster.address for e in experiments if e.cluster.executor == "ray"}) > 1:
@@ -41,10 +46,10 @@ def _train(presets: list[str], experiments: list[Experiment]) -> int:
     from pipeline.compare import compare
     from pipeline.folder import new_folder
     from pipeline.run import run as run_one
-    from tasks.sources import find_task, raw_folder
+    from tasks.sources import raw_folder, task_of
 
     for e in experiments:
-        raw_folder(find_task(e.task.name), e.task)
+        raw_folder(task_of(e.task), e.task)
     folders = []
     with ExitStack() as stack:
         ray_options = next((e.cluster for e in experiments if e.cluster.executor == "ray"), None)
@@ -98,24 +103,14 @@ def presets(options: argparse.Namespace) -> int:
     return 0
 
 
-def data(options: argparse.Namespace) -> int:
-    """Status of every data set."""
-    from tasks import TASKS
-    from tasks.sources import status
+def data(arguments: list[str]) -> int:
+    """Status of the data sets, and the commands of ``anchorfl data``."""
+    from pipeline import data_sets, own_data
 
-    for name, make in TASKS.items():
-        task = make()
-        state = status(task, TaskOptions(name=name))
-        word = "bundled" if not task.source.files else "found" if state.found else "missing"
-        where = f" in {state.folder}" if state.folder else ""
-        print(f"{name:<12} {word}{where}\n{'':<12} {task.title}; {len(task.class_names)} classes, {task.kind}-label")
-        if state.missing:
-            looked = ", ".join(map(str, state.places)) or "nowhere: $ANCHORFL_DATA is not set"
-            print(f"{'':<12} lacks {', '.join(state.missing)}; looked in {looked}")
-        gate = "; access must be applied for" if task.source.gated else ""
-        origin = f"from {task.source.url}" if "://" in task.source.url else task.source.url
-        print(f"{'':<12} {origin}; {task.source.licence}{gate}\n")
-    return 0
+    inner = {"prepare": data_sets.prepare, "demo": data_sets.demo, "check": own_data.check}
+    if arguments and arguments[0] in inner:
+        return inner[arguments[0]](arguments[1:])
+    return data_sets.show(arguments)
 
 
 def compare(options: argparse.Namespace) -> int:

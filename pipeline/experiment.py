@@ -120,6 +120,8 @@ class Experiment:
     """Folder of the run; empty: a new one below ``runs/``."""
 
     def __post_init__(self) -> None:
+        if self.task.clients < 1:
+            raise ValueError(f"task.clients = {self.task.clients}: must be at least 1")
         if self.federation.clients_per_round > self.task.clients:
             raise ValueError(
                 f"federation.clients_per_round = {self.federation.clients_per_round} exceeds"

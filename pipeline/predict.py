@@ -16,10 +16,12 @@ import torch
 from pipeline.evaluate import logits_of
 from pipeline.saved import SavedModel, load_model
 from pipeline.setup import one_thread
-from tasks.contract import ClientData, InputError
+from tasks.contract import ClientData, Encode, InputError
 from tasks.metrics import Scores, score
+from tasks.own.samples import encoder as table_encoder
+from tasks.own.table import samples_of
 from tasks.sources import find_task, nearest, open_text
-from tasks.store import client_data
+from tasks.tensors import client_data
 
 
 @dataclass(frozen=True)
@@ -38,17 +40,20 @@ def predict(model_folder: Path, file: Path) -> Prediction:
     """Scores of every sample in ``file``.
 
     Token models: one text per line, or ``label<TAB>text`` on every line. Image models: CSV with a header; a column
-    ``label`` is optional, the other columns are the values of one sample in order. Plain or gzip. InputError names
-    file and line.
+    ``label`` is optional, the other columns are the values of one sample in order. Plain or gzip. Models of a user's
+    table: Parquet or CSV with the same input columns, the label columns optional. InputError names file and line.
     """
     one_thread()
     saved = load_model(model_folder)
-    payload, labels = _texts(file, saved) if saved.spec.kind == "tokens" else _values(file, saved)
-    rows = encoded(saved, payload, labels)
+    if saved.spec.columns is not None:
+        rows, labelled = _table(file, saved)
+    else:
+        payload, labels = _texts(file, saved) if saved.spec.kind == "tokens" else _values(file, saved)
+        rows, labelled = encoded(saved, payload, labels), labels is not None
     logits_NC = logits_of(saved.model, rows)
     predicted_NC = saved.objective.predict(logits_NC)
     truth = None
-    if labels is not None:
+    if labelled:
         truth = score(saved.kind, predicted_NC.numpy(), rows.y_NC.numpy(), rows.known_NC.numpy())
     return Prediction(saved.class_names, saved.objective.scores(logits_NC), predicted_NC, truth)
 
@@ -57,18 +62,36 @@ def encoded(saved: SavedModel, payload: Sequence[Any], labels: Sequence[int] | N
     """Samples as the model takes them. payload: N texts, or N lists with the values of one sample; labels: class
     index of every sample.
     """
-    task = find_task(saved.task)
+    name, _ = _encoder(saved)
     known = [[] if labels is None else [labels[i]] for i in range(len(payload))]
     table = pa.table(
         {
             "row": pa.array(range(len(payload)), pa.int64()),
             "labels": pa.array(known, pa.list_(pa.int32())),
-            task.payload: pa.array(payload),
+            name: pa.array(payload),
         }
     )
-    table = task.encode(table, saved.spec)
-    everything = pa.array([list(range(len(saved.class_names)))] * len(payload), pa.list_(pa.int32()))
-    return client_data(table.append_column("known", everything), saved.spec, len(saved.class_names), saved.objective)
+    return _tensors(saved, table.append_column("known", pa.nulls(len(payload), pa.list_(pa.int32()))))
+
+
+def _encoder(saved: SavedModel) -> tuple[str, Encode]:
+    """Payload column, and what encodes it."""
+    if saved.spec.columns is not None:
+        return table_encoder(saved.spec.kind)
+    task = find_task(saved.task)
+    return task.payload, task.encode
+
+
+def _tensors(saved: SavedModel, table: Any) -> ClientData:
+    """table: row, labels, known, and the payload."""
+    classes = len(saved.class_names)
+    return client_data(_encoder(saved)[1](table, saved.spec), saved.spec, classes, saved.objective, range(classes))
+
+
+def _table(file: Path, saved: SavedModel) -> tuple[ClientData, bool]:
+    """The rows of a table like the one that the model was trained on, and whether they have labels."""
+    found = samples_of(file, saved.spec, saved.kind, saved.class_names)
+    return _tensors(saved, found.table), found.labelled
 
 
 def write(prediction: Prediction, out: TextIO) -> None:

@@ -18,6 +18,7 @@ from pipeline.checkpoint import write_atomically
 from pipeline.config import override, preset_names, read_preset
 from pipeline.experiment import Experiment, digest
 from pipeline.footprint import ClientUse, ServerUse
+from pipeline.own_data import settled
 from pipeline.run import make_setup, version_of
 from pipeline.server import Server
 from pipeline.setup import Setup
@@ -64,7 +65,7 @@ def probe(arguments: list[str]) -> int:
         print(USAGE)
         return 0
     preset, own, overrides = _split(arguments)
-    experiment = override(read_preset(preset), overrides, f"anchorfl probe {preset}")
+    experiment = settled(override(read_preset(preset), overrides, f"anchorfl probe {preset}"))
     _check(own, experiment)
     with ExitStack() as stack:
         places, apart = _where(experiment, own.cpu, stack)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from models.label_names import from_cooccurrence, random_vectors, read_table
+from models.language import from_language_model
 from pipeline.checkpoint import Checkpoints, write_atomically
 from pipeline.compare import compare
 from pipeline.config import from_tree
@@ -28,6 +29,7 @@ from pipeline.folder import CONFIG, RESULT, held, read_config, write_config
 from pipeline.journal import RunInfo, read_records
 from pipeline.mirror import Mirror
 from pipeline.mirrored import claim, place_of, refresh
+from pipeline.pictures import draw_partition, fits
 from pipeline.progress import Progress
 from pipeline.rounds import Loop, final_checksum, named, weights_in
 from pipeline.saved import save_model
@@ -36,7 +38,7 @@ from pipeline.setup import Setup
 from pipeline.tracking import Status, Trackers, open_tracker
 from tasks.contract import InputError
 from tasks.ingest import prepare
-from tasks.sources import find_task
+from tasks.sources import task_of
 from tasks.store import Prepared
 
 Say = Callable[[str], None]
@@ -85,7 +87,7 @@ def resumed(folder: Path, say: Say = print) -> Result:
 
 def make_setup(experiment: Experiment, say: Say) -> Setup:
     """Prepared data (made if they are not in the cache) and the first class embeddings."""
-    task = find_task(experiment.task.name)
+    task = task_of(experiment.task)
     engine = "ray" if experiment.cluster.executor == "ray" else "local"
     prepared = prepare(task, experiment.task, experiment.seed, engine=engine, log=say)  # type: ignore[arg-type]
     return Setup(experiment, prepared.place, _vectors(experiment, prepared, say))
@@ -97,10 +99,13 @@ def _vectors(e: Experiment, prepared: Prepared, say: Say) -> Any:
     names, seed = prepared.manifest.class_names, seed_for(e.seed, "class names")
     if e.model.names == "random" or not e.method.semantic:
         return random_vectors(names, e.model.names_width, seed)
-    table = read_table(_table(e))
-    got = from_cooccurrence(
-        table, names, width=e.model.names_width, seed=seed, cache=Path(prepared.folder).parent, log=say
-    )
+    cache = Path(prepared.folder).parent
+    if e.model.names == "language_model":
+        model, prompts, normalise = e.model.names_model, e.model.prompts, e.model.names_normalise
+        return from_language_model(
+            names, model=model, prompts=prompts, normalise=normalise, cache=cache, log=say
+        ).vectors_CD
+    got = from_cooccurrence(read_table(_table(e)), names, width=e.model.names_width, seed=seed, cache=cache, log=say)
     if got.without_edge:
         say(f"class names without any co-occurrence keep a random vector: {', '.join(got.without_edge)}")
     return got.vectors_CD
@@ -186,6 +191,9 @@ def _conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
     }  # fmt: skip
     write_per_class(folder)
     compare([folder], folder / "report")
+    manifest = setup.data().manifest
+    if fits(manifest):
+        draw_partition(manifest, folder / "report" / "partition.png")
     write_atomically(folder / "plan.json", Path(setup.data().file("plan.json")).read_bytes())
     for name in (CONFIG, "plan.json", "per_class.csv", "report", "model"):
         tracker.artifact(folder / name)

@@ -74,7 +74,7 @@ def load_model(folder: Path) -> SavedModel:
         raise InputError(f"{folder / ABOUT} has format {about.get('format')}, this version reads {FORMAT}")
     if tree.checksum(weights) != about["checksum"]:
         raise InputError(f"{folder / WEIGHTS} does not have the checksum that {ABOUT} states; copy the model again")
-    spec = InputSpec(about["input"]["kind"], tuple(about["input"]["shape"]), tuple(about["input"]["vocabulary"]))
+    spec = InputSpec.of(about["input"])
     width = about["names_width"]
     model = build(
         ModelOptions(**about["model"]),

@@ -23,35 +23,25 @@ def list_parts(column: Column) -> tuple[npt.NDArray[Any], Ints]:
     if column.null_count:
         msg = "a list column must not hold nulls"
         raise ValueError(msg)
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    values = pc.list_flatten(array).to_numpy(zero_copy_only=False)
-    length_N = pc.list_value_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
-    return values, length_N
+    # chunk by chunk: one array of lists holds no more than 2^31 values
+    chunks = (column.chunks or [pa.array([], column.type)]) if isinstance(column, pa.ChunkedArray) else [column]
+    values = [pc.list_flatten(chunk).to_numpy(zero_copy_only=False) for chunk in chunks]
+    length_N = [pc.list_value_length(chunk).to_numpy(zero_copy_only=False) for chunk in chunks]
+    return values[0] if len(values) == 1 else np.concatenate(values), np.concatenate(length_N).astype(np.int64)
 
 
-def matrix_of(column: Column, classes: int) -> Bools:
-    """Bool [N, C], true at the listed classes. Raises ValueError on a class outside 0..C-1."""
-    values, length_N = list_parts(column)
-    if len(values) and (values.min() < 0 or values.max() >= classes):
-        msg = f"class indices must lie in 0..{classes - 1}, found {values.min()}..{values.max()}"
-        raise ValueError(msg)
-    y_NC = np.zeros((len(length_N), classes), dtype=np.bool_)
-    y_NC[np.repeat(np.arange(len(length_N)), length_N), values.astype(np.int64)] = True
-    return y_NC
+def nulls(column: Column) -> Bools:
+    """Bool [N], true where there is no value."""
+    return np.asarray(column.is_null().to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
-def lists_of(y_NC: Bools) -> Column:
-    """list<int32> column: the true columns of every row, ascending."""
-    offset_N = np.zeros(len(y_NC) + 1, dtype=np.int32)
-    np.cumsum(y_NC.sum(1), out=offset_N[1:])
-    return pa.ListArray.from_arrays(pa.array(offset_N), pa.array(np.nonzero(y_NC)[1].astype(np.int32)))
-
-
-def padded(column: Column) -> tuple[npt.NDArray[np.int32], Ints]:
-    """Token ids int32 [N, L], zero padded to the longest row (L >= 1), and the lengths int64 [N]."""
+def padded(column: Column, kind: type[Any] = np.int32) -> tuple[npt.NDArray[Any], Ints]:
+    """The values of every row as a matrix [N, L] of type ``kind``, zero padded to the longest row (L >= 1), and the
+    lengths int64 [N].
+    """
     values, length_N = list_parts(column)
     longest = max(1, int(length_N.max(initial=0)))
-    x_NL = np.zeros((len(length_N), longest), dtype=np.int32)
+    x_NL = np.zeros((len(length_N), longest), dtype=kind)
     x_NL[np.arange(longest) < length_N[:, None]] = values
     return x_NL, length_N
 
@@ -68,7 +58,8 @@ def table_digest(table: Any) -> str:
     for name, column in zip(table.column_names, table.columns, strict=True):
         digest.update(repr((name, str(column.type), len(column))).encode())
         if pa.types.is_list(column.type):
-            values, length_N = list_parts(column)
+            digest.update(np.packbits(nulls(column)).tobytes())
+            values, length_N = list_parts(column.fill_null(pa.scalar([], column.type)))
             digest.update(length_N.tobytes())
         else:
             values = column.to_numpy()

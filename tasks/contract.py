@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -40,12 +40,26 @@ class TaskOptions:
     empty: ``$ANCHORFL_CACHE``, else ``~/.cache/anchorfl``."""
     variant: str = ""
     """Variant of the raw files where a data set has several (r8: ``stemmed``, the default, or ``textgcn``)."""
+    fold: int = -1
+    """Which fold is the test split, for data sets that come in folds (extrasensory: 0..4); -1: the run's seed modulo
+    their number, so that five seeds in a row test every fold."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """What a bad row of the raw files does: stop with its place, or be left out, counted and listed."""
+    min_positives: int = 0
+    """Classes with fewer positive rows than this, over all splits, are left out of the label space (ExtraSensory:
+    11)."""
+    image_size: int = 0
+    """Height and width in pixels to which images are resized; 0: the data set's own default."""
     clients: int = 10
     """Number of clients (n in the papers)."""
-    partition: Literal["k_classes", "dirichlet", "iid"] = "k_classes"
+    partition: Literal["k_classes", "dirichlet", "iid", "categories", "subjects", "one_class"] = "k_classes"
     """``k_classes``: rows IID over the clients, each client identifies k random classes of its own data (FedAlign,
     4.1); ``dirichlet``: label ratios Dir(beta) over the clients, a client identifies what it holds; ``iid``: rows
-    IID, all known."""
+    IID, all known; ``categories``: the classes by category over the clients, a row to the owner of its rarest class
+    (FedAlign, ExtraSensory and MIMIC-III); ``subjects``: whole subjects or writers, a client identifies what it
+    holds (FedBM, FEMNIST); ``one_class``: one client per class, with all rows of that class (FedALC)."""
+    keep_subjects: bool = False
+    """``categories``: all rows of a subject go to one client (FedAlign, 4.1, in the text; not in its code)."""
     classes_per_client: int = 3
     """k of ``k_classes`` (R8-8: 3)."""
     beta: float = 0.5
@@ -59,6 +73,22 @@ class TaskOptions:
     """Words seen at least this often in the training texts form the vocabulary (R8-8: 100)."""
     max_tokens: int = 1000
     """Longer texts are cut to this many words."""
+    parquet: str = ""
+    """Your own data: path of a .parquet, .csv or .csv.gz file, below ``root`` if given; ``name`` is then without
+    meaning (docs/own-data.md)."""
+    labels: str = ""
+    """Of ``parquet``, names separated by commas or patterns (``label_*``): columns of 0 and 1, a class each
+    (multi-label); or one column of class names or numbers (single-label); or one column of lists of them (multi-label).
+    An empty cell is a label that is not known."""
+    inputs: str = ""
+    """Of ``parquet``: columns of numbers, one column of texts, of lists of numbers (or of lists of those: series) or of
+    paths of images; empty: all columns of numbers that are nothing else."""
+    client: str = ""
+    """Of ``parquet``: column that says whose row it is: partition ``subjects``, one client for every value."""
+    split: str = ""
+    """Of ``parquet``: column of train, validation and test; empty: a stratified fifth is drawn, whatever the seed."""
+    class_names: str = ""
+    """Of ``parquet``: file with a class name a line in their order, or ``id<TAB>name``: id is what the table holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +96,28 @@ class Source:
     """Where raw files come from, for ``anchorfl data``."""
 
     files: tuple[str, ...]
-    """Names below the data folder; each may also stand there with or without ``.gz``. Empty: bundled with a library."""
+    """Names below the data folder, or patterns (``*.csv``, ``images/**/*.jpg``) that one file or more match; each may
+    also stand there with or without ``.gz``. Empty: bundled with a library."""
     url: str
     licence: str
     gated: bool = False
     """True where access must be applied for."""
+    optional: tuple[str, ...] = ()
+    """As ``files``: those that are read where they are there, and not needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What the columns of a user's table are (tasks/own/), saved beside the final weights so that the model can read
+    another table of that form.
+    """
+
+    inputs: tuple[str, ...]
+    """Columns of one sample, in the order of its features."""
+    labels: tuple[str, ...] = ()
+    """Columns of the labels."""
+    values: tuple[str, ...] = ()
+    """What stands in the table for each class: the name of its column, or a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +128,37 @@ class InputSpec:
 
     kind: InputKind
     shape: tuple[int, ...]
-    """Of one sample: tokens ``(max_tokens,)``, series ``(steps, features)``, image ``(channels, height, width)``."""
+    """Of one sample: tokens ``(max_tokens,)``, series ``(steps, features)``, image ``(channels, height, width)``,
+    sparse ``(features,)``."""
     vocabulary: tuple[str, ...] = ()
     """Tokens only: word of every id; id 0 is padding, id 1 any unknown word."""
+    mean: tuple[float, ...] = ()
+    """Fitted on the training rows: per feature (series; what a missing value becomes before scaling) or per channel
+    (image). Empty: nothing is scaled."""
+    std: tuple[float, ...] = ()
+    """As ``mean``; the deviation to divide by, 1 where it is 0."""
+    levels: int = 0
+    """Image only: where not 0, ``x`` is stored as whole numbers 0..levels (at most 255) and becomes
+    ``(x / levels - mean) / std`` when it is read."""
+
+    columns: Columns | None = None
+    """Of a user's table only: what a sample was made of."""
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> InputSpec:
+        """From the JSON of its fields; those that are missing (older files) have their defaults."""
+        lists = {name: tuple(content[name]) for name in ("shape", "vocabulary", "mean", "std") if name in content}
+        table = content.get("columns")
+        columns = Columns(**{name: tuple(value) for name, value in table.items()}) if table else None
+        return cls(kind=content["kind"], levels=content.get("levels", 0), columns=columns, **lists)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Some rows. ``denominator`` is the size of the mini-batch that they were cut from, which every mean divides by.
 
-    x: inputs (tokens int32 [B, L], 0 = padding; series float32 [B, L, features]; image float32 [B, channels, H, W]);
+    x: inputs (tokens int32 [B, L], 0 = padding; series float32 [B, L, features]; image float32 [B, channels, H, W];
+    sparse float32 [B, L, 2]: number of a feature from 1, exact below 2^24, and its value; 0 = padding);
     y_BC: 0/1 labels; known_BC: 1 where the label was given; weight_BC: weight of the entry in the loss (0 = absent).
     """
 
@@ -204,11 +272,13 @@ Encode = Callable[[pa.Table, InputSpec], pa.Table]
 class Task:
     """A data set with its label space. ``read`` gives the raw rows and never touches the network.
 
-    read(folder, options) -> table with ``row`` int64 (unique id), ``split`` string (train or test), ``labels``
-    list<int32> (positive classes) and the raw payload columns, in file order. fit(train rows without the validation
-    split, options) -> InputSpec. encode(table, spec) -> the same rows with ``x`` (tokens: list<int32>; else
-    fixed-size list<float>) in place of the payload; it is applied block by block and must not look across rows.
-
+    read(folder, options) -> table with ``row`` int64 (unique id), ``split`` string (train, test, and validation where
+    one is published), ``labels`` list<int32> (positive classes), the raw payload column, and where they apply
+    ``known`` list<int32> (classes whose label the raw data give; null: all of them) and ``subject`` string, in file
+    order. fit(train rows without the validation split, options) -> InputSpec. encode(table, spec) -> the same rows
+    with ``x`` in place of the payload: tokens list<int32>; image with levels list<uint8>; sparse list<float32>
+    (number of a feature from 1, value, number, value, ...); else list<float32>, flattened. It is applied block by
+    block and must not look across rows.
     """
 
     name: str
@@ -225,3 +295,7 @@ class Task:
     encode: Encode
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Category -> class names, where the papers have categories."""
+    subjects: str = ""
+    """What ``subject`` holds: user, writer, patient, lesion; empty where there is no such column."""
+    folds: int = 0
+    """Number of published folds, for ``options.fold``; 0: none."""

@@ -7,14 +7,13 @@ them, since the workers of a cluster have other disks.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,23 +22,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks import places, shared
-from tasks.columns import Bools, Ints, list_parts, matrix_of
-from tasks.contract import InputSpec, Plan, Task, TaskOptions
-from tasks.disclose import card, disclosed_table, known_classes
-from tasks.partition import digest, make_plan
-from tasks.rows import checked, owners
-from tasks.sources import file_names, find_file, raw_folder
+from tasks.columns import Ints, list_parts
+from tasks.contract import Plan, Task, TaskOptions
+from tasks.encoding import Encoding, kept_columns
+from tasks.labels import Labels
+from tasks.partition import make_plan
+from tasks.plans import digest
+from tasks.raw import raw_digest
+from tasks.rows import Owners, owners, read_rows, resolved
+from tasks.sources import raw_folder
 from tasks.store import (
     Manifest,
     Prepared,
     cache_folder,
-    client_file,
     data_digest,
+    pairs,
     sync_folder,
-    table_bytes,
     write_file,
     write_manifest,
 )
+from tasks.strata import Rows
 
 Engine = Literal["ray", "local"]
 Log = Callable[[str], None]
@@ -47,33 +49,6 @@ _File = tuple[int, bytes, str]
 """Owner, bytes of its file, digest of the content."""
 BLOCK_ROWS = 4096
 """Rows of one Ray Data block: small enough to spread the encoding over the CPUs."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """All that a worker needs to encode: plain values, and functions of this repository."""
-
-    task: Task
-    spec: InputSpec
-    classes: tuple[tuple[int, ...], ...]
-    """Identified classes of every owner: the clients, then the server's test and validation rows (all classes)."""
-
-    def name(self, owner: int) -> str:
-        """File of an owner."""
-        clients = len(self.classes) - 2
-        return client_file(owner) if owner < clients else ("test.parquet", "validation.parquet")[owner - clients]
-
-    def encode(self, table: Any) -> Any:
-        """Columns row, labels and x, with x as a list of variable size, which all of Ray Data keeps as it is."""
-        encoded = self.task.encode(table, self.spec)
-        value = pa.int32() if self.spec.kind == "tokens" else pa.float32()
-        return pa.table(
-            {n: encoded[n] if n != "x" else encoded[n].cast(pa.list_(value)) for n in ("row", "labels", "x")}
-        )
-
-    def file(self, table: Any, owner: int) -> tuple[bytes, str]:
-        """The rows of one owner, with the labels that it may see, as a file, and the digest of its content."""
-        return table_bytes(disclosed_table(table, self.classes[owner], len(self.task.class_names), self.task.kind))
 
 
 def prepare(
@@ -90,6 +65,7 @@ def prepare(
     Where ``task.cache`` is an address, they are made in the cache folder of this machine and then copied there.
     Raises InputError on bad options or files, RuntimeError where Ray is needed and not running.
     """
+    options = resolved(task, options, seed)
     source = raw_folder(task, options)
     raw = raw_digest(task, options, source)
     folder = cache_folder(task.name, options, seed, raw)
@@ -116,7 +92,7 @@ def _on_this_machine(
     if engine != "local":
         _check_ray()
     log(f"{task.name}: reading raw data")
-    table = checked(task.read(source, options), task)
+    table, task = read_rows(task, options, source, log)
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent)
     try:
@@ -126,15 +102,6 @@ def _on_this_machine(
         shutil.rmtree(building, ignore_errors=True)  # left over after an error or a lost race
     log(f"{task.name}: prepared data written to {folder}")
     return Prepared.load(folder)
-
-
-def raw_digest(task: Task, options: TaskOptions, folder: Path | None) -> str:
-    """sha256 over the names and bytes of the raw files that this variant needs."""
-    digests = {}
-    for name in file_names(task, options) if folder else ():
-        with find_file(Path(folder or ""), name).open("rb") as stream:
-            digests[name] = hashlib.file_digest(stream, "sha256").hexdigest()
-    return data_digest(digests)
 
 
 def _build(
@@ -149,62 +116,72 @@ def _build(
 ) -> None:
     """Fill a folder: plan, fit, encode, write."""
     row_N = table["row"].to_numpy()
-    y_NC = matrix_of(table["labels"], len(task.class_names))
-    train_N = pc.equal(table["split"], "train").to_numpy(zero_copy_only=False)
-    plan = make_plan(y_NC[train_N], row_N[train_N], task.class_names, options, seed)
-    spec = task.fit(table.filter(pa.array(train_N & ~np.isin(row_N, plan.validation))), options)
-    every = tuple(range(len(task.class_names)))
-    job = _Job(task, spec, (*(client.classes for client in plan.clients), every, every))
-    owner_N = owners(plan, row_N)
+    labels = Labels.of_lists(table["labels"], len(task.class_names))
+    plan, owned = _planned(task, options, seed, table, labels)
+    used_N = np.isin(row_N, np.concatenate([row_N[:0], *(client.rows for client in plan.clients)]))
+    spec = task.fit(table.filter(pa.array(used_N)), options)
+    every = tuple(range(labels.classes))
+    job = Encoding(task, spec, (*(client.classes for client in plan.clients), every, every))
     log(f"{task.name}: encoding {len(row_N)} rows for {len(plan.clients)} clients")
-    payload = table.select(["row", "labels", task.payload])
+    payload = table.select([*kept_columns(table), task.payload])
     local = engine == "local"
-    made = _run_local(job, payload, owner_N) if local else _run_ray(job, payload, row_N, owner_N, y_NC)
+    made = _run_local(job, payload, owned) if local else _run_ray(job, payload, row_N, owned, labels)
     content, files = dict[str, str](), dict[str, str]()
     for owner, data, content_digest in made:
         content[job.name(owner)] = content_digest
         files[job.name(owner)] = write_file(building, job.name(owner), data)
     files = dict(sorted(files.items()))  # Ray Data gives the owners in an order of its own
-    manifest = _manifest(job, options, plan, row_N, y_NC)
+    manifest = _manifest(job, options, plan, owned, labels)
     manifest = replace(manifest, raw_digest=raw, data_digest=data_digest(content), files=files)
     write_manifest(building, manifest, plan)
 
 
-def _run_local(job: _Job, table: Any, owner_N: Ints) -> Iterator[_File]:
-    """Encode in this process; the files one by one."""
-    encoded = job.encode(table)
-    for owner in range(len(job.classes)):
-        yield owner, *job.file(encoded.take(np.flatnonzero(owner_N == owner)), owner)
+def _planned(task: Task, options: TaskOptions, seed: int, table: Any, labels: Labels) -> tuple[Plan, Owners]:
+    """The plan, and who gets which row."""
+    row_N, split = table["row"].to_numpy(), table["split"]
+    test_N, published_N = (
+        row_N[pc.equal(split, name).to_numpy(zero_copy_only=False)] for name in ("test", "validation")
+    )
+    subject_N = np.asarray(table["subject"].to_pylist(), dtype=np.str_) if task.subjects else None
+    training = np.flatnonzero(~np.isin(row_N, test_N))
+    rows = Rows(labels, row_N, subject_N).take(training)
+    plan = make_plan(rows, task, options, seed, published_N if len(published_N) else None)
+    return plan, owners(plan, row_N, test_N)
 
 
-def _run_ray(job: _Job, table: Any, row_N: Ints, owner_N: Ints, y_NC: Bools) -> Iterator[_File]:
+def _run_local(job: Encoding, table: Any, owned: Owners) -> Iterator[_File]:
+    """Encode in this process, owner by owner, so that no more than one owner's rows are held twice."""
+    for owner, rows in enumerate(owned.parts()):
+        yield owner, *job.file(job.encode(table.take(rows)), owner)
+
+
+def _run_ray(job: Encoding, table: Any, row_N: Ints, owned: Owners, labels: Labels) -> Iterator[_File]:
     """Encode with Ray Data; the files one by one.
 
     Raises RuntimeError where rows or labels got lost on the way.
     """
     import ray  # only this engine needs it
 
-    with _ray_data_settings():
+    with ray_data_settings():
         blocks = [table.slice(start, BLOCK_ROWS) for start in range(0, table.num_rows, BLOCK_ROWS)]
         encoded = ray.data.from_arrow(blocks).map_batches(job.encode, batch_format="pyarrow").materialize()
         counted = encoded.map_batches(_positive_classes, batch_format="pyarrow").groupby("class").count().take_all()
-        count_C = np.zeros(y_NC.shape[1], dtype=np.int64)
+        count_C = np.zeros(labels.classes, dtype=np.int64)
         for line in counted:
             count_C[line["class"]] = line["count()"]
-        if not np.array_equal(count_C, y_NC.sum(0)):
-            msg = f"Ray Data counts {count_C.tolist()} positives per class, the driver {y_NC.sum(0).tolist()}"
+        if not np.array_equal(count_C, labels.counts()):
+            msg = f"Ray Data counts {count_C.tolist()} positives per class, the driver {labels.counts().tolist()}"
             raise RuntimeError(msg)
-        order_N = np.argsort(row_N)
-        lookup = ray.put((row_N[order_N], owner_N[order_N]))
-        owned = encoded.map_batches(_with_owner, batch_format="pyarrow", fn_kwargs={"lookup": lookup})
-        grouped = owned.groupby("owner").map_groups(_group_file, batch_format="pyarrow", fn_kwargs={"job": job})
+        lookup = ray.put((row_N, np.argsort(row_N), owned))
+        dealt = encoded.map_batches(_with_owner, batch_format="pyarrow", fn_kwargs={"lookup": lookup})
+        grouped = dealt.groupby("owner").map_groups(_group_file, batch_format="pyarrow", fn_kwargs={"job": job})
         rows = dict[int, int]()
         for line in grouped.iter_rows():
             rows[line["owner"]] = line["rows"]
             yield line["owner"], line["file"], line["digest"]
-    size_O = np.bincount(owner_N, minlength=len(job.classes))
+    size_O = owned.sizes()
     if rows != {o: n for o, n in enumerate(size_O.tolist()) if n}:
-        msg = f"Ray Data gave {sum(rows.values())} of {len(owner_N)} rows, or gave them to the wrong client"
+        msg = f"Ray Data gave {sum(rows.values())} of {size_O.sum()} rows, or gave them to the wrong client"
         raise RuntimeError(msg)
     for owner in np.flatnonzero(size_O == 0).tolist():  # a group without rows does not exist for Ray: validation = 0
         yield owner, *job.file(job.encode(table.slice(0, 0)), owner)
@@ -216,14 +193,18 @@ def _positive_classes(table: Any) -> Any:
 
 
 def _with_owner(table: Any, lookup: Any) -> Any:
-    """The table with the owner of every row."""
+    """A row for every owner of every row, with the owner."""
     import ray  # runs in a worker of the ray engine
 
-    row_N, owner_N = ray.get(lookup)
-    return table.append_column("owner", pa.array(owner_N[np.searchsorted(row_N, table["row"].to_numpy())]))
+    row_N, order_N, owned = ray.get(lookup)
+    place_B = order_N[np.searchsorted(row_N, table["row"].to_numpy(), sorter=order_N)]
+    start_B, end_B = owned.offset_N1[place_B], owned.offset_N1[place_B + 1]
+    index = np.repeat(np.arange(len(place_B)), end_B - start_B)
+    entry = np.arange(len(index)) + np.repeat(start_B - np.cumsum(end_B - start_B) + (end_B - start_B), end_B - start_B)
+    return table.take(index).append_column("owner", pa.array(owned.owner_E[entry]))
 
 
-def _group_file(table: Any, job: _Job) -> Any:
+def _group_file(table: Any, job: Encoding) -> Any:
     """One owner's rows as a file; one line about it."""
     owner = table["owner"][0].as_py()
     data, content = job.file(table.drop_columns(["owner"]), owner)
@@ -231,14 +212,10 @@ def _group_file(table: Any, job: _Job) -> Any:
     return pa.table({"owner": [owner], "rows": [table.num_rows], "digest": [content], "file": file})
 
 
-def _manifest(job: _Job, options: TaskOptions, plan: Plan, row_N: Ints, y_NC: Bools) -> Manifest:
+def _manifest(job: Encoding, options: TaskOptions, plan: Plan, owned: Owners, labels: Labels) -> Manifest:
     """The manifest, its digests of raw files and data still empty."""
-    order_N = np.argsort(row_N)
-    cards = []
-    for number, client in enumerate(plan.clients):
-        own_NC = y_NC[order_N[np.searchsorted(row_N, client.rows, sorter=order_N)]]
-        cards.append(card(number, own_NC, known_classes(own_NC, client.classes, job.task.kind), client.classes))
-    examples = tuple(c.num_examples for c in cards)
+    held = [labels.take(rows).counts() for rows in owned.parts()[: len(plan.clients)]]
+    aware = [set(client.classes) for client in plan.clients]
     return Manifest(
         task=job.task.name,
         class_names=job.task.class_names,
@@ -249,10 +226,11 @@ def _manifest(job: _Job, options: TaskOptions, plan: Plan, row_N: Ints, y_NC: Bo
         raw_digest="",
         partition_digest=digest(plan),
         data_digest="",
-        examples=examples,
-        counts=tuple(tuple(c.count_C.tolist()) for c in cards),
+        examples=tuple(owned.sizes()[: len(plan.clients)].tolist()),
+        counts=tuple(pairs(count_C, known) for count_C, known in zip(held, aware, strict=True)),
+        held=tuple(pairs(count_C) for count_C in held),
         classes=tuple(client.classes for client in plan.clients),
-        test=len(row_N) - sum(examples) - len(plan.validation),
+        test=int(owned.sizes()[-2]),
         validation=len(plan.validation),
     )
 
@@ -277,7 +255,7 @@ def _check_ray() -> None:
 
 
 @contextmanager
-def _ray_data_settings() -> Iterator[None]:
+def ray_data_settings() -> Iterator[None]:
     """Ray Data without progress bars and chatter, and with the shuffle that suits small tables, in this block."""
     import ray  # only the ray engine needs it
 

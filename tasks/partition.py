@@ -5,70 +5,83 @@ Shape suffixes: N rows, C classes, M clients, K strata.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 
 import numpy as np
 
+from tasks.categories import categories
 from tasks.columns import Bools, Ints
-from tasks.contract import ClientPlan, InputError, Plan, TaskOptions
-from tasks.strata import Labels, generator, largest_remainder, positives, primary_class, stratified_holdout
+from tasks.contract import ClientPlan, InputError, Plan, Task, TaskOptions
+from tasks.one_class import one_class
+from tasks.strata import Rows, check_present, generator, held, largest_remainder, named, stratified_holdout
+from tasks.subjects import subjects
 
-PARTITIONS = ("k_classes", "dirichlet", "iid")
+PARTITIONS = ("k_classes", "dirichlet", "iid", "categories", "subjects", "one_class")
 TRIES_COVER = 1000
 TRIES_DIRICHLET = 100
 MIN_ROWS = 2
 """Rows that every client of ``dirichlet`` gets at least, where there are that many."""
 
 
-def make_plan(labels: Labels, row_ids: Ints, class_names: Sequence[str], options: TaskOptions, seed: int) -> Plan:
+def make_plan(rows: Rows, task: Task, options: TaskOptions, seed: int, validation: Ints | None = None) -> Plan:
     """The plan for the training rows: validation rows first, then the partition of the rest.
 
-    labels: positive classes per row, or bool [N, C]; row_ids: unique int64 [N]. Raises InputError where the options
-    do not fit the data. Every draw has a generator of its own, so that one choice does not shift another's random
-    numbers.
+    validation: ids of published validation rows, which are among the rows; None: they are drawn. Raises InputError
+    where the options do not fit the data. Every draw has a generator of its own, so that one choice does not shift
+    another's random numbers.
     """
-    y_NC = positives(labels, len(class_names))
-    row_ids = np.asarray(row_ids, dtype=np.int64)
-    if len(row_ids) != len(y_NC) or len(np.unique(row_ids)) != len(row_ids):
-        msg = "row ids must be unique, one per row of labels"
-        raise ValueError(msg)
-    order = np.argsort(row_ids)  # the plan depends on the ids, not on the order in which the rows come
-    y_NC, row_ids = y_NC[order], row_ids[order]
-    validation = stratified_holdout(primary_class(y_NC), row_ids, options.validation, generator(seed, "validation"))
-    left = ~np.isin(row_ids, validation)
-    y_NC, row_ids = y_NC[left], row_ids[left]
-    _check(options, len(row_ids))
-    if options.partition == "k_classes":
-        clients = k_classes(y_NC, row_ids, class_names, options, seed)
-    elif options.partition == "dirichlet":
-        clients = dirichlet(y_NC, row_ids, class_names, options, seed)
-    else:
-        clients = iid(y_NC, row_ids, options.clients, seed)
-    return Plan(clients, validation, seed)
+    _check_rows(rows, task, validation)
+    rows = rows.take(np.argsort(rows.row_N))  # the plan depends on the ids, not on the order in which the rows come
+    if validation is None:
+        rng = generator(seed, "validation")
+        validation = stratified_holdout(rows.labels.rarest(), rows.row_N, options.validation, rng)
+    rows = rows.take(np.flatnonzero(~np.isin(rows.row_N, validation)))
+    _check(task, options, len(rows.row_N))
+    return Plan(_clients(rows, task, options, seed), np.sort(validation), seed)
 
 
-def iid(y_NC: Bools, row_ids: Ints, clients: int, seed: int) -> tuple[ClientPlan, ...]:
+def _clients(rows: Rows, task: Task, options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
+    """The clients of the partition that ``options`` name."""
+    match options.partition:
+        case "k_classes":
+            return k_classes(rows, task.class_names, options, seed)
+        case "dirichlet":
+            return dirichlet(rows, task.class_names, options, seed)
+        case "iid":
+            return iid(rows, options.clients, seed)
+        case "categories":
+            return categories(rows, task, options, seed)
+        case "subjects":
+            return subjects(rows, task, options, seed)
+        case "one_class":
+            return one_class(rows, task, options)
+
+
+def partitions_of(task: Task) -> tuple[str, ...]:
+    """The partitions that a data set can have: by category and by subject only where it has such."""
+    lacks = {name for name, has in (("categories", task.groups), ("subjects", task.subjects)) if not has}
+    return tuple(name for name in PARTITIONS if name not in lacks)
+
+
+def iid(rows: Rows, clients: int, seed: int) -> tuple[ClientPlan, ...]:
     """Rows IID over the clients (sizes differ by at most 1); every client identifies every class."""
-    every = tuple(range(y_NC.shape[1]))
-    return tuple(ClientPlan(np.sort(row_ids[part]), every) for part in _equal_parts(len(row_ids), clients, seed))
+    every = tuple(range(rows.labels.classes))
+    parts = _equal_parts(len(rows.row_N), clients, seed)
+    return tuple(ClientPlan(np.sort(rows.row_N[part]), every) for part in parts)
 
 
-def k_classes(
-    y_NC: Bools, row_ids: Ints, class_names: Sequence[str], options: TaskOptions, seed: int
-) -> tuple[ClientPlan, ...]:
+def k_classes(rows: Rows, class_names: Sequence[str], options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
     """Rows IID over the clients; each identifies k random classes of its own data (FedAlign, 4.1, "random-k classes").
 
     ``options.cover``: the classes of all clients are drawn again until somebody identifies each class, so the draw is
     uniform over the covering ones. Raises InputError where a client has fewer than k classes or a class is left to
     nobody.
     """
-    k, classes = options.classes_per_client, y_NC.shape[1]
-    parts = _equal_parts(len(row_ids), options.clients, seed)
-    own_MC = np.stack([y_NC[part].any(0) for part in parts])
+    k, classes = options.classes_per_client, rows.labels.classes
+    parts = _equal_parts(len(rows.row_N), options.clients, seed)
+    own_MC = np.stack([rows.labels.take(part).counts() > 0 for part in parts])
     _check_k(own_MC, k)
-    _check_present(y_NC, class_names)
+    check_present(rows.labels, class_names)
     if options.cover and k * options.clients < classes:
         msg = (
             f"{options.clients} clients with {k} classes each cannot identify all {classes} classes; "
@@ -82,73 +95,35 @@ def k_classes(
             if options.cover
             else "set [task] cover = true, raise classes_per_client, or try another seed"
         )
-        msg = f"{_named(missing, class_names)} is identified by no client: {mend}"
+        msg = f"{named(missing, class_names)} is identified by no client: {mend}"
         raise InputError(msg)
     return tuple(
-        ClientPlan(np.sort(row_ids[part]), tuple(np.flatnonzero(drawn_C).tolist()))
+        ClientPlan(np.sort(rows.row_N[part]), tuple(np.flatnonzero(drawn_C).tolist()))
         for part, drawn_C in zip(parts, drawn_MC, strict=True)
     )
 
 
-def dirichlet(
-    y_NC: Bools, row_ids: Ints, class_names: Sequence[str], options: TaskOptions, seed: int
-) -> tuple[ClientPlan, ...]:
+def dirichlet(rows: Rows, class_names: Sequence[str], options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
     """The rows of every class cut over the clients in ratios Dir(beta); a client identifies the classes that it holds.
 
     A multi-label row counts as its rarest positive class. Ratios are drawn again (bounded) until every client has
     ``min(2, N // M)`` rows; if no draw does, rows move from the largest clients to the too small ones.
     """
-    _check_present(y_NC, class_names)
+    check_present(rows.labels, class_names)
     clients = options.clients
-    need = min(MIN_ROWS, len(row_ids) // clients)
-    strata = [np.flatnonzero(primary_class(y_NC) == c) for c in range(-1, y_NC.shape[1])]
-    strata = [rows for rows in strata if len(rows)]
-    size_KM = _dirichlet_sizes([len(rows) for rows in strata], options, need, generator(seed, "ratios"))
+    need = min(MIN_ROWS, len(rows.row_N) // clients)
+    rarest_N = rows.labels.rarest()
+    order_N = np.argsort(rarest_N, kind="stable")
+    strata = [part for part in np.split(order_N, np.flatnonzero(np.diff(rarest_N[order_N])) + 1) if len(part)]
+    size_KM = _dirichlet_sizes([len(part) for part in strata], options, need, generator(seed, "ratios"))
     rng = generator(seed, "rows")
     pieces: list[list[Ints]] = [[] for _ in range(clients)]
-    for rows, size_M in zip(strata, size_KM, strict=True):
-        cut = np.split(rng.permutation(rows), np.cumsum(size_M)[:-1])
+    for part, size_M in zip(strata, size_KM, strict=True):
+        cut = np.split(rng.permutation(part), np.cumsum(size_M)[:-1])
         for client, piece in enumerate(cut):
             pieces[client].append(piece)
     parts = _repair([rng.permutation(np.concatenate(piece)) for piece in pieces], need)
-    return tuple(
-        ClientPlan(np.sort(row_ids[part]), tuple(np.flatnonzero(y_NC[part].any(0)).tolist())) for part in parts
-    )
-
-
-def digest(plan: Plan) -> str:
-    """sha256 of a plan: rows and classes of every client, validation rows, seed."""
-    total = hashlib.sha256(repr((plan.seed, len(plan.clients))).encode())
-    for rows, classes in [(c.rows, c.classes) for c in plan.clients] + [(plan.validation, ())]:
-        total.update(repr((len(rows), classes)).encode())
-        total.update(np.ascontiguousarray(rows, dtype="<i8").tobytes())
-    return total.hexdigest()
-
-
-def plan_to_json(plan: Plan) -> str:
-    """A plan as JSON text, with its digest."""
-    clients = [{"rows": c.rows.tolist(), "classes": list(c.classes)} for c in plan.clients]
-    content = {"digest": digest(plan), "seed": plan.seed, "validation": plan.validation.tolist(), "clients": clients}
-    return json.dumps(content)
-
-
-def plan_from_json(text: str) -> Plan:
-    """The plan of ``plan_to_json``. Raises InputError where the text is no plan or does not match its digest."""
-    try:
-        content = json.loads(text)
-        clients = tuple(
-            ClientPlan(np.array(c["rows"], dtype=np.int64), tuple(int(i) for i in c["classes"]))
-            for c in content["clients"]
-        )
-        plan = Plan(clients, np.array(content["validation"], dtype=np.int64), int(content["seed"]))
-        stored = content["digest"]
-    except (ValueError, TypeError, KeyError) as error:
-        msg = f"this is no partition plan ({error!r}); prepare the data again"
-        raise InputError(msg) from error
-    if stored != digest(plan):
-        msg = "the partition plan does not match its own digest, so it was edited or damaged; prepare the data again"
-        raise InputError(msg)
-    return plan
+    return tuple(ClientPlan(np.sort(rows.row_N[part]), held(rows.labels.take(part))) for part in parts)
 
 
 def _equal_parts(rows: int, clients: int, seed: int) -> list[Ints]:
@@ -197,11 +172,32 @@ def _repair(parts: list[Ints], need: int) -> list[Ints]:
     return parts
 
 
-def _check(options: TaskOptions, rows: int) -> None:
+def _check_rows(rows: Rows, task: Task, validation: Ints | None) -> None:
+    """ValueError where the rows are not those of the task."""
+    if len(rows.row_N) != len(rows.labels) or not np.diff(np.sort(rows.row_N)).all():
+        msg = "row ids must be unique, one per row of labels"
+        raise ValueError(msg)
+    if rows.labels.classes != len(task.class_names):
+        msg = f"the labels have {rows.labels.classes} classes, but {task.name} has {len(task.class_names)}"
+        raise ValueError(msg)
+    if validation is not None and not np.isin(validation, rows.row_N).all():
+        msg = "the published validation rows must be among the rows"
+        raise ValueError(msg)
+
+
+def _check(task: Task, options: TaskOptions, rows: int) -> None:
     if options.partition not in PARTITIONS:
         msg = f"[task] partition = {options.partition!r} is none of {', '.join(PARTITIONS)}"
         raise InputError(msg)
-    if options.clients < 1 or options.clients > rows:
+    possible = partitions_of(task)
+    if options.partition not in possible:
+        msg = (
+            f"[task] partition = {options.partition!r}: {task.name} has no {options.partition}; "
+            f"use one of {', '.join(possible)}"
+        )
+        raise InputError(msg)
+    _check_keep_subjects(task, options)
+    if options.partition != "one_class" and not 1 <= options.clients <= rows:  # its clients share rows
         msg = f"[task] clients = {options.clients} must lie in 1..{rows}: there are {rows} training rows to share"
         raise InputError(msg)
     if options.partition == "k_classes" and options.classes_per_client < 1:
@@ -209,6 +205,20 @@ def _check(options: TaskOptions, rows: int) -> None:
         raise InputError(msg)
     if options.partition == "dirichlet" and not 0 < options.beta < float("inf"):
         msg = f"[task] beta = {options.beta} must be a finite number above 0"
+        raise InputError(msg)
+
+
+def _check_keep_subjects(task: Task, options: TaskOptions) -> None:
+    if not options.keep_subjects or options.partition == "subjects":
+        return
+    if options.partition != "categories":
+        msg = (
+            f"[task] keep_subjects = true has no meaning with partition = {options.partition!r}; "
+            "set it to false, or use partition = 'categories' or 'subjects'"
+        )
+        raise InputError(msg)
+    if not task.subjects:
+        msg = f"[task] keep_subjects = true: {task.name} has no subjects; set it to false"
         raise InputError(msg)
 
 
@@ -221,14 +231,3 @@ def _check_k(own_MC: Bools, k: int) -> None:
             f"lower it to {count_M.min()} or use fewer clients"
         )
         raise InputError(msg)
-
-
-def _check_present(y_NC: Bools, class_names: Sequence[str]) -> None:
-    absent_C = np.asarray(~y_NC.any(0))
-    if absent_C.any():
-        msg = f"{_named(absent_C, class_names)} has no training row; use a smaller [task] validation or more data"
-        raise InputError(msg)
-
-
-def _named(chosen_C: Bools, class_names: Sequence[str]) -> str:
-    return "class " + ", ".join(repr(class_names[c]) for c in np.flatnonzero(chosen_C).tolist())

@@ -1,6 +1,8 @@
 """Raw files: where they are, how they are opened, and what to say when they are missing or damaged.
 
-``Source.files`` may name variants: ``r8-train-{stemmed|textgcn}.txt`` is one file per variant, by default the first.
+``Source.files`` may name variants: ``r8-train-{stemmed|textgcn}.txt`` is one file per variant, by default the first. A
+variant may be called otherwise than its part of the file name: ``{npz28=pbc_28.npz|jpg=*/*.jpg}``. A file whose
+variants do not include the chosen one is not needed.
 """
 
 from __future__ import annotations
@@ -39,9 +41,18 @@ def find_task(name: str) -> Task:
     from tasks import TASKS  # here, because the tasks of this registry import this file
 
     if name not in TASKS:
-        msg = f"[task] name = {name!r} is no task{nearest(name, TASKS)}; there are {', '.join(TASKS)}"
+        msg = f"[task] name = {name!r} is no task{nearest(name, TASKS)}; 'anchorfl data' lists them"
         raise InputError(msg)
     return TASKS[name]()
+
+
+def task_of(options: TaskOptions) -> Task:
+    """The task that options ask for: a table of the user's own (``options.parquet``), else the one of that name."""
+    if options.parquet:
+        from tasks.own.table import table_task  # here, because it imports this file
+
+        return table_task(options)
+    return find_task(options.name)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -53,13 +64,19 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def file_names(task: Task, options: TaskOptions) -> tuple[str, ...]:
     """Names of the files that this variant needs. Raises InputError on an unknown variant."""
     chosen = variant(task, options)
-    return tuple(_VARIANTS.sub(chosen, name) for name in task.source.files)
+    parts = {name: _variants(name) for name in task.source.files}
+    needed = [name for name, known in parts.items() if chosen in known or not known]
+    return tuple(_VARIANTS.sub(parts[name].get(chosen, ""), name) for name in needed)
+
+
+def variants(task: Task) -> list[str]:
+    """The variants of a task's raw files, its first choice first; empty where it has none."""
+    return [*dict.fromkeys(known for name in task.source.files for known in _variants(name))]
 
 
 def variant(task: Task, options: TaskOptions) -> str:
     """The variant of the raw files: ``options.variant``, else the task's first; empty where it has none."""
-    found = (_VARIANTS.search(name) for name in task.source.files)
-    known = next((match[1].split("|") for match in found if match), [""])
+    known = variants(task) or [""]
     if options.variant and options.variant not in known:
         offer = f"it has {', '.join(known)}" if known != [""] else "it has none; leave it empty"
         hint = nearest(options.variant, known)
@@ -98,6 +115,11 @@ def raw_folder(task: Task, options: TaskOptions) -> Path | None:
     raise InputError(msg)
 
 
+def matches(folder: Path, name: str) -> bool:
+    """Whether the folder has a file of that name, or one that matches, with ``.gz`` or without."""
+    return _existing(folder, name) is not None
+
+
 def find_file(folder: Path, name: str) -> Path:
     """The file, plain or gzipped. Raises InputError where there is neither."""
     path = _existing(folder, name)
@@ -105,6 +127,29 @@ def find_file(folder: Path, name: str) -> Path:
         msg = f"{folder}: no {name} or {name}.gz there; set [task] root to the folder that holds it"
         raise InputError(msg)
     return path
+
+
+def find_files(folder: Path, pattern: str) -> list[Path]:
+    """The files that match a pattern of ``Source.files``, as ``*.csv`` or ``images/**/*.jpg``, with ``.gz`` or without,
+    in the order of their names. Raises InputError where there is none.
+    """
+    found = sorted(_matching(folder, pattern))
+    if not found:
+        msg = f"{folder}: no file {pattern} there; set [task] root to the folder that holds them"
+        raise InputError(msg)
+    return found
+
+
+def find_one(folder: Path, pattern: str) -> Path:
+    """The one file that matches a pattern; the plain one where it is there gzipped too. Raises InputError where there
+    is none, or several.
+    """
+    found = {path.with_suffix("") if path.suffix == ".gz" else path for path in find_files(folder, pattern)}
+    if len(found) > 1:
+        names = ", ".join(sorted(path.name for path in found))
+        msg = f"{folder}: several files match {pattern}: {names}; leave one of them in the folder"
+        raise InputError(msg)
+    return find_file(folder, found.pop().name)
 
 
 def open_text(path: Path) -> Iterator[tuple[int, str]]:
@@ -131,12 +176,29 @@ def open_text(path: Path) -> Iterator[tuple[int, str]]:
             yield number, text
 
 
+def _variants(name: str) -> dict[str, str]:
+    """Variant -> its part of the file name; nothing where the name has no variants."""
+    match = _VARIANTS.search(name)
+    pairs = (choice.partition("=") for choice in match[1].split("|")) if match else ()
+    return {variant: part if equals else variant for variant, equals, part in pairs}
+
+
 def _places(task: Task, options: TaskOptions) -> tuple[Path, ...]:
+    if options.parquet:
+        return ((Path(options.root).expanduser() / Path(options.parquet).expanduser()).parent,)
     if options.root:
         return (Path(options.root).expanduser(),)
     data = os.environ.get("ANCHORFL_DATA", "")
     return (Path(data).expanduser() / task.folder, Path(data).expanduser()) if data else ()
 
 
+def _matching(folder: Path, pattern: str) -> set[Path]:
+    found = {*folder.glob(pattern), *folder.glob(f"{pattern}.gz")}
+    return {path for path in found if path.is_file() and not path.name.startswith(".")}
+
+
 def _existing(folder: Path, name: str) -> Path | None:
+    """A file of that name, or any that matches where it is a pattern."""
+    if "*" in name:
+        return min(_matching(folder, name), default=None)
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)

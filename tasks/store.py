@@ -1,9 +1,10 @@
 """Prepared data on disk: one Parquet file per client, one per split of the server, the plan, and a manifest.
 
 Layout: ``<folder>/client-00000.parquet ... test.parquet validation.parquet plan.json manifest.json``. Columns of a
-Parquet file: ``row`` int64, ``x`` list<int32> (tokens) or list<float32> (flattened), ``labels`` list<int32> (the
-positives that are disclosed), ``known`` list<int32> (the classes whose label is given). The folder may lie on object
-storage (tasks/places.py): each file then comes to this machine when it is first asked for.
+Parquet file: ``row`` int64, ``x`` list<int32> (tokens), list<uint8> (images with levels) or list<float32> (flattened;
+sparse: number of a feature, value, ...), ``labels`` list<int32> (the positives that are disclosed), ``known``
+list<int32> (the classes whose label is given; null: all that the client identifies, or single-label all). The folder
+may lie on object storage (tasks/places.py): each file then comes to this machine when it is first asked for.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import io
 import json
 import os
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,15 +25,18 @@ import pyarrow.parquet as pq
 import torch
 
 from tasks import places
-from tasks.columns import list_parts, matrix_of, padded, table_digest
+from tasks.columns import Ints, table_digest
 from tasks.contract import Card, ClientData, InputError, InputSpec, Kind, Objective, Plan, TaskOptions
-from tasks.partition import digest, plan_from_json, plan_to_json
+from tasks.plans import digest, plan_from_json, plan_to_json
+from tasks.tensors import client_data
 
-FORMAT = 1
+FORMAT = 2
 """Version of the layout; part of the name of every cache folder."""
 MANIFEST = "manifest.json"
 
 Split = Literal["test", "validation"]
+Counts = tuple[tuple[int, int], ...]
+"""(class, rows) of the classes that occur, ascending: thousands of clients of thousands of classes stay small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +57,10 @@ class Manifest:
     """sha256 over the content of every Parquet file."""
     examples: tuple[int, ...]
     """Rows of every client."""
-    counts: tuple[tuple[int, ...], ...]
-    """Known positives per client and class."""
+    counts: tuple[Counts, ...]
+    """Known positives per client; what its card discloses."""
+    held: tuple[Counts, ...]
+    """All positives per client, known to it or not: for pictures and checks, never for a method."""
     classes: tuple[tuple[int, ...], ...]
     """Identified classes of every client."""
     test: int
@@ -125,10 +132,11 @@ class Prepared:
         if not 0 <= client < len(self.manifest.examples):
             msg = f"there is no client {client}: the clients are 0..{len(self.manifest.examples) - 1}"
             raise IndexError(msg)
-        return self._read(client_file(client), objective, self.manifest.examples[client])
+        known = self.manifest.classes[client] if self.manifest.kind == "multi" else None
+        return self._read(client_file(client), objective, self.manifest.examples[client], known)
 
     def split(self, name: Split, objective: Objective) -> ClientData:
-        """A split of the server, fully labelled."""
+        """A split of the server, labelled as far as the raw data are."""
         rows = self.manifest.test if name == "test" else self.manifest.validation
         return self._read(f"{name}.parquet", objective, rows)
 
@@ -138,9 +146,12 @@ class Prepared:
         for client, (rows, count, classes) in enumerate(
             zip(self.manifest.examples, self.manifest.counts, self.manifest.classes, strict=True)
         ):
+            count_C = torch.zeros(len(self.manifest.class_names), dtype=torch.int64)
             aware_C = torch.zeros(len(self.manifest.class_names), dtype=torch.bool)
             aware_C[list(classes)] = True
-            cards.append(Card(client, rows, torch.tensor(count, dtype=torch.int64), aware_C))
+            for class_, number in count:
+                count_C[class_] = number
+            cards.append(Card(client, rows, count_C, aware_C))
         return cards
 
     def plan(self) -> Plan:
@@ -152,12 +163,13 @@ class Prepared:
             raise InputError(msg)
         return plan
 
-    def _read(self, name: str, objective: Objective, rows: int) -> ClientData:
-        path = self.file(name)
+    def _read(self, name: str, objective: Objective, rows: int, known: tuple[int, ...] | None = None) -> ClientData:
+        """known: the classes that are known in a row unless it says otherwise; None: every class."""
+        path, total = self.file(name), len(self.manifest.class_names)
         try:
             # one thread, as its client has one CPU; no partitioning: a '=' in the path is not a column
             table = pq.read_table(path, use_threads=False, partitioning=None)
-            data = client_data(table, self.manifest.spec, len(self.manifest.class_names), objective)
+            data = client_data(table, self.manifest.spec, total, objective, range(total) if known is None else known)
         except (pa.ArrowException, ValueError, KeyError) as error:
             msg = f"{path} is damaged ({error}); delete the folder and prepare the data again"
             raise InputError(msg) from error
@@ -184,30 +196,22 @@ def cache_root(cache: str) -> Path:
 def cache_folder(name: str, options: TaskOptions, seed: int, raw: str) -> Path:
     """Where the prepared data of a task belong: their name holds a digest of format, raw files, options and seed.
 
-    ``root`` and ``cache`` do not matter to the content, so they are not in it.
+    Where the files lie does not matter to the content, so no folder is in it.
     """
-    content = json.dumps([FORMAT, raw, asdict(replace(options, root="", cache="")), seed], sort_keys=True)
+    parquet, names = (Path(path).name for path in (options.parquet, options.class_names))
+    options_here = replace(options, root="", cache="", parquet=parquet, class_names=names)
+    content = json.dumps([FORMAT, raw, asdict(options_here), seed], sort_keys=True)
     return cache_root(options.cache) / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
-
-
-def client_data(table: Any, spec: InputSpec, classes: int, objective: Objective) -> ClientData:
-    """The tensors of a stored table: x is int32 [N, L], zero padded (tokens), or float32 [N, *shape] (image)."""
-    length_N = None
-    if spec.kind == "tokens":
-        x, length = padded(table["x"])
-        length_N = torch.from_numpy(length)
-        x_N = torch.from_numpy(x)
-    else:
-        values, _ = list_parts(table["x"])
-        x_N = torch.from_numpy(np.array(values, dtype=np.float32).reshape(table.num_rows, *spec.shape))
-    y_NC = torch.from_numpy(matrix_of(table["labels"], classes).astype(np.float32))
-    known_NC = torch.from_numpy(matrix_of(table["known"], classes).astype(np.float32))
-    return ClientData(x_N, y_NC, known_NC, objective.weights(y_NC, known_NC), length_N)
 
 
 def client_file(client: int) -> str:
     """Name of a client's Parquet file."""
     return f"client-{client:05d}.parquet"
+
+
+def pairs(count_C: Ints, among: AbstractSet[int] | None = None) -> Counts:
+    """(class, rows) of the classes that occur; ``among``: only of these."""
+    return tuple((c, int(count_C[c])) for c in np.flatnonzero(count_C).tolist() if among is None or c in among)
 
 
 def file_list(clients: int) -> list[str]:
@@ -273,11 +277,11 @@ def _read_manifest(folder: str) -> Manifest:
 
 
 def _manifest_of(content: dict[str, Any]) -> Manifest:
-    spec = content.pop("spec")
-    content["spec"] = InputSpec(spec["kind"], tuple(spec["shape"]), tuple(spec["vocabulary"]))
+    content["spec"] = InputSpec.of(content.pop("spec"))
     content["options"] = TaskOptions(**content.pop("options"))
     for key in ("class_names", "examples"):
         content[key] = tuple(content[key])
-    for key in ("counts", "classes"):
-        content[key] = tuple(tuple(row) for row in content[key])
+    content["classes"] = tuple(tuple(row) for row in content["classes"])
+    for key in ("counts", "held"):
+        content[key] = tuple(tuple((class_, rows) for class_, rows in client) for client in content[key])
     return Manifest(**content)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,39 +15,29 @@ import numpy.typing as npt
 
 from tasks.columns import Bools, Ints
 from tasks.contract import InputError
+from tasks.labels import Labels
 
-Labels = Sequence[npt.NDArray[np.integer[Any]]] | Bools
-"""Positive classes of rows: one array of class indices per row, or bool [N, C]."""
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows that a partition cuts. labels: of N rows; row_N: their ids; subject_N: the subject of each, None where the
+    data set has no subjects.
+    """
+
+    labels: Labels
+    row_N: Ints
+    subject_N: npt.NDArray[np.str_] | None = None
+
+    def take(self, index: Ints) -> Rows:
+        """Some of the rows."""
+        subject_N = None if self.subject_N is None else self.subject_N[index]
+        return Rows(self.labels.take(index), self.row_N[index], subject_N)
 
 
 def generator(seed: int, *purpose: str) -> np.random.Generator:
     """The random generator of one purpose within a partition."""
     name = hashlib.sha256(repr((seed, "partition", *purpose)).encode()).digest()
     return np.random.default_rng(int.from_bytes(name[:8], "big"))
-
-
-def positives(labels: Labels, classes: int) -> Bools:
-    """Bool [N, C] of positive classes, from such a matrix or from one array of class indices per row."""
-    if isinstance(labels, np.ndarray) and labels.ndim == 2:
-        if labels.shape[1] != classes:
-            msg = f"labels have {labels.shape[1]} columns, but there are {classes} classes"
-            raise ValueError(msg)
-        return labels.astype(np.bool_)
-    y_NC = np.zeros((len(labels), classes), dtype=np.bool_)
-    for row, classes_of_row in enumerate(labels):
-        y_NC[row, classes_of_row] = True
-    return y_NC
-
-
-def primary_class(y_NC: Bools) -> Ints:
-    """The rarest positive class of every row (the first of equals), -1 for a row without any: int64 [N]."""
-    classes = y_NC.shape[1]
-    rank_C = np.empty(classes, dtype=np.int64)
-    order_C = np.argsort(y_NC.sum(0), kind="stable")
-    rank_C[order_C] = np.arange(classes)
-    best_N = np.where(y_NC, rank_C, classes).min(1, initial=classes)
-    primary_N: Ints = np.append(order_C, -1)[best_N]
-    return primary_N
 
 
 def stratified_holdout(labels_N: Ints, row_ids: Ints, share: float, rng: np.random.Generator) -> Ints:
@@ -87,3 +78,29 @@ def largest_remainder(share_K: npt.NDArray[np.floating[Any]], total: int, room_K
     while (missing := total - int(count_K.sum())) > 0:
         count_K[order_K[count_K[order_K] < room_K[order_K]][:missing]] += 1
     return count_K
+
+
+def held(labels: Labels) -> tuple[int, ...]:
+    """The classes that occur, ascending."""
+    return tuple(np.flatnonzero(labels.counts()).tolist())
+
+
+def dealt(client_N: Ints, clients: int) -> list[Ints]:
+    """The rows of every client, ascending; client_N: the client of every row."""
+    order_N = np.argsort(client_N, kind="stable")
+    return np.split(order_N, np.cumsum(np.bincount(client_N, minlength=clients))[:-1])
+
+
+def check_present(labels: Labels, class_names: Sequence[str]) -> None:
+    """InputError where a class has no row."""
+    absent_C = labels.counts() == 0
+    if absent_C.any():
+        msg = f"{named(absent_C, class_names)} has no training row; use a smaller [task] validation or more data"
+        raise InputError(msg)
+
+
+def named(chosen_C: Bools, class_names: Sequence[str]) -> str:
+    """Classes in a message, the first ten of them."""
+    chosen = np.flatnonzero(chosen_C).tolist()
+    more = f" and {len(chosen) - 10} more" if len(chosen) > 10 else ""
+    return "class " + ", ".join(repr(class_names[c]) for c in chosen[:10]) + more

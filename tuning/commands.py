@@ -19,6 +19,7 @@ def sweep(arguments: list[str]) -> int:
     """Search hyper-parameters of a preset, or go on with a sweep."""
     from pipeline.config import override, preset_names, read_preset
     from pipeline.mirrored import fetched
+    from pipeline.own_data import settled
     from tuning.copies import LEAVE, RESUME
     from tuning.plan import FILE, Plan, load_plan, new_sweep_folder, preset_text
     from tuning.spaces import space_of
@@ -33,7 +34,7 @@ def sweep(arguments: list[str]) -> int:
         raise InputError(f"sweep needs a preset: {', '.join(preset_names())}; or the path of a .toml file")
     from tuning.options import SweepOptions
 
-    experiment = override(read_preset(own.preset), overrides, f"anchorfl sweep {own.preset}")
+    experiment = settled(override(read_preset(own.preset), overrides, f"anchorfl sweep {own.preset}"))
     if experiment.output:
         raise InputError("--output stands for the folder of the sweep; leave it out of the preset")
     plan = Plan(
@@ -59,10 +60,10 @@ def report(options: argparse.Namespace) -> int:
 
 
 def _run(plan: Any, folder: Path) -> int:
-    from tasks.sources import find_task, raw_folder
+    from tasks.sources import raw_folder, task_of
     from tuning.sweep import run_sweep
 
-    raw_folder(find_task(plan.experiment.task.name), plan.experiment.task)
+    raw_folder(task_of(plan.experiment.task), plan.experiment.task)
     print(f"{plan.preset}: sweep folder {folder}", flush=True)
     try:
         view = run_sweep(plan, folder)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.columns import fixed_lists, lists_of
+from tasks.columns import fixed_lists
 from tasks.contract import InputSpec, Source, Task, TaskOptions
+from tasks.labels import Labels
 
 ROWS, TEST_EVERY, SIDE = 240, 5, 4
 NOISE = 0.3
@@ -50,7 +51,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     columns = {
         "row": np.arange(ROWS, dtype=np.int64),
         "split": pa.array(["test" if row % TEST_EVERY == 0 else "train" for row in range(ROWS)]),
-        "labels": lists_of(y_NC),
+        "labels": Labels.of_matrix(y_NC).lists(),
         "pixels": fixed_lists(pixels_ND.astype(np.float32)),
     }
     return pa.table(columns)

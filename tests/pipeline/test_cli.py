@@ -157,7 +157,7 @@ def test_data_tells_what_is_there(here, capsys, monkeypatch):
     write_r8(here / "reuters21578_r8")
     monkeypatch.setenv("ANCHORFL_DATA", str(here))
     assert main(["data"]) == 0
-    assert f"r8           found in {here / 'reuters21578_r8'}" in capsys.readouterr().out
+    assert f"r8                  found in {here / 'reuters21578_r8'}" in capsys.readouterr().out
 
 
 def test_presets_are_listed(capsys):

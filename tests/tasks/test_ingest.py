@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -15,7 +16,8 @@ import pytest
 
 from tasks import ingest
 from tasks.contract import InputError, Objective, TaskOptions
-from tasks.ingest import prepare, raw_digest
+from tasks.ingest import prepare
+from tasks.raw import raw_digest
 from tasks.sources import find_task
 from tasks.store import cache_folder
 
@@ -146,6 +148,24 @@ def test_a_table_that_breaks_the_contract_is_refused(tmp_path, change, error, me
 
     with pytest.raises(error, match=message):
         prepare(replace(task, read=read), TaskOptions(clients=3, cache=str(tmp_path)), 0, engine="local")
+
+
+def test_a_settled_file_is_read_once_and_again_when_it_changes(tmp_path, monkeypatch):
+    task = replace(find_task("r8"), source=replace(find_task("r8").source, files=("*.txt",)))
+    options, folder = TaskOptions(name="r8", cache=str(tmp_path / "cache")), tmp_path / "raw"
+    folder.mkdir()
+    for name in ("a.txt", "b.txt"):
+        (folder / name).write_text(name)
+        os.utime(folder / name, (1e9, 1e9))
+    read, real = [], hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda stream, kind: read.append(stream.name) or real(stream, kind))
+    first = raw_digest(task, options, folder)
+    assert raw_digest(task, options, folder) == first
+    assert len(read) == 2
+    (folder / "b.txt").write_text("c.txt")  # as long as before, and just written: read at every start
+    changed = [raw_digest(task, options, folder) for _ in range(2)]
+    assert changed[0] == changed[1] != first
+    assert len(read) == 4
 
 
 def test_the_raw_digest_follows_the_bytes_of_the_files(tmp_path):

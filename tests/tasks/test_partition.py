@@ -7,18 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.contract import InputError, TaskOptions
-from tasks.partition import digest, make_plan, plan_from_json, plan_to_json
-from tasks.strata import largest_remainder, primary_class, stratified_holdout
-
-QUICK = settings(max_examples=30, deadline=None, derandomize=True, database=None)
-
-
-def names(classes):
-    return tuple(f"class{c}" for c in range(classes))
+from tasks.partition import PARTITIONS, make_plan, partitions_of
+from tasks.plans import digest, plan_from_json, plan_to_json
+from tasks.strata import largest_remainder, stratified_holdout
+from tests.tasks.federations import QUICK, owner_of, plan_of, rows_of, shuffled, task_of
 
 
 @st.composite
@@ -44,14 +40,11 @@ def federations(draw):
 @given(federations())
 def test_every_row_has_one_owner_and_the_class_sets_are_as_specified(case):
     y_NC, row_N, options, seed = case
-    plan = make_plan(y_NC, row_N, names(y_NC.shape[1]), options, seed)
-    owned = np.concatenate([c.rows for c in plan.clients] + [plan.validation])
-    assert np.array_equal(np.sort(owned), np.sort(row_N))
+    plan = plan_of(y_NC, options, seed, row_N)
+    owner_of(plan, rows_of(y_NC, row_N))
     assert len(plan.validation) == round(options.validation * len(row_N))
     union = set()
     for client in plan.clients:
-        assert np.array_equal(client.rows, np.sort(client.rows))
-        assert client.rows.dtype == np.int64
         assert list(client.classes) == sorted(set(client.classes))
         holds = np.flatnonzero(y_NC[np.isin(row_N, client.rows)].any(0)).tolist()
         union |= set(client.classes)
@@ -73,12 +66,10 @@ def test_every_row_has_one_owner_and_the_class_sets_are_as_specified(case):
 @given(federations())
 def test_same_seed_same_plan_whatever_the_order_of_the_rows(case):
     y_NC, row_N, options, seed = case
-    plan = make_plan(y_NC, row_N, names(y_NC.shape[1]), options, seed)
-    order = np.argsort(row_N)
-    lists = [np.flatnonzero(y) for y in y_NC[order]]
-    again = make_plan(lists, row_N[order], names(y_NC.shape[1]), options, seed)
-    assert digest(plan) == digest(again)
-    assert digest(make_plan(y_NC, row_N, names(y_NC.shape[1]), options, seed + 1)) != digest(plan)
+    plan = plan_of(y_NC, options, seed, row_N)
+    task = task_of(y_NC.shape[1])
+    assert digest(plan) == digest(make_plan(shuffled(rows_of(y_NC, row_N), 0), task, options, seed))
+    assert digest(plan_of(y_NC, options, seed + 1, row_N)) != digest(plan)
     back = plan_from_json(plan_to_json(plan))
     assert digest(back) == digest(plan)
     assert back.clients[0].classes == plan.clients[0].classes
@@ -86,7 +77,7 @@ def test_same_seed_same_plan_whatever_the_order_of_the_rows(case):
 
 def test_a_plan_that_was_edited_is_refused():
     y_NC = np.eye(2, dtype=bool)[np.arange(20) % 2]
-    text = plan_to_json(make_plan(y_NC, np.arange(20), names(2), TaskOptions(clients=2, partition="iid"), 1))
+    text = plan_to_json(plan_of(y_NC, TaskOptions(clients=2, partition="iid"), 1))
     with pytest.raises(InputError, match="does not match its own digest"):
         plan_from_json(text.replace('"seed": 1', '"seed": 2'))
     with pytest.raises(InputError, match="no partition plan"):
@@ -95,7 +86,7 @@ def test_a_plan_that_was_edited_is_refused():
 
 def test_the_digest_tells_clients_apart():
     y_NC = np.eye(4, dtype=bool)[np.arange(80) % 4]
-    plan = make_plan(y_NC, np.arange(80), names(4), TaskOptions(clients=2), 1)
+    plan = plan_of(y_NC, TaskOptions(clients=2), 1)
     other = replace(plan, clients=(replace(plan.clients[0], classes=(0, 1)), plan.clients[1]))
     swapped = replace(plan, clients=plan.clients[::-1])
     assert len({digest(plan), digest(swapped), digest(replace(plan, seed=2)), digest(other)}) == 4
@@ -141,15 +132,10 @@ def test_largest_remainder_by_hand():
         largest_remainder(np.array([1.0]), 2, np.array([1]))
 
 
-def test_primary_class_is_the_rarest():
-    y_NC = np.array([[1, 1, 0], [1, 0, 1], [1, 0, 1], [0, 0, 0]], dtype=bool)
-    assert primary_class(y_NC).tolist() == [1, 2, 2, -1]
-
-
 def test_the_validation_split_does_not_move_the_class_draws():
     y_NC = np.eye(8, dtype=bool)[np.arange(800) % 8]
     plans = [
-        make_plan(y_NC, np.arange(800), names(8), TaskOptions(clients=4, validation=v), 3) for v in (0.0, 0.1)
+        plan_of(y_NC, TaskOptions(clients=4, validation=v), 3) for v in (0.0, 0.1)
     ]  # every client holds every class, so only the generators decide
     assert [c.classes for c in plans[0].clients] == [c.classes for c in plans[1].clients]
 
@@ -157,25 +143,38 @@ def test_the_validation_split_does_not_move_the_class_draws():
 def test_dirichlet_gets_more_skewed_with_smaller_beta():
     y_NC = np.eye(5, dtype=bool)[np.arange(1000) % 5]
     held = [
-        np.mean([len(c.classes) for c in make_plan(y_NC, np.arange(1000), names(5), options, 0).clients])
+        np.mean([len(c.classes) for c in plan_of(y_NC, options, 0).clients])
         for options in (TaskOptions(partition="dirichlet", beta=b) for b in (0.05, 100.0))
     ]
     assert held[0] < held[1] == 5
 
 
-def test_dirichlet_with_500_clients_ends_in_seconds():
-    y_NC = np.eye(100, dtype=bool)[np.arange(5000) % 100]
+@pytest.mark.parametrize("size", [1000, 5000, 50_000])
+def test_dirichlet_with_500_clients_ends_in_seconds(size):
+    """Draws are bounded; where none gives every client its rows, they are moved (other libraries never return here)."""
+    y_NC = np.eye(100, dtype=bool)[np.arange(size) % 100]
     start = time.perf_counter()
-    options = TaskOptions(clients=500, partition="dirichlet", beta=0.05)
-    plan = make_plan(y_NC, np.arange(5000), names(100), options, 0)
+    options = TaskOptions(clients=500, partition="dirichlet", beta=0.05, validation=0)
+    plan = plan_of(y_NC, options, 0)
+    assert time.perf_counter() - start < 20
+    owner_of(plan, rows_of(y_NC))
     assert min(len(c.rows) for c in plan.clients) >= 2
-    assert time.perf_counter() - start < 10
+
+
+@QUICK
+@given(st.integers(1, 60), st.integers(1, 4), st.sampled_from([0.01, 0.05]), st.data())
+def test_dirichlet_gives_every_client_its_rows_however_few_there_are(size, classes, beta, data):
+    classes = min(classes, size)
+    clients = data.draw(st.integers(1, size))
+    options = TaskOptions(clients=clients, partition="dirichlet", beta=beta, validation=0)
+    plan = plan_of(np.eye(classes, dtype=bool)[np.arange(size) % classes], options, size)
+    assert min(len(c.rows) for c in plan.clients) >= min(2, size // clients)
 
 
 def test_dirichlet_with_as_many_clients_as_rows_gives_each_one():
     y_NC = np.eye(2, dtype=bool)[np.arange(30) % 2]
     options = TaskOptions(clients=30, partition="dirichlet", beta=0.1, validation=0)
-    assert {len(c.rows) for c in make_plan(y_NC, np.arange(30), names(2), options, 0).clients} == {1}
+    assert {len(c.rows) for c in plan_of(y_NC, options, 0).clients} == {1}
 
 
 BALANCED = np.eye(4, dtype=bool)[np.arange(80) % 4]
@@ -205,7 +204,7 @@ LONELY = np.eye(4, dtype=bool)[np.where(np.arange(80) == 0, 3, np.arange(80) % 3
 )
 def test_options_that_do_not_fit_are_refused(y_NC, options, message):
     with pytest.raises(InputError, match=message):
-        make_plan(y_NC, np.arange(80), names(y_NC.shape[1]), TaskOptions(**{"clients": 2, **options}), 0)
+        plan_of(y_NC, TaskOptions(**{"clients": 2, **options}), 0)
 
 
 def test_exhausted_cover_names_the_class():
@@ -213,11 +212,61 @@ def test_exhausted_cover_names_the_class():
     classes = np.concatenate([np.zeros(400, int), np.arange(2, 10), np.ones(400, int)])
     options = TaskOptions(clients=10, classes_per_client=1, validation=0)
     with pytest.raises(InputError, match=r"is identified by no client: not in 1000 draws; raise"):
-        make_plan(np.eye(10, dtype=bool)[classes], np.arange(808), names(10), options, 0)
+        plan_of(np.eye(10, dtype=bool)[classes], options, 0)
 
 
-def test_repeated_or_missing_row_ids_are_refused():
+def test_rows_that_are_not_the_tasks_are_refused():
     with pytest.raises(ValueError, match="unique"):
-        make_plan(BALANCED, np.zeros(80, int), names(4), TaskOptions(), 0)
-    with pytest.raises(ValueError, match="4 columns"):
-        make_plan(BALANCED, np.arange(80), names(3), TaskOptions(), 0)
+        plan_of(BALANCED, TaskOptions(), 0, np.zeros(80, int))
+    with pytest.raises(ValueError, match="one per row"):
+        plan_of(BALANCED, TaskOptions(), 0, np.arange(79))
+    with pytest.raises(ValueError, match="the labels have 4 classes, but made has 3"):
+        make_plan(rows_of(BALANCED), task_of(3), TaskOptions(), 0)
+    with pytest.raises(ValueError, match="must be among the rows"):
+        make_plan(rows_of(BALANCED), task_of(4), TaskOptions(), 0, validation=np.array([80]))
+
+
+GROUPS = {"a": (0, 1), "b": (2, 3)}
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_published_validation_rows_are_used_as_they_are(partition):
+    rows = rows_of(BALANCED, subject_N=np.array([f"user{i % 4}" for i in range(80)]))
+    published = np.array([41, 3, 17])
+    options = TaskOptions(clients=4, partition=partition, classes_per_client=2, validation=0.5)
+    plan = make_plan(rows, task_of(4, GROUPS, "user"), options, 1, published)
+    assert plan.validation.tolist() == [3, 17, 41]
+    assert np.array_equal(np.sort(np.concatenate([c.rows for c in plan.clients])), np.delete(np.arange(80), published))
+
+
+def test_a_data_set_has_the_partitions_that_fit_it():
+    assert partitions_of(task_of(4)) == ("k_classes", "dirichlet", "iid", "one_class")
+    assert partitions_of(task_of(4, GROUPS)) == ("k_classes", "dirichlet", "iid", "categories", "one_class")
+    assert partitions_of(task_of(4, GROUPS, "user")) == PARTITIONS
+    for partition in ("categories", "subjects"):
+        mend = f"made has no {partition}; use one of k_classes, dirichlet, iid, one_class"
+        with pytest.raises(InputError, match=mend):
+            plan_of(BALANCED, TaskOptions(clients=2, partition=partition), 0)
+
+
+def test_keep_subjects_is_refused_where_it_says_nothing():
+    with pytest.raises(InputError, match="no meaning with partition = 'iid'; set it to false"):
+        plan_of(BALANCED, TaskOptions(clients=2, partition="iid", keep_subjects=True), 0)
+    options = TaskOptions(clients=2, partition="categories", keep_subjects=True)
+    with pytest.raises(InputError, match="made has no subjects; set it to false"):
+        make_plan(rows_of(BALANCED), task_of(4, GROUPS), options, 0)
+
+
+@pytest.mark.parametrize(
+    ("partition", "expected"),
+    [
+        ("k_classes", "df0035f4ea134179"),
+        ("dirichlet", "69c1be6c8ce96dde"),
+        ("iid", "dd2222ef025c1e8c"),
+    ],
+)
+def test_plans_stay_the_same_from_version_to_version(partition, expected):
+    """A change here changes every published result: it belongs under Numbers in the changelog."""
+    y_NC = np.eye(6, dtype=bool)[np.arange(300) % 6] | (np.arange(1800).reshape(300, 6) % 7 == 0)
+    options = TaskOptions(clients=5, partition=partition, classes_per_client=2, beta=0.3)
+    assert digest(plan_of(y_NC, options, 4321, np.arange(300) * 3))[:16] == expected

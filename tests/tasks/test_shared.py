@@ -15,7 +15,7 @@ from pipeline.run import run
 from tasks import places
 from tasks.contract import InputError, Objective, TaskOptions
 from tasks.ingest import prepare
-from tasks.partition import digest
+from tasks.plans import digest
 from tasks.sources import find_task
 from tasks.store import Prepared
 

@@ -10,11 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tasks.columns import matrix_of
 from tasks.contract import InputError, Objective, TaskOptions
-from tasks.disclose import card, known_classes
 from tasks.ingest import prepare
-from tasks.partition import digest
+from tasks.labels import Labels
+from tasks.plans import digest
 from tasks.sources import find_task
 from tasks.store import Prepared
 
@@ -37,7 +36,12 @@ def copy(made, tmp_path):
 
 def test_a_clients_file_never_holds_a_label_that_it_does_not_identify(made):
     task, raw, prepared = made
-    y_NC, plan, objective = matrix_of(raw["labels"], len(task.class_names)), prepared.plan(), Objective(task.kind)
+    labels, plan, objective = (
+        Labels.of_lists(raw["labels"], len(task.class_names)),
+        prepared.plan(),
+        Objective(task.kind),
+    )
+    y_NC = labels.matrix()
     for number, client in enumerate(plan.clients):
         table = pq.read_table(f"{prepared.folder}/client-{number:05d}.parquet")
         assert table.column_names == ["row", "x", "labels", "known"]
@@ -45,14 +49,20 @@ def test_a_clients_file_never_holds_a_label_that_it_does_not_identify(made):
         assert set(table["labels"].combine_chunks().flatten().to_pylist()) <= set(client.classes)
         assert np.array_equal(table["row"].to_numpy(), client.rows)
         data = prepared.client(number, objective)
-        known = known_classes(y_NC[client.rows], client.classes, task.kind)
+        aware = np.isin(np.arange(len(task.class_names)), client.classes)
+        own = (y_NC[client.rows] & aware).any(1, keepdims=True)
+        known = np.broadcast_to(own if task.kind == "single" else aware, y_NC[client.rows].shape)
         assert np.array_equal(data.known_NC.numpy(), known)
         assert np.array_equal(data.y_NC.numpy(), y_NC[client.rows] & known)
         assert torch.equal(data.weight_NC, objective.weights(data.y_NC, data.known_NC))
-        told, again = prepared.cards()[number], card(number, y_NC[client.rows], known, client.classes)
-        assert told.num_examples == again.num_examples
-        assert torch.equal(told.count_C, again.count_C)
-        assert torch.equal(told.aware_C, again.aware_C)
+        told = prepared.cards()[number]
+        assert (told.client, told.num_examples) == (number, len(client.rows))
+        assert told.count_C.tolist() == (y_NC[client.rows] & known).sum(0).tolist()
+        assert told.aware_C.tolist() == aware.tolist()
+        held = np.zeros(len(task.class_names), int)
+        for class_, rows in prepared.manifest.held[number]:
+            held[class_] = rows
+        assert held.tolist() == y_NC[client.rows].sum(0).tolist()
 
 
 def test_inputs_come_back_as_encoded(made):
@@ -75,7 +85,7 @@ def test_inputs_come_back_as_encoded(made):
 
 def test_the_servers_splits_are_fully_labelled(made):
     task, raw, prepared = made
-    y_NC = matrix_of(raw["labels"], len(task.class_names))
+    y_NC = Labels.of_lists(raw["labels"], len(task.class_names)).matrix()
     rows = {"test": np.flatnonzero(np.array(raw["split"]) == "test"), "validation": prepared.plan().validation}
     for name, row_N in rows.items():
         data = prepared.split(name, Objective(task.kind))
@@ -106,7 +116,7 @@ def test_a_missing_file_is_named_with_the_mend(copy, name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 0}, "has format 0, this version reads 1"),
+        ({"format": 0}, "has format 0, this version reads 2"),
         ({"seed": None, "new": 1}, "damaged"),
         ({"spec": []}, "damaged"),
     ],

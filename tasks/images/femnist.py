@@ -1,0 +1,250 @@
+"""FEMNIST: handwritten digits and letters of 28x28 grey pixels by writer, 62 classes, single-label (FedBM).
+
+LEAF's files hold about 3,550 writers; FedBM takes 50 of those with fewer than 150 samples (396 it counts): 35 for
+training, each a client (``task.partition = "subjects"``, ``task.clients = 35``), 5 for validation, 10 for testing.
+Which 50 is published nowhere and drawn anew in each of its runs; here they are drawn once, with a seed of the task's
+own, so that every run is tested on the same writers. Pixels are stored as LEAF has them, 1 for the white paper and 0
+for ink, as whole numbers 0..255.
+
+Files: LEAF's ``data`` folder, or a part of it: ``all_data/all_data_*.json`` if they are there, else ``train`` and
+``test`` together (a writer whose samples LEAF cut into both becomes one again), else the files beside each other.
+Origin: Caldas et al., LEAF, 2018, made of NIST Special Database 19 (Cohen et al., EMNIST, 2017); terms: LEAF's code
+BSD 2-clause, the NIST data are of the US government and free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tasks.bad_rows import BadRows
+from tasks.columns import Ints
+from tasks.contract import InputError, InputSpec, Source, Task, TaskOptions
+from tasks.images.json_file import listed, parsed, whole
+from tasks.images.pixels import LEVELS, Pixels, encode_pixels, image_spec, pixel_column
+from tasks.sources import find_files
+
+CLASSES = (
+    *(f"digit {n}" for n in ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")),
+    *(f"capital letter {chr(code)}" for code in range(ord("A"), ord("Z") + 1)),
+    *(f"small letter {chr(code)}" for code in range(ord("a"), ord("z") + 1)),
+)
+"""In the order of LEAF's numbers 0..61."""
+GROUPS = {"digit": CLASSES[:10], "capital letter": CLASSES[10:36], "small letter": CLASSES[36:]}
+FILES = "**/all_data*.json"
+SIDE = 28
+BELOW = 150
+"""Writers with fewer samples than this are drawn from (FedBM)."""
+WRITERS = {"train": 35, "validation": 5, "test": 10}
+WRITERS_SEED = 62
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Samples of one writer. x_ND: levels 0..255, D = 784; y_N: classes, -1 where a sample is unusable; faults: what is
+    wrong with those, by number of the sample.
+    """
+
+    x_ND: Pixels
+    y_N: npt.NDArray[np.int32]
+    faults: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The samples of a writer in one file. start: row id of the first."""
+
+    path: Path
+    start: int
+    samples: Samples
+
+
+def femnist() -> Task:
+    """The FEMNIST task."""
+    return Task(
+        name="femnist",
+        title="FEMNIST, handwritten digits and letters by writer (LEAF)",
+        class_names=CLASSES,
+        kind="single",
+        payload="pixels",
+        source=Source(
+            files=(FILES,),
+            url="https://github.com/TalwalkarLab/leaf/tree/master/data/femnist",
+            licence="NIST Special Database 19, free; LEAF's code BSD 2-clause",
+        ),
+        folder="femnist",
+        read=read,
+        fit=fit,
+        encode=encode_pixels,
+        groups=GROUPS,
+        subjects="writer",
+    )
+
+
+def read(folder: Path | None, options: TaskOptions) -> Any:
+    """The samples of the 50 writers, writer by writer in alphabetical order; ``row`` counts the samples of all writers
+    in the order of the files.
+
+    At its peak the text of one file, and the pixels of the writers with fewer than 150 samples, are in memory. Raises
+    InputError with file, writer and sample.
+    """
+    if folder is None:
+        msg = "femnist needs the folder of its files"
+        raise ValueError(msg)
+    writers = dict[str, list[Written]]()
+    files, start = _files(folder), 0
+    for path in files:
+        for name, samples in _written(path):
+            _note(writers, name, Written(path, start, samples))
+            start += len(samples.y_N)
+    few = {name: parts for name, parts in writers.items() if 0 < _size(parts) < BELOW}
+    split_of = _drawn(sorted(few), folder)
+    bad = BadRows.of(options)
+    tables = [_rows(name, few[name], split, bad) for name, split in sorted(split_of.items())]
+    return bad.noted(pa.concat_tables(tables))
+
+
+def fit(train: Any, options: TaskOptions) -> InputSpec:
+    """Grey images of 28 x 28 or ``image_size``, scaled to [0, 1]; nothing is learnt from the rows."""
+    return image_spec(options, SIDE, channels=1)
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files that hold every sample once. LEAF's folders sampled_data and rem_user_data repeat samples of all_data;
+    they are not read.
+    """
+    found = find_files(folder, FILES)
+    for parents in (("all_data",), ("train", "test")):
+        chosen = [path for path in found if path.parent.name in parents]
+        if chosen:
+            return sorted(chosen, key=lambda path: (parents.index(path.parent.name), path.parent, _numbers(path)))
+    chosen = [path for path in found if path.parent == folder]
+    if not chosen:
+        msg = f"{folder}: its all_data*.json are in no folder all_data, train or test; set [task] root to LEAF's data"
+        raise InputError(msg)
+    return sorted(chosen, key=_numbers)
+
+
+def _numbers(path: Path) -> list[tuple[int, str]]:
+    """Key that puts all_data_10 behind all_data_9."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.name.replace(".", "_").split("_")]
+
+
+def _written(path: Path) -> Iterator[tuple[str, Samples]]:
+    """The writers of one file with their samples, in the order of ``users``."""
+    content = parsed(path, _kept)
+    users, sizes = listed(content, "users", path), listed(content, "num_samples", path)
+    data = content.get("user_data")
+    if not isinstance(data, dict) or len(sizes) != len(users):
+        msg = f"{path}: it needs user_data, and as many num_samples ({len(sizes)}) as users ({len(users)})"
+        raise InputError(f"{msg}; get the file again")
+    for user, samples in data.items():  # LEAF leaves writers of one sample in user_data, without samples
+        if user not in users and not (isinstance(samples, Samples) and not len(samples.y_N)):
+            msg = f"{path}: user {user!r} of user_data is not in users; get the file again"
+            raise InputError(msg)
+    for place, (user, size) in enumerate(zip(users, sizes, strict=True)):
+        samples = data.get(user) if isinstance(user, str) else None
+        if user in users[:place]:
+            msg = f"{path}: user {user!r} is listed twice in users; get the file again"
+            raise InputError(msg)
+        if not isinstance(samples, Samples):
+            msg = f"{path}: user {user!r} has no user_data with x and y of one length; get the file again"
+            raise InputError(msg)
+        if whole(size) != len(samples.y_N):
+            msg = f"{path}: user {user!r}: num_samples is {size}, user_data has {len(samples.y_N)}; get the file again"
+            raise InputError(msg)
+        yield user, samples
+
+
+def _kept(entry: dict[str, Any]) -> Any:
+    """What stays of a JSON object: the samples of a writer as bytes, as soon as they are read."""
+    x, y = entry.get("x"), entry.get("y")
+    if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
+        return entry
+    faults = dict[int, str]()
+    for number, (pixels, label) in enumerate(zip(x, y, strict=True)):
+        if not isinstance(pixels, list) or len(pixels) != SIDE * SIDE:
+            has = len(pixels) if isinstance(pixels, list) else 0
+            faults[number] = f"x has {has} values, not {SIDE * SIDE}; correct it"
+        elif not 0 <= whole(label) < len(CLASSES):
+            faults[number] = f"y is {label!r}, not a whole number 0..{len(CLASSES) - 1}; correct it"
+    usable = [number for number in range(len(x)) if number not in faults]
+    x_ND = np.zeros((len(x), SIDE * SIDE), dtype=np.uint8)
+    y_N = np.full(len(x), -1, dtype=np.int32)
+    for number, levels in zip(usable, _levels([x[number] for number in usable]), strict=True):
+        if levels is None:
+            faults[number] = "x has a value that is no number 0..1; correct it"
+        else:
+            x_ND[number], y_N[number] = levels, y[number]
+    return Samples(x_ND, y_N, faults)
+
+
+def _levels(x: list[Any]) -> list[Pixels | None]:
+    """Whole numbers 0..255 of images of equal length, None where a value is no number 0..1."""
+    try:
+        x_ND = np.array(x)
+    except ValueError:  # a list among the values
+        x_ND = np.empty(0, dtype=object)
+    if x_ND.ndim != 2 or x_ND.dtype.kind not in "fiu":
+        return [levels for pixels in x for levels in _levels([pixels])] if len(x) > 1 else [None] * len(x)
+    good_N = np.all((x_ND >= 0) & (x_ND <= 1), axis=1).tolist()
+    # what is out of range is cut only to be convertible: it is not used
+    levels_ND = np.rint(np.nan_to_num(np.clip(x_ND, 0, 1)) * LEVELS).astype(np.uint8)
+    return [levels if good else None for levels, good in zip(levels_ND, good_N, strict=True)]
+
+
+def _note(writers: dict[str, list[Written]], name: str, part: Written) -> None:
+    """Add what a file has of a writer; of those with too many samples only the number is kept.
+
+    Raises InputError where another file of the same folder has the writer too.
+    """
+    parts = writers.setdefault(name, [])
+    twice = next((other.path for other in parts if other.path.parent == part.path.parent), None)
+    if twice is not None:
+        msg = f"{part.path}: user {name!r} is listed in {twice} too; get the files again"
+        raise InputError(msg)
+    parts.append(part)
+    if _size(parts) >= BELOW:
+        for place, each in enumerate(parts):
+            empty = Samples(np.zeros((0, 0), np.uint8), each.samples.y_N, {})
+            parts[place] = Written(each.path, each.start, empty)
+
+
+def _size(parts: list[Written]) -> int:
+    return sum(len(part.samples.y_N) for part in parts)
+
+
+def _drawn(names: list[str], folder: Path) -> dict[str, str]:
+    """Split of each of the 50 writers that are drawn from the given ones."""
+    total = sum(WRITERS.values())
+    if len(names) < total:
+        msg = f"{folder}: {len(names)} writers have fewer than {BELOW} samples, {total} are needed; get all files"
+        raise InputError(msg)
+    order: Ints = np.random.default_rng(WRITERS_SEED).permutation(len(names))[:total]
+    splits = [split for split, count in WRITERS.items() for _ in range(count)]
+    return {names[place]: split for place, split in zip(order.tolist(), splits, strict=True)}
+
+
+def _rows(name: str, parts: list[Written], split: str, bad: BadRows) -> Any:
+    """The usable samples of one writer."""
+    for part in parts:
+        for number, fault in sorted(part.samples.faults.items()):
+            bad.meet(f"{part.path}: user {name!r}, sample {number + 1}: {fault}")
+    y_N = np.concatenate([part.samples.y_N for part in parts])
+    x_ND = np.concatenate([part.samples.x_ND for part in parts])
+    row_N = np.concatenate([part.start + np.arange(len(part.samples.y_N)) for part in parts])
+    kept = np.flatnonzero(y_N >= 0)
+    columns = {
+        "row": row_N[kept].astype(np.int64),
+        "split": pa.array([split] * len(kept), pa.string()),
+        "labels": pa.ListArray.from_arrays(np.arange(len(kept) + 1, dtype=np.int32), pa.array(y_N[kept])),
+        "pixels": pixel_column(x_ND[kept].reshape(-1, SIDE, SIDE)),
+        "subject": pa.array([name] * len(kept), pa.string()),
+    }
+    return pa.table(columns)

@@ -1,0 +1,179 @@
+"""FLAIR: photographs of 51,414 flickr users with fine-grained labels, multi-label (FedALC).
+
+345,879 training images of 41,131 users, 39,239 validation images of 5,141 and 43,960 test images of 5,142: the
+published partition, no user on two sides. 1,628 fine-grained labels, 4.61 per image on average. Their names are
+listed nowhere but in the annotations, so they are taken from there, in alphabetical order, as they are written
+(``wood_processed``), and stand in the metadata of the table. The 17 coarse labels are not used.
+
+Chosen by us: images, 256 pixels as published in ``small_images``, are resized to 64, as 43,960 test images of 256
+would take 35 GB as numbers (``task.image_size`` where there is the memory). Origin: Song et al., NeurIPS 2022 Datasets
+and Benchmarks; terms: annotations CC BY-NC 4.0, each image under its owner's licence.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.bad_rows import BadRows
+from tasks.contract import InputError, InputSpec, Source, Task, TaskOptions
+from tasks.images.json_file import parsed
+from tasks.images.listed import present
+from tasks.images.pixels import encode_paths, image_spec, path_column
+from tasks.labels import Labels
+from tasks.rows import CLASS_NAMES
+from tasks.sources import find_file, nearest
+
+ANNOTATIONS = "labels_and_metadata.json"
+IMAGES = "small_images"
+SPLITS = {"train": "train", "val": "validation", "dev": "validation", "test": "test"}
+"""Partition as written -> split; its authors write both ``val`` and ``dev``."""
+SIZE = 64
+_PHOTO_ID = re.compile(r"[1-9][0-9]{0,17}")
+
+
+@dataclass(slots=True)
+class Records:
+    """Columns of the records that are usable. code: number of a label name, in the order of appearance."""
+
+    image: list[str] = field(default_factory=list)
+    user: list[str] = field(default_factory=list)
+    split: list[str] = field(default_factory=list)
+    labels: list[tuple[int, ...]] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+    code: dict[str, int] = field(default_factory=dict)
+
+
+def flair() -> Task:
+    """The FLAIR task; its class names come with the data."""
+    return Task(
+        name="flair",
+        title="FLAIR, fine-grained labels of flickr users' photographs",
+        class_names=(),
+        kind="multi",
+        payload="path",
+        source=Source(
+            files=(ANNOTATIONS, f"{IMAGES}/*.jpg"),
+            url="https://github.com/apple/ml-flair",
+            licence="annotations CC BY-NC 4.0; each image under its owner's licence",
+        ),
+        folder="flair",
+        read=read,
+        fit=fit,
+        encode=encode_paths,
+        subjects="user",
+    )
+
+
+def read(folder: Path | None, options: TaskOptions) -> Any:
+    """The raw rows in file order; ``row`` is flickr's photo id, the names of the classes are in the metadata.
+
+    Raises InputError with file and record, and where images are missing.
+    """
+    if folder is None:
+        msg = "flair needs the folder of its files"
+        raise ValueError(msg)
+    bad = BadRows.of(options)
+    rows = records_of(find_file(folder, ANNOTATIONS), bad)
+    names = [f"{image}.jpg" for image in rows.image]
+    found_N = present(folder / IMAGES, names, rows.places, bad)
+    class_names = sorted(rows.code)
+    columns = {
+        "row": pa.array([int(image) for image in rows.image], pa.int64()),
+        "split": pa.array(rows.split, pa.string()),
+        "labels": _labels(rows, class_names).lists(),
+        "path": path_column([folder / IMAGES / name for name in names]),
+        "subject": pa.array(rows.user, pa.string()),
+    }
+    table = pa.table(columns).replace_schema_metadata({CLASS_NAMES: json.dumps(class_names).encode()})
+    return bad.noted(table.filter(pa.array(found_N)))
+
+
+def records_of(path: Path, bad: BadRows) -> Records:
+    """The usable records of the annotation file, without a look at the images.
+
+    The peak of memory is twice the text of the file (measured on a made-up one of this size, 152 MB and 429,078
+    records: 290 MB). Raises InputError with the record that is wrong, counted from 1, and on a user in two partitions.
+    """
+    rows, entries = Records(), _entries(path)
+    first, side = dict[str, int](), dict[str, tuple[str, int]]()
+    for number, entry in enumerate(entries, start=1):
+        place = f"{path}: record {number}"
+        fault = _fault(entry, first)
+        if fault:
+            bad.meet(f"{place}: {fault}")
+            continue
+        image, user, partition, labels = entry
+        first[image] = number
+        split = SPLITS[partition]
+        if side.setdefault(user, (split, number))[0] != split:
+            other, record = side[user]
+            msg = f"{place}: user {user!r} is in {split}, but in record {record} in {other}; get the file again"
+            raise InputError(msg)
+        rows.image.append(image)
+        rows.user.append(user)
+        rows.split.append(split)
+        rows.labels.append(tuple({rows.code.setdefault(label, len(rows.code)) for label in labels}))
+        rows.places.append(place)
+    if not rows.image:
+        msg = f"{path}: no record in the file; get it again"
+        raise InputError(msg)
+    return rows
+
+
+def fit(train: Any, options: TaskOptions) -> InputSpec:
+    """RGB images of 64 x 64 or ``image_size``, scaled with ImageNet's mean and deviation."""
+    return image_spec(options, SIZE)
+
+
+def _entries(path: Path) -> list[Any]:
+    """Image, user, partition and fine-grained labels of every record, each None where it is missing."""
+    seen = dict[str, str]()
+
+    def kept(entry: dict[str, Any]) -> tuple[Any, ...]:
+        """The four fields, users and labels as one string object each however often they occur."""
+        labels, user = entry.get("fine_grained_labels"), entry.get("user_id")
+        if isinstance(labels, list):
+            labels = tuple(seen.setdefault(name, name) if isinstance(name, str) else name for name in labels)
+        user = seen.setdefault(user, user) if isinstance(user, str) else user
+        return entry.get("image_id"), user, entry.get("partition"), labels
+
+    content = parsed(path, kept)
+    if not isinstance(content, list):
+        msg = f"{path}: the file is no JSON list of records; get it again"
+        raise InputError(msg)
+    return content
+
+
+def _fault(entry: Any, first: dict[str, int]) -> str:
+    """What is wrong with a record and how to mend it; empty if nothing."""
+    if not isinstance(entry, tuple):
+        return "it is no JSON object; correct it"
+    image, user, partition, labels = entry
+    if not isinstance(image, str) or not _PHOTO_ID.fullmatch(image):
+        return f"image_id {image!r} is no text of digits; correct it"
+    if image in first:
+        return f"image_id {image!r} is that of record {first[image]}; remove one"
+    if not isinstance(user, str) or not user:
+        return f"user_id {user!r} is no text; correct it"
+    if not isinstance(partition, str) or partition not in SPLITS:
+        hint = nearest(str(partition), SPLITS)
+        return f"partition {partition!r} is not one of {', '.join(SPLITS)}{hint}; correct it"
+    if not labels or not isinstance(labels, tuple) or not all(isinstance(name, str) and name for name in labels):
+        return "fine_grained_labels is no list of names, one at least; correct it"
+    return ""
+
+
+def _labels(rows: Records, class_names: list[str]) -> Labels:
+    """The labels with the classes in alphabetical order."""
+    number = np.empty(len(class_names), dtype=np.int32)
+    number[[rows.code[name] for name in class_names]] = np.arange(len(class_names))
+    length_N = np.fromiter((len(labels) for labels in rows.labels), dtype=np.int64, count=len(rows.labels))
+    code_P = np.fromiter((code for labels in rows.labels for code in labels), dtype=np.int64, count=length_N.sum())
+    return Labels(number[code_P], np.concatenate([[0], np.cumsum(length_N)]), len(class_names))

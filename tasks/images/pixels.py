@@ -1,0 +1,241 @@
+"""Images as a model takes them: files or stored pixels become whole numbers 0..255 of one size, channel by channel.
+
+Resizing is Pillow's bilinear filter (which averages over what it shrinks) to exactly the asked size, whatever the
+shape of the image was; that is FedBM's transform. EXIF orientation is ignored, an alpha channel is dropped, grey
+becomes RGB by repeating it, 16-bit grey is scaled to 8 bits.
+
+Shape suffixes: N rows, H height, W width, C channels (1 or 3), D = C x H x W values of an image.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from PIL import Image, UnidentifiedImageError
+
+from tasks.columns import list_parts
+from tasks.contract import InputError, InputSpec, TaskOptions
+from tasks.sources import nearest
+
+LEVELS = 255
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+DECODERS = 8
+"""Images looked at at once, at most."""
+CHUNK_BYTES = 1 << 30
+"""An Arrow list array counts its values in 31 bits: longer columns are cut into chunks of about this many."""
+
+Pixels = npt.NDArray[np.uint8]
+_FAULTS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
+"""What Pillow raises on damaged files."""
+
+
+def image_spec(options: TaskOptions, default_size: int, channels: int = 3) -> InputSpec:
+    """Images of ``options.image_size`` (0: ``default_size``) pixels in height and width; RGB is scaled with ImageNet's
+    mean and deviation, as the papers do, grey only to [0, 1]. Raises InputError on a size below 0.
+    """
+    size = options.image_size or default_size
+    if size < 1:
+        msg = f"[task] image_size = {size} must be at least 1, or 0 for the data set's own size of {default_size}"
+        raise InputError(msg)
+    shape = (channels, size, size)
+    if channels == 1:
+        return InputSpec("image", shape, levels=LEVELS)
+    return InputSpec("image", shape, mean=IMAGENET_MEAN, std=IMAGENET_STD, levels=LEVELS)
+
+
+def path_column(paths: Sequence[Path | str]) -> Any:
+    """String column of the paths, absolute: workers have other working folders. Raises InputError on a name that is no
+    UTF-8.
+    """
+    names = [os.path.abspath(path) for path in paths]
+    for name in names:
+        readable = name.encode("utf-8", "backslashreplace").decode()
+        if readable != name:
+            msg = f"{readable}: the file name is no UTF-8; rename the file"
+            raise InputError(msg)
+    return pa.array(names, pa.string())
+
+
+def pixel_column(images: Pixels) -> Any:
+    """Fixed-size list<uint8> column of square images [N, H, W, C] or grey [N, H, W], flattened in that order."""
+    if images.ndim not in (3, 4) or images.shape[1] != images.shape[2] or images.shape[3:] not in ((), (1,), (3,)):
+        msg = f"images must be square, grey or RGB, not of shape {images.shape}"
+        raise ValueError(msg)
+    return _lists(images.reshape(len(images), int(np.prod(images.shape[1:]))))
+
+
+def load_arrays(path: Path, dimensions: Mapping[str, int]) -> dict[str, npt.NDArray[Any]]:
+    """The named arrays of an .npz file (plain or .gz), each with so many dimensions and all but ``class_names`` with as
+    many rows. Never reads pickled objects. Raises InputError with the file.
+    """
+    try:
+        # the gzip module's file is a binary stream, whatever its stub calls it
+        with cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as stream:
+            content = np.load(stream, allow_pickle=False)
+            held = getattr(content, "files", [])  # a plain .npy gives the one array, which has no name
+            arrays = {name: content[name] for name in dimensions if name in held}
+    except (*_FAULTS, zipfile.BadZipFile) as error:
+        msg = f"{path}: this .npz file cannot be read: {_reason(error)}; get it again"
+        raise InputError(msg) from error
+    for name, number in dimensions.items():
+        if name not in arrays:
+            msg = f"{path}: no array {name!r}{nearest(name, held)}; it needs {', '.join(dimensions)}"
+            raise InputError(msg)
+        if arrays[name].ndim != number:
+            msg = f"{path}: {name} has shape {arrays[name].shape}, but needs {number} dimensions; get the file again"
+            raise InputError(msg)
+    size = {name: len(array) for name, array in arrays.items() if name != "class_names"}
+    if len(set(size.values())) > 1:
+        msg = f"{path}: the arrays have different numbers of rows {size}; get the file again"
+        raise InputError(msg)
+    return arrays
+
+
+def faults(paths: Sequence[Path | str], whole: bool) -> list[str]:
+    """What is wrong with every image file, empty where nothing is. whole: as far as decoding tells, not only its first
+    bytes (about 0.1 ms); ``read`` looks so far where bad rows are to be left out, else ``encode`` finds it.
+    """
+    with ThreadPoolExecutor(min(DECODERS, os.cpu_count() or 1)) as pool:
+        return list(pool.map(partial(_fault, whole=whole), paths))
+
+
+def encode_paths(table: Any, spec: InputSpec) -> Any:
+    """The table with ``x`` (fixed-size list<uint8> in the order C, H, W) in place of ``path``.
+
+    Raises InputError with the path of a file that does not decode.
+    """
+    channels, height, width = spec.shape
+    x_NCHW = np.empty((table.num_rows, *spec.shape), dtype=np.uint8)
+    for row, path in enumerate(table["path"].to_pylist()):
+        x_NCHW[row] = _resized(_decoded(path), channels, height, width)
+    return _with_x(table, "path", x_NCHW)
+
+
+def encode_pixels(table: Any, spec: InputSpec) -> Any:
+    """The table with ``x`` as ``encode_paths`` gives it in place of ``pixels``: the values 0..255 of square images, as
+    ``pixel_column`` has them. Raises InputError on other values or numbers of values.
+    """
+    channels, height, width = spec.shape
+    x_NHWC = _stored(table["pixels"])
+    if x_NHWC.shape[1:3] == (height, width) and x_NHWC.shape[3] in (1, channels):
+        x_NCHW = np.broadcast_to(x_NHWC.transpose(0, 3, 1, 2), (len(x_NHWC), *spec.shape))
+    else:
+        x_NCHW = np.empty((len(x_NHWC), *spec.shape), dtype=np.uint8)
+        for row, pixels in enumerate(x_NHWC):
+            image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+            x_NCHW[row] = _resized(image, channels, height, width)
+    return _with_x(table, "pixels", x_NCHW)
+
+
+def encode_images(table: Any, spec: InputSpec) -> Any:
+    """For data sets that come as files and as arrays: payload ``image`` is a path or stored pixels, by its type."""
+    if pa.types.is_string(table["image"].type):
+        return encode_paths(table.rename_columns({"image": "path"}), spec)
+    return encode_pixels(table.rename_columns({"image": "pixels"}), spec)
+
+
+def _fault(path: Path | str, whole: bool) -> str:
+    try:
+        if whole:
+            _loaded(path)
+        else:
+            Image.open(path).close()
+    except _FAULTS as error:
+        return _reason(error)
+    return ""
+
+
+def _loaded(path: Path | str) -> Image.Image:
+    """The image in a file, 8 bits per value. Raises one of ``_FAULTS``."""
+    with Image.open(path) as image:
+        if image.mode == "F":
+            msg = "its pixels are fractions; store them with 8 or 16 bits"
+            raise ValueError(msg)
+        if image.mode.startswith("I"):
+            return _eight_bits(image)
+        if image.mode in ("P", "PA"):  # straight to RGB, Pillow warns about a palette with transparency
+            return image.convert("RGBA")
+        image.load()
+        return image
+
+
+def _decoded(path: str) -> Image.Image:
+    """The image in a file. Raises InputError with its path."""
+    try:
+        return _loaded(path)
+    except _FAULTS as error:
+        msg = f"{path}: the image cannot be read: {_reason(error)}; get the file again, or delete it"
+        raise InputError(msg) from error
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """16-bit grey scaled to 8 bits; Pillow's own conversion would cut everything above 255."""
+    values = np.asarray(image).astype(np.int64)
+    if values.size and not 0 <= values.min() <= values.max() <= 0xFFFF:
+        msg = f"its pixels are {values.min()}..{values.max()}; store them with 8 or 16 bits"
+        raise ValueError(msg)
+    return Image.fromarray(((values + 128) // 257).astype(np.uint8))
+
+
+def _resized(image: Image.Image, channels: int, height: int, width: int) -> Pixels:
+    """[C, H, W]."""
+    image = image.convert("L" if channels == 1 else "RGB")
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
+
+
+def _stored(column: Any) -> Pixels:
+    """Stored pixels as [N, H, W, C]."""
+    values, length_N = list_parts(column)
+    if not len(length_N):
+        return np.empty((0, 1, 1, 1), dtype=np.uint8)
+    length = int(length_N[0])
+    # no number is both a square and three times a square, so the length alone tells grey from RGB
+    fitting = [c for c in (1, 3) if length and round((length / c) ** 0.5) ** 2 * c == length]
+    if not fitting or (length_N != length).any():
+        other = length_N[length_N != length][:1].tolist() or [length]
+        msg = f"an image has {other[0]} values; give side x side (grey) or side x side x 3 (RGB), the same for all"
+        raise InputError(msg)
+    if values.dtype != np.uint8:
+        wrong = np.flatnonzero(~((values >= 0) & (values <= LEVELS) & (values == np.floor(values))))
+        if len(wrong):
+            msg = f"image {wrong[0] // length + 1}: value {values[wrong[0]]} is no whole number 0..{LEVELS}; correct it"
+            raise InputError(msg)
+    side = round((length / fitting[0]) ** 0.5)
+    return values.astype(np.uint8, copy=False).reshape(-1, side, side, fitting[0])
+
+
+def _with_x(table: Any, payload: str, x_NCHW: Pixels) -> Any:
+    flat = np.ascontiguousarray(x_NCHW).reshape(len(x_NCHW), int(np.prod(x_NCHW.shape[1:])))
+    return table.drop_columns([payload]).append_column("x", _lists(flat))
+
+
+def _lists(x_ND: Pixels) -> Any:
+    """Fixed-size list<uint8> column, in chunks."""
+    width = x_ND.shape[1]
+    rows = max(1, CHUNK_BYTES // width)
+    parts = [x_ND[start : start + rows] for start in range(0, len(x_ND), rows)]
+    arrays = [pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(p).ravel()), width) for p in parts]
+    return pa.chunked_array(arrays, pa.list_(pa.uint8(), width))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "it is no image of a known format"
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    return f"{error}".strip() or type(error).__name__

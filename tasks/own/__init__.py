@@ -1,0 +1,1 @@
+"""Tasks made of a table of the user's own."""

@@ -1,0 +1,45 @@
+"""Plans as JSON, and their digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import numpy as np
+
+from tasks.contract import ClientPlan, InputError, Plan
+
+
+def digest(plan: Plan) -> str:
+    """sha256 of a plan: rows and classes of every client, validation rows, seed."""
+    total = hashlib.sha256(repr((plan.seed, len(plan.clients))).encode())
+    for rows, classes in [(c.rows, c.classes) for c in plan.clients] + [(plan.validation, ())]:
+        total.update(repr((len(rows), classes)).encode())
+        total.update(np.ascontiguousarray(rows, dtype="<i8").tobytes())
+    return total.hexdigest()
+
+
+def plan_to_json(plan: Plan) -> str:
+    """A plan as JSON text, with its digest."""
+    clients = [{"rows": c.rows.tolist(), "classes": list(c.classes)} for c in plan.clients]
+    content = {"digest": digest(plan), "seed": plan.seed, "validation": plan.validation.tolist(), "clients": clients}
+    return json.dumps(content)
+
+
+def plan_from_json(text: str) -> Plan:
+    """The plan of ``plan_to_json``. Raises InputError where the text is no plan or does not match its digest."""
+    try:
+        content = json.loads(text)
+        clients = tuple(
+            ClientPlan(np.array(c["rows"], dtype=np.int64), tuple(int(i) for i in c["classes"]))
+            for c in content["clients"]
+        )
+        plan = Plan(clients, np.array(content["validation"], dtype=np.int64), int(content["seed"]))
+        stored = content["digest"]
+    except (ValueError, TypeError, KeyError) as error:
+        msg = f"this is no partition plan ({error!r}); prepare the data again"
+        raise InputError(msg) from error
+    if stored != digest(plan):
+        msg = "the partition plan does not match its own digest, so it was edited or damaged; prepare the data again"
+        raise InputError(msg)
+    return plan

@@ -1,0 +1,195 @@
+"""Recordings: text files of numbers, one line per moment, one field per measure, the time first.
+
+Shape suffixes: N moments (lines), D measures besides the time.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from tasks.columns import Bools, Ints
+from tasks.contract import InputError
+
+MISSING = ["", "nan", "NaN"]
+"""How the files write a value that is missing."""
+CHUNK = 1 << 20
+"""Bytes of a gzip file that are unpacked at a time."""
+_GZIP = 16 + zlib.MAX_WBITS
+"""zlib's name of the format gzip."""
+_NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?\s*$"
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One file. names: of the measures; time_N: float64, in the file's unit; value_DN: float32, NaN where missing;
+    line_N: number of the line in the file, from 1; faults: line and what is wrong with each row that was left out.
+    """
+
+    path: Path
+    names: tuple[str, ...]
+    time_N: npt.NDArray[np.float64]
+    value_DN: npt.NDArray[np.float32]
+    line_N: Ints
+    faults: tuple[tuple[int, str], ...] = ()
+
+    def without(self, wrong_N: Bools, told: Callable[[int], str]) -> Recording:
+        """Without the wrong rows. told(n): what is wrong with row n, and the mend."""
+        if not wrong_N.any():
+            return self
+        found = [(int(self.line_N[n]), told(n)) for n in np.flatnonzero(wrong_N).tolist()]
+        kept = self.take(np.flatnonzero(~wrong_N))
+        return replace(kept, faults=(*self.faults, *found))
+
+    def take(self, index: Ints) -> Recording:
+        """Some rows, in that order."""
+        return replace(self, time_N=self.time_N[index], value_DN=self.value_DN[:, index], line_N=self.line_N[index])
+
+    def in_order(self, whose: str) -> Recording:
+        """By time; a row whose time an earlier line has is at fault. whose: of whom the times are, for the message."""
+        ordered = self
+        if (np.diff(self.time_N) <= 0).any():
+            ordered = self.take(np.argsort(self.time_N, kind="stable"))
+        twice_N = np.zeros(len(ordered.time_N), dtype=np.bool_)
+        twice_N[1:] = np.diff(ordered.time_N) == 0
+        return ordered.without(
+            twice_N,
+            lambda n: (
+                f"timestamp {ordered.time_N[n]:.15g} stands twice for {whose}, first in line {ordered.line_N[n - 1]}; "
+                "keep one of the rows"
+            ),
+        )
+
+    def messages(self) -> list[str]:
+        """Every fault with its place, by line."""
+        return [f"{self.path}:{line}: {fault}" for line, fault in sorted(self.faults)]
+
+
+def read_bytes(path: Path) -> bytes:
+    """All of a file, plain or gzip. Raises InputError with the line near which a gzip stream breaks off.
+
+    Not by the gzip module, whose many small reads keep threads that read side by side waiting for one another.
+    """
+    packed = path.read_bytes()
+    if path.suffix != ".gz":
+        return packed
+    parts, stream = list[bytes](), zlib.decompressobj(_GZIP)
+    try:
+        for start in range(0, len(packed), CHUNK):
+            part = packed[start : start + CHUNK]
+            while part:
+                parts.append(stream.decompress(part))
+                part = stream.unused_data  # what follows is a member of its own, or nothing
+                stream = zlib.decompressobj(_GZIP) if part else stream
+        fault = "" if stream.eof else "it ends before its end mark"
+    except zlib.error as error:
+        fault = str(error)
+    if fault:
+        line = 1 + sum(part.count(b"\n") for part in parts)
+        msg = f"{path}:{line}: the gzip file is damaged or cut short near this line ({fault}); get it again"
+        raise InputError(msg)
+    return b"".join(parts)
+
+
+def recording(path: Path, data: bytes, names: Sequence[str], delimiter: str, header: bool) -> Recording:
+    """The rows of ``data``, the content of ``path``. names: of all fields, the time first; header: whether line 1 is
+    one (the caller has checked it).
+
+    Left out with a fault: rows with another number of fields, with a field that is no finite number, without a time.
+    Empty lines are no rows.
+    """
+    wrong = dict[int, str]()
+
+    def misfit(row: Any) -> str:
+        what = f"{row.actual_columns} fields, but {row.expected_columns} are needed"
+        wrong[row.number] = f"{what}; correct or remove the line"
+        return "skip"
+
+    columns, number_N = _columns(path, data, names, delimiter, header, misfit)
+    line_N = np.setdiff1d(np.arange(len(columns[0]) + len(wrong)) + 1 + header, np.array([*wrong], dtype=np.int64))
+    value_DN = np.empty((len(names) - 1, len(line_N)), dtype=np.float32)
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and reported below
+        for value_N, column in zip(value_DN, columns[1:], strict=True):
+            value_N[:] = column.to_numpy()
+    time_N = columns[0].to_numpy()
+    found = Recording(path, tuple(names[1:]), time_N, value_DN, line_N, tuple(wrong.items()))
+    empty_N: Bools = np.isnan(time_N) & np.isnan(value_DN).all(0)
+    if number_N is not None:
+        bad_N = np.zeros(len(line_N), dtype=np.bool_)
+        bad_N[list(number_N)] = True
+        empty_N &= ~bad_N
+        found = found.without(bad_N, lambda n: number_N[n])
+        empty_N = empty_N[~bad_N]
+    if empty_N.any():
+        found = found.take(np.flatnonzero(~empty_N))
+    return _finite(found, names[0])
+
+
+def _finite(found: Recording, time: str) -> Recording:
+    """Without rows that have no time or an infinite value."""
+    found = found.without(
+        ~np.isfinite(found.time_N), lambda _: f"no number in column {time!r}; fill it in or remove the line"
+    )
+    endless_DN: Bools = np.isinf(found.value_DN)
+    return found.without(
+        np.asarray(endless_DN.any(0)),
+        lambda n: (
+            f"the value in column {found.names[int(endless_DN[:, n].argmax())]!r} is not finite or too large for "
+            "float32; correct it or remove the line"
+        ),
+    )
+
+
+def _columns(
+    path: Path, data: bytes, names: Sequence[str], delimiter: str, header: bool, misfit: Callable[[Any], str]
+) -> tuple[list[Any], dict[int, str] | None]:
+    """The columns as float64 (time) and float32, and the faults of rows with a field that is no number; None: there are
+    no such.
+    """
+    if not data.rstrip(b"\r\n") or (header and data.find(b"\n") in (-1, len(data) - 1)):
+        return [pa.chunked_array([pa.array([], pa.float64())])] * len(names), None
+
+    def read(types: dict[str, Any]) -> Any:
+        return pa.csv.read_csv(
+            pa.BufferReader(data),
+            # one thread: lines are numbered only so, and the files are read side by side
+            read_options=pa.csv.ReadOptions(use_threads=False, column_names=names, skip_rows=int(header)),
+            parse_options=pa.csv.ParseOptions(
+                delimiter=delimiter, quote_char=False, ignore_empty_lines=False, invalid_row_handler=misfit
+            ),
+            convert_options=pa.csv.ConvertOptions(column_types=types, null_values=MISSING),
+        )
+
+    numbers = dict.fromkeys(names, pa.float32()) | {names[0]: pa.float64()}
+    try:
+        return read(numbers).columns, None
+    except pa.ArrowInvalid:  # some field is no number: read the fields as they are and find every such
+        pass
+    try:
+        return _numbers_of(read(dict.fromkeys(names, pa.binary())))
+    except pa.ArrowInvalid as error:
+        msg = f"{path}: this is no text of numbers ({error}); get the file again"
+        raise InputError(msg) from error
+
+
+def _numbers_of(table: Any) -> tuple[list[Any], dict[int, str]]:
+    """As ``_columns``, from the fields as bytes."""
+    faults, columns = dict[int, str](), list[Any]()
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        missing = pc.is_in(column, pa.array([word.encode() for word in MISSING]))
+        good = pc.match_substring_regex(column, _NUMBER)
+        for n in np.flatnonzero(~pc.or_(missing, good).to_numpy()).tolist():
+            text = column[n].as_py().decode(errors="replace")
+            faults.setdefault(n, f"{text!r} in column {name!r} is no number; correct it or remove the line")
+        text = pc.if_else(good, column, pa.scalar(None, pa.binary())).cast(pa.string())
+        columns.append(pc.utf8_trim_whitespace(text).cast(pa.float64()))
+    return columns, faults

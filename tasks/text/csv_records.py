@@ -1,0 +1,144 @@
+"""CSV files with quoted fields that run over many lines, read as a stream of blocks in bounded memory.
+
+A record is counted as Arrow counts it: the header is record 1, and what a quoted field holds is no new record. No
+message quotes a field: these files hold the notes of patients.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+from tasks.bad_rows import BadRows
+from tasks.columns import Ints
+from tasks.contract import InputError
+from tasks.sources import nearest, open_text
+
+BLOCK = 1 << 24
+"""Bytes that are parsed at a time; a longer record cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some records. columns: the asked-for columns, all strings (an empty field is the empty string); number_N: the
+    number of every record in its file.
+    """
+
+    columns: Any
+    number_N: Ints
+
+
+def read_blocks(path: Path, columns: Sequence[str], bad: BadRows, block: int = BLOCK) -> Iterator[Block]:
+    """The records of a file, plain or gzip, with these columns of its header.
+
+    Raises InputError with file and record on a missing column, a damaged gzip stream, bytes that are no UTF-8, and a
+    file that ends within quotes; a record with too few or too many fields is a bad row.
+    """
+    width = _check_header(path, columns)
+    broken = _Broken()
+    start = 2
+    with path.open("rb") as file:
+        source = _Quotes(pa.CompressedInputStream(file, "gzip") if path.suffix == ".gz" else pa.PythonFile(file))
+        for batch in _batches(path, source, columns, broken, block):
+            number_N = np.arange(start, start + batch.num_rows + len(broken.numbers))
+            number_N = np.setdiff1d(number_N, broken.numbers)[: batch.num_rows]
+            start = int(number_N[-1]) + 1 if len(number_N) else start
+            broken.report(path, width, bad)
+            yield Block(batch, number_N)
+        broken.report(path, width, bad)
+    if (source.quotes - broken.quotes) % 2:
+        msg = f"{path}: the file ends within a quoted field: it is cut short, or a quote is not closed; get it again"
+        raise InputError(msg)
+
+
+@dataclass(slots=True)
+class _Broken:
+    """Records whose number of fields is not the header's. quotes: so many quotation marks stand in them."""
+
+    numbers: list[int] = field(default_factory=list)
+    fields: list[int] = field(default_factory=list)
+    quotes: int = 0
+    reported: int = 0
+
+    def meet(self, row: Any) -> str:
+        """Arrow's way of asking what to do: leave it out for now, since an error raised here would not arrive."""
+        self.numbers.append(row.number)
+        self.fields.append(row.actual_columns)
+        self.quotes += row.text.count('"')
+        return "skip"
+
+    def report(self, path: Path, width: int, bad: BadRows) -> None:
+        """Tell of those that were not told of yet."""
+        for number, fields in list(zip(self.numbers, self.fields, strict=True))[self.reported :]:
+            self.reported += 1
+            bad.meet(
+                f"{path}: record {number}: {fields} fields, the header has {width}; look for a quote that is not "
+                "closed in it or in the record before, and get the file again"
+            )
+
+
+class _Quotes:
+    """A stream that counts the quotation marks that pass; their number is even in a whole file."""
+
+    closed = False
+
+    def __init__(self, stream: Any) -> None:
+        self.quotes = 0
+        self._stream = stream
+
+    def readable(self) -> bool:
+        """As Arrow asks of a file."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes."""
+        data: bytes = self._stream.read(size)
+        self.quotes += data.count(b'"')
+        return data
+
+
+def _batches(path: Path, source: _Quotes, columns: Sequence[str], broken: _Broken, block: int) -> Iterator[Any]:
+    """Arrow's record batches, and its errors as InputError, without the text that Arrow would quote."""
+    read = pacsv.ReadOptions(block_size=block, use_threads=False)  # with threads it would not number the records
+    parse = pacsv.ParseOptions(newlines_in_values=True, invalid_row_handler=broken.meet)
+    convert = pacsv.ConvertOptions(
+        include_columns=list(columns), column_types=dict.fromkeys(columns, pa.string()), strings_can_be_null=False
+    )
+    try:
+        yield from pacsv.open_csv(source, read_options=read, parse_options=parse, convert_options=convert)
+    except OSError as error:
+        if path.suffix != ".gz":
+            raise
+        msg = f"{path}: the gzip file is damaged or cut short ({error}); get it again"
+        raise InputError(msg) from error
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{path}: {_fault(str(error), columns, block)}") from None  # it quotes the record
+
+
+def _fault(message: str, columns: Sequence[str], block: int) -> str:
+    """What Arrow complains of, without the content of the record."""
+    if match := re.search(r"column #\d+: Row #(\d+): .*UTF8", message):
+        return f"record {match[1]}: bytes that are no UTF-8 in {' or '.join(columns)}; convert the file to UTF-8"
+    if "straddl" in message:
+        return f"a record is longer than {block} bytes: a quote is not closed; get the file again"
+    return "this is no CSV file; get it again"
+
+
+def _check_header(path: Path, columns: Sequence[str]) -> int:
+    """The number of columns. Raises InputError where one of ``columns`` is missing."""
+    _, line = next(open_text(path), (1, ""))
+    names = next(csv.reader([line]), [])
+    for name in columns:
+        if name not in names:
+            has = ", ".join(names) or "nothing"
+            msg = f"{path}:1: no column {name}{nearest(name, names)} in the header, it has {has}; get the file again"
+            raise InputError(msg)
+    return len(names)

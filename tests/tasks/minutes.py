@@ -1,0 +1,47 @@
+"""Made-up ExtraSensory files for tests: to read, to compare, to spoil."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pyarrow.compute as pc
+
+from tasks.contract import TaskOptions
+from tasks.signals.extrasensory_columns import COLUMNS
+
+
+def options(**changed):
+    return TaskOptions(name="extrasensory", **{"fold": 0, **changed})
+
+
+def files(folder):
+    return sorted(folder.glob("*.features_labels.csv.gz"))
+
+
+def lines_of(path):
+    return gzip.decompress(path.read_bytes()).decode().splitlines()
+
+
+def same(one, other):
+    """Equal tables; a missing reading is equal to another."""
+    readings = [table["readings"].combine_chunks().flatten().to_numpy() for table in (one, other)]
+    lengths = [table.append_column("steps", pc.list_value_length(table["readings"])) for table in (one, other)]
+    rest = [table.drop_columns(["readings"]) for table in lengths]
+    return rest[0].equals(rest[1]) and np.array_equal(*readings, equal_nan=True)
+
+
+def edit(path, line, change):
+    """One line (from 1) of a file, its fields changed."""
+    lines = lines_of(path)
+    fields = lines[line - 1].split(",")
+    change(fields)
+    lines[line - 1] = ",".join(fields)
+    path.write_bytes(gzip.compress("\n".join(lines).encode() + b"\n"))
+
+
+def put(column, text):
+    def change(fields):
+        fields[COLUMNS.index(column)] = text
+
+    return change

@@ -1,0 +1,75 @@
+"""One client per class: all of its rows, that class alone, also with many classes."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.contract import InputError, TaskOptions
+from tasks.labels import Labels
+from tasks.partition import make_plan
+from tasks.plans import digest
+from tasks.strata import Rows
+from tests.tasks.federations import QUICK, multi_labels, names, rows_of, shuffled, task_of
+
+
+def options(clients, validation=0.0):
+    return TaskOptions(clients=clients, partition="one_class", validation=validation)
+
+
+@QUICK
+@given(multi_labels(), st.integers(0, 2**40))
+def test_a_client_has_exactly_the_rows_of_its_class(y_NC, seed):
+    classes = y_NC.shape[1]
+    rows = rows_of(y_NC, np.random.default_rng(seed).permutation(len(y_NC)) * 3)
+    plan = make_plan(rows, task_of(classes), options(classes), seed)
+    assert len(plan.clients) == classes
+    for class_, client in enumerate(plan.clients):
+        assert client.classes == (class_,)
+        assert client.rows.dtype == np.int64
+        assert client.rows.tolist() == sorted(rows.row_N[y_NC[:, class_]].tolist())
+    again = make_plan(shuffled(rows, 1), task_of(classes), options(classes), seed)
+    assert digest(again) == digest(plan)
+    others = make_plan(rows, task_of(classes), options(classes), seed + 1).clients  # nothing is drawn
+    assert [c.rows.tolist() for c in others] == [c.rows.tolist() for c in plan.clients]
+
+
+def test_rows_held_out_for_validation_are_with_nobody():
+    y_NC = np.eye(4, dtype=bool)[np.arange(80) % 4]
+    plan = make_plan(rows_of(y_NC), task_of(4), options(4, 0.25), 0)
+    assert len(plan.validation) == 20
+    owned = np.concatenate([c.rows for c in plan.clients])
+    assert np.array_equal(np.sort(np.concatenate([owned, plan.validation])), np.arange(80))
+
+
+def test_by_hand_a_row_sits_with_every_one_of_its_classes_or_with_nobody():
+    plan = make_plan(rows_of([[1, 1], [0, 1], [0, 0]]), task_of(2), options(2), 0)
+    assert [c.rows.tolist() for c in plan.clients] == [[0], [0, 1]]
+
+
+@pytest.mark.parametrize("clients", [0, 1, 3, 10])
+def test_another_number_of_clients_is_refused(clients):
+    with pytest.raises(InputError, match=f"clients = {clients}, but made has 2 classes.*set clients = 2"):
+        make_plan(rows_of(np.eye(2)), task_of(2), options(clients), 0)
+
+
+def test_a_class_without_a_row_is_named():
+    with pytest.raises(InputError, match="class 'class1' has no training row, so its client would have no data; leave"):
+        make_plan(rows_of([[1, 0, 0], [0, 0, 1]]), task_of(3), options(3), 0)
+    with pytest.raises(InputError, match=r"'class10' and 19 more has no training row"):
+        make_plan(rows_of(np.eye(30)[:1]), task_of(30), options(30), 0)
+
+
+def test_ten_thousand_classes_take_seconds():
+    size, classes = 200_000, 10_000
+    class_P = (np.arange(2 * size) * 7919 % classes).astype(np.int32)
+    rows = Rows(Labels(class_P, np.arange(size + 1) * 2, classes), np.arange(size))
+    start = time.perf_counter()
+    plan = make_plan(rows, task_of(classes), options(classes), 0)
+    assert time.perf_counter() - start < 10
+    assert sum(len(c.rows) for c in plan.clients) == 2 * size
+    assert [c.classes for c in plan.clients] == [(c,) for c in range(len(names(classes)))]

@@ -1,0 +1,101 @@
+"""Whole subjects over the clients: one each, or balanced; a client identifies the classes that it holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.contract import InputError, TaskOptions
+from tasks.partition import make_plan
+from tasks.plans import digest
+from tasks.subjects import balanced
+from tests.tasks.federations import QUICK, multi_labels, owner_of, rows_of, shuffled, task_of
+
+
+def options(clients, **others):
+    return TaskOptions(**{"clients": clients, "partition": "subjects", "validation": 0.0, **others})
+
+
+@st.composite
+def cases(draw):
+    """Rows of several subjects, some of them with few rows, and a number of clients."""
+    y_NC = draw(multi_labels())
+    y_NC[~y_NC.any(1), 0] = True  # so that every client holds some class
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    most = draw(st.integers(1, 12))
+    subject_N = np.array([f"writer {s}" for s in rng.integers(0, most, len(y_NC))])
+    clients = draw(st.integers(1, len(np.unique(subject_N))))
+    return rows_of(y_NC, rng.permutation(len(y_NC)) + 7, subject_N), clients
+
+
+@QUICK
+@given(cases(), st.integers(0, 2**40))
+def test_a_subject_is_with_one_client_which_identifies_what_it_holds(case, seed):
+    rows, clients = case
+    task = task_of(rows.labels.classes, subjects="writer")
+    plan = make_plan(rows, task, options(clients), seed)
+    owner_N = owner_of(plan, rows)
+    assert set(owner_N) == set(range(clients)) == set(range(len(plan.clients)))
+    for subject in np.unique(rows.subject_N):
+        assert len(set(owner_N[rows.subject_N == subject])) == 1
+    for client, own in enumerate(plan.clients):
+        assert list(own.classes) == np.flatnonzero(rows.labels.matrix()[owner_N == client].any(0)).tolist()
+    assert set().union(*(c.classes for c in plan.clients)) == set(range(rows.labels.classes))
+    names, size_S = np.unique(rows.subject_N, return_counts=True)
+    load_M = np.bincount(owner_N)
+    assert load_M.max() - load_M.min() <= size_S.max()  # dealt to the smallest client, it cannot be further off
+    if clients == len(names):
+        assert [set(rows.subject_N[owner_N == c]) for c in range(clients)] == [{name} for name in names]
+    assert digest(make_plan(shuffled(rows, 1), task, options(clients), seed)) == digest(plan)
+
+
+def test_another_seed_deals_otherwise_unless_every_subject_has_a_client():
+    rows = rows_of(np.eye(2)[np.arange(60) % 2], subject_N=np.array([f"user{i // 5:02}" for i in range(60)]))
+    task = task_of(2, subjects="user")
+
+    def parts(clients, seed):
+        return [c.rows.tolist() for c in make_plan(rows, task, options(clients), seed).clients]
+
+    assert parts(4, 0) == parts(4, 0) != parts(4, 1)
+    assert parts(12, 0) == parts(12, 1)
+    assert parts(12, 0)[3] == [15, 16, 17, 18, 19]
+    assert {len(part) for part in parts(4, 0)} == {15}
+
+
+@QUICK
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=40), st.data(), st.integers(0, 99))
+def test_loads_are_as_even_as_the_subjects_allow(sizes, data, seed):
+    clients = data.draw(st.integers(1, len(sizes)))
+    load_M = np.bincount(balanced(np.array(sizes), clients, np.random.default_rng(seed)), weights=sizes)
+    assert len(load_M) == clients
+    assert load_M.min() > 0
+    assert load_M.max() <= sum(sizes) / clients + max(sizes)  # the last subject went to a client below the mean
+
+
+def test_more_clients_than_subjects_are_refused():
+    rows = rows_of(np.eye(2)[np.arange(20) % 2], subject_N=np.array([f"user{i % 4}" for i in range(20)]))
+    message = r"clients = 5, but the training rows have only 4 subjects \(user\).*needs clients = 4 or fewer"
+    with pytest.raises(InputError, match=message):
+        make_plan(rows, task_of(2, subjects="user"), options(5), 0)
+    with pytest.raises(InputError, match=r"clients = 0 must lie in 1\.\.20"):
+        make_plan(rows, task_of(2, subjects="user"), options(0), 0)
+
+
+def test_a_client_that_would_identify_nothing_is_refused():
+    rows = rows_of([[1], [0]], subject_N=np.array(["a", "b"]))
+    with pytest.raises(InputError, match=r"client 1 would identify nothing.*use fewer \[task\] clients"):
+        make_plan(rows, task_of(1, subjects="user"), options(2), 0)
+    assert make_plan(rows, task_of(1, subjects="user"), options(1), 0).clients[0].rows.tolist() == [0, 1]
+
+
+def test_a_class_without_a_row_is_named():
+    rows = rows_of([[1, 0], [1, 0]], subject_N=np.array(["a", "b"]))
+    with pytest.raises(InputError, match="'class1' has no training row; use a smaller"):
+        make_plan(rows, task_of(2, subjects="user"), options(2), 0)
+
+
+def test_a_task_that_does_not_read_its_subjects_is_at_fault():
+    with pytest.raises(ValueError, match="read must give the column 'subject'"):
+        make_plan(rows_of(np.eye(2)), task_of(2, subjects="user"), options(2), 0)
