@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ray._private import services
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +56,7 @@ print(main(['run', 'digits/fedavg', '--cluster.client_gpus', '0.75', {SMALL}]))
 
 
 def test_a_running_cluster_is_joined_and_left_alone(tmp_path, serial_checksum):
-    """``--cluster.address``: same bits, and the cluster stays; where there is none: one line and exit code 2."""
+    """``--cluster.address``: same bits, and the cluster stays."""
     code = f"""
 import ray
 from ray.cluster_utils import Cluster
@@ -66,10 +67,19 @@ ray.init(cluster.address, logging_level='ERROR')
 print('nodes', len(ray.nodes()))
 ray.shutdown()
 cluster.shutdown()
-print(main(['run', 'digits/fedavg', '--cluster.address', 'auto', {SMALL}]))
 """
     done = python(code, tmp_path)
     assert checksum(done.stdout) == serial_checksum, done.stderr
     assert "nodes 1" in done.stdout
+
+
+def test_where_no_cluster_runs_one_line_says_so(tmp_path):
+    if found := services.find_gcs_addresses():
+        pytest.skip(f"another Ray runs on this machine ({', '.join(found)}), which 'auto' would join")
+    code = f"""
+from pipeline.cli import main
+print(main(['run', 'digits/fedavg', '--cluster.address', 'auto', {SMALL}]))
+"""
+    done = python(code, tmp_path)
     assert "cluster.address = 'auto': no Ray cluster answers there" in done.stderr
     assert done.stdout.rstrip().endswith("2")
