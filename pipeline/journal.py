@@ -11,7 +11,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -120,6 +120,21 @@ def read_records(folder: Path, offset: int = 0) -> tuple[list[RoundRecord], int]
     return records, offset
 
 
+def write_records(folder: Path, records: Sequence[RoundRecord]) -> None:
+    """Write metrics.jsonl of a folder, in place of an older one."""
+    path = folder / "metrics.jsonl"
+    draft = path.with_name(path.name + ".tmp")
+    draft.write_text("".join(map(_line, records)), encoding="utf-8")
+    draft.replace(path)
+
+
+def note_artifact(folder: Path, name: str) -> None:
+    """Note a file or folder of a run that nobody writes just now in its run.json, as ``JsonLines.artifact``."""
+    about = read_json(folder / "run.json")
+    if about and name not in about["artifacts"]:
+        write_json(folder / "run.json", about | {"artifacts": [*about["artifacts"], name]})
+
+
 def _user() -> str:
     try:
         return getpass.getuser()
@@ -127,11 +142,18 @@ def _user() -> str:
         return str(os.getuid())
 
 
+def _agree(old: Mapping[str, Value], new: Mapping[str, Value]) -> bool:
+    """Whether two runs have the same value of every parameter that both know."""
+    shared = old.keys() & new.keys()
+    return bool(shared) and all(old[name] == new[name] for name in shared)
+
+
 class JsonLines:
     """The tracker that keeps run.json and metrics.jsonl; ``resume_at`` is the round that will be computed next.
 
     A resumed run keeps the rounds before ``resume_at`` and its identity; so does one that starts again at 0 with the
-    same parameters (it was killed before its first checkpoint). Any other is a new run.
+    same parameters (it was killed before its first checkpoint; those that another version does not know do not count).
+    Any other is a new run.
     """
 
     def __init__(self, folder: Path, resume_at: int = 0) -> None:
@@ -143,7 +165,7 @@ class JsonLines:
         """Write run.json and drop what will be computed again from metrics.jsonl."""
         self.folder.mkdir(parents=True, exist_ok=True)
         old = read_json(self.folder / "run.json")
-        same = bool(old) and (self.resume_at > 0 or old.get("params") == info.params)
+        same = bool(old) and (self.resume_at > 0 or _agree(old.get("params", {}), info.params))
         if not same:
             (self.folder / "tracking.json").unlink(missing_ok=True)
             old = {"id": uuid.uuid4().hex, "created": time.time(), "artifacts": []}
@@ -151,11 +173,8 @@ class JsonLines:
         about = asdict(replace(info, datasets=list(info.datasets))) | {"folder": str(info.folder), "parent": parent}
         about |= {"status": "RUNNING", "begun": time.time(), "user": _user()}
         self._run = {key: old[key] for key in ("id", "created", "artifacts")} | about
-        path = self.folder / "metrics.jsonl"
         kept = [record for record in read_records(self.folder)[0] if record.round < self.resume_at]
-        draft = path.with_name(path.name + ".tmp")
-        draft.write_text("".join(map(_line, kept)), encoding="utf-8")
-        draft.replace(path)
+        write_records(self.folder, kept)
         write_json(self.folder / "run.json", self._run)
 
     def round(self, record: RoundRecord) -> None:

@@ -69,7 +69,7 @@ def _facts(sweep: Sweep) -> list[list[str]]:
         ["rounds of a trial", str(sweep.rounds)],
         ["seeds", ", ".join(map(str, sweep.seeds))],
         ["score", f"validation {sweep.metric}, {sweep.rule}, mean over seeds"],
-        ["wall time", clock(sweep.seconds)],
+        ["wall time of the search", clock(sweep.seconds)],
     ]
     for name, dimension in sweep.space.items():
         spec = describe(dimension).rpartition(":")[0] if isinstance(dimension, Range) else describe(dimension)

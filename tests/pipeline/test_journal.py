@@ -31,6 +31,16 @@ def test_another_run_in_an_old_folder_is_a_new_run(tmp_path):
     assert len(read_records(tmp_path)[0]) == 1
 
 
+def test_a_run_killed_before_its_first_round_keeps_its_identity_under_a_newer_version(tmp_path):
+    """A newer version has parameters that the old run.json does not know."""
+    ids = []
+    for params in ({"seed": 0, "lr": 0.1}, {"seed": 0, "lr": 0.1, "new": "x"}, {"seed": 0, "lr": 0.2, "new": "x"}, {}):
+        JsonLines(tmp_path).begin(about(tmp_path, params=params))
+        ids.append(json.loads((tmp_path / "run.json").read_text())["id"])
+    assert ids[0] == ids[1]
+    assert len(set(ids)) == 3
+
+
 def test_what_json_cannot_write_survives(tmp_path):
     journal = JsonLines(tmp_path)
     journal.begin(about(tmp_path))

@@ -201,7 +201,7 @@ def head(tmp_path_factory):
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         stack.callback(stop, process)
-        until = time.monotonic() + 60
+        until = time.monotonic() + 240
         while "Ray runtime started" not in log.read_text():
             assert process.poll() is None, log.read_text()[-2000:]
             assert time.monotonic() < until, log.read_text()[-2000:]
