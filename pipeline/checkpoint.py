@@ -2,7 +2,8 @@
 
 Layout of ``<run>/checkpoint/``: ``<part>-<round>.safetensors`` per part (the server's state, the selected model, the
 memory of each client that has one) and ``checkpoint.json``, which names the parts of the last completed round with
-their SHA-256. A part is written in the rounds in which it changed. No pickle is read or written.
+their SHA-256. A part is written in the rounds in which it changed. Beside it, ``<run>/rounds/<round>.safetensors``: the
+server's state of the rounds that ``evaluation.keep`` names, which stay. No pickle is read or written.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from torch import Tensor
 from tasks.contract import InputError
 
 FORMAT = 1
+ROUNDS = "rounds"
+"""Folder of the kept states."""
 Tensors = dict[str, Tensor]
 
 
@@ -41,6 +44,7 @@ class Checkpoints:
 
     def __init__(self, run: Path) -> None:
         self.folder = run / "checkpoint"
+        self.rounds = run / ROUNDS
         self.index = self.folder / "checkpoint.json"
         self._pinned: set[str] = set()  # files that another thread reads
         self._lock = threading.Lock()
@@ -60,6 +64,25 @@ class Checkpoints:
         with self._lock:
             write_atomically(self.index, text)
             self._tidy(index)
+
+    def keep(self, round_: int, state: Tensors) -> None:
+        """Write the state after round ``round_`` where it stays; the same state gives the same bytes."""
+        self.rounds.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.rounds / f"{round_:05d}.safetensors", _bytes(state))
+
+    def kept(self) -> list[int]:
+        """The rounds whose state was kept, ascending."""
+        return sorted(int(path.stem) for path in self.rounds.glob("[0-9]*.safetensors"))
+
+    def read_kept(self, round_: int) -> Tensors:
+        """A kept state. InputError where the file is missing or damaged."""
+        path = self.rounds / f"{round_:05d}.safetensors"
+        try:
+            return load(path.read_bytes())
+        except FileNotFoundError as error:
+            raise InputError(f"{path} is missing: evaluation.keep did not name this round") from error
+        except SafetensorError as error:
+            raise InputError(f"{path} is damaged ({error}); delete it, the other rounds can do without it") from error
 
     @contextmanager
     def pinned(self) -> Iterator[bytes | None]:
@@ -110,7 +133,7 @@ class Checkpoints:
         return index
 
     def _write(self, name: str, tensors: Tensors) -> dict[str, str]:
-        data = save({k: v.contiguous() for k, v in tensors.items()})
+        data = _bytes(tensors)
         write_atomically(self.folder / name, data)
         return {"file": name, "sha256": hashlib.sha256(data).hexdigest()}
 
@@ -127,6 +150,10 @@ class Checkpoints:
             return load(data)
         except SafetensorError as error:
             raise InputError(f"{path} is no safetensors file ({error}); {mend}") from error
+
+
+def _bytes(tensors: Tensors) -> bytes:
+    return save({k: v.contiguous() for k, v in tensors.items()})
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -90,6 +90,7 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
     sub = add("compare", commands.compare, "table and curves of several runs")
     sub.add_argument("runs", type=Path, nargs="+")
     sub.add_argument("--out", type=Path, default=None, help="folder for comparison.md, comparison.csv and curves.png")
+    _diagnose(add("diagnose", commands.diagnose, "what scores do not show: divergence, pseudo-labels, agreement"))
     sub = add("predict", commands.predict, "scores per class name for the samples of a file")
     sub.add_argument("run", type=Path, help="run folder, or a folder with model.json and weights.safetensors")
     sub.add_argument("file", type=Path)
@@ -102,3 +103,17 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
     sub.add_argument("--port", type=int, default=5000)
     sub.add_argument("--host", default="", help="default: loopback; any other address is open to all who reach it")
     return parser
+
+
+def _diagnose(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folder, finished or interrupted")
+    sub.add_argument(
+        "--parts", default="divergence,pseudo,agreement,embeddings", help="some of these (default: all): %(default)s"
+    )
+    sub.add_argument(
+        "--clients", default="", help="whose local models, as i,j; default: those that share least classes"
+    )
+    sub.add_argument("--rows", type=int, default=1500, help="test rows for the picture of the models, at most")
+    sub.add_argument("--pairs", type=int, default=45, help="pairs of clients that are compared, at most")
+    sub.add_argument("--cap", type=int, default=500, help="rows of a client that are compared, at most")
+    sub.add_argument("--clusters", type=int, default=0, help="of class embeddings; default: root of the classes")

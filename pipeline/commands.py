@@ -139,6 +139,27 @@ def predict(options: argparse.Namespace) -> int:
     return 0
 
 
+def diagnose(options: argparse.Namespace) -> int:
+    """What the runs' numbers do not show, run by run."""
+    from pipeline.diagnose import DiagnoseOptions
+    from pipeline.diagnose import diagnose as diagnose_run
+
+    clients = None
+    if options.clients:
+        numbers = options.clients.split(",")
+        if len(numbers) != 2 or not all(n.strip().isdecimal() for n in numbers):
+            raise InputError(f"--clients {options.clients}: give two clients as numbers, such as 0,3")
+        clients = int(numbers[0]), int(numbers[1])
+    asked = DiagnoseOptions(
+        parts=tuple(options.parts.split(",")), clients=clients, rows=options.rows, pairs=options.pairs,
+        cap=options.cap, clusters=options.clusters,
+    )  # fmt: skip
+    for run in options.runs:
+        lines = diagnose_run(run, asked)
+        print("\n".join([f"\n{run}:", *(f"- {line}" for line in lines), f"Tables and figures: {run / 'diagnosis'}"]))
+    return 0
+
+
 def track(options: argparse.Namespace) -> int:
     """Send to MLflow what it lacks of a run."""
     from pipeline.tracking import send

@@ -19,7 +19,7 @@ from tasks.contract import InputError
 
 F1, ACCURACY, SELECT = "test/f1_macro", "test/accuracy", "validation/f1_macro"
 WIRE = ("wire/down/bytes", "wire/up/bytes")
-FREE = ("seed", "output", "task.root", "task.cache", "tracking.", "cluster.")
+FREE = ("seed", "output", "task.root", "task.cache", "tracking.", "cluster.", "evaluation.keep")
 """Params, or how they begin, in which the runs of one group may differ: none but the seed changes a result."""
 SCORES = {
     "f1_last": "F1 last",

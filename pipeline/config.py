@@ -2,7 +2,7 @@
 
 A preset is ``tuning/presets/<paper>/<name>.toml`` or any path to a TOML file; tables are [task], [method] (with
 ``name``), [model], [federation], [optimizer], [evaluation], [cluster], [tracking]; ``seed`` and ``output`` stand
-above them.
+above them, and ``extends``, the name of a preset whose options hold where this one says nothing.
 """
 
 from __future__ import annotations
@@ -54,14 +54,41 @@ def preset_path(name: str) -> Path:
 def read_preset(name: str) -> Experiment:
     """The experiment that a preset describes, or InputError with the file, the table and the key."""
     path = preset_path(name)
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not valid TOML: {error}") from error
+    tree = _tables(path)
     try:
         return from_tree(tree)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
+
+
+def _tables(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """What a preset's file says, on top of what the preset says that it ``extends``."""
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not valid TOML: {error}") from error
+    base = tree.pop("extends", None)
+    if base is None:
+        return tree
+    if path.resolve() in seen:
+        raise InputError(f"{path}: it extends itself, by {' and '.join(p.name for p in seen)}")
+    if not isinstance(base, str):
+        raise InputError(f"{path}: extends = {base!r}: must be the name of a preset, such as 'r8-8/fedavg'")
+    beside = path.parent / base
+    try:
+        found = beside if beside.suffix == ".toml" and beside.is_file() else preset_path(base)
+    except InputError as error:
+        raise InputError(f"{path}: extends: {error}") from error
+    merged = _tables(found, (*seen, path.resolve()))
+    for key, value in tree.items():
+        below = merged.get(key)
+        if isinstance(value, dict) and isinstance(below, dict):
+            # options of one method or data set mean nothing to another
+            other = key in ("method", "task") and value.get("name", below.get("name")) != below.get("name")
+            merged[key] = value if other else below | value
+        else:
+            merged[key] = value
+    return merged
 
 
 def from_tree(tree: Mapping[str, Any]) -> Experiment:

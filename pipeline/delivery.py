@@ -81,6 +81,7 @@ class Delivery:
             if is_model:
                 mine["model"] = send_model(self._client, self.run_id, path, about, read_records(self.folder)[0])
             else:
+                self._send_metrics(path)
                 inside = "" if Path(name).is_absolute() else Path(name).parent.as_posix().removeprefix(".")
                 self._send(path, inside or None)
             sent[name] = stamp
@@ -88,6 +89,20 @@ class Delivery:
         if about["status"] != "RUNNING":
             self._client.set_terminated(self.run_id, about["status"], int(about["ended"] * 1000))
         return gone
+
+    def _send_metrics(self, path: Path) -> None:
+        """What a folder of the run measured afterwards (``pipeline/diagnose.py``): its metrics.jsonl, without what is
+        there already.
+        """
+        records = read_records(path)[0] if path.is_dir() else []
+        rows = [row for record in records for row in description.metrics(record) if row.key != MARK]
+        there: dict[tuple[str, int], float] = {}
+        for key in {row.key for row in rows}:
+            history = self._client.get_metric_history(self.run_id, key)
+            there |= {(key, row.step): row.value for row in sorted(history, key=lambda row: row.timestamp)}
+        missing = [row for row in rows if there.get((row.key, row.step)) != row.value]
+        for start in range(0, len(missing), METRICS_PER_BATCH):
+            self._client.log_batch(self.run_id, metrics=missing[start : start + METRICS_PER_BATCH])
 
     def _send(self, path: Path, inside: str | None) -> None:
         """An artifact; a JSON file that names this store goes without the password in its address."""

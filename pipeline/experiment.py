@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 from models.build import ModelOptions
@@ -48,10 +48,15 @@ class EvaluationOptions:
     test: Literal["always", "last", "never"] = "always"
     """When the test split is scored: ``always``, with validation; ``last``, once, for the selected model; ``never``
     (trials of a sweep: what is not computed cannot be chosen by)."""
+    keep: int = 0
+    """Keep the server's state after every so many rounds, and after the last, in ``rounds/`` of the run folder, for
+    ``anchorfl diagnose``; 0: none. It changes no result."""
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ValueError(f"evaluation.every = {self.every}: must be at least 1")
+        if self.keep < 0:
+            raise ValueError(f"evaluation.keep = {self.keep}: must be at least 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,14 +143,38 @@ def to_tree(experiment: Experiment) -> dict[str, Any]:
     return tree
 
 
+EPOCH = 1
+"""Part of every digest: raise it when a default changes, or the same options come to give another result."""
+
+
 def digest(experiment: Experiment) -> str:
-    """SHA-256 of everything that can change a result: not where it runs, is recorded or is written."""
-    tree = to_tree(experiment)
+    """SHA-256 of everything that can change a result: not where it runs, is recorded or is written, nor what is kept
+    of it.
+
+    Only options that differ from their defaults count, so that an option which a later version adds leaves the digests
+    of finished runs as they are.
+    """
+    tree = _changed(experiment)
+    tree.get("evaluation", {}).pop("keep", None)
     for name in ("cluster", "tracking", "output"):
-        del tree[name]
+        tree.pop(name, None)
     for name in ("root", "cache"):
-        del tree["task"][name]
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+        tree.get("task", {}).pop(name, None)
+    tree = {name: part for name, part in tree.items() if part != {}}
+    tree["method"] = {"name": experiment.method.name, **tree.get("method", {})}
+    return hashlib.sha256(json.dumps([EPOCH, tree], sort_keys=True).encode()).hexdigest()
+
+
+def _changed(node: Any) -> dict[str, Any]:
+    """The fields of a dataclass whose values are not the defaults, nested."""
+    out: dict[str, Any] = {}
+    for f in fields(node):
+        value = getattr(node, f.name)
+        if is_dataclass(value):
+            out[f.name] = _changed(value)
+        elif f.default is MISSING or value != f.default:
+            out[f.name] = value
+    return out
 
 
 def flat(experiment: Experiment) -> dict[str, str | int | float | bool]:

@@ -19,8 +19,8 @@ RUNS = Path("runs")
 CONFIG, RESULT, LOCK = "config.json", "result.json", ".lock"
 
 
-def new_folder(experiment: Experiment, label: str = "") -> Path:
-    """A folder for a new run: ``output`` if given and empty, else one below ``runs/`` that does not exist yet.
+def new_folder(experiment: Experiment, label: str = "", runs: Path = RUNS) -> Path:
+    """A folder for a new run: ``output`` if given and empty, else one below ``runs`` that does not exist yet.
 
     Raises InputError where ``output`` holds a run already.
     """
@@ -33,7 +33,7 @@ def new_folder(experiment: Experiment, label: str = "") -> Path:
         return folder
     stem = label.replace("/", "-") or f"{experiment.task.name}-{experiment.method.name}"
     name = f"{stem}-s{experiment.seed}-{digest(experiment)[:8]}"
-    tried = (RUNS / (name if n == 1 else f"{name}-{n}") for n in range(1, 10_000))
+    tried = (runs / (name if n == 1 else f"{name}-{n}") for n in range(1, 10_000))
     return next(folder for folder in tried if not folder.exists())
 
 

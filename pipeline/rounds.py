@@ -110,6 +110,8 @@ class Loop:
         changed = {f"{MEMORY}{client:05d}": self.executor.memory(client) for client in outcome.answered}
         if self.standing.best_round == round_:
             changed[SELECTED] = self.best
+        if e.evaluation.keep and (last or round_ % e.evaluation.keep == 0):
+            self.checkpoints.keep(round_, state)  # before the round counts as done: a kill in between does it again
         self.checkpoints.save(round_, changed | {STATE: state}, vars(self.standing))
         if self.mirror is not None:
             self.mirror.push()

@@ -9,14 +9,14 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from models.label_names import from_cooccurrence, random_vectors, read_table
+from models.label_names import Cooccurrence, from_cooccurrence, random_vectors, read_table
 from models.language import from_language_model
 from pipeline.checkpoint import Checkpoints, write_atomically
 from pipeline.compare import compare
@@ -85,12 +85,19 @@ def resumed(folder: Path, say: Say = print) -> Result:
     return run(experiment, folder, say)
 
 
-def make_setup(experiment: Experiment, say: Say) -> Setup:
-    """Prepared data (made if they are not in the cache) and the first class embeddings."""
-    task = task_of(experiment.task)
+def make_setup(experiment: Experiment, say: Say, prepared: Prepared | None = None) -> Setup:
+    """Prepared data (made if they are not in the cache) and the first class embeddings. prepared: the data, where the
+    caller has them.
+    """
+    data = prepared or prepare_data(experiment, say)
+    return Setup(experiment, data.place, _vectors(experiment, data, say))
+
+
+def prepare_data(experiment: Experiment, say: Say) -> Prepared:
+    """The data of an experiment, from the cache or made now."""
     engine = "ray" if experiment.cluster.executor == "ray" else "local"
-    prepared = prepare(task, experiment.task, experiment.seed, engine=engine, log=say)  # type: ignore[arg-type]
-    return Setup(experiment, prepared.place, _vectors(experiment, prepared, say))
+    task = task_of(experiment.task)
+    return prepare(task, experiment.task, experiment.seed, engine=engine, log=say)  # type: ignore[arg-type]
 
 
 def _vectors(e: Experiment, prepared: Prepared, say: Say) -> Any:
@@ -105,10 +112,18 @@ def _vectors(e: Experiment, prepared: Prepared, say: Say) -> Any:
         return from_language_model(
             names, model=model, prompts=prompts, normalise=normalise, cache=cache, log=say
         ).vectors_CD
-    got = from_cooccurrence(read_table(_table(e)), names, width=e.model.names_width, seed=seed, cache=cache, log=say)
-    if got.without_edge:
-        say(f"class names without any co-occurrence keep a random vector: {', '.join(got.without_edge)}")
+    table, known = names_table(e, names)
+    got = from_cooccurrence(table, known, width=e.model.names_width, seed=seed, cache=cache, log=say)
+    alone = [name for name, found in zip(names, known, strict=True) if found in got.without_edge]
+    if alone:
+        say(f"class names without any co-occurrence keep a random vector: {', '.join(alone)}")
     return got.vectors_CD
+
+
+def names_table(e: Experiment, names: Sequence[str]) -> tuple[Cooccurrence, list[str]]:
+    """The co-occurrence table of a run, and what it calls the classes. InputError where there is no such file."""
+    table, others = read_table(_table(e)), task_of(e.task).table_names
+    return table, [others[name] if name not in table.names and name in others else name for name in names]
 
 
 def _table(e: Experiment) -> Path:

@@ -1,5 +1,4 @@
-"""What a task is: data, label space, objective, and what a client may disclose. A task is a value, not a class
-hierarchy.
+"""What a task is: data, label space, objective, what a client may disclose. A task is a value, no class hierarchy.
 
 Shape suffixes: N rows of a client, B rows of a batch, C classes, L positions (tokens or time steps).
 """
@@ -22,9 +21,7 @@ InputKind = Literal["tokens", "series", "image", "sparse"]
 
 
 class InputError(ValueError):
-    """Bad input by the user: one line that says what is wrong, where, and how to mend it. The command line exits
-    with 2.
-    """
+    """Bad input by the user: one line that says what is wrong, where, and how to mend it. Exit code 2."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +43,7 @@ class TaskOptions:
     on_bad_row: Literal["error", "skip"] = "error"
     """What a bad row of the raw files does: stop with its place, or be left out, counted and listed."""
     min_positives: int = 0
-    """Classes with fewer positive rows than this, over all splits, are left out of the label space (ExtraSensory:
-    11)."""
+    """Classes with fewer positive rows, over all splits, are left out of the label space (ExtraSensory: 11)."""
     image_size: int = 0
     """Height and width in pixels to which images are resized; 0: the data set's own default."""
     clients: int = 10
@@ -65,8 +61,7 @@ class TaskOptions:
     beta: float = 0.5
     """Concentration of ``dirichlet``, > 0; smaller is more skewed."""
     cover: bool = True
-    """Draw again (bounded, seeded) until every class is identified by at least one client; false: a class that nobody
-    identifies is an error that names it."""
+    """Draw again (bounded, seeded) until somebody identifies every class; false: a class left over is an error."""
     validation: float = 0.1
     """Share of the training rows held out for validation, stratified by class, in [0, 1)."""
     min_count: int = 100
@@ -140,7 +135,6 @@ class InputSpec:
     levels: int = 0
     """Image only: where not 0, ``x`` is stored as whole numbers 0..levels (at most 255) and becomes
     ``(x / levels - mean) / std`` when it is read."""
-
     columns: Columns | None = None
     """Of a user's table only: what a sample was made of."""
 
@@ -159,7 +153,8 @@ class Batch:
 
     x: inputs (tokens int32 [B, L], 0 = padding; series float32 [B, L, features]; image float32 [B, channels, H, W];
     sparse float32 [B, L, 2]: number of a feature from 1, exact below 2^24, and its value; 0 = padding);
-    y_BC: 0/1 labels; known_BC: 1 where the label was given; weight_BC: weight of the entry in the loss (0 = absent).
+    y_BC: 0/1 labels; known_BC: 1 where the label was given; weight_BC: weight of the entry in the loss (0 = absent);
+    index_B: places of the rows among those that they were cut from, int64.
     """
 
     x: Tensor
@@ -167,6 +162,7 @@ class Batch:
     known_BC: Tensor
     weight_BC: Tensor
     denominator: int
+    index_B: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +186,7 @@ class ClientData:
         if self.length_N is not None and len(index_B):
             x = x[:, : max(1, int(self.length_N[index_B].max()))]
         size = len(index_B) if denominator is None else denominator
-        return Batch(x, self.y_NC[index_B], self.known_NC[index_B], self.weight_NC[index_B], size)
+        return Batch(x, self.y_NC[index_B], self.known_NC[index_B], self.weight_NC[index_B], size, index_B)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,3 +295,5 @@ class Task:
     """What ``subject`` holds: user, writer, patient, lesion; empty where there is no such column."""
     folds: int = 0
     """Number of published folds, for ``options.fold``; 0: none."""
+    table_names: Mapping[str, str] = field(default_factory=dict)
+    """Class name -> what the co-occurrence table of a paper's authors calls it, where that is another word."""

@@ -52,7 +52,7 @@ def read_rows(task: Task, options: TaskOptions, folder: Path | None, log: Callab
     twice = twins(table, task.payload)
     if len(twice):
         test, train = twice[0]
-        log(f"{task.name}: {len(twice)} test rows are identical to a training row (row {test} to row {train}, ...)")
+        log(f"{task.name}: {len(twice)} test rows are identical to a training row (ids {test} and {train}, ...)")
     return without_rare(table, task, options.min_positives)
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pipeline.cli
 from pipeline.cli import Add, run_console, run_main
 from pipeline.probe import probe
-from tuning import cloud, commands, submit
+from tuning import cloud, commands, submit, table_command
 
-OWN = {**pipeline.cli.OWN, "sweep": commands.sweep, "probe": probe}
+OWN = {**pipeline.cli.OWN, "sweep": commands.sweep, "probe": probe, "table": table_command.table}
 """Commands that take a preset and overrides, and so parse their own arguments."""
 
 
@@ -30,6 +30,7 @@ def console() -> None:
 
 def _more(add: Add) -> None:
     add("sweep", None, "search hyper-parameters: anchorfl sweep PRESET [--space name=low:high ...] [--trials N ...]")
+    add("table", None, "a paper's table: run what is missing, and write it beside the published figures")
     add("probe", None, "measure the memory that a client of a preset needs, and what fits this cluster")
     report = add("report", commands.report, "write the report of a sweep again, also while it runs")
     report.add_argument("sweep", type=Path, help="folder of the sweep")

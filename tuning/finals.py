@@ -76,20 +76,20 @@ def run_finals(
         param_space={"job": tune.grid_search(missing)},
         callbacks=[Tell(folder, mirror, records, records.say)],
     )  # fmt: skip
-    errors = {r.config["job"]["name"]: _why(r, folder) for r in results}
+    errors = {r.config["job"]["name"]: why(r, folder / r.config["job"]["name"]) for r in results}
     failed = [f"final run {name} failed: {error}" for name, error in errors.items() if error]
     if len(failed) < sum(not (folder / job["name"] / RESULT).exists() for job in missing):
         raise KeyboardInterrupt
     return failed
 
 
-def _why(result: Any, folder: Path) -> str:
-    """Why a final run failed, in a line; "" where it did not."""
+def why(result: Any, folder: Path) -> str:
+    """Why a run in ``folder`` failed, by what Tune says of it, in a line; "" where it did not."""
     if result.error:
         return one_line(result.error)
     told = result.metrics or {}
-    if "scores" in told and not (folder / result.config["job"]["name"] / RESULT).exists():
-        return "it ended on another node and its folder is not here: set --cluster.mirror, or mend it and --resume"
+    if "scores" in told and not (folder / RESULT).exists():
+        return "it ended on another node and its folder is not here: set --cluster.mirror, or mend it and go on"
     return last_line(told.get(ERROR, ""))
 
 

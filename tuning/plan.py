@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -101,9 +102,10 @@ def load_plan(folder: Path, changes: Mapping[str, Any]) -> Plan:
 
 
 def preset_text(preset: str, experiment: Experiment, overridden: bool) -> str:
-    """The preset as TOML: its own text, or where options were overridden the resolved options."""
-    if not overridden:
-        return preset_path(preset).read_text(encoding="utf-8")
+    """The preset as TOML: its own text, or the resolved options where it extends another or options were overridden."""
+    text = preset_path(preset).read_text(encoding="utf-8")
+    if not overridden and "extends" not in tomllib.loads(text):
+        return text
     return f"# {preset}, with options from the command line.\n{to_toml(experiment)}"
 
 

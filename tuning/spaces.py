@@ -115,12 +115,35 @@ SPACES: Mapping[str, Declared] = {
             "q1": Range(
                 90, 99.9, "tail", reason="share of rows that become positives, 10 % to 0.1 %: decades, so tail"
             ),
-            "q2": Range(10, 90, reason="share of rows that become negatives; beyond 90 hardly a row stays undecided"),
+            "q2": Range(
+                10, 99.9, reason="share of rows that become negatives; at q1 no row stays undecided (multi-label)"
+            ),
             "alpha": Range(
                 0.1, 10, "log", reason="weight of the alignment loss; a decade to each side of the paper's 1"
             ),
         },
         warm_up=4,  # the first pseudo-labels come from untrained anchors
+    ),
+    "fedprox": Declared(
+        {"mu": Range(1e-5, 1, "log", reason="the authors' list, .001 to 1, and the two smaller values of FedAlign")}
+    ),
+    "fedpu": Declared(
+        {"lam": Range(0.01, 10, "log", reason="weight of what unlabelled rows say; the authors take 1")}, warm_up=2
+    ),
+    "fedrs": Declared({"alpha": Range(0, 1, reason="its whole range; the authors' list is .1, .25, .5, .75, .9")}),
+    "moon": Declared(
+        {
+            "mu": Range(1e-3, 10, "log", reason="the authors' list; FedAlign's tables take 0.001"),
+            "tau": Range(0.1, 1, "log", reason="around the authors' 0.5"),
+        },
+        warm_up=3,  # a client has a last model from its second round on
+    ),
+    "scaffold": Declared(
+        {
+            "optimizer.lr": Range(1e-4, 1e-2, "log", reason="as for plain averaging"),
+            "server_lr": Range(0.1, 1, "log", reason="above 1 it overshoots what the clients found"),
+        },
+        warm_up=3,  # the first control variates are zeros
     ),
 }
 

@@ -32,7 +32,7 @@ from pipeline.journal import RoundRecord, read_records
 from pipeline.mirrored import catch_up, place_of
 from pipeline.progress import Progress
 from pipeline.rounds import Loop
-from pipeline.run import federate, open_loop
+from pipeline.run import Result, federate, open_loop
 from pipeline.setup import Setup
 from tuning.copies import mirror_of
 from tuning.options import SweepOptions
@@ -82,17 +82,17 @@ def point_experiment(experiment: Experiment, names: Mapping[str, str], point: Po
 
 def train_trial(config: dict[str, Any], work: Work) -> None:
     """Tune's trainable: ``config`` holds the trial's number, its point, and the rounds that were reported before."""
-    _telling(_train_trial, config, work)
+    telling(_train_trial, config, work)
 
 
 def train_final(config: dict[str, Any], work: Work) -> None:
     """Tune's trainable for a point in full on one fresh seed, tested once: an ordinary run with its model.
     ``config["job"]`` holds seed, point, name of the folder, and name for the registry.
     """
-    _telling(_train_final, config, work)
+    telling(_train_final, config, work)
 
 
-def _telling(train: Callable[[dict[str, Any], Work], None], config: dict[str, Any], work: Work) -> None:
+def telling(train: Callable[[dict[str, Any], Any], None], config: dict[str, Any], work: Any) -> None:
     """Report what goes wrong in training, which would go wrong again; Tune itself only sees processes that are lost."""
     try:
         train(config, work)
@@ -128,26 +128,34 @@ def _train_trial(config: dict[str, Any], work: Work) -> None:
 
 def _train_final(config: dict[str, Any], work: Work) -> None:
     job, began = config["job"], time.perf_counter()
-    seed, folder = job["seed"], Path(work.folder) / job["name"]
+    seed, folder, sweep = job["seed"], Path(work.folder) / job["name"], Path(work.folder).parent
+    setup = work.setups[seed]
+    e = point_experiment(setup.experiment, work.names, job["point"], seed)
+    e = replace(
+        e,
+        evaluation=replace(e.evaluation, test="last"),
+        cluster=replace(e.cluster, mirror=mirror_of(e.cluster.mirror, sweep, folder)),
+        tracking=replace(e.tracking, run_name=f"{sweep.name}-{job['name']}", register=job["register"]),
+    )
+    result = whole_run(replace(setup, experiment=e), folder, sweep)
+    tune.report({"scores": json.dumps(result.scores), "seconds": time.perf_counter() - began})
+
+
+def whole_run(setup: Setup, folder: Path, parent: Path | None = None, written: Experiment | None = None) -> Result:
+    """A run inside a trial, from its checkpoint where it has one, to its result.
+
+    parent: folder of the sweep that it is a part of; written: the options that its folder keeps for whoever resumes it
+    elsewhere, where those are not what it runs with here.
+    """
     with ExitStack() as stack:
         stack.enter_context(held_soon(folder))
-        setup = _caught_up(work.setups[seed], folder, work)
-        e = point_experiment(setup.experiment, work.names, job["point"], seed)
-        name = f"{Path(work.folder).parent.name}-{job['name']}"
-        setup = replace(
-            setup,
-            experiment=replace(
-                e,
-                evaluation=replace(e.evaluation, test="last"),
-                tracking=replace(e.tracking, run_name=name, register=job["register"]),
-            ),
-        )
+        if setup.experiment.cluster.mirror:
+            catch_up(place_of(setup.experiment.cluster.mirror, folder), folder, _log)
         executor = _executor(setup)
         stack.callback(executor.close)
-        write_config(folder, setup.experiment)
-        progress = Progress(e.federation.rounds, out=io.StringIO())
-        result = federate(setup, executor, folder, progress, _log, Path(work.folder).parent)
-    tune.report({"scores": json.dumps(result.scores), "seconds": time.perf_counter() - began})
+        write_config(folder, written or setup.experiment)
+        progress = Progress(setup.experiment.federation.rounds, out=io.StringIO())
+        return federate(setup, executor, folder, progress, _log, parent)
 
 
 def _open(setup: Setup, folder: Path, work: Work, stack: ExitStack) -> Loop:

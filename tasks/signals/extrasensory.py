@@ -31,7 +31,7 @@ import pyarrow as pa
 from tasks.bad_rows import BadRows
 from tasks.columns import Bools, Ints
 from tasks.contract import InputError, InputSpec, Source, Task, TaskOptions
-from tasks.signals.extrasensory_columns import CLASSES, COLUMNS, FEATURES, GROUPS, LABELS
+from tasks.signals.extrasensory_columns import CLASSES, COLUMNS, FEATURES, GROUPS, LABELS, TABLE_NAMES
 from tasks.signals.recordings import Recording, read_bytes, recording
 from tasks.signals.series import PAYLOAD, encode_series, fit_series
 from tasks.sources import find_files, open_text
@@ -69,6 +69,7 @@ def extrasensory() -> Task:
         groups=GROUPS,
         subjects="user",
         folds=FOLDS,
+        table_names=TABLE_NAMES,
     )
 
 

@@ -79,6 +79,7 @@ def pamap2() -> Task:
         fit=fit,
         encode=encode_series,
         subjects="subject",
+        table_names=TABLE_NAMES,
     )
 
 

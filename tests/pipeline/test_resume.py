@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import to_toml
+from pipeline.methods import METHODS
 from pipeline.run import resumed, run
 from tasks.contract import InputError
 
@@ -32,10 +33,14 @@ def rows(folder: Path) -> list[dict]:
     ]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedalign"])
-@pytest.mark.parametrize("select", ["last", "best_validation"])
+@pytest.mark.parametrize(
+    ("method", "select"),
+    [*((m, "last") for m in METHODS), ("fedavg", "best_validation"), ("fedalign", "best_validation")],
+)
 def test_stopped_and_resumed(experiment, tmp_path, monkeypatch, method, select):
-    """Interrupted between any two rounds; Adam's moments, the selected model and the records all come back."""
+    """Interrupted between any two rounds; Adam's moments, what else clients remember, the selected model and the
+    records all come back.
+    """
     e = experiment(method, evaluation={"select": select}, federation={"rounds": 4})
     whole = run(e, tmp_path / "whole", quiet)
     folder = tmp_path / "parts"

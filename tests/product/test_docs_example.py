@@ -1,7 +1,8 @@
-"""The worked examples of the documentation, taken from their pages and run."""
+"""The worked examples of the documentation, taken from their pages: run, or held equal to what ships."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
 import sys
@@ -11,29 +12,30 @@ import pytest
 import torch
 
 import tasks
-from models.build import ModelOptions
-from pipeline import tree
-from pipeline.executor import SerialExecutor
-from pipeline.experiment import ClusterOptions, Experiment, FederationOptions
-from pipeline.methods.fedavg import FedAvg
-from pipeline.optimizers import OptimizerOptions
-from pipeline.run import make_setup
+from pipeline import methods
+from pipeline.config import read_preset
+from pipeline.methods import fedprox
 from tasks.contract import InputError, Objective, TaskOptions
 from tasks.ingest import prepare
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
+def block(page, name, language="python"):
+    """The code block that follows ``<!-- example: name -->`` in a page."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    found = re.search(rf"<!-- example: {name} -->\n```{language}\n(.*?)```", text, re.DOTALL)
+    assert found, f"{page} has no example {name}"
+    return found[1]
+
+
 @pytest.fixture
 def example(tmp_path, monkeypatch):
-    """The module of the code block that follows ``<!-- example: name -->`` in a page."""
+    """The module of a code block."""
 
     def load(page, name):
-        text = (DOCS / page).read_text(encoding="utf-8")
-        found = re.search(rf"<!-- example: {name} -->\n```python\n(.*?)```", text, re.DOTALL)
-        assert found, f"{page} has no example {name}"
         file = tmp_path / f"docs_{name}.py"
-        file.write_text(found[1], encoding="utf-8")
+        file.write_text(block(page, name), encoding="utf-8")
         spec = importlib.util.spec_from_file_location(file.stem, file)
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, file.stem, module)
@@ -43,28 +45,21 @@ def example(tmp_path, monkeypatch):
     return load
 
 
-def weights_after_a_round(method, cache):
-    experiment = Experiment(
-        task=TaskOptions(name="toy-single", clients=4, classes_per_client=2, cache=str(cache)),
-        method=method,
-        model=ModelOptions(width=16, heads=2, feedforward=16),
-        federation=FederationOptions(rounds=1, clients_per_round=2, epochs=1),
-        optimizer=OptimizerOptions(batch_size=16),
-        cluster=ClusterOptions(executor="serial"),
-    )
-    executor = SerialExecutor(make_setup(experiment, lambda _: None))
-    executor.round(1, [0, 2], lambda *_: None)
-    return executor.snapshot()
+def test_fedprox_of_the_page_is_the_one_that_ships():
+    """What it does is tested in tests/pipeline/test_fedprox.py."""
+    assert block("adding-a-method.md", "fedprox") == Path(fedprox.__file__).read_text(encoding="utf-8")
 
 
-def test_fedprox_of_the_page_without_its_pull_is_fedavg(example, tmp_path):
-    prox = example("adding-a-method.md", "fedprox").FedProx
-    plain = weights_after_a_round(FedAvg(), tmp_path)
-    assert tree.checksum(weights_after_a_round(prox(mu=0.0), tmp_path)) == tree.checksum(plain)
-    pulled = weights_after_a_round(prox(mu=1.0), tmp_path)
-    assert tree.checksum(pulled) != tree.checksum(plain)
-    with pytest.raises(ValueError, match=r"method\.mu = -1: must be at least 0"):
-        prox(mu=-1)
+def test_registry_of_the_page_is_the_one_that_ships():
+    assert block("adding-a-method.md", "registry") in Path(methods.__file__).read_text(encoding="utf-8")
+
+
+def test_preset_of_the_page_is_digits_with_another_method(tmp_path):
+    file = tmp_path / "prox.toml"
+    file.write_text(block("adding-a-method.md", "preset", "toml"), encoding="utf-8")
+    base = read_preset("digits/fedavg")
+    method = fedprox.FedProx(mu=0.001, weighting="uniform")
+    assert read_preset(str(file)) == dataclasses.replace(base, method=method)
 
 
 def test_gestures_of_the_page_are_prepared_and_a_bad_line_is_named(example, tmp_path, monkeypatch):

@@ -1,0 +1,1 @@
+"""Parts of ``anchorfl diagnose``: what is measured of a run after its training."""

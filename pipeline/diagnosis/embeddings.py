@@ -1,0 +1,94 @@
+"""Class embeddings beside what the text says of the classes (FedAlign, Figure 7): do names that occur together end up
+close?
+
+Shape suffixes: C classes, D width.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch.nn.functional as F
+from scipy.stats import spearmanr
+from sklearn.cluster import SpectralClustering
+from sklearn.manifold import spectral_embedding
+
+from models.heads import LabelHead
+from pipeline.diagnosis.figures import draw_matrices
+from pipeline.diagnosis.part import Floats, Part, write_table
+from pipeline.diagnosis.study import Study
+from pipeline.run import names_table
+from pipeline.seeds import seed_for
+from tasks.columns import Ints
+
+
+def cosines(head: LabelHead) -> Floats:
+    """Cosine of every two class representations [C, C]."""
+    unit_CD = F.normalize(head.classes().detach().double(), dim=-1)
+    return np.asarray((unit_CD @ unit_CD.T).numpy(), dtype=np.float64)
+
+
+def ordered(cosine_CC: Floats, clusters: int, seed: int) -> tuple[Ints, Ints]:
+    """Order of the classes that puts similar ones side by side, and the cluster of each class [C].
+
+    Spectral clustering of (1 + cosine) / 2; clusters, and the classes in each, follow the second eigenvector of its
+    Laplacian (the Fiedler vector). Up to three classes: the order that they have, one cluster.
+    """
+    classes = len(cosine_CC)
+    if classes <= 3:
+        return np.arange(classes), np.zeros(classes, np.int64)
+    affinity_CC = np.maximum((1 + cosine_CC) / 2, 1e-6)  # above 0, so that the graph holds together
+    found = SpectralClustering(clusters, affinity="precomputed", random_state=seed % 2**32, assign_labels="cluster_qr")
+    cluster_C = np.asarray(found.fit_predict(affinity_CC), dtype=np.int64)
+    fiedler_C = spectral_embedding(affinity_CC, n_components=1, random_state=seed % 2**32).ravel()
+    mean_K = np.array([fiedler_C[cluster_C == k].mean() if (cluster_C == k).any() else 0.0 for k in range(clusters)])
+    order_C = np.lexsort((fiedler_C, cluster_C, mean_K[cluster_C]))
+    return order_C, cluster_C
+
+
+def rank_correlation(a_CC: Floats, b_CC: Floats) -> float:
+    """Spearman's rank correlation over the pairs of classes; NaN where one of them is the same for all pairs."""
+    upper = np.triu_indices(len(a_CC), 1)
+    a_P, b_P = a_CC[upper], b_CC[upper]
+    if len(a_P) < 2 or np.ptp(a_P) == 0 or np.ptp(b_P) == 0:
+        return float("nan")
+    return float(spearmanr(a_P, b_P).statistic)
+
+
+def associations(study: Study) -> Floats | None:
+    """What the co-occurrence table says of every two classes [C, C]: its edges' weights (PMI less its mean), 0 where
+    there is no edge; None where the run had no table.
+    """
+    e = study.setup.experiment
+    if e.model.names != "cooccurrence" or not e.method.semantic:
+        return None
+    table, known = names_table(e, study.class_names)
+    row_C = [table.names.index(name) for name in known]
+    return np.asarray(table.weight_KK[np.ix_(row_C, row_C)], dtype=np.float64)
+
+
+def embeddings(study: Study, out: Path, *, clusters: int) -> Part:
+    """``class_cosine.csv``, ``class_pmi.csv`` where there is a table, both in the order of the clusters, and
+    ``class_embeddings.png``; after the last completed round. clusters: 0 for the root of the number of classes.
+    """
+    server = study.at(study.last.round)
+    server.model.load_state_dict(server.state.weights)
+    if not isinstance(server.model.head, LabelHead):
+        return Part({}, (f"class embeddings: {study.setup.experiment.method.name} has none",))
+    cosine_CC, names = cosines(server.model.head), study.class_names
+    number = min(clusters or max(2, round(len(names) ** 0.5)), len(names))
+    order_C, cluster_C = ordered(cosine_CC, number, seed_for(study.seed, "diagnosis", "clusters"))
+    pmi_CC, in_order = associations(study), [names[c] for c in order_C]
+    told = [f"class embeddings after round {study.last.round}: {len(set(cluster_C.tolist()))} spectral clusters"]
+    metrics: dict[str, float] = {}
+    for name, matrix_CC in (("cosine", cosine_CC), ("pmi", pmi_CC)):
+        if matrix_CC is not None:
+            rows = ([names[c], cluster_C[c], *matrix_CC[c, order_C]] for c in order_C.tolist())
+            write_table(out / f"class_{name}.csv", ("class", "cluster", *in_order), rows)
+    if pmi_CC is not None:
+        rho = rank_correlation(cosine_CC, pmi_CC)
+        told.append(f"Spearman's rank correlation of cosine and PMI over pairs of classes {rho:.3f}")
+        metrics = {"classes/spearman": rho} if np.isfinite(rho) else {}
+    draw_matrices(cosine_CC, pmi_CC, order_C, cluster_C, names, metrics.get("classes/spearman"), out)
+    return Part({study.last.round: metrics} if metrics else {}, ("; ".join(told),), {"order": in_order})

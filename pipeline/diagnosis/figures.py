@@ -1,0 +1,191 @@
+"""The figures of a diagnosis, as PNG. Every number in them stands in a table beside them.
+
+Shape suffixes: R rounds, C classes, K models, N test rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from pipeline.diagnosis.part import Floats
+from tasks.columns import Bools, Ints
+
+COLOURED, LABELS, NAME = 20, 60, 24
+"""Classes with a colour of their own, the others are grey; names at axes with so few ticks; longer names are cut."""
+CELLS = 400
+"""Numbers stand in the cells of so small a matrix."""
+
+
+def _figure(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)  # no pyplot: no global figures, no display needed
+    return figure
+
+
+def _save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= NAME else f"{name[: NAME - 1]}\u2026"
+
+
+def draw_divergence(values: Mapping[str, Mapping[int, Floats]], path: Path) -> None:
+    """values: what is compared -> round -> distances. Mean as a line, least to largest as a band."""
+    figure = _figure(6.4, 4.0)
+    ax = figure.subplots()
+    for number, (label, by_round) in enumerate(values.items()):
+        rounds, colour = list(by_round), colormaps["tab10"](number)
+        stack = [by_round[r] for r in rounds]
+        ax.plot(rounds, [v.mean() for v in stack], "o-", markersize=3, color=colour, label=label)
+        ax.fill_between(
+            rounds, [v.min() for v in stack], [v.max() for v in stack], color=colour, alpha=0.15, linewidth=0
+        )
+    ax.axhline(0, color="grey", linewidth=0.8, linestyle=":")
+    ax.set(xlabel="round", ylabel="proxy A-distance (0 alike, 2 apart)")
+    ax.set_ylim(top=2.05)
+    ax.grid(alpha=0.3)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if values:
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, title="mean; band: least to largest")
+    _save(figure, path)
+
+
+def draw_precision(
+    rounds: Sequence[int], whole: Mapping[str, Floats], precision_RC: Floats, names: Sequence[str], path: Path
+) -> None:
+    """Left: precision, coverage and chance over all classes against rounds; right: precision of every class."""
+    figure = _figure(11.0, 2.4 + min(10.0, max(2.0, 0.2 * len(names))))
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.3))
+    for (label, values_R), style in zip(whole.items(), ("o-", "s--", "^:"), strict=True):
+        left.plot(rounds, 100 * values_R, style, markersize=3, label=label)
+    left.set(xlabel="round", ylabel="percent, all classes", ylim=(-2, 102))
+    left.grid(alpha=0.3)
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    left.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
+    shades = colormaps["viridis"].with_extremes(bad="white")
+    image = right.imshow(
+        np.ma.masked_invalid(100 * precision_RC.T),
+        aspect="auto",
+        cmap=shades,
+        vmin=0,
+        vmax=100,
+        interpolation="nearest",
+    )
+    if precision_RC.size <= CELLS:
+        _numbers(right, 100 * precision_RC.T, "{:.0f}", 100 * precision_RC.T < 55)
+    right.set_xticks(range(len(rounds)), [str(r) for r in rounds], size=7, rotation=90 if len(rounds) > 20 else 0)
+    if len(names) <= LABELS:
+        right.set_yticks(range(len(names)), [_short(n) for n in names], size=7)
+    right.set(xlabel="round", title="precision of every class (white: no pseudo-positive)")
+    figure.colorbar(image, ax=right, label="percent")
+    _save(figure, path)
+
+
+def _numbers(ax: Axes, values_AB: Floats, form: str, dark_AB: Bools) -> None:
+    """The values in their cells, white where the cell is dark."""
+    for a, b in np.argwhere(np.isfinite(values_AB)):
+        colour = "white" if dark_AB[a, b] else "black"
+        ax.text(b, a, form.format(values_AB[a, b]), ha="center", va="center", size=6, color=colour)
+
+
+def draw_frames(
+    plane_KN2: Floats, class_N: Ints, names: Sequence[str], aware_KC: Bools, titles: Sequence[str], path: Path
+) -> None:
+    """One panel per model, all in one frame: colours are classes, the points of the other models are grey behind.
+
+    aware_KC: classes that a model's client identifies are dots, the others crosses.
+    """
+    classes, count_C = np.unique(class_N, return_counts=True)
+    coloured = np.sort(classes[np.argsort(-count_C, kind="stable")][:COLOURED])
+    palette = colormaps["tab10" if len(coloured) <= 10 else "tab20"]
+    colour_of = {int(c): palette(k) for k, c in enumerate(coloured)}
+    figure = _figure(4.3 * len(titles), 5.2 + 0.17 * np.ceil(len(coloured) / 5))
+    axes = figure.subplots(1, len(titles), sharex=True, sharey=True, squeeze=False)[0]
+    size = 9 if len(class_N) < 800 else 5
+    for model, (ax, title) in enumerate(zip(axes, titles, strict=True)):
+        for behind in range(len(plane_KN2)):
+            if behind != model:
+                ax.scatter(*plane_KN2[behind].T, s=3, color="0.88", linewidths=0, rasterized=True)
+        for c in classes.tolist():
+            known = bool(aware_KC[model, c])
+            style = {"marker": "o", "linewidths": 0} if known else {"marker": "x", "linewidths": 0.7}
+            colour = colour_of.get(c, (0.55, 0.55, 0.55, 1.0))
+            ax.scatter(*plane_KN2[model][class_N == c].T, s=size if known else 1.6 * size, color=colour, **style)
+        ax.set(title=title, xticks=[], yticks=[])
+    handles = [
+        Line2D([], [], color=colour_of[int(c)], marker="o", linestyle="", markersize=5, label=_short(names[int(c)]))
+        for c in coloured
+    ]
+    more = f"; {len(classes) - len(coloured)} more classes are grey" if len(classes) > len(coloured) else ""
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=min(len(handles), 10 if len(handles) <= 10 else 5),
+        frameon=False, columnspacing=1.0, handletextpad=0.1, fontsize=9,
+        title=f"dot: the client identifies the class, cross: it does not; light grey: the other models{more}",
+    )  # fmt: skip
+    _save(figure, path)
+
+
+def draw_matrices(
+    cosine_CC: Floats,
+    pmi_CC: Floats | None,
+    order_C: Ints,
+    cluster_C: Ints,
+    names: Sequence[str],
+    rho: float | None,
+    out: Path,
+) -> None:
+    """``class_embeddings.png``: cosines of class embeddings and, where there is a table, the PMI of the names in the
+    same order; lines between spectral clusters.
+    """
+    classes, panels = len(order_C), 1 if pmi_CC is None else 2
+    side = min(11.0, max(4.2, 0.34 * classes + 1.6))
+    figure = _figure(side * panels + 0.6, side + 0.3)
+    axes = figure.subplots(1, panels, squeeze=False)[0]
+    apart = float(np.abs(cosine_CC[~np.eye(classes, dtype=np.bool_)]).max(initial=0.0)) or 1.0
+    shown = [(cosine_CC, "cosine of class embeddings", "RdBu_r", -apart, apart)]
+    if pmi_CC is not None:
+        top = float(pmi_CC.max(initial=0.0)) or 1.0
+        with_rho = "" if rho is None else f" (rank correlation {rho:.2f})"
+        shown.append((pmi_CC, f"PMI of the names, edges only{with_rho}", "Reds", 0.0, top))
+    for ax, panel in zip(axes, shown, strict=True):
+        _matrix(ax, *panel, order_C, cluster_C, names)
+    _save(figure, out / "class_embeddings.png")
+
+
+def _matrix(
+    ax: Axes,
+    values_CC: Floats,
+    title: str,
+    colours: str,
+    low: float,
+    high: float,
+    order_C: Ints,
+    cluster_C: Ints,
+    names: Sequence[str],
+) -> None:
+    """One matrix in the order of the clusters, without its diagonal."""
+    inner_CC, classes = values_CC[np.ix_(order_C, order_C)].copy(), len(order_C)
+    np.fill_diagonal(inner_CC, np.nan)
+    cmap = colormaps[colours].with_extremes(bad="0.85")
+    image = ax.imshow(np.ma.masked_invalid(inner_CC), cmap=cmap, vmin=low, vmax=high, interpolation="nearest")
+    if classes * classes <= CELLS:
+        _numbers(ax, inner_CC, "{:.2f}", np.abs(inner_CC) > 0.65 * high)
+    if classes <= LABELS:
+        labels = [_short(names[c]) for c in order_C]
+        ax.set_xticks(range(classes), labels, rotation=90, size=7)
+        ax.set_yticks(range(classes), labels, size=7)
+    for edge in np.flatnonzero(np.diff(cluster_C[order_C])):
+        ax.axhline(edge + 0.5, color="black", linewidth=0.8)
+        ax.axvline(edge + 0.5, color="black", linewidth=0.8)
+    ax.set_title(title, size=10)
+    ax.figure.colorbar(image, ax=ax, fraction=0.046, pad=0.02).ax.tick_params(labelsize=7)

@@ -1,0 +1,118 @@
+"""A run folder opened for analysis: its options, data, kept states and memories. Nothing here writes into the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from torch import Tensor
+
+from pipeline.blocks import weights_of
+from pipeline.checkpoint import Checkpoint, Checkpoints
+from pipeline.client import ClientHost
+from pipeline.config import from_tree
+from pipeline.contract import Tensors
+from pipeline.experiment import ClusterOptions
+from pipeline.folder import read_config
+from pipeline.journal import read_json
+from pipeline.rounds import MEMORY, STATE
+from pipeline.run import make_setup
+from pipeline.server import Server
+from pipeline.setup import Setup, one_thread
+from pipeline.training import infer
+from tasks.contract import ClientData, InputError
+from tasks.store import Prepared
+
+
+@dataclass(frozen=True)
+class Study:
+    """folder: of the run; last: its last completed round."""
+
+    folder: Path
+    setup: Setup
+    last: Checkpoint
+    _rows: dict[int, ClientData] = field(default_factory=dict)
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        """The data of the run."""
+        return self.setup.data()
+
+    @cached_property
+    def server(self) -> Server:
+        """A server of its own, whose state is that of the round that ``at`` named last."""
+        return Server(self.setup)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of all classes."""
+        return self.prepared.manifest.class_names
+
+    @property
+    def seed(self) -> int:
+        """The run's seed, from which every draw of the analysis is derived."""
+        return self.setup.experiment.seed
+
+    def rounds(self) -> list[int]:
+        """The rounds whose state is there, ascending: those that were kept, and the last completed one."""
+        return sorted({*Checkpoints(self.folder).kept(), self.last.round})
+
+    def at(self, round_: int) -> Server:
+        """The server as it was after a round."""
+        state = self.last.parts[STATE] if round_ == self.last.round else Checkpoints(self.folder).read_kept(round_)
+        self.server.restore(state)
+        return self.server
+
+    def rows(self, client: int) -> ClientData:
+        """A client's data as it has them, read once."""
+        if client not in self._rows:
+            self._rows[client] = self.prepared.client(client, self.server.objective)
+        return self._rows[client]
+
+    def memory(self, client: int) -> Tensors:
+        """The client's memory after the last completed round; empty where it was never selected."""
+        return self.last.parts.get(f"{MEMORY}{client:05d}", {})
+
+    @cached_property
+    def host(self) -> ClientHost:
+        """Trains clients in a work-space of its own."""
+        return ClientHost(self.setup)
+
+    def local_weights(self, round_: int, client: int, memory: Tensors) -> Tensors:
+        """Weights of one client after local training from the state of a round: what it would be in the next one."""
+        self.host.fit(client, round_ + 1, self.at(round_).broadcast(round_ + 1), memory)
+        return weights_of(self.host.model)
+
+    def represent(self, weights: Tensors, data: ClientData, index_B: Tensor | None = None) -> Tensor:
+        """Representations [B, D] of some rows (None: all) by the encoder with these weights."""
+        self.server.model.load_state_dict(weights)
+        return infer(self.server.model, data if index_B is None else part_of(data, index_B))
+
+
+def part_of(data: ClientData, index_B: Tensor) -> ClientData:
+    """Some rows, in that order."""
+    length_N = None if data.length_N is None else data.length_N[index_B]
+    return ClientData(data.x[index_B], data.y_NC[index_B], data.known_NC[index_B], data.weight_NC[index_B], length_N)
+
+
+def open_study(folder: Path, say: Callable[[str], None]) -> Study:
+    """Open a run folder, in this process and on the CPU, whatever it ran on.
+
+    Raises InputError where it holds no completed round, or the data on this machine are not those of the run.
+    """
+    one_thread()
+    experiment = from_tree(read_config(folder))
+    last = Checkpoints(folder).load()
+    if last is None:
+        raise InputError(f"{folder} holds no completed round: go on with 'anchorfl resume {folder}'")
+    setup = make_setup(replace(experiment, cluster=ClusterOptions(executor="serial")), say)
+    manifest, tags = setup.data().manifest, read_json(folder / "run.json").get("tags", {})
+    for name in ("data_digest", "partition_digest"):
+        if tags.get(name, getattr(manifest, name)) != getattr(manifest, name):
+            raise InputError(
+                f"{folder}: the data here are not those that it was trained on ({name} differs):"
+                " name the same raw files with $ANCHORFL_DATA"
+            )
+    return Study(folder, setup, last)

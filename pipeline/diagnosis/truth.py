@@ -1,0 +1,54 @@
+"""The labels that clients do not see, read from the raw data again: for analysis after training, and for nothing
+else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.diagnosis.study import Study
+from tasks.columns import Bools, Ints
+from tasks.contract import ClientData, InputError
+from tasks.labels import Labels
+from tasks.raw import raw_digest
+from tasks.rows import given_labels, read_rows, resolved
+from tasks.sources import raw_folder, task_of
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """row_N: ids, ascending; labels, given: of these rows (given None: every label is)."""
+
+    row_N: Ints
+    labels: Labels
+    given: Labels | None
+
+    def of(self, row_B: Ints) -> tuple[Bools, Bools]:
+        """Labels and whether the raw data have them, [B, C], of the rows with these ids."""
+        at_B = np.searchsorted(self.row_N, row_B)
+        y_BC = self.labels.take(at_B).matrix()
+        return y_BC, np.ones_like(y_BC) if self.given is None else self.given.take(at_B).matrix()
+
+
+def read_truth(study: Study, say: Callable[[str], None]) -> Truth:
+    """Read the raw rows. Raises InputError where they are missing, or not those that the run was prepared from."""
+    e, manifest = study.setup.experiment, study.prepared.manifest
+    task = task_of(e.task)
+    options = resolved(task, e.task, e.seed)
+    folder = raw_folder(task, options)
+    if raw_digest(task, options, folder) != manifest.raw_digest:
+        raise InputError(f"{study.folder}: the raw files of {task.name} have changed since: restore them")
+    table, task = read_rows(task, options, folder, say)
+    table = table.take(np.argsort(table["row"].to_numpy(), kind="stable"))
+    labels = Labels.of_lists(table["labels"], len(task.class_names))
+    return Truth(np.asarray(table["row"].to_numpy(), dtype=np.int64), labels, given_labels(table, labels.classes))
+
+
+def check(data: ClientData, y_NC: Bools, who: str) -> None:
+    """InputError where the truth contradicts a label that a client was given: it is not that of these rows."""
+    known_NC = data.known_NC.numpy() > 0
+    if ((data.y_NC.numpy() > 0) != y_NC)[known_NC].any():
+        raise InputError(f"{who}: its labels are not those of the raw data: prepare the data again and repeat the run")

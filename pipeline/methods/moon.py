@@ -1,0 +1,72 @@
+"""MOON (Li, He and Song, CVPR 2021): a client's representations are drawn to those of the server's model and away from
+those of the client's own last model.
+
+The representation is what the encoder gives; FedAlign's tables have no projection head. Facts, and where paper and code
+differ: docs/methods/moon.md. Suffixes: N rows of the client, B rows of a piece, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pipeline.blocks import weights_of
+from pipeline.contract import Averaging, AveragingLocal, ClientSide, Global, Tensors
+from tasks.contract import Batch, ClientData
+
+LAST = "last."
+"""Prefix of the last encoder in the client's memory."""
+
+
+class MoonLocal(AveragingLocal):
+    def __init__(self, side: ClientSide[Global], mu: float, tau: float) -> None:
+        super().__init__(side)
+        self.mu, self.tau = mu, tau
+        self.sent_ND: Tensor | None = None
+        last = {name.removeprefix(LAST): value for name, value in side.memory.items() if name.startswith(LAST)}
+        if mu and last:  # both encoders are frozen and without dropout, so once a round is enough
+            self.sent_ND = side.infer(self.model, side.data)
+            self.model.encoder.load_state_dict(last)
+            self.last_ND = side.infer(self.model, side.data)
+            self.model.load_state_dict(side.state.weights)
+
+    def active(self, data: ClientData) -> Tensor:
+        if self.sent_ND is None:
+            return super().active(data)
+        return torch.ones(len(data), dtype=torch.bool, device=data.y_NC.device)  # the contrast needs no label
+
+    def loss(self, batch: Batch) -> Tensor:
+        if self.sent_ND is None:
+            return super().loss(batch)
+        z_BD = self.model.encoder(batch.x)
+        near_B = F.cosine_similarity(z_BD, self.sent_ND[batch.index_B])
+        far_B = F.cosine_similarity(z_BD, self.last_ND[batch.index_B])
+        contrast = F.softplus((far_B - near_B) / self.tau).sum() / batch.denominator
+        return self.side.objective.loss(self.model.head(z_BD), batch) + self.mu * contrast
+
+    def memory(self) -> Tensors:
+        return super().memory() | {LAST + name: value for name, value in weights_of(self.model.encoder).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moon(Averaging):
+    """Client: mu * -log(e^(near/tau) / (e^(near/tau) + e^(far/tau))) is added for every row, labelled or not (eq. 3);
+    nothing in its first round, when it has no last model. Server: FedAvg's.
+    """
+
+    name = "moon"
+
+    mu: float = 0.001
+    """Weight of the contrast, >= 0; 0 is FedAvg (FedAlign's tables: 0.001; MOON's own: 1 to 5)."""
+    tau: float = 0.5
+    """Temperature of the cosine similarities, > 0."""
+
+    def __post_init__(self) -> None:
+        if not (self.mu >= 0 and self.tau > 0):
+            raise ValueError(f"method.mu = {self.mu} must be at least 0, method.tau = {self.tau} above 0")
+
+    def local(self, side: ClientSide[Global]) -> MoonLocal:
+        return MoonLocal(side, self.mu, self.tau)

@@ -1,0 +1,97 @@
+"""SCAFFOLD (Karimireddy et al., ICML 2020), Algorithm 1: control variates that correct the drift of clients.
+
+Facts, and where paper and codes differ: docs/methods/scaffold.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipeline.blocks import mean_of, weights_of
+from pipeline.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+from tasks.contract import Batch
+
+OWN = "own."
+"""Prefix of the client's control variate in its memory."""
+
+
+@dataclass(frozen=True)
+class ControlGlobal(Global):
+    control: Tensors  # c: the server's estimate of the mean gradient, by name of the parameter
+
+
+@dataclass(frozen=True)
+class ControlUpdate(Update):
+    control: Tensors  # change of the client's own control variate c_i
+
+
+class ScaffoldLocal(Local[ControlGlobal, ControlUpdate]):
+    def __init__(self, side: ClientSide[ControlGlobal]) -> None:
+        super().__init__(side)
+        self.own = {n: side.memory.get(OWN + n, torch.zeros_like(p)) for n, p in self.model.named_parameters()}
+        self.total = {n: torch.zeros_like(p) for n, p in self.model.named_parameters()}
+        self.steps = 0
+
+    def gradients(self, pieces: Iterable[Batch]) -> Tensor:
+        loss = super().gradients(pieces)
+        self.steps += 1
+        for name, p in self.model.named_parameters():
+            assert p.grad is not None  # ``Local`` starts with zeros
+            self.total[name] += p.grad
+            p.grad += self.side.state.control[name] - self.own[name]
+        return loss
+
+    def next_own(self) -> Tensors:
+        """c_i after the round. Plain SGD: option II, from the way gone. Else the mean of the raw gradients, which is
+        what option II gives with plain SGD and no longer gives with Adam, momentum or weight decay.
+        """
+        o, state = self.side.optimizer, self.side.state
+        if o.name != "sgd" or o.momentum or o.weight_decay:
+            return {name: total / self.steps for name, total in self.total.items()}
+        way = self.steps * o.lr
+        now = {n: p.detach() for n, p in self.model.named_parameters()}
+        return {n: own - state.control[n] + (state.weights[n] - now[n]) / way for n, own in self.own.items()}
+
+    def update(self) -> ControlUpdate:
+        change = {name: value - self.own[name] for name, value in self.next_own().items()}
+        return ControlUpdate(weights_of(self.model), change)
+
+    def memory(self) -> Tensors:
+        return super().memory() | {OWN + name: value for name, value in self.next_own().items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(Method[ControlGlobal, ControlUpdate]):
+    """Client: every gradient is corrected by c - c_i. Server: x moves by server_lr times the mean way that the clients
+    went, c by the sum of the changes of c_i divided by the number of ALL clients.
+    """
+
+    name = "scaffold"
+
+    server_lr: float = 1.0
+    """Global step size eta_g, > 0."""
+
+    def __post_init__(self) -> None:
+        if not self.server_lr > 0:
+            raise ValueError(f"method.server_lr = {self.server_lr}: must be above 0")
+
+    def begin(self, side: ServerSide) -> ControlGlobal:
+        zeros = {name: torch.zeros_like(p) for name, p in side.model.named_parameters()}
+        return ControlGlobal(weights_of(side.model), zeros)
+
+    def local(self, side: ClientSide[ControlGlobal]) -> ScaffoldLocal:
+        return ScaffoldLocal(side)
+
+    def merge(self, state: ControlGlobal, reports: Sequence[Report[ControlUpdate]], side: ServerSide) -> ControlGlobal:
+        even = [1] * len(reports)
+        weights = mean_of([r.update.weights for r in reports], even)
+        if self.server_lr != 1:
+            for name in state.control:
+                weights[name] = torch.lerp(state.weights[name], weights[name], self.server_lr)
+        change = mean_of([r.update.control for r in reports], even)
+        share = len(reports) / len(side.cards)
+        return ControlGlobal(weights, {name: c + share * change[name] for name, c in state.control.items()})

@@ -1,0 +1,62 @@
+"""A digest covers what differs from the defaults; these are held here, and a changed one needs a new epoch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import read_preset
+from pipeline.experiment import EPOCH, Experiment, digest
+from pipeline.methods import METHODS
+from pipeline.methods.fedavg import FedAvg
+
+HELD = Path(__file__).parent / "defaults.json"
+
+
+def defaults(node, prefix):
+    """Default of every option, by its full name."""
+    out = {}
+    for f in fields(node):
+        value = getattr(node, f.name)
+        out |= defaults(value, f"{prefix}{f.name}.") if is_dataclass(value) else {f"{prefix}{f.name}": value}
+    return out
+
+
+def now():
+    out = {k: v for k, v in defaults(Experiment(method=FedAvg()), "").items() if not k.startswith("method.")}
+    for name, method in METHODS.items():
+        out |= defaults(method(), f"method:{name}.")
+    return json.loads(json.dumps(out))
+
+
+def test_defaults_are_those_of_the_epoch():
+    """To mend a failure: a new option goes into defaults.json; a CHANGED default also needs EPOCH + 1 in
+    pipeline/experiment.py, and a line under Numbers in CHANGELOG.md: ``python -m tests.product.test_defaults`` writes
+    the file anew.
+    """
+    held = json.loads(HELD.read_text())
+    assert held["epoch"] == EPOCH
+    assert now() == held["defaults"]
+
+
+def test_a_new_option_leaves_digests_as_they_are_and_a_changed_value_does_not():
+    e = read_preset("digits/fedalign")
+    assert digest(replace(e, method=replace(e.method, q1=98.0))) != digest(e)
+    assert digest(replace(e, seed=e.seed + 1)) != digest(e)
+    assert digest(replace(e, optimizer=replace(e.optimizer, batch_size=31))) != digest(e)
+    same = replace(e, output="x", cluster=replace(e.cluster, executor="serial"), task=replace(e.task, cache="y"))
+    assert digest(replace(same, evaluation=replace(e.evaluation, keep=3))) == digest(e)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_with_equal_options_have_digests_of_their_own(name):
+    digests = {digest(Experiment(method=METHODS[other]())) for other in METHODS}
+    assert len(digests) == len(METHODS)
+    assert digest(Experiment(method=METHODS[name]())) in digests
+
+
+if __name__ == "__main__":
+    HELD.write_text(json.dumps({"epoch": EPOCH, "defaults": now()}, indent=1, sort_keys=True) + "\n")

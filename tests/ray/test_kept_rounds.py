@@ -1,0 +1,23 @@
+"""The states that ``evaluation.keep`` keeps are the same bytes on Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pipeline.run import run
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
+
+
+def quiet(line: str) -> None:
+    """Nobody listens."""
+
+
+def test_serial_and_ray_keep_the_same_bytes(experiment, tmp_path):
+    e = experiment("fedalign", evaluation={"keep": 2})
+    run(e, tmp_path / "serial", quiet)
+    run(dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="ray")), tmp_path / "ray", quiet)
+    for name in ("00002.safetensors", "00003.safetensors"):
+        assert (tmp_path / "ray/rounds" / name).read_bytes() == (tmp_path / "serial/rounds" / name).read_bytes()

@@ -1,0 +1,70 @@
+"""A made-up paper on digits, and made-up finished runs of a table: what the tests of tables share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.checkpoint import write_atomically
+from pipeline.experiment import flat
+from pipeline.folder import write_config
+from pipeline.journal import JsonLines, RoundRecord, RunInfo, write_json
+from tuning.table_runs import Cell
+from tuning.tables import MACRO_ACCURACY, MACRO_F1, Paper
+
+HEAD = "paper,table,dataset,setting,method,metric,mean_percent,std_percent\n"
+DIGITS = (
+    HEAD + "Toy,1,Digits,,FedAvg,macro_f1,20.00,\nToy,1,Digits,,FedAvg,macro_accuracy,90.00,\n"
+    "Toy,1,Digits,,FedAlign,macro_f1,30.00,1.50\nToy,2,Digits,,FedAlign,macro_f1,30.00,1.50\n"
+)
+
+
+def toy(folder: Path, figures: str = DIGITS, **fields: object) -> Paper:
+    """A paper of one data set, digits, with two methods; its figures in ``folder``."""
+    file = folder / "published.csv"
+    file.write_text(figures)
+    paper = Paper(
+        title="Toy (2023)",
+        published="Toy",
+        tables=("1", "2"),
+        own="FedAlign",
+        data={"Digits": "digits"},
+        methods={"FedAvg": "fedavg", "FedAlign": "fedalign"},
+        metrics=(MACRO_F1, MACRO_ACCURACY),
+        seeds=(1, 2),
+        file=file,
+    )
+    return replace(paper, **fields)  # type: ignore[arg-type]
+
+
+def made_run(cell: Cell, runs: Path, scores: Mapping[str, Sequence[float]], *, failed: int = 0, **result) -> Cell:
+    """A finished run of a cell: for every metric a score per round from round 0; each client gets 2 MB and sends 1 MB a
+    round, and a round is 90 s of training and 10 s of scoring. failed: clients left out of every round.
+    """
+    folder = runs / f"{cell.row.preset.replace('/', '-')}-s{cell.seed}"
+    e = cell.experiment
+    journal = JsonLines(folder)
+    journal.begin(RunInfo(name=folder.name, experiment=e.task.name, params=flat(e), folder=folder))
+    answered = e.federation.clients_per_round - failed
+    for number, values in enumerate(zip(*scores.values(), strict=True)):
+        wire = {"wire/down/bytes": 2e6 * answered, "wire/up/bytes": 1e6 * answered} if number else {}
+        costs = {"sys/client_seconds": 90.0 if number else 0.0, "sys/score_seconds": 10.0 if number else 0.0}
+        metrics = {**dict(zip(scores, values, strict=True)), **wire, **costs, "fault/failed": float(failed)}
+        journal.round(RoundRecord(number, 1000.0 + number, metrics))
+    journal.end("FINISHED")
+    write_config(folder, e)
+    last = {"f1_macro": scores["test/f1_macro"][-1], "accuracy": scores["test/accuracy"][-1]}
+    content = {"checksum": "c", "digest": cell.digest, "scores": {"test": last}, "seconds": 1.0}
+    write_json(folder / "result.json", content | result)
+    write_atomically(folder / "model.json", b"{}")
+    return replace(cell, folder=folder)
+
+
+def rising(top: float, rounds: int = 50, wave: float = 0.02) -> list[float]:
+    """A learning curve."""
+    return [top * (1 - math.exp(-r / 8)) + wave * math.sin(r) * (r < rounds) for r in range(rounds + 1)]
+
+
+Make = Callable[..., Cell]

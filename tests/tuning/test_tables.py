@@ -1,0 +1,92 @@
+"""The definitions of the papers' tables against published.csv and the presets."""
+
+from __future__ import annotations
+
+import csv
+import re
+
+import pytest
+
+from pipeline.config import preset_names, preset_path, read_preset
+from tasks.contract import InputError
+from tests.tuning.made_tables import DIGITS, HEAD, toy
+from tuning.tables import PAPERS, PUBLISHED, Figure, chosen, paper_of, rows_of
+
+ROWS = [(paper, row) for paper in PAPERS.values() for row in rows_of(paper)]
+ABLATIONS = {"AL": "alignment", "SE": "semantic", "AT": "alternating"}
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_published_row_has_its_preset(name):
+    """Every method and data set of the file is a row, with the file's figures and a preset that is shipped."""
+    paper, rows = PAPERS[name], rows_of(PAPERS[name])
+    with PUBLISHED.open(newline="") as stream:
+        lines = [r for r in csv.DictReader(stream) if r["paper"] == paper.published and r["table"] in paper.tables]
+    assert lines
+    by_name = {(row.data, row.label): row for row in rows}
+    assert set(by_name) == {(r["dataset"], r["method"]) for r in lines}
+    for r in lines:
+        row = by_name[r["dataset"], r["method"]]
+        assert row.figures[r["metric"]].mean == float(r["mean_percent"])
+        assert r["table"] in row.tables
+    assert {row.preset for row in rows} <= set(preset_names())
+
+
+@pytest.mark.parametrize(("paper", "row"), ROWS, ids=[row.preset for _, row in ROWS])
+def test_a_preset_is_what_its_row_says(paper, row):
+    """Its first line has the published figures; its options are those in the row's label; its seed is the authors'."""
+    opening = preset_path(row.preset).read_text().splitlines()[0]
+    assert row.data in opening
+    for figure in row.figures.values():
+        assert f"{figure.mean:.2f}" in opening
+    e = read_preset(row.preset)
+    assert e.seed == paper.seeds[0]
+    assert row.label.lower().startswith(e.method.name)
+    for option, value in re.findall(r"(\w+)=([\d.]+)", row.label):
+        assert getattr(e.method, option) == float(value)
+    if e.method.name == "fedalign":
+        off = re.findall(r"w/o (\w+)", row.label)
+        assert [n for n, option in ABLATIONS.items() if not getattr(e.method, option)] == off
+
+
+def test_a_row_of_two_tables_is_one_row():
+    rows = {row.preset: row for row in rows_of(PAPERS["fedalign"])}
+    assert len(rows) == 66
+    assert rows["r8-8/fedalign"].tables == ("2", "3")
+    assert rows["r8-8/fedalign"].figures == {"macro_f1": Figure(83.76), "macro_accuracy": Figure(94.92)}
+    assert rows["r8-8/fedalign-no-al"].tables == ("3",)
+    assert rows["r8-8/fedalign-no-al"].figures == {"macro_f1": Figure(79.67)}
+    assert "es-5/fedalign-no-al" not in rows
+
+
+def test_what_a_definition_must_not_lack(tmp_path):
+    assert [row.figures for row in rows_of(toy(tmp_path))][1] == {"macro_f1": Figure(30.0, 1.5)}
+    with pytest.raises(ValueError, match=r"Digits, FedNew, macro_f1 is not in the definition of Toy \(2023\)"):
+        rows_of(toy(tmp_path, DIGITS + "Toy,1,Digits,,FedNew,macro_f1,1.00,\n"))
+    with pytest.raises(ValueError, match="two figures for Digits, FedAlign, macro_f1"):
+        rows_of(toy(tmp_path, DIGITS + "Toy,2,Digits,,FedAlign,macro_f1,31.00,\n"))
+
+
+def test_a_setting_is_part_of_the_data_set(tmp_path):
+    """FedBM and FedALC publish one data set in several settings."""
+    figures = HEAD + "Toy,1,Digits,beta=0.1,FedAvg,macro_f1,20.00,\nToy,1,Digits,beta=1,FedAvg,macro_f1,40.00,\n"
+    paper = toy(tmp_path, figures, data={"Digits, beta=0.1": "digits-01", "Digits, beta=1": "digits-1"})
+    assert [(row.data, row.preset) for row in rows_of(paper)] == [
+        ("Digits, beta=0.1", "digits-01/fedavg"),
+        ("Digits, beta=1", "digits-1/fedavg"),
+    ]
+
+
+def test_choosing():
+    rows = rows_of(paper_of("fedalign"))
+    got = chosen(rows, ["r8-8", "es-5"], ["fedavg", "fedalign"])
+    assert [row.preset for row in got] == ["es-5/fedavg", "es-5/fedalign", "r8-8/fedavg", "r8-8/fedalign"]
+    assert chosen(rows, [], []) == rows
+    with pytest.raises(InputError, match=r"--data r8: not in this table \(did you mean 'r8-8'\?\); it has es-5, es-15"):
+        chosen(rows, ["r8"], [])
+    with pytest.raises(InputError, match=r"--rows fedavgg: not in this table \(did you mean 'fedavg'\?\)"):
+        chosen(rows, [], ["fedavgg"])
+    with pytest.raises(InputError, match="the paper has no such row"):
+        chosen(rows, ["es-5"], ["fedalign-no-al"])
+    with pytest.raises(InputError, match=r"no table 'fedalgn' \(did you mean 'fedalign'\?\); there are: fedalign"):
+        paper_of("fedalgn")

@@ -1,0 +1,127 @@
+"""The figures of a table: published beside ours, and learning curves with the numbers behind them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from pipeline.compare import RunSummary
+from tuning.table_numbers import Entry, Table
+from tuning.tables import Metric, Row
+
+Curves = Mapping[str, Mapping[int, float]]
+"""Metric -> round -> score."""
+COLUMNS = 4
+"""Panels side by side."""
+OURS, THEIRS, OWN = "#31688e", "#d1495b", "#222222"
+
+
+def dots(table: Table) -> Figure:
+    """One panel per data set and metric, one line per row: the published figure as an open diamond, ours as a point
+    with its sd, every seed as a tick. The paper's own method is in bold.
+    """
+    metrics = table.paper.metrics
+    heights = [0.6 + 0.27 * len(rows) for _, rows in table.data]
+    figure = Figure(figsize=(2.2 + 4.1 * len(metrics), sum(heights) + 0.9), layout="constrained")
+    axes = figure.subplots(len(heights), len(metrics), squeeze=False, gridspec_kw={"height_ratios": heights})
+    for (data, rows), line in zip(table.data, axes, strict=True):
+        for metric, ax in zip(metrics, line, strict=True):
+            entries = [e for e in table.entries if e.row in rows and e.metric is metric]
+            _panel(ax, entries, table.paper.own, named=ax is line[0])
+            ax.set_title(f"{data}: {metric.shown} (%)", fontsize=10, loc="left")
+    handles, labels = _legend(axes[0][0])
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def _panel(ax: Axes, entries: Sequence[Entry], own: str, named: bool) -> None:
+    for place, entry in enumerate(entries):
+        if entry.published:
+            ax.errorbar(
+                entry.published.mean, place, xerr=entry.published.sd, fmt="D", markersize=6, markerfacecolor="none",
+                color=THEIRS, zorder=2,
+            )  # fmt: skip
+        if entry.mean is not None:
+            seeds = [100 * score for score in entry.scores.values()]
+            ax.plot(seeds, [place] * len(seeds), "|", color=OURS, markersize=9, alpha=0.55, zorder=1)
+            ax.errorbar(entry.mean, place, xerr=entry.sd, fmt="o", markersize=5, capsize=3, color=OURS, zorder=3)
+    ax.set_yticks(range(len(entries)), [entry.row.label for entry in entries])
+    for label in ax.get_yticklabels():
+        if label.get_text() == own:
+            label.set(fontweight="bold", color=OWN)
+    ax.tick_params(labelleft=named)
+    ax.set_ylim(len(entries) - 0.4, -0.6)
+    ax.grid(alpha=0.3)
+
+
+def _legend(ax: Axes) -> tuple[list[Any], list[str]]:
+    """Handles that no panel has to have: a table may lack every figure of one kind."""
+    theirs = ax.plot([], [], "D", markerfacecolor="none", color=THEIRS)
+    ours = ax.errorbar([], [], xerr=[], fmt="o", capsize=3, color=OURS)
+    seeds = ax.plot([], [], "|", color=OURS, alpha=0.55, markersize=9)
+    return [*theirs, ours, *seeds], ["published", "ours: mean and sd over seeds", "single seeds"]
+
+
+def curves(table: Table, rows: Sequence[Row]) -> Figure:
+    """Test scores against rounds, of a data set: a small panel per metric and row that has a run, with the mean over
+    seeds and a band from the lowest to the highest; the mean of the paper's own method goes through all as a reference.
+    """
+    shown = [row for row in rows if table.of(row)]
+    lines, metrics = -(-len(shown) // COLUMNS), table.paper.metrics
+    columns = min(COLUMNS, len(shown))
+    figure = Figure(figsize=(1.0 + 2.7 * columns, 2.1 * lines * len(metrics) + 0.5), layout="constrained")
+    blocks = figure.subfigures(len(metrics), 1, squeeze=False)[:, 0]
+    runs = {row.preset: [curve(run, metrics) for run in table.of(row).values()] for row in shown}
+    own = next((row.preset for row in shown if row.label == table.paper.own), "")
+    for metric, block in zip(metrics, blocks, strict=True):
+        axes = block.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
+        for ax in axes[len(shown) :]:
+            ax.set_visible(False)
+        for row, ax in zip(shown, axes, strict=False):
+            if own and row.preset != own:
+                _line(ax, runs[own], metric.record, OWN, "--")
+            _line(ax, runs[row.preset], metric.record, OURS, "-", band=True)
+            ax.set_title(f"{row.label} ({len(runs[row.preset])})", fontsize=9, loc="left")
+            ax.grid(alpha=0.3)
+            ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        block.supylabel(f"test {metric.shown} (%)", fontsize=9)
+    reference = f"; dashed: mean of {table.paper.own}" if own else ""
+    figure.supxlabel(f"round; mean, lowest and highest of (n) seeds{reference}", fontsize=9)
+    return figure
+
+
+def _line(ax: Axes, runs: Sequence[Curves], metric: str, colour: str, style: str, band: bool = False) -> None:
+    """Mean over runs of the rounds that all have, and a band over them."""
+    rounds = sorted(set.intersection(*(set(run[metric]) for run in runs)))
+    scores = [[100 * run[metric][r] for run in runs] for r in rounds]
+    ax.plot(rounds, [statistics.fmean(s) for s in scores], style, color=colour, linewidth=1.3 if band else 0.9)
+    if band:
+        ax.fill_between(rounds, [min(s) for s in scores], [max(s) for s in scores], color=colour, alpha=0.2, lw=0)
+
+
+def curve(run: RunSummary, metrics: Sequence[Metric]) -> Curves:
+    """Metric -> round -> score of a run."""
+    return {m.record: {r.round: r.metrics[m.record] for r in run.records if m.record in r.metrics} for m in metrics}
+
+
+def curves_csv(table: Table, rows: Sequence[Row]) -> str:
+    """The numbers behind ``curves`` in percent: a line per row, metric and round that all runs of the row have."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["data", "row", "preset", "metric", "round", "runs", "mean", "sd", "lowest", "highest"])
+    for row in rows:
+        runs = [curve(run, table.paper.metrics) for run in table.of(row).values()]
+        for metric in table.paper.metrics if runs else ():
+            for round_ in sorted(set.intersection(*(set(run[metric.record]) for run in runs))):
+                scores = [100 * run[metric.record][round_] for run in runs]
+                sd = f"{statistics.stdev(scores):.4f}" if len(scores) > 1 else ""
+                numbers = [f"{statistics.fmean(scores):.4f}", sd, f"{min(scores):.4f}", f"{max(scores):.4f}"]
+                writer.writerow([row.data, row.label, row.preset, metric.published, round_, len(scores), *numbers])
+    return stream.getvalue()

@@ -1,0 +1,178 @@
+"""A table in numbers: mean and sd over seeds beside the published figure, paired tests, verdicts, and what it cost.
+
+Scores are 0 to 1 as in the runs; means, sds and differences from the published figure are in percent.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from pipeline.compare import RunSummary, load_run
+from tuning.significance import Paired, corrected, paired
+from tuning.table_runs import Cell
+from tuning.tables import Figure, Metric, Paper, Row
+
+REPRODUCED, NOISE, NOT, ONE = "reproduced", "within noise", "not reproduced", "below, one seed"
+"""Verdicts; one seed has no sd, so nothing says whether it is noise."""
+DIGITS = 2
+"""Of the published figures, to which ours is rounded before it is compared."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of a table and one metric. scores: seed -> score of the seeds that have a finished run; asked: seeds in
+    all; published: None where the paper has no such figure; against: the paper's own method less this row, None where
+    this is the own method or it is not in the table.
+    """
+
+    row: Row
+    metric: Metric
+    scores: Mapping[int, float]
+    asked: tuple[int, ...]
+    published: Figure | None
+    against: Paired | None = None
+
+    @property
+    def mean(self) -> float | None:
+        """Over the seeds, in percent."""
+        return 100 * statistics.fmean(self.scores.values()) if self.scores else None
+
+    @property
+    def sd(self) -> float | None:
+        """Over the seeds (ddof 1), in percent; None below two."""
+        return 100 * statistics.stdev(self.scores.values()) if len(self.scores) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the published figure, in percentage points."""
+        return self.mean - self.published.mean if self.mean is not None and self.published else None
+
+    @property
+    def verdict(self) -> str:
+        """A word of the four; "" where there is nothing to compare."""
+        if self.difference is None:
+            return ""
+        if round(self.difference, DIGITS) >= 0:
+            return REPRODUCED
+        if self.sd is None:
+            return ONE
+        return NOISE if -self.difference <= self.sd else NOT
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What runs cost, as a mean over them: megabytes (10^6 bytes) that one client got and sent in a round, and busy
+    hours: seconds in which clients trained or models were scored, which is CPU time where each has a core to itself.
+    None of no run.
+    """
+
+    runs: int
+    down: float | None
+    up: float | None
+    hours: float | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A paper's table as far as its runs are there. notes: what to know about it, a line each; options: those from
+    the command line that may change a result; command: what makes it again.
+    """
+
+    paper: Paper
+    cells: Sequence[Cell]
+    runs: Mapping[str, RunSummary]
+    options: Sequence[str] = ()
+    command: str = ""
+    notes: Sequence[str] = ()
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """All that were asked for."""
+        return tuple(dict.fromkeys(cell.seed for cell in self.cells))
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """In the order of the paper; those of data sets that have no run at all are left out."""
+        there = {cell.row.folder for cell in self.cells if cell.digest in self.runs}
+        rows = {cell.row.preset: cell.row for cell in self.cells if cell.row.folder in there}
+        return tuple(rows.values())
+
+    @property
+    def data(self) -> tuple[tuple[str, tuple[Row, ...]], ...]:
+        """(data set as published, its rows)."""
+        names = dict.fromkeys(row.data for row in self.rows)
+        return tuple((name, tuple(row for row in self.rows if row.data == name)) for name in names)
+
+    def of(self, row: Row) -> dict[int, RunSummary]:
+        """The finished runs of a row by seed."""
+        return {c.seed: self.runs[c.digest] for c in self.cells if c.row == row and c.digest in self.runs}
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """Every row with every metric of the paper, with Holm's correction over the rows of a data set and metric."""
+        out = []
+        for _, rows in self.data:
+            for metric in self.paper.metrics:
+                out += self._family(rows, metric)
+        order = {row.preset: i for i, row in enumerate(self.rows)}
+        return tuple(sorted(out, key=lambda e: order[e.row.preset]))
+
+    def _family(self, rows: Sequence[Row], metric: Metric) -> list[Entry]:
+        scores = {row.preset: self._scores(row, metric) for row in rows}
+        own = next((row.preset for row in rows if row.label == self.paper.own), None)
+        tests = {p: paired(scores[own], s) for p, s in scores.items() if p != own} if own else {}
+        tests = corrected(tests)
+        return [
+            Entry(row, metric, scores[row.preset], self.seeds, row.figures.get(metric.published), tests.get(row.preset))
+            for row in rows
+        ]
+
+    def _scores(self, row: Row, metric: Metric) -> dict[int, float]:
+        name = f"{metric.value}_{self.paper.reported}"
+        return {seed: value for seed, run in self.of(row).items() if (value := run.values[name]) is not None}
+
+    def cost(self, row: Row) -> Cost:
+        """What the runs of a row cost."""
+        return _cost(list(self.of(row).values()))
+
+    @property
+    def hours(self) -> float:
+        """Busy hours of all runs, each counted once."""
+        return sum(busy_hours(run) for run in self.runs.values())
+
+
+def table_of(paper: Paper, cells: Sequence[Cell], **about: Sequence[str] | str) -> Table:
+    """The table of the cells that have a finished run. InputError where one of these is damaged."""
+    folders: dict[str, Path] = {cell.digest: cell.folder for cell in cells if cell.folder is not None}
+    return Table(paper, cells, {digest: load_run(folder) for digest, folder in folders.items()}, **about)  # type: ignore[arg-type]
+
+
+def _cost(runs: Sequence[RunSummary]) -> Cost:
+    if not runs:
+        return Cost(0, None, None, None)
+    per_client = [traffic(run) for run in runs]
+    return Cost(
+        len(runs),
+        statistics.fmean(down for down, _ in per_client),
+        statistics.fmean(up for _, up in per_client),
+        statistics.fmean(map(busy_hours, runs)),
+    )
+
+
+def traffic(run: RunSummary) -> tuple[float, float]:
+    """Megabytes down and up per client and round, over all clients that answered."""
+    selected = int(run.params["federation.clients_per_round"])
+    rounds = [record.metrics for record in run.records if record.round]
+    answered = sum(selected - metrics["fault/failed"] for metrics in rounds)
+    down, up = (sum(metrics[f"wire/{way}/bytes"] for metrics in rounds) / 1e6 for way in ("down", "up"))
+    return down / answered, up / answered
+
+
+def busy_hours(run: RunSummary) -> float:
+    """Hours in which clients trained or models were scored."""
+    keys = ("sys/client_seconds", "sys/score_seconds")
+    return sum(record.metrics[key] for record in run.records for key in keys) / 3600

@@ -1,0 +1,228 @@
+"""The page of a table: Markdown with figures, CSV with every number, learning curves, and the rows as
+REPRODUCIBILITY.md has them. Written anew from the run folders at any time; the same runs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from pipeline.checkpoint import write_atomically
+from tuning.page import Block, markdown
+from tuning.table_figures import curves, curves_csv, dots
+from tuning.table_numbers import Entry, Table
+from tuning.tables import Row
+
+FIGURES = "figures"
+HOW = (
+    "Scores: percent, test split, {reported}. Ours: mean ± sd (ddof 1) over the seeds. Verdicts: reproduced (mean at or"
+    " above the published figure, to two digits), within noise (below it by at most one sd), not reproduced; below, one"
+    " seed: a single seed has no sd.",
+    "Paired tests: {own} less the row, score by score on the seeds that both have (n). p: two-sided paired t-test, from"
+    " three pairs on; Holm: corrected for all rows of the data set; Wilcoxon: signed-rank test, uncorrected, from six"
+    " pairs on. -: not tested.",
+    "MB (10^6 bytes): tensors that one client got (down) and sent (up) in a round, mean over the clients that answered."
+    " CPU hours: seconds in which clients trained or models were scored, one thread each; without the start of"
+    " processes, preparation of data and waiting.",
+)
+REPORTED = {
+    "last": "last round",
+    "best": "round with the best validation macro F1",
+    "last5": "mean of the last five scored rounds",
+}
+
+
+def write_page(table: Table, out: Path) -> list[Path]:
+    """Write ``table.md`` with ``figures/``, ``table.csv`` and ``reproducibility.md`` into ``out``; what was written."""
+    figures = out / FIGURES
+    figures.mkdir(parents=True, exist_ok=True)
+    for _, rows in table.data:
+        write_atomically(figures / f"{_curves_of(rows)}.csv", curves_csv(table, rows).encode())
+    title = f"{table.paper.title}: table{'s' * (len(table.paper.tables) > 1)} {' and '.join(table.paper.tables)}"
+    write_atomically(out / "table.md", markdown(title, list(_blocks(table)), figures).encode())
+    write_atomically(out / "table.csv", table_csv(table).encode())
+    write_atomically(out / "reproducibility.md", reproducibility(table).encode())
+    return [out / name for name in ("table.md", "table.csv", "reproducibility.md", FIGURES)]
+
+
+def _blocks(table: Table) -> Iterator[Block]:
+    yield Block(paragraphs=[f"Made by `{table.command}`.", *_changed(table), *table.notes])
+    if not table.rows:
+        yield Block(paragraphs=["There is no finished run of this table yet."])
+        return
+    yield Block("Published beside ours", picture=partial(dots, table), file="table.png")
+    for data, rows in table.data:
+        entries = [e for e in table.entries if e.row in rows]
+        yield Block(data, rows=verdicts(entries, table.seeds))
+        if any(e.against for e in entries):
+            yield Block(f"{data}: {table.paper.own} against each row", rows=_tests(entries))
+        yield Block(f"{data}: cost", rows=_costs(table, rows))
+        name = _curves_of(rows)
+        picture = partial(curves, table, rows)
+        numbers = [f"Numbers: `{FIGURES}/{name}.csv`."]
+        yield Block(f"{data}: learning curves", picture=picture, file=f"{name}.png", paragraphs=numbers)
+    yield Block("Total", paragraphs=[total(table)])
+    words = {"reported": REPORTED[table.paper.reported], "own": table.paper.own}
+    yield Block("How to read it", paragraphs=[text.format(**words) for text in HOW])
+
+
+def _curves_of(rows: Sequence[Row]) -> str:
+    """Name of the files with the learning curves of a data set."""
+    return f"curves-{rows[0].folder}"
+
+
+def _changed(table: Table) -> list[str]:
+    """What to say of options from the command line."""
+    if all(cell.own for cell in table.cells):
+        return []
+    text = " ".join(table.options)
+    return [
+        f"**Not the paper's settings**: every run has `{text}`, so its figures say nothing about the published ones."
+    ]
+
+
+def total(table: Table) -> str:
+    """Number of runs and what they cost together, in a line."""
+    wanted = len({cell.digest for cell in table.cells})
+    return f"{len(table.runs)} of {wanted} runs, {_number(table.hours)} CPU hours in all."
+
+
+def verdicts(entries: Sequence[Entry], seeds: Sequence[int]) -> list[list[str]]:
+    """The table of a data set: first its head."""
+    head = ["row", "preset", "metric", "published", "ours", "difference", f"seeds {_list(seeds)}", "n", "verdict"]
+    out = [head]
+    for e in entries:
+        difference = "-" if e.difference is None else _signed(e.difference)
+        n = f"{len(e.scores)} of {len(e.asked)}"
+        scores = [_score(e, seed) for seed in seeds]
+        out.append(
+            [
+                e.row.label, e.row.preset, e.metric.shown, _published(e), _ours(e), difference, _list(scores), n,
+                e.verdict or "-",
+            ]
+        )  # fmt: skip
+    return out
+
+
+def _tests(entries: Sequence[Entry]) -> list[list[str]]:
+    rows = [["row", "metric", "difference", "n", "p", "Holm", "Wilcoxon"]]
+    for e in entries:
+        if (a := e.against) is not None:
+            difference = "-" if math.isnan(a.difference) else _signed(100 * a.difference)
+            tests = [_p(value) for value in (a.p, a.holm, a.wilcoxon)]
+            rows.append([e.row.label, e.metric.shown, difference, str(a.n), *tests])
+    return rows
+
+
+def _costs(table: Table, rows: Sequence[Row]) -> list[list[str]]:
+    out = [["row", "runs", "MB down", "MB up", "CPU hours per run"]]
+    for row in rows:
+        cost = table.cost(row)
+        out.append([row.label, str(cost.runs), *(_number(v) for v in (cost.down, cost.up, cost.hours))])
+    return out
+
+
+def reproducibility(table: Table) -> str:
+    """The rows that have a published figure and a run, as the first table of REPRODUCIBILITY.md."""
+    out = [f"| Row | Preset | Metric | Published | Ours, mean ± sd | Seeds {_list(table.seeds)} | Verdict |"]
+    out.append("|---" * 7 + "|")
+    options = "".join(f" {word}" for word in table.options)
+    before = ""
+    for e in table.entries:
+        if not e.verdict:
+            continue
+        tables = f"Table{'s' * (len(e.row.tables) > 1)} {' and '.join(e.row.tables)}"
+        first = e.row.preset != before
+        about = f"{table.paper.title}, {tables}, {e.row.data}, {e.row.label}" if first else ""
+        preset = f"`{e.row.preset}{options}`" if first else ""
+        scores = _list([_score(e, seed) for seed in table.seeds])
+        cells = [about, preset, e.metric.shown, _published(e), _ours(e), scores, e.verdict]
+        out.append("| " + " | ".join(cells) + " |")
+        before = e.row.preset
+    return "\n".join(out) + f"\n\n{total(table)} Command: `{table.command}`.\n"
+
+
+def table_csv(table: Table) -> str:
+    """Every number: a line per row and metric. Scores, means and differences in percent."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    names = ["paper", "tables", "data", "row", "preset", "metric", "published", "published_sd", "n", "seeds", "mean"]
+    names += ["sd", "difference", "verdict", *(f"seed_{seed}" for seed in table.seeds), "own_less_row", "pairs"]
+    names += ["p", "p_holm", "p_wilcoxon", "mb_down", "mb_up", "cpu_hours_per_run", "runs"]
+    writer.writerow(names)
+    for e in table.entries:
+        writer.writerow([_cell(value) for value in _line(table, e)])
+    return stream.getvalue()
+
+
+def _line(table: Table, e: Entry) -> list[object]:
+    a, cost = e.against, table.cost(e.row)
+    difference = None if a is None or math.isnan(a.difference) else 100 * a.difference
+    tests = [difference, a and a.n, a and a.p, a and a.holm, a and a.wilcoxon]
+    published = e.published
+    return [
+        table.paper.title, " ".join(e.row.tables), e.row.data, e.row.label, e.row.preset, e.metric.published,
+        published and published.mean, published and published.sd, len(e.scores), len(e.asked), e.mean, e.sd,
+        e.difference, e.verdict, *(100 * e.scores[s] if s in e.scores else None for s in table.seeds), *tests,
+        cost.down, cost.up, cost.hours, " ".join(str(run.folder) for run in table.of(e.row).values()),
+    ]  # fmt: skip
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _published(e: Entry) -> str:
+    if e.published is None:
+        return "-"
+    return f"{e.published.mean:.2f}" + (f" ± {e.published.sd:.2f}" if e.published.sd is not None else "")
+
+
+def _ours(e: Entry) -> str:
+    if e.mean is None:
+        return "-"
+    return f"{e.mean:.2f}" + (f" ± {e.sd:.2f}" if e.sd is not None else "")
+
+
+def _score(e: Entry, seed: int) -> str:
+    return f"{100 * e.scores[seed]:.2f}" if seed in e.scores else "-"
+
+
+def _signed(points: float) -> str:
+    """Percentage points, never -0.00."""
+    return f"{round(points, 2) + 0.0:+.2f}"
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if value >= 0.0001 else f"{value:.1e}"
+
+
+def _number(value: float | None) -> str:
+    """Three digits that say something."""
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
+
+
+def _list(words: Sequence[object]) -> str:
+    return ", ".join(map(str, words))
+
+
+def text(table: Table) -> str:
+    """The verdicts as text for a terminal, a block per data set."""
+    blocks = []
+    for data, rows in table.data:
+        lines = verdicts([e for e in table.entries if e.row in rows], table.seeds)
+        shown = [[line[0], *line[2:6], line[7], line[8]] for line in lines]
+        widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+        texts = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in shown]
+        blocks.append("\n".join([data, *texts]))
+    return "\n\n".join(blocks)

@@ -1,0 +1,82 @@
+"""The record of a table in MLflow: one run for the page of a call, and the way there for the runs that it made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pipeline.deliveries import Deliveries
+from pipeline.delivery import NOTES, shown, store_uri
+from pipeline.folder import CONFIG
+from pipeline.journal import JsonLines, RoundRecord, RunInfo, Status, read_json, read_records
+from pipeline.run import version_of
+from pipeline.tracking import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
+from tasks.contract import InputError
+from tuning.table_numbers import Table
+
+EXPERIMENT = "tables"
+"""In MLflow, that of all tables."""
+
+
+class TableRecord:
+    """A run folder in ``out`` of kind table, whose step is the number of runs that the table has: one call more adds a
+    step, a call with other options is a run of its own. uri: as ``tracking.uri``; runs: beside which the default store
+    lies; params: what was asked for. InputError where ``out`` holds a run of another kind.
+    """
+
+    def __init__(
+        self, out: Path, runs: Path, uri: str, params: dict[str, str | int], say: Callable[[str], None]
+    ) -> None:
+        if (out / CONFIG).exists():
+            raise InputError(f"{out} holds a run: give another --out")
+        self.folder, self.uri = out, store_uri(uri, runs / "any")
+        tags = {"kind": "table", "table": str(params["table"]), "anchorfl": version_of("anchorfl")}
+        info = RunInfo(name=out.name, experiment=EXPERIMENT, params=dict(params), tags=tags, folder=out)
+        rows = read_records(out)[0] if read_json(out / "run.json").get("params") == info.params else []
+        self.last = max((record.round for record in rows), default=-1)
+        self.journal = JsonLines(out, self.last + 1)
+        self.journal.begin(info)
+        self.writer: MlflowWriter | None = None
+        if self.uri:
+            self.deliveries = Deliveries(out, self.uri)
+            wait = LOCAL_WAIT_S if self.uri.startswith("sqlite") else SERVER_WAIT_S
+            self.writer = MlflowWriter(out, self.uri, say, delivery=self.deliveries, timeout_s=wait)
+            self.writer.begin(info)
+
+    def news(self, folder: Path | None) -> None:
+        """A run of the table has begun or ended; None: look for what the known ones have done since."""
+        if self.writer is not None:
+            if folder is not None:
+                self.deliveries.add(folder)
+            self.writer.wake()
+
+    def late(self, folders: Sequence[Path]) -> None:
+        """Send those finished runs that should stand in this store, by their own options, and do not: an earlier call
+        was killed before they were sent.
+        """
+        for folder in folders if self.writer is not None else ():
+            tracking = read_json(folder / CONFIG).get("tracking", {})
+            sent = read_json(folder / NOTES).get(shown(self.uri), {}).get("artifacts", {})
+            if "metrics.jsonl" not in sent and store_uri(tracking.get("uri", "none"), folder) == self.uri:
+                self.news(folder)
+
+    def page(self, table: Table, files: Sequence[Path]) -> None:
+        """Keep the page's files, and its means and costs as metrics."""
+        count = len(table.runs)
+        if count > self.last:
+            metrics = {"runs": float(count), "cpu_hours": table.hours}
+            means = {f"{e.row.preset}/{e.metric.published}": e.mean for e in table.entries}
+            for row in table.rows:
+                cost = table.cost(row)
+                means |= {f"{row.preset}/mb_down": cost.down, f"{row.preset}/mb_up": cost.up}
+            metrics |= {name: value for name, value in means.items() if value is not None}
+            self.journal.round(RoundRecord(count, time.time(), metrics))
+        for path in files:
+            self.journal.artifact(path)
+
+    def end(self, status: Status) -> None:
+        """Close the record and wait for the writer."""
+        self.journal.end(status)
+        if self.writer is not None:
+            self.writer.end(status)

@@ -1,0 +1,215 @@
+"""The runs of a table: which are there, found by the digest of their options wherever they were started from, and what
+the missing ones need before they can start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from models.label_names import NamesError
+from pipeline.compare import FREE
+from pipeline.config import override, read_preset
+from pipeline.experiment import Experiment, digest
+from pipeline.folder import CONFIG, RESULT, new_folder
+from pipeline.journal import read_json
+from pipeline.mirrored import catch_up, place_of
+from pipeline.own_data import settled
+from pipeline.run import Say, make_setup, prepare_data
+from pipeline.setup import Setup
+from tasks.contract import InputError, TaskOptions
+from tasks.sources import raw_folder, task_of
+from tasks.store import Prepared
+from tuning.tables import Row
+
+TAKEN = {"seed": "--seeds 4321,4322", "output": "--runs FOLDER and --out FOLDER"}
+"""Options of a run that a table sets itself -> what to write in their place."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One row with one seed: one run. own: whether its options are the preset's; folder: of the finished run; None:
+    there is none.
+    """
+
+    row: Row
+    seed: int
+    experiment: Experiment
+    digest: str
+    own: bool
+    folder: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """What lines about it call it."""
+        return f"{self.row.preset} seed {self.seed}"
+
+
+def cells_of(rows: Sequence[Row], seeds: Sequence[int], overrides: Sequence[str]) -> list[Cell]:
+    """Every row with every seed, data set by data set and seed by seed, so that a whole comparison is there early.
+    InputError on an override that a row's preset refuses, or that a table sets itself.
+
+    Runs are serial unless the overrides say otherwise: one process each is the cheapest way through many runs.
+    """
+    named = {word[2:].partition("=")[0].replace("-", "_") for word in overrides if word.startswith("--")}
+    for option in named & TAKEN.keys():
+        raise InputError(f"--{option}: a table sets it for its runs; give {TAKEN[option]}")
+    out = []
+    for row in rows:
+        preset = read_preset(row.preset)
+        try:
+            e = settled(override(preset, overrides, f"anchorfl table ... (options of {row.preset})"))
+        except InputError as error:
+            raise InputError(f"{row.preset}: {error} (--rows leaves rows out)") from error
+        if e.evaluation.test == "never":
+            raise InputError("--evaluation.test never: a table shows scores of the test split")
+        if "cluster.executor" not in named:
+            e = replace(e, cluster=replace(e.cluster, executor="serial"))
+        for seed in seeds:
+            one, theirs = replace(e, seed=seed), replace(preset, seed=seed)
+            out.append(Cell(row=row, seed=seed, experiment=one, digest=digest(one), own=digest(one) == digest(theirs)))
+    places = {folder: i for i, folder in enumerate(dict.fromkeys(row.folder for row in rows))}
+    return sorted(out, key=lambda cell: (places[cell.row.folder], seeds.index(cell.seed)))
+
+
+def changing(overrides: Sequence[str]) -> list[str]:
+    """Of overrides, those that may change a result: not where runs go, or what is kept of them."""
+    out, keep = list[str](), True
+    for word in overrides:
+        if word.startswith("--"):
+            name = word[2:].partition("=")[0].replace("-", "_")
+            keep = not any(name.startswith(free) if free.endswith(".") else name == free for free in FREE)
+        if keep:
+            out.append(word)
+    return out
+
+
+@dataclass(slots=True)
+class Found:
+    """What lies below a folder: digest -> finished runs, by name; digest -> the run that was begun."""
+
+    finished: dict[str, list[Path]] = field(default_factory=dict)
+    begun: dict[str, Path] = field(default_factory=dict)
+
+    def notes(self, cells: Sequence[Cell]) -> list[str]:
+        """Runs of the same options that ended with other weights, a line each."""
+        out = []
+        for cell in cells:
+            folders = self.finished.get(cell.digest, [])
+            if len({read_json(f / RESULT).get("checksum") for f in folders}) > 1:
+                rest = ", ".join(map(str, folders[1:]))
+                out.append(f"{cell.name}: {folders[0]} is shown; {rest}: the same options and seed, other weights")
+        return out
+
+
+def look(runs: Path) -> Found:
+    """Every run below ``runs``, at any depth. What has no run.json is none (artifacts have a config.json, too), and an
+    unfinished run that has a parent is its sweep's to go on with.
+    """
+    found = Found()
+    for path in sorted(runs.rglob("run.json")):
+        folder = path.parent
+        result = read_json(folder / RESULT)
+        if result:
+            found.finished.setdefault(str(result.get("digest")), []).append(folder)
+        elif (folder / CONFIG).exists() and not read_json(path).get("parent"):
+            found.begun.setdefault(str(read_json(folder / CONFIG).get("digest")), folder)
+    return found
+
+
+def matched(cells: Sequence[Cell], found: Found) -> list[Cell]:
+    """The cells with the folders of their finished runs."""
+    return [replace(c, folder=next(iter(found.finished.get(c.digest, [])), None)) for c in cells]
+
+
+class Job(NamedTuple):
+    """A run to make or to go on with."""
+
+    cell: Cell
+    folder: Path
+
+
+def jobs_of(cells: Sequence[Cell], found: Found, runs: Path, say: Say) -> list[Job]:
+    """What is missing, and where: the folder in which it was begun, or a new one; two rows that are one experiment are
+    one job. A finished copy on object storage is fetched and is missing no more: look again.
+    """
+    out: dict[str, Job] = {}
+    for cell in cells:
+        if cell.folder is not None or cell.digest in out:
+            continue
+        label = cell.row.preset.replace("/", "-")
+        folder = found.begun.get(cell.digest) or new_folder(cell.experiment, label, runs)
+        mirror = cell.experiment.cluster.mirror
+        if mirror:
+            catch_up(place_of(mirror, folder), folder, say, finished=True)
+        if not (folder / RESULT).exists():
+            out[cell.digest] = Job(cell, folder.resolve())
+    return list(out.values())
+
+
+def without_data(jobs: Sequence[Job]) -> dict[str, str]:
+    """Data sets of which files are missing, by their folder of presets -> where to get them, in a line."""
+    out: dict[str, str] = {}
+    for folder, options in dict.fromkeys((job.cell.row.folder, job.cell.experiment.task) for job in jobs):
+        try:
+            raw_folder(task_of(options), options)
+        except InputError as error:
+            out.setdefault(folder, str(error))
+    return out
+
+
+@dataclass(slots=True)
+class Preparation:
+    """What runs start from, by digest, and why some cannot start, by digest, in a line."""
+
+    setups: dict[str, Setup] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+def prepare_all(jobs: Sequence[Job], say: Say) -> Preparation:
+    """Prepare data and class-name vectors here and once: a run that prepared data would wait for CPUs that runs hold.
+    Bad input stops the runs that need it and no other.
+    """
+    out, data, said = Preparation(), dict[tuple[TaskOptions, int], Prepared | InputError](), set[str]()
+
+    def once(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            say(line)
+
+    for cell, _ in jobs:
+        e = cell.experiment
+        key = (e.task, e.seed)
+        try:
+            if key not in data:
+                data[key] = _prepared(e, once)
+            found = data[key]
+            if isinstance(found, InputError):
+                out.failures[cell.digest] = str(found)
+            else:
+                out.setups[cell.digest] = make_setup(e, once, found)
+        except (InputError, NamesError) as error:
+            out.failures[cell.digest] = str(error)
+    return out
+
+
+def _prepared(e: Experiment, say: Say) -> Prepared | InputError:
+    """The data of an experiment, or what is wrong with them, so that they are read once for all runs that need them."""
+    try:
+        return prepare_data(e, say)
+    except InputError as error:
+        return error
+
+
+def told(cells: Sequence[Cell], reasons: Mapping[str, str]) -> list[str]:
+    """Failures by digest as lines: one for each row and reason, with its seeds."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for cell in cells:
+        if cell.digest in reasons:
+            groups.setdefault((cell.row.preset, reasons[cell.digest]), []).append(cell.seed)
+    return [
+        f"{preset} seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))} failed: {reason}"
+        for (preset, reason), seeds in groups.items()
+    ]
