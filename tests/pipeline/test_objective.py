@@ -67,6 +67,10 @@ def tensors(*arrays):
     return [torch.from_numpy(np.asarray(a)) for a in arrays]
 
 
+def batch_of(x, y_BC, known_BC, weight_BC, denominator):
+    return Batch(x, y_BC, known_BC, weight_BC, denominator, torch.arange(len(y_BC)))
+
+
 @pytest.mark.parametrize("objective", KINDS, ids=["single", "balanced", "plain"])
 @QUICK
 @given(st.integers(0, 2**32))
@@ -74,7 +78,7 @@ def test_loss_equals_the_derivation(objective, seed):
     rows, classes, more = (int(n) for n in np.random.default_rng(seed).integers((1, 2, 0), (8, 6, 10)))
     logits, y, known, strength = (single_case if objective.kind == "single" else multi_case)(seed, rows, classes)
     l_, y_, k_, s_ = tensors(logits, y, known, strength)
-    batch = Batch(l_, y_, k_, objective.weights(y_, k_, s_), rows + more)
+    batch = batch_of(l_, y_, k_, objective.weights(y_, k_, s_), rows + more)
     want = by_hand(objective.kind, logits, y, known, strength, rows + more, objective.class_balanced)
     assert float(objective.loss(l_, batch)) == pytest.approx(want, rel=1e-9, abs=1e-12)
 
@@ -84,9 +88,10 @@ def test_losses_of_pieces_add_up_to_the_whole(objective):
     logits, y, known, _ = (single_case if objective.kind == "single" else multi_case)(3, 10, 4)
     l_, y_, k_ = tensors(logits, y, known)
     w_ = objective.weights(y_, k_)
-    whole = objective.loss(l_, Batch(l_, y_, k_, w_, 10))
+    whole = objective.loss(l_, batch_of(l_, y_, k_, w_, 10))
     cut = [
-        objective.loss(l_[p], Batch(l_[p], y_[p], k_[p], w_[p], 10)) for p in (slice(0, 3), slice(3, 4), slice(4, 10))
+        objective.loss(l_[p], batch_of(l_[p], y_[p], k_[p], w_[p], 10))
+        for p in (slice(0, 3), slice(3, 4), slice(4, 10))
     ]
     assert float(sum(cut)) == pytest.approx(float(whole), rel=1e-12)
 
@@ -96,7 +101,7 @@ def test_an_unlabelled_row_adds_nothing_but_counts_in_the_mean():
     y, known = torch.tensor([[1.0, 0], [0, 0]]), torch.tensor([[1.0, 1], [0, 0]])
     weight = SINGLE.weights(y, known)
     logits = torch.tensor([[0.0, 0], [5, -7]], requires_grad=True)
-    loss = SINGLE.loss(logits, Batch(logits, y, known, weight, 2))
+    loss = SINGLE.loss(logits, batch_of(logits, y, known, weight, 2))
     assert float(loss.detach()) == pytest.approx(math.log(2) / 2)
     loss.backward()
     assert logits.grad[1].tolist() == [0, 0]
@@ -107,7 +112,7 @@ def test_an_unknown_entry_has_neither_loss_nor_gradient():
     objective = Objective("multi")
     y, known = torch.tensor([[1.0, 0], [0, 0]]), torch.tensor([[1.0, 0], [1, 1]])
     logits = torch.zeros(2, 2, requires_grad=True)
-    objective.loss(logits, Batch(logits, y, known, objective.weights(y, known), 2)).backward()
+    objective.loss(logits, batch_of(logits, y, known, objective.weights(y, known), 2)).backward()
     assert (logits.grad != 0).tolist() == [[True, False], [True, True]]
 
 
@@ -136,7 +141,7 @@ def test_alpha_scales_entries_and_never_the_counts(objective):
 def test_large_logits_stay_finite(objective):
     y, known = torch.tensor([[1.0, 0, 0]]), torch.ones(1, 3)
     logits = torch.tensor([[-1e4, 1e4, 0.0]])
-    loss = objective.loss(logits, Batch(logits, y, known, objective.weights(y, known), 1))
+    loss = objective.loss(logits, batch_of(logits, y, known, objective.weights(y, known), 1))
     assert loss.isfinite()
     assert float(loss) > 1000
 
