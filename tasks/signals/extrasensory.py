@@ -8,8 +8,11 @@ Chosen by us: two minutes are consecutive where less than 110 s lie between them
 valley at 106 to 114 s, between jittered minutes (27 to 105 s) and a minute that was missed (120 s). The authors' code
 looks at no timestamps, so that it joins minutes that are hours apart.
 
-The test split is one of the data set's five folds of whole users (``cv_5_folds``; the authors of FedAlign draw
-sequences). Without that folder, folds of whole users are drawn with a seed of the task's own.
+The test split is one of five folds. ``users``, the default variant: the data set's own folds of whole users
+(``cv_5_folds``); without that folder, folds of whole users are drawn with a seed of the task's own. ``sequences``:
+folds of sequences before they are cut, whoever's they are, as FedAlign's authors draw them
+(dataset/dataset_extrasensory.py); drawn here once, with a seed of the task's own, so that five runs test every sequence
+once. The same users are then on both sides, and scores are higher.
 Counts of 16 of the 60 users (the files that tests read where they are present): 58988 minutes, 50559 with a positive
 label, 9754 sequences of 5.2 minutes on average. Origin: Vaizman, Ellis and Lanckriet, IEEE Pervasive Computing 16(4),
 2017; terms: publicly available, publications must cite that paper; no licence to redistribute is stated.
@@ -34,9 +37,10 @@ from tasks.contract import InputError, InputSpec, Source, Task, TaskOptions
 from tasks.signals.extrasensory_columns import CLASSES, COLUMNS, FEATURES, GROUPS, LABELS, TABLE_NAMES
 from tasks.signals.recordings import Recording, read_bytes, recording
 from tasks.signals.series import PAYLOAD, encode_series, fit_series
-from tasks.sources import find_files, open_text
+from tasks.sources import find_files, open_text, variant
 
 FILES = "*.features_labels.csv"
+USERS, SEQUENCES = "users", "sequences"
 STEPS = 10
 """Minutes of a sequence at most."""
 GAP = 110
@@ -57,7 +61,7 @@ def extrasensory() -> Task:
         kind="multi",
         payload=PAYLOAD,
         source=Source(
-            files=(FILES,),
+            files=(FILES.replace(".csv", f"{{{USERS}=|{SEQUENCES}=}}.csv"),),
             url="http://extrasensory.ucsd.edu",
             licence="public; publications must cite Vaizman et al. 2017; no licence to redistribute",
             optional=(f"{FOLDS_FOLDER}/fold_*_test_*_uuids.txt",),
@@ -85,8 +89,9 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
         msg = f"[task] fold = {options.fold} must be one of 0..{FOLDS - 1}: extrasensory has {FOLDS} folds"
         raise InputError(msg)
     paths = _users(find_files(folder, FILES))
-    fold_U = _folds(folder, tuple(paths))
-    if options.fold not in fold_U:
+    whole_users = variant(extrasensory(), options) == USERS
+    fold_U = _folds(folder, tuple(paths)) if whole_users else []
+    if whole_users and options.fold not in fold_U:
         found = ", ".join(map(str, sorted(set(fold_U))))
         msg = f"{folder}: no user of fold {options.fold} is here, only of {found}; choose one of those as [task] fold"
         raise InputError(msg)
@@ -96,7 +101,8 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     for user in users:
         for message in user.faults:
             bad.meet(message)
-    return bad.noted(_table(tuple(paths), users, [fold == options.fold for fold in fold_U]))
+    fold_N = np.repeat(fold_U, [len(u.length_N) for u in users]) if whole_users else _folds_of_sequences(users)
+    return bad.noted(_table(tuple(paths), users, fold_N == options.fold))
 
 
 def fit(train: Any, options: TaskOptions) -> InputSpec:
@@ -106,17 +112,28 @@ def fit(train: Any, options: TaskOptions) -> InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class _User:
-    """N sequences of S minutes in all. reading_SF: float32; length_N: their minutes; label_NC: 0, 1, or 2 where it is
-    missing; faults: rows that were left out.
+    """N pieces of sequences, of S minutes in all. reading_SF: float32; length_N: their minutes; sequence_N: which
+    sequence of the user they are of; label_NC: 0, 1, or 2 where it is missing; faults: rows that were left out.
     """
 
     reading_SF: npt.NDArray[np.float32]
     length_N: Ints
+    sequence_N: Ints
     label_NC: npt.NDArray[np.int8]
     faults: list[str]
 
 
-def _table(names: Sequence[str], users: Sequence[_User], tested: Sequence[bool]) -> Any:
+def _folds_of_sequences(users: Sequence[_User]) -> Ints:
+    """The fold of every piece: that of its whole sequence."""
+    count_U = [int(user.sequence_N.max(initial=-1)) + 1 for user in users]
+    order = np.random.default_rng(FOLDS_SEED).permutation(sum(count_U))
+    fold_Q = np.empty(len(order), dtype=np.int64)
+    fold_Q[order] = np.arange(len(order)) % FOLDS
+    start_U = np.cumsum([0, *count_U])
+    return np.concatenate([fold_Q[start + u.sequence_N] for start, u in zip(start_U, users, strict=False)])
+
+
+def _table(names: Sequence[str], users: Sequence[_User], test_N: Bools) -> Any:
     """The table of all users."""
     sizes = [len(user.length_N) for user in users]
     if not sum(sizes):
@@ -125,7 +142,7 @@ def _table(names: Sequence[str], users: Sequence[_User], tested: Sequence[bool])
     label_NC = np.concatenate([user.label_NC for user in users])
     columns = {
         "row": np.arange(len(label_NC), dtype=np.int64),
-        "split": pa.array(["train", "test"]).take(np.repeat(np.array(tested, dtype=np.int64), sizes)),
+        "split": pa.array(["train", "test"]).take(test_N.astype(np.int64)),
         "labels": _lists(np.nonzero(label_NC == 1)[1].astype(np.int32), (label_NC == 1).sum(1)),
         "known": _lists(np.nonzero(label_NC != 2)[1].astype(np.int32), (label_NC != 2).sum(1)),
         "subject": pa.array(names).take(np.repeat(np.arange(len(names)), sizes)),
@@ -172,7 +189,8 @@ def _sequences(minutes: Recording) -> _User:
     begin = np.flatnonzero(within % STEPS == 0)
     reading_SF = np.ascontiguousarray(minutes.value_DN[: len(FEATURES), index].T)
     length_N = np.diff(np.append(begin, len(index)))
-    return _User(reading_SF, length_N, label_NC[index[begin]], minutes.messages())
+    sequence_N = np.searchsorted(start, begin, side="right") - 1
+    return _User(reading_SF, length_N, sequence_N, label_NC[index[begin]], minutes.messages())
 
 
 def _check_header(path: Path, data: bytes) -> None:

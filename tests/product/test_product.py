@@ -41,8 +41,10 @@ def test_every_method_trains_on_every_toy_task(experiment, tmp_path, method, opt
     assert 0 <= result.scores["test"]["f1_macro"] <= 1
 
 
-@pytest.mark.parametrize("partition", PARTITIONS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "partition"),  # a partition knows nothing of methods, so two of them are enough for the others
+    [(m, p) for m in METHODS for p in PARTITIONS if p == PARTITIONS[0] or m in ("fedalign", "fedavg")],
+)
 def test_two_runs_with_one_seed_give_one_checksum(experiment, tmp_path, method, partition):
     e = experiment(method)
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition=partition))

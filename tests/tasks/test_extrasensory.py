@@ -91,6 +91,30 @@ def test_a_fold_tests_its_users_whatever_else_and_rows_do_not_depend_on_it(twin)
     assert len(tested) == 10
 
 
+def test_folds_of_sequences_keep_the_pieces_of_a_sequence_together(twin):
+    tables = [read(twin, options(variant="sequences", fold=fold)) for fold in range(5)]
+    tested_FN = np.array([np.array(table["split"]) == "test" for table in tables])
+    assert (tested_FN.sum(0) == 1).all(), "every row is tested in one fold"
+    fold_N = tested_FN.argmax(0)
+    same_N, user_N = [], []
+    for path in files(twin):
+        rows = [row for row in csv.DictReader(lines_of(path)) if any(row[f"label:{n}"] in ("1", "1.0") for n in LABELS)]
+        last = None
+        for row in rows:  # which minutes stand in one sequence, whatever its length
+            label = [row[f"label:{n}"] for n in LABELS]
+            same_N.append(last is not None and float(row["timestamp"]) - last[0] < GAP and label == last[1])
+            last = float(row["timestamp"]), label
+        user_N += [path.name] * len(rows)
+    length_N = pc.list_value_length(tables[0]["readings"]).to_numpy() // F
+    fold_S = np.repeat(fold_N, length_N)
+    assert len(fold_S) == len(same_N)
+    assert (fold_S[1:] == fold_S[:-1])[np.array(same_N[1:])].all(), "a cut sequence is in one fold"
+    assert len(set(zip(user_N, fold_S.tolist(), strict=True))) > len(files(twin)), "users are on both sides"
+    share_F = tested_FN.mean(1)
+    assert (abs(share_F - 0.2) < 0.08).all()
+    assert same(tables[0].drop_columns(["split"]), read(twin, options()).drop_columns(["split"]))
+
+
 def test_without_published_folds_whole_users_are_drawn(folder):
     shutil.rmtree(folder / "cv_5_folds")
     tests = []
