@@ -38,8 +38,7 @@ class TaskOptions:
     variant: str = ""
     """Variant of the raw files where a data set has several (r8: ``stemmed``, the default, or ``textgcn``)."""
     fold: int = -1
-    """Which fold is the test split, for data sets that come in folds (extrasensory: 0..4); -1: the run's seed modulo
-    their number, so that five seeds in a row test every fold."""
+    """Which fold is the test split (extrasensory: 0..4); -1: the run's seed modulo their number."""
     on_bad_row: Literal["error", "skip"] = "error"
     """What a bad row of the raw files does: stop with its place, or be left out, counted and listed."""
     min_positives: int = 0
@@ -52,8 +51,8 @@ class TaskOptions:
     """``k_classes``: rows IID over the clients, each client identifies k random classes of its own data (FedAlign,
     4.1); ``dirichlet``: label ratios Dir(beta) over the clients, a client identifies what it holds; ``iid``: rows
     IID, all known; ``categories``: the classes by category over the clients, a row to the owner of its rarest class
-    (FedAlign, ExtraSensory and MIMIC-III); ``subjects``: whole subjects or writers, a client identifies what it
-    holds (FedBM, FEMNIST); ``one_class``: one client per class, with all rows of that class (FedALC)."""
+    (FedAlign, ExtraSensory and MIMIC-III); ``subjects``: whole subjects or writers, identified is what is held
+    (FedBM, FEMNIST); ``one_class``: one client per class, with all rows of that class (FedALC)."""
     keep_subjects: bool = False
     """``categories``: all rows of a subject go to one client (FedAlign, 4.1, in the text; not in its code)."""
     classes_per_client: int = 3
@@ -64,20 +63,20 @@ class TaskOptions:
     """Draw again (bounded, seeded) until somebody identifies every class; false: a class left over is an error."""
     validation: float = 0.1
     """Share of the training rows held out for validation, stratified by class, in [0, 1)."""
+    validation_from: Literal["server", "clients"] = "server"
+    """``server``: before the partition, all labels; ``clients``: of each client's rows, its labels (authors' code)."""
     min_count: int = 100
     """Words seen at least this often in the training texts form the vocabulary (R8-8: 100)."""
     max_tokens: int = 1000
     """Longer texts are cut to this many words."""
     parquet: str = ""
-    """Your own data: path of a .parquet, .csv or .csv.gz file, below ``root`` if given; ``name`` is then without
-    meaning (docs/own-data.md)."""
+    """Your own data: a .parquet, .csv or .csv.gz file, below ``root`` if given, in place of ``name``."""
     labels: str = ""
-    """Of ``parquet``, names separated by commas or patterns (``label_*``): columns of 0 and 1, a class each
-    (multi-label); or one column of class names or numbers (single-label); or one column of lists of them (multi-label).
-    An empty cell is a label that is not known."""
+    """Of ``parquet``, names with commas or patterns (``label_*``): columns of 0 and 1, a class each; or one column of
+    class names or numbers (single-label), or of lists of them. An empty cell is a label that is not known."""
     inputs: str = ""
-    """Of ``parquet``: columns of numbers, one column of texts, of lists of numbers (or of lists of those: series) or of
-    paths of images; empty: all columns of numbers that are nothing else."""
+    """Of ``parquet``: columns of numbers, or one of texts, of lists of numbers (lists of those: series) or of paths of
+    images; empty: all columns of numbers that are nothing else."""
     client: str = ""
     """Of ``parquet``: column that says whose row it is: partition ``subjects``, one client for every value."""
     split: str = ""
@@ -211,9 +210,7 @@ class Objective:
     """Multi-label only: weigh positives and negatives of a class against each other (methods/fedalign.md, Losses)."""
 
     def weights(self, y_NC: Tensor, known_NC: Tensor, strength_NC: Tensor | float = 1.0) -> Tensor:
-        """Weight of every entry in the loss, from the client's current labels; ``strength_NC`` scales entries
-        (alpha).
-        """
+        """Weight of every entry in the loss, from the client's current labels; ``strength_NC`` scales it (alpha)."""
         if self.kind == "single":
             return known_NC * y_NC * strength_NC
         if not self.class_balanced:
@@ -257,8 +254,10 @@ class Plan:
 
     clients: tuple[ClientPlan, ...]
     validation: npt.NDArray[np.int64]
-    """Row ids held out for validation."""
+    """Row ids held out for validation, ascending."""
     seed: int
+    validation_client: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Client whose classes alone are known in each of them; empty: all classes are."""
 
 
 Encode = Callable[[pa.Table, InputSpec], pa.Table]

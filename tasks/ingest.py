@@ -29,7 +29,7 @@ from tasks.labels import Labels
 from tasks.partition import make_plan
 from tasks.plans import digest
 from tasks.raw import raw_digest
-from tasks.rows import Owners, owners, read_rows, resolved
+from tasks.rows import Owners, as_clients_know, owners, read_rows, resolved
 from tasks.sources import raw_folder
 from tasks.store import (
     Manifest,
@@ -118,6 +118,7 @@ def _build(
     row_N = table["row"].to_numpy()
     labels = Labels.of_lists(table["labels"], len(task.class_names))
     plan, owned = _planned(task, options, seed, table, labels)
+    table, labels = as_clients_know(table, labels, plan, task.kind)
     used_N = np.isin(row_N, np.concatenate([row_N[:0], *(client.rows for client in plan.clients)]))
     spec = task.fit(table.filter(pa.array(used_N)), options)
     every = tuple(range(labels.classes))

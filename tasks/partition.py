@@ -32,12 +32,29 @@ def make_plan(rows: Rows, task: Task, options: TaskOptions, seed: int, validatio
     """
     _check_rows(rows, task, validation)
     rows = rows.take(np.argsort(rows.row_N))  # the plan depends on the ids, not on the order in which the rows come
+    if validation is None and options.validation_from == "clients":
+        return _held_from_clients(rows, task, options, seed)
     if validation is None:
         rng = generator(seed, "validation")
         validation = stratified_holdout(rows.labels.rarest(), rows.row_N, options.validation, rng)
     rows = rows.take(np.flatnonzero(~np.isin(rows.row_N, validation)))
     _check(task, options, len(rows.row_N))
     return Plan(_clients(rows, task, options, seed), np.sort(validation), seed)
+
+
+def _held_from_clients(rows: Rows, task: Task, options: TaskOptions, seed: int) -> Plan:
+    """The partition of all rows first; then a share of every client's rows, which are the server's from then on."""
+    _check(task, options, len(rows.row_N))
+    clients, held = list[ClientPlan](), list[Ints]()
+    for number, client in enumerate(_clients(rows, task, options, seed)):
+        own = rows.take(np.searchsorted(rows.row_N, client.rows))
+        rng = generator(seed, f"validation of client {number}")
+        known = own.labels.where(np.isin(own.labels.class_P, client.classes))
+        held.append(stratified_holdout(known.rarest(), own.row_N, options.validation, rng))
+        clients.append(ClientPlan(np.setdiff1d(client.rows, held[-1]), client.classes))
+    row_V, client_V = np.concatenate(held), np.repeat(np.arange(len(held)), [len(part) for part in held])
+    order_V = np.argsort(row_V)
+    return Plan(tuple(clients), row_V[order_V], seed, client_V[order_V])
 
 
 def _clients(rows: Rows, task: Task, options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
@@ -197,6 +214,12 @@ def _check(task: Task, options: TaskOptions, rows: int) -> None:
         )
         raise InputError(msg)
     _check_keep_subjects(task, options)
+    if options.partition == "one_class" and options.validation_from == "clients":
+        msg = (
+            "[task] validation_from = 'clients': with partition = 'one_class' a row sits with several clients, so that "
+            "a validation row of one would be a training row of another; use 'server'"
+        )
+        raise InputError(msg)
     if options.partition != "one_class" and not 1 <= options.clients <= rows:  # its clients share rows
         msg = f"[task] clients = {options.clients} must lie in 1..{rows}: there are {rows} training rows to share"
         raise InputError(msg)

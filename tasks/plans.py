@@ -11,11 +11,12 @@ from tasks.contract import ClientPlan, InputError, Plan
 
 
 def digest(plan: Plan) -> str:
-    """sha256 of a plan: rows and classes of every client, validation rows, seed."""
+    """sha256 of a plan: rows and classes of every client, validation rows and whose they were, seed."""
     total = hashlib.sha256(repr((plan.seed, len(plan.clients))).encode())
     for rows, classes in [(c.rows, c.classes) for c in plan.clients] + [(plan.validation, ())]:
         total.update(repr((len(rows), classes)).encode())
         total.update(np.ascontiguousarray(rows, dtype="<i8").tobytes())
+    total.update(np.ascontiguousarray(plan.validation_client, dtype="<i8").tobytes())
     return total.hexdigest()
 
 
@@ -23,6 +24,8 @@ def plan_to_json(plan: Plan) -> str:
     """A plan as JSON text, with its digest."""
     clients = [{"rows": c.rows.tolist(), "classes": list(c.classes)} for c in plan.clients]
     content = {"digest": digest(plan), "seed": plan.seed, "validation": plan.validation.tolist(), "clients": clients}
+    if len(plan.validation_client):
+        content["validation_client"] = plan.validation_client.tolist()
     return json.dumps(content)
 
 
@@ -34,7 +37,10 @@ def plan_from_json(text: str) -> Plan:
             ClientPlan(np.array(c["rows"], dtype=np.int64), tuple(int(i) for i in c["classes"]))
             for c in content["clients"]
         )
-        plan = Plan(clients, np.array(content["validation"], dtype=np.int64), int(content["seed"]))
+        validation, whose = (
+            np.array(content.get(name, []), dtype=np.int64) for name in ("validation", "validation_client")
+        )
+        plan = Plan(clients, validation, int(content["seed"]), whose)
         stored = content["digest"]
     except (ValueError, TypeError, KeyError) as error:
         msg = f"this is no partition plan ({error!r}); prepare the data again"

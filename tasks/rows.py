@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from tasks.bad_rows import skipped
 from tasks.columns import Ints
-from tasks.contract import InputError, Plan, Task, TaskOptions
+from tasks.contract import InputError, Kind, Plan, Task, TaskOptions
+from tasks.disclose import known_matrix
 from tasks.labels import Labels
 from tasks.leaks import twins
 
@@ -122,6 +123,31 @@ def without_rare(table: Any, task: Task, least: int) -> tuple[Any, Task]:
     for name in {"labels", "known"} & set(table.column_names):
         table = table.set_column(table.column_names.index(name), name, renumbered(table[name]))
     return table, replace(task, class_names=names, groups=groups)
+
+
+def as_clients_know(table: Any, labels: Labels, plan: Plan, kind: Kind) -> tuple[Any, Labels]:
+    """Table and labels with the validation rows as the clients know them that they were held out from."""
+    if not len(plan.validation_client):
+        return table, labels
+    row_N, order_V = table["row"].to_numpy(), np.argsort(plan.validation)
+    place_N = np.searchsorted(plan.validation, row_N, sorter=order_V)
+    place_N = order_V[np.minimum(place_N, len(order_V) - 1)]
+    there_N = plan.validation[place_N] == row_N
+    aware_MC = np.zeros((len(plan.clients) + 1, labels.classes), dtype=np.bool_)
+    aware_MC[-1] = True  # rows that are no validation rows
+    for client, own in enumerate(plan.clients):
+        aware_MC[client, list(own.classes)] = True
+    whose_N = np.where(there_N, plan.validation_client[place_N], len(plan.clients))
+    seen = labels.where(aware_MC[whose_N[labels.row_P], labels.class_P])
+    given = table["known"] if "known" in table.column_names else pa.nulls(len(row_N), pa.list_(pa.int32()))
+    known_NC = known_matrix(pa.chunked_array(given), range(labels.classes), labels.classes) & aware_MC[whose_N]
+    if kind == "single":
+        known_NC &= (seen.length_N > 0)[:, None] | ~there_N[:, None]
+    known = pc.if_else(pa.array(there_N), Labels.of_matrix(known_NC).lists(), given)
+    for name, column in {"labels": seen.lists(), "known": known}.items():
+        table = table.drop_columns([name]) if name in table.column_names else table
+        table = table.append_column(name, column)
+    return table, seen
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -199,8 +199,10 @@ def cache_folder(name: str, options: TaskOptions, seed: int, raw: str) -> Path:
     Where the files lie does not matter to the content, so no folder is in it.
     """
     parquet, names = (Path(path).name for path in (options.parquet, options.class_names))
-    options_here = replace(options, root="", cache="", parquet=parquet, class_names=names)
-    content = json.dumps([FORMAT, raw, asdict(options_here), seed], sort_keys=True)
+    here = replace(options, root="", cache="", parquet=parquet, class_names=names)
+    # only what differs from its default, so that a new option leaves prepared data as they are
+    changed = {f.name: getattr(here, f.name) for f in fields(here) if getattr(here, f.name) != f.default}
+    content = json.dumps([FORMAT, raw, changed, seed], sort_keys=True)
     return cache_root(options.cache) / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 

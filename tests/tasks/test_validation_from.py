@@ -1,0 +1,93 @@
+"""Validation rows held out from every client, with the labels that the client has (FedAlign's code)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.contract import InputError, Objective, TaskOptions
+from tasks.ingest import prepare
+from tasks.partition import make_plan
+from tasks.plans import digest, plan_from_json, plan_to_json
+from tasks.sources import find_task
+from tests.tasks.federations import QUICK, rows_of, shuffled, task_of
+
+GROUPS = {"a": (0, 1), "b": (2,), "c": (3, 4, 5)}
+
+
+@st.composite
+def cases(draw):
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    y_NC = rng.random((draw(st.integers(60, 200)), 6)) < draw(st.sampled_from([0.15, 0.4]))
+    y_NC[:48, :] |= np.eye(6, dtype=bool)[np.arange(48) % 6]
+    chosen = TaskOptions(
+        clients=3,
+        partition=draw(st.sampled_from(["categories", "iid", "k_classes", "dirichlet"])),
+        classes_per_client=3,
+        validation=draw(st.sampled_from([0.0, 0.1, 0.25])),
+        validation_from="clients",
+    )
+    return rows_of(y_NC, rng.permutation(len(y_NC)) + 5), task_of(6, GROUPS), chosen
+
+
+@QUICK
+@given(cases(), st.integers(0, 2**40))
+def test_the_partition_comes_first_and_a_share_of_each_client_is_held_out(case, seed):
+    rows, task, chosen = case
+    plan = make_plan(rows, task, chosen, seed)
+    whole = make_plan(rows, task, replace(chosen, validation=0.0, validation_from="server"), seed)
+    assert (np.diff(plan.validation) > 0).all()
+    assert len(plan.validation_client) == len(plan.validation)
+    for number, (client, before) in enumerate(zip(plan.clients, whole.clients, strict=True)):
+        held = plan.validation[plan.validation_client == number]
+        assert len(held) == round(chosen.validation * len(before.rows))
+        assert np.array_equal(np.sort(np.concatenate([client.rows, held])), before.rows)
+        assert client.classes == before.classes
+    assert digest(make_plan(shuffled(rows, 1), task, chosen, seed)) == digest(plan)
+    again = plan_from_json(plan_to_json(plan))
+    assert digest(again) == digest(plan)
+    assert np.array_equal(again.validation_client, plan.validation_client)
+
+
+@pytest.mark.parametrize("name", ["toy-multi", "toy-single"])
+def test_the_file_of_the_server_holds_what_the_clients_knew(name, tmp_path):
+    task = find_task(name)
+    options = TaskOptions(name=name, clients=4, classes_per_client=2, validation=0.3, cache=str(tmp_path), min_count=1)
+    theirs = replace(options, validation_from="clients")
+    objective = Objective(task.kind)
+    prepared, all_known = (prepare(task, o, 3, engine="local") for o in (theirs, options))
+    plan, got = prepared.plan(), prepared.split("validation", objective)
+    aware_MC = np.zeros((4, len(task.class_names)), dtype=bool)
+    for client, own in enumerate(plan.clients):
+        aware_MC[client, list(own.classes)] = True
+    table = task.read(None, theirs)
+    place = {row: i for i, row in enumerate(table["row"].to_pylist())}
+    for i, (row, client) in enumerate(zip(plan.validation.tolist(), plan.validation_client.tolist(), strict=True)):
+        y_C = np.zeros(len(task.class_names), dtype=bool)
+        y_C[table["labels"][place[row]].as_py()] = True
+        known_C = aware_MC[client]
+        if task.kind == "single":
+            known_C = np.full_like(known_C, bool((y_C & known_C).any()))
+        assert np.array_equal(got.known_NC[i].numpy() > 0, known_C)
+        assert np.array_equal(got.y_NC[i].numpy() > 0, y_C & known_C)
+    assert not got.known_NC.all()
+    assert all_known.split("validation", objective).known_NC.all()
+    test, other = (p.split("test", objective) for p in (prepared, all_known))
+    assert test.known_NC.all()
+    assert np.array_equal(test.y_NC, other.y_NC)
+    assert sum(prepared.manifest.examples) + prepared.manifest.validation == sum(place[r] >= 0 for r in place) - len(
+        test
+    )
+
+
+def test_one_class_and_a_share_that_leaves_a_client_nothing_are_refused():
+    rows = rows_of(np.eye(4)[np.arange(20) % 4])
+    chosen = TaskOptions(clients=4, partition="one_class", validation_from="clients", validation=0.1)
+    with pytest.raises(InputError, match="validation_from = 'clients': with partition = 'one_class' a row sits"):
+        make_plan(rows, task_of(4), chosen, 0)
+    with pytest.raises(InputError, match=r"validation = 0\.9 takes"):
+        make_plan(rows, task_of(4), replace(chosen, partition="iid", clients=2, validation=0.9), 0)
