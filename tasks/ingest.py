@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -47,6 +48,8 @@ Engine = Literal["ray", "local"]
 Log = Callable[[str], None]
 _File = tuple[int, bytes, str]
 """Owner, bytes of its file, digest of the content."""
+PROGRESS_S = 5.0
+"""Seconds between two lines of progress."""
 BLOCK_ROWS = 4096
 """Rows of one Ray Data block: small enough to spread the encoding over the CPUs."""
 
@@ -128,9 +131,13 @@ def _build(
     local = engine == "local"
     made = _run_local(job, payload, owned) if local else _run_ray(job, payload, row_N, owned, labels)
     content, files = dict[str, str](), dict[str, str]()
+    said = time.monotonic()
     for owner, data, content_digest in made:
         content[job.name(owner)] = content_digest
         files[job.name(owner)] = write_file(building, job.name(owner), data)
+        if time.monotonic() - said > PROGRESS_S:
+            said = time.monotonic()
+            log(f"{task.name}: {len(files)} of {len(job.classes)} files written")
     files = dict(sorted(files.items()))  # Ray Data gives the owners in an order of its own
     manifest = _manifest(job, options, plan, owned, labels)
     manifest = replace(manifest, raw_digest=raw, data_digest=data_digest(content), files=files)

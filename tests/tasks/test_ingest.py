@@ -189,3 +189,13 @@ def test_images_and_toys_are_what_they_say(tmp_path):
     assert (other.split("test", Objective("single")).x == test.x).all()  # the test rows do not depend on the seed
     multi = find_task("toy-multi").read(None, TaskOptions())
     assert {len(labels) for labels in multi["labels"].to_pylist()} >= {1, 2, 3}
+
+
+def test_a_long_preparation_says_how_far_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.ingest.PROGRESS_S", -1.0)
+    said = []
+    options = TaskOptions(name="toy-multi", clients=3, cache=str(tmp_path))
+    prepare(find_task("toy-multi"), options, 0, engine="local", log=said.append)
+    assert [line for line in said if "written" in line][:5] == [
+        f"toy-multi: {n} of 5 files written" for n in range(1, 6)
+    ]
