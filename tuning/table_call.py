@@ -14,6 +14,7 @@ from tuning.table_numbers import Table, table_of
 from tuning.table_page import write_page
 from tuning.table_record import TableRecord
 from tuning.table_runs import Cell, Job, cells_of, changing, jobs_of, look, matched, prepare_all, told, without_data
+from tuning.table_vary import without_own
 from tuning.tables import chosen, paper_of, rows_of
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class Call:
     def __post_init__(self) -> None:
         a = self.asked
         self.paper = paper_of(a.name)
-        self.cells = cells_of(chosen(rows_of(self.paper), a.data, a.rows), a.seeds, a.overrides)
+        self.cells = cells_of(chosen(rows_of(self.paper), a.data, a.rows), a.seeds, a.overrides, a.vary)
+        self.notes += without_own({cell.row.key: cell.row for cell in self.cells}.values())
 
     def show(self) -> tuple[Table, list[Path]]:
         """Write the page of what is there."""
@@ -65,6 +67,8 @@ class Call:
             "table": a.name, "rows": " ".join(rows), "seeds": ",".join(map(str, a.seeds)),
             "options": " ".join(a.overrides), "command": a.command,
         }  # fmt: skip
+        if a.vary:
+            params["vary"] = a.vary.text
         return TableRecord(a.out, a.runs, self.cells[0].experiment.tracking.uri, params, self.say)
 
     def _table(self) -> Table:

@@ -6,17 +6,22 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tasks.contract import InputError
 
-USAGE = """usage: anchorfl table PAPER [--data r8-8,es-5] [--rows fedavg,fedalign] [--seeds 4321,4322] [--runs FOLDER]
-                      [--out FOLDER] [--parallel N] [--show] [--section.option value ...]
+if TYPE_CHECKING:
+    from tuning.table_vary import Vary
+
+USAGE = """usage: anchorfl table PAPER [--data r8-8,es-5] [--rows fedavg,fedalign] [--seeds 4321,4322]
+                      [--vary method.q1=95,97,99] [--runs FOLDER] [--out FOLDER] [--parallel N] [--show]
+                      [--section.option value ...]
 Run what is missing of a paper's table, go on with what was interrupted, and write it beside the published figures.
   --data, --rows  data sets and methods, as the folders and files of the presets are called; default: all
   --seeds         default: the authors'
+  --vary          an option and its values: every row with each of them, and a figure of the scores against them
   --runs          where finished runs are looked for, and new ones go; default: runs
-  --out           folder of the page; default: FOLDER/table-PAPER
+  --out           folder of the page; default: FOLDER/table-PAPER, with --vary FOLDER/table-PAPER-OPTION
   --parallel      runs at a time; default: as many as the machine, or the cluster, has CPUs
   --show          run nothing: the page of what is there, and no record in MLflow
   --section.option value: for every run, as in anchorfl run"""
@@ -37,10 +42,12 @@ class Asked(NamedTuple):
     show: bool
     overrides: list[str]
     command: str
+    vary: Vary | None
 
 
 def asked(arguments: Sequence[str]) -> Asked:
     """The arguments of ``anchorfl table``. InputError on bad ones."""
+    from tuning.table_vary import vary_of
     from tuning.tables import PAPERS, paper_of
 
     if not arguments or arguments[0].startswith("-"):
@@ -50,6 +57,7 @@ def asked(arguments: Sequence[str]) -> Asked:
     parser = argparse.ArgumentParser(prog="anchorfl table", add_help=False, exit_on_error=False, allow_abbrev=False)
     for option in ("--data", "--rows", "--seeds", "--out"):
         parser.add_argument(option, default="")
+    parser.add_argument("--vary", action="append", default=[])
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--parallel", type=int, default=0)
     parser.add_argument("--show", action="store_true")
@@ -59,10 +67,12 @@ def asked(arguments: Sequence[str]) -> Asked:
         raise InputError(f"table: {error}") from error
     if own.parallel < 0:
         raise InputError(f"--parallel {own.parallel}: must be at least 0")
+    vary = vary_of(own.vary)
+    page = f"table-{name}-{vary.word}" if vary else f"table-{name}"
     return Asked(
         name, _words(own.data), _words(own.rows), _seeds(own.seeds) or list(paper.seeds), own.runs,
-        Path(own.out) if own.out else own.runs / f"table-{name}", own.parallel, own.show, overrides,
-        shlex.join(["anchorfl", "table", *(word for word in arguments if word != "--show")]),
+        Path(own.out) if own.out else own.runs / page, own.parallel, own.show, overrides,
+        shlex.join(["anchorfl", "table", *(word for word in arguments if word != "--show")]), vary,
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ OURS, THEIRS, OWN = "#31688e", "#d1495b", "#222222"
 
 def dots(table: Table) -> Figure:
     """One panel per data set and metric, one line per row: the published figure as an open diamond, ours as a point
-    with its sd, every seed as a tick. The paper's own method is in bold.
+    with its sd, every seed as a tick. In bold is what the others are tested against.
     """
     metrics = table.paper.metrics
     heights = [0.6 + 0.27 * len(rows) for _, rows in table.data]
@@ -34,14 +34,14 @@ def dots(table: Table) -> Figure:
     for (data, rows), line in zip(table.data, axes, strict=True):
         for metric, ax in zip(metrics, line, strict=True):
             entries = [e for e in table.entries if e.row in rows and e.metric is metric]
-            _panel(ax, entries, table.paper.own, named=ax is line[0])
+            _panel(ax, entries, [table.reference(e.row) == e.row for e in entries], named=ax is line[0])
             ax.set_title(f"{data}: {metric.shown} (%)", fontsize=10, loc="left")
     handles, labels = _legend(axes[0][0])
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
-def _panel(ax: Axes, entries: Sequence[Entry], own: str, named: bool) -> None:
+def _panel(ax: Axes, entries: Sequence[Entry], bold: Sequence[bool], named: bool) -> None:
     for place, entry in enumerate(entries):
         if entry.published:
             ax.errorbar(
@@ -52,9 +52,9 @@ def _panel(ax: Axes, entries: Sequence[Entry], own: str, named: bool) -> None:
             seeds = [100 * score for score in entry.scores.values()]
             ax.plot(seeds, [place] * len(seeds), "|", color=OURS, markersize=9, alpha=0.55, zorder=1)
             ax.errorbar(entry.mean, place, xerr=entry.sd, fmt="o", markersize=5, capsize=3, color=OURS, zorder=3)
-    ax.set_yticks(range(len(entries)), [entry.row.label for entry in entries])
-    for label in ax.get_yticklabels():
-        if label.get_text() == own:
+    ax.set_yticks(range(len(entries)), [entry.row.shown for entry in entries])
+    for label, is_bold in zip(ax.get_yticklabels(), bold, strict=True):
+        if is_bold:
             label.set(fontweight="bold", color=OWN)
     ax.tick_params(labelleft=named)
     ax.set_ylim(len(entries) - 0.4, -0.6)
@@ -71,28 +71,29 @@ def _legend(ax: Axes) -> tuple[list[Any], list[str]]:
 
 def curves(table: Table, rows: Sequence[Row]) -> Figure:
     """Test scores against rounds, of a data set: a small panel per metric and row that has a run, with the mean over
-    seeds and a band from the lowest to the highest; the mean of the paper's own method goes through all as a reference.
+    seeds and a band from the lowest to the highest; the mean of what a row is tested against goes through its panel.
     """
     shown = [row for row in rows if table.of(row)]
     lines, metrics = -(-len(shown) // COLUMNS), table.paper.metrics
     columns = min(COLUMNS, len(shown))
     figure = Figure(figsize=(1.0 + 2.7 * columns, 2.1 * lines * len(metrics) + 0.5), layout="constrained")
     blocks = figure.subfigures(len(metrics), 1, squeeze=False)[:, 0]
-    runs = {row.preset: [curve(run, metrics) for run in table.of(row).values()] for row in shown}
-    own = next((row.preset for row in shown if row.label == table.paper.own), "")
+    runs = {row.key: [curve(run, metrics) for run in table.of(row).values()] for row in shown}
+    references = {row.key: own.key for row in shown if (own := table.reference(row)) in shown and own}
     for metric, block in zip(metrics, blocks, strict=True):
         axes = block.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
         for ax in axes[len(shown) :]:
             ax.set_visible(False)
         for row, ax in zip(shown, axes, strict=False):
-            if own and row.preset != own:
-                _line(ax, runs[own], metric.record, OWN, "--")
-            _line(ax, runs[row.preset], metric.record, OURS, "-", band=True)
-            ax.set_title(f"{row.label} ({len(runs[row.preset])})", fontsize=9, loc="left")
+            if references.get(row.key, row.key) != row.key:
+                _line(ax, runs[references[row.key]], metric.record, OWN, "--")
+            _line(ax, runs[row.key], metric.record, OURS, "-", band=True)
+            ax.set_title(f"{row.shown} ({len(runs[row.key])})", fontsize=9, loc="left")
             ax.grid(alpha=0.3)
             ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         block.supylabel(f"test {metric.shown} (%)", fontsize=9)
-    reference = f"; dashed: mean of {table.paper.own}" if own else ""
+    name = "the preset's own value" if table.varied else table.paper.own
+    reference = f"; dashed: mean of {name}" if references else ""
     figure.supxlabel(f"round; mean, lowest and highest of (n) seeds{reference}", fontsize=9)
     return figure
 
@@ -123,5 +124,5 @@ def curves_csv(table: Table, rows: Sequence[Row]) -> str:
                 scores = [100 * run[metric.record][round_] for run in runs]
                 sd = f"{statistics.stdev(scores):.4f}" if len(scores) > 1 else ""
                 numbers = [f"{statistics.fmean(scores):.4f}", sd, f"{min(scores):.4f}", f"{max(scores):.4f}"]
-                writer.writerow([row.data, row.label, row.preset, metric.published, round_, len(scores), *numbers])
+                writer.writerow([row.data, row.shown, row.key, metric.published, round_, len(scores), *numbers])
     return stream.getvalue()

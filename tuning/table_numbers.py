@@ -25,8 +25,8 @@ DIGITS = 2
 @dataclass(frozen=True)
 class Entry:
     """A row of a table and one metric. scores: seed -> score of the seeds that have a finished run; asked: seeds in
-    all; published: None where the paper has no such figure; against: the paper's own method less this row, None where
-    this is the own method or it is not in the table.
+    all; published: None where the paper has no such figure; against: the row's reference (``Table.reference``) less
+    this row, None where it is its own or has none in the table.
     """
 
     row: Row
@@ -98,7 +98,7 @@ class Table:
     def rows(self) -> tuple[Row, ...]:
         """In the order of the paper; those of data sets that have no run at all are left out."""
         there = {cell.row.folder for cell in self.cells if cell.digest in self.runs}
-        rows = {cell.row.preset: cell.row for cell in self.cells if cell.row.folder in there}
+        rows = {cell.row.key: cell.row for cell in self.cells if cell.row.folder in there}
         return tuple(rows.values())
 
     @property
@@ -107,27 +107,42 @@ class Table:
         names = dict.fromkeys(row.data for row in self.rows)
         return tuple((name, tuple(row for row in self.rows if row.data == name)) for name in names)
 
+    @property
+    def varied(self) -> str:
+        """The option that is varied; "" where none is."""
+        return next((cell.row.change.option for cell in self.cells if cell.row.change), "")
+
+    def reference(self, row: Row) -> Row | None:
+        """What a row is tested against: the paper's own method on the same data; where an option is varied, the same
+        preset with its own value. None where that is not in the table.
+        """
+        if row.change is None:
+            return next((r for r in self.rows if r.data == row.data and r.label == self.paper.own), None)
+        return next((r for r in self.rows if r.preset == row.preset and r.change and r.change.own), None)
+
     def of(self, row: Row) -> dict[int, RunSummary]:
         """The finished runs of a row by seed."""
         return {c.seed: self.runs[c.digest] for c in self.cells if c.row == row and c.digest in self.runs}
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """Every row with every metric of the paper, with Holm's correction over the rows of a data set and metric."""
-        out = []
-        for _, rows in self.data:
-            for metric in self.paper.metrics:
-                out += self._family(rows, metric)
-        order = {row.preset: i for i, row in enumerate(self.rows)}
-        return tuple(sorted(out, key=lambda e: order[e.row.preset]))
+        """Every row with every metric of the paper, with Holm's correction over the rows of a data set and metric;
+        where an option is varied, over the values of a row and metric.
+        """
+        families: dict[str, list[Row]] = {}
+        for row in self.rows:
+            families.setdefault(row.preset if row.change else row.data, []).append(row)
+        out = [e for rows in families.values() for metric in self.paper.metrics for e in self._family(rows, metric)]
+        order = {row.key: i for i, row in enumerate(self.rows)}
+        return tuple(sorted(out, key=lambda e: order[e.row.key]))
 
     def _family(self, rows: Sequence[Row], metric: Metric) -> list[Entry]:
-        scores = {row.preset: self._scores(row, metric) for row in rows}
-        own = next((row.preset for row in rows if row.label == self.paper.own), None)
-        tests = {p: paired(scores[own], s) for p, s in scores.items() if p != own} if own else {}
+        scores = {row.key: self._scores(row, metric) for row in rows}
+        own = self.reference(rows[0])
+        tests = {key: paired(scores[own.key], s) for key, s in scores.items() if key != own.key} if own else {}
         tests = corrected(tests)
         return [
-            Entry(row, metric, scores[row.preset], self.seeds, row.figures.get(metric.published), tests.get(row.preset))
+            Entry(row, metric, scores[row.key], self.seeds, row.figures.get(metric.published), tests.get(row.key))
             for row in rows
         ]
 

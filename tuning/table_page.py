@@ -15,6 +15,7 @@ from pipeline.checkpoint import write_atomically
 from tuning.page import Block, markdown
 from tuning.table_figures import curves, curves_csv, dots
 from tuning.table_numbers import Entry, Table
+from tuning.table_sensitivity import sensitivity, sensitivity_csv
 from tuning.tables import Row
 
 FIGURES = "figures"
@@ -23,12 +24,13 @@ HOW = (
     " above the published figure, to two digits), within noise (below it by at most one sd), not reproduced; below, one"
     " seed: a single seed has no sd.",
     "Paired tests: {own} less the row, score by score on the seeds that both have (n). p: two-sided paired t-test, from"
-    " three pairs on; Holm: corrected for all rows of the data set; Wilcoxon: signed-rank test, uncorrected, from six"
-    " pairs on. -: not tested.",
+    " three pairs on; Holm: corrected for all {family}; Wilcoxon: signed-rank test, uncorrected, from"
+    " six pairs on. -: not tested.",
     "MB (10^6 bytes): tensors that one client got (down) and sent (up) in a round, mean over the clients that answered."
     " CPU hours: seconds in which clients trained or models were scored, one thread each; without the start of"
     " processes, preparation of data and waiting.",
 )
+VARIED = "A published figure, and with it a verdict, stands at the preset's own value alone."
 REPORTED = {
     "last": "last round",
     "best": "round with the best validation macro F1",
@@ -42,6 +44,8 @@ def write_page(table: Table, out: Path) -> list[Path]:
     figures.mkdir(parents=True, exist_ok=True)
     for _, rows in table.data:
         write_atomically(figures / f"{_curves_of(rows)}.csv", curves_csv(table, rows).encode())
+    if table.varied:
+        write_atomically(figures / f"{_sensitivity_of(table)}.csv", sensitivity_csv(table).encode())
     title = f"{table.paper.title}: table{'s' * (len(table.paper.tables) > 1)} {' and '.join(table.paper.tables)}"
     write_atomically(out / "table.md", markdown(title, list(_blocks(table)), figures).encode())
     write_atomically(out / "table.csv", table_csv(table).encode())
@@ -54,20 +58,34 @@ def _blocks(table: Table) -> Iterator[Block]:
     if not table.rows:
         yield Block(paragraphs=["There is no finished run of this table yet."])
         return
+    if table.varied:
+        name, picture = _sensitivity_of(table), partial(sensitivity, table)
+        numbers = [f"Numbers: `{FIGURES}/{name}.csv`."]
+        yield Block(f"Scores against {table.varied}", picture=picture, file=f"{name}.png", paragraphs=numbers)
     yield Block("Published beside ours", picture=partial(dots, table), file="table.png")
     for data, rows in table.data:
         entries = [e for e in table.entries if e.row in rows]
         yield Block(data, rows=verdicts(entries, table.seeds))
         if any(e.against for e in entries):
-            yield Block(f"{data}: {table.paper.own} against each row", rows=_tests(entries))
+            title = (
+                "the preset's own value against the others" if table.varied else f"{table.paper.own} against each row"
+            )
+            yield Block(f"{data}: {title}", rows=_tests(entries))
         yield Block(f"{data}: cost", rows=_costs(table, rows))
         name = _curves_of(rows)
         picture = partial(curves, table, rows)
         numbers = [f"Numbers: `{FIGURES}/{name}.csv`."]
         yield Block(f"{data}: learning curves", picture=picture, file=f"{name}.png", paragraphs=numbers)
     yield Block("Total", paragraphs=[total(table)])
-    words = {"reported": REPORTED[table.paper.reported], "own": table.paper.own}
+    varied = "the same preset at its own value", "values of that preset"
+    own, family = varied if table.varied else (table.paper.own, "rows of the data set")
+    words = {"reported": REPORTED[table.paper.reported], "own": own, "family": family}
     yield Block("How to read it", paragraphs=[text.format(**words) for text in HOW])
+
+
+def _sensitivity_of(table: Table) -> str:
+    """Name of the files with the scores against what is varied."""
+    return f"vary-{table.varied.rpartition('.')[2]}"
 
 
 def _curves_of(rows: Sequence[Row]) -> str:
@@ -77,12 +95,16 @@ def _curves_of(rows: Sequence[Row]) -> str:
 
 def _changed(table: Table) -> list[str]:
     """What to say of options from the command line."""
-    if all(cell.own for cell in table.cells):
-        return []
-    text = " ".join(table.options)
-    return [
-        f"**Not the paper's settings**: every run has `{text}`, so its figures say nothing about the published ones."
-    ]
+    out = []
+    if table.varied:
+        out.append(f"Every row is run with each value of `{table.varied}`. {VARIED}")
+    if not all(cell.own for cell in table.cells):
+        text = " ".join(table.options)
+        out.append(
+            f"**Not the paper's settings**: every run has `{text}`, so its figures say nothing about the published"
+            " ones."
+        )
+    return out
 
 
 def total(table: Table) -> str:
@@ -101,7 +123,7 @@ def verdicts(entries: Sequence[Entry], seeds: Sequence[int]) -> list[list[str]]:
         scores = [_score(e, seed) for seed in seeds]
         out.append(
             [
-                e.row.label, e.row.preset, e.metric.shown, _published(e), _ours(e), difference, _list(scores), n,
+                e.row.shown, e.row.key, e.metric.shown, _published(e), _ours(e), difference, _list(scores), n,
                 e.verdict or "-",
             ]
         )  # fmt: skip
@@ -114,7 +136,7 @@ def _tests(entries: Sequence[Entry]) -> list[list[str]]:
         if (a := e.against) is not None:
             difference = "-" if math.isnan(a.difference) else _signed(100 * a.difference)
             tests = [_p(value) for value in (a.p, a.holm, a.wilcoxon)]
-            rows.append([e.row.label, e.metric.shown, difference, str(a.n), *tests])
+            rows.append([e.row.shown, e.metric.shown, difference, str(a.n), *tests])
     return rows
 
 
@@ -122,7 +144,7 @@ def _costs(table: Table, rows: Sequence[Row]) -> list[list[str]]:
     out = [["row", "runs", "MB down", "MB up", "CPU hours per run"]]
     for row in rows:
         cost = table.cost(row)
-        out.append([row.label, str(cost.runs), *(_number(v) for v in (cost.down, cost.up, cost.hours))])
+        out.append([row.shown, str(cost.runs), *(_number(v) for v in (cost.down, cost.up, cost.hours))])
     return out
 
 
@@ -136,13 +158,13 @@ def reproducibility(table: Table) -> str:
         if not e.verdict:
             continue
         tables = f"Table{'s' * (len(e.row.tables) > 1)} {' and '.join(e.row.tables)}"
-        first = e.row.preset != before
+        first = e.row.key != before
         about = f"{table.paper.title}, {tables}, {e.row.data}, {e.row.label}" if first else ""
         preset = f"`{e.row.preset}{options}`" if first else ""
         scores = _list([_score(e, seed) for seed in table.seeds])
         cells = [about, preset, e.metric.shown, _published(e), _ours(e), scores, e.verdict]
         out.append("| " + " | ".join(cells) + " |")
-        before = e.row.preset
+        before = e.row.key
     return "\n".join(out) + f"\n\n{total(table)} Command: `{table.command}`.\n"
 
 
@@ -165,7 +187,7 @@ def _line(table: Table, e: Entry) -> list[object]:
     tests = [difference, a and a.n, a and a.p, a and a.holm, a and a.wilcoxon]
     published = e.published
     return [
-        table.paper.title, " ".join(e.row.tables), e.row.data, e.row.label, e.row.preset, e.metric.published,
+        table.paper.title, " ".join(e.row.tables), e.row.data, e.row.shown, e.row.key, e.metric.published,
         published and published.mean, published and published.sd, len(e.scores), len(e.asked), e.mean, e.sd,
         e.difference, e.verdict, *(100 * e.scores[s] if s in e.scores else None for s in table.seeds), *tests,
         cost.down, cost.up, cost.hours, " ".join(str(run.folder) for run in table.of(e.row).values()),

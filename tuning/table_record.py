@@ -66,10 +66,10 @@ class TableRecord:
         count = len(table.runs)
         if count > self.last:
             metrics = {"runs": float(count), "cpu_hours": table.hours}
-            means = {f"{e.row.preset}/{e.metric.published}": e.mean for e in table.entries}
+            means = {f"{e.row.key}/{e.metric.published}": e.mean for e in table.entries}
             for row in table.rows:
                 cost = table.cost(row)
-                means |= {f"{row.preset}/mb_down": cost.down, f"{row.preset}/mb_up": cost.up}
+                means |= {f"{row.key}/mb_down": cost.down, f"{row.key}/mb_up": cost.up}
             metrics |= {name: value for name, value in means.items() if value is not None}
             self.journal.round(RoundRecord(count, time.time(), metrics))
         for path in files:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from models.label_names import NamesError
-from pipeline.compare import FREE
-from pipeline.config import override, read_preset
+from pipeline.config import options_of, override, read_preset
 from pipeline.experiment import Experiment, digest
 from pipeline.folder import CONFIG, RESULT, new_folder
 from pipeline.journal import read_json
@@ -22,6 +21,7 @@ from pipeline.setup import Setup
 from tasks.contract import InputError, TaskOptions
 from tasks.sources import raw_folder, task_of
 from tasks.store import Prepared
+from tuning.table_vary import Vary, free, ordered, with_change
 from tuning.tables import Row
 
 TAKEN = {"seed": "--seeds 4321,4322", "output": "--runs FOLDER and --out FOLDER"}
@@ -30,8 +30,8 @@ TAKEN = {"seed": "--seeds 4321,4322", "output": "--runs FOLDER and --out FOLDER"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One row with one seed: one run. own: whether its options are the preset's; folder: of the finished run; None:
-    there is none.
+    """One row with one seed: one run. own: whether its options are the preset's, but for the row's change; folder: of
+    the finished run; None: there is none.
     """
 
     row: Row
@@ -44,34 +44,60 @@ class Cell:
     @property
     def name(self) -> str:
         """What lines about it call it."""
-        return f"{self.row.preset} seed {self.seed}"
+        return f"{self.row.key} seed {self.seed}"
 
 
-def cells_of(rows: Sequence[Row], seeds: Sequence[int], overrides: Sequence[str]) -> list[Cell]:
-    """Every row with every seed, data set by data set and seed by seed, so that a whole comparison is there early.
-    InputError on an override that a row's preset refuses, or that a table sets itself.
+def cells_of(
+    rows: Sequence[Row], seeds: Sequence[int], overrides: Sequence[str], vary: Vary | None = None
+) -> list[Cell]:
+    """Every row, with every value of what is varied, with every seed: data set by data set and seed by seed, so that a
+    whole comparison is there early. InputError on an override that a row's preset refuses, or that a table sets itself.
 
     Runs are serial unless the overrides say otherwise: one process each is the cheapest way through many runs.
     """
     named = {word[2:].partition("=")[0].replace("-", "_") for word in overrides if word.startswith("--")}
-    for option in named & TAKEN.keys():
+    if vary is not None and vary.option in named:
+        raise InputError(f"--{vary.option}: --vary sets it for its runs; give one of them")
+    for option in (named | {vary.option} if vary else named) & TAKEN.keys():
         raise InputError(f"--{option}: a table sets it for its runs; give {TAKEN[option]}")
     out = []
     for row in rows:
         preset = read_preset(row.preset)
+        for changed, read in _experiments(row, preset, overrides, vary):
+            e = read
+            if "cluster.executor" not in named:
+                e = replace(e, cluster=replace(e.cluster, executor="serial"))
+            own = _is_presets(e, preset, changed)
+            for seed in seeds:
+                one = replace(e, seed=seed)
+                out.append(Cell(row=changed, seed=seed, experiment=one, digest=digest(one), own=own))
+    places = {folder: i for i, folder in enumerate(dict.fromkeys(row.folder for row in rows))}
+    return sorted(out, key=lambda cell: (places[cell.row.folder], seeds.index(cell.seed)))
+
+
+def _experiments(
+    row: Row, preset: Experiment, overrides: Sequence[str], vary: Vary | None
+) -> list[tuple[Row, Experiment]]:
+    """The row, or one row for each value, with the experiment that the command line makes of the preset."""
+    out = []
+    for value in vary.values if vary else (None,):
+        words = [*overrides, vary.override(value)] if vary and value is not None else overrides
         try:
-            e = settled(override(preset, overrides, f"anchorfl table ... (options of {row.preset})"))
+            e = settled(override(preset, words, f"anchorfl table ... (options of {row.preset})"))
         except InputError as error:
             raise InputError(f"{row.preset}: {error} (--rows leaves rows out)") from error
         if e.evaluation.test == "never":
             raise InputError("--evaluation.test never: a table shows scores of the test split")
-        if "cluster.executor" not in named:
-            e = replace(e, cluster=replace(e.cluster, executor="serial"))
-        for seed in seeds:
-            one, theirs = replace(e, seed=seed), replace(preset, seed=seed)
-            out.append(Cell(row=row, seed=seed, experiment=one, digest=digest(one), own=digest(one) == digest(theirs)))
-    places = {folder: i for i, folder in enumerate(dict.fromkeys(row.folder for row in rows))}
-    return sorted(out, key=lambda cell: (places[cell.row.folder], seeds.index(cell.seed)))
+        out.append((with_change(row, vary.option, e, preset) if vary else row, e))
+    return ordered(out)
+
+
+def _is_presets(experiment: Experiment, preset: Experiment, row: Row) -> bool:
+    """Whether whatever can change a result is as in the preset, but for the row's change."""
+    theirs, changed = options_of(preset), row.change.option if row.change else ""
+    return all(
+        value == theirs[name] for name, value in options_of(experiment).items() if not (free(name) or name == changed)
+    )
 
 
 def changing(overrides: Sequence[str]) -> list[str]:
@@ -79,8 +105,7 @@ def changing(overrides: Sequence[str]) -> list[str]:
     out, keep = list[str](), True
     for word in overrides:
         if word.startswith("--"):
-            name = word[2:].partition("=")[0].replace("-", "_")
-            keep = not any(name.startswith(free) if free.endswith(".") else name == free for free in FREE)
+            keep = not free(word[2:].partition("=")[0].replace("-", "_"))
         if keep:
             out.append(word)
     return out
@@ -208,8 +233,8 @@ def told(cells: Sequence[Cell], reasons: Mapping[str, str]) -> list[str]:
     groups: dict[tuple[str, str], list[int]] = {}
     for cell in cells:
         if cell.digest in reasons:
-            groups.setdefault((cell.row.preset, reasons[cell.digest]), []).append(cell.seed)
+            groups.setdefault((cell.row.key, reasons[cell.digest]), []).append(cell.seed)
     return [
-        f"{preset} seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))} failed: {reason}"
-        for (preset, reason), seeds in groups.items()
+        f"{row} seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))} failed: {reason}"
+        for (row, reason), seeds in groups.items()
     ]

@@ -10,7 +10,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pipeline.compare import ACCURACY, F1
 from tasks.contract import InputError
@@ -63,10 +63,32 @@ class Paper:
     file: Path = PUBLISHED
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An option of which a row has another value than its preset, or the same (``--vary``). option: its dotted name;
+    value: that of the row; preset: that of the preset; both as an experiment has them.
+    """
+
+    option: str
+    value: Any
+    preset: Any
+
+    @property
+    def own(self) -> bool:
+        """Whether the value is the preset's own."""
+        return bool(self.value == self.preset)
+
+    @property
+    def word(self) -> str:
+        """The option without its section."""
+        return self.option.rpartition(".")[2]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
     """A method on a data set. data, label: as published; folder, name: what ``--data`` and ``--rows`` call them;
-    tables: those that have the row; figures: by ``Metric.published``.
+    tables: those that have the row; figures: by ``Metric.published``, none where the change is not the preset's own
+    value; change: where an option is varied.
     """
 
     data: str
@@ -75,11 +97,22 @@ class Row:
     name: str
     tables: tuple[str, ...]
     figures: Mapping[str, Figure]
+    change: Change | None = None
 
     @property
     def preset(self) -> str:
         """Name of the preset."""
         return f"{self.folder}/{self.name}"
+
+    @property
+    def key(self) -> str:
+        """The preset with the change, as ``anchorfl run`` takes them: what tells rows apart."""
+        return f"{self.preset} --{self.change.option} {plain(self.change.value)}" if self.change else self.preset
+
+    @property
+    def shown(self) -> str:
+        """The label with the change, in tables and figures."""
+        return f"{self.label}, {self.change.word} = {plain(self.change.value)}" if self.change else self.label
 
 
 PAPERS: dict[str, Paper] = {
@@ -115,6 +148,11 @@ PAPERS: dict[str, Paper] = {
     ),
 }
 """By the name that ``anchorfl table`` takes."""
+
+
+def plain(value: object) -> str:
+    """A value of an option as text: 95.0 as 95."""
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def paper_of(name: str) -> Paper:

@@ -109,6 +109,24 @@ def test_what_is_missing_is_run(paper, ray_running, capsys):
     assert mlflow_rounds()["table-toy"] == [4]
 
 
+def test_a_varied_option(paper, ray_running, capsys):
+    """Every value is a run with that option; the preset's own value is the preset's own run, which is there already."""
+    own = by_hand(1, Path("runs/mine"), SHORT)
+    words = ["--rows", "fedavg", "--seeds", "1", "--vary", "federation.clients_per_round=5,2", *SHORT]
+    assert main(["table", "toy", *words, "--tracking.uri", "none"]) == 0
+    said = capsys.readouterr().out
+    assert "2 runs in this table: 1 found in runs, 1 to run" in said
+    assert "digits/fedavg --federation.clients_per_round 2 seed 1: starts in " in said
+    (made,) = Path("runs").glob("digits-fedavg-s1-*")
+    checksum = json.loads((made / "result.json").read_text())["checksum"]
+    assert checksum == by_hand(1, Path("hand"), [*SHORT, "--federation.clients_per_round", "2"]) != own
+    lines = Path("runs/table-toy-clients_per_round/figures/vary-clients_per_round.csv").read_text().splitlines()
+    assert [line.split(",")[3:6] for line in lines[1:3]] == [
+        ["federation.clients_per_round", "2", "0"],
+        ["federation.clients_per_round", "5", "1"],
+    ]
+
+
 def test_on_actors(paper, ray_running):
     """With the Ray executor runs have actors of their own, and the same bits."""
     more = [*SHORT, "--cluster.executor", "ray", "--tracking.uri", "none"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +44,7 @@ def made_run(cell: Cell, runs: Path, scores: Mapping[str, Sequence[float]], *, f
     """A finished run of a cell: for every metric a score per round from round 0; each client gets 2 MB and sends 1 MB a
     round, and a round is 90 s of training and 10 s of scoring. failed: clients left out of every round.
     """
-    folder = runs / f"{cell.row.preset.replace('/', '-')}-s{cell.seed}"
+    folder = runs / f"{re.sub(r'[ /-]+', '-', cell.row.key)}-s{cell.seed}"
     e = cell.experiment
     journal = JsonLines(folder)
     journal.begin(RunInfo(name=folder.name, experiment=e.task.name, params=flat(e), folder=folder))
