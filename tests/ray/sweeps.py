@@ -28,8 +28,24 @@ def scores(folder: str) -> list[tuple]:
     return [(e.point, e.status, [e.records[r]["scores"] for r in sorted(e.records)]) for e in entries(folder)]
 
 
-def sweep_process(folder: Path, *arguments: str) -> subprocess.Popen:
-    code = f"import sys; from tuning.cli import main; sys.exit(main({['sweep', *arguments]!r}))"
+HOLD = """
+import time
+from tuning.ledger import Ledger
+write = Ledger.write
+def held(self, event):
+    write(self, event)
+    if sum(e["event"] == "end" for e in self.events) >= {count}:
+        time.sleep(600)
+Ledger.write = held
+"""
+
+
+def sweep_process(folder: Path, *arguments: str, held_after: int | None = None) -> subprocess.Popen:
+    """A sweep in a process of its own. held_after: once so many trials have ended it waits to be killed, so that a
+    test that kills it does so halfway however fast the trials are and however late it looks.
+    """
+    hold = "" if held_after is None else HOLD.format(count=held_after)
+    code = f"{hold}\nimport sys; from tuning.cli import main; sys.exit(main({['sweep', *arguments]!r}))"
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     with (folder / "said.txt").open("w") as said:
         return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=env, stdout=said, stderr=said)

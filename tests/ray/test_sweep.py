@@ -100,7 +100,7 @@ def test_killed_and_resumed(preset, tmp_path):
     arguments = [*SPACE, *SHORT, "--trials", "5", "--finals", "1", "--concurrent", "1", "--cluster.executor", "serial"]
     whole = sweep_process(tmp_path, file, *arguments, "--output", "whole/s")
     assert whole.wait(timeout=300) == 0, (tmp_path / "said.txt").read_text()
-    process = sweep_process(tmp_path, file, *arguments, "--output", "cut/s")
+    process = sweep_process(tmp_path, file, *arguments, "--output", "cut/s", held_after=3)
     ledger = tmp_path / "cut/s" / LEDGER
     wait_for_ends(process, tmp_path, str(ledger), 2)
     process.send_signal(signal.SIGKILL)
