@@ -228,12 +228,7 @@ def from_cooccurrence(
             near = ", ".join(map(repr, difflib.get_close_matches(name, table.names, n=3, cutoff=0.0)))
             raise NamesError(f"class {name!r} is not in the table (nearest: {near}); rename the class or add a row")
     digest = _digest(table, width, seed, training)
-    file = cache / f"names-{digest[:16]}.npz" if cache else None
-    vector_KD = name_cache.load(file, digest, log) if file else None
-    if vector_KD is None:
-        vector_KD = _train(table, width, seed, training)
-        if file:
-            name_cache.save(file, digest, vector_KD, log)
+    vector_KD = name_cache.cached(cache, digest, lambda: _train(table, width, seed, training), log)
     row_C = [row_of[name] for name in class_names]
     edge_K: npt.NDArray[np.bool_] = np.any(table.weight_KK > 0, axis=1)
     if edge_K.any():

@@ -48,12 +48,7 @@ def from_language_model(
     if not prompts or not class_names:
         raise NamesError("class-name vectors: give at least one prompt and one class name")
     digest = _digest(class_names, model, prompts, normalise)
-    file = cache / f"names-{digest[:16]}.npz" if cache else None
-    vector_CD = name_cache.load(file, digest, log) if file else None
-    if vector_CD is None:
-        vector_CD = _encode(class_names, model, prompts, normalise)
-        if file:
-            name_cache.save(file, digest, vector_CD, log)
+    vector_CD = name_cache.cached(cache, digest, lambda: _encode(class_names, model, prompts, normalise), log)
     return NameVectors(torch.from_numpy(vector_CD), (), digest)
 
 

@@ -14,6 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 
+def cached(
+    cache: Path | None, digest: str, make: Callable[[], npt.NDArray[np.float32]], log: Callable[[str], None]
+) -> npt.NDArray[np.float32]:
+    """The vectors from ``<cache>/names-<digest>.npz``, or made now and kept there; without a cache, made."""
+    if cache is None:
+        return make()
+    file = cache / f"names-{digest[:16]}.npz"
+    found = load(file, digest, log)
+    if found is None:
+        found = make()
+        save(file, digest, found, log)
+    return found
+
+
 def load(file: Path, digest: str, log: Callable[[str], None]) -> npt.NDArray[np.float32] | None:
     """Cached rows, or None: no file, or (``log`` says so) one that is damaged or was made for other input."""
     if not file.exists():
