@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tasks.twins import extrasensory, ham10000
+
 
 @pytest.fixture(scope="module")
 def ray_running():
@@ -27,4 +29,20 @@ def data_folder(monkeypatch):
     if not (folder / "reuters21578_r8").is_dir():
         pytest.skip(f"no R8 below {folder}; set ANCHORFL_DATA")
     monkeypatch.setenv("ANCHORFL_DATA", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def es_twin(tmp_path_factory):
+    """Made-up ExtraSensory files, to be read only."""
+    folder = tmp_path_factory.mktemp("extrasensory")
+    extrasensory.write(folder, 800, 7)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ham_folder(tmp_path_factory):
+    """Made-up HAM10000 files, to be read only."""
+    folder = tmp_path_factory.mktemp("ham")
+    ham10000.write(folder, 150, 0)
     return folder

@@ -18,23 +18,15 @@ from tasks.signals import extrasensory as module
 from tasks.signals.extrasensory import GAP, STEPS, extrasensory, fit, read
 from tasks.signals.extrasensory_columns import CLASSES, COLUMNS, FEATURES, GROUPS, LABELS, TABLE_NAMES
 from tasks.signals.series import REAL, encode_series
-from tasks.twins.extrasensory import write
 from tests.tasks.minutes import files, lines_of, options, same
 
 F = len(FEATURES)
 
 
-@pytest.fixture(scope="module")
-def twin(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("extrasensory")
-    write(folder, 800, 7)
-    return folder
-
-
 @pytest.fixture
-def folder(twin, tmp_path):
+def folder(es_twin, tmp_path):
     """A copy that a test may spoil."""
-    return shutil.copytree(twin, tmp_path / "raw")
+    return shutil.copytree(es_twin, tmp_path / "raw")
 
 
 def expected(path):
@@ -55,11 +47,11 @@ def expected(path):
     return found
 
 
-def test_the_minutes_of_the_twin_come_back_in_sequences(twin):
-    table = read(twin, options())
+def test_the_minutes_of_the_twin_come_back_in_sequences(es_twin):
+    table = read(es_twin, options())
     assert table["row"].to_pylist() == list(range(table.num_rows))
     row = 0
-    for path in files(twin):
+    for path in files(es_twin):
         for label, features in expected(path):
             line = table.slice(row, 1)
             assert line["labels"].to_pylist() == [[c for c, y in enumerate(label) if y == 1]]
@@ -75,15 +67,17 @@ def test_the_minutes_of_the_twin_come_back_in_sequences(twin):
     assert set(table["labels"].combine_chunks().flatten().to_pylist()) == set(range(len(CLASSES)))
 
 
-def test_a_fold_tests_its_users_whatever_else_and_rows_do_not_depend_on_it(twin):
-    tested, first = set(), read(twin, options())
+def test_a_fold_tests_its_users_whatever_else_and_rows_do_not_depend_on_it(es_twin):
+    tested, first = set(), read(es_twin, options())
     for fold in range(5):
-        table = read(twin, options(fold=fold))
+        table = read(es_twin, options(fold=fold))
         users = {
             split: set(table.filter(pc.equal(table["split"], split))["subject"].to_pylist())
             for split in ("train", "test")
         }
-        published = {line for path in twin.glob(f"cv_5_folds/fold_{fold}_test_*") for line in path.read_text().split()}
+        published = {
+            line for path in es_twin.glob(f"cv_5_folds/fold_{fold}_test_*") for line in path.read_text().split()
+        }
         assert users["test"] == published
         assert not users["test"] & users["train"]
         assert same(table.drop_columns(["split"]), first.drop_columns(["split"]))
@@ -91,13 +85,13 @@ def test_a_fold_tests_its_users_whatever_else_and_rows_do_not_depend_on_it(twin)
     assert len(tested) == 10
 
 
-def test_folds_of_sequences_keep_the_pieces_of_a_sequence_together(twin):
-    tables = [read(twin, options(variant="sequences", fold=fold)) for fold in range(5)]
+def test_folds_of_sequences_keep_the_pieces_of_a_sequence_together(es_twin):
+    tables = [read(es_twin, options(variant="sequences", fold=fold)) for fold in range(5)]
     tested_FN = np.array([np.array(table["split"]) == "test" for table in tables])
     assert (tested_FN.sum(0) == 1).all(), "every row is tested in one fold"
     fold_N = tested_FN.argmax(0)
     same_N, user_N = [], []
-    for path in files(twin):
+    for path in files(es_twin):
         rows = [row for row in csv.DictReader(lines_of(path)) if any(row[f"label:{n}"] in ("1", "1.0") for n in LABELS)]
         last = None
         for row in rows:  # which minutes stand in one sequence, whatever its length
@@ -109,10 +103,10 @@ def test_folds_of_sequences_keep_the_pieces_of_a_sequence_together(twin):
     fold_S = np.repeat(fold_N, length_N)
     assert len(fold_S) == len(same_N)
     assert (fold_S[1:] == fold_S[:-1])[np.array(same_N[1:])].all(), "a cut sequence is in one fold"
-    assert len(set(zip(user_N, fold_S.tolist(), strict=True))) > len(files(twin)), "users are on both sides"
+    assert len(set(zip(user_N, fold_S.tolist(), strict=True))) > len(files(es_twin)), "users are on both sides"
     share_F = tested_FN.mean(1)
     assert (abs(share_F - 0.2) < 0.08).all()
-    assert same(tables[0].drop_columns(["split"]), read(twin, options()).drop_columns(["split"]))
+    assert same(tables[0].drop_columns(["split"]), read(es_twin, options()).drop_columns(["split"]))
 
 
 def test_without_published_folds_whole_users_are_drawn(folder):
@@ -126,12 +120,12 @@ def test_without_published_folds_whole_users_are_drawn(folder):
     assert len(tests) == len(set(tests)) == 10
 
 
-def test_prepared_the_clients_know_what_the_files_say(twin, tmp_path):
-    made = options(root=str(twin), cache=str(tmp_path), clients=3, partition="iid", validation=0.25)
+def test_prepared_the_clients_know_what_the_files_say(es_twin, tmp_path):
+    made = options(root=str(es_twin), cache=str(tmp_path), clients=3, partition="iid", validation=0.25)
     prepared = prepare(extrasensory(), made, 1, engine="local")
     assert prepared.manifest.spec.shape == (STEPS, F)
     test = prepared.split("test", Objective("multi"))
-    table = read(twin, made)
+    table = read(es_twin, made)
     rows = table.filter(pc.equal(table["split"], "test"))
     assert test.x.shape == (rows.num_rows, STEPS, F)
     assert test.known_NC.sum(1).int().tolist() == pc.list_value_length(rows["known"]).to_pylist()
@@ -144,12 +138,12 @@ def test_prepared_the_clients_know_what_the_files_say(twin, tmp_path):
     assert 0.8 < real.std() < 1.1
 
 
-def test_scaling_is_imputing_and_standardising_the_training_minutes(twin):
+def test_scaling_is_imputing_and_standardising_the_training_minutes(es_twin):
     from sklearn.impute import SimpleImputer
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    table = read(twin, options())
+    table = read(es_twin, options())
     train = table.filter(pc.equal(table["split"], "train"))
     spec = fit(train, options())
     minutes_SF, every_SF = (

@@ -12,21 +12,13 @@ from tasks.bad_rows import skipped
 from tasks.contract import InputError
 from tasks.signals.extrasensory import read
 from tasks.signals.extrasensory_columns import COLUMNS
-from tasks.twins.extrasensory import write
 from tests.tasks.minutes import edit, files, lines_of, options, put, same
 
 
-@pytest.fixture(scope="module")
-def twin(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("extrasensory")
-    write(folder, 800, 7)
-    return folder
-
-
 @pytest.fixture
-def folder(twin, tmp_path):
+def folder(es_twin, tmp_path):
     """A copy that a test may spoil."""
-    return shutil.copytree(twin, tmp_path / "raw")
+    return shutil.copytree(es_twin, tmp_path / "raw")
 
 
 BAD = [

@@ -14,16 +14,8 @@ from tasks.bad_rows import skipped
 from tasks.contract import InputError, TaskOptions
 from tasks.images import ham10000
 from tasks.images.ham10000_rows import CODES
-from tasks.twins import ham10000 as ham_twin
 
 META, TABLE, THUMBS = "HAM10000_metadata.csv.gz", "hmnist_8_8_L.csv.gz", "ham10000_thumbs_64.npz"
-
-
-@pytest.fixture(scope="module")
-def ham_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ham")
-    ham_twin.write(folder, 150, 0)
-    return folder
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from tasks.images.folders import same_content
 from tasks.images.ham10000_rows import CODES, DIAGNOSES, KAGGLE
 from tasks.ingest import prepare
 from tasks.sources import file_names
-from tasks.twins import ham10000 as ham_twin
 from tasks.twins import pbc as pbc_twin
 
 META = "HAM10000_metadata.csv.gz"
@@ -29,13 +28,6 @@ META = "HAM10000_metadata.csv.gz"
 def pbc_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pbc")
     pbc_twin.write(folder, 80, 0)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def ham_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ham")
-    ham_twin.write(folder, 150, 0)
     return folder
 
 
