@@ -113,10 +113,12 @@ class Table:
 
 
 def _class_names(options: argparse.Namespace) -> tuple[str, ...]:
+    from tasks.contract import TaskOptions
+    from tasks.rows import class_names_of
     from tasks.sources import find_task, open_text
 
     if options.names is None:
-        return find_task(options.task).class_names
+        return class_names_of(find_task(options.task), TaskOptions(name=options.task))
     if not options.names.is_file():
         raise InputError(f"--names {options.names}: no such file; give a text file with one name a line")
     listed = tuple(line.strip() for _, line in open_text(options.names) if line.strip())

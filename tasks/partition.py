@@ -31,6 +31,12 @@ def make_plan(rows: Rows, task: Task, options: TaskOptions, seed: int, validatio
     another's random numbers.
     """
     _check_rows(rows, task, validation)
+    if validation is not None and options.validation_from != "server":
+        msg = (
+            f"[task] validation_from = {options.validation_from!r}: {task.name} publishes its validation rows, so that "
+            "none are drawn; leave it at 'server'"
+        )
+        raise InputError(msg)
     rows = rows.take(np.argsort(rows.row_N))  # the plan depends on the ids, not on the order in which the rows come
     if validation is None and options.validation_from == "clients":
         return _held_from_clients(rows, task, options, seed)

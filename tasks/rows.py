@@ -19,6 +19,7 @@ from tasks.contract import InputError, Kind, Plan, Task, TaskOptions
 from tasks.disclose import known_matrix
 from tasks.labels import Labels
 from tasks.leaks import twins
+from tasks.sources import raw_folder
 
 SPLITS = ("train", "validation", "test")
 SHOWN = 5
@@ -41,9 +42,7 @@ def read_rows(task: Task, options: TaskOptions, folder: Path | None, log: Callab
     Raises InputError on bad files, ValueError on a fault of the task.
     """
     table = task.read(folder, options)
-    names = (table.schema.metadata or {}).get(CLASS_NAMES)
-    if names is not None:
-        task = replace(task, class_names=tuple(json.loads(names)))
+    task = _named(task, table)
     table = checked(table, task)
     count, listed = skipped(table)
     for line in listed[:SHOWN]:
@@ -55,6 +54,21 @@ def read_rows(task: Task, options: TaskOptions, folder: Path | None, log: Callab
         test, train = twice[0]
         log(f"{task.name}: {len(twice)} test rows are identical to a training row (ids {test} and {train}, ...)")
     return without_rare(table, task, options.min_positives)
+
+
+def class_names_of(task: Task, options: TaskOptions) -> tuple[str, ...]:
+    """The class names of a task, read from its files where they stand there only. Raises InputError where these are
+    missing.
+    """
+    if task.class_names:
+        return task.class_names
+    return _named(task, task.read(raw_folder(task, options), options)).class_names
+
+
+def _named(task: Task, table: Any) -> Task:
+    """The task with the class names that stand in the files, if they do."""
+    names = (table.schema.metadata or {}).get(CLASS_NAMES)
+    return task if names is None else replace(task, class_names=tuple(json.loads(names)))
 
 
 def checked(table: Any, task: Task) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from models.label_names import Training, from_cooccurrence, read_table
 from pipeline.cli import main
 from tasks.sources import find_task
+from tasks.twins import TWINS
 
 CLASSES = find_task("toy-single").class_names
 
@@ -45,6 +47,22 @@ def test_a_corpus_becomes_a_table_that_becomes_vectors(corpus, tmp_path, capsys)
     small = Training(walks_per_node=5, length=5)
     got = from_cooccurrence(table, CLASSES, width=8, seed=1, cache=None, training=small)
     assert got.without_edge == CLASSES[2:]
+
+
+def test_class_names_that_stand_in_the_files_only(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "data" / "bibtex"
+    folder.mkdir(parents=True)
+    TWINS["bibtex"](folder, 60, 1)
+    monkeypatch.setenv("ANCHORFL_DATA", str(tmp_path / "data"))
+    (tmp_path / "c.txt").write_text("nothing of the sort\n")
+    words = ["names", str(tmp_path / "c.txt"), "--task", "bibtex", "--out", str(tmp_path / "t.csv"), "--serial"]
+    assert main(words) == 0
+    assert read_table(tmp_path / "t.csv").names == tuple((folder / "label_names.txt").read_text().split())
+    shutil.rmtree(folder)
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "bibtex" in error
 
 
 def test_window_stem_and_segment_matter(tmp_path):

@@ -91,3 +91,13 @@ def test_one_class_and_a_share_that_leaves_a_client_nothing_are_refused():
         make_plan(rows, task_of(4), chosen, 0)
     with pytest.raises(InputError, match=r"validation = 0\.9 takes"):
         make_plan(rows, task_of(4), replace(chosen, partition="iid", clients=2, validation=0.9), 0)
+
+
+def test_it_is_refused_where_the_validation_rows_are_published():
+    rows = rows_of(np.eye(4)[np.arange(20) % 4])
+    chosen = TaskOptions(clients=2, partition="iid", validation_from="clients")
+    with pytest.raises(InputError, match="validation_from = 'clients': made publishes its validation rows"):
+        make_plan(rows, task_of(4), chosen, 0, np.array([1, 2]))
+    assert (
+        len(make_plan(rows, task_of(4), replace(chosen, validation_from="server"), 0, np.array([1, 2])).validation) == 2
+    )
