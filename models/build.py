@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,17 +13,31 @@ from torch import Tensor, nn
 from models.classifier import Classifier
 from models.dropout import MaskSource
 from models.encoders.cnn import SmallCNN
+from models.encoders.resnet import LINEAR, ResNet, stem_for
+from models.encoders.side_by_side import SideBySide
 from models.encoders.sparse import SparseEncoder
 from models.encoders.transformer import TransformerEncoder
-from models.heads import LabelHead, LinearHead
+from models.heads import CosineHead, LabelHead, LinearHead
+from models.start import start_from
 
-Head = Literal["linear", "label"]
+Head = Literal["linear", "label", "cosine"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelOptions:
     """The network. Defaults are FedAlign's (KDD 2023, section 4.1 and reference code)."""
 
+    network: Literal["auto", "resnet18", "resnet34", "resnet50"] = "auto"
+    """Encoder: ``auto``, by the kind of input (docs/networks.md); or one of the residual networks, for images."""
+    stem: Literal["auto", "imagenet", "small"] = "auto"
+    """First layer of a residual network: ``imagenet``, 7x7 with stride 2 and max-pooling; ``small``, 3x3; ``auto``:
+    ``small`` up to 64 pixels a side."""
+    norm: Literal["group", "batch", "frozen"] = "group"
+    """Normalisation of a residual network: ``group``, in 32 groups; ``batch``, whose statistics are averaged with the
+    weights; ``frozen``, BatchNorm with the statistics of ``weights``, which stay as they are."""
+    weights: str = ""
+    """Weights that the encoder starts from: a .safetensors file, or that of a run's ``model`` folder; a relative path
+    is looked up below ``$ANCHORFL_DATA`` too. Empty: drawn from the seed."""
     width: int = 256
     """Width d of the representation."""
     heads: int = 4
@@ -29,7 +45,9 @@ class ModelOptions:
     feedforward: int = 64
     """Hidden width of the feed-forward block (transformer), or of the two hidden layers (sparse; FedALC: 1024)."""
     dropout: float = 0.5
-    """Dropout probability, in [0, 1)."""
+    """Dropout probability, in [0, 1); residual networks have none."""
+    embedding_std: float = 1.0
+    """Standard deviation of the first values of the embedding matrix, above 0 (sparse)."""
     names: Literal["random", "cooccurrence", "language_model"] = "random"
     """First values of the class embeddings: ``random``; skip-gram over random walks on a co-occurrence table of the
     names; or what a language model makes of the names."""
@@ -52,6 +70,14 @@ class ModelOptions:
                 raise ValueError(f"model.{name} = {getattr(self, name)}: must be at least 1")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"model.dropout = {self.dropout}: must be in [0, 1)")
+        if not 0 < self.embedding_std < math.inf:
+            raise ValueError(f"model.embedding_std = {self.embedding_std}: must be above 0")
+        for name, standard in (("stem", "auto"), ("norm", "group")):
+            if self.network == "auto" and getattr(self, name) != standard:
+                raise ValueError(
+                    f"model.{name} = {getattr(self, name)!r} is for residual networks: set model.network, for example"
+                    " to 'resnet18'"
+                )
         if self.names == "cooccurrence" and not self.names_table:
             raise ValueError("model.names = 'cooccurrence' needs model.names_table, the CSV of the co-occurrence table")
         if self.names == "language_model" and not self.names_model:
@@ -77,24 +103,53 @@ def build(
     vectors_CP: Tensor | None,
     seed: int,
     lookup_dropout: bool = True,
+    parts: int = 1,
+    start: Mapping[str, Tensor] | None = None,
 ) -> Classifier:
     """A classifier whose initial weights depend on the arguments alone.
 
     ``vocabulary``: number of token ids; ``unit``: normalise class representations (single-label); ``vectors_CP``: first
-    values of the class embeddings (``head == "label"`` only).
+    values of the class embeddings (``head == "label"`` only); ``parts``: so many encoders side by side
+    (``head == "cosine"`` only); ``start``: first values of each encoder, as ``models.start`` reads them, in place of
+    drawn ones. ValueError where the network does not fit the input, or ``start`` the network.
     """
     masks = MaskSource(lookup=lookup_dropout)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        encoder = _encoder(options, input_kind, shape, vocabulary, masks)
+        encoder = _encoder(options, input_kind, shape, vocabulary, masks, start)
         if head == "linear":
             return Classifier(encoder, LinearHead(options.width, classes), masks)
+        if head == "cosine":
+            others = [_encoder(options, input_kind, shape, vocabulary, masks, start) for _ in range(parts - 1)]
+            whole = SideBySide([encoder, *others]) if others else encoder
+            return Classifier(whole, CosineHead(classes, options.width * parts, parts), masks)
         if vectors_CP is None:
             raise ValueError("a label head needs the class-name vectors")
         return Classifier(encoder, LabelHead(vectors_CP, options.width, unit=unit), masks)
 
 
-def _encoder(o: ModelOptions, kind: str, shape: tuple[int, ...], vocabulary: int, masks: MaskSource) -> nn.Module:
+def _encoder(
+    options: ModelOptions,
+    kind: str,
+    shape: tuple[int, ...],
+    vocabulary: int,
+    masks: MaskSource,
+    start: Mapping[str, Tensor] | None,
+) -> nn.Module:
+    encoder = _drawn(options, kind, shape, vocabulary, masks)
+    if start is not None:
+        start_from(encoder, start, options.weights, (LINEAR,) if isinstance(encoder, ResNet) else ())
+    return encoder
+
+
+def _drawn(o: ModelOptions, kind: str, shape: tuple[int, ...], vocabulary: int, masks: MaskSource) -> nn.Module:
+    if o.network != "auto":
+        if kind != "image":
+            raise ValueError(
+                f"model.network = {o.network!r} is for images, the input is of kind {kind!r}: set it to 'auto'"
+            )
+        stem = stem_for(shape) if o.stem == "auto" else o.stem
+        return ResNet(o.network, shape[0], o.width, stem=stem, norm=o.norm)
     match kind:
         case "tokens":
             entry: nn.Module = nn.Embedding(vocabulary, o.width)
@@ -105,6 +160,6 @@ def _encoder(o: ModelOptions, kind: str, shape: tuple[int, ...], vocabulary: int
         case "image":
             return SmallCNN(shape, o.width, o.dropout, masks)
         case "sparse":
-            return SparseEncoder(shape[0], o.width, o.feedforward, o.dropout, masks)
+            return SparseEncoder(shape[0], o.width, o.feedforward, o.dropout, masks, o.embedding_std)
         case _:
             raise ValueError(f"no encoder for inputs of kind {kind!r}; known: tokens, series, image, sparse")

@@ -5,6 +5,7 @@ Shape suffixes: B rows, C classes, D encoder width, P width of the class-name ve
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -34,3 +35,25 @@ class LabelHead(nn.Module):
     def forward(self, z_BD: Tensor) -> Tensor:
         rows_CD = self.classes()
         return z_BD @ (F.normalize(rows_CD, dim=-1) if self.unit else rows_CD).T
+
+
+class CosineHead(nn.Module):
+    """One unit row per class; logits are cosines in [-1, 1] of the representation and the rows (FedAwS, FedALC).
+
+    First rows: normal draws of length 1, which are almost spread out. Whoever moves them brings them back to length 1.
+    parts: the representation and a row are that many vectors side by side, each of length 1, and a logit is the mean
+    of their cosines (FedMLH: one part per hash function).
+    """
+
+    def __init__(self, classes: int, width: int, parts: int = 1) -> None:
+        super().__init__()
+        self.parts = parts
+        self.rows = nn.Parameter(unit(torch.randn(classes, width), parts))
+
+    def forward(self, z_BD: Tensor) -> Tensor:
+        return unit(z_BD, self.parts) @ self.rows.T / self.parts
+
+
+def unit(rows_ND: Tensor, parts: int = 1) -> Tensor:
+    """Rows with each of ``parts`` equal pieces brought to length 1; a piece of zeros stays."""
+    return F.normalize(rows_ND.view(*rows_ND.shape[:-1], parts, -1), dim=-1).flatten(-2)

@@ -13,26 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-import torch
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pipeline import tree, usage
-from pipeline.client import ClientHost
+from pipeline.client import ClientHost, device_for
 from pipeline.cluster import Layout, layout
 from pipeline.contract import Tensors
 from pipeline.executor import ATTEMPTS, Failure, RoundOutcome, Tally, Watch, check_quorum
 from pipeline.server import Server
 from pipeline.setup import Setup, one_thread
 from tasks.metrics import Scores
-
-
-def device_for(gpus: float) -> torch.device:
-    """The device of an actor with this GPU share; on a GPU the process limits itself to its part of the memory."""
-    if gpus <= 0 or not torch.cuda.is_available():
-        return torch.device("cpu")
-    torch.cuda.set_per_process_memory_fraction(min(1.0, gpus))
-    return torch.device("cuda")
 
 
 @ray.remote
@@ -43,12 +34,15 @@ class ServerActor:
         one_thread()
         self.servers: dict[str, Server] = {}
 
-    def open(self, run: str, setup: Setup) -> None:
-        self.servers[run] = Server(setup)
+    def open(self, run: str, setup: Setup, *told: tree.Packed) -> None:
+        self.servers[run] = Server(setup, [tree.unpack(t) for t in told])
 
     def broadcast(self, run: str, round_: int) -> tuple[tree.Packed, int]:
         sent = self.servers[run].broadcast(round_)
         return tree.pack(sent), tree.nbytes(sent)
+
+    def letter(self, run: str, client: int) -> tree.Packed:
+        return tree.pack(self.servers[run].letter(client))
 
     def merge(self, run: str, round_: int, clients: Sequence[int], *updates: tree.Packed) -> dict[str, float]:
         self.servers[run].merge(round_, clients, [tree.unpack(u) for u in updates])
@@ -74,6 +68,7 @@ class Stats:
     loss: float
     seconds: float
     bytes_up: int
+    bytes_letter: int
     memory: dict[str, float]
 
 
@@ -101,12 +96,18 @@ class ClientActor:
         round_: int,
         broadcast: tree.Packed,
         memory: tree.Packed | None,
+        letter: tree.Packed | None,
     ) -> tuple[tree.Packed, tree.Packed, Stats]:
         self.open(run, setup)
-        own = {} if memory is None else tree.unpack(memory)
-        fitted = self.hosts[run].fit(client, round_, tree.unpack(broadcast), own)
-        stats = Stats(fitted.loss, fitted.seconds, tree.nbytes(fitted.update), usage.peak("client"))
+        own, alone = ({} if m is None else tree.unpack(m) for m in (memory, letter))
+        fitted = self.hosts[run].fit(client, round_, tree.unpack(broadcast), own, alone)
+        more, sizes = tree.nbytes(alone), tree.nbytes(fitted.update)
+        stats = Stats(fitted.loss, fitted.seconds, sizes, more, usage.peak("client"))
         return tree.pack(fitted.update), tree.pack(fitted.memory), stats
+
+    def tell(self, run: str, setup: list[Any], client: int) -> tree.Packed:
+        self.open(run, setup)
+        return tree.pack(self.hosts[run].tell(client))
 
     def forget(self, run: str) -> None:
         self.hosts.pop(run, None)
@@ -128,9 +129,11 @@ class Crew:
 
     def open(self, setup: Setup) -> tuple[str, Any]:
         """Make a run known: its key, and the reference that tells when the server is ready for it."""
-        run = uuid.uuid4().hex
+        run, e = uuid.uuid4().hex, setup.experiment
         self.setups[run] = [ray.put(setup)]
-        return run, self.server.open.remote(run, self.setups[run][0])
+        clients = range(e.task.clients) if e.method.tells else ()
+        told = [self.client(c % self.layout.actors, run).tell.remote(run, self.setups[run], c) for c in clients]
+        return run, self.server.open.remote(run, self.setups[run][0], *told)
 
     def client(self, slot: int, run: str) -> Any:
         """The actor of a slot, warmed up for ``run``."""
@@ -189,7 +192,7 @@ class RayExecutor:
 
     def __init__(self, setup: Setup, crew: Crew | None = None) -> None:
         e = setup.experiment
-        self.quorum = e.federation.quorum
+        self.quorum, self.letters = e.federation.quorum, e.method.letters
         self.own = crew is None
         self.crew = crew or Crew(layout(e.cluster, e.task.clients))
         self.layout = self.crew.layout
@@ -216,6 +219,7 @@ class RayExecutor:
             tally.loss[job.client] = stats.loss
             tally.seconds += stats.seconds
             tally.bytes_up += stats.bytes_up
+            tally.bytes_letters += stats.bytes_letter
             tally.memory |= {k.replace("client", f"actor_{job.slot:03d}"): v for k, v in stats.memory.items()}
         check_quorum(len(done), len(selected), self.quorum, tally.failed)
         answered = sorted(done)
@@ -238,8 +242,9 @@ class RayExecutor:
             busy.add(slot)
             call = self.crew.client(slot, self.run).fit.options(num_returns=3)
             update, memory, stats = call.remote(
-                self.run, self.crew.setups[self.run], client, round_, sent, self.memories.get(client)
-            )
+                self.run, self.crew.setups[self.run], client, round_, sent, self.memories.get(client),
+                self.server.letter.remote(self.run, client) if self.letters else None,
+            )  # fmt: skip
             running[stats] = _Job(client, slot, attempt, update, memory)
 
     def _failed(self, job: _Job, error: RayError, waiting: deque[tuple[int, int]], tally: Tally) -> None:

@@ -16,6 +16,19 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
+def load_sent(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy weights into the model's own storage; parameters that were not sent become NaN, so that whoever uses one
+    shows it. ValueError where a weight is not the model's.
+    """
+    found = model.load_state_dict(dict(weights), strict=False)
+    if found.unexpected_keys:
+        raise ValueError(f"not weights of this model: {found.unexpected_keys[:3]}")
+    missing = model.state_dict()
+    for name in found.missing_keys:
+        if missing[name].is_floating_point():
+            missing[name].fill_(float("nan"))
+
+
 def mean_of(values: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
     """Weighted mean of each tensor, summed in float64 in the given order; integer tensors take the largest value.
 

@@ -9,11 +9,20 @@ import torch
 
 from pipeline import tree
 from pipeline.contract import Global, Tensors
+from pipeline.label_sets import run_key
 from pipeline.setup import Setup
 from pipeline.training import Fitted, fit
 from tasks.contract import Card, ClientData
 
 CPU = torch.device("cpu")
+
+
+def device_for(gpus: float) -> torch.device:
+    """The device of an actor with this GPU share; on a GPU the process limits itself to its part of the memory."""
+    if gpus <= 0 or not torch.cuda.is_available():
+        return CPU
+    torch.cuda.set_per_process_memory_fraction(min(1.0, gpus))
+    return torch.device("cuda")
 
 
 class ClientHost:
@@ -27,12 +36,23 @@ class ClientHost:
         self.model = setup.model().to(device)
         self._rows: dict[int, tuple[Card, ClientData]] = {}
 
-    def fit(self, client: int, round_: int, broadcast: Global, memory: Tensors) -> Fitted[Any]:
+    def fit(
+        self, client: int, round_: int, broadcast: Global, memory: Tensors, letter: Tensors | None = None
+    ) -> Fitted[Any]:
         """One client's round; a pure function of the arguments. Its result lies on the CPU."""
         card, rows = self._client(client)
-        sent, own = tree.to(broadcast, self.device), tree.to(memory, self.device)
-        fitted = fit(self.training, self.model, card, rows, sent, own, round_)
+        sent, own, alone = (
+            tree.to(broadcast, self.device),
+            tree.to(memory, self.device),
+            tree.to(letter or {}, self.device),
+        )
+        fitted = fit(self.training, self.model, card, rows, sent, own, round_, alone)
         return replace(fitted, update=tree.to(fitted.update, CPU), memory=tree.to(fitted.memory, CPU))
+
+    def tell(self, client: int) -> object:
+        """The message of a client before round 1."""
+        card, rows = self.all_cards[client], self.prepared.client(client, self.training.objective)
+        return self.training.method.tell(card, rows, run_key(self.training.seed))
 
     def _client(self, client: int) -> tuple[Card, ClientData]:
         if client not in self._rows:

@@ -126,16 +126,16 @@ def predict(options: argparse.Namespace) -> int:
     """Scores per class name for the samples of a file; with labels in the file, the scores of the model too."""
     from pipeline.predict import predict as predict_file
     from pipeline.predict import write_to
+    from tasks.metrics import MEASURES
 
     folder = options.run if (options.run / "model.json").exists() else options.run / "model"
     prediction = predict_file(folder, options.file)
     write_to(prediction, options.out)
     if prediction.truth is not None:
-        truth = prediction.truth
-        print(
-            f"{len(prediction.predicted_NC)} samples: macro F1 {truth.macro_f1!r}, accuracy {truth.accuracy!r}",
-            file=sys.stderr,
-        )
+        figures = ", ".join(f"{MEASURES[name].shown} {value!r}" for name, value in prediction.truth.values.items())
+        print(f"{len(prediction.predicted_NC)} samples: {figures}", file=sys.stderr)
+        for note in prediction.truth.notes:
+            print(f"  {note}", file=sys.stderr)
     return 0
 
 

@@ -1,6 +1,7 @@
 """Several runs side by side: a table, mean and sd over seeds, and curves; all from the run folders, without MLflow.
 
-Scores are macro F1 and accuracy on the test split, printed in percent. A round is only ever chosen by validation.
+Scores are those of ``evaluation.metrics`` on the test split, printed in percent. A round is only ever chosen by
+validation.
 """
 
 from __future__ import annotations
@@ -16,29 +17,25 @@ from typing import Any
 from pipeline.curves import draw
 from pipeline.journal import RoundRecord, read_json, read_records
 from tasks.contract import InputError
+from tasks.metrics import FAMILIES, Family
 
-F1, ACCURACY, SELECT = "test/f1_macro", "test/accuracy", "validation/f1_macro"
 WIRE = ("wire/down/bytes", "wire/up/bytes")
 FREE = ("seed", "output", "task.root", "task.cache", "tracking.", "cluster.", "evaluation.keep")
 """Params, or how they begin, in which the runs of one group may differ: none but the seed changes a result."""
-SCORES = {
-    "f1_last": "F1 last",
-    "accuracy_last": "acc last",
-    "f1_best": "F1 best",
-    "accuracy_best": "acc best",
-    "f1_last5": "F1 mean5",
-    "accuracy_last5": "acc mean5",
-}
+ROUNDS = {"last": "last", "best": "best", "last5": "mean5"}
+"""Of which rounds a score is: how its name in ``RunSummary.values`` ends, and the head of its column."""
 COSTS = {"megabytes": "MB", "seconds": "s/round"}
 LEGEND = (
-    "Scores: test split, percent. last: last evaluated round; best: the round with the best validation macro F1; "
+    "Scores: test split, percent. last: last evaluated round; best: the round with the best validation {primary}; "
     "mean5: mean of the last five evaluated rounds.\nMB: moved both ways; s/round: median."
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSummary:
-    """A run in numbers. values: keys of ``SCORES`` (0 to 1) and ``COSTS``, None where the run has no such number."""
+    """A run in numbers. values: of every measure of its family and every one of ``ROUNDS`` (``f1_last``, 0 to 1), and
+    of ``COSTS``; None where the run has no such number.
+    """
 
     folder: Path
     name: str
@@ -51,6 +48,11 @@ class RunSummary:
     values: dict[str, float | None]
     result: dict[str, Any]
     """result.json, {} where the run has none."""
+
+    @property
+    def family(self) -> Family:
+        """The figures by which it was scored."""
+        return _family(self.params)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +100,7 @@ def load_run(folder: Path) -> RunSummary:
         status=about["status"],
         params=params,
         records=records,
-        values=_values(records),
+        values=_values(records, _family(params)),
         result=read_json(folder / "result.json"),
     )
 
@@ -112,8 +114,9 @@ def compare(folders: Iterable[Path], out: Path | None) -> Comparison:
     if not runs:
         raise InputError("no run to compare; name at least one run folder")
     groups = _groups(runs)
-    rows, grouped, notes = _rows(runs), _grouped_rows(groups), _notes(groups)
-    tail = [LEGEND, *notes]
+    families = _families(runs)
+    rows, grouped, notes = _rows(runs), _grouped_rows(groups, _heads(families)), _notes(groups)
+    tail = [LEGEND.format(primary=" or ".join(f.primary.shown for f in families)), *notes]
     text = "\n\n".join([_aligned(rows)] + ([_aligned(grouped)] if grouped else []) + ["\n".join(tail)]) + "\n"
     blocks = ["# Comparison", _markdown(rows)]
     blocks += ["## Mean and sd over seeds", _markdown(grouped)] if grouped else []
@@ -126,17 +129,34 @@ def _first(params: dict[str, Any], *names: str, default: Any) -> Any:
     return next((params[name] for name in names if name in params), default)
 
 
-def _values(records: Sequence[RoundRecord]) -> dict[str, float | None]:
+def _family(params: dict[str, Any]) -> Family:
+    return FAMILIES[params.get("evaluation.metrics", "decisions")]  # runs of earlier versions had no choice
+
+
+def _families(runs: Sequence[RunSummary]) -> list[Family]:
+    """Those that some run has, in a fixed order."""
+    return [family for family in FAMILIES.values() if any(run.family is family for run in runs)]
+
+
+def _heads(families: Sequence[Family], every: bool = False) -> dict[str, str]:
+    """Name among ``RunSummary.values`` -> head of its column; every: of all measures, not of those in tables alone."""
+    measures = [m for family in families for m in (family.measures if every else family.compared)]
+    return {f"{m.value}_{end}": f"{m.short} {head}" for end, head in ROUNDS.items() for m in measures}
+
+
+def _values(records: Sequence[RoundRecord], family: Family) -> dict[str, float | None]:
     """Numbers of a run. Bytes are those of each round; the median second leaves out the pause before a resume."""
     records = [record for record in records if record.round] or records  # round 0: the initial weights
     values: dict[str, float | None] = {}
-    chosen = [record for record in records if SELECT in record.metrics and F1 in record.metrics]
-    best = max(chosen, key=lambda record: (record.metrics[SELECT], -record.round), default=None)
-    for short, key in (("f1", F1), ("accuracy", ACCURACY)):
+    select, tested = f"validation/{family.primary.name}", f"test/{family.primary.name}"
+    chosen = [record for record in records if select in record.metrics and tested in record.metrics]
+    best = max(chosen, key=lambda record: (record.metrics[select], -record.round), default=None)
+    for measure in family.measures:
+        key = f"test/{measure.name}"
         scores = [record.metrics[key] for record in records if key in record.metrics]
-        values[f"{short}_last"] = scores[-1] if scores else None
-        values[f"{short}_best"] = best.metrics.get(key) if best else None
-        values[f"{short}_last5"] = statistics.fmean(scores[-5:]) if scores else None
+        values[f"{measure.value}_last"] = scores[-1] if scores else None
+        values[f"{measure.value}_best"] = best.metrics.get(key) if best else None
+        values[f"{measure.value}_last5"] = statistics.fmean(scores[-5:]) if scores else None
     moved = [record.metrics[key] for record in records for key in WIRE if key in record.metrics]
     values["megabytes"] = sum(moved) / 1e6 if moved else None
     steps = [after.time - before.time for before, after in pairwise(records)]
@@ -164,7 +184,7 @@ def _groups(runs: Sequence[RunSummary]) -> tuple[Group, ...]:
         apart = ", ".join(f"{name}={value}" for name, value in key[2] if (name, value) not in shared)
         mean: dict[str, float | None] = {}
         sd: dict[str, float | None] = {}
-        for name in (*SCORES, *COSTS):
+        for name in same[0].values:
             known = [value for run in same if (value := run.values[name]) is not None]
             mean[name] = statistics.fmean(known) if len(known) == len(same) else None
             sd[name] = statistics.stdev(known) if len(known) == len(same) > 1 else None
@@ -192,22 +212,23 @@ def _notes(groups: Sequence[Group]) -> tuple[str, ...]:
 def _shown(name: str, value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{100 * value:.2f}" if name in SCORES else f"{value:.2f}"
+    return f"{value:.2f}" if name in COSTS else f"{100 * value:.2f}"
 
 
 def _rows(runs: Sequence[RunSummary]) -> list[list[str]]:
-    head = ["run", "task", "method", "seed", "last round", *SCORES.values(), *COSTS.values()]
+    heads = _heads(_families(runs)) | COSTS
+    head = ["run", "task", "method", "seed", "last round", *heads.values()]
     fixed = [[run.name, run.task, run.method, str(run.seed), str(run.records[-1].round)] for run in runs]
-    names = [*SCORES, *COSTS]
-    return [head] + [a + [_shown(n, run.values[n]) for n in names] for a, run in zip(fixed, runs, strict=True)]
+    return [head] + [a + [_shown(n, run.values.get(n)) for n in heads] for a, run in zip(fixed, runs, strict=True)]
 
 
-def _grouped_rows(groups: Sequence[Group]) -> list[list[str]]:
-    """Rows of the groups with several runs; [] where there are none."""
+def _grouped_rows(groups: Sequence[Group], heads: dict[str, str]) -> list[list[str]]:
+    """Rows of the groups with several runs; [] where there are none. heads: of the scores."""
     several = [group for group in groups if len(group.runs) > 1]
-    rows = [["mean and sd", "runs", *SCORES.values(), *COSTS.values()]] if several else []
+    heads = heads | COSTS
+    rows = [["mean and sd", "runs", *heads.values()]] if several else []
     for group in several:
-        cells = [f"{_shown(name, group.mean[name])} ± {_shown(name, group.sd[name])}" for name in (*SCORES, *COSTS)]
+        cells = [f"{_shown(name, group.mean.get(name))} ± {_shown(name, group.sd.get(name))}" for name in heads]
         rows.append([group.label, str(len(group.runs)), *("-" if cell == "- ± -" else cell for cell in cells)])
     return rows
 
@@ -235,18 +256,21 @@ def _write(out: Path, runs: Sequence[RunSummary], groups: Sequence[Group], markd
     (out / "comparison.md").write_text(markdown, encoding="utf-8")
     with (out / "comparison.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        units = [*(f"{name}_percent" for name in SCORES), *COSTS]
+        names = list(_heads(_families(runs), every=True))
+        units = [*(f"{name}_percent" for name in names), *COSTS]
         writer.writerow(["run", "folder", "task", "method", "seed", "status", "last_round", *units])
         for run in runs:
-            cells = ["" if run.values[n] is None else _shown(n, run.values[n]) for n in (*SCORES, *COSTS)]
+            known = [run.values.get(name) for name in (*names, *COSTS)]
+            cells = ["" if v is None else _shown(n, v) for n, v in zip((*names, *COSTS), known, strict=True)]
             about = [run.name, run.folder, run.task, run.method, run.seed, run.status, run.records[-1].round]
             writer.writerow([*about, *cells])
+    panels = {f"test/{m.name}": f"{m.shown} (%)" for family in _families(runs) for m in family.compared}
     curves = {
         group.label: [
-            {key: {r.round: r.metrics[key] for r in run.records if key in r.metrics} for key in (F1, ACCURACY)}
+            {key: {r.round: r.metrics[key] for r in run.records if key in r.metrics} for key in panels}
             for run in group.runs
         ]
         for group in groups
     }
-    draw(curves, {F1: "macro F1 (%)", ACCURACY: "accuracy (%)"}, out / "curves.png")
+    draw(curves, panels, out / "curves.png")
     return out / "comparison.md", out / "comparison.csv", out / "curves.png"

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Generic, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ class Report(Generic[U]):
 @dataclass(frozen=True)
 class ServerSide:
     """What server hooks may touch. ``validate(weights) -> score_C``: macro-free F1 per class on the validation
-    split.
+    split; ``told``: in ``begin``, what the clients told before round 1 (``Method.tell``), in their order.
     """
 
     model: Classifier
@@ -66,6 +66,7 @@ class ServerSide:
     rng: torch.Generator
     round: int
     rounds: int
+    told: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ class ClientSide(Generic[S]):
     optimizer: OptimizerOptions
     infer: Callable[[Classifier, ClientData], Tensor]
     rng: torch.Generator
+    letter: Tensors = field(default_factory=dict)
+    """What the server sent to this client alone (``Method.letter``)."""
 
 
 class Local(ABC, Generic[S, U]):
@@ -156,6 +159,23 @@ class Local(ABC, Generic[S, U]):
         return {k: v for name, o in self.optimizers.items() for k, v in state_of(o, name).items()}
 
 
+@dataclass(frozen=True)
+class Pooling(Generic[S]):
+    """A round of clients with one class each as one pass over their distinct rows (pipeline/pooled.py).
+
+    loss(z_PD, row_PD) -> [P]: loss of every pair of a row and one of its classes, from its representation and that
+    class's row of the head. shares(rows_I) -> [I]: weights of clients in the mean, by their rows of data. row_lr: rate
+    of a client's step on its row, 0 for none. unit(rows): the rows at length 1. gather(state, weights, answered_C,
+    side): the state after the server's work, once theta is averaged and the rows are stacked.
+    """
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    shares: Callable[[Tensor], Tensor]
+    row_lr: float
+    unit: Callable[[Tensor], Tensor]
+    gather: Callable[[S, Tensors, Tensor, ServerSide], S]
+
+
 class Method(ABC, Generic[S, U]):
     """A frozen dataclass of hyper-parameters and five verbs. Server hooks are pure: state in, state out."""
 
@@ -163,6 +183,12 @@ class Method(ABC, Generic[S, U]):
     """The method's key in ``pipeline.methods.METHODS``, presets and records."""
     head: ClassVar[Head] = "linear"
     """Which head ``models.build`` puts on the task's encoder."""
+    tells: ClassVar[bool] = False
+    """Whether clients tell something before round 1, beside their cards (``tell``)."""
+    parts: int = 1
+    """Encoders side by side, each with its part of every row of the head (cosine heads only)."""
+    letters: ClassVar[bool] = False
+    """Whether some of what the server sends is for one client alone (``letter``)."""
 
     semantic: bool = True
     """Whether class embeddings start from the class names' vectors (label heads only)."""
@@ -174,6 +200,24 @@ class Method(ABC, Generic[S, U]):
     def broadcast(self, state: S, side: ServerSide) -> S:
         """What is sent to the selected clients: the state, private fields blanked."""
         return state
+
+    def letter(self, state: S, card: Card) -> Tensors:
+        """What one client gets beside the broadcast: its own row of the head, for example."""
+        return {}
+
+    def tell(self, card: Card, data: ClientData, key: bytes) -> object:
+        """A message that a client sends once, before round 1. ``key``: a secret of the clients, which the server does
+        not have.
+        """
+        return {}
+
+    def statement(self, rounds: int) -> str:
+        """A line for the log of a run: what else must be known about it. Empty: nothing."""
+        return ""
+
+    def pooling(self) -> Pooling[S] | None:
+        """How a round of clients with one class each is computed at once; None where it is not the same."""
+        return None
 
     @abstractmethod
     def local(self, side: ClientSide[S]) -> Local[S, U]:

@@ -59,6 +59,7 @@ class Tally:
     loss: dict[int, float] = field(default_factory=dict)
     seconds: float = 0.0
     bytes_up: int = 0
+    bytes_letters: int = 0
     failed: list[Failure] = field(default_factory=list)
     retried: list[Failure] = field(default_factory=list)
     memory: dict[str, float] = field(default_factory=dict)
@@ -67,7 +68,7 @@ class Tally:
         answered = sorted(self.loss)
         return RoundOutcome(
             tuple(answered), tuple(sorted(self.failed, key=lambda f: f.client)), tuple(self.retried),
-            bytes_down_each * len(answered), self.bytes_up,
+            bytes_down_each * len(answered) + self.bytes_letters, self.bytes_up,
             sum(self.loss[c] for c in answered) / len(answered) if answered else float("nan"), self.seconds,
             self.memory,
         )  # fmt: skip
@@ -109,14 +110,22 @@ class Executor(Protocol):
         """Give back workers and memory."""
 
 
+def server_of(setup: Setup, host: ClientHost | None = None) -> Server:
+    """A server in this process that has heard what the clients tell. host: of all clients, where the caller has one."""
+    if not setup.experiment.method.tells:
+        return Server(setup)
+    host = host or ClientHost(setup)
+    return Server(setup, [host.tell(client) for client in range(setup.experiment.task.clients)])
+
+
 class SerialExecutor:
     """Server and clients in this process, one after the other: for tests, the debugger, and as the reference."""
 
     def __init__(self, setup: Setup) -> None:
         one_thread()
         self.quorum = setup.experiment.federation.quorum
-        self.server = Server(setup)
         self.host = ClientHost(setup)
+        self.server = server_of(setup, self.host)
         self.memories: dict[int, Tensors] = {}
 
     def round(self, round_: int, selected: Sequence[int], watch: Watch) -> RoundOutcome:
@@ -126,7 +135,8 @@ class SerialExecutor:
             watch(1, len(tally.loss), len(tally.failed))
             for attempt in range(ATTEMPTS):
                 try:
-                    fitted = self.host.fit(client, round_, sent, self.memories.get(client, {}))
+                    letter = self.server.letter(client)
+                    fitted = self.host.fit(client, round_, sent, self.memories.get(client, {}), letter)
                 except Exception as error:  # any fault of a client costs that client only
                     into = tally.retried if attempt + 1 < ATTEMPTS else tally.failed
                     into.append(Failure(client, f"{type(error).__name__}: {error}"))
@@ -136,6 +146,7 @@ class SerialExecutor:
                 tally.loss[client] = fitted.loss
                 tally.seconds += fitted.seconds
                 tally.bytes_up += tree.nbytes(fitted.update)
+                tally.bytes_letters += tree.nbytes(letter)
                 break
         check_quorum(len(updates), len(selected), self.quorum, tally.failed)
         tally.memory |= usage.peak("process")

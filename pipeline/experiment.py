@@ -13,6 +13,7 @@ from pipeline.optimizers import OptimizerOptions
 from pipeline.tracking import TrackingOptions
 from tasks import places
 from tasks.contract import TaskOptions
+from tasks.metrics import Metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,11 +26,16 @@ class FederationOptions:
     """Selected clients |S_t|, uniform without replacement."""
     epochs: int = 5
     """Local epochs E."""
+    pooled: bool = False
+    """Compute a round of clients with one class each as one pass over their rows (pipeline/pooled.py): the same update
+    up to float rounding, for methods that have it."""
+    pool_rows: int = 1024
+    """Rows of one piece of such a pass; the pieces add up."""
     quorum: float = 0.5
     """Share of the selected clients that must answer, in (0, 1]; below it the run stops, its checkpoint kept."""
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "clients_per_round", "epochs"):
+        for name in ("rounds", "clients_per_round", "epochs", "pool_rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"federation.{name} = {getattr(self, name)}: must be at least 1")
         if not 0 < self.quorum <= 1:
@@ -40,11 +46,14 @@ class FederationOptions:
 class EvaluationOptions:
     """What is scored, and which round's model is the result."""
 
+    metrics: Metrics = "decisions"
+    """Which figures: ``decisions``, macro F1 and accuracy of 0/1 decisions (FedAlign's tables); ``ranking``, P@k,
+    nDCG@k, PSP@k and mAP of the order of the classes (FedALC's; docs/metrics.md)."""
     every: int = 1
     """Score the global model every so many rounds, and after the last."""
     select: Literal["last", "best_validation"] = "last"
     """``last``: the last round's model (FedAlign's tables); ``best_validation``: the first with the best validation
-    macro F1."""
+    macro F1, or P@1 of ``ranking``."""
     test: Literal["always", "last", "never"] = "always"
     """When the test split is scored: ``always``, with validation; ``last``, once, for the selected model; ``never``
     (trials of a sweep: what is not computed cannot be chosen by)."""
@@ -131,6 +140,11 @@ class Experiment:
             raise ValueError(
                 f"federation.clients_per_round = {self.federation.clients_per_round} exceeds"
                 f" task.clients = {self.task.clients}: lower it"
+            )
+        if self.model.norm == "batch" and (self.optimizer.skip_zero_rows or self.optimizer.micro_tokens):
+            raise ValueError(
+                "model.norm = 'batch' normalises over the batch, so rows may not be left out or cut apart:"
+                " set --optimizer.skip_zero_rows False --optimizer.micro_tokens 0"
             )
         if self.evaluation.select == "best_validation" and self.task.validation == 0:
             raise ValueError("evaluation.select = 'best_validation' needs validation rows: set task.validation above 0")

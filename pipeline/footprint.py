@@ -21,7 +21,7 @@ import torch
 
 from pipeline import tree
 from pipeline.client import ClientHost
-from pipeline.server import Server
+from pipeline.executor import server_of
 from pipeline.setup import Setup, one_thread
 from pipeline.shares import GpuNeed
 from pipeline.usage import peak_resident
@@ -62,13 +62,17 @@ class ServerUse:
 
 
 def measure_client(setup: Setup, client: int, sent: tree.Packed, on_gpu: bool) -> tuple[ClientUse, tree.Packed]:
-    """Train one client alone, as its actor would; call it in a fresh process. Its needs and its last update."""
+    """Train one client alone, as its actor would; call it in a fresh process. Its needs and its last update.
+
+    sent: ``broadcast`` and ``letter``, what the server sends to all and to this client.
+    """
     one_thread()
     before = free_elsewhere() if on_gpu else 0
     host = ClientHost(setup, torch.device("cuda" if on_gpu else "cpu"))
     baseline, seconds, memory = resident(), [], tree.pack({})
     for round_ in range(1, ROUNDS + 1):
-        fitted = host.fit(client, round_, tree.unpack(sent), tree.unpack(memory))
+        got = tree.unpack(sent)
+        fitted = host.fit(client, round_, got["broadcast"], tree.unpack(memory), got["letter"])
         update, memory = tree.pack(fitted.update), tree.pack(fitted.memory)
         seconds.append(fitted.seconds)
     use = ClientUse(
@@ -81,7 +85,7 @@ def measure_client(setup: Setup, client: int, sent: tree.Packed, on_gpu: bool) -
 def measure_server(setup: Setup, client: int, update: tree.Packed) -> ServerUse:
     """Merge one client's update and score validation and test, as the server's actor would, in a fresh process."""
     one_thread()
-    server = Server(setup)
+    server = server_of(setup)
     baseline, began = resident(), time.perf_counter()
     server.merge(1, [client], [tree.unpack(update)])
     tree.pack(server.broadcast(2))

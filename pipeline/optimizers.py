@@ -23,7 +23,8 @@ class OptimizerOptions:
     weight_decay: float = 0.0
     """L2 penalty, >= 0."""
     batch_size: int = 128
-    """Rows of a mini-batch; every mean over a mini-batch divides by its rows, the unlabelled included."""
+    """Rows of a mini-batch, 0: all rows of the client; every mean over a mini-batch divides by its rows, the unlabelled
+    included."""
     class_balanced: bool = True
     """Multi-label loss: weigh a class's positives and negatives against each other (FedAlign's reference code); false:
     plain binary cross-entropy (the paper)."""
@@ -41,8 +42,8 @@ class OptimizerOptions:
     def __post_init__(self) -> None:
         if not self.lr > 0:
             raise ValueError(f"optimizer.lr = {self.lr}: must be above 0")
-        if self.batch_size < 1:
-            raise ValueError(f"optimizer.batch_size = {self.batch_size}: must be at least 1")
+        if self.batch_size < 0:
+            raise ValueError(f"optimizer.batch_size = {self.batch_size}: must be at least 1, or 0 for all rows")
         if self.micro_tokens < 0:
             raise ValueError(f"optimizer.micro_tokens = {self.micro_tokens}: must be 0 (off) or more")
         if self.name == "adam" and self.momentum:

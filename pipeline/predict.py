@@ -13,13 +13,15 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from pipeline.evaluate import logits_of
+from pipeline.evaluate import logits_of, ranked
 from pipeline.saved import SavedModel, load_model
 from pipeline.setup import one_thread
 from tasks.contract import ClientData, Encode, InputError
+from tasks.labels import Labels
 from tasks.metrics import Scores, score
 from tasks.own.samples import encoder as table_encoder
 from tasks.own.table import samples_of
+from tasks.ranking import Ranking
 from tasks.sources import find_task, nearest, open_text
 from tasks.tensors import client_data
 
@@ -52,10 +54,18 @@ def predict(model_folder: Path, file: Path) -> Prediction:
         rows, labelled = encoded(saved, payload, labels), labels is not None
     logits_NC = logits_of(saved.model, rows)
     predicted_NC = saved.objective.predict(logits_NC)
-    truth = None
-    if labelled:
-        truth = score(saved.kind, predicted_NC.numpy(), rows.y_NC.numpy(), rows.known_NC.numpy())
+    truth = _truth(saved, rows, logits_NC) if labelled else None
     return Prediction(saved.class_names, saved.objective.scores(logits_NC), predicted_NC, truth)
+
+
+def _truth(saved: SavedModel, rows: ClientData, logits_NC: torch.Tensor) -> Scores:
+    """The figures by which the run was scored; PSP@k excepted, as a model has no counts of its training rows."""
+    y_NC, known_NC = rows.y_NC.numpy(), rows.known_NC.numpy()
+    if saved.metrics == "decisions":
+        return score(saved.kind, saved.objective.predict(logits_NC).numpy(), y_NC, known_NC).scores()
+    ranking = Ranking(*logits_NC.shape)
+    ranking.add(ranked(saved.objective, logits_NC).numpy(), Labels.of_matrix(y_NC == 1), known_NC == 1)
+    return ranking.scores()
 
 
 def encoded(saved: SavedModel, payload: Sequence[Any], labels: Sequence[int] | None = None) -> ClientData:

@@ -16,11 +16,11 @@ from pipeline import footprint, tree
 from pipeline.capacity import Node
 from pipeline.checkpoint import write_atomically
 from pipeline.config import override, preset_names, read_preset
+from pipeline.executor import server_of
 from pipeline.experiment import Experiment, digest
 from pipeline.footprint import ClientUse, ServerUse
 from pipeline.own_data import settled
 from pipeline.run import make_setup, version_of
-from pipeline.server import Server
 from pipeline.setup import Setup
 from pipeline.shares import GPU_MARGIN, MEMORY_MARGIN, Need, Place, Shares, number, share_out, size, usable, whole_cpus
 from tasks.contract import InputError
@@ -160,7 +160,8 @@ def _measure(setup: Setup, chosen: Chosen, places: list[Place], apart: Apart) ->
     on_gpu = has_gpu(places)
     device = "a GPU, as soon as one is free" if on_gpu else "the CPU"
     print(f"training client {chosen.client} alone for {footprint.ROUNDS} rounds on {device}", flush=True)
-    sent = tree.pack(Server(setup).broadcast(1))
+    sender = server_of(setup)
+    sent = tree.pack({"broadcast": sender.broadcast(1), "letter": sender.letter(chosen.client)})
     what = f"client {chosen.client}"
     try:
         client, update = apart(footprint.measure_client, setup, chosen.client, sent, on_gpu)

@@ -22,6 +22,7 @@ class Progress:
         self.began = time.perf_counter()
         self.moved = 0
         self.last = ""
+        self.noted: set[str] = set()
 
     def say(self, line: str) -> None:
         """A line of its own."""
@@ -42,9 +43,10 @@ class Progress:
         if scores:
             split = "test" if "test" in scores else "validation"
             shown, where = scores[split], "" if split == "test" else " (validation)"
-            self.last = f"macro F1 {100 * shown.macro_f1:5.2f}  accuracy {100 * shown.accuracy:5.2f}{where}"
+            self.last = f"{shown.line}{where}"
         if not outcome.answered:
             self.say(f"round {round_:>{len(str(self.rounds))}}/{self.rounds}  {self.last}  initial weights")
+            self._notes(scores)
             self.began = time.perf_counter()
             return
         done = round_ - self.start
@@ -57,6 +59,15 @@ class Progress:
         )
         for failure in outcome.failed:
             self.say(f"  client {failure.client} left out of round {round_}: {failure.reason}")
+        self._notes(scores)
+
+    def _notes(self, scores: Mapping[str, Scores]) -> None:
+        """What a person must know to read the scores, each note once."""
+        lines = [f"  {split}: {note}" for split, shown in scores.items() for note in shown.notes]
+        for line in lines:
+            if line not in self.noted:
+                self.say(line)
+        self.noted |= set(lines)
 
     def _clear(self) -> None:
         if self.live:

@@ -29,7 +29,7 @@ STATE, SELECTED, MEMORY = "state", "selected", "memory-"
 class Standing:
     """What the loop itself remembers between rounds, beside state and memories; saved in every checkpoint.
 
-    best: (round, validation macro F1) of the selected model where ``evaluation.select`` is ``best_validation``.
+    best: (round, primary validation score) of the selected model where ``evaluation.select`` is ``best_validation``.
     """
 
     round: int = 0
@@ -125,10 +125,10 @@ class Loop:
         s.retries += len(outcome.retried)
         if not scores:
             return
-        s.scores = {split: named(v) for split, v in scores.items()}
+        s.scores = {split: dict(v.values) for split, v in scores.items()}
         best = self.experiment.evaluation.select == "best_validation"
-        if best and scores["validation"].macro_f1 > s.best_score:
-            s.best_round, s.best_score, self.best = round_, scores["validation"].macro_f1, state
+        if best and scores["validation"].primary > s.best_score:
+            s.best_round, s.best_score, self.best = round_, scores["validation"].primary, state
 
     def _scores(self, round_: int) -> tuple[dict[str, Scores], float]:
         """Scores by split, and the seconds that they took."""
@@ -141,11 +141,6 @@ class Loop:
     def _selected(self, round_: int) -> list[int]:
         e = self.experiment
         return select(e.task.clients, e.federation.clients_per_round, round_, e.seed)
-
-
-def named(scores: Scores) -> dict[str, float]:
-    """The summary figures by the names that they have in records."""
-    return {"f1_macro": scores.macro_f1, "accuracy": scores.accuracy}
 
 
 def _record(
@@ -171,9 +166,9 @@ def _record(
         metrics["train/loss"] = outcome.loss
     per_class: dict[str, dict[str, float]] = {}
     for split, s in scores.items():
-        metrics |= {f"{split}/{metric}": value for metric, value in named(s).items()}
-        per_class[f"{split}/f1"] = dict(zip(class_names, map(float, s.f1_C), strict=True))
-        per_class[f"{split}/accuracy"] = dict(zip(class_names, map(float, s.accuracy_C), strict=True))
+        metrics |= {f"{split}/{name}": value for name, value in (s.values | s.counts).items()}
+        for name, value_C in s.per_class.items():
+            per_class[f"{split}/{name}"] = dict(zip(class_names, map(float, value_C), strict=True))
     return RoundRecord(round_, time.time(), metrics, per_class)
 
 

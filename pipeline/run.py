@@ -6,34 +6,31 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import platform
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
-from models.label_names import Cooccurrence, from_cooccurrence, random_vectors, read_table
-from models.language import from_language_model
 from pipeline.checkpoint import Checkpoints, write_atomically
 from pipeline.compare import compare
 from pipeline.config import from_tree
 from pipeline.contract import Tensors
 from pipeline.delivery import store_uri
-from pipeline.executor import Executor, SerialExecutor
+from pipeline.executor import Executor
 from pipeline.experiment import Experiment, digest, flat
+from pipeline.first_values import encoder_start, name_vectors
 from pipeline.folder import CONFIG, RESULT, held, read_config, write_config
 from pipeline.journal import RunInfo, read_records
 from pipeline.mirror import Mirror
 from pipeline.mirrored import claim, place_of, refresh
 from pipeline.pictures import draw_partition, fits
+from pipeline.pooled import in_process
 from pipeline.progress import Progress
-from pipeline.rounds import Loop, final_checksum, named, weights_in
+from pipeline.rounds import Loop, final_checksum, weights_in
 from pipeline.saved import save_model
-from pipeline.seeds import seed_for
 from pipeline.setup import Setup
 from pipeline.tracking import Status, Trackers, open_tracker
 from tasks.contract import InputError
@@ -69,6 +66,8 @@ def run(experiment: Experiment, folder: Path, say: Say = print) -> Result:
         executor = _executor(setup)
         stack.callback(executor.close)
         write_config(folder, experiment)
+        if statement := experiment.method.statement(experiment.federation.rounds):
+            say(statement)
         return federate(setup, executor, folder, Progress(experiment.federation.rounds), say)
 
 
@@ -86,11 +85,18 @@ def resumed(folder: Path, say: Say = print) -> Result:
 
 
 def make_setup(experiment: Experiment, say: Say, prepared: Prepared | None = None) -> Setup:
-    """Prepared data (made if they are not in the cache) and the first class embeddings. prepared: the data, where the
-    caller has them.
+    """Prepared data (made if they are not in the cache) and what the network starts from. prepared: the data, where
+    the caller has them. InputError where network, data and weights do not fit each other.
     """
+    start = encoder_start(experiment, say)
     data = prepared or prepare_data(experiment, say)
-    return Setup(experiment, data.place, _vectors(experiment, data, say))
+    setup = Setup(experiment, data.place, name_vectors(experiment, data, say), start)
+    if experiment.model.network != "auto" or start is not None:
+        try:
+            setup.model()  # here, where an error is one line, and not in every worker
+        except ValueError as error:
+            raise InputError(str(error)) from error
+    return setup
 
 
 def prepare_data(experiment: Experiment, say: Say) -> Prepared:
@@ -100,46 +106,9 @@ def prepare_data(experiment: Experiment, say: Say) -> Prepared:
     return prepare(task, experiment.task, experiment.seed, engine=engine, log=say)  # type: ignore[arg-type]
 
 
-def _vectors(e: Experiment, prepared: Prepared, say: Say) -> Any:
-    if e.method.head != "label":
-        return None
-    names, seed = prepared.manifest.class_names, seed_for(e.seed, "class names")
-    if e.model.names == "random" or not e.method.semantic:
-        return random_vectors(names, e.model.names_width, seed)
-    cache = Path(prepared.folder).parent
-    if e.model.names == "language_model":
-        model, prompts, normalise = e.model.names_model, e.model.prompts, e.model.names_normalise
-        return from_language_model(
-            names, model=model, prompts=prompts, normalise=normalise, cache=cache, log=say
-        ).vectors_CD
-    table, known = names_table(e, names)
-    got = from_cooccurrence(table, known, width=e.model.names_width, seed=seed, cache=cache, log=say)
-    alone = [name for name, found in zip(names, known, strict=True) if found in got.without_edge]
-    if alone:
-        say(f"class names without any co-occurrence keep a random vector: {', '.join(alone)}")
-    return got.vectors_CD
-
-
-def names_table(e: Experiment, names: Sequence[str]) -> tuple[Cooccurrence, list[str]]:
-    """The co-occurrence table of a run, and what it calls the classes. InputError where there is no such file."""
-    table, others = read_table(_table(e)), task_of(e.task).table_names
-    return table, [others[name] if name not in table.names and name in others else name for name in names]
-
-
-def _table(e: Experiment) -> Path:
-    places = [Path(e.model.names_table), Path(os.environ.get("ANCHORFL_DATA", ".")) / e.model.names_table]
-    for place in places:
-        if place.is_file():
-            return place
-    raise InputError(
-        f"model.names_table = {e.model.names_table!r}: no such file, nor below $ANCHORFL_DATA"
-        " (docs/label-names.md says what it holds); --model.names random does without"
-    )
-
-
 def _executor(setup: Setup) -> Executor:
-    if setup.experiment.cluster.executor == "serial":
-        return SerialExecutor(setup)
+    if setup.experiment.cluster.executor == "serial" or setup.experiment.federation.pooled:
+        return in_process(setup)
     from pipeline.actors import RayExecutor
 
     return RayExecutor(setup)
@@ -197,7 +166,7 @@ def _conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
         scores = {s: {m: best.metrics[f"{s}/{m}"] for m in v} for s, v in scores.items()}
         if e.evaluation.test == "last":
             loop.executor.restore(state, {})
-            scores |= {s: named(v) for s, v in loop.executor.scores(["test"]).items()}
+            scores |= {s: dict(v.values) for s, v in loop.executor.scores(["test"]).items()}
     chosen = standing.best_round or standing.round
     save_model(folder / "model", setup, weights_in(state), {"round": chosen, "scores": scores, "run": folder.name})
     content = {
@@ -240,6 +209,7 @@ def run_info(setup: Setup, folder: Path) -> RunInfo:
         "partition_digest": manifest.partition_digest,
         "config_digest": digest(e),
         "git_commit": _commit(),
+        **({"statement": statement} if (statement := e.method.statement(e.federation.rounds)) else {}),
         "python": platform.python_version(),
         **{name: version_of(name) for name in ("anchorfl", "torch", "ray", "mlflow")},
     }

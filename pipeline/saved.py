@@ -19,6 +19,7 @@ from pipeline.checkpoint import write_atomically
 from pipeline.contract import Tensors
 from pipeline.setup import Setup
 from tasks.contract import InputError, InputSpec, Kind, Objective
+from tasks.metrics import Metrics
 
 FORMAT = 1
 WEIGHTS, ABOUT = "weights.safetensors", "model.json"
@@ -33,6 +34,8 @@ class SavedModel:
     class_names: tuple[str, ...]
     kind: Kind
     spec: InputSpec
+    metrics: Metrics = "decisions"
+    """By which figures the run was scored."""
 
     @property
     def objective(self) -> Objective:
@@ -53,6 +56,7 @@ def save_model(folder: Path, setup: Setup, weights: Tensors, about: dict[str, An
         "model": asdict(e.model),
         "head": e.method.head,
         "names_width": None if setup.vectors_CP is None else setup.vectors_CP.shape[1],
+        "metrics": e.evaluation.metrics,
         "checksum": tree.checksum(weights),
         **about,
     }
@@ -88,4 +92,5 @@ def load_model(folder: Path) -> SavedModel:
         seed=0,
     )
     model.load_state_dict(weights)
-    return SavedModel(model.eval(), about["task"], tuple(about["class_names"]), about["kind"], spec)
+    names, metrics = tuple(about["class_names"]), about.get("metrics", "decisions")
+    return SavedModel(model.eval(), about["task"], names, about["kind"], spec, metrics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,30 +11,46 @@ from torch import Tensor
 
 from pipeline import tree
 from pipeline.contract import Global, Report, ServerSide, Tensors
-from pipeline.evaluate import evaluate
+from pipeline.evaluate import DenseSplits, RankedSplits, evaluate
 from pipeline.seeds import torch_rng
 from pipeline.setup import Setup
 from tasks.contract import InputError
 from tasks.metrics import Scores
+from tasks.store import SPLITS, Split
 
 
 class Server:
     """Holds the state; every verb but ``merge`` and ``restore`` leaves it as it is."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, told: Sequence[Any] = ()) -> None:
+        """told: what the clients told before round 1, in their order (``Method.tell``)."""
         data, objective = setup.data(), setup.objective()
         self.setup = setup
         self.method = setup.experiment.method
         self.objective = objective
         self.cards = data.cards()
         self.model = setup.model()
-        self.splits = {name: data.split(name, objective) for name in ("validation", "test")}
-        self.state: Global = self.method.begin(self._side(0))
+        self.data = data
+        ranking = setup.experiment.evaluation.metrics == "ranking"
+        self.splits = DenseSplits(data, objective, () if ranking else SPLITS)
+        self.ranked = RankedSplits(data, objective) if ranking else None
+        self.state: Global = self.method.begin(replace(self._side(0), told=told))
 
     def broadcast(self, round_: int) -> Global:
         """What the selected clients of this round get."""
         state: Global = self.method.broadcast(self.state, self._side(round_))
         return state
+
+    def letter(self, client: int) -> Tensors:
+        """What this client gets beside the broadcast."""
+        return self.method.letter(self.state, self.cards[client])
+
+    def gather(self, round_: int, weights: Tensors, answered_C: Tensor) -> None:
+        """Take in a round that was computed at once (``Method.pooling``)."""
+        pooling = self.method.pooling()
+        if pooling is None:
+            raise ValueError(f"{self.method.name} has no pooled rounds")
+        self.state = pooling.gather(self.state, weights, answered_C, self._side(round_))
 
     def merge(self, round_: int, clients: Sequence[int], updates: Sequence[Any]) -> None:
         """Merge the updates of ``clients``, both in ascending order of client."""
@@ -44,8 +61,12 @@ class Server:
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         """Scores of the current weights on ``splits`` (validation, test); a split without rows is left out."""
-        rows = {name: self.splits[name] for name in splits if len(self.splits[name])}
-        return {n: evaluate(self.model, self.state.weights, r, self.objective) for n, r in rows.items()}
+        return {name: self._scores(name) for name in SPLITS if name in splits and self.data.size(name)}
+
+    def _scores(self, name: Split) -> Scores:
+        if self.ranked is not None:
+            return self.ranked.scores(self.model, self.state.weights, name)
+        return evaluate(self.model, self.state.weights, self.splits[name], self.objective).scores()
 
     def snapshot(self) -> Tensors:
         """The state as path -> tensor."""

@@ -21,12 +21,13 @@ from tasks.store import Prepared
 @dataclass(frozen=True)
 class Setup:
     """``prepared``: folder of the prepared data; ``vectors_CP``: first values of the class embeddings, in order of
-    the class names.
+    the class names; ``start``: the encoder's first values, None where they are drawn.
     """
 
     experiment: Experiment
     prepared: str
     vectors_CP: Tensor | None
+    start: dict[str, Tensor] | None = None
 
     def data(self) -> Prepared:
         """The prepared data, read lazily."""
@@ -50,6 +51,8 @@ class Setup:
             vectors_CP=self.vectors_CP,
             seed=seed_for(e.seed, "model"),
             lookup_dropout=e.optimizer.lookup_dropout,
+            parts=e.method.parts,
+            start=self.start,
         )
 
     def training(self) -> Training:

@@ -1,12 +1,13 @@
-"""Scores of 0/1 decisions, computed with NumPy and always finite.
+"""What a split scored, by what names, and the scores of 0/1 decisions: NumPy, always finite (rankings: ranking.py).
 
 Shape suffixes: N rows, C classes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +16,86 @@ from tasks.columns import Bools, Ints
 from tasks.contract import Kind
 
 Floats = npt.NDArray[np.float64]
+Metrics = Literal["decisions", "ranking"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A figure of a split, a fraction in [0, 1]. name: in records and results; value: how its names begin among the
+    numbers of a comparison; short: at the head of a column; shown: anywhere else.
+    """
+
+    name: str
+    value: str
+    short: str
+    shown: str
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The measures that are computed together, in the order of the records. The first is the primary one, by which a
+    round or a point is chosen; told: those of a progress line; compared: those in tables of several runs.
+    """
+
+    measures: tuple[Measure, ...]
+    told: tuple[Measure, ...]
+    compared: tuple[Measure, ...]
+
+    @property
+    def primary(self) -> Measure:
+        """What chooses."""
+        return self.measures[0]
+
+
+F1_MACRO = Measure("f1_macro", "f1", "F1", "macro F1")
+ACCURACY = Measure("accuracy", "accuracy", "acc", "accuracy")
+CUTS = (1, 3, 5)
+"""k of the measures at k."""
+P_AT, NDCG_AT, PSP_AT = (
+    tuple(Measure(f"{name}_at_{k}", f"{name}_at_{k}", f"{word}@{k}", f"{word}@{k}") for k in CUTS)
+    for name, word in (("p", "P"), ("ndcg", "nDCG"), ("psp", "PSP"))
+)
+MAP = Measure("map", "map", "mAP", "mAP")
+FAMILIES: Mapping[Metrics, Family] = {
+    "decisions": Family((F1_MACRO, ACCURACY), (F1_MACRO, ACCURACY), (F1_MACRO, ACCURACY)),
+    "ranking": Family((*P_AT, *NDCG_AT, *PSP_AT, MAP), P_AT, (*P_AT, MAP)),
+}
+"""By ``evaluation.metrics``."""
+MEASURES: Mapping[str, Measure] = {m.name: m for family in FAMILIES.values() for m in family.measures}
+"""By name."""
+
+
+def family_of(name: str) -> Family:
+    """The family of a measure. KeyError where there is no such name."""
+    return next(family for family in FAMILIES.values() if MEASURES[name] in family.measures)
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
+    """What a split scored. values: by name of a measure, in the order of its family, those left out excepted;
+    per_class: name -> value of every class; counts: further numbers of the split for the records, which are no scores;
+    notes: what a person must know to read them, a line each.
+    """
+
+    metrics: Metrics
+    values: dict[str, float]
+    per_class: dict[str, Floats] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def primary(self) -> float:
+        """The figure by which a round is chosen."""
+        return self.values[FAMILIES[self.metrics].primary.name]
+
+    @property
+    def line(self) -> str:
+        """The figures of a progress line, in percent."""
+        return "  ".join(f"{m.shown} {100 * self.values[m.name]:5.2f}" for m in FAMILIES[self.metrics].told)
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
     """Scores in [0, 1]. Means run over the classes with support; a class without any scores 0 and counts in no mean.
 
     f1_C: F1 per class; accuracy_C: single-label, share of the class's rows that got it; multi-label, share of right
@@ -32,8 +109,13 @@ class Scores:
     accuracy_C: Floats
     support_C: Ints
 
+    def scores(self) -> Scores:
+        """As records have them."""
+        values = {F1_MACRO.name: self.macro_f1, ACCURACY.name: self.accuracy}
+        return Scores("decisions", values, {"f1": self.f1_C, "accuracy": self.accuracy_C})
 
-def score(kind: Kind, predicted_NC: npt.ArrayLike, y_NC: npt.ArrayLike, known_NC: npt.ArrayLike) -> Scores:
+
+def score(kind: Kind, predicted_NC: npt.ArrayLike, y_NC: npt.ArrayLike, known_NC: npt.ArrayLike) -> Decisions:
     """The scores of 0/1 decisions, counting only known labels (scikit-learn's macro F1 with zero_division=0).
 
     Single-label: a row counts if its true class is known. Raises ValueError on differing shapes or entries other than
@@ -56,7 +138,7 @@ def score(kind: Kind, predicted_NC: npt.ArrayLike, y_NC: npt.ArrayLike, known_NC
     else:
         accuracy_C = _ratio(((hit_NC == y) & known).sum(0), known.sum(0))
         accuracy = _mean(accuracy_C[supported])
-    return Scores(_mean(f1_C[supported]), accuracy, f1_C, accuracy_C, support_C.astype(np.int64))
+    return Decisions(_mean(f1_C[supported]), accuracy, f1_C, accuracy_C, support_C.astype(np.int64))
 
 
 def _zero_one(values: npt.ArrayLike) -> Bools:

@@ -13,28 +13,33 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from tasks import places
+from tasks.cards import Cards
 from tasks.columns import Ints, table_digest
-from tasks.contract import Card, ClientData, InputError, InputSpec, Kind, Objective, Plan, TaskOptions
+from tasks.contract import ClientData, InputError, InputSpec, Kind, Objective, Plan, TaskOptions
 from tasks.plans import digest, plan_from_json, plan_to_json
+from tasks.sparse_split import SparseSplit
 from tasks.tensors import client_data
 
 FORMAT = 2
 """Version of the layout; part of the name of every cache folder."""
 MANIFEST = "manifest.json"
+MEND = "delete the folder and prepare the data again"
+"""How errors about a prepared folder end."""
 
 Split = Literal["test", "validation"]
+SPLITS: tuple[Split, ...] = ("validation", "test")
+Read = TypeVar("Read", ClientData, SparseSplit)
 Counts = tuple[tuple[int, int], ...]
 """(class, rows) of the classes that occur, ascending: thousands of clients of thousands of classes stay small."""
 
@@ -93,8 +98,7 @@ class Prepared:
         manifest = _read_manifest(where)
         for name in file_list(len(manifest.examples)):
             if not os.path.isfile(f"{where}/{name}"):
-                msg = f"{where}: {name} is missing; delete the folder and prepare the data again"
-                raise InputError(msg)
+                raise InputError(f"{where}: {name} is missing; {MEND}")
         return cls(where, manifest)
 
     @classmethod
@@ -123,8 +127,7 @@ class Prepared:
             try:
                 places.fetch(places.join(self.origin, name), path, self.manifest.files.get(name, ""))
             except FileNotFoundError as error:
-                msg = f"{places.shown(self.origin)}: {name} is missing; delete the folder and prepare the data again"
-                raise InputError(msg) from error
+                raise InputError(f"{places.shown(self.origin)}: {name} is missing; {MEND}") from error
         return str(path)
 
     def client(self, client: int, objective: Objective) -> ClientData:
@@ -133,49 +136,48 @@ class Prepared:
             msg = f"there is no client {client}: the clients are 0..{len(self.manifest.examples) - 1}"
             raise IndexError(msg)
         known = self.manifest.classes[client] if self.manifest.kind == "multi" else None
-        return self._read(client_file(client), objective, self.manifest.examples[client], known)
+        return self._read(client_file(client), self.manifest.examples[client], self._dense(objective, known))
 
     def split(self, name: Split, objective: Objective) -> ClientData:
         """A split of the server, labelled as far as the raw data are."""
-        rows = self.manifest.test if name == "test" else self.manifest.validation
-        return self._read(f"{name}.parquet", objective, rows)
+        return self._read(f"{name}.parquet", self.size(name), self._dense(objective))
 
-    def cards(self) -> list[Card]:
+    def sparse_split(self, name: Split) -> SparseSplit:
+        """The same without a matrix of labels, whatever the number of classes."""
+        spec, classes = self.manifest.spec, len(self.manifest.class_names)
+        return self._read(f"{name}.parquet", self.size(name), lambda table: SparseSplit.of(table, spec, classes))
+
+    def size(self, name: Split) -> int:
+        """Rows of a split of the server."""
+        return self.manifest.test if name == "test" else self.manifest.validation
+
+    def cards(self) -> Cards:
         """What the clients disclose before training, in client order."""
-        cards = []
-        for client, (rows, count, classes) in enumerate(
-            zip(self.manifest.examples, self.manifest.counts, self.manifest.classes, strict=True)
-        ):
-            count_C = torch.zeros(len(self.manifest.class_names), dtype=torch.int64)
-            aware_C = torch.zeros(len(self.manifest.class_names), dtype=torch.bool)
-            aware_C[list(classes)] = True
-            for class_, number in count:
-                count_C[class_] = number
-            cards.append(Card(client, rows, count_C, aware_C))
-        return cards
+        m = self.manifest
+        return Cards(len(m.class_names), m.examples, m.counts, m.classes)
 
     def plan(self) -> Plan:
         """The partition. Raises InputError where it is not the manifest's."""
         with open(self.file("plan.json"), encoding="utf-8") as stream:
             plan = plan_from_json(stream.read())
         if digest(plan) != self.manifest.partition_digest:
-            msg = f"{self.folder}/plan.json is not the manifest's plan; delete the folder and prepare the data again"
-            raise InputError(msg)
+            raise InputError(f"{self.folder}/plan.json is not the manifest's plan; {MEND}")
         return plan
 
-    def _read(self, name: str, objective: Objective, rows: int, known: tuple[int, ...] | None = None) -> ClientData:
+    def _dense(self, objective: Objective, known: Sequence[int] | None = None) -> Callable[[Any], ClientData]:
         """known: the classes that are known in a row unless it says otherwise; None: every class."""
-        path, total = self.file(name), len(self.manifest.class_names)
+        spec, classes = self.manifest.spec, len(self.manifest.class_names)
+        return lambda table: client_data(table, spec, classes, objective, range(classes) if known is None else known)
+
+    def _read(self, name: str, rows: int, made: Callable[[Any], Read]) -> Read:
+        path = self.file(name)
         try:
             # one thread, as its client has one CPU; no partitioning: a '=' in the path is not a column
-            table = pq.read_table(path, use_threads=False, partitioning=None)
-            data = client_data(table, self.manifest.spec, total, objective, range(total) if known is None else known)
+            data = made(pq.read_table(path, use_threads=False, partitioning=None))
         except (pa.ArrowException, ValueError, KeyError) as error:
-            msg = f"{path} is damaged ({error}); delete the folder and prepare the data again"
-            raise InputError(msg) from error
+            raise InputError(f"{path} is damaged ({error}); {MEND}") from error
         if len(data) != rows:
-            msg = f"{path} has {len(data)} rows, not {rows}; delete the folder and prepare the data again"
-            raise InputError(msg)
+            raise InputError(f"{path} has {len(data)} rows, not {rows}; {MEND}")
         return data
 
 
@@ -260,20 +262,19 @@ def sync_folder(folder: str) -> None:
 
 
 def _read_manifest(folder: str) -> Manifest:
-    path, mend = f"{folder}/{MANIFEST}", "delete the folder and prepare the data again"
+    path = f"{folder}/{MANIFEST}"
     try:
         with open(path, encoding="utf-8") as stream:
             content = json.load(stream)
         version = content.pop("format")
         manifest = _manifest_of(content) if version == FORMAT else None
     except FileNotFoundError as error:
-        msg = f"{path} is missing, so this is no complete prepared data; {mend}"
-        raise InputError(msg) from error
+        raise InputError(f"{path} is missing, so this is no complete prepared data; {MEND}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        msg = f"{path} is damaged ({error!r}); {mend}"
+        msg = f"{path} is damaged ({error!r}); {MEND}"
         raise InputError(msg) from error
     if manifest is None:
-        msg = f"{path} has format {version}, this version reads {FORMAT}; {mend}"
+        msg = f"{path} has format {version}, this version reads {FORMAT}; {MEND}"
         raise InputError(msg)
     return manifest
 

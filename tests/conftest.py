@@ -14,6 +14,7 @@ from pipeline.methods import METHODS
 from pipeline.optimizers import OptimizerOptions
 from pipeline.tracking import TrackingOptions
 from tasks.contract import TaskOptions
+from tasks.sources import find_task
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +70,11 @@ def experiment():
             tracking=TrackingOptions(uri="none"),
             seed=seed,
         )
+        if base.method.head == "cosine":  # such methods have one client per class
+            classes = len(find_task(task).class_names)
+            base = dataclasses.replace(
+                base, task=dataclasses.replace(base.task, partition="one_class", clients=classes)
+            )
         changed = {name: dataclasses.replace(getattr(base, name), **values) for name, values in sections.items()}
         return dataclasses.replace(base, **changed)
 

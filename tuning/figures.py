@@ -19,6 +19,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from tasks.metrics import MEASURES
 from tuning.results import Sweep, Trial
 from tuning.spaces import Choice, Dimension, Range
 
@@ -182,7 +183,7 @@ def _mean(sweep: Sweep, trial: Trial) -> float:
 
 
 def _metric(sweep: Sweep) -> str:
-    return {"f1_macro": "macro F1 (%)", "accuracy": "accuracy (%)"}.get(sweep.metric, sweep.metric)
+    return f"{MEASURES[sweep.metric].shown} (%)"
 
 
 def _norm(sweep: Sweep, shown: Sequence[Trial]) -> Normalize:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tasks.metrics import FAMILIES, Metrics
 from tuning.results import Rule
 
 
@@ -35,8 +36,9 @@ class SweepOptions:
     """ASHA keeps one in so many trials at every rung; rungs lie at grace, grace x reduction, ..."""
     seeds: int = 2
     """Seeds per point, run in step and scored by their mean: the preset's seed and the next ones."""
-    metric: Literal["f1_macro", "accuracy"] = "f1_macro"
-    """Score on the validation split."""
+    metric: str = ""
+    """Score on the validation split, one of those of ``evaluation.metrics``; empty: its first, ``f1_macro`` of
+    decisions or ``p_at_1`` of ranking."""
     rule: Rule = "last"
     """How a trial's curve becomes one figure: ``last`` round, ``mean5`` of the last five scored rounds, ``best``
     round."""
@@ -62,6 +64,16 @@ class SweepOptions:
             raise ValueError(f"--cpus {self.cpus}: must be above 0")
         if self.cost and not (self.cpu_price or self.gpu_price):
             raise ValueError("--cost needs --cpu-price or --gpu-price: what an hour of one costs")
+
+
+def resolve_metric(options: SweepOptions, metrics: Metrics) -> str:
+    """Name of the measure by which a sweep chooses. ValueError where runs with these metrics do not have it."""
+    names = [measure.name for measure in FAMILIES[metrics].measures]
+    if options.metric and options.metric not in names:
+        raise ValueError(
+            f"--metric {options.metric}: with evaluation.metrics = {metrics!r} there are {', '.join(names)}"
+        )
+    return options.metric or names[0]
 
 
 @dataclass(frozen=True, slots=True)

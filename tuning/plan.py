@@ -14,7 +14,7 @@ from pipeline.config import from_tree, options_of, preset_path, to_toml
 from pipeline.experiment import Experiment, to_tree
 from pipeline.folder import RUNS
 from tasks.contract import InputError
-from tuning.options import Rounds, SweepOptions, resolve_rounds
+from tuning.options import Rounds, SweepOptions, resolve_metric, resolve_rounds
 from tuning.spaces import SPACES, Choice, Dimension, Range, Space, Value, resolve
 
 Say = Callable[[str], None]
@@ -23,7 +23,7 @@ FILE = "sweep.json"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A sweep before its first trial. text: the preset as TOML, overrides included."""
+    """A sweep before its first trial. options: the metric by its name; text: the preset as TOML, overrides included."""
 
     preset: str
     experiment: Experiment
@@ -34,6 +34,11 @@ class Plan:
     def __post_init__(self) -> None:
         if self.experiment.task.validation == 0:
             raise InputError("a sweep chooses on the validation split: set task.validation above 0")
+        try:
+            metric = resolve_metric(self.options, self.experiment.evaluation.metrics)
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        object.__setattr__(self, "options", replace(self.options, metric=metric))
         _ = self.rounds, self.names  # say here what does not fit
 
     @property

@@ -65,7 +65,7 @@ class Final:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sweep:
-    """A whole sweep. metric: ``f1_macro`` or ``accuracy``, on the validation split; rounds: of a whole trial.
+    """A whole sweep. metric: name of a measure (``f1_macro``), on the validation split; rounds: of a whole trial.
 
     Trial 0 is the preset's own point. finals: runs of the chosen point; references: runs of the preset's own point on
     the same seeds, where they were asked for. seconds: wall time so far, over all starts.

@@ -102,6 +102,8 @@ class Declared:
     warm_up: int = 1
 
 
+LAMBDA = Range(0.1, 1000, "log", steps=9, reason="FedALC's grid, 1 to 500, and a little more to both sides")
+
 SPACES: Mapping[str, Declared] = {
     "fedavg": Declared(
         {
@@ -124,6 +126,22 @@ SPACES: Mapping[str, Declared] = {
         },
         warm_up=4,  # the first pseudo-labels come from untrained anchors
     ),
+    "fedalc": Declared({"lambda_": LAMBDA}, warm_up=5),
+    "fedaws": Declared({"lambda_": LAMBDA}, warm_up=5),
+    "fedalc-fixed": Declared(
+        {"attract": Range(1e-3, 10, "log", reason="pull of classes that occur together against the push, which is 1")}
+    ),
+    "fedavg-positive": Declared(
+        {"row_lr": Range(1e-3, 1, "log", reason="how fast the class rows follow, and so how fast they collapse")},
+        warm_up=5,
+    ),
+    "fedmlh": Declared(
+        {
+            "buckets": Choice((25, 50, 100, 200, 500), reason="fewer than classes; the authors: 500"),
+            "optimizer.lr": Range(0.01, 1, "log", reason="a decade to each side of FedALC's 0.1"),
+        }
+    ),
+    "flag": Declared({"optimizer.lr": Range(0.01, 1, "log", reason="a decade to each side of FedALC's 0.1")}),
     "fedprox": Declared(
         {"mu": Range(1e-5, 1, "log", reason="the authors' list, .001 to 1, and the two smaller values of FedAlign")}
     ),

@@ -113,12 +113,22 @@ class Table:
         return next((cell.row.change.option for cell in self.cells if cell.row.change), "")
 
     def reference(self, row: Row) -> Row | None:
-        """What a row is tested against: the paper's own method on the same data; where an option is varied, the same
-        preset with its own value. None where that is not in the table.
+        """What a row is tested against: the paper's own method on the same data, of several rows of it (FedALC with
+        each lambda) the one with the best validation score; where an option is varied, the same preset with its own
+        value. None where that is not in the table.
         """
         if row.change is None:
-            return next((r for r in self.rows if r.data == row.data and r.label == self.paper.own), None)
+            own = self.paper.own
+            rows = [r for r in self.rows if r.data == row.data and (r.label == own or r.label.startswith(f"{own}("))]
+            return max(rows, key=self._validation, default=None)
         return next((r for r in self.rows if r.preset == row.preset and r.change and r.change.own), None)
+
+    def _validation(self, row: Row) -> float:
+        """Mean validation score of a row's runs; below every score where there is none."""
+        runs = self.of(row).values()
+        found = [r.result["scores"].get("validation", {}).get(r.family.primary.name) for r in runs if r.result]
+        scores = [score for score in found if score is not None]
+        return statistics.fmean(scores) if scores else -1.0
 
     def of(self, row: Row) -> dict[int, RunSummary]:
         """The finished runs of a row by seed."""

@@ -33,7 +33,7 @@ HOW = (
 VARIED = "A published figure, and with it a verdict, stands at the preset's own value alone."
 REPORTED = {
     "last": "last round",
-    "best": "round with the best validation macro F1",
+    "best": "round with the best validation {primary}",
     "last5": "mean of the last five scored rounds",
 }
 
@@ -79,7 +79,8 @@ def _blocks(table: Table) -> Iterator[Block]:
     yield Block("Total", paragraphs=[total(table)])
     varied = "the same preset at its own value", "values of that preset"
     own, family = varied if table.varied else (table.paper.own, "rows of the data set")
-    words = {"reported": REPORTED[table.paper.reported], "own": own, "family": family}
+    reported = REPORTED[table.paper.reported].format(primary=table.paper.primary)
+    words = {"reported": reported, "own": own, "family": family}
     yield Block("How to read it", paragraphs=[text.format(**words) for text in HOW])
 
 

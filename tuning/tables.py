@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.compare import ACCURACY, F1
+from tasks import metrics
 from tasks.contract import InputError
 from tasks.sources import nearest
 
@@ -30,9 +30,16 @@ class Metric:
     record: str
     shown: str
 
+    @classmethod
+    def of(cls, published: str, measure: metrics.Measure) -> Metric:
+        """The same as a measure of the test split."""
+        return cls(published=published, value=measure.value, record=f"test/{measure.name}", shown=measure.shown)
 
-MACRO_F1 = Metric(published="macro_f1", value="f1", record=F1, shown="macro F1")
-MACRO_ACCURACY = Metric(published="macro_accuracy", value="accuracy", record=ACCURACY, shown="accuracy")
+
+MACRO_F1 = Metric.of("macro_f1", metrics.F1_MACRO)
+MACRO_ACCURACY = Metric.of("macro_accuracy", metrics.ACCURACY)
+P_AT_1, P_AT_3, P_AT_5 = (Metric.of(f"p@{k}", m) for k, m in zip(metrics.CUTS, metrics.P_AT, strict=True))
+MAP = Metric.of("map", metrics.MAP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,11 @@ class Paper:
     seeds: tuple[int, ...]
     reported: Literal["last", "best", "last5"] = "last"
     file: Path = PUBLISHED
+
+    @property
+    def primary(self) -> str:
+        """The figure by which a run with these metrics chooses a round, as it is shown."""
+        return metrics.family_of(self.metrics[0].record.rpartition("/")[2]).primary.shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,15 +25,17 @@ from ray.util import get_current_placement_group
 from pipeline.actors import Crew, RayExecutor
 from pipeline.cluster import Layout
 from pipeline.config import with_options
-from pipeline.executor import Executor, SerialExecutor
+from pipeline.executor import Executor
 from pipeline.experiment import ClusterOptions, Experiment
 from pipeline.folder import held_soon, write_config
 from pipeline.journal import RoundRecord, read_records
 from pipeline.mirrored import catch_up, place_of
+from pipeline.pooled import in_process
 from pipeline.progress import Progress
 from pipeline.rounds import Loop
 from pipeline.run import Result, federate, open_loop
 from pipeline.setup import Setup
+from tasks.contract import InputError
 from tuning.copies import mirror_of
 from tuning.options import SweepOptions
 from tuning.search import Point
@@ -182,9 +184,9 @@ def _caught_up(setup: Setup, folder: Path, work: Work) -> Setup:
 
 
 def _executor(setup: Setup) -> Executor:
-    """The executor of a run inside this trial: serial in the trial's process, or on the crew of its placement group."""
-    if setup.experiment.cluster.executor == "serial":
-        return SerialExecutor(setup)
+    """The executor of a run inside this trial: in the trial's process, or on the crew of its placement group."""
+    if setup.experiment.cluster.executor == "serial" or setup.experiment.federation.pooled:
+        return in_process(setup)
     group = get_current_placement_group()
     if group is None:
         raise RuntimeError("a trial needs the placement group that Tune gives it")
@@ -216,6 +218,8 @@ def _record(folder: Path, seeds: Sequence[int], round_: int, work: Work) -> dict
     """What a trial reports of a round: means over its seeds, the score of each, and seconds of training so far."""
     rows = {seed: read_records(folder / f"seed-{seed}")[0] for seed in seeds}
     now = {seed: next(r for r in rows[seed] if r.round == round_) for seed in seeds}
+    if missing := [seed for seed, record in now.items() if work.metric not in record.metrics]:
+        raise InputError(f"seeds {missing} have no {work.metric} (docs/metrics.md says when): give another --metric")
     scores = {seed: record.metrics[work.metric] for seed, record in now.items()}
     shared = set.intersection(*(set(r.metrics) for r in now.values()))
     means = {k: statistics.fmean(r.metrics[k] for r in now.values()) for k in sorted(shared)}

@@ -5,6 +5,7 @@ Shape suffixes: B rows, L pairs, D width.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from models.dropout import Dropout, MaskSource
@@ -14,15 +15,19 @@ class SparseEncoder(nn.Module):
     """Value-weighted sum of one vector per feature, then Linear, ReLU, Linear, ReLU, Linear: pairs [B, L, 2] -> z_BD.
 
     A pair is the number of a feature from 1 and its value; number 0 is padding. The sum is the product of the dense
-    row with the embedding matrix; its first values are torch's, normal with deviation 1. The paper's sizes are
-    ``width`` 512 (embedding and output) and ``hidden`` 1024, without dropout; where the output is to have length 1, the
-    method normalises it.
+    row with the embedding matrix; its first values are normal with deviation ``std`` (torch's own: 1). The paper's
+    sizes are ``width`` 512 (embedding and output) and ``hidden`` 1024, without dropout; where the output is to have
+    length 1, the method normalises it.
     """
 
-    def __init__(self, features: int, width: int, hidden: int, dropout: float, masks: MaskSource) -> None:
+    def __init__(
+        self, features: int, width: int, hidden: int, dropout: float, masks: MaskSource, std: float = 1.0
+    ) -> None:
         super().__init__()
         # a gradient for all features, not for those of the batch alone: the optimizers here and messages are dense
         self.embedding = nn.EmbeddingBag(features + 1, width, mode="sum", padding_idx=0)
+        with torch.no_grad():
+            self.embedding.weight.mul_(std)
         self.layers = nn.Sequential(
             nn.Linear(width, hidden), nn.ReLU(), Dropout(dropout, masks),
             nn.Linear(hidden, hidden), nn.ReLU(), Dropout(dropout, masks),

@@ -18,7 +18,7 @@ from models.heads import LabelHead
 from pipeline.diagnosis.figures import draw_matrices
 from pipeline.diagnosis.part import Floats, Part, write_table
 from pipeline.diagnosis.study import Study
-from pipeline.run import names_table
+from pipeline.first_values import names_table
 from pipeline.seeds import seed_for
 from tasks.columns import Ints
 

@@ -14,6 +14,7 @@ from pipeline.checkpoint import Checkpoint, Checkpoints
 from pipeline.client import ClientHost
 from pipeline.config import from_tree
 from pipeline.contract import Tensors
+from pipeline.executor import server_of
 from pipeline.experiment import ClusterOptions
 from pipeline.folder import read_config
 from pipeline.journal import read_json
@@ -43,7 +44,7 @@ class Study:
     @cached_property
     def server(self) -> Server:
         """A server of its own, whose state is that of the round that ``at`` named last."""
-        return Server(self.setup)
+        return server_of(self.setup)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -82,7 +83,8 @@ class Study:
 
     def local_weights(self, round_: int, client: int, memory: Tensors) -> Tensors:
         """Weights of one client after local training from the state of a round: what it would be in the next one."""
-        self.host.fit(client, round_ + 1, self.at(round_).broadcast(round_ + 1), memory)
+        server = self.at(round_)
+        self.host.fit(client, round_ + 1, server.broadcast(round_ + 1), memory, server.letter(client))
         return weights_of(self.host.model)
 
     def represent(self, weights: Tensors, data: ClientData, index_B: Tensor | None = None) -> Tensor:

@@ -11,8 +11,8 @@ from models.build import ModelOptions, build
 FEATURES, WIDTH, HIDDEN = 11, 6, 8
 
 
-def small(dropout=0.0, seed=1):
-    options = ModelOptions(width=WIDTH, feedforward=HIDDEN, dropout=dropout)
+def small(dropout=0.0, seed=1, **more):
+    options = ModelOptions(width=WIDTH, feedforward=HIDDEN, dropout=dropout, **more)
     return build(
         options, input_kind="sparse", shape=(FEATURES,), vocabulary=0, classes=4, head="linear", unit=False,
         vectors_CP=None, seed=seed,
@@ -93,3 +93,19 @@ def test_equal_seeds_give_equal_weights():
     for one, same, other in zip(*(small(seed=s).parameters() for s in (1, 1, 2)), strict=True):
         assert torch.equal(one, same)
         assert not torch.equal(one, other) or one.eq(0).all()
+
+
+def test_the_embedding_starts_with_the_given_deviation_and_all_else_as_it_did():
+    plain, scaled = small().state_dict(), small(embedding_std=0.125).state_dict()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(1)
+        drawn = torch.nn.EmbeddingBag(FEATURES + 1, WIDTH, mode="sum", padding_idx=0).weight
+    assert torch.equal(plain["encoder.embedding.weight"], drawn)
+    for name, value in plain.items():
+        assert torch.equal(scaled[name], value * 0.125 if "embedding" in name else value), name
+
+
+@pytest.mark.parametrize("std", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_deviation_that_is_none_is_refused(std):
+    with pytest.raises(ValueError, match=r"^model.embedding_std = \S+: must be above 0$"):
+        ModelOptions(embedding_std=std)

@@ -65,7 +65,7 @@ def test_preset(name):
     """It reads; its method is that of its name; it says what it reproduces and where our figure and its cost stand."""
     e = read_preset(name)
     assert e.task.name in TASKS
-    assert to_tree(e)["method"]["name"] == name.split("/")[1].split("-")[0]
+    assert to_tree(e)["method"]["name"].split("-")[0] == name.split("/")[1].split("-")[0]
     assert all(line.startswith("# ") for line in opening(name))
     assert "REPRODUCIBILITY.md" in opening(name)[1]
 

@@ -47,7 +47,8 @@ def test_every_method_trains_on_every_toy_task(experiment, tmp_path, method, opt
 )
 def test_two_runs_with_one_seed_give_one_checksum(experiment, tmp_path, method, partition):
     e = experiment(method)
-    e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition=partition))
+    if e.task.partition != "one_class":  # which its method needs
+        e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition=partition))
     first, second = (run(e, tmp_path / name, quiet) for name in ("a", "b"))
     assert first.checksum == second.checksum
     assert first.scores == second.scores

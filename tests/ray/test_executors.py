@@ -16,6 +16,7 @@ from pipeline import tree
 from pipeline.actors import RayExecutor
 from pipeline.contract import Averaging, AveragingLocal, ClientSide, Global
 from pipeline.executor import QuorumError, SerialExecutor
+from pipeline.journal import read_records
 from pipeline.run import make_setup, run
 from pipeline.setup import Setup
 from tasks.contract import InputError
@@ -47,6 +48,37 @@ def test_serial_and_ray_give_one_checksum(experiment, tmp_path, method):
         got = run(on_ray(e, clients_per_actor=per_actor), tmp_path / f"ray{per_actor}", quiet)
         assert got.checksum == expected.checksum, f"{per_actor} clients per actor"
         assert got.scores == expected.scores
+
+
+@pytest.mark.parametrize("method", ["fedalc", "fedalc-fixed"])
+def test_serial_and_ray_give_one_checksum_with_letters(experiment, tmp_path, method):
+    """Clients tell something before round 1 and get their row in every round, or once; bytes are counted alike."""
+    e = experiment(
+        method, "toy-multi", federation={"rounds": 3, "clients_per_round": 3, "epochs": 2},
+        optimizer={"name": "sgd", "lr": 0.1, "batch_size": 8},
+    )  # fmt: skip
+    e = dataclasses.replace(e, task=dataclasses.replace(e.task, clients=5, partition="one_class"))
+    expected = run(e, tmp_path / "serial", quiet)
+    got = run(on_ray(e, clients_per_actor=3), tmp_path / "ray", quiet)
+    assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
+    wire = [
+        [(r.metrics["wire/down/bytes"], r.metrics["wire/up/bytes"]) for r in read_records(tmp_path / where)[0]]
+        for where in ("serial", "ray")
+    ]
+    assert wire[0] == wire[1]
+    assert wire[0][1][0] > 0
+
+
+def test_serial_and_ray_give_one_checksum_with_batch_norm(experiment, tmp_path):
+    """Its statistics are floats to be averaged and counters that are whole numbers; both travel with the weights."""
+    e = experiment(
+        "fedavg", "digits", federation={"rounds": 2, "clients_per_round": 2, "epochs": 1},
+        optimizer={"name": "sgd", "skip_zero_rows": False, "micro_tokens": 0},
+        model={"network": "resnet18", "norm": "batch"},
+    )  # fmt: skip
+    e = dataclasses.replace(e, task=dataclasses.replace(e.task, clients=4, classes_per_client=5))
+    expected = run(e, tmp_path / "serial", quiet)
+    assert run(on_ray(e, clients_per_actor=2), tmp_path / "ray", quiet).checksum == expected.checksum
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -123,3 +123,16 @@ def test_help_lists_every_option(capsys):
     assert "anchorfl sweep --resume FOLDER" in shown
     for field in dataclasses.fields(SweepOptions):
         assert f"--{field.name.replace('_', '-')}" in shown
+
+
+def test_the_metric_is_the_first_of_those_that_are_computed():
+    """Unless another is named; one that the runs do not compute is refused before they start."""
+    assert plan().options.metric == "f1_macro"
+    assert plan(metric="accuracy").options.metric == "accuracy"
+    e = read_preset("digits/fedalign")
+    e = dataclasses.replace(e, evaluation=dataclasses.replace(e.evaluation, metrics="ranking"))
+    space = {"q1": Range(90, 99)}
+    assert Plan("digits/fedalign", e, space, SweepOptions(), "").options.metric == "p_at_1"
+    assert Plan("digits/fedalign", e, space, SweepOptions(metric="map"), "").options.metric == "map"
+    with pytest.raises(InputError, match=r"--metric accuracy: with evaluation.metrics = 'ranking' there are p_at_1, "):
+        Plan("digits/fedalign", e, space, SweepOptions(metric="accuracy"), "")

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import re
 
 import pytest
 
 from pipeline.config import preset_names, preset_path, read_preset
 from tasks.contract import InputError
+from tasks.metrics import FAMILIES
 from tests.tuning.made_tables import DIGITS, HEAD, toy
-from tuning.tables import PAPERS, PUBLISHED, Figure, chosen, paper_of, rows_of
+from tuning.tables import (
+    MACRO_ACCURACY,
+    MACRO_F1,
+    MAP,
+    P_AT_1,
+    P_AT_3,
+    P_AT_5,
+    PAPERS,
+    PUBLISHED,
+    Figure,
+    chosen,
+    paper_of,
+    rows_of,
+)
 
 ROWS = [(paper, row) for paper in PAPERS.values() for row in rows_of(paper)]
 ABLATIONS = {"AL": "alignment", "SE": "semantic", "AT": "alternating"}
@@ -90,3 +105,24 @@ def test_choosing():
         chosen(rows, ["es-5"], ["fedalign-no-al"])
     with pytest.raises(InputError, match=r"no table 'fedalgn' \(did you mean 'fedalign'\?\); there are: fedalign"):
         paper_of("fedalgn")
+
+
+@pytest.mark.parametrize(("paper", "row"), ROWS, ids=lambda value: getattr(value, "preset", ""))
+def test_presets_compute_the_metrics_of_their_table(paper, row):
+    computed = {f"test/{m.name}" for m in FAMILIES[read_preset(row.preset).evaluation.metrics].measures}
+    assert {metric.record for metric in paper.metrics} <= computed
+
+
+def test_metrics_are_called_what_runs_call_them():
+    """Records, numbers of comparisons, and what FedALC's tables are published by."""
+    got = {m.published: (m.value, m.record, m.shown) for m in (MACRO_F1, MACRO_ACCURACY, P_AT_1, P_AT_3, P_AT_5, MAP)}
+    assert got == {
+        "macro_f1": ("f1", "test/f1_macro", "macro F1"),
+        "macro_accuracy": ("accuracy", "test/accuracy", "accuracy"),
+        "p@1": ("p_at_1", "test/p_at_1", "P@1"),
+        "p@3": ("p_at_3", "test/p_at_3", "P@3"),
+        "p@5": ("p_at_5", "test/p_at_5", "P@5"),
+        "map": ("map", "test/map", "mAP"),
+    }
+    assert PAPERS["fedalign"].primary == "macro F1"
+    assert dataclasses.replace(PAPERS["fedalign"], metrics=(MAP, P_AT_3)).primary == "P@1"

@@ -1,0 +1,55 @@
+"""An encoder that starts from weights on disk instead of drawn ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor, nn
+
+ENCODER = "encoder."
+"""Prefix of the encoder's tensors in the file of a whole classifier, such as a run's ``model/weights.safetensors``."""
+
+
+class StartError(ValueError):
+    """A file of weights that cannot be used: one line that says what is wrong, where, and how to mend it."""
+
+
+def read_start(path: Path) -> dict[str, Tensor]:
+    """The encoder's tensors of a safetensors file by name; of a whole classifier, what stands below ``encoder.``."""
+    try:
+        values = load(path.read_bytes())
+    except OSError as error:
+        raise StartError(f"{path}: {error.strerror}; give the path of a .safetensors file") from error
+    except SafetensorError as error:
+        raise StartError(f"{path}: no safetensors file ({error}); weights are read in that format alone") from error
+    own = {name.removeprefix(ENCODER): value for name, value in values.items() if name.startswith(ENCODER)}
+    return own or values
+
+
+def start_from(encoder: nn.Module, values: Mapping[str, Tensor], where: str, may_lack: Sequence[str] = ()) -> None:
+    """Copy ``values`` into ``encoder``; names, shapes and types must agree. where: the file, for errors.
+
+    may_lack: prefixes of tensors that keep their drawn values where the file has none of them. StartError names the
+    first tensor that does not fit; the encoder is unchanged then.
+    """
+    mine = encoder.state_dict()
+    lacking = tuple(prefix for prefix in may_lack if not any(name.startswith(prefix) for name in values))
+    needed = {name for name in mine if not name.startswith(lacking)} if lacking else set(mine)
+    mend = "give weights of the same network, stem, norm and width, under the names of docs/networks.md"
+    for name in sorted(needed | values.keys()):
+        if name not in values or name not in needed:
+            what = "is missing" if name not in values else "is not part of this encoder"
+            raise StartError(f"{where}: tensor {name!r} {what}; {mend}")
+        got, expected = values[name], mine[name]
+        if got.shape != expected.shape or got.dtype != expected.dtype:
+            raise StartError(
+                f"{where}: tensor {name!r} is {got.dtype} {tuple(got.shape)},"
+                f" this encoder's is {expected.dtype} {tuple(expected.shape)}; {mend}"
+            )
+        if got.is_floating_point() and not bool(torch.isfinite(got).all()):
+            raise StartError(f"{where}: tensor {name!r} holds values that are not finite; make the file anew")
+    encoder.load_state_dict(dict(values), strict=not lacking)

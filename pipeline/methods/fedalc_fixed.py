@@ -1,0 +1,81 @@
+"""FedALC-fixed (arXiv 2404.15598): class rows by label correlation before round 1, which then never change.
+
+Facts and readings: docs/methods/fedalc.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pipeline.class_rows import OneClass, RowsGlobal
+from pipeline.contract import ServerSide, Tensors
+from pipeline.label_sets import Matching, Shared, cooccurrence, merge, share
+from pipeline.privacy import PrivacyOptions, describe
+from pipeline.spread import fixed_gradient, kept_counts
+from tasks.contract import Card, ClientData
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedALCFixed(OneClass):
+    """Before round 1, clients tell digests of their instances; the server moves random rows by gradient descent on
+    eq. 12: together what occurs together, apart what does not. A client gets its row once, and trains theta alone.
+    """
+
+    name = "fedalc-fixed"
+    tells = True
+
+    row_lr: float = 0.0
+    """Rows are fixed: must be 0."""
+    attract: float = 1.0
+    """alpha of eq. 12: weight of the pull between classes that occur together, >= 0."""
+    repel: float = 1.0
+    """beta of eq. 12: weight of the push, >= 0."""
+    nu: float = 1.0
+    """Distance beyond which nothing is pushed, in (0, 2]."""
+    steps: int = 1000
+    """Largest number of steps T' on the rows, those that are taken back included."""
+    rate: float = 10.0
+    """First size of a step, on the mean over all pairs times the number of classes; halved where the value rises."""
+    tolerance: float = 1e-5
+    """Stop where a step lowers the value by a smaller part of it."""
+    matching: Matching = "hmac"
+    """How instances are told: keyed digests, or ``sha256``, which hides nothing that can be guessed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.row_lr:
+            raise ValueError("method.row_lr: fedalc-fixed does not move rows; use fedalc")
+        if self.attract < 0 or self.repel < 0 or not 0 < self.nu <= 2:
+            raise ValueError("method: attract and repel must be at least 0, nu in (0, 2]")
+        if self.steps < 0 or not self.rate > 0 or self.tolerance < 0:
+            raise ValueError("method: steps and tolerance must be at least 0, rate above 0")
+
+    def statement(self, rounds: int) -> str:
+        return describe(PrivacyOptions(), rounds)
+
+    def tell(self, card: Card, data: ClientData, key: bytes) -> Shared:
+        return share(data, self.matching, key if self.matching == "hmac" else b"")
+
+    def keep(self, side: ServerSide) -> Tensors:
+        labels = merge(side.told, len(side.cards))
+        return kept_counts(cooccurrence(labels), len(labels))
+
+    def first_rows(self, rows_CD: Tensor, known: Tensors, side: ServerSide) -> Tensor:
+        rate, weights = self.rate * len(rows_CD), (self.attract, self.repel, self.nu)
+        value, total_CD = fixed_gradient(rows_CD, known, *weights)
+        for _ in range(self.steps):
+            tried_CD = self.unit(rows_CD - rate * total_CD)
+            now, total_there_CD = fixed_gradient(tried_CD, known, *weights)
+            if now > value:
+                rate /= 2
+                continue
+            gained = value - now
+            rows_CD, value, total_CD = tried_CD, now, total_there_CD
+            if gained <= self.tolerance * value:
+                break
+        return rows_CD
+
+    def settle(self, rows_CD: Tensor, state: RowsGlobal, side: ServerSide) -> Tensor:
+        return rows_CD

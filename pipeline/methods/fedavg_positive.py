@@ -1,0 +1,25 @@
+"""FedAvg on positive labels (FedALC's baseline): every client pulls, nothing spreads the class rows out.
+
+Facts and readings: docs/methods/fedaws.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pipeline.class_rows import OneClass, RowsGlobal
+from pipeline.contract import ServerSide
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgPositive(OneClass):
+    """FedALC with lambda = 0: the class rows drift together. ``row_lr = 0`` is FedAvg-fixed: random unit rows that
+    never change (FedAwS's second baseline).
+    """
+
+    name = "fedavg-positive"
+
+    def settle(self, rows_CD: Tensor, state: RowsGlobal, side: ServerSide) -> Tensor:
+        return rows_CD

@@ -1,0 +1,52 @@
+"""FedMLH (arXiv 2110.12292): labels hashed to buckets by several functions, with a network for each.
+
+Facts and readings: docs/methods/fedmlh.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipeline.class_rows import OneClass, RowsGlobal
+from pipeline.contract import ServerSide, Tensors
+from pipeline.seeds import seed_for
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMLH(OneClass):
+    """R networks; class c belongs to bucket h_r(c) of each, which has a random unit row that never changes. The loss of
+    a client is the sum over the networks, the score of a class the mean of its cosines. The adaptation to positive
+    labels: the paper's binary cross-entropy would have no negatives.
+    """
+
+    name = "fedmlh"
+
+    parts: int = 4
+    """R: hash functions, and networks."""
+    buckets: int = 50
+    """Buckets of each; classes that share all R of them are tied."""
+    row_lr: float = 0.0
+    """Rows are fixed: must be 0, since classes of one bucket share theirs."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.parts < 1 or self.buckets < 1:
+            raise ValueError("method: parts and buckets must be at least 1")
+        if self.row_lr:
+            raise ValueError("method.row_lr: fedmlh does not move rows: set it to 0")
+
+    def bucket(self, part: int, class_: int) -> int:
+        """h_r(c), the same in every run."""
+        return seed_for("fedmlh", part, class_) % self.buckets
+
+    def first_rows(self, rows_CD: Tensor, known: Tensors, side: ServerSide) -> Tensor:
+        drawn_HD = torch.randn(self.buckets, rows_CD.shape[1], generator=side.rng).to(rows_CD)
+        rows_HRD = self.unit(drawn_HD).view(self.buckets, self.parts, -1)
+        of_CR = torch.tensor([[self.bucket(r, c) for r in range(self.parts)] for c in range(len(rows_CD))])
+        return rows_HRD[of_CR, torch.arange(self.parts)].flatten(1)
+
+    def settle(self, rows_CD: Tensor, state: RowsGlobal, side: ServerSide) -> Tensor:
+        return rows_CD

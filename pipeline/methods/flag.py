@@ -1,0 +1,36 @@
+"""FLAG (Chang et al., arXiv 2302.13571): clients weigh by their share of every label's occurrences.
+
+Facts and readings: docs/methods/flag.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pipeline.class_rows import OneClass, RowsGlobal
+from pipeline.contract import ServerSide
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag(OneClass):
+    """Weight of client k in the mean of theta: sum over classes of q_c n_kc / sum_j n_jc; a class row is the mean by
+    n_kc / sum_j n_jc. Where every class lies with one client its share is 1, so that the weight is q_c and the row is
+    the client's.
+    """
+
+    name = "flag"
+
+    row_lr: float = 0.0
+    """Rate of a client's step on its row; 0: random unit rows that never change."""
+    label_weights: Literal["occurrence", "uniform"] = "occurrence"
+    """q_c: share of class c in all occurrences of labels, or 1 / C, which is plain averaging here."""
+
+    def shares(self, rows_I: Tensor) -> Tensor:
+        return rows_I.double() if self.label_weights == "occurrence" else torch.ones(len(rows_I), dtype=torch.float64)
+
+    def settle(self, rows_CD: Tensor, state: RowsGlobal, side: ServerSide) -> Tensor:
+        return rows_CD

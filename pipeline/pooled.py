@@ -1,0 +1,182 @@
+"""Thousands of clients with one class each as a few batched passes: the third executor.
+
+Let client i have n_i rows, weight p_i in the mean and loss R_i = mean of l(g_theta(x), w_i). One plain SGD step of
+every client from the same theta, averaged, is ``theta - eta grad sum_i p_i R_i``: the gradient of one weighted sum over
+the distinct rows, in which a pair (x, y) has weight p_y / n_y. Row w_i is touched by client i alone and is not
+averaged, so its step is ``eta / p_i`` times the gradient of that sum. Pieces of rows add up.
+
+This equals explicit clients, up to the order of float additions, where each takes exactly one step on all its rows with
+plain SGD and keeps nothing, and no row of data influences another (no BatchNorm in training mode). With dropout the
+draw differs: a row that several clients hold has one mask, not one per client, with the same expectation.
+
+Shape suffixes: N distinct rows, B rows of a piece, P pairs (row, class) of it, C classes, I clients.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.classifier import Classifier
+from pipeline import tree, usage
+from pipeline.blocks import load_sent
+from pipeline.class_rows import ROWS, class_of, theta_of
+from pipeline.client import ClientHost
+from pipeline.contract import Pooling, Tensors
+from pipeline.executor import Executor, RoundOutcome, SerialExecutor, Watch, server_of
+from pipeline.seeds import torch_rng
+from pipeline.setup import Setup, one_thread
+from tasks.contract import InputError
+from tasks.metrics import Scores
+from tasks.pool import Pool, pool
+
+
+@dataclass(frozen=True)
+class Step:
+    """One client step, as all clients take it. weight_C: weight of a class's client in the mean, 0 for those that do
+    not take part; rows_C: its rows of data; lr, weight_decay: of theta; piece: rows of data per pass.
+    """
+
+    pooling: Pooling[Any]
+    weight_C: Tensor
+    rows_C: Tensor
+    lr: float
+    weight_decay: float
+    piece: int
+
+
+def pooled_step(model: Classifier, weights: Tensors, pool: Pool, step: Step) -> tuple[Tensors, Tensor]:
+    """The mean of the clients' theta and all their rows after one step from ``weights``, and each client's loss before
+    it, float64 [C] in order of classes. pool: its holders are classes. ``model`` is a work-space.
+    """
+    load_sent(model, weights)
+    model.train().requires_grad_(True).zero_grad(set_to_none=True)
+    rows_CD = model.get_parameter(ROWS)
+    pair_C = (step.weight_C / step.rows_C).to(rows_CD)
+    loss_C = torch.zeros(len(rows_CD), dtype=torch.float64)
+    taking_C = (step.weight_C > 0).numpy()
+    active_N = np.flatnonzero(np.bincount(pool.holders.row_P[taking_C[pool.holders.class_P]], minlength=len(pool)))
+    for start in range(0, len(active_N), step.piece):
+        index_B = active_N[start : start + step.piece]
+        held = pool.holders.take(index_B)
+        held = held.where(taking_C[held.class_P])
+        place_P, class_P = torch.from_numpy(held.row_P), torch.from_numpy(held.class_P).long()
+        z_BD = model.encoder(pool.inputs(index_B).to(rows_CD))
+        loss_P = step.pooling.loss(z_BD[place_P], rows_CD[class_P])
+        (pair_C[class_P] * loss_P).sum().backward()  # type: ignore[no-untyped-call]
+        loss_C.index_add_(0, class_P, loss_P.detach().double())
+    return _stepped(model, weights, step), loss_C / step.rows_C
+
+
+@torch.no_grad()
+def _stepped(model: Classifier, weights: Tensors, step: Step) -> Tensors:
+    """Theta and rows after the step, from the gradients that the model holds."""
+    out = dict(weights)
+    for name, p in model.named_parameters():
+        if p.grad is None:  # no row of data takes part, or the parameter has no part in the loss
+            continue
+        if name != ROWS:
+            out[name] = p - step.lr * (p.grad + step.weight_decay * p)
+            continue
+        if step.pooling.row_lr:
+            took_C = step.weight_C > 0
+            rate_C1 = (step.pooling.row_lr / step.weight_C[took_C]).to(p)[:, None]
+            out[name] = p.clone()
+            out[name][took_C] = step.pooling.unit(p[took_C] - rate_C1 * p.grad[took_C])
+    return out
+
+
+class PooledExecutor:
+    """Server and all clients in this process, a round at a time. InputError where a round is not one pooled pass."""
+
+    def __init__(self, setup: Setup) -> None:
+        one_thread()
+        host = ClientHost(setup)
+        self.pooling = check(setup, host)
+        self.server = server_of(setup, host)
+        self.setup, self.model = setup, host.model
+        self.class_I = [class_of(card) for card in self.server.cards]
+        self.rows_C = torch.empty(len(self.class_I), dtype=torch.int64)
+        self.rows_C[self.class_I] = torch.tensor([card.num_examples for card in self.server.cards])
+        self.pool = pool(host.prepared, self.class_I)
+
+    def round(self, round_: int, selected: Sequence[int], watch: Watch) -> RoundOutcome:
+        began, e = time.perf_counter(), self.setup.experiment
+        watch(len(selected), 0, 0)
+        classes = [self.class_I[client] for client in selected]
+        sent, state = self.server.broadcast(round_), self.server.state
+        letters = sum(tree.nbytes(self.server.letter(client)) for client in selected)
+        self.model.reseed(torch_rng(e.seed, "pool", "round", round_, "dropout"))
+        step = Step(
+            self.pooling, self._weights(classes), self.rows_C, e.optimizer.lr, e.optimizer.weight_decay,
+            e.federation.pool_rows,
+        )  # fmt: skip
+        weights, loss_C = pooled_step(self.model, state.weights, self.pool, step)
+        if wrong := tree.not_finite(weights):
+            raise RuntimeError(f"round {round_}: {wrong}; lower optimizer.lr or method.row_lr")
+        answered_C = torch.zeros(len(self.rows_C), dtype=torch.bool)
+        answered_C[classes] = True
+        self.server.gather(round_, weights, answered_C)
+        up = tree.nbytes(theta_of(weights)) + (tree.nbytes(weights[ROWS][0]) if self.pooling.row_lr else 0)
+        return RoundOutcome(
+            tuple(selected), bytes_down=tree.nbytes(sent) * len(selected) + letters, bytes_up=up * len(selected),
+            loss=float(loss_C[classes].mean()), busy_seconds=time.perf_counter() - began, memory=usage.peak("process"),
+        )  # fmt: skip
+
+    def _weights(self, classes: Sequence[int]) -> Tensor:
+        """Weight of every class's client in the mean, float64 [C]."""
+        weight_C = torch.zeros(len(self.rows_C), dtype=torch.float64)
+        weight_C[classes] = self.pooling.shares(self.rows_C[classes])
+        return weight_C / weight_C.sum()
+
+    def expect(self, clients: Sequence[int]) -> None:
+        """Nothing to start."""
+
+    def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
+        return self.server.scores(splits)
+
+    def snapshot(self) -> Tensors:
+        return self.server.snapshot()
+
+    def memory(self, client: int) -> Tensors:
+        """Clients keep nothing."""
+        return {}
+
+    def restore(self, state: Tensors, memories: dict[int, Tensors]) -> None:
+        self.server.restore(state)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def check(setup: Setup, host: ClientHost) -> Pooling[Any]:
+    """How the method pools a round. InputError where its round, or the options, are not one pooled pass."""
+    e = setup.experiment
+    pooling = e.method.pooling()
+    if pooling is None:
+        raise InputError(
+            f"federation.pooled: a round of {e.method.name} is not one pass over all rows: set it to False"
+        )
+    largest = max(host.prepared.manifest.examples)
+    wrong = {
+        "optimizer.name = 'sgd' (the mean of adaptive steps is not an adaptive step)": e.optimizer.name != "sgd",
+        "optimizer.momentum = 0": e.optimizer.momentum != 0,
+        "federation.epochs = 1 (one step from the same weights)": e.federation.epochs != 1,
+        "optimizer.batch_size = 0 (a client's rows in one step)": 0 < e.optimizer.batch_size < largest,
+        "a network without BatchNorm in training (model.norm = 'group' or 'frozen')": host.model.couples_rows,
+    }
+    needs = [what for what, is_wrong in wrong.items() if is_wrong]
+    if needs:
+        raise InputError(f"federation.pooled needs {'; '.join(needs)}; or set it to False, for explicit clients")
+    return pooling
+
+
+def in_process(setup: Setup) -> Executor:
+    """The executor of a run that needs no Ray: pooled where the options say so, else client by client."""
+    return PooledExecutor(setup) if setup.experiment.federation.pooled else SerialExecutor(setup)

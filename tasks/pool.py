@@ -1,0 +1,98 @@
+"""All rows of a federation at once, each once, with the clients that hold it: for rounds that are computed in one pass
+(pipeline/pooled.py). A simulation's view; no server has it.
+
+Shape suffixes: N distinct rows, P pairs of a row and a client that holds it, B rows of a piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+
+from tasks.columns import Ints
+from tasks.contract import InputError, InputSpec
+from tasks.labels import Labels
+from tasks.store import Prepared, client_file
+from tasks.tensors import inputs
+
+
+@dataclass(frozen=True)
+class Pool:
+    """x: stored inputs of the distinct rows, shortest first; holders: the clients of every row, as ``Labels`` whose
+    classes are clients; row_N: their ids.
+    """
+
+    x: Any
+    spec: InputSpec
+    holders: Labels
+    row_N: Ints
+
+    def __len__(self) -> int:
+        return len(self.row_N)
+
+    def inputs(self, index_B: Ints) -> torch.Tensor:
+        """Inputs of some rows as ``Batch.x`` has them, padded to their longest."""
+        x, _ = inputs(self.x.take(pa.array(index_B)), self.spec)
+        return x
+
+
+def pool(prepared: Prepared, owner_I: Sequence[int]) -> Pool:
+    """The rows of all clients; client i is holder ``owner_I[i]``.
+
+    Raises InputError where a file is damaged, or a client holds a row without its label.
+    """
+    kept, row_of, holder_of = list[Any](), list[Ints](), list[Ints]()
+    seen = np.zeros(0, dtype=np.bool_)
+    for client in range(len(prepared.manifest.examples)):
+        table = _read(prepared, client)
+        row_B = table["row"].to_numpy()
+        if len(row_B) and row_B.max() >= len(seen):
+            seen = np.append(seen, np.zeros(int(row_B.max()) + 1, dtype=np.bool_))  # at least doubles
+        new_B = ~seen[row_B]
+        seen[row_B] = True
+        kept.append(table.select(["row", "x"]).filter(pa.array(new_B)))
+        row_of.append(row_B)
+        holder_of.append(np.full(len(row_B), owner_I[client]))
+    rows = pa.concat_tables(kept).combine_chunks()
+    rows = rows.take(np.lexsort((rows["row"].to_numpy(), _lengths(rows["x"], prepared.manifest.spec))))
+    row_N = rows["row"].to_numpy()
+    return Pool(rows["x"], prepared.manifest.spec, _holders(row_N, row_of, holder_of, len(kept)), row_N)
+
+
+def _read(prepared: Prepared, client: int) -> Any:
+    path = prepared.file(client_file(client))
+    try:
+        table = pq.read_table(path, columns=["row", "x", "labels"], use_threads=False, partitioning=None)
+    except (pa.ArrowException, ValueError) as error:
+        raise InputError(f"{path} is damaged ({error}); delete the folder and prepare the data again") from error
+    unlabelled = pc.sum(pc.equal(pc.list_value_length(table["labels"]), 0)).as_py()
+    if unlabelled:
+        raise InputError(
+            f"{path}: {unlabelled} rows have no label, which a pooled round leaves no place for: set federation.pooled"
+            " False, or task.partition = 'one_class'"
+        )
+    return table
+
+
+def _lengths(column: Any, spec: InputSpec) -> Ints:
+    """Values of every row; 0 where all are of one size."""
+    if spec.kind not in ("tokens", "sparse"):
+        return np.zeros(len(column), dtype=np.int64)
+    return np.asarray(pc.list_value_length(column).to_numpy(), dtype=np.int64)
+
+
+def _holders(row_N: Ints, row_of: list[Ints], holder_of: list[Ints], clients: int) -> Labels:
+    """Who holds which of the rows ``row_N``."""
+    order_N = np.argsort(row_N)
+    row_P, client_P = np.concatenate(row_of), np.concatenate(holder_of)
+    place_P = order_N[np.searchsorted(row_N, row_P, sorter=order_N)]
+    by_row_P = np.lexsort((client_P, place_P))
+    offset = np.concatenate([[0], np.cumsum(np.bincount(place_P, minlength=len(row_N)), dtype=np.int64)])
+    return Labels(client_P[by_row_P].astype(np.int32), offset, clients)

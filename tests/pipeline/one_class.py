@@ -1,0 +1,159 @@
+"""What the tests of one-class federations share: a small float64 network, clients of one class each with rows that they
+partly share, and both ways through a round.
+
+Shape suffixes: N distinct rows, F features, D width, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from models.classifier import Classifier
+from models.dropout import MaskSource
+from models.heads import CosineHead
+from pipeline import tree
+from pipeline.class_rows import ROWS
+from pipeline.contract import Report, ServerSide
+from pipeline.label_sets import run_key
+from pipeline.optimizers import OptimizerOptions
+from pipeline.pooled import Step, pooled_step
+from pipeline.training import Training, fit
+from tasks.contract import Card, ClientData, Objective
+from tasks.labels import Labels
+
+F, D, C = 5, 6, 4
+ETA = 0.1
+SGD = OptimizerOptions(name="sgd", lr=ETA, batch_size=0)
+
+
+def network(parts=1, seed=3) -> Classifier:
+    """tanh(x A' + a), one encoder whatever the parts, and unit rows."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        encoder = nn.Sequential(nn.Linear(F, D), nn.Tanh(), nn.Linear(D, D))
+        return Classifier(encoder, CosineHead(C, D, parts), MaskSource()).double()
+
+
+@dataclass
+class Rows:
+    """Stands for ``tasks.pool.Pool`` without files."""
+
+    x_NF: torch.Tensor
+    holders: Labels
+
+    def __len__(self):
+        return len(self.x_NF)
+
+    def inputs(self, index_B):
+        return self.x_NF[torch.from_numpy(index_B)]
+
+
+def rows(count=23, seed=0) -> Rows:
+    """Rows with one to three of the classes; every class has some."""
+    rng = np.random.default_rng(seed)
+    y_NC = rng.random((count, C)) < [0.7, 0.4, 0.2, 0.1]
+    y_NC[np.arange(count), rng.integers(0, C, count)] = True
+    y_NC[:C] |= np.eye(C, dtype=bool)
+    return Rows(torch.from_numpy(rng.normal(size=(count, F))), Labels.of_matrix(y_NC))
+
+
+def clients(data: Rows) -> list[tuple[Card, ClientData]]:
+    """One per class, with all its rows."""
+    out = []
+    for c in range(C):
+        x = data.x_NF[torch.from_numpy(data.holders.rows_of(c))]
+        y = torch.zeros(len(x), C, dtype=torch.float64)
+        y[:, c] = 1
+        aware = torch.eye(C, dtype=torch.bool)[c]
+        known = aware.double().expand(len(x), C).clone()
+        out.append(
+            (Card(c, len(x), y.sum(0).long(), aware), ClientData(x, y, known, Objective("multi").weights(y, known)))
+        )
+    return out
+
+
+def server(model, cards, told=(), seed=0, round_=1):
+    rng = torch.Generator().manual_seed(seed + round_)
+    return ServerSide(model, cards, Objective("multi"), None, rng, round_, 3, told)
+
+
+def begun(method, model, data, seed=0):
+    """The state before round 1, and the cards."""
+    held = clients(data)
+    told = [method.tell(card, rows, run_key(seed)) for card, rows in held] if method.tells else []
+    return method.begin(server(model, [card for card, _ in held], told, seed, 0)), [card for card, _ in held]
+
+
+def explicit(method, data, rounds=3, *, options=SGD, epochs=1, chosen=range(C), model=None):
+    """States after every round and mean losses, client by client."""
+    model = model or network(method.parts)
+    state, cards = begun(method, model, data)
+    held, training, memories, out = clients(data), Training(method, Objective("multi"), options, epochs, 5), {}, []
+    for round_ in range(1, rounds + 1):
+        side, reports, losses = server(model, cards, round_=round_), [], []
+        sent = method.broadcast(state, side)
+        for c in chosen:
+            got = fit(training, model, *held[c], sent, memories.get(c, {}), round_, method.letter(state, cards[c]))
+            memories[c] = got.memory
+            reports.append(Report(cards[c], got.update))
+            losses.append(got.loss)
+        state = method.merge(state, reports, side)
+        out.append((state, np.mean(losses)))
+    return out
+
+
+def at_once(method, data, rounds=3, *, options=SGD, piece=1000, chosen=range(C), model=None):
+    """The same by pooled passes."""
+    model = model or network(method.parts)
+    state, cards = begun(method, model, data)
+    pooling, out, chosen = method.pooling(), [], list(chosen)
+    rows_C = torch.tensor([card.num_examples for card in cards])
+    weight_C = torch.zeros(C, dtype=torch.float64)
+    weight_C[chosen] = pooling.shares(rows_C[chosen])
+    step = Step(pooling, weight_C / weight_C.sum(), rows_C, options.lr, options.weight_decay, piece)
+    answered_C = torch.zeros(C, dtype=torch.bool)
+    answered_C[chosen] = True
+    for round_ in range(1, rounds + 1):
+        weights, loss_C = pooled_step(model, state.weights, data, step)
+        state = pooling.gather(state, weights, answered_C, server(model, cards, round_=round_))
+        out.append((state, float(loss_C[chosen].mean())))
+    return out
+
+
+def gap(got, want):
+    """Largest difference of weights or loss over all rounds."""
+    worst = 0.0
+    for (state, loss), (state0, loss0) in zip(got, want, strict=True):
+        worst = max(worst, abs(loss - loss0))
+        for name, value in state0.weights.items():
+            worst = max(worst, float((state.weights[name] - value).abs().max()))
+    return worst
+
+
+def sent_shapes(message):
+    """What travels: path -> shape."""
+    return {path: tuple(t.shape) for path, t in tree.tensors(message)}
+
+
+__all__ = [
+    "ETA",
+    "ROWS",
+    "SGD",
+    "C",
+    "D",
+    "F",
+    "at_once",
+    "begun",
+    "clients",
+    "explicit",
+    "gap",
+    "network",
+    "replace",
+    "rows",
+    "sent_shapes",
+    "server",
+]  # fmt: skip
