@@ -50,6 +50,10 @@ class CosineHead(nn.Module):
         self.parts = parts
         self.rows = nn.Parameter(unit(torch.randn(classes, width), parts))
 
+    def classes(self) -> Tensor:
+        """The rows [C, D]."""
+        return self.rows
+
     def forward(self, z_BD: Tensor) -> Tensor:
         return unit(z_BD, self.parts) @ self.rows.T / self.parts
 

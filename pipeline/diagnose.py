@@ -94,7 +94,7 @@ def _parts(study: Study, o: DiagnoseOptions, out: Path, say: Say) -> dict[str, P
         "divergence": lambda: divergence(study, out, clients=pair(), pairs=o.pairs, cap=o.cap),
         "pseudo": lambda: pseudo_labels(study, out, say),
         "agreement": lambda: agreement(study, out, clients=pair(), rows=o.rows),
-        "embeddings": lambda: embeddings(study, out, clusters=o.clusters),
+        "embeddings": lambda: embeddings(study, out, clusters=o.clusters, say=say),
     }
     found = {}
     for name in (part for part in PARTS if part in o.parts):

@@ -1,11 +1,12 @@
-"""Class embeddings beside what the text says of the classes (FedAlign, Figure 7): do names that occur together end up
-close?
+"""Class embeddings beside what the text says of the classes (FedAlign, Figure 7), or what the labels do: do classes
+whose names, or which themselves, occur together end up close?
 
 Shape suffixes: C classes, D width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +15,17 @@ from scipy.stats import spearmanr
 from sklearn.cluster import SpectralClustering
 from sklearn.manifold import spectral_embedding
 
-from models.heads import LabelHead
-from pipeline.diagnosis.figures import draw_matrices
+from models.heads import CosineHead, LabelHead
+from pipeline.diagnosis.figures import PHI, PMI, draw_matrices
 from pipeline.diagnosis.part import Floats, Part, write_table
 from pipeline.diagnosis.study import Study
+from pipeline.diagnosis.truth import read_truth
 from pipeline.first_values import names_table
 from pipeline.seeds import seed_for
 from tasks.columns import Ints
 
 
-def cosines(head: LabelHead) -> Floats:
+def cosines(head: LabelHead | CosineHead) -> Floats:
     """Cosine of every two class representations [C, C]."""
     unit_CD = F.normalize(head.classes().detach().double(), dim=-1)
     return np.asarray((unit_CD @ unit_CD.T).numpy(), dtype=np.float64)
@@ -68,27 +70,45 @@ def associations(study: Study) -> Floats | None:
     return np.asarray(table.weight_KK[np.ix_(row_C, row_C)], dtype=np.float64)
 
 
-def embeddings(study: Study, out: Path, *, clusters: int) -> Part:
-    """``class_cosine.csv``, ``class_pmi.csv`` where there is a table, both in the order of the clusters, and
-    ``class_embeddings.png``; after the last completed round. clusters: 0 for the root of the number of classes.
+def correlations(study: Study, say: Callable[[str], None]) -> Floats | None:
+    """Correlation (phi) of every two labels over the clients' rows, [C, C], from the raw data: each pair over the rows
+    where both are given, 0 where one of them is always or never there. None for single-label tasks.
+    """
+    if study.prepared.manifest.kind == "single":
+        return None
+    truth = read_truth(study, say)
+    row_N = np.unique(np.concatenate([client.rows for client in study.prepared.plan().clients]))
+    y_NC, given_NC = (part.astype(np.float64) for part in truth.of(row_N))
+    y_NC = y_NC * given_NC
+    both_CC, one_CC, other_CC, rows_CC = y_NC.T @ y_NC, y_NC.T @ given_NC, given_NC.T @ y_NC, given_NC.T @ given_NC
+    spread_CC = one_CC * (rows_CC - one_CC) * other_CC * (rows_CC - other_CC)
+    phi_CC: Floats = (both_CC * rows_CC - one_CC * other_CC) / np.sqrt(np.where(spread_CC > 0, spread_CC, np.inf))
+    return phi_CC
+
+
+def embeddings(study: Study, out: Path, *, clusters: int, say: Callable[[str], None]) -> Part:
+    """``class_cosine.csv``, beside it ``class_pmi.csv`` where the run has a table of names, else ``class_phi.csv``
+    where rows have several labels, all in the order of the clusters, and ``class_embeddings.png``; after the last
+    completed round. clusters: 0 for the root of the number of classes.
     """
     server = study.at(study.last.round)
     server.model.load_state_dict(server.state.weights)
-    if not isinstance(server.model.head, LabelHead):
+    if not isinstance(server.model.head, LabelHead | CosineHead):
         return Part({}, (f"class embeddings: {study.setup.experiment.method.name} has none",))
     cosine_CC, names = cosines(server.model.head), study.class_names
     number = min(clusters or max(2, round(len(names) ** 0.5)), len(names))
     order_C, cluster_C = ordered(cosine_CC, number, seed_for(study.seed, "diagnosis", "clusters"))
     pmi_CC, in_order = associations(study), [names[c] for c in order_C]
+    beside, beside_CC = (PMI, pmi_CC) if pmi_CC is not None else (PHI, correlations(study, say))
     told = [f"class embeddings after round {study.last.round}: {len(set(cluster_C.tolist()))} spectral clusters"]
     metrics: dict[str, float] = {}
-    for name, matrix_CC in (("cosine", cosine_CC), ("pmi", pmi_CC)):
+    for name, matrix_CC in (("cosine", cosine_CC), (beside.name, beside_CC)):
         if matrix_CC is not None:
             rows = ([names[c], cluster_C[c], *matrix_CC[c, order_C]] for c in order_C.tolist())
             write_table(out / f"class_{name}.csv", ("class", "cluster", *in_order), rows)
-    if pmi_CC is not None:
-        rho = rank_correlation(cosine_CC, pmi_CC)
-        told.append(f"Spearman's rank correlation of cosine and PMI over pairs of classes {rho:.3f}")
+    if beside_CC is not None:
+        rho = rank_correlation(cosine_CC, beside_CC)
+        told.append(f"Spearman's rank correlation of cosine and {beside.short} over pairs of classes {rho:.3f}")
         metrics = {"classes/spearman": rho} if np.isfinite(rho) else {}
-    draw_matrices(cosine_CC, pmi_CC, order_C, cluster_C, names, metrics.get("classes/spearman"), out)
+    draw_matrices(cosine_CC, beside_CC, beside, order_C, cluster_C, names, metrics.get("classes/spearman"), out)
     return Part({study.last.round: metrics} if metrics else {}, ("; ".join(told),), {"order": in_order})

@@ -6,6 +6,7 @@ Shape suffixes: R rounds, C classes, K models, N test rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -135,28 +136,45 @@ def draw_frames(
     _save(figure, path)
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What is laid beside the cosines of class embeddings. name: of its file; signed: whether 0 is its middle."""
+
+    name: str
+    short: str
+    title: str
+    signed: bool
+
+
+PMI = Beside("pmi", "PMI", "PMI of the names, edges only", False)
+PHI = Beside("phi", "label correlation", "correlation (phi) of the labels", True)
+
+
 def draw_matrices(
     cosine_CC: Floats,
-    pmi_CC: Floats | None,
+    beside_CC: Floats | None,
+    beside: Beside,
     order_C: Ints,
     cluster_C: Ints,
     names: Sequence[str],
     rho: float | None,
     out: Path,
 ) -> None:
-    """``class_embeddings.png``: cosines of class embeddings and, where there is a table, the PMI of the names in the
-    same order; lines between spectral clusters.
+    """``class_embeddings.png``: cosines of class embeddings and what is laid beside them, if anything, in the same
+    order; lines between spectral clusters.
     """
-    classes, panels = len(order_C), 1 if pmi_CC is None else 2
+    classes, panels = len(order_C), 1 if beside_CC is None else 2
     side = min(11.0, max(4.2, 0.34 * classes + 1.6))
     figure = _figure(side * panels + 0.6, side + 0.3)
     axes = figure.subplots(1, panels, squeeze=False)[0]
     apart = float(np.abs(cosine_CC[~np.eye(classes, dtype=np.bool_)]).max(initial=0.0)) or 1.0
     shown = [(cosine_CC, "cosine of class embeddings", "RdBu_r", -apart, apart)]
-    if pmi_CC is not None:
-        top = float(pmi_CC.max(initial=0.0)) or 1.0
+    if beside_CC is not None:
+        off_CC = beside_CC[~np.eye(classes, dtype=np.bool_)]
+        top = float((np.abs(off_CC) if beside.signed else off_CC).max(initial=0.0)) or 1.0
         with_rho = "" if rho is None else f" (rank correlation {rho:.2f})"
-        shown.append((pmi_CC, f"PMI of the names, edges only{with_rho}", "Reds", 0.0, top))
+        colours, low = ("RdBu_r", -top) if beside.signed else ("Reds", 0.0)
+        shown.append((beside_CC, f"{beside.title}{with_rho}", colours, low, top))
     for ax, panel in zip(axes, shown, strict=True):
         _matrix(ax, *panel, order_C, cluster_C, names)
     _save(figure, out / "class_embeddings.png")

@@ -22,7 +22,8 @@ from pipeline.methods.fedalign import AlignLocal
 from pipeline.rounds import Loop
 from pipeline.run import resumed, run
 from pipeline.tracking import TrackingOptions, send
-from tasks.contract import ClientData, InputError
+from tasks.contract import ClientData, InputError, TaskOptions
+from tasks.sources import find_task
 from tasks.toy.single import TOPICS
 
 QUICK = DiagnoseOptions(pairs=2, cap=60, rows=40)
@@ -145,6 +146,30 @@ def test_multi_label_with_a_gate(run_of):
     rows = table(folder / "diagnosis/pseudo_labels.csv")
     assert all(int(r["right"]) <= int(r["positive"]) and int(r["hidden"]) <= int(r["open"]) for r in rows)
     assert sum(int(r["negative"]) for r in rows) > 0
+
+
+def test_class_rows_stand_beside_the_correlation_of_the_labels(run_of, experiment):
+    """Multi-label without a table of names: phi over the training rows, by NumPy's correlation of the true labels."""
+    folder = run_of("fedalc", "toy-multi", optimizer={"name": "sgd", "lr": 0.1, "batch_size": 0})
+    lines = diagnose(folder, DiagnoseOptions(parts=("embeddings",)), quiet)
+    assert any("rank correlation of cosine and label correlation" in line for line in lines)
+    out = folder / "diagnosis"
+    phi, cosine = ({r["class"]: r for r in table(out / f"class_{n}.csv")} for n in ("phi", "cosine"))
+    assert list(phi) == list(cosine)
+    task = find_task("toy-multi")
+    raw = task.read(None, TaskOptions())
+    plan = json.loads((folder / "plan.json").read_text())
+    held = sorted({row for client in plan["clients"] for row in client["rows"]})
+    at = {row: i for i, row in enumerate(raw["row"].to_pylist())}
+    y_NC = np.zeros((len(held), 5))
+    for i, row in enumerate(held):
+        y_NC[i, raw["labels"][at[row]].as_py()] = 1
+    want = np.corrcoef(y_NC.T)
+    for a, one in enumerate(task.class_names):
+        for b, other in enumerate(task.class_names):
+            assert float(phi[one][other]) == pytest.approx(want[a, b], abs=1e-5)
+    with Image.open(out / "class_embeddings.png") as picture:
+        assert picture.size[0] > 1.5 * picture.size[1]
 
 
 def test_a_method_without_pseudo_labels_and_class_embeddings(run_of):

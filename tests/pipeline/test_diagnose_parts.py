@@ -12,7 +12,7 @@ from pipeline.diagnosis.agreement import agreement_of, chosen_rows, embedded
 from pipeline.diagnosis.clients import checked, farthest
 from pipeline.diagnosis.divergence import contrasts, proxy_a_distance
 from pipeline.diagnosis.embeddings import cosines, ordered, rank_correlation
-from pipeline.diagnosis.figures import draw_frames, draw_matrices, draw_precision
+from pipeline.diagnosis.figures import PMI, draw_frames, draw_matrices, draw_precision
 from pipeline.diagnosis.part import write_table
 from pipeline.diagnosis.pseudo import judge
 from tasks.contract import Card, ClientData, InputError
@@ -206,7 +206,7 @@ def test_many_classes_and_one_round_can_be_drawn(tmp_path):
     precision[0, 3] = np.nan
     draw_precision([5], {n: np.array([0.5]) for n in ("x", "y", "z")}, precision, names, tmp_path / "precision.png")
     cosine = np.corrcoef(rng().normal(size=(70, 9)))
-    draw_matrices(cosine, np.zeros((70, 70)), np.arange(70), np.arange(70) // 10, names, None, tmp_path)
+    draw_matrices(cosine, np.zeros((70, 70)), PMI, np.arange(70), np.arange(70) // 10, names, None, tmp_path)
     for name in ("frames", "precision", "class_embeddings"):
         with Image.open(tmp_path / f"{name}.png") as picture:
             assert min(picture.size) > 200

@@ -1,0 +1,132 @@
+"""A round of thousands of one-class clients: computed at once, and through explicit client actors.
+
+    python benchmarks/pooled.py                                  # EURLex-4K's shape, both ways, a narrow network
+    python benchmarks/pooled.py --shape amazoncat-13k --rows 1186239 --width 512 --hidden 1024 --piece 16384 \
+        --only-pooled
+
+Made-up files of the set's width are written and prepared, one client per label; rounds start from the same weights.
+The explicit round is one, after one that starts the actors; pooled rounds are three, of which the median counts. All
+explicit updates meet at the server, 4 x parameters x clients bytes, so the network is narrow where both are run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from models.build import ModelOptions
+from pipeline import cluster, usage
+from pipeline.executor import Executor
+from pipeline.experiment import (
+    ClusterOptions,
+    EvaluationOptions,
+    Experiment,
+    FederationOptions,
+)
+from pipeline.methods import METHODS
+from pipeline.optimizers import OptimizerOptions
+from pipeline.pooled import in_process
+from pipeline.run import make_setup
+from pipeline.setup import Setup
+from pipeline.tracking import TrackingOptions
+from tasks.contract import TaskOptions
+from tasks.twins.xc import SIZES, write_rows
+
+
+def experiment(options: argparse.Namespace, folder: Path) -> Experiment:
+    size = SIZES[options.shape][1]
+    return Experiment(
+        task=TaskOptions(
+            name=options.shape, root=str(folder), cache=str(folder / "cache"), partition="one_class",
+            clients=size.labels, validation=0.0,
+        ),
+        method=METHODS["fedalc"](weighting="samples", neighbours=options.neighbours),
+        model=ModelOptions(width=options.width, feedforward=options.hidden, dropout=0.0, embedding_std=0.05),
+        federation=FederationOptions(
+            rounds=3, clients_per_round=size.labels, epochs=1, pooled=True, pool_rows=options.piece
+        ),
+        optimizer=OptimizerOptions(name="sgd", lr=0.1, batch_size=0),
+        evaluation=EvaluationOptions(metrics="ranking"),
+        cluster=ClusterOptions(executor="serial"),
+        tracking=TrackingOptions(uri="none"),
+    )  # fmt: skip
+
+
+def write(options: argparse.Namespace, folder: Path) -> None:
+    stem, size = SIZES[options.shape]
+    size = replace(size, extra=options.labels_per_row - 1)
+    write_rows(folder / f"{stem}train.txt", options.rows, size, np.random.default_rng(0))
+    write_rows(folder / f"{stem}test.txt", 1000, size, np.random.default_rng(1))
+
+
+def rounds(executor: Executor, clients: int, count: int) -> list[float]:
+    seconds = []
+    for round_ in range(1, count + 1):
+        began = time.perf_counter()
+        outcome = executor.round(round_, range(clients), lambda busy, done, failed: None)
+        seconds.append(time.perf_counter() - began)
+        assert len(outcome.answered) == clients, outcome.failed
+    return seconds
+
+
+def explicit(setup: Setup) -> Executor:
+    from pipeline.actors import RayExecutor
+
+    e = setup.experiment
+    federation = replace(e.federation, pooled=False)
+    return RayExecutor(replace(setup, experiment=replace(e, federation=federation, cluster=ClusterOptions())))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="eurlex-4k", choices=list(SIZES))
+    parser.add_argument("--rows", type=int, default=15_539)
+    parser.add_argument("--labels-per-row", type=float, default=5.3)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--neighbours", type=int, default=10)
+    parser.add_argument("--piece", type=int, default=1024)
+    parser.add_argument("--folder", default=None)
+    parser.add_argument("--only-pooled", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        folder = Path(name)
+        write(options, folder)
+        e = experiment(options, folder)
+        began = time.perf_counter()
+        setup = make_setup(e, print)
+        print(f"prepared in {time.perf_counter() - began:.1f} s")
+        began = time.perf_counter()
+        pooled = in_process(setup)
+        print(f"pool of {options.rows} rows and {e.task.clients} clients made in {time.perf_counter() - began:.1f} s")
+        parameters = sum(p.numel() for p in pooled.model.parameters())  # type: ignore[attr-defined]
+        seconds = rounds(pooled, e.task.clients, 3)
+        once = statistics.median(seconds)
+        print(f"pooled: {once:.2f} s a round (of {', '.join(f'{s:.2f}' for s in seconds)}), {parameters} parameters")
+        print(f"peak of the process: {usage.peak('process')['process']:.0f} MB")
+        if options.only_pooled:
+            return
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        cluster.start(ClusterOptions())
+        actors = explicit(setup)
+        warm, taken = rounds(actors, e.task.clients, 2)
+        print(f"explicit actors: {taken:.1f} s a round (the first, with their start: {warm:.1f} s)")
+        print(f"ratio: {taken / once:.0f}")
+        two = in_process(setup)
+        rounds(two, e.task.clients, 2)
+        got, want = two.snapshot(), actors.snapshot()
+        gaps = {k: float((got[k].double() - want[k].double()).abs().max()) for k in want if k.startswith("weights/")}
+        print(f"largest difference of a weight after two rounds: {max(gaps.values()):.1e}")
+        actors.close()
+        cluster.stop()
+
+
+if __name__ == "__main__":
+    main()
