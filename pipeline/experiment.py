@@ -23,7 +23,7 @@ class FederationOptions:
     rounds: int = 50
     """Communication rounds T."""
     clients_per_round: int = 5
-    """Selected clients |S_t|, uniform without replacement."""
+    """Selected clients |S_t|, uniform without replacement; 0: all."""
     epochs: int = 5
     """Local epochs E."""
     pooled: bool = False
@@ -35,9 +35,13 @@ class FederationOptions:
     """Share of the selected clients that must answer, in (0, 1]; below it the run stops, its checkpoint kept."""
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "clients_per_round", "epochs", "pool_rows"):
+        for name in ("rounds", "epochs", "pool_rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"federation.{name} = {getattr(self, name)}: must be at least 1")
+        if self.clients_per_round < 0:
+            raise ValueError(
+                f"federation.clients_per_round = {self.clients_per_round}: must be at least 1, or 0 for all"
+            )
         if not 0 < self.quorum <= 1:
             raise ValueError(f"federation.quorum = {self.quorum}: must be in (0, 1]")
 
@@ -134,9 +138,10 @@ class Experiment:
     """Folder of the run; empty: a new one below ``runs/``."""
 
     def __post_init__(self) -> None:
-        if self.task.clients < 1:
+        unsettled = self.task.clients == 0 and self.task.partition == "one_class"  # the data will say
+        if self.task.clients < 1 and not unsettled:
             raise ValueError(f"task.clients = {self.task.clients}: must be at least 1")
-        if self.federation.clients_per_round > self.task.clients:
+        if self.federation.clients_per_round > self.task.clients and not unsettled:
             raise ValueError(
                 f"federation.clients_per_round = {self.federation.clients_per_round} exceeds"
                 f" task.clients = {self.task.clients}: lower it"
@@ -148,6 +153,11 @@ class Experiment:
             )
         if self.evaluation.select == "best_validation" and self.task.validation == 0:
             raise ValueError("evaluation.select = 'best_validation' needs validation rows: set task.validation above 0")
+
+    @property
+    def selected_clients(self) -> int:
+        """How many clients take part in a round."""
+        return self.federation.clients_per_round or self.task.clients
 
 
 def to_tree(experiment: Experiment) -> dict[str, Any]:

@@ -11,8 +11,10 @@ from pathlib import Path
 from pipeline.config import read_preset
 from pipeline.experiment import Experiment
 from tasks.contract import InputError, TaskOptions
+from tasks.ingest import prepare
 from tasks.own.look import look, next_command
 from tasks.own.table import settled as settled_options
+from tasks.sources import task_of
 
 BASE = "digits/fedalign"
 """Whose method, network and rounds a run on a table has where no preset is named."""
@@ -61,8 +63,11 @@ def label_of(experiment: Experiment) -> str:
 
 
 def settled(experiment: Experiment, say: Callable[[str], None] = print) -> Experiment:
-    """The experiment with what its table says about clients. InputError where the two do not fit."""
+    """The experiment with what its data say about clients. InputError where the two do not fit."""
     task = settled_options(experiment.task, say)
+    if not task.clients and task.partition == "one_class":
+        found = prepare(task_of(task), task, experiment.seed, engine="local", log=say)
+        task = replace(task, clients=len(found.manifest.examples))
     try:
         return replace(experiment, task=task)
     except InputError:

@@ -102,9 +102,10 @@ class PooledExecutor:
         self.server = server_of(setup, host)
         self.setup, self.model = setup, host.model
         self.class_I = [class_of(card) for card in self.server.cards]
-        self.rows_C = torch.empty(len(self.class_I), dtype=torch.int64)
+        classes = len(self.server.cards[0].aware_C)
+        self.rows_C = torch.ones(classes, dtype=torch.int64)  # one that nobody has weighs 0, whatever stands here
         self.rows_C[self.class_I] = torch.tensor([card.num_examples for card in self.server.cards])
-        self.pool = pool(host.prepared, self.class_I)
+        self.pool = pool(host.prepared, self.class_I, classes)
 
     def round(self, round_: int, selected: Sequence[int], watch: Watch) -> RoundOutcome:
         began, e = time.perf_counter(), self.setup.experiment

@@ -73,7 +73,7 @@ def probe(arguments: list[str]) -> int:
         setup = make_setup(experiment, print)
         chosen = largest(setup) if own.client is None else described(setup, own.client)
         measured = _measure(setup, chosen, places, apart)
-    need = need_of(measured, experiment.federation.clients_per_round)
+    need = need_of(measured, experiment.selected_clients)
     print(f"\n{needs(measured, need, experiment)}")
     shares = share_out(places, need, experiment.task.clients, experiment.cluster.server_gpus)
     print(limits(places, shares))
@@ -192,7 +192,7 @@ def needs(m: Measured, need: Need, e: Experiment) -> str:
     chosen, client, server, gpu = m.chosen, m.client, m.server, m.client.gpu
     labelled = f"{chosen.rows} rows, {chosen.active} of them labelled, longest {chosen.longest}"
     further = f"{size(client.rows)} for each further client of an actor"
-    merging = f"{size(need.server)} with the updates of {e.federation.clients_per_round} clients"
+    merging = f"{size(need.server)} with the updates of {e.selected_clients} clients"
     lines = [
         ("client", f"{chosen.client} of {e.task.clients}: {labelled}"),
         ("client, memory", f"{size(client.baseline)} ready to train, {size(client.peak)} at most; {further}"),

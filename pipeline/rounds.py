@@ -140,7 +140,7 @@ class Loop:
 
     def _selected(self, round_: int) -> list[int]:
         e = self.experiment
-        return select(e.task.clients, e.federation.clients_per_round, round_, e.seed)
+        return select(e.task.clients, e.selected_clients, round_, e.seed)
 
 
 def _record(

@@ -46,7 +46,7 @@ class TaskOptions:
     image_size: int = 0
     """Height and width in pixels to which images are resized; 0: the data set's own default."""
     clients: int = 10
-    """Number of clients (n in the papers)."""
+    """Number of clients (n in the papers); ``one_class``: as many as classes have rows, or 0, which is that number."""
     partition: Literal["k_classes", "dirichlet", "iid", "categories", "subjects", "one_class"] = "k_classes"
     """``k_classes``: rows IID over the clients, each client identifies k random classes of its own data (FedAlign,
     4.1); ``dirichlet``: label ratios Dir(beta) over the clients, a client identifies what it holds; ``iid``: rows

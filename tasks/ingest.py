@@ -24,9 +24,10 @@ import pyarrow.compute as pc
 
 from tasks import places, shared
 from tasks.columns import Ints, list_parts
-from tasks.contract import Plan, Task, TaskOptions
+from tasks.contract import InputError, Plan, Task, TaskOptions
 from tasks.encoding import Encoding, kept_columns
 from tasks.labels import Labels
+from tasks.one_class import wrong_number
 from tasks.partition import make_plan
 from tasks.plans import digest
 from tasks.raw import raw_digest
@@ -68,7 +69,16 @@ def prepare(
     Where ``task.cache`` is an address, they are made in the cache folder of this machine and then copied there.
     Raises InputError on bad options or files, RuntimeError where Ray is needed and not running.
     """
-    options = resolved(task, options, seed)
+    asked, options = options.clients, resolved(task, options, seed)
+    prepared = _prepared(task, options, seed, engine, log)
+    number, classes = len(prepared.manifest.examples), len(prepared.manifest.class_names)
+    if options.partition == "one_class" and asked not in (0, number):
+        raise InputError(wrong_number(task.name, asked, number, classes))
+    return prepared
+
+
+def _prepared(task: Task, options: TaskOptions, seed: int, engine: Engine, log: Log) -> Prepared:
+    """The same for resolved options."""
     source = raw_folder(task, options)
     raw = raw_digest(task, options, source)
     folder = cache_folder(task.name, options, seed, raw)

@@ -1,4 +1,4 @@
-"""The partition ``one_class``: one client per class, which knows that class alone (FedALC, FedAwS).
+"""The partition ``one_class``: one client for each class that has rows, which knows that class alone (FedALC, FedAwS).
 
 Shape suffixes: N rows, C classes, P positives.
 """
@@ -8,30 +8,31 @@ from __future__ import annotations
 import numpy as np
 
 from tasks.contract import ClientPlan, InputError, Task, TaskOptions
-from tasks.strata import Rows, named
+from tasks.strata import Rows
 
 
 def one_class(rows: Rows, task: Task, options: TaskOptions) -> tuple[ClientPlan, ...]:
-    """Client c has all rows with class c and identifies c; there is nothing random in it.
+    """One client for each class that has training rows, in the order of the classes, with all of these rows; there is
+    nothing random in it. A class without any has no client.
 
     rows: in ascending order of their ids. A row with p classes sits with p clients, a row without any with none. Raises
-    InputError where there are not as many clients as classes, or a class has no row.
+    InputError where ``options.clients`` is another number (0: whatever there are), or no row has a class.
     """
     labels = rows.labels
-    if options.clients != labels.classes:
-        msg = (
-            f"[task] clients = {options.clients}, but {task.name} has {labels.classes} classes, and "
-            f"partition = 'one_class' has one client per class; set clients = {labels.classes}"
-        )
-        raise InputError(msg)
     count_C = labels.counts()
-    if not count_C.all():
-        msg = (
-            f"{named(count_C == 0, task.class_names)} has no training row, so its client would have no data; leave the "
-            "class out of the label space ([task] min_positives leaves out the rare ones), use a smaller [task] "
-            "validation or more data"
-        )
-        raise InputError(msg)
+    number = int((count_C > 0).sum())
+    if not number:
+        raise InputError(f"no training row of {task.name} has a class, so there is no client: use more data")
+    if options.clients not in (0, number):
+        raise InputError(wrong_number(task.name, options.clients, number, labels.classes))
     order_P = np.argsort(labels.class_P, kind="stable")  # sorted once: no pass over the rows per class
     parts = np.split(rows.row_N[labels.row_P[order_P]], np.cumsum(count_C)[:-1])
-    return tuple(ClientPlan(part, (class_,)) for class_, part in enumerate(parts))
+    return tuple(ClientPlan(part, (class_,)) for class_, part in enumerate(parts) if len(part))
+
+
+def wrong_number(task: str, clients: int, number: int, classes: int) -> str:
+    """What to say where so many clients were asked for."""
+    return (
+        f"[task] clients = {clients}, but {number} of the {classes} classes of {task} have training rows, and "
+        f"partition = 'one_class' has one client for each; set clients = {number}, or 0 for as many as there are"
+    )

@@ -26,7 +26,7 @@ from tasks.tensors import inputs
 @dataclass(frozen=True)
 class Pool:
     """x: stored inputs of the distinct rows, shortest first; holders: the clients of every row, as ``Labels`` whose
-    classes are clients; row_N: their ids.
+    classes are holders; row_N: their ids.
     """
 
     x: Any
@@ -43,8 +43,8 @@ class Pool:
         return x
 
 
-def pool(prepared: Prepared, owner_I: Sequence[int]) -> Pool:
-    """The rows of all clients; client i is holder ``owner_I[i]``.
+def pool(prepared: Prepared, owner_I: Sequence[int], owners: int) -> Pool:
+    """The rows of all clients; client i is holder ``owner_I[i]`` of 0..owners-1.
 
     Raises InputError where a file is damaged, or a client holds a row without its label.
     """
@@ -63,7 +63,7 @@ def pool(prepared: Prepared, owner_I: Sequence[int]) -> Pool:
     rows = pa.concat_tables(kept).combine_chunks()
     rows = rows.take(np.lexsort((rows["row"].to_numpy(), _lengths(rows["x"], prepared.manifest.spec))))
     row_N = rows["row"].to_numpy()
-    return Pool(rows["x"], prepared.manifest.spec, _holders(row_N, row_of, holder_of, len(kept)), row_N)
+    return Pool(rows["x"], prepared.manifest.spec, _holders(row_N, row_of, holder_of, owners), row_N)
 
 
 def _read(prepared: Prepared, client: int) -> Any:
@@ -88,11 +88,11 @@ def _lengths(column: Any, spec: InputSpec) -> Ints:
     return np.asarray(pc.list_value_length(column).to_numpy(), dtype=np.int64)
 
 
-def _holders(row_N: Ints, row_of: list[Ints], holder_of: list[Ints], clients: int) -> Labels:
+def _holders(row_N: Ints, row_of: list[Ints], holder_of: list[Ints], owners: int) -> Labels:
     """Who holds which of the rows ``row_N``."""
     order_N = np.argsort(row_N)
     row_P, client_P = np.concatenate(row_of), np.concatenate(holder_of)
     place_P = order_N[np.searchsorted(row_N, row_P, sorter=order_N)]
     by_row_P = np.lexsort((client_P, place_P))
     offset = np.concatenate([[0], np.cumsum(np.bincount(place_P, minlength=len(row_N)), dtype=np.int64)])
-    return Labels(client_P[by_row_P].astype(np.int32), offset, clients)
+    return Labels(client_P[by_row_P].astype(np.int32), offset, owners)

@@ -28,7 +28,11 @@ CLASS_NAMES = b"anchorfl.class_names"
 
 
 def resolved(task: Task, options: TaskOptions, seed: int) -> TaskOptions:
-    """The options with ``fold`` as a number. Raises InputError where the task has no such fold."""
+    """The options with ``fold`` as a number, and without a number of clients where it follows from the data, so that
+    data are prepared once. Raises InputError where the task has no such fold.
+    """
+    if options.partition == "one_class":
+        options = replace(options, clients=0)
     if not -1 <= options.fold < task.folds and options.fold != -1:
         has = f"folds 0..{task.folds - 1}" if task.folds else "no folds; leave it at -1"
         msg = f"[task] fold = {options.fold}: {task.name} has {has}"

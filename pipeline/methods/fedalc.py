@@ -57,7 +57,7 @@ class FedALC(Spreading):
         return share(data, self.matching, key if self.matching == "hmac" else b"")
 
     def keep(self, side: ServerSide) -> Tensors:
-        labels = merge(side.told, len(side.cards))
+        labels = merge(side.told, len(side.cards[0].aware_C))
         return kept_counts(cooccurrence(labels), len(labels))
 
     def pair_weights(self, index_CK: Tensor, known: Tensors) -> Tensor:

@@ -59,7 +59,7 @@ class FedALCFixed(OneClass):
         return share(data, self.matching, key if self.matching == "hmac" else b"")
 
     def keep(self, side: ServerSide) -> Tensors:
-        labels = merge(side.told, len(side.cards))
+        labels = merge(side.told, len(side.cards[0].aware_C))
         return kept_counts(cooccurrence(labels), len(labels))
 
     def first_rows(self, rows_CD: Tensor, known: Tensors, side: ServerSide) -> Tensor:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from pipeline import tree
 from pipeline.class_rows import ROWS
 from pipeline.executor import SerialExecutor
+from pipeline.experiment import EvaluationOptions
 from pipeline.methods import METHODS
 from pipeline.optimizers import OptimizerOptions
+from pipeline.own_data import settled
 from pipeline.pooled import PooledExecutor, in_process
-from pipeline.run import make_setup
-from tasks.contract import InputError
+from pipeline.run import make_setup, run
+from tasks.contract import InputError, TaskOptions
 from tests.pipeline.compared import nobody, quiet
 from tests.pipeline.one_class import SGD, at_once, explicit, gap, network, rows
 
@@ -154,3 +160,32 @@ def test_refused_for_methods_and_partitions_without_it(one_class):
         federation = replace(e.federation, pooled=pooled)
         with pytest.raises(InputError, match=r"set task\.partition = 'one_class'"):
             in_process(make_setup(replace(e, task=task, federation=federation), quiet))
+
+
+@pytest.mark.parametrize("name", ["fedalc", "fedalc-fixed", "fedmlh"])
+def test_a_class_without_training_rows_has_no_client(one_class, tmp_path, name):
+    """Clients are counted by the data; the class keeps a row, which clients never see and the server may move."""
+    rng = np.random.default_rng(0)
+    y_NC = rng.random((60, 4)) < 0.4
+    y_NC[:, 0] |= ~y_NC.any(1)
+    y_NC[:45, 2] = False
+    y_NC[45:50, 2] = True
+    columns = {f"is_{c}": y_NC[:, i].astype(int) for i, c in enumerate("abcd")}
+    columns |= {f"x{i}": rng.normal(size=60) + y_NC[:, i] for i in range(4)}
+    columns["part"] = ["train"] * 45 + ["test"] * 15
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    e = one_class(name, {"parts": 1} if name == "fedmlh" else None)
+    task = TaskOptions(
+        parquet=str(tmp_path / "t.parquet"), labels="is_*", split="part", partition="one_class", clients=0,
+        validation=0.0,
+    )  # fmt: skip
+    federation = replace(e.federation, clients_per_round=0)
+    e = settled(replace(e, task=task, federation=federation, evaluation=EvaluationOptions(metrics="ranking")), quiet)
+    assert (e.task.clients, e.selected_clients) == (3, 3)
+    results = [run(x, tmp_path / str(i), quiet) for i, x in enumerate((e, replace_pooled(e)))]
+    ends = [load_file(result.folder / "model" / "weights.safetensors") for result in results]
+    for path, value in ends[1].items():
+        assert torch.allclose(ends[0][path], value, atol=2e-5), path
+    assert not torch.isnan(ends[0][ROWS]).any()
+    with pytest.raises(InputError, match=r"clients = 4, but 3 of the 4 classes .* set clients = 3, or 0"):
+        make_setup(replace(e, task=replace(task, clients=4)), quiet)
