@@ -133,7 +133,7 @@ def predict(options: argparse.Namespace) -> int:
     write_to(prediction, options.out)
     if prediction.truth is not None:
         figures = ", ".join(f"{MEASURES[name].shown} {value!r}" for name, value in prediction.truth.values.items())
-        print(f"{len(prediction.predicted_NC)} samples: {figures}", file=sys.stderr)
+        print(f"{len(prediction.predicted)} samples: {figures}", file=sys.stderr)
         for note in prediction.truth.notes:
             print(f"  {note}", file=sys.stderr)
     return 0

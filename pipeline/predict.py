@@ -18,23 +18,24 @@ from pipeline.saved import SavedModel, load_model
 from pipeline.setup import one_thread
 from tasks.contract import ClientData, Encode, InputError
 from tasks.labels import Labels
-from tasks.metrics import Scores, score
+from tasks.metrics import CUTS, Scores, score
 from tasks.own.samples import encoder as table_encoder
 from tasks.own.table import samples_of
-from tasks.ranking import Ranking
+from tasks.ranking import Ranking, first_places
 from tasks.sources import find_task, nearest, open_text
 from tasks.tensors import client_data
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """scores_NC: confidence per class; predicted_NC: 0/1; truth: scores against the file's labels, None where it has
+    """scores_NC: confidence per class; predicted: classes of every sample, in the order of the classes, or of a model
+    that was scored by its ranking the five best, best first; truth: scores against the file's labels, None where it has
     none.
     """
 
     class_names: tuple[str, ...]
     scores_NC: torch.Tensor
-    predicted_NC: torch.Tensor
+    predicted: list[list[int]]
     truth: Scores | None
 
 
@@ -53,9 +54,12 @@ def predict(model_folder: Path, file: Path) -> Prediction:
         payload, labels = _texts(file, saved) if saved.spec.kind == "tokens" else _values(file, saved)
         rows, labelled = encoded(saved, payload, labels), labels is not None
     logits_NC = logits_of(saved.model, rows)
-    predicted_NC = saved.objective.predict(logits_NC)
+    if saved.metrics == "ranking":
+        predicted = first_places(ranked(saved.objective, logits_NC).numpy(), max(CUTS)).tolist()
+    else:
+        predicted = [row.nonzero().flatten().tolist() for row in saved.objective.predict(logits_NC)]
     truth = _truth(saved, rows, logits_NC) if labelled else None
-    return Prediction(saved.class_names, saved.objective.scores(logits_NC), predicted_NC, truth)
+    return Prediction(saved.class_names, saved.objective.scores(logits_NC), predicted, truth)
 
 
 def _truth(saved: SavedModel, rows: ClientData, logits_NC: torch.Tensor) -> Scores:
@@ -108,8 +112,8 @@ def write(prediction: Prediction, out: TextIO) -> None:
     """CSV: sample number from 1, predicted class names joined by '|', one score per class name."""
     writer = csv.writer(out)
     writer.writerow(["sample", "predicted", *prediction.class_names])
-    for number, (scores, decided) in enumerate(zip(prediction.scores_NC, prediction.predicted_NC, strict=True), 1):
-        names = "|".join(n for n, d in zip(prediction.class_names, decided.tolist(), strict=True) if d)
+    for number, (scores, classes) in enumerate(zip(prediction.scores_NC, prediction.predicted, strict=True), 1):
+        names = "|".join(prediction.class_names[c] for c in classes)
         writer.writerow([number, names, *(f"{s:.6f}" for s in scores.tolist())])
 
 

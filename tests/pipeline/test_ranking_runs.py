@@ -181,6 +181,10 @@ def test_predict_gives_the_figures_of_the_run(ranking, tmp_path, capsys):
     predict_command(argparse.Namespace(run=tmp_path / "run", file=tmp_path / "texts.txt", out=str(tmp_path / "o.csv")))
     said = capsys.readouterr().err
     assert f"{len(test)} samples: P@1 {truth.values['p_at_1']!r}, P@3 {truth.values['p_at_3']!r}, " in said
+    with (tmp_path / "o.csv").open(newline="") as stream:
+        for line in csv.DictReader(stream):
+            best = sorted(task.class_names, key=lambda name: -float(line[name]))
+            assert line["predicted"].split("|")[:5] == best[:5], "the five best, best first"
     assert f"mAP {truth.values['map']!r}\n  PSP@k is left out: it needs the class counts of the training rows" in said
 
 
