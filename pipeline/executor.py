@@ -118,7 +118,33 @@ def server_of(setup: Setup, host: ClientHost | None = None) -> Server:
     return Server(setup, [host.tell(client) for client in range(setup.experiment.task.clients)])
 
 
-class SerialExecutor:
+class InProcess:
+    """What executors in this process have in common: a server and what clients keep, nothing to start or give back."""
+
+    server: Server
+    memories: dict[int, Tensors]
+
+    def expect(self, clients: Sequence[int]) -> None:
+        """Nothing to start."""
+
+    def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
+        return self.server.scores(splits)
+
+    def snapshot(self) -> Tensors:
+        return self.server.snapshot()
+
+    def memory(self, client: int) -> Tensors:
+        return self.memories.get(client, {})
+
+    def restore(self, state: Tensors, memories: dict[int, Tensors]) -> None:
+        self.server.restore(state)
+        self.memories = dict(memories)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class SerialExecutor(InProcess):
     """Server and clients in this process, one after the other: for tests, the debugger, and as the reference."""
 
     def __init__(self, setup: Setup) -> None:
@@ -154,22 +180,3 @@ class SerialExecutor:
         self.server.merge(round_, outcome.answered, updates)
         self.memories |= memories
         return outcome
-
-    def expect(self, clients: Sequence[int]) -> None:
-        """Nothing to start."""
-
-    def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
-        return self.server.scores(splits)
-
-    def snapshot(self) -> Tensors:
-        return self.server.snapshot()
-
-    def memory(self, client: int) -> Tensors:
-        return self.memories.get(client, {})
-
-    def restore(self, state: Tensors, memories: dict[int, Tensors]) -> None:
-        self.server.restore(state)
-        self.memories = dict(memories)
-
-    def close(self) -> None:
-        """Nothing to give back."""

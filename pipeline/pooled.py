@@ -29,11 +29,10 @@ from pipeline.blocks import load_sent
 from pipeline.class_rows import ROWS, class_of, theta_of
 from pipeline.client import ClientHost
 from pipeline.contract import Pooling, Tensors
-from pipeline.executor import Executor, RoundOutcome, SerialExecutor, Watch, server_of
+from pipeline.executor import Executor, InProcess, RoundOutcome, SerialExecutor, Watch, server_of
 from pipeline.seeds import torch_rng
 from pipeline.setup import Setup, one_thread
 from tasks.contract import InputError
-from tasks.metrics import Scores
 from tasks.pool import Pool, pool
 
 
@@ -92,15 +91,17 @@ def _stepped(model: Classifier, weights: Tensors, step: Step) -> Tensors:
     return out
 
 
-class PooledExecutor:
-    """Server and all clients in this process, a round at a time. InputError where a round is not one pooled pass."""
+class PooledExecutor(InProcess):
+    """Server and all clients in this process, a round at a time; clients keep nothing. InputError where a round is not
+    one pooled pass.
+    """
 
     def __init__(self, setup: Setup) -> None:
         one_thread()
         host = ClientHost(setup)
         self.pooling = check(setup, host)
         self.server = server_of(setup, host)
-        self.setup, self.model = setup, host.model
+        self.setup, self.model, self.memories = setup, host.model, {}
         self.class_I = [class_of(card) for card in self.server.cards]
         classes = len(self.server.cards[0].aware_C)
         self.rows_C = torch.ones(classes, dtype=torch.int64)  # one that nobody has weighs 0, whatever stands here
@@ -135,25 +136,6 @@ class PooledExecutor:
         weight_C = torch.zeros(len(self.rows_C), dtype=torch.float64)
         weight_C[classes] = self.pooling.shares(self.rows_C[classes])
         return weight_C / weight_C.sum()
-
-    def expect(self, clients: Sequence[int]) -> None:
-        """Nothing to start."""
-
-    def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
-        return self.server.scores(splits)
-
-    def snapshot(self) -> Tensors:
-        return self.server.snapshot()
-
-    def memory(self, client: int) -> Tensors:
-        """Clients keep nothing."""
-        return {}
-
-    def restore(self, state: Tensors, memories: dict[int, Tensors]) -> None:
-        self.server.restore(state)
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
 
 def check(setup: Setup, host: ClientHost) -> Pooling[Any]:
