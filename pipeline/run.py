@@ -88,6 +88,8 @@ def make_setup(experiment: Experiment, say: Say, prepared: Prepared | None = Non
     """Prepared data (made if they are not in the cache) and what the network starts from. prepared: the data, where
     the caller has them. InputError where network, data and weights do not fit each other.
     """
+    if not experiment.task.clients:
+        raise ValueError("task.clients = 0: count the clients first (pipeline.own_data.settled)")
     start = encoder_start(experiment, say)
     data = prepared or prepare_data(experiment, say)
     setup = Setup(experiment, data.place, name_vectors(experiment, data, say), start)

@@ -55,6 +55,7 @@ def save_model(folder: Path, setup: Setup, weights: Tensors, about: dict[str, An
         "input": asdict(manifest.spec),
         "model": asdict(e.model),
         "head": e.method.head,
+        "parts": e.method.parts,
         "names_width": None if setup.vectors_CP is None else setup.vectors_CP.shape[1],
         "metrics": e.evaluation.metrics,
         "checksum": tree.checksum(weights),
@@ -90,6 +91,7 @@ def load_model(folder: Path) -> SavedModel:
         unit=about["kind"] == "single",
         vectors_CP=None if width is None else torch.zeros(len(about["class_names"]), width),
         seed=0,
+        parts=about.get("parts", 1),
     )
     model.load_state_dict(weights)
     names, metrics = tuple(about["class_names"]), about.get("metrics", "decisions")

@@ -14,7 +14,11 @@ import torch
 import tasks
 from pipeline import methods
 from pipeline.config import read_preset
+from pipeline.experiment import ClusterOptions
 from pipeline.methods import fedprox
+from pipeline.own_data import settled
+from pipeline.run import run
+from pipeline.tracking import TrackingOptions
 from tasks.contract import InputError, Objective, TaskOptions
 from tasks.ingest import prepare
 
@@ -60,6 +64,24 @@ def test_preset_of_the_page_is_digits_with_another_method(tmp_path):
     base = read_preset("digits/fedavg")
     method = fedprox.FedProx(mu=0.001, weighting="uniform")
     assert read_preset(str(file)) == dataclasses.replace(base, method=method)
+
+
+def test_one_class_preset_of_the_page_runs(tmp_path):
+    """On the toy task in place of scene, whose files are the reader's."""
+    file = tmp_path / "scene-fedalc.toml"
+    file.write_text(block("methods/fedalc.md", "preset", "toml"), encoding="utf-8")
+    e = read_preset(str(file))
+    assert (e.task.name, e.method.name) == ("scene", "fedalc")
+    e = dataclasses.replace(
+        e, task=dataclasses.replace(e.task, name="toy-multi"), tracking=TrackingOptions(uri="none"),
+        federation=dataclasses.replace(e.federation, rounds=2), cluster=ClusterOptions(executor="serial"),
+    )  # fmt: skip
+    result = run(settled(e, quiet), tmp_path / "run", quiet)
+    assert 0 < result.scores["test"]["p_at_1"] <= 1
+
+
+def quiet(line):
+    """Nobody listens."""
 
 
 def test_gestures_of_the_page_are_prepared_and_a_bad_line_is_named(example, tmp_path, monkeypatch):

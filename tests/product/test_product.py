@@ -9,8 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipeline.evaluate import logits_of
 from pipeline.methods import METHODS
 from pipeline.run import make_setup, run
+from pipeline.saved import load_model
+from tasks.metrics import score
 
 TOYS = ("toy-single", "toy-multi")
 PARTITIONS = ("k_classes", "dirichlet", "iid")
@@ -39,6 +42,10 @@ def test_every_method_trains_on_every_toy_task(experiment, tmp_path, method, opt
     assert all(bool(torch.isfinite(w).all()) for w in end.values())
     assert any(not torch.equal(start[name], end[name]) for name in end)
     assert 0 <= result.scores["test"]["f1_macro"] <= 1
+    saved = load_model(tmp_path / "run" / "model")
+    rows = make_setup(e, quiet).data().split("test", saved.objective)
+    again = score(saved.kind, saved.objective.predict(logits_of(saved.model, rows)), rows.y_NC, rows.known_NC)
+    assert again.scores().values == result.scores["test"], "the saved model is the one that was scored"
 
 
 @pytest.mark.parametrize(
