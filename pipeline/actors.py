@@ -1,12 +1,10 @@
-"""Every Ray actor of the project: the server, the clients, and the executor that drives them from the round loop.
+"""The executor that drives a run's Ray actors (pipeline/crew.py) from the round loop.
 
-Updates go from client to server as object references and never pass through the driver. A client's memory is an object
-that the driver keeps a reference to, so an actor may die, move or serve another client without changing a result.
+Updates go from client to server as object references and never pass through the driver.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,165 +12,14 @@ from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from pipeline import tree, usage
-from pipeline.client import ClientHost, device_for
-from pipeline.cluster import Layout, layout
+from pipeline import tree
+from pipeline.cluster import layout
 from pipeline.contract import Tensors
+from pipeline.crew import Crew, Stats
 from pipeline.executor import ATTEMPTS, Failure, RoundOutcome, Tally, Watch, check_quorum
-from pipeline.server import Server
-from pipeline.setup import Setup, one_thread
+from pipeline.setup import Setup
 from tasks.metrics import Scores
-
-
-@ray.remote
-class ServerActor:
-    """The server's state, alone in its process; one state per run where runs share it."""
-
-    def __init__(self) -> None:
-        one_thread()
-        self.servers: dict[str, Server] = {}
-
-    def open(self, run: str, setup: Setup, *told: tree.Packed) -> None:
-        self.servers[run] = Server(setup, [tree.unpack(t) for t in told])
-
-    def broadcast(self, run: str, round_: int) -> tuple[tree.Packed, int]:
-        sent = self.servers[run].broadcast(round_)
-        return tree.pack(sent), tree.nbytes(sent)
-
-    def letter(self, run: str, client: int) -> tree.Packed:
-        return tree.pack(self.servers[run].letter(client))
-
-    def merge(self, run: str, round_: int, clients: Sequence[int], *updates: tree.Packed) -> dict[str, float]:
-        self.servers[run].merge(round_, clients, [tree.unpack(u) for u in updates])
-        return usage.peak("server")
-
-    def scores(self, run: str, splits: Sequence[str]) -> dict[str, Scores]:
-        return self.servers[run].scores(splits)
-
-    def snapshot(self, run: str) -> tree.Packed:
-        return tree.pack(self.servers[run].snapshot())
-
-    def restore(self, run: str, state: tree.Packed) -> None:
-        self.servers[run].restore(tree.unpack(state))
-
-    def forget(self, run: str) -> None:
-        self.servers.pop(run, None)
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """The small part of an answer, which the driver reads."""
-
-    loss: float
-    seconds: float
-    bytes_up: int
-    bytes_letter: int
-    memory: dict[str, float]
-
-
-@ray.remote
-class ClientActor:
-    """One client, or several that take turns; of one run, or of several that share it."""
-
-    def __init__(self, gpus: float) -> None:
-        one_thread()
-        self.device = device_for(gpus)
-        self.hosts: dict[str, ClientHost] = {}
-
-    def open(self, run: str, setup: list[Any]) -> None:
-        """Get ready for ``run``, ahead of ``fit``, which meets any error again and reports it. ``setup``: a reference,
-        in a list so that Ray does not fetch it for every call.
-        """
-        if run not in self.hosts:
-            self.hosts[run] = ClientHost(ray.get(setup[0]), self.device)
-
-    def fit(
-        self,
-        run: str,
-        setup: list[Any],
-        client: int,
-        round_: int,
-        broadcast: tree.Packed,
-        memory: tree.Packed | None,
-        letter: tree.Packed | None,
-    ) -> tuple[tree.Packed, tree.Packed, Stats]:
-        self.open(run, setup)
-        own, alone = ({} if m is None else tree.unpack(m) for m in (memory, letter))
-        fitted = self.hosts[run].fit(client, round_, tree.unpack(broadcast), own, alone)
-        more, sizes = tree.nbytes(alone), tree.nbytes(fitted.update)
-        stats = Stats(fitted.loss, fitted.seconds, sizes, more, usage.peak("client"))
-        return tree.pack(fitted.update), tree.pack(fitted.memory), stats
-
-    def tell(self, run: str, setup: list[Any], client: int) -> tree.Packed:
-        self.open(run, setup)
-        return tree.pack(self.hosts[run].tell(client))
-
-    def forget(self, run: str) -> None:
-        self.hosts.pop(run, None)
-
-
-class Crew:
-    """The server actor and the client actors of a run, or of several that take turns on them; each is started when it
-    is first needed, and a dead one is replaced.
-    """
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self.setups: dict[str, list[Any]] = {}  # run -> reference of its setup
-        self._clients: dict[int, tuple[Any, set[str]]] = {}  # slot -> actor, runs that it knows
-        remote: Any = ServerActor
-        self.server = remote.options(
-            num_cpus=layout.server_cpus, num_gpus=layout.server_gpus, **self._place(0)
-        ).remote()
-
-    def open(self, setup: Setup) -> tuple[str, Any]:
-        """Make a run known: its key, and the reference that tells when the server is ready for it."""
-        run, e = uuid.uuid4().hex, setup.experiment
-        self.setups[run] = [ray.put(setup)]
-        clients = range(e.task.clients) if e.method.tells else ()
-        told = [self.client(c % self.layout.actors, run).tell.remote(run, self.setups[run], c) for c in clients]
-        return run, self.server.open.remote(run, self.setups[run][0], *told)
-
-    def client(self, slot: int, run: str) -> Any:
-        """The actor of a slot, warmed up for ``run``."""
-        if slot not in self._clients:
-            remote: Any = ClientActor
-            shares = {"num_cpus": self.layout.client_cpus, "num_gpus": self.layout.client_gpus}
-            actor = remote.options(**shares, **self._place(1 + slot)).remote(self.layout.client_gpus)
-            self._clients[slot] = (actor, set())
-        actor, known = self._clients[slot]
-        if run not in known:
-            actor.open.remote(run, self.setups[run])
-            known.add(run)
-        return actor
-
-    def retire(self, slot: int) -> None:
-        """End the actor of a slot: the next call there gets a fresh process."""
-        ray.kill(self._clients.pop(slot)[0])
-
-    def forget(self, run: str) -> None:
-        """Let go of a run that has ended."""
-        for actor, known in self._clients.values():
-            if run in known:
-                actor.forget.remote(run)
-                known.remove(run)
-        self.server.forget.remote(run)
-        self.setups.pop(run)
-
-    def close(self) -> None:
-        """End all actors."""
-        for actor in (*(actor for actor, _ in self._clients.values()), self.server):
-            ray.kill(actor)
-        self._clients.clear()
-
-    def _place(self, bundle: int) -> dict[str, Any]:
-        """Where the layout names a placement group: the bundle for the server (0) or for a slot."""
-        group = self.layout.group
-        if group is None:
-            return {}
-        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle)}
 
 
 @dataclass(slots=True)

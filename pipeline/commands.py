@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def run(arguments: list[str]) -> int:
     """Presets first, overrides after; all are read and their data looked for before the first run starts."""
-    from pipeline.config import override, preset_names, read_preset
+    from pipeline.config import override, read_preset, some_presets
     from pipeline.own_data import asked, base, label_of, settled
 
     split = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
@@ -30,10 +30,10 @@ def run(arguments: list[str]) -> int:
     if not presets:
         if overrides in (["--help"], ["-h"]):
             print("usage: anchorfl run PRESET [PRESET ...] [--section.option value ...]")
-            print(f"presets: {', '.join(preset_names())}\nall options: anchorfl run PRESET --help")
+            print(f"presets: {some_presets()}\nall options: anchorfl run PRESET --help")
             print("a table of your own needs no preset: anchorfl run --task.parquet FILE --task.labels COLUMNS")
             return 0
-        raise InputError(f"run needs a preset: {', '.join(preset_names())}; or the path of a .toml file")
+        raise InputError(f"run needs a preset: {some_presets()}; or the path of a .toml file")
     experiments = [settled(override(read_preset(p), overrides, f"anchorfl run {p}")) for p in presets]
     if len(presets) > 1 and experiments[0].output:
         raise InputError("--output names one folder: give it with one preset at a time")

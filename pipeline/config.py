@@ -37,6 +37,13 @@ def preset_names() -> list[str]:
     return sorted(str(p.relative_to(PRESETS).with_suffix("")) for p in PRESETS.rglob("*.toml"))
 
 
+def some_presets(name: str = "") -> str:
+    """The presets on small tasks and in the folder of ``name``, and how many more there are."""
+    names = preset_names()
+    near = [n for n in names if n.split("/")[0] in ("digits", name.split("/")[0])]
+    return f"{', '.join(near)} and {len(names) - len(near)} more (anchorfl presets)"
+
+
 def preset_path(name: str) -> Path:
     """File of a preset: a shipped name, or a path to a TOML file."""
     shipped = PRESETS / f"{name}.toml"
@@ -46,9 +53,7 @@ def preset_path(name: str) -> Path:
     if own.suffix == ".toml" and own.is_file():
         return own
     near = nearest(name, preset_names())
-    raise InputError(
-        f"no preset {name!r}{near}; there are: {', '.join(preset_names())}; or give the path of a .toml file"
-    )
+    raise InputError(f"no preset {name!r}{near}; there are: {some_presets(name)}; or give the path of a .toml file")
 
 
 def read_preset(name: str) -> Experiment:

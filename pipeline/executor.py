@@ -10,11 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
+
 from pipeline import tree, usage
-from pipeline.client import ClientHost
+from pipeline.client import CPU, ClientHost, device_for
 from pipeline.contract import Tensors
 from pipeline.server import Server
 from pipeline.setup import Setup, one_thread
+from tasks.contract import InputError
 from tasks.metrics import Scores
 
 ATTEMPTS = 2
@@ -112,10 +115,26 @@ class Executor(Protocol):
 
 def server_of(setup: Setup, host: ClientHost | None = None) -> Server:
     """A server in this process that has heard what the clients tell. host: of all clients, where the caller has one."""
+    device = host.device if host else CPU
     if not setup.experiment.method.tells:
-        return Server(setup)
+        return Server(setup, device=device)
     host = host or ClientHost(setup)
-    return Server(setup, [host.tell(client) for client in range(setup.experiment.task.clients)])
+    told = [host.tell(client) for client in range(setup.experiment.task.clients)]
+    return Server(setup, told, device)
+
+
+def host_of(setup: Setup) -> ClientHost:
+    """Of all clients in this process: on the GPU where the options give clients or server a share of one. InputError
+    where there is none.
+    """
+    cluster = setup.experiment.cluster
+    gpus = max(cluster.client_gpus, cluster.server_gpus)
+    if gpus and not torch.cuda.is_available():
+        raise InputError(
+            f"cluster: {gpus:g} of a GPU is asked for, but this torch ({torch.__version__}) sees none: set client_gpus"
+            " and server_gpus to 0, or install torch for CUDA"
+        )
+    return ClientHost(setup, device_for(gpus))
 
 
 class InProcess:
@@ -150,7 +169,7 @@ class SerialExecutor(InProcess):
     def __init__(self, setup: Setup) -> None:
         one_thread()
         self.quorum = setup.experiment.federation.quorum
-        self.host = ClientHost(setup)
+        self.host = host_of(setup)
         self.server = server_of(setup, self.host)
         self.memories: dict[int, Tensors] = {}
 

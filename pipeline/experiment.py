@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from models.build import ModelOptions
@@ -176,8 +176,11 @@ def digest(experiment: Experiment) -> str:
     of it.
 
     Only options that differ from their defaults count, so that an option which a later version adds leaves the digests
-    of finished runs as they are.
+    of finished runs as they are. How many clients ``one_class`` has is for the data to say, so it does not count: what
+    was asked for and what was found are one experiment.
     """
+    if experiment.task.partition == "one_class":
+        experiment = replace(experiment, task=replace(experiment.task, clients=0))
     tree = _changed(experiment)
     tree.get("evaluation", {}).pop("keep", None)
     for name in ("cluster", "tracking", "output"):

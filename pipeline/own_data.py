@@ -62,10 +62,12 @@ def label_of(experiment: Experiment) -> str:
     return f"{re.sub(r'[^A-Za-z0-9]+', '-', stem).strip('-') or 'table'}-{experiment.method.name}"
 
 
-def settled(experiment: Experiment, say: Callable[[str], None] = print) -> Experiment:
-    """The experiment with what its data say about clients. InputError where the two do not fit."""
+def settled(experiment: Experiment, say: Callable[[str], None] = print, *, count: bool = True) -> Experiment:
+    """The experiment with what its data say about clients. count: prepare the data where that takes it, for the clients
+    of ``one_class``; else their number stays 0. InputError where the two do not fit.
+    """
     task = settled_options(experiment.task, say)
-    if not task.clients and task.partition == "one_class":
+    if count and not task.clients and task.partition == "one_class":
         found = prepare(task_of(task), task, experiment.seed, engine="local", log=say)
         task = replace(task, clients=len(found.manifest.examples))
     try:

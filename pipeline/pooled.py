@@ -27,9 +27,9 @@ from models.classifier import Classifier
 from pipeline import tree, usage
 from pipeline.blocks import load_sent
 from pipeline.class_rows import ROWS, class_of, theta_of
-from pipeline.client import ClientHost
+from pipeline.client import CPU, ClientHost
 from pipeline.contract import Pooling, Tensors
-from pipeline.executor import Executor, InProcess, RoundOutcome, SerialExecutor, Watch, server_of
+from pipeline.executor import Executor, InProcess, RoundOutcome, SerialExecutor, Watch, host_of, server_of
 from pipeline.seeds import torch_rng
 from pipeline.setup import Setup, one_thread
 from tasks.contract import InputError
@@ -58,6 +58,7 @@ def pooled_step(model: Classifier, weights: Tensors, pool: Pool, step: Step) -> 
     model.train().requires_grad_(True).zero_grad(set_to_none=True)
     rows_CD = model.get_parameter(ROWS)
     pair_C = (step.weight_C / step.rows_C).to(rows_CD)
+    device = rows_CD.device
     loss_C = torch.zeros(len(rows_CD), dtype=torch.float64)
     taking_C = (step.weight_C > 0).numpy()
     active_N = np.flatnonzero(np.bincount(pool.holders.row_P[taking_C[pool.holders.class_P]], minlength=len(pool)))
@@ -65,12 +66,12 @@ def pooled_step(model: Classifier, weights: Tensors, pool: Pool, step: Step) -> 
         index_B = active_N[start : start + step.piece]
         held = pool.holders.take(index_B)
         held = held.where(taking_C[held.class_P])
-        place_P, class_P = torch.from_numpy(held.row_P), torch.from_numpy(held.class_P).long()
+        place_P, class_P = (torch.from_numpy(a).long().to(device) for a in (held.row_P, held.class_P))
         z_BD = model.encoder(pool.inputs(index_B).to(rows_CD))
         loss_P = step.pooling.loss(z_BD[place_P], rows_CD[class_P])
         (pair_C[class_P] * loss_P).sum().backward()  # type: ignore[no-untyped-call]
-        loss_C.index_add_(0, class_P, loss_P.detach().double())
-    return _stepped(model, weights, step), loss_C / step.rows_C
+        loss_C.index_add_(0, class_P.cpu(), loss_P.detach().double().cpu())
+    return tree.to(_stepped(model, weights, step), CPU), loss_C / step.rows_C
 
 
 @torch.no_grad()
@@ -84,8 +85,8 @@ def _stepped(model: Classifier, weights: Tensors, step: Step) -> Tensors:
             out[name] = p - step.lr * (p.grad + step.weight_decay * p)
             continue
         if step.pooling.row_lr:
-            took_C = step.weight_C > 0
-            rate_C1 = (step.pooling.row_lr / step.weight_C[took_C]).to(p)[:, None]
+            took_C = (step.weight_C > 0).to(p.device)
+            rate_C1 = (step.pooling.row_lr / step.weight_C[step.weight_C > 0]).to(p)[:, None]
             out[name] = p.clone()
             out[name][took_C] = step.pooling.unit(p[took_C] - rate_C1 * p.grad[took_C])
     return out
@@ -98,7 +99,7 @@ class PooledExecutor(InProcess):
 
     def __init__(self, setup: Setup) -> None:
         one_thread()
-        host = ClientHost(setup)
+        host = host_of(setup)
         self.pooling = check(setup, host)
         self.server = server_of(setup, host)
         self.setup, self.model, self.memories = setup, host.model, {}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeline import tree
+from pipeline.client import CPU
 from pipeline.contract import Global, Report, ServerSide, Tensors
 from pipeline.evaluate import DenseSplits, RankedSplits, evaluate
 from pipeline.seeds import torch_rng
@@ -22,14 +23,17 @@ from tasks.store import SPLITS, Split
 class Server:
     """Holds the state; every verb but ``merge`` and ``restore`` leaves it as it is."""
 
-    def __init__(self, setup: Setup, told: Sequence[Any] = ()) -> None:
-        """told: what the clients told before round 1, in their order (``Method.tell``)."""
+    def __init__(self, setup: Setup, told: Sequence[Any] = (), device: torch.device = CPU) -> None:
+        """told: what the clients told before round 1, in their order (``Method.tell``); device: on which it scores. The
+        state and the method's steps are on the CPU.
+        """
         data, objective = setup.data(), setup.objective()
         self.setup = setup
         self.method = setup.experiment.method
         self.objective = objective
         self.cards = data.cards()
         self.model = setup.model()
+        self.scorer = self.model if device == CPU else setup.model().to(device)
         self.data = data
         ranking = setup.experiment.evaluation.metrics == "ranking"
         self.splits = DenseSplits(data, objective, () if ranking else SPLITS)
@@ -65,8 +69,8 @@ class Server:
 
     def _scores(self, name: Split) -> Scores:
         if self.ranked is not None:
-            return self.ranked.scores(self.model, self.state.weights, name)
-        return evaluate(self.model, self.state.weights, self.splits[name], self.objective).scores()
+            return self.ranked.scores(self.scorer, self.state.weights, name)
+        return evaluate(self.scorer, self.state.weights, self.splits[name], self.objective).scores()
 
     def snapshot(self) -> Tensors:
         """The state as path -> tensor."""
@@ -89,4 +93,4 @@ class Server:
             raise InputError(
                 "this method needs validation rows (a gate on F1, for example): set task.validation above 0"
             )
-        return torch.tensor(evaluate(self.model, weights, rows, self.objective).f1_C)
+        return torch.tensor(evaluate(self.scorer, weights, rows, self.objective).f1_C)

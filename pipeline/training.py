@@ -163,7 +163,8 @@ def infer(model: Classifier, data: ClientData) -> Tensor:
         parts: list[Tensor] = list(torch.split(index_N, min(INFERENCE_ROWS, max(1, most))))
     else:
         parts = list(by_length(index_N, data.length_N, INFERENCE_POSITIONS))
-    z = torch.cat([model.encoder(data.rows(part).x) for part in parts])
+    device = next(model.parameters()).device  # which the server's rows are not on
+    z = torch.cat([model.encoder(data.rows(part).x.to(device)) for part in parts])
     model.train(was_training)
     out = torch.empty_like(z)
     out[torch.cat(parts)] = z

@@ -17,7 +17,7 @@ RANGE: low:high, log:low:high, tail:low:high (percentiles near 100), int:low:hig
 
 def sweep(arguments: list[str]) -> int:
     """Search hyper-parameters of a preset, or go on with a sweep."""
-    from pipeline.config import override, preset_names, read_preset
+    from pipeline.config import override, read_preset, some_presets
     from pipeline.mirrored import fetched
     from pipeline.own_data import settled
     from tuning.copies import LEAVE, RESUME
@@ -31,7 +31,7 @@ def sweep(arguments: list[str]) -> int:
         folder = fetched(own.resume, print, RESUME, marker=FILE, leave=LEAVE)
         return _run(load_plan(folder, given), folder)
     if not own.preset:
-        raise InputError(f"sweep needs a preset: {', '.join(preset_names())}; or the path of a .toml file")
+        raise InputError(f"sweep needs a preset: {some_presets()}; or the path of a .toml file")
     from tuning.options import SweepOptions
 
     experiment = settled(override(read_preset(own.preset), overrides, f"anchorfl sweep {own.preset}"))

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from pipeline.journal import Status
 from pipeline.run import Say
+from tuning.papers import paper_of
 from tuning.table_numbers import Table, table_of
 from tuning.table_page import write_page
 from tuning.table_record import TableRecord
 from tuning.table_runs import Cell, Job, cells_of, changing, jobs_of, look, matched, prepare_all, told, without_data
 from tuning.table_vary import without_own
-from tuning.tables import chosen, paper_of, rows_of
+from tuning.tables import chosen, rows_of
 
 if TYPE_CHECKING:
     from tuning.table_command import Asked

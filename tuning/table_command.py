@@ -47,8 +47,8 @@ class Asked(NamedTuple):
 
 def asked(arguments: Sequence[str]) -> Asked:
     """The arguments of ``anchorfl table``. InputError on bad ones."""
+    from tuning.papers import PAPERS, paper_of
     from tuning.table_vary import vary_of
-    from tuning.tables import PAPERS, paper_of
 
     if not arguments or arguments[0].startswith("-"):
         raise InputError(f"table needs a paper: {', '.join(PAPERS)}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.compare import RunSummary, load_run
 from tuning.significance import Paired, corrected, paired
 from tuning.table_runs import Cell
-from tuning.tables import Figure, Metric, Paper, Row
+from tuning.tables import Figure, Metric, Paper, Row, metrics_of
 
 REPRODUCED, NOISE, NOT, ONE = "reproduced", "within noise", "not reproduced", "below, one seed"
 """Verdicts; one seed has no sd, so nothing says whether it is noise."""
@@ -142,7 +142,12 @@ class Table:
         families: dict[str, list[Row]] = {}
         for row in self.rows:
             families.setdefault(row.preset if row.change else row.data, []).append(row)
-        out = [e for rows in families.values() for metric in self.paper.metrics for e in self._family(rows, metric)]
+        out = [
+            e
+            for rows in families.values()
+            for metric in metrics_of(self.paper, rows[0].data)
+            for e in self._family(rows, metric)
+        ]
         order = {row.key: i for i, row in enumerate(self.rows)}
         return tuple(sorted(out, key=lambda e: order[e.row.key]))
 

@@ -16,7 +16,7 @@ from tuning.page import Block, markdown
 from tuning.table_figures import curves, curves_csv, dots
 from tuning.table_numbers import Entry, Table
 from tuning.table_sensitivity import sensitivity, sensitivity_csv
-from tuning.tables import Row
+from tuning.tables import Row, quoted
 
 FIGURES = "figures"
 HOW = (
@@ -65,12 +65,9 @@ def _blocks(table: Table) -> Iterator[Block]:
     yield Block("Published beside ours", picture=partial(dots, table), file="table.png")
     for data, rows in table.data:
         entries = [e for e in table.entries if e.row in rows]
-        yield Block(data, rows=verdicts(entries, table.seeds))
+        yield Block(data, rows=verdicts(entries, table.seeds), paragraphs=quoted(table.paper, data))
         if any(e.against for e in entries):
-            title = (
-                "the preset's own value against the others" if table.varied else f"{table.paper.own} against each row"
-            )
-            yield Block(f"{data}: {title}", rows=_tests(entries))
+            yield Block(f"{data}: {_against(table, rows)}", rows=_tests(entries))
         yield Block(f"{data}: cost", rows=_costs(table, rows))
         name = _curves_of(rows)
         picture = partial(curves, table, rows)
@@ -82,6 +79,16 @@ def _blocks(table: Table) -> Iterator[Block]:
     reported = REPORTED[table.paper.reported].format(primary=table.paper.primary)
     words = {"reported": reported, "own": own, "family": family}
     yield Block("How to read it", paragraphs=[text.format(**words) for text in HOW])
+
+
+def _against(table: Table, rows: Sequence[Row]) -> str:
+    """What the rows of a data set are tested against."""
+    if table.varied:
+        return "the preset's own value against the others"
+    own = table.reference(rows[0])
+    if own is None or own.label == table.paper.own:
+        return f"{table.paper.own} against each row"
+    return f"{own.label}, its best on validation, against each row"
 
 
 def _sensitivity_of(table: Table) -> str:

@@ -83,7 +83,7 @@ def _experiments(
     for value in vary.values if vary else (None,):
         words = [*overrides, vary.override(value)] if vary and value is not None else overrides
         try:
-            e = settled(override(preset, words, f"anchorfl table ... (options of {row.preset})"))
+            e = settled(override(preset, words, f"anchorfl table ... (options of {row.preset})"), count=False)
         except InputError as error:
             raise InputError(f"{row.preset}: {error} (--rows leaves rows out)") from error
         if e.evaluation.test == "never":
@@ -197,7 +197,8 @@ def prepare_all(jobs: Sequence[Job], say: Say) -> Preparation:
     """Prepare data and class-name vectors here and once: a run that prepared data would wait for CPUs that runs hold.
     Bad input stops the runs that need it and no other.
     """
-    out, data, said = Preparation(), dict[tuple[TaskOptions, int], Prepared | InputError](), set[str]()
+    out, said = Preparation(), set[str]()
+    data: dict[tuple[TaskOptions, int], tuple[TaskOptions, Prepared] | InputError] = {}
 
     def once(line: str) -> None:
         if line not in said:
@@ -214,16 +215,20 @@ def prepare_all(jobs: Sequence[Job], say: Say) -> Preparation:
             if isinstance(found, InputError):
                 out.failures[cell.digest] = str(found)
             else:
-                out.setups[cell.digest] = make_setup(e, once, found)
+                task, prepared = found
+                out.setups[cell.digest] = make_setup(replace(e, task=task), once, prepared)
         except (InputError, NamesError) as error:
             out.failures[cell.digest] = str(error)
     return out
 
 
-def _prepared(e: Experiment, say: Say) -> Prepared | InputError:
-    """The data of an experiment, or what is wrong with them, so that they are read once for all runs that need them."""
+def _prepared(e: Experiment, say: Say) -> tuple[TaskOptions, Prepared] | InputError:
+    """The data of an experiment, with the options that they settle, or what is wrong with them, so that they are read
+    once for all runs that need them.
+    """
     try:
-        return prepare_data(e, say)
+        e = settled(e, say)
+        return e.task, prepare_data(e, say)
     except InputError as error:
         return error
 

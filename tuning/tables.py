@@ -1,14 +1,14 @@
 """Which rows and columns the papers' tables have: data sets and methods as published, the preset of each, and the
 published figures from ``published.csv``.
 
-A paper is a value in ``PAPERS``; its rows follow from it and from the file, so that no figure is typed twice.
+A paper is a value in ``tuning.papers``; its rows follow from it and from the file, so that no figure is typed twice.
 """
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,7 +55,10 @@ class Paper:
     """The tables of a paper that are run again. published: its name in ``published.csv``; own: its own method, which
     the others are tested against; data, methods: as published -> folder and file of the preset, in the order of the
     page; reported: which figure of a run is compared, the ``last`` round's, that of the round with the ``best``
-    validation score, or the mean of the ``last5``; seeds: the authors'; file: the published figures.
+    validation score, or the mean of the ``last5``; seeds: the authors'; in_label: settings that belong to the method
+    (``lambda=10``); given: those that all rows of a data set share (``K=5``), which the presets have; any other belongs
+    to the data set; quoted: methods whose figures are not run again; beside: data set -> methods that it is run with
+    beside the published ones; file: the published figures.
     """
 
     title: str
@@ -67,7 +70,19 @@ class Paper:
     metrics: tuple[Metric, ...]
     seeds: tuple[int, ...]
     reported: Literal["last", "best", "last5"] = "last"
+    in_label: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
+    quoted: tuple[str, ...] = ()
+    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     file: Path = PUBLISHED
+
+    def named(self, line: Mapping[str, str]) -> tuple[str, str]:
+        """Data set and method of a line of the file, as the definition has them."""
+        words = [word for word in line["setting"].split() if word.partition("=")[0] not in self.given]
+        of_method = [word for word in words if word.partition("=")[0] in self.in_label]
+        rest = [word for word in words if word not in of_method]
+        label = line["method"] + (f"({', '.join(of_method)})" if of_method else "")
+        return ", ".join([line["dataset"], *rest]), label
 
     @property
     def primary(self) -> str:
@@ -127,51 +142,33 @@ class Row:
         return f"{self.label}, {self.change.word} = {plain(self.change.value)}" if self.change else self.label
 
 
-PAPERS: dict[str, Paper] = {
-    "fedalign": Paper(
-        title="FedAlign (KDD 2023)",
-        published="FedAlign",
-        tables=("2", "3"),
-        own="FedAlign",
-        data={
-            "ES-5": "es-5",
-            "ES-15": "es-15",
-            "ES-25": "es-25",
-            "MIMIC-III-10": "mimic3-10",
-            "PAMAP2-9": "pamap2-9",
-            "R8-8": "r8-8",
-        },
-        methods={
-            "FedAvg": "fedavg",
-            "FedProx(mu=0.001)": "fedprox-1e-3",
-            "FedProx(mu=0.0001)": "fedprox-1e-4",
-            "MOON": "moon",
-            "SCAFFOLD": "scaffold",
-            "FedPU": "fedpu",
-            "FedRS(alpha=0.5)": "fedrs-0.5",
-            "FedRS(alpha=0.9)": "fedrs-0.9",
-            "FedAlign": "fedalign",
-            "FedAlign w/o AL": "fedalign-no-al",
-            "FedAlign w/o SE": "fedalign-no-se",
-            "FedAlign w/o AT": "fedalign-no-at",
-        },
-        metrics=(MACRO_F1, MACRO_ACCURACY),
-        seeds=(4321, 4322, 4323, 4324, 4325),
-    ),
-}
-"""By the name that ``anchorfl table`` takes."""
-
-
 def plain(value: object) -> str:
     """A value of an option as text: 95.0 as 95."""
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-def paper_of(name: str) -> Paper:
-    """The paper of that name. InputError with those that there are."""
-    if name not in PAPERS:
-        raise InputError(f"no table {name!r}{nearest(name, PAPERS)}; there are: {', '.join(PAPERS)}")
-    return PAPERS[name]
+def lines_of(paper: Paper) -> list[dict[str, str]]:
+    """The lines of its file that belong to its tables."""
+    with paper.file.open(encoding="utf-8", newline="") as stream:
+        found = csv.DictReader(stream)
+        return [line for line in found if line["paper"] == paper.published and line["table"] in paper.tables]
+
+
+def metrics_of(paper: Paper, data: str) -> list[Metric]:
+    """Those that it has for a data set, in its order."""
+    published = {line["metric"] for line in lines_of(paper) if paper.named(line)[0] == data}
+    return [metric for metric in paper.metrics if metric.published in published]
+
+
+def quoted(paper: Paper, data: str) -> list[str]:
+    """What the paper has for a data set of methods that are not run again: a line for each method."""
+    shown = {metric.published: metric.shown for metric in paper.metrics}
+    out: dict[str, list[str]] = {}
+    for line in lines_of(paper):
+        place, label = paper.named(line)
+        if place == data and label in paper.quoted:
+            out.setdefault(label, []).append(f"{shown[line['metric']]} {float(line['mean_percent']):.2f}")
+    return [f"{label}, published and not run here: {', '.join(figures)}." for label, figures in out.items()]
 
 
 def rows_of(paper: Paper) -> tuple[Row, ...]:
@@ -184,34 +181,32 @@ def rows_of(paper: Paper) -> tuple[Row, ...]:
     tables: dict[tuple[str, str], list[str]] = {}
     figures: dict[tuple[str, str], dict[str, Figure]] = {}
     known = {metric.published for metric in paper.metrics}
-    with file.open(encoding="utf-8", newline="") as stream:
-        for line in csv.DictReader(stream):
-            if line["paper"] != paper.published or line["table"] not in paper.tables:
-                continue
-            data, label, metric = line["dataset"] + _setting(line["setting"]), line["method"], line["metric"]
-            if data not in paper.data or label not in paper.methods or metric not in known:
-                raise ValueError(f"{file.name}: {data}, {label}, {metric} is not in the definition of {paper.title}")
-            figure = Figure(float(line["mean_percent"]), float(line["std_percent"]) if line["std_percent"] else None)
-            if figures.setdefault((data, label), {}).setdefault(metric, figure) != figure:
-                raise ValueError(f"{file.name}: two figures for {data}, {label}, {metric}")
-            tables.setdefault((data, label), []).append(line["table"])
+    for line in lines_of(paper):
+        (data, label), metric = paper.named(line), line["metric"]
+        if label in paper.quoted:
+            continue
+        if data not in paper.data or label not in paper.methods or metric not in known:
+            raise ValueError(f"{file.name}: {data}, {label}, {metric} is not in the definition of {paper.title}")
+        figure = Figure(float(line["mean_percent"]), float(line["std_percent"]) if line["std_percent"] else None)
+        if figures.setdefault((data, label), {}).setdefault(metric, figure) != figure:
+            raise ValueError(f"{file.name}: two figures for {data}, {label}, {metric}")
+        tables.setdefault((data, label), []).append(line["table"])
+    for data, labels in paper.beside.items():
+        for label in labels:
+            figures.setdefault((data, label), {})
     return tuple(
         Row(
             data=data,
             label=label,
             folder=paper.data[data],
             name=paper.methods[label],
-            tables=tuple(dict.fromkeys(tables[data, label])),
+            tables=tuple(dict.fromkeys(tables.get((data, label), ()))),
             figures=figures[data, label],
         )
         for data in paper.data
         for label in paper.methods
         if (data, label) in figures
     )
-
-
-def _setting(setting: str) -> str:
-    return f", {setting}" if setting else ""
 
 
 def chosen(rows: Sequence[Row], data: Sequence[str], names: Sequence[str]) -> tuple[Row, ...]:

@@ -22,9 +22,10 @@ from typing import Any
 from ray import tune
 from ray.util import get_current_placement_group
 
-from pipeline.actors import Crew, RayExecutor
+from pipeline.actors import RayExecutor
 from pipeline.cluster import Layout
 from pipeline.config import with_options
+from pipeline.crew import Crew
 from pipeline.executor import Executor
 from pipeline.experiment import ClusterOptions, Experiment
 from pipeline.folder import held_soon, write_config

@@ -151,6 +151,16 @@ def test_refused_where_a_round_is_not_one_pass(one_class, sections, words):
         in_process(make_setup(one_class(**sections), quiet))
 
 
+@pytest.mark.parametrize("pooled", [True, False])
+def test_a_share_of_a_gpu_that_is_not_there_is_refused(one_class, monkeypatch, pooled):
+    """Training on the CPU instead would be found out hours later."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    e = one_class(federation={"pooled": pooled})
+    e = replace(e, cluster=replace(e.cluster, client_gpus=0.5))
+    with pytest.raises(InputError, match=r"cluster: 0\.5 of a GPU is asked for, but this torch .* sees none"):
+        in_process(make_setup(e, quiet))
+
+
 def test_refused_for_methods_and_partitions_without_it(one_class):
     e = one_class()
     with pytest.raises(InputError, match="a round of fedavg is not one pass over all rows"):

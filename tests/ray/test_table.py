@@ -19,7 +19,7 @@ from pipeline.config import override, read_preset
 from pipeline.journal import read_records
 from pipeline.run import run
 from tests.tuning.made_tables import toy
-from tuning import tables
+from tuning import papers
 from tuning.cli import main
 
 pytestmark = pytest.mark.ray
@@ -32,13 +32,13 @@ LONG = ["--rows", "fedavg", "--federation.rounds", "60", "--federation.epochs", 
 def paper(tmp_path, monkeypatch):
     """The toy paper as one that ``anchorfl table`` knows, in an empty current folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(tables.PAPERS, "toy", toy(tmp_path))
+    monkeypatch.setitem(papers.PAPERS, "toy", toy(tmp_path))
 
 
 def table_process(folder: Path, *arguments: str) -> subprocess.Popen:
     code = (
-        "import sys; from pathlib import Path; from tests.tuning.made_tables import toy; from tuning import tables;"
-        f"tables.PAPERS['toy'] = toy(Path({str(folder)!r})); from tuning.cli import main;"
+        "import sys; from pathlib import Path; from tests.tuning.made_tables import toy; from tuning import papers;"
+        f"papers.PAPERS['toy'] = toy(Path({str(folder)!r})); from tuning.cli import main;"
         f"sys.exit(main({['table', 'toy', *arguments]!r}))"
     )
     with (folder / "said.txt").open("a") as said:

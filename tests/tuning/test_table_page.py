@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.tuning.made_tables import made_run, rising, toy
+from tuning.papers import PAPERS
 from tuning.table_figures import curves_csv
 from tuning.table_numbers import NOISE, NOT, ONE, REPRODUCED, Entry, table_of
 from tuning.table_page import reproducibility, table_csv, text, write_page
 from tuning.table_runs import cells_of
-from tuning.tables import MACRO_ACCURACY, MACRO_F1, PAPERS, Figure, chosen, rows_of
+from tuning.tables import MACRO_ACCURACY, MACRO_F1, Figure, chosen, rows_of
 
 AVG, ALIGN = {1: 0.10, 2: 0.20, 3: 0.24}, {1: 0.30, 2: 0.31, 3: 0.29}
 

@@ -15,7 +15,7 @@ from pipeline.folder import held, write_config
 from pipeline.journal import write_json
 from tasks.contract import InputError
 from tests.tuning.made_tables import made_run, toy
-from tuning import tables
+from tuning import papers
 from tuning.cli import main
 from tuning.table_command import asked
 from tuning.table_runs import cells_of, changing, jobs_of, look, matched, prepare_all, told, without_data
@@ -30,7 +30,7 @@ def paper(tmp_path, monkeypatch):
     """The toy paper as one that ``anchorfl table`` knows, in an empty current folder."""
     monkeypatch.chdir(tmp_path)
     made = toy(tmp_path)
-    monkeypatch.setitem(tables.PAPERS, "toy", made)
+    monkeypatch.setitem(papers.PAPERS, "toy", made)
     return made
 
 
@@ -116,8 +116,8 @@ def test_two_runs_with_other_weights_are_told(paper):
 def test_missing_data_are_told(tmp_path, monkeypatch, paper, capsys):
     """The data set is left out with where to get it; nothing runs, nothing fails."""
     monkeypatch.delenv("ANCHORFL_DATA", raising=False)
-    monkeypatch.setitem(tables.PAPERS, "toy", toy(tmp_path, R8, data={"R8-8": "r8-8"}))
-    cells = cells_of(rows_of(tables.PAPERS["toy"]), [1, 2], [])
+    monkeypatch.setitem(papers.PAPERS, "toy", toy(tmp_path, R8, data={"R8-8": "r8-8"}))
+    cells = cells_of(rows_of(papers.PAPERS["toy"]), [1, 2], [])
     absent = without_data(jobs_of(cells, look(Path("runs")), Path("runs"), print))
     assert list(absent) == ["r8-8"]
     assert main(["table", "toy", "--tracking.uri", "none"]) == 0

@@ -14,7 +14,7 @@ from pipeline.experiment import digest
 from pipeline.journal import read_records
 from tasks.contract import InputError
 from tests.tuning.made_tables import made_run, toy
-from tuning import tables
+from tuning import papers
 from tuning.cli import main
 from tuning.significance import holm
 from tuning.table_call import Call
@@ -41,7 +41,7 @@ def paper(tmp_path, monkeypatch):
     """The toy paper as one that ``anchorfl table`` knows, in an empty current folder."""
     monkeypatch.chdir(tmp_path)
     made = toy(tmp_path, seeds=SEEDS)
-    monkeypatch.setitem(tables.PAPERS, "toy", made)
+    monkeypatch.setitem(papers.PAPERS, "toy", made)
     return made
 
 

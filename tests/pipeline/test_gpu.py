@@ -1,0 +1,56 @@
+"""On a CUDA device: the same training up to float rounding, the state back on the CPU. ``pytest -m gpu`` runs them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from pipeline import tree
+from pipeline.executor import SerialExecutor
+from pipeline.methods import METHODS
+from pipeline.pooled import PooledExecutor
+from pipeline.run import make_setup
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this torch sees no CUDA device"),
+]
+HERE = torch.device("cpu")
+
+
+def rounds(make, e, gpus):
+    """The state after two rounds of all clients, and the test scores."""
+    e = dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, client_gpus=gpus))
+    executor = make(make_setup(e, lambda line: None))
+    for round_ in (1, 2):
+        executor.round(round_, range(e.task.clients), lambda *counts: None)
+    return executor.snapshot(), executor.scores(["test"])["test"].values
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_clients_train_there_as_here(experiment, method):
+    """Without dropout, whose masks another device draws otherwise."""
+    e = experiment(method, model={"dropout": 0.0}, federation={"epochs": 1})
+    (here, scores), (there, other) = rounds(SerialExecutor, e, 0.0), rounds(SerialExecutor, e, 1.0)
+    assert all(t.device == HERE for _, t in tree.tensors(there))
+    for name in here:
+        torch.testing.assert_close(there[name], here[name], rtol=1e-3, atol=1e-4)
+    assert other.keys() == scores.keys()
+
+
+def test_pooled_rounds_there_as_here(experiment):
+    e = experiment(
+        "fedalc", task="toy-multi", model={"dropout": 0.0}, federation={"pooled": True, "epochs": 1},
+        optimizer={"name": "sgd", "batch_size": 0},
+    )  # fmt: skip
+    (here, _), (there, _) = rounds(PooledExecutor, e, 0.0), rounds(PooledExecutor, e, 1.0)
+    for name in here:
+        torch.testing.assert_close(there[name], here[name], rtol=1e-3, atol=1e-4)
+
+
+def test_dropout_there_is_drawn_from_the_seed(experiment):
+    e = experiment("fedavg", model={"dropout": 0.5})
+    first, again = (rounds(SerialExecutor, e, 1.0)[0] for _ in range(2))
+    assert tree.checksum(first) == tree.checksum(again)
