@@ -50,7 +50,8 @@ class Checkpoints:
         self._lock = threading.Lock()
 
     def save(self, round_: int, changed: Mapping[str, Tensors], notes: dict[str, Any]) -> None:
-        """Write round ``round_``; ``changed``: the parts that changed in it, the others stay as they were saved.
+        """Write round ``round_``; ``changed``: the parts that changed in it, the others stay as they were saved. A part
+        without a tensor is none.
 
         Order matters: new files first, then the index that names them, then the files that nothing names any more.
         """
@@ -58,7 +59,10 @@ class Checkpoints:
         old = self._index()
         parts: dict[str, dict[str, str]] = dict(old["parts"]) if old else {}
         for name, tensors in changed.items():
-            parts[name] = self._write(f"{name}-{round_:06d}.safetensors", tensors)
+            if tensors:
+                parts[name] = self._write(f"{name}-{round_:06d}.safetensors", tensors)
+            else:  # clients that keep nothing, thousands of them in a pooled round
+                parts.pop(name, None)
         index = {"format": FORMAT, "round": round_, "parts": parts, "notes": notes}
         text = json.dumps(index, indent=1).encode()
         with self._lock:

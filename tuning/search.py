@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -40,6 +41,13 @@ class Grid(Searcher):
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """A grid learns nothing."""
+
+
+def most_trials(options: SweepOptions, space: Space) -> int:
+    """How many there will be at most: a grid may have fewer points than trials were allowed."""
+    if options.searcher != "grid":
+        return options.trials
+    return min(options.trials, math.prod(len(d.grid()) for d in space.values()))
 
 
 def make_searcher(options: SweepOptions, space: Space, seed: int, first: Mapping[str, Value] | None) -> Searcher:

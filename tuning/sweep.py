@@ -30,7 +30,7 @@ from tuning.progress import Watch
 from tuning.records import Records, as_trial
 from tuning.report import write_report
 from tuning.results import Sweep
-from tuning.search import Point, make_scheduler, make_searcher
+from tuning.search import Point, make_scheduler, make_searcher, most_trials
 from tuning.spaces import describe
 from tuning.trial import Work, bundles, point_experiment, train_trial
 from tuning.tuner import Budget, room, search
@@ -69,7 +69,8 @@ class _Run:
 
     def go(self) -> Sweep:
         ledger = Ledger(self.folder / LEDGER)
-        watch = Watch(self.plan.options.trials, self.at_once, self.say, live if sys.stdout.isatty() else None)
+        count = most_trials(self.plan.options, self.plan.space)
+        watch = Watch(count, self.at_once, self.say, live if sys.stdout.isatty() else None)
         records = self._records()
         before = seconds_of(ledger.events)
         ledger.write({"event": "start", "time": time.time(), "versions": _versions()})

@@ -86,3 +86,13 @@ def test_parts_may_share_storage(tmp_path):
     checkpoints.save(1, {"state": state, "selected": state}, {})
     found = checkpoints.load()
     assert torch.equal(found.parts["selected"]["weights/w"], state["weights/w"])
+
+
+def test_a_client_that_keeps_nothing_has_no_file(tmp_path):
+    """Nor keeps one that it had: thousands of clients in a round are one file, not thousands."""
+    checkpoints, one = Checkpoints(tmp_path), {"w": torch.ones(2)}
+    checkpoints.save(1, {"state": one, "client-00000": one, "client-00001": {}}, {})
+    assert set(checkpoints.load().parts) == {"state", "client-00000"}
+    checkpoints.save(2, {"state": one, "client-00000": {}}, {})
+    assert set(checkpoints.load().parts) == {"state"}
+    assert len(list((tmp_path / "checkpoint").glob("*.safetensors"))) == 1

@@ -12,7 +12,7 @@ from tasks.contract import InputError
 from tuning.conductor import Conductor, Entry, read_entries
 from tuning.ledger import Ledger
 from tuning.options import Rounds, SweepOptions
-from tuning.search import make_scheduler, make_searcher
+from tuning.search import make_scheduler, make_searcher, most_trials
 from tuning.spaces import Choice, Range
 
 SPACE = {"q1": Range(90, 99.9, "tail", steps=4), "q2": Range(10, 99, steps=4), "kind": Choice(("cosine", "dot"))}
@@ -198,3 +198,10 @@ def test_damaged_line_is_named(tmp_path):
     path.write_text("".join([*text[:3], "{broken\n", *text[3:]]))
     with pytest.raises(InputError, match=r"ledger.jsonl:4 is damaged"):
         Ledger(path)
+
+
+def test_a_grid_ends_with_its_last_point():
+    space = {"a": Choice((1, 2, 3)), "b": Range(0.0, 1.0, steps=4)}
+    assert most_trials(SweepOptions(searcher="grid", trials=30), space) == 12
+    assert most_trials(SweepOptions(searcher="grid", trials=5), space) == 5
+    assert most_trials(SweepOptions(searcher="optuna", trials=30), space) == 30
