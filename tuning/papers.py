@@ -71,6 +71,7 @@ PAPERS: dict[str, Paper] = {
         in_label=("lambda",),
         given=("K",),
         quoted=("SLEEC",),
+        convention=True,
         beside=dict.fromkeys(("COCO", "VOC12", "VOC07", "FLAIR"), ("FedAvg",))
         | dict.fromkeys(("EURLex", "Bibtex", "AmazonCat", "Amazon670K", "WikiLSHTC"), ("FedAvg-fixed", "FedALC-fixed")),
     ),

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.checkpoint import write_atomically
+from tuning.convention import counted_of
 from tuning.page import Block, markdown
 from tuning.table_figures import curves, curves_csv, dots
 from tuning.table_numbers import Entry, Table
@@ -29,6 +30,11 @@ HOW = (
     "MB (10^6 bytes): tensors that one client got (down) and sent (up) in a round, mean over the clients that answered."
     " CPU hours: seconds in which clients trained or models were scored, one thread each; without the start of"
     " processes, preparation of data and waiting.",
+)
+CONVENTION = (
+    "Run, Table IV: megabytes of one client over a whole run as FedALC's Table IV counts them: a byte for a weight of"
+    " the network, eight for a value of a class row, and all rows sent to everybody in every round; once where they are"
+    " fixed."
 )
 VARIED = "A published figure, and with it a verdict, stands at the preset's own value alone."
 REPORTED = {
@@ -78,7 +84,8 @@ def _blocks(table: Table) -> Iterator[Block]:
     own, family = varied if table.varied else (table.paper.own, "rows of the data set")
     reported = REPORTED[table.paper.reported].format(primary=table.paper.primary)
     words = {"reported": reported, "own": own, "family": family}
-    yield Block("How to read it", paragraphs=[text.format(**words) for text in HOW])
+    how = [*HOW, CONVENTION] if table.paper.convention else HOW
+    yield Block("How to read it", paragraphs=[text.format(**words) for text in how])
 
 
 def _against(table: Table, rows: Sequence[Row]) -> str:
@@ -149,10 +156,16 @@ def _tests(entries: Sequence[Entry]) -> list[list[str]]:
 
 
 def _costs(table: Table, rows: Sequence[Row]) -> list[list[str]]:
-    out = [["row", "runs", "MB down", "MB up", "CPU hours per run"]]
+    convention = ["run, Table IV: down", "up"] if table.paper.convention else []
+    out = [["row", "runs", "MB down", "MB up", "CPU hours per run", *convention]]
     for row in rows:
         cost = table.cost(row)
-        out.append([row.shown, str(cost.runs), *(_number(v) for v in (cost.down, cost.up, cost.hours))])
+        line = [row.shown, str(cost.runs), *(_number(v) for v in (cost.down, cost.up, cost.hours))]
+        if convention:
+            run = next(iter(table.of(row).values()), None)
+            both = (None, None) if run is None or cost.up is None else counted_of(run, cost.up)
+            line += [_number(value) for value in both]
+        out.append(line)
     return out
 
 

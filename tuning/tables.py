@@ -58,7 +58,8 @@ class Paper:
     validation score, or the mean of the ``last5``; seeds: the authors'; in_label: settings that belong to the method
     (``lambda=10``); given: those that all rows of a data set share (``K=5``), which the presets have; any other belongs
     to the data set; quoted: methods whose figures are not run again; beside: data set -> methods that it is run with
-    beside the published ones; file: the published figures.
+    beside the published ones; convention: whether communication is shown as FedALC counts it, too; file: the published
+    figures.
     """
 
     title: str
@@ -74,6 +75,7 @@ class Paper:
     given: tuple[str, ...] = ()
     quoted: tuple[str, ...] = ()
     beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    convention: bool = False
     file: Path = PUBLISHED
 
     def named(self, line: Mapping[str, str]) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import pytest
 from pipeline.experiment import digest
 from pipeline.own_data import settled
 from pipeline.run import run
+from tuning.convention import counted, counted_of
 from tuning.papers import paper_of
 from tuning.table_numbers import table_of
 from tuning.table_page import write_page
@@ -75,6 +76,13 @@ def test_runs_are_found_and_the_best_lambda_is_what_rows_are_tested_against(cell
     assert all(table.cost(row).down > 0 for row in table.rows)
     page = write_page(table, tmp_path / "page")[0].read_text()
     assert f"Bibtex: {own.label}, its best on validation, against each row" in page
+    assert "run, Table IV: down" in page
+    e = jobs[0].cell.experiment
+    sent = table.cost(again[0].row).up * 1e6 / 4  # theta and a row
+    theta = round(sent) - e.model.width
+    assert counted_of(next(iter(table.of(again[0].row).values())), sent * 4 / 1e6) == counted(
+        theta, CLASSES, e.model.width, 1, fixed=False
+    )
     assert "SLEEC, published and not run here: P@1 65.08, P@3 39.64, P@5 28.87." in page
 
 
