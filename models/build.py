@@ -17,10 +17,10 @@ from models.encoders.resnet import LINEAR, ResNet, stem_for
 from models.encoders.side_by_side import SideBySide
 from models.encoders.sparse import SparseEncoder
 from models.encoders.transformer import TransformerEncoder
-from models.heads import CosineHead, LabelHead, LinearHead
+from models.heads import ConceptHead, CosineHead, FrameHead, LabelHead, LinearHead, PrototypeHead
 from models.start import start_from
 
-Head = Literal["linear", "label", "cosine"]
+Head = Literal["linear", "label", "cosine", "concept", "prototype", "frame"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,13 +105,17 @@ def build(
     lookup_dropout: bool = True,
     parts: int = 1,
     start: Mapping[str, Tensor] | None = None,
+    concept_width: int = 0,
+    scale: float = 1.0,
 ) -> Classifier:
     """A classifier whose initial weights depend on the arguments alone.
 
     ``vocabulary``: number of token ids; ``unit``: normalise class representations (single-label); ``vectors_CP``: first
     values of the class embeddings (``head == "label"`` only); ``parts``: so many encoders side by side
     (``head == "cosine"`` only); ``start``: first values of each encoder, as ``models.start`` reads them, in place of
-    drawn ones. ValueError where the network does not fit the input, or ``start`` the network.
+    drawn ones; ``concept_width``: of the class concepts (``head == "concept"`` only); ``scale``: first value of a
+    trained scale (``prototype`` and ``frame``). ValueError where the network does not fit the input, or ``start`` the
+    network.
     """
     masks = MaskSource(lookup=lookup_dropout)
     with torch.random.fork_rng(devices=[]):
@@ -123,6 +127,11 @@ def build(
             others = [_encoder(options, input_kind, shape, vocabulary, masks, start) for _ in range(parts - 1)]
             whole = SideBySide([encoder, *others]) if others else encoder
             return Classifier(whole, CosineHead(classes, options.width * parts, parts), masks)
+        if head == "concept":
+            return Classifier(encoder, ConceptHead(classes, options.width, concept_width), masks)
+        if head in ("prototype", "frame"):
+            kind = PrototypeHead if head == "prototype" else FrameHead
+            return Classifier(encoder, kind(classes, options.width, scale), masks)
         if vectors_CP is None:
             raise ValueError("a label head needs the class-name vectors")
         return Classifier(encoder, LabelHead(vectors_CP, options.width, unit=unit), masks)

@@ -19,11 +19,10 @@ class MaskSource:
     def __init__(self, *, lookup: bool = True) -> None:
         self.lookup = lookup
         self.generator = torch.Generator()
-        self._elsewhere: torch.Generator | None = None
         self._tables: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def reseed(self, generator: torch.Generator) -> None:
-        self.generator, self._elsewhere = generator, None
+        self.generator = generator
 
     def __deepcopy__(self, memo: dict[int, object]) -> MaskSource:
         # A generator cannot be copied; a copied model starts with an unseeded source of its own.
@@ -32,7 +31,7 @@ class MaskSource:
     def mask(self, like: Tensor, p: float) -> Tensor:
         """A mask in the shape of ``like``: 0 with probability p, else 1 / (1 - p)."""
         if not self.lookup or like.device.type != "cpu":
-            return torch.empty_like(like).bernoulli_(1 - p, generator=self._on(like.device)).div_(1 - p)
+            return torch.empty_like(like).bernoulli_(1 - p, generator=self.generator).div_(1 - p)
         n = like.numel()
         if p == 0.5:
             # One random bit per element: a byte picks a row of eight ready-made factors.
@@ -43,14 +42,6 @@ class MaskSource:
         # 16 random bits per element; the scale uses the probability that is really drawn, so the mean stays exact.
         drawn = self._random_bytes(2 * n).view(torch.int16)[:n].view(like.shape)
         return (drawn < keep - _RESOLUTION // 2).to(like.dtype).mul_(_RESOLUTION / keep)
-
-    def _on(self, device: torch.device) -> torch.Generator:
-        """The generator; on another device, which takes none of the CPU's, one from the same seed."""
-        if device.type == "cpu":
-            return self.generator
-        if self._elsewhere is None or self._elsewhere.device != device:
-            self._elsewhere = torch.Generator(device).manual_seed(self.generator.initial_seed())
-        return self._elsewhere
 
     def _random_bytes(self, count: int) -> Tensor:
         words = torch.empty((count + 7) // 8, dtype=torch.int64)

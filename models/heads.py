@@ -58,6 +58,83 @@ class CosineHead(nn.Module):
         return unit(z_BD, self.parts) @ self.rows.T / self.parts
 
 
+class ConceptHead(nn.Module):
+    """FedBM's classifier, which a language model made: class k is a normal distribution of concept embeddings with mean
+    mu_k and diagonal variance Sigma_k, and logits are tau h.mu_k + tau^2/2 h^2.Sigma_k for the unit projection h of the
+    representation (FedBM, eq. 4 and 5, times tau). Only the projection is trained; mean, variance and tau are buffers,
+    zeros and 1 until the server sets them.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    tau: Tensor
+
+    def __init__(self, classes: int, width: int, concept_width: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(width, concept_width)
+        self.register_buffer("mean", torch.zeros(classes, concept_width))
+        self.register_buffer("variance", torch.zeros(classes, concept_width))
+        self.register_buffer("tau", torch.ones(()))
+
+    def directions(self, z_BD: Tensor) -> Tensor:
+        """h: the projections of representations, of length 1 [B, width of the concepts]."""
+        return F.normalize(self.project(z_BD), dim=-1)
+
+    def forward(self, z_BD: Tensor) -> Tensor:
+        h_BE = self.directions(z_BD)
+        return self.tau * (h_BE @ self.mean.T) + self.tau**2 / 2 * (h_BE.square() @ self.variance.T)
+
+    def bound(self, z_BD: Tensor, class_B: Tensor) -> Tensor:
+        """Upper bound of the expected cross-entropy over the distributions, per row [B] (FedBM, eq. 4): cross-entropy
+        of the logits plus tau^2/2 h^2.Sigma_y, in which the true class's variance cancels.
+        """
+        h_BE = self.directions(z_BD)
+        right_B = self.tau * (h_BE * self.mean[class_B]).sum(-1)
+        logits_BC = self.tau * (h_BE @ self.mean.T) + self.tau**2 / 2 * (h_BE.square() @ self.variance.T)
+        return logits_BC.logsumexp(-1) - right_B
+
+
+class PrototypeHead(nn.Module):
+    """FedNH's classifier: logits are a trained scale times the cosines of the representation and unit prototypes, which
+    no gradient moves. First prototypes: orthonormal rows, brought to length 1 where there are more classes than
+    numbers.
+    """
+
+    rows: Tensor
+
+    def __init__(self, classes: int, width: int, scale: float) -> None:
+        super().__init__()
+        self.register_buffer("rows", F.normalize(nn.init.orthogonal_(torch.empty(classes, width)), dim=-1))
+        self.scale = nn.Parameter(torch.tensor(scale))
+
+    def classes(self) -> Tensor:
+        """The prototypes [C, D]."""
+        return self.rows
+
+    def forward(self, z_BD: Tensor) -> Tensor:
+        return self.scale * (F.normalize(z_BD, dim=-1) @ self.rows.T)
+
+
+class FrameHead(nn.Module):
+    """FedETF's classifier: a trained projection to one number per class, of length 1, against a simplex equiangular
+    tight frame, ``sqrt(C / (C - 1)) (I - 1 / C)``, times a trained scale. Every two columns have the cosine
+    -1 / (C - 1). The projection before it makes any rotation of the frame the same, so it is this one everywhere and is
+    never sent.
+    """
+
+    frame: Tensor
+
+    def __init__(self, classes: int, width: int, scale: float) -> None:
+        super().__init__()
+        self.project = nn.Linear(width, classes)
+        self.scale = nn.Parameter(torch.tensor(scale))
+        frame_CC = (torch.eye(classes) - 1 / classes) * (classes / (classes - 1)) ** 0.5
+        self.register_buffer("frame", frame_CC, persistent=False)
+
+    def forward(self, z_BD: Tensor) -> Tensor:
+        return self.scale * (F.normalize(self.project(z_BD), dim=-1) @ self.frame)
+
+
 def unit(rows_ND: Tensor, parts: int = 1) -> Tensor:
     """Rows with each of ``parts`` equal pieces brought to length 1; a piece of zeros stays."""
     return F.normalize(rows_ND.view(*rows_ND.shape[:-1], parts, -1), dim=-1).flatten(-2)

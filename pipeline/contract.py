@@ -67,6 +67,8 @@ class ServerSide:
     round: int
     rounds: int
     told: Sequence[Any] = ()
+    concepts_CMD: Tensor | None = None
+    """Where ``Method.concepts``: vectors of length 1 of M prompts with each class's concept (FedBM)."""
 
 
 @dataclass(frozen=True)
@@ -181,10 +183,12 @@ class Method(ABC, Generic[S, U]):
 
     name: ClassVar[str]
     """The method's key in ``pipeline.methods.METHODS``, presets and records."""
-    head: ClassVar[Head] = "linear"
-    """Which head ``models.build`` puts on the task's encoder."""
     tells: ClassVar[bool] = False
     """Whether clients tell something before round 1, beside their cards (``tell``)."""
+    concepts: bool = False
+    """Whether the server needs what a language model makes of the class names (``ServerSide.concepts_CMD``)."""
+    first_scale: float = 1.0
+    """First value of a trained scale (prototype and frame heads only)."""
     parts: int = 1
     """Encoders side by side, each with its part of every row of the head (cosine heads only)."""
     letters: ClassVar[bool] = False
@@ -192,6 +196,11 @@ class Method(ABC, Generic[S, U]):
 
     semantic: bool = True
     """Whether class embeddings start from the class names' vectors (label heads only)."""
+
+    @property
+    def head(self) -> Head:
+        """Which head ``models.build`` puts on the task's encoder."""
+        return "linear"
 
     @abstractmethod
     def begin(self, side: ServerSide) -> S:

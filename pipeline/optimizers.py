@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -18,6 +18,8 @@ class OptimizerOptions:
     """Kind of optimiser."""
     lr: float = 0.001
     """Learning rate, > 0. Methods with several optimisers (FedAlign) have their own rates in [method]."""
+    lr_decay: float = 1.0
+    """Factor on ``lr`` after every round, for every client, in (0, 1] (FedBM's reference code: 0.99)."""
     momentum: float = 0.0
     """SGD's momentum, in [0, 1)."""
     weight_decay: float = 0.0
@@ -42,6 +44,8 @@ class OptimizerOptions:
     def __post_init__(self) -> None:
         if not self.lr > 0:
             raise ValueError(f"optimizer.lr = {self.lr}: must be above 0")
+        if not 0 < self.lr_decay <= 1:
+            raise ValueError(f"optimizer.lr_decay = {self.lr_decay}: must be in (0, 1]")
         if self.batch_size < 0:
             raise ValueError(f"optimizer.batch_size = {self.batch_size}: must be at least 1, or 0 for all rows")
         if self.micro_tokens < 0:
@@ -50,6 +54,11 @@ class OptimizerOptions:
             raise ValueError("optimizer.momentum is SGD's: set it to 0, or optimizer.name to 'sgd'")
         if not 0 <= self.momentum < 1 or self.weight_decay < 0:
             raise ValueError("optimizer: momentum must be in [0, 1) and weight_decay at least 0")
+
+
+def in_round(options: OptimizerOptions, round_: int) -> OptimizerOptions:
+    """The options as they stand in a round, counted from 1."""
+    return replace(options, lr=options.lr * options.lr_decay ** (round_ - 1))
 
 
 def make(options: OptimizerOptions, parameters: Iterable[Tensor], lr: float | None = None) -> torch.optim.Optimizer:

@@ -30,6 +30,7 @@ from pipeline.class_rows import ROWS, class_of, theta_of
 from pipeline.client import CPU, ClientHost
 from pipeline.contract import Pooling, Tensors
 from pipeline.executor import Executor, InProcess, RoundOutcome, SerialExecutor, Watch, host_of, server_of
+from pipeline.optimizers import in_round
 from pipeline.seeds import torch_rng
 from pipeline.setup import Setup, one_thread
 from tasks.contract import InputError
@@ -102,7 +103,7 @@ class PooledExecutor(InProcess):
         host = host_of(setup)
         self.pooling = check(setup, host)
         self.server = server_of(setup, host)
-        self.setup, self.model, self.memories = setup, host.model, {}
+        self.setup, self.model, self.device, self.memories = setup, host.model, host.device, {}
         self.class_I = [class_of(card) for card in self.server.cards]
         classes = len(self.server.cards[0].aware_C)
         self.rows_C = torch.ones(classes, dtype=torch.int64)  # one that nobody has weighs 0, whatever stands here
@@ -115,11 +116,9 @@ class PooledExecutor(InProcess):
         classes = [self.class_I[client] for client in selected]
         sent, state = self.server.broadcast(round_), self.server.state
         letters = sum(tree.nbytes(self.server.letter(client)) for client in selected)
-        self.model.reseed(torch_rng(e.seed, "pool", "round", round_, "dropout"))
-        step = Step(
-            self.pooling, self._weights(classes), self.rows_C, e.optimizer.lr, e.optimizer.weight_decay,
-            e.federation.pool_rows,
-        )  # fmt: skip
+        self.model.reseed(torch_rng(e.seed, "pool", "round", round_, "dropout", device=self.device))
+        o = in_round(e.optimizer, round_)
+        step = Step(self.pooling, self._weights(classes), self.rows_C, o.lr, o.weight_decay, e.federation.pool_rows)
         weights, loss_C = pooled_step(self.model, state.weights, self.pool, step)
         if wrong := tree.not_finite(weights):
             raise RuntimeError(f"round {round_}: {wrong}; lower optimizer.lr or method.row_lr")

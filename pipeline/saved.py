@@ -57,6 +57,7 @@ def save_model(folder: Path, setup: Setup, weights: Tensors, about: dict[str, An
         "head": e.method.head,
         "parts": e.method.parts,
         "names_width": None if setup.vectors_CP is None else setup.vectors_CP.shape[1],
+        "concept_width": 0 if setup.concepts_CMD is None else setup.concepts_CMD.shape[2],
         "metrics": e.evaluation.metrics,
         "checksum": tree.checksum(weights),
         **about,
@@ -92,6 +93,7 @@ def load_model(folder: Path) -> SavedModel:
         vectors_CP=None if width is None else torch.zeros(len(about["class_names"]), width),
         seed=0,
         parts=about.get("parts", 1),
+        concept_width=about.get("concept_width", 0),
     )
     model.load_state_dict(weights)
     names, metrics = tuple(about["class_names"]), about.get("metrics", "decisions")

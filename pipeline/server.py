@@ -85,6 +85,7 @@ class Server:
         return ServerSide(
             self.model, self.cards, self.objective, self._validate,
             torch_rng(e.seed, "server", "round", round_), round_, e.federation.rounds,
+            concepts_CMD=self.setup.concepts_CMD,
         )  # fmt: skip
 
     def _validate(self, weights: Tensors) -> Tensor:

@@ -21,13 +21,15 @@ from tasks.store import Prepared
 @dataclass(frozen=True)
 class Setup:
     """``prepared``: folder of the prepared data; ``vectors_CP``: first values of the class embeddings, in order of
-    the class names; ``start``: the encoder's first values, None where they are drawn.
+    the class names; ``start``: the encoder's first values, None where they are drawn; ``concepts_CMD``: what a language
+    model makes of the class names, None where the method does without.
     """
 
     experiment: Experiment
     prepared: str
     vectors_CP: Tensor | None
     start: dict[str, Tensor] | None = None
+    concepts_CMD: Tensor | None = None
 
     def data(self) -> Prepared:
         """The prepared data, read lazily."""
@@ -53,6 +55,8 @@ class Setup:
             lookup_dropout=e.optimizer.lookup_dropout,
             parts=e.method.parts,
             start=self.start,
+            concept_width=0 if self.concepts_CMD is None else self.concepts_CMD.shape[2],
+            scale=e.method.first_scale,
         )
 
     def training(self) -> Training:

@@ -19,7 +19,7 @@ from models.classifier import Classifier
 from pipeline import tree
 from pipeline.blocks import load_sent
 from pipeline.contract import ClientSide, Local, Method, S, Tensors, U
-from pipeline.optimizers import OptimizerOptions
+from pipeline.optimizers import OptimizerOptions, in_round
 from pipeline.seeds import torch_rng
 from tasks.contract import Batch, Card, ClientData, Objective
 
@@ -79,7 +79,7 @@ def fit(
     device = next(model.parameters()).device
     model.reseed(torch_rng(seed, "client", client, "round", round_, "dropout", device=device))
     side = ClientSide(
-        model, broadcast, card, data, memory, training.objective, training.optimizer, infer,
+        model, broadcast, card, data, memory, training.objective, in_round(training.optimizer, round_), infer,
         torch_rng(seed, "client", client, "round", round_, "method"), letter or {},
     )  # fmt: skip
     local: Local[Any, Any] = training.method.local(side)

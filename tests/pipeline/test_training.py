@@ -106,6 +106,18 @@ def test_savings_change_no_update(name, saving, double, bound):
     assert all(torch.equal(fast.memory[k], plain.memory[k]) for k in steps)
 
 
+def test_the_rate_falls_from_round_to_round():
+    """Round 3 at a rate of 0.1 that halves after every round is round 3 at 0.025, bit for bit."""
+    method, model = FedAvg(), network(FedAvg())
+    card, data = client()
+    halving = replace(PLAIN, name="sgd", lr=0.1, lr_decay=0.5)
+    got, want = (
+        fit(Training(method, SINGLE, options, 1, 5), model, card, data, state_of(method, network(method)), {}, 3)
+        for options in (halving, replace(halving, lr=0.025, lr_decay=1.0))
+    )
+    assert all(torch.equal(got.update.weights[n], value) for n, value in want.update.weights.items())
+
+
 def test_the_bias_of_the_keys_has_no_effect():
     model = network(FedAvg()).double().eval()
     x = client()[1].x
