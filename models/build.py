@@ -19,6 +19,7 @@ from models.encoders.sparse import SparseEncoder
 from models.encoders.transformer import TransformerEncoder
 from models.heads import ConceptHead, CosineHead, FrameHead, LabelHead, LinearHead, PrototypeHead
 from models.start import start_from
+from models.text_encoders import Pooling
 
 Head = Literal["linear", "label", "cosine", "concept", "prototype", "frame"]
 
@@ -58,11 +59,19 @@ class ModelOptions:
     """Width of the class-name vectors (a language model has its own); where it differs from ``width``, a linear layer
     maps between them."""
     names_model: str = ""
-    """Language model: a folder with its files, or a hub name (``name@revision`` to pin it); needs ``anchorfl[plm]``."""
+    """Language model: a folder with its files, or a hub name (``name@revision`` to pin it), which need
+    ``anchorfl[plm]``; or ``open_clip:`` and a model of open_clip's (docs/concepts.md)."""
+    names_pooling: Pooling = "auto"
+    """Language model: what of it is a sentence's vector. ``mean``: of the last hidden states; ``first``: that of the
+    first token; ``projected``: the projection of models that have one (CLIP); ``auto``: ``projected`` for open_clip,
+    else ``mean``."""
     names_prompts: str = "{name}"
-    """Language model: templates with ``{name}``, separated by ``|``; a name's vector is the mean over them."""
+    """Language model: templates with ``{name}``, separated by ``|``; a name's vector is the mean over them. Class
+    concepts (FedBM): the default stands for the data set's own templates."""
+    names_share: float = 1.0
+    """Class concepts: share of the templates that a run uses, drawn from its seed, in (0, 1] (FedBM, Table VII)."""
     names_normalise: bool = True
-    """Language model: bring the vector of every prompt to length 1 before the mean."""
+    """Language model: bring the vector of every prompt to length 1 before the mean; class concepts always are."""
 
     def __post_init__(self) -> None:
         for name in ("width", "heads", "feedforward", "names_width"):
@@ -72,6 +81,8 @@ class ModelOptions:
             raise ValueError(f"model.dropout = {self.dropout}: must be in [0, 1)")
         if not 0 < self.embedding_std < math.inf:
             raise ValueError(f"model.embedding_std = {self.embedding_std}: must be above 0")
+        if not 0 < self.names_share <= 1:
+            raise ValueError(f"model.names_share = {self.names_share}: must be in (0, 1]")
         for name, standard in (("stem", "auto"), ("norm", "group")):
             if self.network == "auto" and getattr(self, name) != standard:
                 raise ValueError(

@@ -28,29 +28,47 @@ def cached(
     return found
 
 
+class UnusableError(Exception):
+    """A cached file is damaged, or was made for other input; the text says which."""
+
+
 def load(file: Path, digest: str, log: Callable[[str], None]) -> npt.NDArray[np.float32] | None:
     """Cached rows, or None: no file, or (``log`` says so) one that is damaged or was made for other input."""
     if not file.exists():
         return None
+    try:
+        return read(file, digest)[0]
+    except UnusableError as error:
+        log(f"{file}: unusable cache of class-name vectors ({error}); training again and overwriting it")
+    return None
+
+
+def read(file: Path, digest: str) -> tuple[npt.NDArray[np.float32], str]:
+    """The vectors of a cached file, and what ``save`` was told about them. Raises UnusableError."""
     reason = "wrong checksum, or made for other input"
     try:
         with ZipFile(file) as archive:  # all checksums first: numpy parses a member before it has seen its end
             intact = archive.testzip() is None
         with np.load(file, allow_pickle=False) as data:
             if intact and str(data["digest"]) == digest:
-                return np.asarray(data["vectors"], np.float32)
+                about = str(data["about"]) if "about" in data else ""
+                return np.asarray(data["vectors"], np.float32), about
     except (OSError, ValueError, KeyError, EOFError, RuntimeError, BadZipFile, zlib.error, struct.error) as error:
         reason = str(error)
-    log(f"{file}: unusable cache of class-name vectors ({reason}); training again and overwriting it")
-    return None
+    raise UnusableError(reason)
 
 
-def save(file: Path, digest: str, vector_KD: npt.NDArray[np.float32], log: Callable[[str], None]) -> None:
-    """Write under a name of our own, then rename: a reader, or a second run, never sees half a file."""
+def save(
+    file: Path, digest: str, vectors: npt.NDArray[np.float32], log: Callable[[str], None], about: str = ""
+) -> None:
+    """Write under a name of our own, then rename: a reader, or a second run, never sees half a file.
+
+    about: kept beside the vectors, how they were made.
+    """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=file.parent) as part, open(Path(part) / file.name, "xb") as out:
-            np.savez(out, vectors=vector_KD, digest=np.array(digest))
+            np.savez(out, vectors=vectors, digest=np.array(digest), about=np.array(about))
             out.flush()
             os.fsync(out.fileno())
             os.replace(out.name, file)

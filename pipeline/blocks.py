@@ -29,6 +29,16 @@ def load_sent(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             missing[name].fill_(float("nan"))
 
 
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """With a prefix to every name: a part of a client's memory."""
+    return {prefix + name: value for name, value in tensors.items()}
+
+
+def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those whose names have the prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
 def mean_of(values: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
     """Weighted mean of each tensor, summed in float64 in the given order; integer tensors take the largest value.
 
@@ -70,3 +80,11 @@ def percentiles(values_NC: Tensor, q: float) -> Tensor:
     rank = torch.tensor(q / 100, dtype=torch.float64, device=values_NC.device) * (len(values_NC) - 1)
     below = int(rank.floor())
     return torch.lerp(sorted_NC[below], sorted_NC[int(rank.ceil())], rank - below)
+
+
+def log_prior(count_C: Tensor, gamma: float) -> Tensor:
+    """What balanced softmax adds to the logits in training: ``gamma log n_c`` with counts of at least 1, float64 [C]
+    (Ren et al., NeurIPS 2020; gamma: FedROD). A class that a client lacks is pushed down by as much as one
+    sample would be; log 0 would cut it out of the softmax instead.
+    """
+    return gamma * count_C.clamp(min=1).double().log()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from pipeline import tree
 from pipeline.contract import Global, Tensors
+from pipeline.evaluate import Scoring
 from pipeline.label_sets import run_key
 from pipeline.setup import Setup
 from pipeline.training import Fitted, fit
 from tasks.contract import Card, ClientData
+from tasks.metrics import Scores
 
 CPU = torch.device("cpu")
 
@@ -34,6 +38,8 @@ class ClientHost:
         self.prepared = setup.data()
         self.all_cards = self.prepared.cards()
         self.model = setup.model().to(device)
+        self.first_memory = self.training.method.first_memory(self.model)
+        self.metrics = setup.experiment.evaluation.metrics
         self._rows: dict[int, tuple[Card, ClientData]] = {}
 
     def fit(
@@ -43,11 +49,22 @@ class ClientHost:
         card, rows = self._client(client)
         sent, own, alone = (
             tree.to(broadcast, self.device),
-            tree.to(memory, self.device),
+            tree.to(memory or self.first_memory, self.device),
             tree.to(letter or {}, self.device),
         )
         fitted = fit(self.training, self.model, card, rows, sent, own, round_, alone)
         return replace(fitted, update=tree.to(fitted.update, CPU), memory=tree.to(fitted.memory, CPU))
+
+    @cached_property
+    def scoring(self) -> Scoring:
+        """Scores models on the server's splits, which are read when they are first asked for."""
+        return Scoring(self.prepared, self.training.objective, self.metrics)
+
+    def scores(self, sent: Global, memory: Tensors, splits: Sequence[str]) -> dict[str, Scores]:
+        """Scores of the own model of the client that has this memory. sent: what it would be sent now."""
+        own = tree.to(memory or self.first_memory, self.device)
+        model = self.training.method.own(self.model, tree.to(sent, self.device), own)
+        return self.scoring.scores(model, splits)
 
     def tell(self, client: int) -> object:
         """The message of a client before round 1."""
@@ -60,5 +77,5 @@ class ClientHost:
             # length_N stays on the CPU: it only decides how a mini-batch is cut.
             moved = {n: getattr(rows, n).to(self.device) for n in ("x", "y_NC", "known_NC", "weight_NC")}
             card = replace(card, count_C=card.count_C.to(self.device), aware_C=card.aware_C.to(self.device))
-            self._rows[client] = (card, replace(rows, **moved))
+            self._rows[client] = (card, replace(rows, **moved, scaling=rows.scaling.to(self.device)))
         return self._rows[client]

@@ -124,12 +124,11 @@ def compare(options: argparse.Namespace) -> int:
 
 def predict(options: argparse.Namespace) -> int:
     """Scores per class name for the samples of a file; with labels in the file, the scores of the model too."""
+    from pipeline.predict import model_of, write_to
     from pipeline.predict import predict as predict_file
-    from pipeline.predict import write_to
     from tasks.metrics import MEASURES
 
-    folder = options.run if (options.run / "model.json").exists() else options.run / "model"
-    prediction = predict_file(folder, options.file)
+    prediction = predict_file(model_of(options.run), options.file)
     write_to(prediction, options.out)
     if prediction.truth is not None:
         figures = ", ".join(f"{MEASURES[name].shown} {value!r}" for name, value in prediction.truth.values.items())

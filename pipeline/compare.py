@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.curves import draw
 from pipeline.journal import RoundRecord, read_json, read_records
 from tasks.contract import InputError
-from tasks.metrics import FAMILIES, Family
+from tasks.metrics import FAMILIES, Family, Measure
 
 WIRE = ("wire/down/bytes", "wire/up/bytes")
 FREE = ("seed", "output", "task.root", "task.cache", "tracking.", "cluster.", "evaluation.keep")
@@ -26,15 +26,15 @@ ROUNDS = {"last": "last", "best": "best", "last5": "mean5"}
 """Of which rounds a score is: how its name in ``RunSummary.values`` ends, and the head of its column."""
 COSTS = {"megabytes": "MB", "seconds": "s/round"}
 LEGEND = (
-    "Scores: test split, percent. last: last evaluated round; best: the round with the best validation {primary}; "
-    "mean5: mean of the last five evaluated rounds.\nMB: moved both ways; s/round: median."
+    "Scores: test split, percent. last: last evaluated round; best: the round with the best validation {primary}{also};"
+    " mean5: mean of the last five evaluated rounds.\nMB: moved both ways; s/round: median."
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSummary:
-    """A run in numbers. values: of every measure of its family and every one of ``ROUNDS`` (``f1_last``, 0 to 1), and
-    of ``COSTS``; None where the run has no such number.
+    """A run in numbers. values: of every measure of its family and every one of ``rounds_of`` it (``f1_last``, 0 to 1),
+    and of ``COSTS``; None where the run has no such number.
     """
 
     folder: Path
@@ -116,7 +116,8 @@ def compare(folders: Iterable[Path], out: Path | None) -> Comparison:
     groups = _groups(runs)
     families = _families(runs)
     rows, grouped, notes = _rows(runs), _grouped_rows(groups, _heads(families)), _notes(groups)
-    tail = [LEGEND.format(primary=" or ".join(f.primary.shown for f in families)), *notes]
+    also = "".join(f", best {m.short}: that with the best validation {m.shown}" for f in families for m in f.also)
+    tail = [LEGEND.format(primary=" or ".join(dict.fromkeys(f.primary.shown for f in families)), also=also), *notes]
     text = "\n\n".join([_aligned(rows)] + ([_aligned(grouped)] if grouped else []) + ["\n".join(tail)]) + "\n"
     blocks = ["# Comparison", _markdown(rows)]
     blocks += ["## Mean and sd over seeds", _markdown(grouped)] if grouped else []
@@ -138,30 +139,48 @@ def _families(runs: Sequence[RunSummary]) -> list[Family]:
     return [family for family in FAMILIES.values() if any(run.family is family for run in runs)]
 
 
+def rounds_of(family: Family) -> dict[str, str]:
+    """``ROUNDS`` with those that are chosen by a figure of its name (``best_sum``)."""
+    return ROUNDS | {f"best_{measure.value}": f"best {measure.short}" for measure in family.also}
+
+
 def _heads(families: Sequence[Family], every: bool = False) -> dict[str, str]:
     """Name among ``RunSummary.values`` -> head of its column; every: of all measures, not of those in tables alone."""
-    measures = [m for family in families for m in (family.measures if every else family.compared)]
-    return {f"{m.value}_{end}": f"{m.short} {head}" for end, head in ROUNDS.items() for m in measures}
+    ends = {end: head for family in families for end, head in rounds_of(family).items()}
+    return {
+        f"{m.value}_{end}": f"{m.short} {head}"
+        for end, head in ends.items()
+        for family in families
+        if end in rounds_of(family)
+        for m in (family.measures if every else family.compared)
+    }
 
 
 def _values(records: Sequence[RoundRecord], family: Family) -> dict[str, float | None]:
     """Numbers of a run. Bytes are those of each round; the median second leaves out the pause before a resume."""
     records = [record for record in records if record.round] or records  # round 0: the initial weights
     values: dict[str, float | None] = {}
-    select, tested = f"validation/{family.primary.name}", f"test/{family.primary.name}"
-    chosen = [record for record in records if select in record.metrics and tested in record.metrics]
-    best = max(chosen, key=lambda record: (record.metrics[select], -record.round), default=None)
+    best = {"best": _best(records, family.primary), **{f"best_{m.value}": _best(records, m) for m in family.also}}
     for measure in family.measures:
         key = f"test/{measure.name}"
         scores = [record.metrics[key] for record in records if key in record.metrics]
         values[f"{measure.value}_last"] = scores[-1] if scores else None
-        values[f"{measure.value}_best"] = best.metrics.get(key) if best else None
+        values |= {
+            f"{measure.value}_{end}": record.metrics.get(key) if record else None for end, record in best.items()
+        }
         values[f"{measure.value}_last5"] = statistics.fmean(scores[-5:]) if scores else None
     moved = [record.metrics[key] for record in records for key in WIRE if key in record.metrics]
     values["megabytes"] = sum(moved) / 1e6 if moved else None
     steps = [after.time - before.time for before, after in pairwise(records)]
     values["seconds"] = statistics.median(steps) if steps else None
     return values
+
+
+def _best(records: Sequence[RoundRecord], by: Measure) -> RoundRecord | None:
+    """The first round with the best validation figure, of those that were tested."""
+    select, tested = f"validation/{by.name}", f"test/{by.name}"
+    chosen = [record for record in records if select in record.metrics and tested in record.metrics]
+    return max(chosen, key=lambda record: (record.metrics[select], -record.round), default=None)
 
 
 def _free(param: str) -> bool:

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from models.build import Head
 from models.classifier import Classifier
-from pipeline.blocks import mean_of, weights_of
+from pipeline.blocks import load_sent, mean_of, weights_of
 from pipeline.optimizers import OptimizerOptions, make, restore, state_of
-from tasks.contract import Batch, Card, ClientData, Objective
+from tasks.contract import Batch, Card, ClientData, InputSpec, Kind, Objective
 
 Tensors = dict[str, Tensor]
 
@@ -69,13 +69,17 @@ class ServerSide:
     told: Sequence[Any] = ()
     concepts_CMD: Tensor | None = None
     """Where ``Method.concepts``: vectors of length 1 of M prompts with each class's concept (FedBM)."""
+    spec: InputSpec | None = None
+    """What an input is."""
+    workspace: Classifier | None = None
+    """A network on the server's device, for what is computed there; it holds whatever was left in it."""
 
 
 @dataclass(frozen=True)
 class ClientSide(Generic[S]):
     """What client hooks may touch. ``model`` holds the broadcast weights, in storage of its own; ``memory`` is what
-    this client's last ``Local.memory`` gave (empty at first), and read only; ``infer(model, data) -> z_ND`` is the
-    encoder in evaluation mode.
+    this client's last ``Local.memory`` gave (at first ``Method.first_memory``), and read only; ``infer(model, data) ->
+    z_ND`` is the encoder in evaluation mode.
     """
 
     model: Classifier
@@ -110,6 +114,12 @@ class Local(ABC, Generic[S, U]):
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Optimisers by name; the name is the prefix of their state in the client's memory."""
         return {"all": make(self.side.optimizer, self.model.parameters())}
+
+    def epochs(self, given: int) -> Iterable[object]:
+        """An item for every local epoch; given: ``federation.epochs``. What stands before a ``yield`` is done right
+        before that epoch (FedRep's two phases).
+        """
+        return range(given)
 
     def data(self) -> ClientData:
         """The rows to train on. FedAlign pseudo-labels here."""
@@ -183,6 +193,8 @@ class Method(ABC, Generic[S, U]):
 
     name: ClassVar[str]
     """The method's key in ``pipeline.methods.METHODS``, presets and records."""
+    kinds: ClassVar[tuple[Kind, ...]] = ("single", "multi")
+    """Kinds of task that the method is for; a run on another stops before round 1 (``pipeline.run.make_setup``)."""
     tells: ClassVar[bool] = False
     """Whether clients tell something before round 1, beside their cards (``tell``)."""
     concepts: bool = False
@@ -193,6 +205,9 @@ class Method(ABC, Generic[S, U]):
     """Encoders side by side, each with its part of every row of the head (cosine heads only)."""
     letters: ClassVar[bool] = False
     """Whether some of what the server sends is for one client alone (``letter``)."""
+    scored: Literal["server", "clients"] = "server"
+    """Whose models are scored: the server's, or every client's (``own``), for the mean of their scores; then there is
+    no model to save."""
 
     semantic: bool = True
     """Whether class embeddings start from the class names' vectors (label heads only)."""
@@ -220,9 +235,20 @@ class Method(ABC, Generic[S, U]):
         """
         return {}
 
+    def first_memory(self, model: Classifier) -> Tensors:
+        """A client's memory before its first round. model: with its first weights, which every client makes itself from
+        the run's options and seed, so that nothing travels.
+        """
+        return {}
+
+    def own(self, model: Classifier, sent: S, memory: Tensors) -> Classifier:
+        """A client's own model, for its scores. model: a work-space; sent: what a client would be sent now."""
+        load_sent(model, sent.weights)
+        return model
+
     def statement(self, rounds: int) -> str:
         """A line for the log of a run: what else must be known about it. Empty: nothing."""
-        return ""
+        return "" if self.scored == "server" else "scores are means over all clients of what their own models score"
 
     def pooling(self) -> Pooling[S] | None:
         """How a round of clients with one class each is computed at once; None where it is not the same."""

@@ -102,6 +102,13 @@ class ClientActor:
         stats = Stats(fitted.loss, fitted.seconds, sizes, more, usage.peak("client"))
         return tree.pack(fitted.update), tree.pack(fitted.memory), stats
 
+    def scores(
+        self, run: str, setup: list[Any], sent: tree.Packed, memory: tree.Packed | None, splits: Sequence[str]
+    ) -> dict[str, Scores]:
+        self.open(run, setup)
+        own = {} if memory is None else tree.unpack(memory)
+        return self.hosts[run].scores(tree.unpack(sent), own, splits)
+
     def tell(self, run: str, setup: list[Any], client: int) -> tree.Packed:
         self.open(run, setup)
         return tree.pack(self.hosts[run].tell(client))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,8 +12,10 @@ from models.classifier import Classifier
 from pipeline.contract import Tensors
 from pipeline.training import infer
 from tasks.class_counts import training_counts
+from tasks.classification import classification
 from tasks.contract import ClientData, Objective
-from tasks.metrics import Decisions, Scores, score
+from tasks.labels import Labels
+from tasks.metrics import Decisions, Metrics, Scores, score
 from tasks.ranking import Ranking, propensities
 from tasks.sparse_split import SparseSplit
 from tasks.store import SPLITS, Prepared, Split
@@ -35,6 +38,11 @@ def logits_of(model: Classifier, data: ClientData) -> Tensor:
 def evaluate(model: Classifier, weights: Tensors, data: ClientData, objective: Objective) -> Decisions:
     """Scores of the decisions of ``weights`` on ``data``; ``model`` is a work-space."""
     model.load_state_dict(weights)
+    return decisions_of(model, data, objective)
+
+
+def decisions_of(model: Classifier, data: ClientData, objective: Objective) -> Decisions:
+    """Scores of the decisions of a model as it is."""
     predicted_NC = objective.predict(logits_of(model, data)).cpu()
     return score(objective.kind, predicted_NC.numpy(), data.y_NC.numpy(), data.known_NC.numpy())
 
@@ -45,6 +53,21 @@ def ranked(objective: Objective, logits_NC: Tensor) -> Tensor:
     Both are in the order of ``Objective.scores``, and unlike these do not become equal where they are far out.
     """
     return logits_NC.log_softmax(-1) if objective.kind == "single" else logits_NC
+
+
+def figures(metrics: Metrics, objective: Objective, logits_NC: Tensor, rows: ClientData) -> Scores:
+    """The figures of a family from the logits of all rows, on the CPU; PSP@k excepted, which needs counts of the
+    training rows. InputError where the model has diverged and the figures need an order.
+    """
+    y_NC, known_NC = rows.y_NC.numpy(), rows.known_NC.numpy()
+    if metrics == "ranking":
+        ranking = Ranking(*logits_NC.shape)
+        ranking.add(ranked(objective, logits_NC).numpy(), Labels.of_matrix(y_NC == 1), known_NC == 1)
+        return ranking.scores()
+    predicted_NC = objective.predict(logits_NC).numpy()
+    if metrics == "classification":
+        return classification(predicted_NC, ranked(objective, logits_NC).numpy(), y_NC, known_NC)
+    return score(objective.kind, predicted_NC, y_NC, known_NC).scores()
 
 
 class DenseSplits(dict[Split, ClientData]):
@@ -73,6 +96,10 @@ class RankedSplits:
     def scores(self, model: Classifier, weights: Tensors, name: Split) -> Scores:
         """Scores of the rankings of ``weights`` on a split; ``model`` is a work-space."""
         model.load_state_dict(weights)
+        return self.of(model, name)
+
+    def of(self, model: Classifier, name: Split) -> Scores:
+        """Scores of the rankings of a model as it is."""
         split = self.splits[name]
         ranking = Ranking(len(split), self.classes, self.propensity_C)
         for start in range(0, len(split), self.rows):
@@ -80,3 +107,37 @@ class RankedSplits:
             logits_BC = ranked(self.objective, logits_of(model, part.data)).cpu()
             ranking.add(logits_BC.numpy(), part.labels, part.known_BC)
         return ranking.scores()
+
+
+class Scoring:
+    """Scores models on the server's splits by the figures of a run; ``first`` as in ``DenseSplits``."""
+
+    def __init__(self, data: Prepared, objective: Objective, metrics: Metrics, first: Sequence[Split] = ()) -> None:
+        ranking = metrics == "ranking"
+        self.data, self.objective, self.metrics = data, objective, metrics
+        self.dense = DenseSplits(data, objective, () if ranking else first)
+        self.ranked = RankedSplits(data, objective) if ranking else None
+
+    def scores(self, model: Classifier, splits: Sequence[str]) -> dict[str, Scores]:
+        """Scores of a model as it is, by split; a split without rows is left out."""
+        return {name: self._on(name, model) for name in SPLITS if name in splits and self.data.size(name)}
+
+    def _on(self, name: Split, model: Classifier) -> Scores:
+        if self.ranked is not None:
+            return self.ranked.of(model, name)
+        rows = self.dense[name]
+        return figures(self.metrics, self.objective, logits_of(model, rows).cpu(), rows)
+
+
+def mean_of_models(models: Sequence[Mapping[str, Scores]]) -> dict[str, Scores]:
+    """Mean over models, by split, of every figure that all of them have; the counts are the split's own."""
+    out = {}
+    for split, first in models[0].items():
+        every = [model[split] for model in models]
+        values = {
+            n: float(np.mean([s.values[n] for s in every])) for n in first.values if all(n in s.values for s in every)
+        }
+        per_class = {n: np.mean([s.per_class[n] for s in every], axis=0) for n in first.per_class}
+        notes = tuple(dict.fromkeys(note for s in every for note in s.notes))
+        out[split] = Scores(first.metrics, values, per_class, first.counts, notes)
+    return out

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from pipeline import tree, usage
 from pipeline.client import CPU, ClientHost, device_for
 from pipeline.contract import Tensors
+from pipeline.evaluate import mean_of_models
 from pipeline.server import Server
 from pipeline.setup import Setup, one_thread
 from tasks.contract import InputError
@@ -23,6 +24,10 @@ from tasks.metrics import Scores
 ATTEMPTS = 2
 """A client that fails is tried once more, on a fresh worker where there are workers; then it is left out of the
 round."""
+
+
+NEXT = 0
+"""Round of a broadcast that is for no training: what clients would be sent now, to score their own models with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,9 @@ class Executor(Protocol):
         """These clients come next: start what they need, without waiting for it."""
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
-        """Scores of the current weights on these of the server's splits."""
+        """Scores on these of the server's splits: of the current weights, or the mean over all clients of their own
+        models' (``Method.scored``).
+        """
 
     def snapshot(self) -> Tensors:
         """The server's state as path -> tensor."""
@@ -137,6 +144,14 @@ def host_of(setup: Setup) -> ClientHost:
     return ClientHost(setup, device_for(gpus))
 
 
+def scored_as(clients: int, memories: Mapping[int, Any]) -> list[int]:
+    """For every client, the one whose model is scored for it: itself, or, of those that have not been trained yet and
+    so have equal models, the first.
+    """
+    untrained = [client for client in range(clients) if client not in memories]
+    return [client if client in memories else untrained[0] for client in range(clients)]
+
+
 class InProcess:
     """What executors in this process have in common: a server and what clients keep, nothing to start or give back."""
 
@@ -168,7 +183,7 @@ class SerialExecutor(InProcess):
 
     def __init__(self, setup: Setup) -> None:
         one_thread()
-        self.quorum = setup.experiment.federation.quorum
+        self.quorum, self.clients = setup.experiment.federation.quorum, setup.experiment.task.clients
         self.host = host_of(setup)
         self.server = server_of(setup, self.host)
         self.memories: dict[int, Tensors] = {}
@@ -199,3 +214,10 @@ class SerialExecutor(InProcess):
         self.server.merge(round_, outcome.answered, updates)
         self.memories |= memories
         return outcome
+
+    def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
+        if self.server.method.scored == "server":
+            return super().scores(splits)
+        sent, models = self.server.broadcast(NEXT), scored_as(self.clients, self.memories)
+        each = {c: self.host.scores(sent, self.memories.get(c, {}), splits) for c in dict.fromkeys(models)}
+        return mean_of_models([each[c] for c in models])

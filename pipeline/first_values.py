@@ -32,8 +32,9 @@ def name_vectors(e: Experiment, prepared: Prepared, say: Say) -> Tensor | None:
     if e.model.names == "language_model":
         model, prompts, normalise = e.model.names_model, e.model.prompts, e.model.names_normalise
         return from_language_model(
-            names, model=model, prompts=prompts, normalise=normalise, cache=cache, log=say
-        ).vectors_CD
+            names, model=model, prompts=prompts, normalise=normalise, pooling=e.model.names_pooling, cache=cache,
+            log=say,
+        ).vectors_CD  # fmt: skip
     table, known = names_table(e, names)
     got = from_cooccurrence(table, known, width=e.model.names_width, seed=seed, cache=cache, log=say)
     alone = [name for name, found in zip(names, known, strict=True) if found in got.without_edge]

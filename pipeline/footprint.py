@@ -25,6 +25,7 @@ from pipeline.executor import server_of
 from pipeline.setup import Setup, one_thread
 from pipeline.shares import GpuNeed
 from pipeline.usage import peak_resident
+from tasks.store import SPLITS
 
 T = TypeVar("T")
 ROUNDS = 2
@@ -54,7 +55,7 @@ class ClientUse:
 
 @dataclass(frozen=True, slots=True)
 class ServerUse:
-    """Resident memory as in ``ClientUse``; seconds: to merge one update and score both splits."""
+    """Resident memory as in ``ClientUse``; seconds: to merge one update, and to score both splits where it does."""
 
     baseline: int
     peak: int
@@ -75,6 +76,8 @@ def measure_client(setup: Setup, client: int, sent: tree.Packed, on_gpu: bool) -
         fitted = host.fit(client, round_, got["broadcast"], tree.unpack(memory), got["letter"])
         update, memory = tree.pack(fitted.update), tree.pack(fitted.memory)
         seconds.append(fitted.seconds)
+    if setup.experiment.method.scored == "clients":
+        host.scores(tree.unpack(sent)["broadcast"], tree.unpack(memory), SPLITS)
     use = ClientUse(
         baseline, peak_resident(), data_bytes(setup, client), tree.nbytes(fitted.update), tree.nbytes(fitted.memory),
         tuple(seconds), _read_gpu(before) if on_gpu else None,
@@ -83,13 +86,14 @@ def measure_client(setup: Setup, client: int, sent: tree.Packed, on_gpu: bool) -
 
 
 def measure_server(setup: Setup, client: int, update: tree.Packed) -> ServerUse:
-    """Merge one client's update and score validation and test, as the server's actor would, in a fresh process."""
+    """Merge one client's update and score both splits, as the server's actor would, in a fresh process."""
     one_thread()
     server = server_of(setup)
     baseline, began = resident(), time.perf_counter()
     server.merge(1, [client], [tree.unpack(update)])
     tree.pack(server.broadcast(2))
-    server.scores(("validation", "test"))
+    if setup.experiment.method.scored == "server":
+        server.scores(SPLITS)
     return ServerUse(baseline, peak_resident(), time.perf_counter() - began)
 
 

@@ -40,6 +40,11 @@ class OptimizerOptions:
     0: one piece. Same mathematics."""
     lookup_dropout: bool = True
     """Draw dropout masks from random bytes through a table instead of ``bernoulli_`` (CPU). Same distribution."""
+    crop: int = 0
+    """Images only: cut each at random out of itself with so many black pixels on every side, anew in every epoch; 0:
+    not (FedBM's generated images: 4)."""
+    flip: Literal["none", "horizontal", "vertical", "both"] = "none"
+    """Images only: flip each in this direction with probability 1/2, anew in every epoch."""
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
@@ -50,10 +55,17 @@ class OptimizerOptions:
             raise ValueError(f"optimizer.batch_size = {self.batch_size}: must be at least 1, or 0 for all rows")
         if self.micro_tokens < 0:
             raise ValueError(f"optimizer.micro_tokens = {self.micro_tokens}: must be 0 (off) or more")
+        if self.crop < 0:
+            raise ValueError(f"optimizer.crop = {self.crop}: must be at least 0 pixels")
         if self.name == "adam" and self.momentum:
             raise ValueError("optimizer.momentum is SGD's: set it to 0, or optimizer.name to 'sgd'")
         if not 0 <= self.momentum < 1 or self.weight_decay < 0:
             raise ValueError("optimizer: momentum must be in [0, 1) and weight_decay at least 0")
+
+    @property
+    def augments(self) -> bool:
+        """Whether training changes images at random."""
+        return bool(self.crop) or self.flip != "none"
 
 
 def in_round(options: OptimizerOptions, round_: int) -> OptimizerOptions:

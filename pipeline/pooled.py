@@ -68,7 +68,7 @@ def pooled_step(model: Classifier, weights: Tensors, pool: Pool, step: Step) -> 
         held = pool.holders.take(index_B)
         held = held.where(taking_C[held.class_P])
         place_P, class_P = (torch.from_numpy(a).long().to(device) for a in (held.row_P, held.class_P))
-        z_BD = model.encoder(pool.inputs(index_B).to(rows_CD))
+        z_BD = model.encoder(pool.inputs(index_B, device).to(rows_CD))
         loss_P = step.pooling.loss(z_BD[place_P], rows_CD[class_P])
         (pair_C[class_P] * loss_P).sum().backward()  # type: ignore[no-untyped-call]
         loss_C.index_add_(0, class_P.cpu(), loss_P.detach().double().cpu())
@@ -153,6 +153,7 @@ def check(setup: Setup, host: ClientHost) -> Pooling[Any]:
         "federation.epochs = 1 (one step from the same weights)": e.federation.epochs != 1,
         "optimizer.batch_size = 0 (a client's rows in one step)": 0 < e.optimizer.batch_size < largest,
         "a network without BatchNorm in training (model.norm = 'group' or 'frozen')": host.model.couples_rows,
+        "optimizer.crop = 0 and optimizer.flip = 'none' (a row is seen once by all its clients)": e.optimizer.augments,
     }
     needs = [what for what, is_wrong in wrong.items() if is_wrong]
     if needs:

@@ -13,15 +13,16 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from pipeline.evaluate import logits_of, ranked
-from pipeline.saved import SavedModel, load_model
+from pipeline.config import from_tree
+from pipeline.evaluate import figures, logits_of, ranked
+from pipeline.folder import CONFIG, read_config
+from pipeline.saved import ABOUT, NO_MODEL, SavedModel, load_model
 from pipeline.setup import one_thread
 from tasks.contract import ClientData, Encode, InputError
-from tasks.labels import Labels
-from tasks.metrics import CUTS, Scores, score
+from tasks.metrics import CUTS, Scores
 from tasks.own.samples import encoder as table_encoder
 from tasks.own.table import samples_of
-from tasks.ranking import Ranking, first_places
+from tasks.ranking import first_places
 from tasks.sources import find_task, nearest, open_text
 from tasks.tensors import client_data
 
@@ -37,6 +38,17 @@ class Prediction:
     scores_NC: torch.Tensor
     predicted: list[list[int]]
     truth: Scores | None
+
+
+def model_of(run: Path) -> Path:
+    """Where the model of a run folder is; a model's own folder is where it is. InputError where a run has none."""
+    if (run / ABOUT).exists():
+        return run
+    if not (run / "model" / ABOUT).exists() and (run / CONFIG).exists():
+        method = from_tree(read_config(run)).method
+        if method.scored == "clients":
+            raise InputError(f"{run}: {method.name} {NO_MODEL}: there is none to predict with")
+    return run / "model"
 
 
 def predict(model_folder: Path, file: Path) -> Prediction:
@@ -58,18 +70,8 @@ def predict(model_folder: Path, file: Path) -> Prediction:
         predicted = first_places(ranked(saved.objective, logits_NC).numpy(), max(CUTS)).tolist()
     else:
         predicted = [row.nonzero().flatten().tolist() for row in saved.objective.predict(logits_NC)]
-    truth = _truth(saved, rows, logits_NC) if labelled else None
+    truth = figures(saved.metrics, saved.objective, logits_NC, rows) if labelled else None
     return Prediction(saved.class_names, saved.objective.scores(logits_NC), predicted, truth)
-
-
-def _truth(saved: SavedModel, rows: ClientData, logits_NC: torch.Tensor) -> Scores:
-    """The figures by which the run was scored; PSP@k excepted, as a model has no counts of its training rows."""
-    y_NC, known_NC = rows.y_NC.numpy(), rows.known_NC.numpy()
-    if saved.metrics == "decisions":
-        return score(saved.kind, saved.objective.predict(logits_NC).numpy(), y_NC, known_NC).scores()
-    ranking = Ranking(*logits_NC.shape)
-    ranking.add(ranked(saved.objective, logits_NC).numpy(), Labels.of_matrix(y_NC == 1), known_NC == 1)
-    return ranking.scores()
 
 
 def encoded(saved: SavedModel, payload: Sequence[Any], labels: Sequence[int] | None = None) -> ClientData:

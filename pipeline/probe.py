@@ -15,7 +15,7 @@ import torch
 from pipeline import footprint, tree
 from pipeline.capacity import Node
 from pipeline.checkpoint import write_atomically
-from pipeline.config import override, preset_names, read_preset
+from pipeline.config import override, read_preset, some_presets
 from pipeline.executor import server_of
 from pipeline.experiment import Experiment, digest
 from pipeline.footprint import ClientUse, ServerUse
@@ -61,7 +61,7 @@ def probe(arguments: list[str]) -> int:
     """The command; InputError where an argument is wrong, a measurement fails, or nothing fits."""
     if not arguments or arguments[0] in ("--help", "-h"):
         if not arguments:
-            raise InputError(f"probe needs a preset: {', '.join(preset_names())}; or the path of a .toml file")
+            raise InputError(f"probe needs a preset: {some_presets()}; or the path of a .toml file")
         print(USAGE)
         return 0
     preset, own, overrides = _split(arguments)

@@ -29,7 +29,7 @@ STATE, SELECTED, MEMORY = "state", "selected", "memory-"
 class Standing:
     """What the loop itself remembers between rounds, beside state and memories; saved in every checkpoint.
 
-    best: (round, primary validation score) of the selected model where ``evaluation.select`` is ``best_validation``.
+    best: (round, validation score) of the selected model where ``evaluation.select`` is by validation.
     """
 
     round: int = 0
@@ -45,7 +45,7 @@ class Standing:
 @dataclass
 class Loop:
     """The parts of a run, and its rounds. ``best``: the state of the selected model so far (path -> tensor), empty
-    unless ``evaluation.select`` is ``best_validation``; ``mirror``: keeps a copy of the run folder, or None.
+    where ``evaluation.select`` is ``last``; ``mirror``: keeps a copy of the run folder, or None.
     """
 
     experiment: Experiment
@@ -118,7 +118,7 @@ class Loop:
         self.progress.round(round_, outcome, scores, seconds)
 
     def _stand(self, round_: int, outcome: RoundOutcome, scores: dict[str, Scores], state: Tensors) -> None:
-        """Bring the standing up to date; ``best_validation`` selects here, and reads the validation split alone."""
+        """Bring the standing up to date; a round is selected here, by the validation split alone."""
         s = self.standing
         s.round = round_
         s.failures += len(outcome.failed)
@@ -126,15 +126,15 @@ class Loop:
         if not scores:
             return
         s.scores = {split: dict(v.values) for split, v in scores.items()}
-        best = self.experiment.evaluation.select == "best_validation"
-        if best and scores["validation"].primary > s.best_score:
-            s.best_round, s.best_score, self.best = round_, scores["validation"].primary, state
+        by = self.experiment.evaluation.chosen_by
+        if by is not None and scores["validation"].values[by.name] > s.best_score:
+            s.best_round, s.best_score, self.best = round_, scores["validation"].values[by.name], state
 
     def _scores(self, round_: int) -> tuple[dict[str, Scores], float]:
         """Scores by split, and the seconds that they took."""
         e, began = self.experiment, time.perf_counter()
         selected = e.evaluation.select == "last" and round_ == e.federation.rounds
-        test = e.evaluation.test == "always" or (e.evaluation.test == "last" and selected)
+        test = e.tested == "always" or (e.tested == "last" and selected)
         scores = self.executor.scores(["validation", "test"] if test else ["validation"])
         return scores, time.perf_counter() - began
 
@@ -179,5 +179,5 @@ def weights_in(state: Tensors) -> Tensors:
 
 
 def final_checksum(state: Tensors) -> str:
-    """SHA-256 of the final weights."""
-    return tree.checksum(weights_in(state))
+    """SHA-256 of the final weights, or of what else the server has where it has none."""
+    return tree.checksum(weights_in(state) or state)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pipeline.checkpoint import Checkpoints, write_atomically
 from pipeline.compare import compare
+from pipeline.concepts import concept_vectors
 from pipeline.config import from_tree
 from pipeline.contract import Tensors
 from pipeline.delivery import store_uri
@@ -30,7 +31,7 @@ from pipeline.pictures import draw_partition, fits
 from pipeline.pooled import in_process
 from pipeline.progress import Progress
 from pipeline.rounds import Loop, final_checksum, weights_in
-from pipeline.saved import save_model
+from pipeline.saved import NO_MODEL, save_model
 from pipeline.setup import Setup
 from pipeline.tracking import Status, Trackers, open_tracker
 from tasks.contract import InputError
@@ -92,7 +93,23 @@ def make_setup(experiment: Experiment, say: Say, prepared: Prepared | None = Non
         raise ValueError("task.clients = 0: count the clients first (pipeline.own_data.settled)")
     start = encoder_start(experiment, say)
     data = prepared or prepare_data(experiment, say)
-    setup = Setup(experiment, data.place, name_vectors(experiment, data, say), start)
+    if data.manifest.kind not in experiment.method.kinds:
+        raise InputError(
+            f"method {experiment.method.name!r} is for {'- and '.join(experiment.method.kinds)}-label tasks, and"
+            f" {data.manifest.task!r} is {data.manifest.kind}-label: choose another method or task"
+        )
+    if experiment.evaluation.metrics == "classification" and data.manifest.kind == "multi":
+        raise InputError(
+            f"evaluation.metrics = 'classification' is for single-label tasks, and {data.manifest.task!r} is"
+            " multi-label: set it to 'decisions' or 'ranking'"
+        )
+    if experiment.optimizer.augments and data.manifest.spec.kind != "image":
+        raise InputError(
+            f"optimizer.crop and flip are for images, and {data.manifest.task!r} has inputs of kind"
+            f" {data.manifest.spec.kind!r}: set them to 0 and 'none'"
+        )
+    names, concepts = name_vectors(experiment, data, say), concept_vectors(experiment, data, say)
+    setup = Setup(experiment, data.place, names, start, concepts)
     if experiment.model.network != "auto" or start is not None:
         try:
             setup.model()  # here, where an error is one line, and not in every worker
@@ -166,11 +183,15 @@ def _conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
     if standing.best_round:
         best = next(r for r in read_records(folder)[0] if r.round == standing.best_round)
         scores = {s: {m: best.metrics[f"{s}/{m}"] for m in v} for s, v in scores.items()}
-        if e.evaluation.test == "last":
+        if e.tested == "last":
             loop.executor.restore(state, {})
             scores |= {s: dict(v.values) for s, v in loop.executor.scores(["test"]).items()}
     chosen = standing.best_round or standing.round
-    save_model(folder / "model", setup, weights_in(state), {"round": chosen, "scores": scores, "run": folder.name})
+    about = {"round": chosen, "scores": scores, "run": folder.name}
+    if e.method.scored == "server":
+        save_model(folder / "model", setup, weights_in(state), about)
+    else:
+        loop.progress.say(f"{e.method.name} {NO_MODEL}: none is saved")
     content = {
         "checksum": checksum, "scores": scores, "round": chosen, "rounds": standing.round, "seconds": standing.seconds,
         "failed": standing.failures, "retried": standing.retries, "digest": digest(e),
@@ -181,7 +202,7 @@ def _conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
     if fits(manifest):
         draw_partition(manifest, folder / "report" / "partition.png")
     write_atomically(folder / "plan.json", Path(setup.data().file("plan.json")).read_bytes())
-    for name in (CONFIG, "plan.json", "per_class.csv", "report", "model"):
+    for name in (CONFIG, "plan.json", "per_class.csv", "report", *(["model"] if e.method.scored == "server" else [])):
         tracker.artifact(folder / name)
     # Last, since its presence says that the run is finished and everything else is there.
     write_atomically(folder / RESULT, json.dumps(content, indent=1).encode())

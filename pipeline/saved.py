@@ -23,6 +23,8 @@ from tasks.metrics import Metrics
 
 FORMAT = 1
 WEIGHTS, ABOUT = "weights.safetensors", "model.json"
+NO_MODEL = "trains no global model"
+"""Told of a method that is scored at its clients."""
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from torch import Tensor
 from pipeline import tree
 from pipeline.client import CPU
 from pipeline.contract import Global, Report, ServerSide, Tensors
-from pipeline.evaluate import DenseSplits, RankedSplits, evaluate
+from pipeline.evaluate import Scoring, evaluate
 from pipeline.seeds import torch_rng
 from pipeline.setup import Setup
 from tasks.contract import InputError
 from tasks.metrics import Scores
-from tasks.store import SPLITS, Split
+from tasks.store import SPLITS
 
 
 class Server:
@@ -35,9 +35,9 @@ class Server:
         self.model = setup.model()
         self.scorer = self.model if device == CPU else setup.model().to(device)
         self.data = data
-        ranking = setup.experiment.evaluation.metrics == "ranking"
-        self.splits = DenseSplits(data, objective, () if ranking else SPLITS)
-        self.ranked = RankedSplits(data, objective) if ranking else None
+        first = SPLITS if self.method.scored == "server" else ()
+        self.scoring = Scoring(data, objective, setup.experiment.evaluation.metrics, first)
+        self.splits, self.ranked = self.scoring.dense, self.scoring.ranked
         self.state: Global = self.method.begin(replace(self._side(0), told=told))
 
     def broadcast(self, round_: int) -> Global:
@@ -65,12 +65,8 @@ class Server:
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         """Scores of the current weights on ``splits`` (validation, test); a split without rows is left out."""
-        return {name: self._scores(name) for name in SPLITS if name in splits and self.data.size(name)}
-
-    def _scores(self, name: Split) -> Scores:
-        if self.ranked is not None:
-            return self.ranked.scores(self.scorer, self.state.weights, name)
-        return evaluate(self.scorer, self.state.weights, self.splits[name], self.objective).scores()
+        self.scorer.load_state_dict(self.state.weights)
+        return self.scoring.scores(self.scorer, splits)
 
     def snapshot(self) -> Tensors:
         """The state as path -> tensor."""
@@ -85,7 +81,7 @@ class Server:
         return ServerSide(
             self.model, self.cards, self.objective, self._validate,
             torch_rng(e.seed, "server", "round", round_), round_, e.federation.rounds,
-            concepts_CMD=self.setup.concepts_CMD,
+            concepts_CMD=self.setup.concepts_CMD, spec=self.data.manifest.spec, workspace=self.scorer,
         )  # fmt: skip
 
     def _validate(self, weights: Tensors) -> Tensor:

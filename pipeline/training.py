@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic
 
 import torch
 from torch import Tensor
 
+from models.augment import augment
 from models.classifier import Classifier
 from pipeline import tree
 from pipeline.blocks import load_sent
@@ -28,6 +30,8 @@ INFERENCE_ROWS, INFERENCE_VALUES = 512, 512 * 3 * 28 * 28
 """Rows without a length, and values of images, in one pass at most. ResNet-18 takes half a gigabyte for 512 images of
 28 pixels a side, and would take 2.6 for 512 of 64.
 """
+Change = Callable[[Tensor], Tensor]
+"""Of the stored inputs of a batch."""
 
 
 class UpdateError(RuntimeError):
@@ -83,7 +87,9 @@ def fit(
         torch_rng(seed, "client", client, "round", round_, "method"), letter or {},
     )  # fmt: skip
     local: Local[Any, Any] = training.method.local(side)
-    loss = _epochs(local, training, torch_rng(seed, "client", client, "round", round_, "order"))
+    order_rng = torch_rng(seed, "client", client, "round", round_, "order")
+    change = augmentation(training.optimizer, torch_rng(seed, "client", client, "round", round_, "augment"))
+    loss = _epochs(local, training, order_rng, change)
     update = local.update()
     wrong = tree.fault(update.weights, broadcast.weights) or tree.not_finite(update)
     if wrong:
@@ -91,15 +97,23 @@ def fit(
     return Fitted(update, local.memory(), loss, time.perf_counter() - began)
 
 
-def _epochs(local: Local[Any, Any], training: Training, order_rng: torch.Generator) -> float:
+def augmentation(options: OptimizerOptions, rng: torch.Generator) -> Change | None:
+    """What is done to the images of a mini-batch before they are trained on; None where nothing is."""
+    if not options.augments:
+        return None
+    horizontal, vertical = (options.flip in (way, "both") for way in ("horizontal", "vertical"))
+    return partial(augment, rng=rng, padding=options.crop, horizontal=horizontal, vertical=vertical)
+
+
+def _epochs(local: Local[Any, Any], training: Training, order_rng: torch.Generator, change: Change | None) -> float:
     rows = local.data()
     mean, size = 0.0, training.optimizer.batch_size or len(rows)
-    for epoch in range(training.epochs):
+    for epoch, _ in enumerate(local.epochs(training.epochs)):
         if epoch and local.refresh == "epoch":
             rows = local.data()
         active_N = local.active(rows).cpu()
         losses = [
-            local.step(pieces(rows, index_B, active_N, training.optimizer, local.model))
+            local.step(pieces(rows, index_B, active_N, training.optimizer, local.model, change))
             for index_B in batches(torch.randperm(len(rows), generator=order_rng), size, local.model.couples_rows)
         ]
         mean = float(torch.stack(losses).mean())
@@ -117,9 +131,15 @@ def batches(order_N: Tensor, size: int, couples_rows: bool) -> list[Tensor]:
 
 
 def pieces(
-    data: ClientData, index_B: Tensor, active_N: Tensor, options: OptimizerOptions, model: Classifier
+    data: ClientData,
+    index_B: Tensor,
+    active_N: Tensor,
+    options: OptimizerOptions,
+    model: Classifier,
+    change: Change | None = None,
 ) -> list[Batch]:
-    """A mini-batch as pieces whose losses, over the denominator of the whole, add up to its mean; maybe none.
+    """A mini-batch as pieces whose losses, over the denominator of the whole, add up to its mean; maybe none. change:
+    of its stored inputs.
 
     A model that couples rows (BatchNorm) needs them all at once: the savings would change its mathematics.
     """
@@ -134,8 +154,8 @@ def pieces(
     if not len(index_B):
         return []
     if not options.micro_tokens or data.length_N is None:
-        return [data.rows(index_B, whole)]
-    return [data.rows(part, whole) for part in by_length(index_B, data.length_N, options.micro_tokens)]
+        return [data.rows(index_B, whole, change)]
+    return [data.rows(part, whole, change) for part in by_length(index_B, data.length_N, options.micro_tokens)]
 
 
 def by_length(index_B: Tensor, length_N: Tensor, positions: int) -> Iterator[Tensor]:
@@ -164,7 +184,8 @@ def infer(model: Classifier, data: ClientData) -> Tensor:
     else:
         parts = list(by_length(index_N, data.length_N, INFERENCE_POSITIONS))
     device = next(model.parameters()).device  # which the server's rows are not on
-    z = torch.cat([model.encoder(data.rows(part).x.to(device)) for part in parts])
+    scaling = data.scaling.to(device)
+    z = torch.cat([model.encoder(scaling(data.stored(part).to(device))) for part in parts])
     model.train(was_training)
     out = torch.empty_like(z)
     out[torch.cat(parts)] = z

@@ -84,7 +84,7 @@ def fill(template: M, values: Mapping[str, Tensor]) -> M:
 def fault(message: object, template: object) -> str:
     """What is wrong with an update, '' if nothing: a tensor missing, extra, of another shape or type, or not finite."""
     got, expected = dict(tensors(message)), dict(tensors(template))
-    if not got:
+    if expected and not got:
         return "the update is empty"
     for path in sorted(expected.keys() | got.keys()):
         if path not in got or path not in expected:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import torch.nn.functional as F
 from torch import Tensor
+
+from tasks.prompts import Wording
+from tasks.scaling import Scaling
 
 Kind = Literal["single", "multi"]
 InputKind = Literal["tokens", "series", "image", "sparse"]
@@ -45,6 +46,9 @@ class TaskOptions:
     """Classes with fewer positive rows, over all splits, are left out of the label space (ExtraSensory: 11)."""
     image_size: int = 0
     """Height and width in pixels to which images are resized; 0: the data set's own default."""
+    normalise: str = "auto"
+    """How images in [0, 1] are scaled: ``auto``, by the data set (colour: ``imagenet``; grey: ``none``); ``imagenet``,
+    its mean and deviation; ``none``; or ``mean/deviation``, numbers for all channels or each (``0.5/0.5``)."""
     clients: int = 10
     """Number of clients (n in the papers); ``one_class``: as many as classes have rows, or 0, which is that number."""
     partition: Literal["k_classes", "dirichlet", "iid", "categories", "subjects", "one_class"] = "k_classes"
@@ -132,8 +136,8 @@ class InputSpec:
     std: tuple[float, ...] = ()
     """As ``mean``; the deviation to divide by, 1 where it is 0."""
     levels: int = 0
-    """Image only: where not 0, ``x`` is stored as whole numbers 0..levels (at most 255) and becomes
-    ``(x / levels - mean) / std`` when it is read."""
+    """Image only: where not 0, ``x`` is stored and held as whole numbers 0..levels (at most 255) and becomes
+    ``(x / levels - mean) / std`` batch by batch."""
     columns: Columns | None = None
     """Of a user's table only: what a sample was made of."""
 
@@ -144,6 +148,10 @@ class InputSpec:
         table = content.get("columns")
         columns = Columns(**{name: tuple(value) for name, value in table.items()}) if table else None
         return cls(kind=content["kind"], levels=content.get("levels", 0), columns=columns, **lists)
+
+    def scaling(self) -> Scaling:
+        """What stored inputs go through."""
+        return Scaling.of(self.levels, self.mean, self.std)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +174,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ClientData:
-    """All rows of one client, or of a split of the server. Fields as in ``Batch``, N rows; length_N: real positions
-    of a row (None where rows have no length: images).
+    """All rows of one client, or of a split of the server. Fields as in ``Batch``, N rows, but x as it is stored, which
+    ``scaling`` makes a batch's; length_N: real positions of a row (None where rows have no length: images).
     """
 
     x: Tensor
@@ -175,15 +183,24 @@ class ClientData:
     known_NC: Tensor
     weight_NC: Tensor
     length_N: Tensor | None = None
+    scaling: Scaling = field(default_factory=Scaling)
 
     def __len__(self) -> int:
         return len(self.y_NC)
 
-    def rows(self, index_B: Tensor, denominator: int | None = None) -> Batch:
-        """The rows at ``index_B`` as a batch, padding cut to their longest."""
+    def stored(self, index_B: Tensor) -> Tensor:
+        """Inputs of the rows at ``index_B`` as they are stored, padding cut to their longest."""
         x = self.x[index_B]
-        if self.length_N is not None and len(index_B):
-            x = x[:, : max(1, int(self.length_N[index_B].max()))]
+        if self.length_N is None or not len(index_B):
+            return x
+        return x[:, : max(1, int(self.length_N[index_B].max()))]
+
+    def rows(
+        self, index_B: Tensor, denominator: int | None = None, change: Callable[[Tensor], Tensor] | None = None
+    ) -> Batch:
+        """The rows at ``index_B`` as a batch, padding cut to their longest; change: of the stored inputs."""
+        x = self.stored(index_B)
+        x = self.scaling(x if change is None else change(x))
         size = len(index_B) if denominator is None else denominator
         return Batch(x, self.y_NC[index_B], self.known_NC[index_B], self.weight_NC[index_B], size, index_B)
 
@@ -238,28 +255,6 @@ class Objective:
         return (logits_BC > 0).to(logits_BC.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class ClientPlan:
-    """rows: ids of the client's training rows, ascending int64; classes: ascending indices of its identified
-    classes.
-    """
-
-    rows: npt.NDArray[np.int64]
-    classes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A partition: who holds what. Pure function of labels, options and seed; stored and logged as an artifact."""
-
-    clients: tuple[ClientPlan, ...]
-    validation: npt.NDArray[np.int64]
-    """Row ids held out for validation, ascending."""
-    seed: int
-    validation_client: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Client whose classes alone are known in each of them; empty: all classes are."""
-
-
 Encode = Callable[[pa.Table, InputSpec], pa.Table]
 
 
@@ -296,3 +291,5 @@ class Task:
     """Number of published folds, for ``options.fold``; 0: none."""
     table_names: Mapping[str, str] = field(default_factory=dict)
     """Class name -> what the co-occurrence table of a paper's authors calls it, where that is another word."""
+    wording: Wording | None = None
+    """How sentences speak of its pictures and classes, for text encoders; None: it has no prompts of its own."""

@@ -24,12 +24,13 @@ import pyarrow.compute as pc
 
 from tasks import places, shared
 from tasks.columns import Ints, list_parts
-from tasks.contract import InputError, Plan, Task, TaskOptions
+from tasks.contract import InputError, Task, TaskOptions
 from tasks.encoding import Encoding, kept_columns
+from tasks.images.pixels import normalised
 from tasks.labels import Labels
 from tasks.one_class import wrong_number
 from tasks.partition import make_plan
-from tasks.plans import digest
+from tasks.plans import Plan, digest
 from tasks.raw import raw_digest
 from tasks.rows import Owners, as_clients_know, owners, read_rows, resolved
 from tasks.sources import raw_folder
@@ -133,7 +134,7 @@ def _build(
     plan, owned = _planned(task, options, seed, table, labels)
     table, labels = as_clients_know(table, labels, plan, task.kind)
     used_N = np.isin(row_N, np.concatenate([row_N[:0], *(client.rows for client in plan.clients)]))
-    spec = task.fit(table.filter(pa.array(used_N)), options)
+    spec = normalised(task.fit(table.filter(pa.array(used_N)), options), options)
     every = tuple(range(labels.classes))
     job = Encoding(task, spec, (*(client.classes for client in plan.clients), every, every))
     log(f"{task.name}: encoding {len(row_N)} rows for {len(plan.clients)} clients")

@@ -16,7 +16,7 @@ from tasks.columns import Bools, Ints
 from tasks.contract import Kind
 
 Floats = npt.NDArray[np.float64]
-Metrics = Literal["decisions", "ranking"]
+Metrics = Literal["decisions", "ranking", "classification"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,14 @@ class Measure:
 @dataclass(frozen=True, slots=True)
 class Family:
     """The measures that are computed together, in the order of the records. The first is the primary one, by which a
-    round or a point is chosen; told: those of a progress line; compared: those in tables of several runs.
+    round or a point is chosen; told: those of a progress line; compared: those in tables of several runs; also: others
+    by which a round may be chosen, by name.
     """
 
     measures: tuple[Measure, ...]
     told: tuple[Measure, ...]
     compared: tuple[Measure, ...]
+    also: tuple[Measure, ...] = ()
 
     @property
     def primary(self) -> Measure:
@@ -56,9 +58,16 @@ P_AT, NDCG_AT, PSP_AT = (
     for name, word in (("p", "P"), ("ndcg", "nDCG"), ("psp", "PSP"))
 )
 MAP = Measure("map", "map", "mAP", "mAP")
+PRECISION = Measure("precision_macro", "precision", "precision", "macro precision")
+RECALL = Measure("recall_macro", "recall", "recall", "macro recall")
+AUC = Measure("auc", "auc", "AUC", "AUC")
+SUM = Measure("sum", "sum", "sum", "sum of five scores")
 FAMILIES: Mapping[Metrics, Family] = {
     "decisions": Family((F1_MACRO, ACCURACY), (F1_MACRO, ACCURACY), (F1_MACRO, ACCURACY)),
     "ranking": Family((*P_AT, *NDCG_AT, *PSP_AT, MAP), P_AT, (*P_AT, MAP)),
+    "classification": Family(
+        (F1_MACRO, ACCURACY, PRECISION, RECALL, AUC, SUM), (F1_MACRO, ACCURACY, AUC), (F1_MACRO, ACCURACY, AUC), (SUM,)
+    ),
 }
 """By ``evaluation.metrics``."""
 MEASURES: Mapping[str, Measure] = {m.name: m for family in FAMILIES.values() for m in family.measures}
@@ -99,7 +108,8 @@ class Decisions:
     """Scores in [0, 1]. Means run over the classes with support; a class without any scores 0 and counts in no mean.
 
     f1_C: F1 per class; accuracy_C: single-label, share of the class's rows that got it; multi-label, share of right
-    decisions where the class is known; support_C: known positive rows per class.
+    decisions where the class is known; support_C: known positive rows per class; precision_C: share of the decisions
+    for a class that are right, 0 where there is none.
     """
 
     macro_f1: float
@@ -108,6 +118,7 @@ class Decisions:
     f1_C: Floats
     accuracy_C: Floats
     support_C: Ints
+    precision_C: Floats
 
     def scores(self) -> Scores:
         """As records have them."""
@@ -137,8 +148,9 @@ def score(kind: Kind, predicted_NC: npt.ArrayLike, y_NC: npt.ArrayLike, known_NC
         accuracy = float(_ratio(true_C.sum(), support_C.sum()))
     else:
         accuracy_C = _ratio(((hit_NC == y) & known).sum(0), known.sum(0))
-        accuracy = _mean(accuracy_C[supported])
-    return Decisions(_mean(f1_C[supported]), accuracy, f1_C, accuracy_C, support_C.astype(np.int64))
+        accuracy = mean(accuracy_C[supported])
+    precision_C = _ratio(true_C, predicted_C)
+    return Decisions(mean(f1_C[supported]), accuracy, f1_C, accuracy_C, support_C.astype(np.int64), precision_C)
 
 
 def _zero_one(values: npt.ArrayLike) -> Bools:
@@ -154,5 +166,6 @@ def _ratio(part: Any, whole: Any) -> Floats:
     return np.asarray(part / np.maximum(whole, 1), dtype=np.float64)
 
 
-def _mean(values: Floats) -> float:
+def mean(values: Floats) -> float:
+    """The mean, 0 of nothing."""
     return float(values.mean()) if len(values) else 0.0

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasks.contract import ClientPlan, InputError, Task, TaskOptions
+from tasks.contract import InputError, Task, TaskOptions
+from tasks.plans import ClientPlan
 from tasks.strata import Rows
 
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from tasks.categories import categories
 from tasks.columns import Bools, Ints
-from tasks.contract import ClientPlan, InputError, Plan, Task, TaskOptions
+from tasks.contract import InputError, Task, TaskOptions
 from tasks.one_class import one_class
+from tasks.plans import ClientPlan, Plan
 from tasks.strata import Rows, check_present, generator, held, largest_remainder, named, stratified_holdout
 from tasks.subjects import subjects
 

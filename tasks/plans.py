@@ -1,13 +1,37 @@
-"""Plans as JSON, and their digest."""
+"""Partitions as plans: who holds what; plans as JSON, and their digest."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from tasks.contract import ClientPlan, InputError, Plan
+from tasks.columns import Ints
+from tasks.contract import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPlan:
+    """rows: ids of the client's training rows, ascending int64; classes: ascending indices of its identified
+    classes.
+    """
+
+    rows: Ints
+    classes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A partition: who holds what. Pure function of labels, options and seed; stored and logged as an artifact."""
+
+    clients: tuple[ClientPlan, ...]
+    validation: Ints
+    """Row ids held out for validation, ascending."""
+    seed: int
+    validation_client: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Client whose classes alone are known in each of them; empty: all classes are."""
 
 
 def digest(plan: Plan) -> str:

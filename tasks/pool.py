@@ -37,10 +37,10 @@ class Pool:
     def __len__(self) -> int:
         return len(self.row_N)
 
-    def inputs(self, index_B: Ints) -> torch.Tensor:
-        """Inputs of some rows as ``Batch.x`` has them, padded to their longest."""
+    def inputs(self, index_B: Ints, device: torch.device) -> torch.Tensor:
+        """Inputs of some rows as ``Batch.x`` has them, padded to their longest; they get there as they are stored."""
         x, _ = inputs(self.x.take(pa.array(index_B)), self.spec)
-        return x
+        return self.spec.scaling().to(device)(x.to(device))
 
 
 def pool(prepared: Prepared, owner_I: Sequence[int], owners: int) -> Pool:

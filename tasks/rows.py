@@ -15,10 +15,11 @@ import pyarrow.compute as pc
 
 from tasks.bad_rows import skipped
 from tasks.columns import Ints
-from tasks.contract import InputError, Kind, Plan, Task, TaskOptions
+from tasks.contract import InputError, Kind, Task, TaskOptions
 from tasks.disclose import known_matrix
 from tasks.labels import Labels
 from tasks.leaks import twins
+from tasks.plans import Plan
 from tasks.sources import raw_folder
 
 SPLITS = ("train", "validation", "test")

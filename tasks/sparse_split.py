@@ -54,4 +54,4 @@ class SparseSplit:
         none = torch.zeros(len(labels), 0)
         known, classes = self.known.slice(start, len(labels)), labels.classes
         known_BC = None if nulls(known).all() else known_matrix(known, range(classes), classes)
-        return Part(ClientData(x, none, none, none, length_B), labels, known_BC)
+        return Part(ClientData(x, none, none, none, length_B, self.spec.scaling()), labels, known_BC)

@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 from tasks import places
 from tasks.cards import Cards
 from tasks.columns import Ints, table_digest
-from tasks.contract import ClientData, InputError, InputSpec, Kind, Objective, Plan, TaskOptions
-from tasks.plans import digest, plan_from_json, plan_to_json
+from tasks.contract import ClientData, InputError, InputSpec, Kind, Objective, TaskOptions
+from tasks.plans import Plan, digest, plan_from_json, plan_to_json
 from tasks.sparse_split import SparseSplit
 from tasks.tensors import client_data
 

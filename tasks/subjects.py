@@ -10,8 +10,9 @@ import heapq
 import numpy as np
 
 from tasks.columns import Ints
-from tasks.contract import ClientPlan, InputError, Task, TaskOptions
+from tasks.contract import InputError, Task, TaskOptions
 from tasks.labels import Labels
+from tasks.plans import ClientPlan
 from tasks.strata import Rows, check_present, dealt, generator
 
 

@@ -15,17 +15,17 @@ from tasks.labels import Labels
 
 
 def client_data(table: Any, spec: InputSpec, classes: int, objective: Objective, default: Sequence[int]) -> ClientData:
-    """The tensors of a stored table: x is as ``Batch`` has it, zero padded where rows have a length. default: the
-    classes that are known where ``known`` is null.
+    """The tensors of a stored table, zero padded where rows have a length. default: the classes that are known where
+    ``known`` is null.
     """
     x_N, length_N = inputs(table["x"], spec)
     y_NC = torch.from_numpy(Labels.of_lists(table["labels"], classes).matrix().astype(np.float32))
     known_NC = torch.from_numpy(known_matrix(table["known"], default, classes).astype(np.float32))
-    return ClientData(x_N, y_NC, known_NC, objective.weights(y_NC, known_NC), length_N)
+    return ClientData(x_N, y_NC, known_NC, objective.weights(y_NC, known_NC), length_N, spec.scaling())
 
 
 def inputs(column: Any, spec: InputSpec) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The stored inputs as a tensor, and their lengths (None where they have none)."""
+    """The inputs as a tensor, as they are stored (``ClientData.x``), and their lengths (None where they have none)."""
     if spec.kind == "tokens":
         x_NL, length_N = padded(column, np.int32)
         return torch.from_numpy(x_NL), torch.from_numpy(length_N)
@@ -35,11 +35,5 @@ def inputs(column: Any, spec: InputSpec) -> tuple[torch.Tensor, torch.Tensor | N
             x_NL = np.zeros((len(x_NL), 2), dtype=np.float32)
         return torch.from_numpy(x_NL.reshape(len(x_NL), -1, 2)), torch.from_numpy(length_N // 2)
     values, _ = list_parts(column)
-    x_N = np.array(values, dtype=np.float32).reshape(len(column), *spec.shape)
-    if spec.levels:
-        x_N /= np.float32(spec.levels)
-        if spec.mean:
-            per_channel = (-1, *(1 for _ in spec.shape[1:]))
-            x_N -= np.array(spec.mean, dtype=np.float32).reshape(per_channel)
-            x_N /= np.array(spec.std, dtype=np.float32).reshape(per_channel)
+    x_N = np.array(values, dtype=np.uint8 if spec.levels else np.float32).reshape(len(column), *spec.shape)
     return torch.from_numpy(x_N), None

@@ -15,6 +15,7 @@ from pipeline.optimizers import OptimizerOptions
 from pipeline.tracking import TrackingOptions
 from tasks.contract import TaskOptions
 from tasks.sources import find_task
+from tests.made_concepts import with_concepts
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +56,10 @@ def s3(monkeypatch, _s3_server):
     return f"s3://{bucket}"
 
 
+SMALL = {"fedbm": {"cgde": False}}
+"""Options of methods that do not fit the toys by their defaults: the generator makes images."""
+
+
 @pytest.fixture
 def experiment():
     """A small experiment: 4 clients of a toy task, 3 per round, serial, no MLflow; keywords replace options."""
@@ -62,7 +67,7 @@ def experiment():
     def make(method="fedavg", task="toy-single", *, seed=1, options=None, **sections) -> Experiment:
         base = Experiment(
             task=TaskOptions(name=task, clients=4, classes_per_client=2, min_count=1, max_tokens=32, validation=0.1),
-            method=METHODS[method](**(options or {})),
+            method=METHODS[method](**(SMALL.get(method, {}) | (options or {}))),
             model=ModelOptions(width=16, heads=2, feedforward=8, dropout=0.1, names_width=16),
             federation=FederationOptions(rounds=3, clients_per_round=3, epochs=2),
             optimizer=OptimizerOptions(lr=0.01, batch_size=16, micro_tokens=64),
@@ -76,6 +81,7 @@ def experiment():
                 base, task=dataclasses.replace(base.task, partition="one_class", clients=classes)
             )
         changed = {name: dataclasses.replace(getattr(base, name), **values) for name, values in sections.items()}
-        return dataclasses.replace(base, **changed)
+        made = dataclasses.replace(base, **changed)
+        return with_concepts(made) if made.method.concepts and not made.model.names_model else made
 
     return make

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tasks.contract import InputError
 from tasks.sources import nearest
-from tuning.tables import MACRO_ACCURACY, MACRO_F1, MAP, P_AT_1, P_AT_3, P_AT_5, Paper
+from tuning.tables import ACCURACY, MACRO_ACCURACY, MACRO_F1, MAP, P_AT_1, P_AT_3, P_AT_5, Paper
 
 LAMBDAS = (1, 10, 100, 150, 200, 500)
 """Of FedALC's Tables V and VI."""
@@ -74,6 +74,62 @@ PAPERS: dict[str, Paper] = {
         convention=True,
         beside=dict.fromkeys(("COCO", "VOC12", "VOC07", "FLAIR"), ("FedAvg",))
         | dict.fromkeys(("EURLex", "Bibtex", "AmazonCat", "Amazon670K", "WikiLSHTC"), ("FedAvg-fixed", "FedALC-fixed")),
+    ),
+    "fedbm": Paper(
+        title="FedBM (2025)",
+        published="FedBM",
+        tables=("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII"),
+        own="FedBM",
+        data={
+            **{
+                f"{name}, beta={beta}": f"{name.lower()}-{beta}"
+                for name in ("OCT-C8", "Kvasir-v2", "HAM10000", "PBC")
+                for beta in ("0.05", "0.1")
+            },
+            "FEMNIST, by-user": "femnist",
+        },
+        methods={
+            "Central": "central",
+            "FedAvg": "fedavg",
+            "FedDyn": "feddyn",
+            "FedProx": "fedprox",
+            "FedRep": "fedrep",
+            "FedROD": "fedrod",
+            "FedNH": "fednh",
+            "FedProto": "fedproto",
+            "FedETF": "fedetf",
+            "SCAFFOLD": "scaffold",
+            "FedBM": "fedbm",
+            "FedBM w/o LKCC": "fedbm-no-lkcc",
+            "FedBM w/o CGDE": "fedbm-no-cgde",
+            "LKCC (25%)": "lkcc-25",
+            "LKCC (50%)": "lkcc-50",
+            "LKCC (75%)": "lkcc-75",
+            "LKCC (100%)": "lkcc-100",
+            "Baseline": "baseline",
+            "Random (Freezing)": "frozen-random",
+            "Embedding (Averaging)": "frozen-mean",
+            "Embedding (Distribution)": "frozen-distribution",
+            "FedBM w/o Concept Conditions": "fedbm-no-concepts",
+            "FedBM w/o L_div": "fedbm-no-div",
+            "FedBM w/o L_dis": "fedbm-no-dis",
+            "FedBM lambda_div=0.1": "fedbm-div-0.1",
+            "FedBM lambda_div=1.0": "fedbm-div-1",
+            "FedBM lambda_div=10": "fedbm-div-10",
+            "FedBM lambda_dis=0.1": "fedbm-dis-0.1",
+            "FedBM lambda_dis=1": "fedbm-dis-1",
+            "FedBM lambda_dis=10": "fedbm-dis-10",
+            "FedBM plm=Bert": "fedbm-bert",
+            "FedBM plm=RoBERTa": "fedbm-roberta",
+            "FedBM plm=BiomedCLIP": "fedbm-biomedclip",
+        },
+        metrics=(ACCURACY, MACRO_F1),
+        seeds=(0, 1, 2),
+        reported="best_sum",
+        beside=dict.fromkeys(
+            (*(f"{name}, beta={beta}" for name in ("HAM10000", "PBC") for beta in ("0.05", "0.1")), "FEMNIST, by-user"),
+            ("FedBM w/o LKCC", "FedBM w/o CGDE"),
+        ),
     ),
 }
 """By the name that ``anchorfl table`` takes."""

@@ -143,13 +143,44 @@ SPACES: Mapping[str, Declared] = {
             "optimizer.lr": Range(0.01, 1, "log", reason="a decade to each side of FedALC's 0.1"),
         }
     ),
+    "fedbm": Declared(
+        {
+            "tau": Choice((7.5, 12.5, 17.5), reason="those of the reference scripts, by data set and beta"),
+            "lambda_dis": Choice((0.0, 0.1, 1.0, 10.0), reason="the paper's own list, and without"),
+            "generated": Choice((8, 16, 32), reason="the paper's own list"),
+        },
+        warm_up=10,  # the generator's first training is after round 5
+    ),
+    "feddyn": Declared(
+        {"alpha": Range(1e-3, 1, "log", reason="the authors' list, .001 to .1, and a decade above it")},
+        warm_up=3,  # the first drifts are zeros
+    ),
+    "fedetf": Declared(
+        {
+            "gamma": Range(0, 2, reason="0 is plain cross-entropy; the authors take 1"),
+            "first_scale": Range(1, 20, "log", reason="the authors' 1 for residual networks and 10 for small ones"),
+        }
+    ),
+    "fednh": Declared(
+        {"rho": Range(0.5, 1, reason="at 1 prototypes stay where they were drawn; the authors take 0.9")},
+        warm_up=5,  # prototypes move by a tenth in a round
+    ),
     "flag": Declared({"optimizer.lr": Range(0.01, 1, "log", reason="a decade to each side of FedALC's 0.1")}),
+    "fedproto": Declared(
+        {"lam": Range(0.01, 10, "log", reason="weight of the distance to the prototypes; the authors take 1 and .1")},
+        warm_up=3,  # there are no prototypes before round 2
+    ),
     "fedprox": Declared(
         {"mu": Range(1e-5, 1, "log", reason="the authors' list, .001 to 1, and the two smaller values of FedAlign")}
     ),
     "fedpu": Declared(
         {"lam": Range(0.01, 10, "log", reason="weight of what unlabelled rows say; the authors take 1")}, warm_up=2
     ),
+    "fedrep": Declared(
+        {"head_epochs": Range(1, 10, integer=True, reason="as many as of the body at least; the authors take 10")},
+        warm_up=3,  # a client's head is the first one until it has taken part
+    ),
+    "fedrod": Declared({"gamma": Range(0, 2, reason="0 is plain cross-entropy; the authors take 1")}),
     "fedrs": Declared({"alpha": Range(0, 1, reason="its whole range; the authors' list is .1, .25, .5, .75, .9")}),
     "moon": Declared(
         {

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.checkpoint import write_atomically
+from tasks.metrics import SUM
 from tuning.convention import counted_of
 from tuning.page import Block, markdown
 from tuning.table_figures import curves, curves_csv, dots
@@ -40,6 +41,7 @@ VARIED = "A published figure, and with it a verdict, stands at the preset's own 
 REPORTED = {
     "last": "last round",
     "best": "round with the best validation {primary}",
+    "best_sum": f"round with the best validation {SUM.shown}",
     "last5": "mean of the last five scored rounds",
 }
 

@@ -37,6 +37,7 @@ class Metric:
 
 
 MACRO_F1 = Metric.of("macro_f1", metrics.F1_MACRO)
+ACCURACY = Metric.of("accuracy", metrics.ACCURACY)
 MACRO_ACCURACY = Metric.of("macro_accuracy", metrics.ACCURACY)
 P_AT_1, P_AT_3, P_AT_5 = (Metric.of(f"p@{k}", m) for k, m in zip(metrics.CUTS, metrics.P_AT, strict=True))
 MAP = Metric.of("map", metrics.MAP)
@@ -55,11 +56,11 @@ class Paper:
     """The tables of a paper that are run again. published: its name in ``published.csv``; own: its own method, which
     the others are tested against; data, methods: as published -> folder and file of the preset, in the order of the
     page; reported: which figure of a run is compared, the ``last`` round's, that of the round with the ``best``
-    validation score, or the mean of the ``last5``; seeds: the authors'; in_label: settings that belong to the method
-    (``lambda=10``); given: those that all rows of a data set share (``K=5``), which the presets have; any other belongs
-    to the data set; quoted: methods whose figures are not run again; beside: data set -> methods that it is run with
-    beside the published ones; convention: whether communication is shown as FedALC counts it, too; file: the published
-    figures.
+    validation score or with the best of a named one (``best_sum``), or the mean of the ``last5``; seeds: the authors';
+    in_label: settings that belong to the method (``lambda=10``); given: those that all rows of a data set share
+    (``K=5``), which the presets have; any other belongs to the data set; quoted: methods whose figures are not run
+    again; beside: data set -> methods that it is run with beside the published ones; convention: whether communication
+    is shown as FedALC counts it, too; file: the published figures.
     """
 
     title: str
@@ -70,7 +71,7 @@ class Paper:
     methods: Mapping[str, str]
     metrics: tuple[Metric, ...]
     seeds: tuple[int, ...]
-    reported: Literal["last", "best", "last5"] = "last"
+    reported: Literal["last", "best", "best_sum", "last5"] = "last"
     in_label: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
     quoted: tuple[str, ...] = ()

@@ -133,7 +133,7 @@ def fit(
     trainable: Callable[..., None], work: Any, resources: Sequence[dict[str, float]], at_once: int, **tuner: Any
 ) -> Any:
     """Run trials of ``trainable(config, work)`` to their end; Tune's results. ``tuner``: search_alg, scheduler, stop,
-    param_space, num_samples.
+    param_space, num_samples; reuse_actors: whether a process takes the next trial (true unless said otherwise).
     """
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # records are our own
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
@@ -150,7 +150,7 @@ def fit(
         callbacks=tuner.pop("callbacks", None),
     )
     space = tuner.pop("param_space", None)
-    config = TuneConfig(reuse_actors=True, max_concurrent_trials=at_once, **tuner)
+    config = TuneConfig(reuse_actors=tuner.pop("reuse_actors", True), max_concurrent_trials=at_once, **tuner)
     placed = tune.with_resources(tune.with_parameters(trainable, work=work), PlacementGroupFactory(list(resources)))
     try:
         return Tuner(placed, run_config=run, tune_config=config, param_space=space).fit()

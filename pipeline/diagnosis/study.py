@@ -20,6 +20,7 @@ from pipeline.folder import read_config
 from pipeline.journal import read_json
 from pipeline.rounds import MEMORY, STATE
 from pipeline.run import make_setup
+from pipeline.saved import NO_MODEL
 from pipeline.server import Server
 from pipeline.setup import Setup, one_thread
 from pipeline.training import infer
@@ -96,16 +97,20 @@ class Study:
 def part_of(data: ClientData, index_B: Tensor) -> ClientData:
     """Some rows, in that order."""
     length_N = None if data.length_N is None else data.length_N[index_B]
-    return ClientData(data.x[index_B], data.y_NC[index_B], data.known_NC[index_B], data.weight_NC[index_B], length_N)
+    taken = {name: getattr(data, name)[index_B] for name in ("x", "y_NC", "known_NC", "weight_NC")}
+    return replace(data, length_N=length_N, **taken)
 
 
 def open_study(folder: Path, say: Callable[[str], None]) -> Study:
     """Open a run folder, in this process and on the CPU, whatever it ran on.
 
-    Raises InputError where it holds no completed round, or the data on this machine are not those of the run.
+    Raises InputError where it holds no completed round, its method trains no global model, or the data on this machine
+    are not those of the run.
     """
     one_thread()
     experiment = from_tree(read_config(folder))
+    if experiment.method.scored == "clients":
+        raise InputError(f"{folder}: {experiment.method.name} {NO_MODEL}: there is none to diagnose")
     last = Checkpoints(folder).load()
     if last is None:
         raise InputError(f"{folder} holds no completed round: go on with 'anchorfl resume {folder}'")

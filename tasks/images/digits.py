@@ -15,9 +15,13 @@ import pyarrow as pa
 
 from tasks.columns import fixed_lists, list_parts
 from tasks.contract import InputSpec, Source, Task, TaskOptions
+from tasks.prompts import Wording
 from tasks.strata import stratified_holdout
 
 CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+WORDING = Wording(
+    ("handwriting image", "handwriting sample", "handwriting scan"), {name: f"digit {name}" for name in CLASSES}
+)
 TEST_SHARE = 0.2
 TEST_SEED = 8
 BRIGHTEST = 16
@@ -41,6 +45,7 @@ def digits() -> Task:
         read=read,
         fit=fit,
         encode=encode,
+        wording=WORDING,
     )
 
 

@@ -28,6 +28,7 @@ from tasks.columns import Ints
 from tasks.contract import InputError, InputSpec, Source, Task, TaskOptions
 from tasks.images.json_file import listed, parsed, whole
 from tasks.images.pixels import LEVELS, Pixels, encode_pixels, image_spec, pixel_column
+from tasks.prompts import Wording
 from tasks.sources import find_files
 
 CLASSES = (
@@ -84,6 +85,7 @@ def femnist() -> Task:
         encode=encode_pixels,
         groups=GROUPS,
         subjects="writer",
+        wording=Wording(("handwriting image", "handwriting sample", "handwriting scan")),
     )
 
 

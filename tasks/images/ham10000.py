@@ -25,6 +25,7 @@ from tasks.contract import InputError, InputSpec, Source, Task, TaskOptions
 from tasks.images.folders import split_7_1_2, table_of
 from tasks.images.ham10000_rows import DIAGNOSES, Rows, photographs, read_metadata, read_pixels, thumbnails
 from tasks.images.pixels import encode_images, image_spec
+from tasks.prompts import Wording
 from tasks.sources import file_names, find_file, find_files, variant
 
 CLASSES = tuple(DIAGNOSES.values())
@@ -54,6 +55,7 @@ def ham10000() -> Task:
         fit=fit,
         encode=encode_images,
         subjects="lesion",
+        wording=Wording(("dermatoscopic image", "dermatoscopic photo", "skin lesion photo")),
     )
 
 

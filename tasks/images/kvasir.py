@@ -16,6 +16,7 @@ from tasks.bad_rows import BadRows
 from tasks.contract import InputSpec, Source, Task, TaskOptions
 from tasks.images.folders import image_table, list_folders, same_content, split_7_1_2
 from tasks.images.pixels import encode_paths, image_spec
+from tasks.prompts import Wording
 
 FOLDERS = {
     "dyed-lifted-polyps": "dyed lifted polyp",
@@ -49,6 +50,7 @@ def kvasir_v2() -> Task:
         read=read,
         fit=fit,
         encode=encode_paths,
+        wording=Wording(("endoscopic image", "endoscopic photo")),
     )
 
 

@@ -19,6 +19,7 @@ from tasks.bad_rows import BadRows
 from tasks.contract import InputSpec, Source, Task, TaskOptions
 from tasks.images.folders import Listing, image_table, list_folders
 from tasks.images.pixels import encode_paths, image_spec
+from tasks.prompts import Wording
 
 FOLDERS = {
     "AMD": "age-related macular degeneration",
@@ -52,6 +53,7 @@ def oct_c8() -> Task:
         read=read,
         fit=fit,
         encode=encode_paths,
+        wording=Wording(("OCT image", "OCT photo", "OCT scan")),
     )
 
 

@@ -23,6 +23,7 @@ from tasks.columns import Ints
 from tasks.contract import InputError, InputSpec, Source, Task, TaskOptions
 from tasks.images.folders import image_table, list_folders, same_content, split_7_1_2, table_of
 from tasks.images.pixels import Pixels, encode_images, image_spec, load_arrays, pixel_column
+from tasks.prompts import Wording
 from tasks.sources import file_names, find_file, nearest, variant
 
 FOLDERS = {
@@ -62,6 +63,7 @@ def pbc() -> Task:
         read=read,
         fit=fit,
         encode=encode_images,
+        wording=Wording(("microscopic image", "microscopic photo", "blood smear image")),
     )
 
 

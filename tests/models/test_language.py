@@ -16,32 +16,17 @@ import torch
 from models import language
 from models.build import ModelOptions
 from models.label_names import NamesError
-from models.language import from_language_model, mean_states
+from models.language import from_language_model
+from models.text_encoders import mean_states
+from tests.tiny_bert import WORDS, saved_bert
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "photo", "of", "lying", "down", "sit", "##ting", "."]
 NAMES = ("lying_down", "sitting", "of")
 PROMPTS = ("{name}", "a photo of {name}.")
-WIDTH = 12
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A saved BERT of two layers, with dropout that evaluation must turn off."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    transformers = pytest.importorskip(
-        "transformers", reason="transformers is not installed: pip install 'anchorfl[plm]'"
-    )
-    place = tmp_path_factory.mktemp("bert")
-    config = transformers.BertConfig(
-        vocab_size=len(WORDS), hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16,
-        max_position_embeddings=16, hidden_dropout_prob=0.5,
-    )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.default_generator.manual_seed(5)
-        transformers.BertModel(config).save_pretrained(place)
-    (place / "vocab.txt").write_text("\n".join(WORDS))
-    transformers.BertTokenizerFast(str(place / "vocab.txt")).save_pretrained(place)
-    return place
+    return saved_bert(tmp_path_factory.mktemp("bert"))
 
 
 def by_hand(folder, text):

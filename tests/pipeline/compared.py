@@ -51,9 +51,9 @@ def nobody(busy: int, done: int, failed: int) -> None:
 # ------------------------------------------------------------------------------- a network that NumPy computes, float64
 
 
-def dense() -> Classifier:
-    """tanh(x A' + a) W' + b, with weights large enough to bend."""
-    model = Classifier(nn.Sequential(nn.Linear(F, D), nn.Tanh()), LinearHead(D, C), MaskSource()).double()
+def dense(head: nn.Module | None = None) -> Classifier:
+    """tanh(x A' + a) W' + b, with weights large enough to bend; or another head on that encoder."""
+    model = Classifier(nn.Sequential(nn.Linear(F, D), nn.Tanh()), head or LinearHead(D, C), MaskSource()).double()
     rng = np.random.default_rng(11)
     with torch.no_grad():
         for p in model.parameters():
@@ -86,10 +86,10 @@ def server(model, cards):
     return ServerSide(model, cards, Objective("single"), None, torch.Generator(), 1, 1)
 
 
-def started(method, kind="single", *, memory=None, options=PLAIN, state=None):
-    """The client half on a fresh ``dense``, and the whole client as one mini-batch in two pieces."""
+def started(method, kind="single", *, memory=None, options=PLAIN, state=None, model=None):
+    """The client half on a fresh ``dense``, or on ``model``, and the whole client as one mini-batch in two pieces."""
     card, data = rows_of(kind)
-    model = dense().train()
+    model = (dense() if model is None else model).train()
     sent = method.begin(server(model, [card])) if state is None else state
     model.load_state_dict(sent.weights)
     side = ClientSide(model, sent, card, data, memory or {}, Objective(kind), options, infer, torch.Generator())
@@ -157,9 +157,10 @@ def fitted(method, kind="single", *, memory=None, state=None, options=PLAIN, epo
     """One client in one round; ``model``: the work-space."""
     card, data = rows_of(kind, seed)
     model = dense() if model is None else model
-    sent = method.begin(server(model, [card])) if state is None else state
+    side = server(model, [card])
+    sent = method.broadcast(method.begin(side), side) if state is None else state
     training = Training(method, Objective(kind), options, epochs, 3)
-    return fit(training, model, card, data, sent, memory or {}, round_)
+    return fit(training, model, card, data, sent, memory or method.first_memory(model), round_)
 
 
 # -------------------------------------------------------------------------------------------------------- ragged texts
@@ -193,10 +194,11 @@ def trained(method, options, *, dropout=0.0, double=False):
     model, clients = network(dropout), [texts(0), texts(1)]
     model = model.double() if double else model
     side = server(model, [card for card, _ in clients])
-    state, memories = method.begin(side), [{}, {}]
+    state, memories = method.begin(side), [method.first_memory(model) for _ in clients]
     training = Training(method, Objective("single"), options, 2, 5)
     for round_ in (1, 2):
-        got = [fit(training, model, *clients[i], state, memories[i], round_) for i in (0, 1)]
+        sent = method.broadcast(state, side)
+        got = [fit(training, model, *clients[i], sent, memories[i], round_) for i in (0, 1)]
         reports = [Report(card, one.update) for (card, _), one in zip(clients, got, strict=True)]
         state, memories = method.merge(state, reports, side), [one.memory for one in got]
     return got[0].update

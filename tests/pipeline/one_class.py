@@ -48,7 +48,7 @@ class Rows:
     def __len__(self):
         return len(self.x_NF)
 
-    def inputs(self, index_B):
+    def inputs(self, index_B, device):
         return self.x_NF[torch.from_numpy(index_B)]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.heads import LinearHead
-from pipeline.blocks import mean_of, percentiles, rows_by_holder, weights_of
+from pipeline.blocks import log_prior, mean_of, percentiles, rows_by_holder, weights_of
 
 QUICK = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 SEEDS = st.integers(0, 2**32)
@@ -157,3 +157,21 @@ def test_weights_are_copies_and_include_buffers():
         head.weight.zero_()
     assert torch.equal(taken["weight"], want)
     assert not taken["weight"].requires_grad
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
+def test_balanced_softmax_equals_numpy(gamma):
+    """The shifted softmax is n_c^gamma e^(s_c) over its sum, with counts of at least 1 (Ren et al., NeurIPS 2020)."""
+    count_C, s_BC = np.array([40, 0, 1, 7, 0]), np.random.default_rng(3).normal(size=(6, 5))
+    shift_C = log_prior(torch.from_numpy(count_C), gamma)
+    assert shift_C.dtype == torch.float64
+    assert not shift_C[[1, 2, 4]].any()  # without a sample as with one
+    weight_C = np.array([40, 1, 1, 7, 1]) ** gamma
+    want = weight_C * np.exp(s_BC) / (weight_C * np.exp(s_BC)).sum(1, keepdims=True)
+    got = (torch.from_numpy(s_BC) + shift_C).softmax(-1)
+    assert np.allclose(got.numpy(), want, rtol=1e-12, atol=0)
+
+
+def test_equal_counts_and_a_power_of_zero_shift_nothing():
+    assert torch.equal(log_prior(torch.tensor([0, 3, 9]), 0.0), torch.zeros(3, dtype=torch.float64))
+    assert len(log_prior(torch.tensor([5, 5, 5]), 1.0).unique()) == 1

@@ -13,6 +13,7 @@ import torch
 
 import tasks
 from pipeline import methods
+from pipeline.concepts import asked_of
 from pipeline.config import read_preset
 from pipeline.experiment import ClusterOptions
 from pipeline.methods import fedprox
@@ -21,6 +22,8 @@ from pipeline.run import run
 from pipeline.tracking import TrackingOptions
 from tasks.contract import InputError, Objective, TaskOptions
 from tasks.ingest import prepare
+from tasks.sources import find_task
+from tests.tiny_bert import saved_bert
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -82,6 +85,15 @@ def test_one_class_preset_of_the_page_runs(tmp_path):
 
 def quiet(line):
     """Nobody listens."""
+
+
+def test_concepts_of_the_page_are_what_a_run_asks_for(example, experiment, tmp_path):
+    model = saved_bert(tmp_path)
+    file = example("concepts.md", "concepts").write("digits", str(model), tmp_path / "out")
+    e = experiment("fedavg", "digits", model={"names_model": str(model)})
+    asked = asked_of(e, find_task("digits").class_names)
+    assert file == asked.file(tmp_path / "out")
+    assert file.is_file()
 
 
 def test_gestures_of_the_page_are_prepared_and_a_bad_line_is_named(example, tmp_path, monkeypatch):

@@ -10,12 +10,14 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.evaluate import logits_of
+from pipeline.journal import read_records
 from pipeline.methods import METHODS
 from pipeline.run import make_setup, run
 from pipeline.saved import load_model
+from tasks.contract import InputError
 from tasks.metrics import score
 
-TOYS = ("toy-single", "toy-multi")
+TOYS = {"single": "toy-single", "multi": "toy-multi"}
 PARTITIONS = ("k_classes", "dirichlet", "iid")
 VARIANTS = [(name, {}) for name in METHODS] + [
     ("fedalign", {"alignment": False}),
@@ -24,28 +26,52 @@ VARIANTS = [(name, {}) for name in METHODS] + [
     ("fedalign", {"anchor_score": "dot", "positive_f1_gate": 0.5, "q1": 90.0, "aggregate_pseudo": True}),
     ("fedalign", {"refresh": "epoch"}),
     ("fedavg", {"weighting": "uniform"}),
+    ("fedproto", {"inference": "prototype"}),
+    ("fedrep", {"scored": "clients", "head_epochs": 1}),
 ]
+SINGLE_LABEL = {"fedbm", "fedetf", "fednh", "fedproto", "fedrod"}
+"""Methods whose softmax has no counterpart where classes do not exclude each other."""
 
 
 def quiet(line: str) -> None:
     """Nobody listens."""
 
 
-@pytest.mark.parametrize("task", TOYS)
-@pytest.mark.parametrize(("method", "options"), VARIANTS, ids=lambda v: str(v))
+@pytest.mark.parametrize(
+    ("method", "options", "task"),
+    [(m, o, TOYS[kind]) for m, o in VARIANTS for kind in METHODS[m].kinds],
+    ids=lambda v: str(v),
+)
 def test_every_method_trains_on_every_toy_task(experiment, tmp_path, method, options, task):
     e = experiment(method, task, options=options)
     result = run(e, tmp_path / "run", quiet)
+    assert 0 <= result.scores["test"]["f1_macro"] <= 1
+    if e.method.scored == "clients":  # their models are theirs: tests/pipeline/test_own_scores.py
+        records = read_records(tmp_path / "run")[0]
+        assert records[-1].metrics["test/accuracy"] != records[0].metrics["test/accuracy"]
+        assert not (tmp_path / "run" / "model").exists()
+        return
     start = make_setup(e, quiet).model().state_dict()
     end = load_file(tmp_path / "run" / "model" / "weights.safetensors")
     assert end.keys() == start.keys()
     assert all(bool(torch.isfinite(w).all()) for w in end.values())
     assert any(not torch.equal(start[name], end[name]) for name in end)
-    assert 0 <= result.scores["test"]["f1_macro"] <= 1
     saved = load_model(tmp_path / "run" / "model")
     rows = make_setup(e, quiet).data().split("test", saved.objective)
     again = score(saved.kind, saved.objective.predict(logits_of(saved.model, rows)), rows.y_NC, rows.known_NC)
     assert again.scores().values == result.scores["test"], "the saved model is the one that was scored"
+
+
+def test_methods_for_one_kind_of_task_refuse_the_other(experiment, tmp_path):
+    """In one line, before anything starts."""
+    assert {name for name, method in METHODS.items() if method.kinds != ("single", "multi")} == SINGLE_LABEL
+    for name in SINGLE_LABEL:
+        with pytest.raises(InputError) as caught:
+            run(experiment(name, TOYS["multi"]), tmp_path / name, quiet)
+        assert str(caught.value) == (
+            f"method '{name}' is for single-label tasks, and 'toy-multi' is multi-label: choose another method or task"
+        )
+        assert not (tmp_path / name / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize(

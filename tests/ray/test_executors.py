@@ -37,10 +37,11 @@ def on_ray(e, **cluster):  # two actors are enough for most tests, and start in 
     return dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="ray", **cluster))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedalign", "moon", "scaffold"])
+@pytest.mark.parametrize("method", ["fedavg", "fedalign", "feddyn", "fedrep", "fedrod", "moon", "scaffold"])
 def test_serial_and_ray_give_one_checksum(experiment, tmp_path, method):
-    """One actor per client, two clients per actor, all clients in one actor: the serial run's bits. MOON remembers more
-    than FedAvg, SCAFFOLD also sends more; the other methods differ from it inside a client alone.
+    """One actor per client, two clients per actor, all clients in one actor: the serial run's bits. MOON and FedROD
+    remember more than FedAvg, SCAFFOLD also sends more, FedDyn sends another model than the one that is scored, FedRep
+    a part of it; the other methods differ from it inside a client alone.
     """
     e = experiment(method)
     expected = run(e, tmp_path / "serial", quiet)
@@ -70,10 +71,12 @@ def test_serial_and_ray_give_one_checksum_with_letters(experiment, tmp_path, met
 
 
 def test_serial_and_ray_give_one_checksum_with_batch_norm(experiment, tmp_path):
-    """Its statistics are floats to be averaged and counters that are whole numbers; both travel with the weights."""
+    """Its statistics are floats to be averaged and counters that are whole numbers; both travel with the weights.
+    Images are cropped and flipped by the same draws.
+    """
     e = experiment(
         "fedavg", "digits", federation={"rounds": 2, "clients_per_round": 2, "epochs": 1},
-        optimizer={"name": "sgd", "skip_zero_rows": False, "micro_tokens": 0},
+        optimizer={"name": "sgd", "skip_zero_rows": False, "micro_tokens": 0, "crop": 1, "flip": "both"},
         model={"network": "resnet18", "norm": "batch"},
     )  # fmt: skip
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, clients=4, classes_per_client=5))

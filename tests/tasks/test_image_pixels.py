@@ -150,7 +150,9 @@ def test_the_spec_scales_as_imagenet(tmp_path):
     assert image_spec(TaskOptions(), 128, 1) == InputSpec("image", (1, 128, 128), levels=255)
     x, length = inputs(encode_pixels(pa.table({"pixels": [[255] * 12]}), spec)["x"], spec)
     assert length is None
-    assert x[0, :, 0, 0].tolist() == pytest.approx([(1 - 0.485) / 0.229, (1 - 0.456) / 0.224, (1 - 0.406) / 0.225])
+    assert spec.scaling()(x)[0, :, 0, 0].tolist() == pytest.approx(
+        [(1 - 0.485) / 0.229, (1 - 0.456) / 0.224, (1 - 0.406) / 0.225]
+    )
     with pytest.raises(InputError, match="image_size = -1 must be at least 1, or 0 for the data set's own size of 128"):
         image_spec(TaskOptions(image_size=-1), 128)
 

@@ -1,0 +1,47 @@
+"""Random crops and flips of a whole batch at once: no step of it is taken image by image.
+
+Shape suffixes: B images, C channels, H height, W width; R draws, one for each image or one for all.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def augment(
+    x_BCHW: Tensor,
+    rng: torch.Generator,
+    padding: int = 4,
+    *,
+    horizontal: bool = True,
+    vertical: bool = True,
+    together: bool = False,
+) -> Tensor:
+    """Images of the same size, cut at a random place out of themselves with ``padding`` zeros on every side, and each
+    flipped with probability 1/2 where ``horizontal`` or ``vertical`` says so. A new tensor of the same type.
+
+    The defaults are what FedBM's reference code does to its generated images, but for ``together``, which draws once
+    for the whole batch as that code does. Zero must be black: augment first, scale afterwards. Numbers are drawn on the
+    device of ``rng``, so that the same generator gives the same images on every device. Gradients go through.
+    """
+    rows, channels, height, width = x_BCHW.shape
+    draws = 1 if together else rows
+    row_RH = _places(draws, height, padding, vertical, rng).to(x_BCHW.device)
+    column_RW = _places(draws, width, padding, horizontal, rng).to(x_BCHW.device)
+    padded = F.pad(x_BCHW, (padding,) * 4)
+    # two passes of gather take a third of the time of one indexing by row and column
+    cut = padded.gather(2, row_RH[:, None, :, None].expand(rows, channels, height, padded.shape[3]))
+    return cut.gather(3, column_RW[:, None, None, :].expand(rows, channels, height, width))
+
+
+def _places(draws: int, size: int, padding: int, flip: bool, rng: torch.Generator) -> Tensor:
+    """Which places of a padded side are taken, in their order: int64 [R, size]."""
+    place_RS = torch.arange(size, device=rng.device).expand(draws, size)
+    if padding:
+        place_RS = place_RS + torch.randint(2 * padding + 1, (draws, 1), generator=rng, device=rng.device)
+    if flip:
+        flipped_R1 = torch.rand((draws, 1), generator=rng, device=rng.device) < 0.5
+        place_RS = torch.where(flipped_R1, place_RS.flip(1), place_RS)
+    return place_RS

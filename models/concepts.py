@@ -1,0 +1,153 @@
+"""Class concepts: what a text encoder makes of every prompt with every class, of length 1 (FedBM, section LKCC).
+
+The words of a class are filled into each prompt and the sentence goes through the encoder (models/text_encoders.py).
+Every vector is brought to length 1 before anything is counted from them; means and variances are the method's matter.
+Shape suffixes: C classes, M prompts, D width of the encoder.
+
+The vectors are kept in ``<cache>/concepts-<digest>.npz``. The digest covers what was ASKED for (words, prompts, model
+as it was named, pooling) and neither the library's version nor the model's files: a machine that has neither finds the
+file by the same name and uses it. What they were MADE by stands inside: the library with its version, and checksums of
+the files of a model in a folder. Where that folder is here and its files are others, the vectors are made again.
+Another version of the library makes nothing again, so a file that travels gives the same bits everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models import name_cache
+from models.label_names import NamesError
+from models.language import each_name
+from models.text_encoders import NoEncoderError, Pooling, folder_of, library, text_encoder
+
+FORMAT = 1  # part of every digest: raise it when the same input would give other vectors
+PARTS = ("*.json", "*.txt", "*.model", "*.safetensors", "*.bin")
+"""Files of a model's folder that its vectors may depend on."""
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What concept vectors are asked for."""
+
+    words: tuple[str, ...]
+    """Of every class, in the order of the rows."""
+    prompts: tuple[str, ...]
+    """Templates with ``{name}``."""
+    model: str
+    """As ``text_encoder`` takes it."""
+    pooling: Pooling = "auto"
+
+    def check(self) -> None:
+        """Raises NamesError."""
+        if not self.words or not self.prompts:
+            raise NamesError("class concepts: give at least one class and one prompt")
+        if bad := next((prompt for prompt in self.prompts if "{name}" not in prompt), None):
+            raise NamesError(f"prompt {bad!r} has no {{name}}; write it where the class name belongs")
+        for what, some in (("the words of two classes are", self.words), ("two prompts are", self.prompts)):
+            if twice := next((each for each, count in Counter(some).items() if count > 1), None):
+                raise NamesError(f"class concepts: {what} {twice!r}; give each its own")
+
+    @property
+    def digest(self) -> str:
+        """Sha256, in hex."""
+        return hashlib.sha256(json.dumps(["concepts", FORMAT, asdict(self)], sort_keys=True).encode()).hexdigest()
+
+    def file(self, cache: Path) -> Path:
+        """Where the vectors are kept."""
+        return cache / f"concepts-{self.digest[:16]}.npz"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Concepts:
+    """vectors_CMD: float32, of length 1; made_by: library and version, for the log."""
+
+    vectors_CMD: Tensor
+    made_by: str
+
+
+def concepts(asked: Asked, cache: Path, log: Callable[[str], None] = _LOG.warning) -> Concepts:
+    """The vectors that are asked for, from the cache or made now and kept there; a row depends on its class alone.
+
+    Raises NamesError: neither is the file in the cache, nor the encoder on this machine; or it cannot do what is asked.
+    """
+    asked.check()
+    file = asked.file(cache)
+    if (found := _load(asked, file, log)) is not None:
+        return found
+    try:
+        vector_CMD, made_by = encoded(asked), library(asked.model)
+    except NoEncoderError as error:
+        raise NamesError(
+            f"class concepts: {error}; or copy {file.name}, made by the same options on a machine with"
+            f" 'anchorfl[plm]' and the model {asked.model!r}, into {cache}"
+        ) from error
+    keep(asked, file, vector_CMD, made_by, log)
+    return Concepts(torch.from_numpy(vector_CMD), made_by)
+
+
+def encoded(asked: Asked, source: str = "") -> npt.NDArray[np.float32]:
+    """The vectors [C, M, D] made now. source: where the model is, if not where its name says."""
+    model = source or asked.model
+    with text_encoder(model, asked.pooling) as encode:
+        each = each_name(encode, asked.words, asked.prompts, model)
+        vector_CMD = F.normalize(torch.stack(each).double(), dim=2).float()
+    if not _unit(vector_CMD.numpy()):
+        raise NamesError(f"language model {model}: a vector is zero and has no direction; take another model")
+    return vector_CMD.numpy()
+
+
+def keep(
+    asked: Asked, file: Path, vector_CMD: npt.NDArray[np.float32], made_by: str, log: Callable[[str], None],
+    source: str = "",
+) -> None:  # fmt: skip
+    """Write the file of what was asked for, with how it was made."""
+    about = {"made_by": made_by, "files": _checksums(source or asked.model), **asdict(asked)}
+    name_cache.save(file, asked.digest, vector_CMD, log, json.dumps(about))
+
+
+def _load(asked: Asked, file: Path, log: Callable[[str], None]) -> Concepts | None:
+    """What the file holds; None where there is none, or (``log`` says so) where it cannot be used."""
+    if not file.exists():
+        return None
+    reason = "the vectors have another shape or length"
+    try:
+        vector_CMD, text = name_cache.read(file, asked.digest)
+        about = json.loads(text)
+        files, here = about["files"], _checksums(asked.model)
+        if here and files != here:
+            reason = f"made from other files than {folder_of(asked.model)} holds now"
+        elif vector_CMD.shape[:2] == (len(asked.words), len(asked.prompts)) and _unit(vector_CMD):
+            return Concepts(torch.from_numpy(vector_CMD), str(about["made_by"]))
+    except (name_cache.UnusableError, ValueError, KeyError, TypeError) as error:
+        reason = str(error)
+    log(f"{file}: unusable cache of class concepts ({reason}); making them again")
+    return None
+
+
+def _unit(vector_CMD: npt.NDArray[np.float32]) -> bool:
+    if vector_CMD.ndim != 3:
+        return False
+    return bool(np.all(np.abs(np.linalg.norm(vector_CMD.astype(np.float64), axis=2) - 1) < 1e-5))  # nan is not below
+
+
+def _checksums(model: str) -> dict[str, str]:
+    """sha256 of the model's files, by name; empty where the model is no folder of this machine."""
+    folder, found = folder_of(model), dict[str, str]()
+    if folder is not None:
+        for path in sorted({path for pattern in PARTS for path in folder.glob(pattern) if path.is_file()}):
+            with path.open("rb") as stream:
+                found[path.name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return found

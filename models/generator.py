@@ -1,0 +1,139 @@
+"""FedBM's conditional generator: from the embedding of a class concept to an image, and the losses that train it.
+
+Shape suffixes: B images, D width of the concepts, H height, W breadth, N classes' prompts, P pairs of images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+FILTERS = 128
+DOUBLINGS = (128, 128, 64, 64)
+"""Filters after each doubling of the size; where there are fewer, the last ones."""
+JITTER = 1e-2
+"""Deviation that is added to every number of a condition: the covariance of M prompts has at most rank M - 1."""
+NEAR = 1e-5
+"""Keeps the ratio of distances finite for equal images."""
+
+
+def doublings(side: int) -> int:
+    """How often the size doubles on the way to images with that many pixels a side: 128 pixels start from 8."""
+    return next(k for k, least in ((4, 64), (3, 32), (2, 16), (1, 8)) if side >= least)
+
+
+class Generator(nn.Module):
+    """Linear layer to 128 small maps, 3x3 convolutions with BatchNorm and LeakyReLU, the size doubled between them,
+    sigmoid: condition [B, D] -> image [B, channels, H, W] in [0, 1]. With D = 512 and 3 x 128 x 128 it has 4,758,211
+    weights.
+
+    A size that is no multiple of its smallest maps is cut out of the middle of the next one that is. ValueError on
+    images below 8 pixels or that are not square.
+    """
+
+    def __init__(self, concept_width: int, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        channels, side = shape[0], shape[1]
+        if len(shape) != 3 or shape[1] != shape[2] or side < 8:
+            raise ValueError(f"images of {shape}: the generator makes square ones of at least 8 pixels a side")
+        steps = doublings(side)
+        self.side, self.first = side, -(-side // 2**steps)
+        self.linear = nn.Linear(concept_width, FILTERS * self.first**2)
+        layers: list[nn.Module] = [*_block(FILTERS, FILTERS)]
+        before = FILTERS
+        for filters in DOUBLINGS[len(DOUBLINGS) - steps :]:
+            layers += [nn.Upsample(scale_factor=2), *_block(before, filters)]
+            before = filters
+        self.layers = nn.Sequential(*layers, nn.Conv2d(before, channels, 3, padding=1), nn.Sigmoid())
+
+    def forward(self, z_BD: Tensor) -> Tensor:
+        x = self.layers(self.linear(z_BD).view(len(z_BD), FILTERS, self.first, self.first))
+        cut = (x.shape[-1] - self.side) // 2
+        return x[..., cut : cut + self.side, cut : cut + self.side]  # type: ignore[no-any-return]
+
+
+def _block(before: int, after: int) -> tuple[nn.Module, ...]:
+    return nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.LeakyReLU(0.2)
+
+
+def conditions(concepts_CMD: Tensor, class_B: Tensor, rng: torch.Generator) -> Tensor:
+    """Draws from the normal distribution of each class's prompt embeddings, with their full covariance (divisor M - 1)
+    and a jitter: [B, D]. They are not brought to length 1.
+
+    mean + sum_m eps_m (e_m - mean) / sqrt(M - 1) + jitter has that law, without a D x D matrix.
+    """
+    prompts, width = concepts_CMD.shape[1:]
+    mean_CD = concepts_CMD.mean(1)
+    out_BD = mean_CD[class_B] + JITTER * _normal((len(class_B), width), rng, concepts_CMD)
+    if prompts > 1:
+        spread_CMD = (concepts_CMD - mean_CD[:, None]) / (prompts - 1) ** 0.5
+        out_BD = out_BD + torch.einsum("bm,bmd->bd", _normal((len(class_B), prompts), rng, out_BD), spread_CMD[class_B])
+    return out_BD
+
+
+def noise(width: int, class_B: Tensor, rng: torch.Generator, like: Tensor) -> Tensor:
+    """Conditions that say nothing of the class: standard normal, [B, D] (the ablation without concept conditions)."""
+    return _normal((len(class_B), width), rng, like)
+
+
+def _normal(shape: tuple[int, ...], rng: torch.Generator, like: Tensor) -> Tensor:
+    return torch.randn(shape, generator=rng, device=rng.device).to(like)
+
+
+def diversity(z_BD: Tensor, x_B: Tensor, class_B: Tensor, classes: int) -> Tensor:
+    """FedBM's L_div (eq. 7): per class the mean over pairs of |z - z'|_1 / |x - x'|_1, then the mean over all classes;
+    a class with fewer than two images counts 0. Small where different conditions give different images.
+    """
+    index_2P = torch.triu_indices(len(z_BD), len(z_BD), 1, device=z_BD.device)
+    index_2P = index_2P[:, class_B[index_2P[0]] == class_B[index_2P[1]]]
+    one_P, other_P = index_2P
+    x_BV = x_B.flatten(1)
+    apart_z_P = (z_BD[one_P] - z_BD[other_P]).abs().sum(1)
+    apart_x_P = (x_BV[one_P] - x_BV[other_P]).abs().sum(1)
+    ratio_P = apart_z_P / (apart_x_P + NEAR * apart_z_P)
+    total_C = torch.zeros(classes, dtype=ratio_P.dtype, device=z_BD.device).index_add(0, class_B[one_P], ratio_P)
+    return (total_C / class_B[one_P].bincount(minlength=classes).clamp(min=1)).mean()
+
+
+@dataclass
+class Statistics:
+    """What the BatchNorm layers of a classifier saw in its last pass: L_dis of each layer."""
+
+    distance: list[Tensor] = field(default_factory=list)
+
+    def total(self) -> Tensor:
+        """FedBM's L_dis (eq. 8), summed over the layers."""
+        return torch.stack(self.distance).sum()
+
+
+@contextmanager
+def watched(classifier: nn.Module) -> Iterator[Statistics]:
+    """Within the block every pass through the classifier measures, at each BatchNorm layer, how far mean and biased
+    variance of its input are from the running ones: the sum of the two Euclidean norms. Nothing stays behind.
+    """
+    seen = Statistics()
+
+    def before_all(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        seen.distance.clear()
+
+    def before(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+        variance_C, mean_C = torch.var_mean(args[0], dim=(0, 2, 3), correction=0)
+        apart = (variance_C - layer.get_buffer("running_var"), mean_C - layer.get_buffer("running_mean"))
+        seen.distance.append(torch.linalg.vector_norm(apart[0]) + torch.linalg.vector_norm(apart[1]))
+
+    hooks = [classifier.register_forward_pre_hook(before_all)]
+    hooks += [m.register_forward_pre_hook(before) for m in normalisations(classifier)]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def normalisations(classifier: nn.Module) -> list[nn.BatchNorm2d]:
+    """The layers whose running statistics L_dis compares with."""
+    return [m for m in classifier.modules() if isinstance(m, nn.BatchNorm2d)]

@@ -1,0 +1,192 @@
+"""Sentences to vectors by a frozen text encoder: a transformers model, or the text tower of an open_clip model.
+
+Every encoder runs in evaluation mode (dropout would make vectors random), in float32, without gradients, and is only
+read, never trained. Both libraries are large, so they are imported by name when an encoder is opened. Shape suffixes:
+M sentences, L tokens, D width of a vector.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from models.label_names import NamesError
+
+Pooling = Literal["auto", "mean", "first", "projected"]
+Encode = Callable[[list[str]], Tensor]
+"""Sentences -> their vectors [M, D], as the model gives them (not brought to length 1)."""
+
+INSTALL = "language models need the extra 'plm': pip install 'anchorfl[plm]'"
+CLIP = "open_clip:"
+"""Prefix of a model's name: open_clip's way to name a model follows."""
+INSTALL_CLIP = f"models named {CLIP}... need open_clip: pip install open_clip_torch"
+CLIP_SOURCES = ("hf-hub:", "local-dir:")
+"""How names start that open_clip finds with their weights; any other needs the name of a set of weights."""
+
+
+class NoEncoderError(NamesError):
+    """There is no such encoder on this machine: its library or its files are missing."""
+
+
+@contextmanager
+def text_encoder(model: str, pooling: Pooling = "auto") -> Iterator[Encode]:
+    """The encoder of a model, for as long as the context is open.
+
+    model: a folder with config, tokenizer and safetensors weights; a hub name, ``name@revision`` to pin it; or
+    ``open_clip:`` and what open_clip calls a model. pooling: ``mean``, the mean of the last hidden states over real
+    tokens; ``first``, that of the first token; ``projected``, the model's own projection of texts (CLIP); ``auto``:
+    ``projected`` for open_clip, else ``mean``. Raises NoEncoderError, or NamesError where the model cannot do this.
+    """
+    if model.startswith(CLIP):
+        if pooling not in ("auto", "projected"):
+            raise NamesError(f"text encoder {model!r} has its own projection: set model.names_pooling to 'auto'")
+        with _clip(model) as encode:
+            yield encode
+    else:
+        with _transformer(model, "mean" if pooling == "auto" else pooling) as encode:
+            yield encode
+
+
+def library(model: str) -> str:
+    """Name and version of the library that the model needs, without importing it; NoEncoderError where it is not
+    installed.
+    """
+    name, install = ("open_clip_torch", INSTALL_CLIP) if model.startswith(CLIP) else ("transformers", INSTALL)
+    try:
+        return f"{name} {metadata.version(name)}"
+    except metadata.PackageNotFoundError as error:
+        raise NoEncoderError(f"text encoder {model!r}: {install}") from error
+
+
+def folder_of(model: str) -> Path | None:
+    """The folder of this machine that a model's name means; None where it means none, or the folder is not here."""
+    folder = Path(model.removeprefix(f"{CLIP}local-dir:")).expanduser()
+    return folder if folder.is_dir() else None
+
+
+def mean_states(state_MLD: Tensor, mask_ML: Tensor) -> Tensor:
+    """Mean of the states of real tokens (mask 1): [M, D]."""
+    mask_ML1 = mask_ML[:, :, None].to(state_MLD.dtype)
+    return (state_MLD * mask_ML1).sum(1) / mask_ML1.sum(1)
+
+
+@contextmanager
+def _transformer(model: str, pooling: Pooling) -> Iterator[Encode]:
+    """A transformers model, loaded without chatter."""
+    transformers = _imported("transformers", model, INSTALL)
+    talk = transformers.utils.logging
+    before, bars = talk.get_verbosity(), talk.is_progress_bar_enabled()
+    talk.set_verbosity_error()
+    talk.disable_progress_bar()
+    try:
+        tokenizer, network = _from_pretrained(transformers, model)
+        _check(network, model, pooling)
+        network = network.eval().float()
+        with torch.inference_mode():
+            yield lambda texts: _pooled(tokenizer, network, texts, model, pooling)
+    finally:
+        talk.set_verbosity(before)
+        if bars:
+            talk.enable_progress_bar()
+
+
+def _imported(name: str, model: str, install: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise NoEncoderError(f"text encoder {model!r}: {install} ({error})") from error
+
+
+def _from_pretrained(transformers: Any, model: str) -> tuple[Any, Any]:
+    folder = folder_of(model)
+    name, _, revision = (str(folder), "", "") if folder else model.partition("@")
+    pinned = {"revision": revision} if revision else {}
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **pinned)
+        # no pickle is read from a file
+        network = transformers.AutoModel.from_pretrained(name, use_safetensors=True, **pinned)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        mend = "give a folder with config.json, a tokenizer and safetensors weights, or a hub name that can be reached"
+        raise NoEncoderError(f"language model {model!r} cannot be loaded ({_short(error)}); {mend}") from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token  # padding is masked, so any token will do
+    return tokenizer, network
+
+
+def _check(network: Any, model: str, pooling: Pooling) -> None:
+    config, projects = network.config, hasattr(network, "get_text_features")
+    if pooling == "projected" and not projects:
+        raise NamesError(f"language model {model!r} has no projection of texts: set model.names_pooling to 'mean'")
+    if pooling != "projected" and (config.is_encoder_decoder or not hasattr(config, "hidden_size")):
+        mend = "set model.names_pooling to 'projected'" if projects else "take one such as BERT or RoBERTa"
+        raise NamesError(f"language model {model!r} ({config.model_type}) is no text encoder; {mend}")
+
+
+def _pooled(tokenizer: Any, network: Any, texts: list[str], model: str, pooling: Pooling) -> Tensor:
+    config = network.config.get_text_config()
+    most = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", 1 << 30))
+    # models with a projection were trained on texts padded to full length, and some look at the last place
+    padding = {"padding": "max_length", "max_length": most} if pooling == "projected" else {"padding": True}
+    batch = tokenizer(texts, return_tensors="pt", **padding)
+    if (tokens := batch["input_ids"].shape[1]) > most:
+        raise NamesError(f"language model {model}: a prompt has {tokens} tokens, it takes {most}; shorten it")
+    if pooling == "projected":
+        given = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
+        found = network.get_text_features(**given)
+        vector_MD: Tensor = found if isinstance(found, Tensor) else found.pooler_output  # transformers 4, 5
+        return vector_MD
+    state_MLD: Tensor = network(**batch).last_hidden_state
+    mask_ML: Tensor = batch["attention_mask"]
+    if pooling == "mean":
+        return mean_states(state_MLD, mask_ML)
+    first_M = mask_ML.argmax(1)  # of the real tokens: some tokenizers pad on the left
+    return state_MLD[torch.arange(len(texts)), first_M]
+
+
+@contextmanager
+def _clip(model: str) -> Iterator[Encode]:
+    """The text tower of an open_clip model, with its own projection.
+
+    ``create_model`` leaves some towers in training mode, so that the dropout of BiomedCLIP's would make vectors random.
+    """
+    open_clip = _imported("open_clip", model, INSTALL_CLIP)
+    name = model.removeprefix(CLIP)
+    found = name.startswith(CLIP_SOURCES)
+    architecture, _, weights = (name, "", "") if found else name.partition("@")
+    if not found and not weights:  # which would be drawn at random
+        raise NamesError(f"text encoder {model!r}: say which weights, for example {CLIP}ViT-B-32@laion2b_s34b_b79k")
+    try:
+        tokenizer = open_clip.get_tokenizer(architecture)
+        network = open_clip.create_model(architecture, pretrained=weights or None, require_pretrained=True)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        mend = f"give {CLIP}hf-hub:..., {CLIP}local-dir:... or {CLIP}architecture@weights that can be reached"
+        raise NoEncoderError(f"text encoder {model!r} cannot be loaded ({_short(error)}); {mend}") from error
+    network = network.eval().float()
+
+    def encode(texts: list[str]) -> Tensor:
+        token_ML = tokenizer(texts)
+        # its tokenizers cut what is too long without a word: then another word at the end changes nothing
+        if cut := [text for text, same in zip(texts, _same(tokenizer, texts, token_ML), strict=True) if same]:
+            raise NamesError(f"text encoder {model}: {cut[0]!r} has too many tokens for it; shorten it")
+        vector_MD: Tensor = network.encode_text(token_ML)
+        return vector_MD
+
+    with torch.inference_mode():
+        yield encode
+
+
+def _same(tokenizer: Any, texts: list[str], token_ML: Tensor) -> list[bool]:
+    longer_ML = tokenizer([f"{text} more" for text in texts])
+    same: list[bool] = (longer_ML == token_ML).all(1).tolist()
+    return same
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

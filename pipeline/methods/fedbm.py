@@ -1,0 +1,120 @@
+"""FedBM (2025): a frozen classifier that a language model made (LKCC), and images from a generator that the server
+trains on the class concepts (CGDE).
+
+Facts and readings: docs/methods/fedbm.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.build import Head
+from models.classifier import Classifier
+from models.heads import ConceptHead
+from pipeline.blocks import mean_of, weights_of
+from pipeline.contract import ClientSide, Method, Report, ServerSide, Tensors, Update
+from pipeline.generation import Lesson, first_generator, retrained
+from pipeline.joined import CONCEPTS, FROZEN, GENERATOR, BMGlobal, BMLocal, Frozen, Part, frozen, trained
+from tasks.contract import Card, Kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBM(Method[BMGlobal, Update]):
+    """Client: cross-entropy against a classifier of concept embeddings, over its rows and generated ones. Server: the
+    mean; after every ``every``-th round it trains the generator against the new classifier.
+    """
+
+    name = "fedbm"
+    concepts = True
+    kinds: ClassVar[tuple[Kind, ...]] = ("single",)
+
+    weighting: Literal["samples", "uniform"] = "samples"
+    """Weight of a client in the mean: its number of samples, or 1."""
+    lkcc: bool = True
+    """The frozen classifier; false: a linear one, which is trained (w/o LKCC)."""
+    classifier: Frozen = "distribution"
+    """What is frozen: mean and variance of the concept embeddings, their mean alone, or random unit rows."""
+    tau: float = 12.5
+    """Inverse temperature, > 0 (reference scripts: 17.5, 12.5 or 7.5, by data set)."""
+    cgde: bool = True
+    """The generator; false: none (w/o CGDE)."""
+    named: bool = True
+    """Conditions from the concept embeddings; false: standard normal (w/o concept conditions)."""
+    lambda_div: float = 1.0
+    """Weight of the diversity of generated images, >= 0."""
+    lambda_dis: float = 0.1
+    """Weight of the distance to the running statistics of BatchNorm, >= 0; above 0 it needs BatchNorm."""
+    generated: int = 16
+    """Generated images that join a mini-batch."""
+    every: int = 5
+    """The generator is trained after every so many rounds."""
+    steps: int = 100
+    """Steps of one training."""
+    generator_batch: int = 64
+    """Images of a step."""
+    generator_lr: float = 3e-4
+    """Rate of the generator's Adam."""
+
+    def __post_init__(self) -> None:
+        if bad := next((n for n in ("tau", "generator_lr") if not getattr(self, n) > 0), ""):
+            raise ValueError(f"method.{bad} = {getattr(self, bad)}: must be above 0")
+        if min(self.lambda_div, self.lambda_dis) < 0 or min(self.generated, self.every, self.steps) < 1:
+            raise ValueError("method: lambda_div and lambda_dis must be at least 0; generated, every, steps at least 1")
+        if self.generator_batch < 2:
+            raise ValueError(f"method.generator_batch = {self.generator_batch}: must be at least 2")
+
+    @property
+    def head(self) -> Head:
+        return "concept" if self.lkcc else "linear"
+
+    def begin(self, side: ServerSide) -> BMGlobal:
+        assert side.concepts_CMD is not None  # ``concepts``
+        weights = weights_of(side.model)
+        if self.lkcc:
+            weights |= frozen(side.concepts_CMD, self.classifier, self.tau, side.rng)
+        generator = first_generator(side, self.lambda_dis > 0) if self.cgde else {}
+        nobody_I = torch.zeros(len(side.cards), dtype=torch.int64)
+        return BMGlobal(weights, side.concepts_CMD, generator, torch.zeros((), dtype=torch.int64), nobody_I)
+
+    def broadcast(self, state: BMGlobal, side: ServerSide) -> BMGlobal:
+        nothing = torch.zeros(0)
+        return BMGlobal(trained(state.weights), nothing, {}, nothing, nothing)
+
+    def letter(self, state: BMGlobal, card: Card) -> Tensors:
+        """What never changes, once; the generator, where the client lacks its last training."""
+        has, version = int(state.has_I[card.client]), int(state.version)
+        out = {} if has else {name: state.weights[name] for name in FROZEN if name in state.weights}
+        if version and not has > version:
+            out |= {GENERATOR + name: value for name, value in state.generator.items()}
+            out |= {} if has > 1 else {CONCEPTS: state.concepts_CMD}
+        return out
+
+    def local(self, side: ClientSide[BMGlobal]) -> BMLocal:
+        return BMLocal(side, Part(self.row_loss, self.generated, self.named))
+
+    def row_loss(self, model: Classifier, x: Tensor, class_B: Tensor) -> Tensor:
+        if isinstance(model.head, ConceptHead):
+            return model.head.bound(model.encoder(x), class_B)
+        return F.cross_entropy(model(x), class_B, reduction="none")
+
+    def merge(self, state: BMGlobal, reports: Sequence[Report[Update]], side: ServerSide) -> BMGlobal:
+        shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]
+        frozen = {name: value for name, value in state.weights.items() if name in FROZEN}
+        weights = mean_of([r.update.weights for r in reports], shares) | frozen
+        has_I = state.has_I.clone()
+        has_I[[r.card.client for r in reports]] = state.version + 1
+        state = replace(state, weights=weights, has_I=has_I)
+        # after the last round nobody would see what it learns
+        if not self.cgde or side.round % self.every or side.round == side.rounds:
+            return state
+        lesson = Lesson(
+            self.row_loss, self.lambda_div, self.lambda_dis, self.steps, self.generator_batch, self.generator_lr
+        )
+        generator = retrained(state.generator, weights, state.concepts_CMD, self.named, lesson, side)
+        return replace(state, generator=generator, version=state.version + 1)

@@ -1,0 +1,94 @@
+"""FedDyn (Acar et al., ICLR 2021), Algorithm 1: a client's loss is bent so that all clients agree where the mean of
+their losses is least.
+
+Facts, and where paper and codes differ: docs/methods/feddyn.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pipeline.blocks import mean_of, weights_of
+from pipeline.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+
+OWN = "own."
+"""Prefix of g_k in the client's memory."""
+
+
+@dataclass(frozen=True)
+class DynGlobal(Global):
+    """``weights``: the mean of the clients' weights, which is scored and saved. It is not what clients start from."""
+
+    drift: Tensors  # h, by name of the parameter; stays on the server
+
+
+class DynLocal(Local[DynGlobal, Update]):
+    def __init__(self, side: ClientSide[DynGlobal], alpha: float) -> None:
+        super().__init__(side)
+        self.alpha = alpha
+        self.own = {n: side.memory.get(OWN + n, torch.zeros_like(p)) for n, p in self.model.named_parameters()}
+
+    def gaps(self) -> Tensors:
+        """The way y - x that every parameter has gone in this round."""
+        return {name: p - self.side.state.weights[name] for name, p in self.model.named_parameters()}
+
+    def penalty(self) -> Tensor:
+        """alpha/2 |y - x|^2 - <g_k, y - x>: up to a constant, the two terms of eq. 1."""
+        terms = [self.alpha / 2 * gap.pow(2).sum() - (self.own[n] * gap).sum() for n, gap in self.gaps().items()]
+        return torch.stack(terms).sum()
+
+    def update(self) -> Update:
+        return Update(weights_of(self.model))
+
+    def memory(self) -> Tensors:
+        """g_k <- g_k - alpha (y - x): where the local loss is at its minimum, the gradient of F_k there."""
+        own = {OWN + n: self.own[n] - self.alpha * gap.detach() for n, gap in self.gaps().items()}
+        return super().memory() | own
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDyn(Method[DynGlobal, Update]):
+    """Client: -<g_k, y> + alpha/2 |y - x|^2 is added to the loss of every step. Server: h <- h - alpha times the sum of
+    y_k - x over the number of ALL clients; clients are sent x = mean y_k - h / alpha. Scored is mean y_k.
+    """
+
+    name = "feddyn"
+
+    alpha: float = 0.01
+    """Weight of the pull, > 0 (authors: 0.1, 0.01, 0.001)."""
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """What counts in mean and sum: clients (paper; the least mean of the clients' losses is sought), or samples (that
+    of the samples' losses, as in FedAvg)."""
+
+    def __post_init__(self) -> None:
+        if not self.alpha > 0:
+            raise ValueError(f"method.alpha = {self.alpha}: must be above 0")
+
+    def begin(self, side: ServerSide) -> DynGlobal:
+        zeros = {name: torch.zeros_like(p) for name, p in side.model.named_parameters()}
+        return DynGlobal(weights_of(side.model), zeros)
+
+    def sent(self, state: DynGlobal) -> Tensors:
+        """x: what clients start from; buffers are those of the mean."""
+        return state.weights | {name: state.weights[name] - h / self.alpha for name, h in state.drift.items()}
+
+    def broadcast(self, state: DynGlobal, side: ServerSide) -> DynGlobal:
+        return DynGlobal(self.sent(state), {})
+
+    def local(self, side: ClientSide[DynGlobal]) -> DynLocal:
+        return DynLocal(side, self.alpha)
+
+    def merge(self, state: DynGlobal, reports: Sequence[Report[Update]], side: ServerSide) -> DynGlobal:
+        rows = [r.card.num_examples for r in reports]
+        by_samples = self.weighting == "samples"
+        share = sum(rows) / sum(c.num_examples for c in side.cards) if by_samples else len(reports) / len(side.cards)
+        weights = mean_of([r.update.weights for r in reports], rows)
+        mean = weights if by_samples else mean_of([r.update.weights for r in reports], [1] * len(reports))
+        x = self.sent(state)
+        drift = {name: h - self.alpha * share * (mean[name] - x[name]) for name, h in state.drift.items()}
+        return DynGlobal(weights | {name: mean[name] for name in drift}, drift)

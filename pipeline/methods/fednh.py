@@ -1,0 +1,78 @@
+"""FedNH (Dai et al., AAAI 2023): class prototypes on the unit sphere, spread out at first, which the server moves
+slowly to where the clients' samples lie.
+
+Facts, and where paper and code differ: docs/methods/fednh.md. Shape suffixes: N rows, C classes, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pipeline.contract import Averaging, AveragingLocal, ClientSide, Global, Report, ServerSide, Update
+
+ROWS = "head.rows"
+
+
+class PrototypeLocal(AveragingLocal):
+    """The prototypes are a buffer of the head: no gradient and no optimiser reaches them."""
+
+    def own_rows(self) -> Tensor:
+        """Per class the mean direction of the client's labelled rows, by the trained encoder in evaluation mode, at
+        length 1 [C, D]; zeros where it has none.
+        """
+        data = self.side.data
+        u_ND = F.normalize(self.side.infer(self.model, data), dim=-1)
+        # A mean and its sum have one direction, so the counts are the server's business.
+        return F.normalize((data.known_NC * data.y_NC).T @ u_ND, dim=-1)
+
+    def update(self) -> Update:
+        """The weights, with the client's own prototypes in the place of those that it was sent."""
+        sent = super().update()
+        return Update(sent.weights | {ROWS: self.own_rows()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedNH(Averaging):
+    """Client: cross-entropy of a trained scale times cosines with fixed prototypes; then where its own classes lie.
+    Server: FedAvg's mean of encoder and scale; prototypes move by 1 - rho towards the mean over samples.
+    """
+
+    name = "fednh"
+    head = "prototype"
+    kinds = ("single",)
+
+    rho: float = 0.9
+    """Part of a prototype that stays in a round, in [0, 1]; 1: they never move."""
+    first_scale: float = 20.0
+    """First value of the scale, > 0 (authors' code: 20 for residual networks, 1 for a small CNN)."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.rho <= 1 and self.first_scale > 0):
+            raise ValueError(
+                f"method.rho = {self.rho} must be in [0, 1], method.first_scale = {self.first_scale} above 0"
+            )
+
+    def local(self, side: ClientSide[Global]) -> PrototypeLocal:
+        return PrototypeLocal(side)
+
+    def merge(self, state: Global, reports: Sequence[Report[Update]], side: ServerSide) -> Global:
+        weights = super().merge(state, reports, side).weights
+        return Global(weights | {ROWS: self.smoothed(state.weights[ROWS], reports)})
+
+    def smoothed(self, rows_CD: Tensor, reports: Sequence[Report[Update]]) -> Tensor:
+        """The prototypes after a round, of length 1. One stays, to the bit, where nobody has a sample of its class.
+        Summed in float64, in the order of clients.
+        """
+        if self.rho == 1:
+            return rows_CD  # bringing them back to length 1 would round them
+        total_CD = torch.zeros(rows_CD.shape, dtype=torch.float64)
+        for r in reports:
+            total_CD += r.card.count_C.double()[:, None] * r.update.weights[ROWS].double()
+        mean_CD = F.normalize(total_CD, dim=-1)
+        moved_CD = F.normalize(self.rho * rows_CD.double() + (1 - self.rho) * mean_CD, dim=-1).to(rows_CD.dtype)
+        return torch.where(total_CD.any(-1, keepdim=True), moved_CD, rows_CD)

@@ -1,0 +1,118 @@
+"""FedProto (Tan et al., AAAI 2022): clients share the mean representations of their classes, and no weights.
+
+Facts, and where paper and codes differ: docs/methods/fedproto.md. Suffixes: N rows of the client, B rows of a piece,
+C classes, K classes that the client has rows of, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from models.classifier import Classifier
+from pipeline.blocks import below, prefixed, rows_by_holder, weights_of
+from pipeline.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+from tasks.contract import Batch
+
+OWN = "own."
+"""Prefix of the client's weights in its memory."""
+
+
+@dataclass(frozen=True)
+class ProtoGlobal(Global):  # weights: none
+    rows_CD: Tensor  # prototype of every class
+    held_C: Tensor  # bool: whether it has one; zeros stand where not
+
+
+@dataclass(frozen=True)
+class ProtoUpdate(Update):  # weights: none
+    rows_KD: Tensor  # mean representation of the client's rows of a class
+    held_C: Tensor  # bool: of which classes, in order
+
+
+class Nearest(nn.Module):
+    """Minus the mean squared distance to each prototype, less what is the same for all; a class without one is last."""
+
+    def __init__(self, state: ProtoGlobal) -> None:
+        super().__init__()
+        self.state = state
+
+    def forward(self, z_BD: Tensor) -> Tensor:
+        rows_CD = self.state.rows_CD
+        logits_BC: Tensor = (2 * z_BD @ rows_CD.T - rows_CD.square().sum(-1)) / rows_CD.shape[1]
+        return logits_BC.masked_fill(~self.state.held_C, torch.finfo(logits_BC.dtype).min)
+
+
+class ProtoLocal(Local[ProtoGlobal, ProtoUpdate]):
+    def __init__(self, side: ClientSide[ProtoGlobal], lam: float) -> None:
+        super().__init__(side)
+        self.lam = lam
+        self.model.load_state_dict(below(OWN, side.memory))
+
+    def loss(self, batch: Batch) -> Tensor:
+        if not self.lam:
+            return super().loss(batch)
+        z_BD: Tensor = self.model.encoder(batch.x)
+        rows_CD = self.side.state.rows_CD
+        class_B = batch.y_BC.argmax(-1)
+        counts_B = (batch.weight_BC != 0).any(-1) & self.side.state.held_C[class_B]
+        gap_B = (z_BD - rows_CD[class_B]).square().mean(-1) * counts_B
+        return self.side.objective.loss(self.model.head(z_BD), batch) + self.lam * gap_B.sum() / batch.denominator
+
+    def update(self) -> ProtoUpdate:
+        data = self.side.data
+        z_ND, label_NC = self.side.infer(self.model, data), data.y_NC * data.known_NC
+        count_C = label_NC.double().sum(0)
+        held_C = count_C > 0
+        rows_KD = (label_NC[:, held_C].double().T @ z_ND.double()) / count_C[held_C, None]
+        return ProtoUpdate({}, rows_KD.to(z_ND.dtype), held_C)
+
+    def memory(self) -> Tensors:
+        return super().memory() | prefixed(OWN, weights_of(self.model))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProto(Method[ProtoGlobal, ProtoUpdate]):
+    """Client: lam times the mean squared distance of a row's representation to its class's prototype is added to the
+    loss. Server: a prototype is the mean over the clients that have the class. There is no global model.
+    """
+
+    name = "fedproto"
+    kinds = ("single",)
+    scored = "clients"
+
+    lam: float = 1.0
+    """Weight of the distance, >= 0; 0: clients train alone (the authors' code: 1, on CIFAR-10 0.1)."""
+    inference: Literal["classifier", "prototype"] = "classifier"
+    """What classifies at a client, for its scores: its classifier, or the nearest prototype (paper)."""
+
+    def __post_init__(self) -> None:
+        if not self.lam >= 0:
+            raise ValueError(f"method.lam = {self.lam}: must be at least 0")
+
+    def begin(self, side: ServerSide) -> ProtoGlobal:
+        zeros_CD = torch.zeros_like(side.model.get_parameter("head.weight"))
+        return ProtoGlobal({}, zeros_CD, torch.zeros(len(zeros_CD), dtype=torch.bool))
+
+    def first_memory(self, model: Classifier) -> Tensors:
+        return prefixed(OWN, weights_of(model))
+
+    def own(self, model: Classifier, sent: ProtoGlobal, memory: Tensors) -> Classifier:
+        model.load_state_dict(below(OWN, memory))
+        return model if self.inference == "classifier" else Classifier(model.encoder, Nearest(sent), model.masks)
+
+    def local(self, side: ClientSide[ProtoGlobal]) -> ProtoLocal:
+        return ProtoLocal(side, self.lam)
+
+    def merge(self, state: ProtoGlobal, reports: Sequence[Report[ProtoUpdate]], side: ServerSide) -> ProtoGlobal:
+        sent, held_C = [], state.held_C
+        for update in (r.update for r in reports):
+            rows_CD = torch.zeros_like(state.rows_CD)
+            rows_CD[update.held_C] = update.rows_KD
+            sent.append((rows_CD, update.held_C))
+            held_C = held_C | update.held_C
+        return ProtoGlobal({}, rows_by_holder(state.rows_CD, sent), held_C)

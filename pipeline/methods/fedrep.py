@@ -1,0 +1,115 @@
+"""FedRep (Collins et al., ICML 2021): clients share a body, and each has a head of its own.
+
+The body is the encoder with its buffers, the head what turns representations into logits. Facts, and where paper and
+codes differ: docs/methods/fedrep.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from models.classifier import Classifier
+from pipeline.blocks import below, mean_of, prefixed, weights_of
+from pipeline.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+from pipeline.optimizers import make
+from tasks.contract import Batch
+
+HEAD, OWN = "head.", "own."
+"""How the names of the head begin, and what stands before them in the client's memory."""
+
+
+@dataclass(frozen=True)
+class RepUpdate(Update):
+    """weights: the body."""
+
+    head: Tensors  # for the server's score alone, never sent on; empty where clients are scored
+
+
+class RepLocal(Local[Global, RepUpdate]):
+    """First the head on a fixed body, then the body under the fixed head; an optimiser for each, so that neither
+    momentum nor weight decay moves what is fixed.
+    """
+
+    def __init__(self, side: ClientSide[Global], method: FedRep) -> None:
+        super().__init__(side)
+        self.method = method
+        self.phase = "head"
+        self.model.load_state_dict(side.state.weights | below(OWN, side.memory))
+
+    def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        parts = {"head": self.model.head, "body": self.model.encoder}
+        return {name: make(self.side.optimizer, part.parameters()) for name, part in parts.items()}
+
+    def epochs(self, given: int) -> Iterator[str]:
+        for phase, count in (("head", self.method.head_epochs), ("body", given)):
+            self.phase = phase
+            self.model.head.requires_grad_(phase == "head")
+            self.model.encoder.requires_grad_(phase == "body")
+            yield from [phase] * count
+
+    def step(self, pieces: Sequence[Batch]) -> Tensor:
+        loss = self.gradients(pieces)
+        self.optimizers[self.phase].step()
+        return loss
+
+    def update(self) -> RepUpdate:
+        body, head = parted(weights_of(self.model))
+        return RepUpdate(body, head if self.method.scored == "server" else {})
+
+    def memory(self) -> Tensors:
+        return super().memory() | prefixed(OWN, parted(weights_of(self.model))[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRep(Method[Global, RepUpdate]):
+    """Client: head_epochs epochs of its head, then federation.epochs of the body (Algorithm 1), which alone is shared.
+    Server: FedAvg's mean of the bodies.
+    """
+
+    name = "fedrep"
+
+    head_epochs: int = 10
+    """Local epochs of the head, >= 0, before those of the body, which are federation.epochs (the authors' code: 10,
+    then 1 or 5)."""
+    weighting: Literal["samples", "uniform"] = "samples"
+    """Weight of a client in the mean: its number of samples, or 1 (paper)."""
+    scored: Literal["server", "clients"] = "server"
+    """``server``: the mean of the bodies with the mean of the participants' heads, which travel for that alone;
+    ``clients``: the mean over all clients of the scores of body and own head, which then never leaves the client, and
+    there is no model to save."""
+
+    def __post_init__(self) -> None:
+        if self.head_epochs < 0:
+            raise ValueError(f"method.head_epochs = {self.head_epochs}: must be at least 0")
+
+    def begin(self, side: ServerSide) -> Global:
+        weights = weights_of(side.model)
+        return Global(weights if self.scored == "server" else parted(weights)[0])
+
+    def broadcast(self, state: Global, side: ServerSide) -> Global:
+        return Global(parted(state.weights)[0])
+
+    def first_memory(self, model: Classifier) -> Tensors:
+        return prefixed(OWN, parted(weights_of(model))[1])
+
+    def own(self, model: Classifier, sent: Global, memory: Tensors) -> Classifier:
+        model.load_state_dict(sent.weights | below(OWN, memory))
+        return model
+
+    def local(self, side: ClientSide[Global]) -> RepLocal:
+        return RepLocal(side, self)
+
+    def merge(self, state: Global, reports: Sequence[Report[RepUpdate]], side: ServerSide) -> Global:
+        shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]
+        return Global(mean_of([r.update.weights | r.update.head for r in reports], shares))
+
+
+def parted(weights: Tensors) -> tuple[Tensors, Tensors]:
+    """Body and head."""
+    head = {name: value for name, value in weights.items() if name.startswith(HEAD)}
+    return {name: value for name, value in weights.items() if name not in head}, head

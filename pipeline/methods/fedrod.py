@@ -1,0 +1,73 @@
+"""FedROD (Chen and Chao, ICLR 2022): a generic head by balanced softmax for all, a personal one that stays at home.
+
+Facts, and where paper and codes differ: docs/methods/fedrod.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pipeline.blocks import log_prior
+from pipeline.contract import Averaging, AveragingLocal, ClientSide, Global, Tensors
+from tasks.contract import Batch
+
+ROWS, BIAS = "head.weight", "head.bias"
+OWN = "own."
+"""Prefix of the personal head in the client's memory."""
+
+
+class TwoHeadsLocal(AveragingLocal):
+    def __init__(self, side: ClientSide[Global], gamma: float) -> None:
+        generic = side.state.weights
+        self.own = {n: side.memory.get(OWN + n, torch.zeros_like(generic[n])) for n in (ROWS, BIAS)}
+        self.own = {name: nn.Parameter(value.clone()) for name, value in self.own.items()}
+        self.prior_C = log_prior(side.card.count_C, gamma).to(side.data.y_NC)
+        super().__init__(side)
+
+    def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        personal = torch.optim.SGD(self.own.values(), lr=self.side.optimizer.lr)
+        return super().make_optimizers() | {"personal": personal}
+
+    def personal(self, z_BD: Tensor, generic_BC: Tensor) -> Tensor:
+        """The client's own logits: those of the generic head plus those of its own."""
+        return generic_BC + F.linear(z_BD, self.own[ROWS], self.own[BIAS])
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The generic loss. That of the personal head is another graph, with that head alone, and goes back here."""
+        z_BD = self.model.encoder(batch.x)
+        generic_BC = self.model.head(z_BD)
+        own = self.side.objective.loss(self.personal(z_BD.detach(), generic_BC.detach()), batch)
+        own.backward()  # type: ignore[no-untyped-call]
+        return self.side.objective.loss(generic_BC + self.prior_C, batch)
+
+    def step(self, pieces: Sequence[Batch]) -> Tensor:
+        self.optimizers["personal"].zero_grad()
+        return super().step(pieces)
+
+    def memory(self) -> Tensors:
+        return super().memory() | {OWN + name: value.detach().clone() for name, value in self.own.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedROD(Averaging):
+    """Client: encoder and generic head by balanced softmax; a linear personal head, whose logits are added to the
+    generic ones, by plain cross-entropy, which moves nothing else. Server: FedAvg's. Scores are by the generic head.
+    """
+
+    name = "fedrod"
+    kinds = ("single",)
+
+    gamma: float = 1.0
+    """Power of the class counts in balanced softmax, >= 0; 0 is FedAvg for what is sent."""
+
+    def __post_init__(self) -> None:
+        if not self.gamma >= 0:
+            raise ValueError(f"method.gamma = {self.gamma}: must be at least 0")
+
+    def local(self, side: ClientSide[Global]) -> TwoHeadsLocal:
+        return TwoHeadsLocal(side, self.gamma)

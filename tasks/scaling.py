@@ -1,0 +1,45 @@
+"""From images as they are stored to what a network takes: the one place that scales and normalises them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """``(x / levels - mean) / std`` of every channel, on the device of its tensors. Without levels, inputs are stored
+    as a network takes them, and calling it changes nothing.
+
+    levels: the largest whole number; mean, std: [channels, 1, 1], None where images stay in [0, 1]. All float32:
+    tensors, as a GPU would multiply by the reciprocal of a Python number, which rounds differently.
+    """
+
+    levels: Tensor | None = None
+    mean: Tensor | None = None
+    std: Tensor | None = None
+
+    @classmethod
+    def of(cls, levels: int, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Scaling:
+        """From the numbers of an ``InputSpec``; mean and deviation per channel, or none."""
+        if not levels:
+            return cls()
+        per_channel = (
+            [torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (mean, std)] if mean else []
+        )
+        return cls(torch.tensor(levels, dtype=torch.float32), *per_channel)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Stored inputs [B, ...] as a network takes them."""
+        return x if self.levels is None else self.unit(x.to(torch.float32).div_(self.levels))
+
+    def unit(self, x_BCHW: Tensor) -> Tensor:
+        """Images in [0, 1] (of a generator, for example) as a network takes real ones; gradients go through."""
+        return x_BCHW if self.mean is None or self.std is None else (x_BCHW - self.mean) / self.std
+
+    def to(self, device: torch.device) -> Scaling:
+        """The same on another device."""
+        return Scaling(*(None if t is None else t.to(device) for t in (self.levels, self.mean, self.std)))

@@ -1,0 +1,29 @@
+"""Class concepts that nobody encoded, for tests of methods that need some."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+
+from models.concepts import keep
+from pipeline.concepts import asked_of
+from pipeline.experiment import Experiment
+from tasks.sources import find_task
+
+WIDTH = 6
+
+
+def with_concepts(e: Experiment) -> Experiment:
+    """The experiment with prompts of its own and a text encoder whose random vectors lie in the cache."""
+    prompts = "a {name} | one {name} | the {name} | {name}"
+    e = dataclasses.replace(e, model=dataclasses.replace(e.model, names_model="made-up/encoder", names_prompts=prompts))
+    asked = asked_of(e, find_task(e.task.name).class_names)
+    vector_CMD = np.random.default_rng(5).standard_normal((len(asked.words), 4, WIDTH))
+    vector_CMD /= np.linalg.norm(vector_CMD, axis=2, keepdims=True)
+    cache = Path(os.environ["ANCHORFL_CACHE"])
+    cache.mkdir(parents=True, exist_ok=True)
+    keep(asked, asked.file(cache), vector_CMD.astype(np.float32), "made up", lambda line: None)
+    return e

@@ -1,0 +1,137 @@
+"""The presets of FedBM's tables: their first lines against the published figures, and what they have in common."""
+
+from __future__ import annotations
+
+import csv
+import re
+
+import pytest
+
+from pipeline.config import PRESETS, preset_names, read_preset
+from pipeline.experiment import digest, to_tree
+from tuning.papers import PAPERS
+from tuning.tables import rows_of
+
+PAPER = PAPERS["fedbm"]
+ROWS = rows_of(PAPER)
+NAMES = [n for n in preset_names() if n.split("/")[0] in PAPER.data.values()]
+COMPARED = [
+    "central", "fedavg", "feddyn", "fedprox", "fedrep", "fedrod", "fednh", "fedproto", "fedetf", "scaffold", "fedbm",
+]  # fmt: skip
+OPENING = re.compile(
+    r"# (?P<label>.+) on (?P<data>.+), (?P<beside>beside )?Tables? (?P<tables>[IVX]+( and [IVX]+)*) of FedBM"
+    r" \(2025\)(: published accuracy (?P<accuracy>[\d.]+), macro F1 (?P<macro_f1>[\d.]+)|, which has no such row)\."
+)
+SETTINGS = {  # clients, of them in a round, epochs, rounds: section IV-A of the paper
+    "oct-c8": (12, 6, 2, 200),
+    "kvasir-v2": (10, 5, 2, 200),
+    "ham10000": (10, 5, 1, 200),
+    "pbc": (12, 6, 10, 50),
+    "femnist": (35, 3, 5, 200),
+}
+
+
+def test_all_presets_are_seen():
+    assert sorted(NAMES) == sorted(row.preset for row in ROWS)
+    for folder in PAPER.data.values():
+        assert {f"{folder}/{name}" for name in (*COMPARED, "fedbm-no-lkcc", "fedbm-no-cgde")} <= set(NAMES)
+
+
+def test_the_published_figures_are_those_of_the_table():
+    """Both ways; a row that only we run says so."""
+    table = {}
+    with (PRESETS.parent / "published.csv").open(newline="") as stream:
+        for line in csv.DictReader(stream):
+            if line["paper"] == "FedBM":
+                place = f"{line['dataset']}, {line['setting']}"
+                key = place, line["method"]
+                figures, tables = table.setdefault(key, ({}, []))
+                figures[line["metric"]] = f"{float(line['mean_percent']):.2f}"
+                tables.append(line["table"])
+    said = set()
+    for row in ROWS:
+        first = (PRESETS / f"{row.preset}.toml").read_text(encoding="utf-8").splitlines()[0]
+        found = OPENING.fullmatch(first)
+        assert found, first
+        key = found["data"], found["label"]
+        assert key == (row.data, row.label)
+        if found["beside"]:
+            assert key not in table
+            continue
+        figures, tables = table[key]
+        assert {"accuracy": found["accuracy"], "macro_f1": found["macro_f1"]} == figures
+        assert found["tables"].split(" and ") == list(dict.fromkeys(tables))
+        said.add(key)
+    assert said == set(table)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.name != "fedavg"], ids=lambda row: row.preset)
+def test_rows_of_a_data_set_share_all_but_the_method(row):
+    """Central training has one client, which has everything; concepts are an affair of FedBM's network."""
+    one, base = (to_tree(read_preset(n)) for n in (row.preset, f"{row.folder}/fedavg"))
+    for tree in (one, base):
+        tree["model"] = {k: v for k, v in tree["model"].items() if not k.startswith("names_")}
+        del tree["method"]
+        if row.name == "central":
+            assert (tree["task"].pop("clients"), tree["federation"].pop("clients_per_round")) in (
+                (1, 1), SETTINGS[row.folder.rsplit("-0.", 1)[0]][:2],
+            )  # fmt: skip
+            tree["task"].pop("partition")
+    assert one == base
+
+
+@pytest.mark.parametrize(("data", "folder"), PAPER.data.items())
+def test_settings_are_the_papers(data, folder):
+    e = read_preset(f"{folder}/fedavg")
+    clients, some, epochs, rounds = SETTINGS[folder.rsplit("-0.", 1)[0]]
+    assert (e.task.clients, e.federation.clients_per_round) == (clients, some)
+    assert (e.federation.epochs, e.federation.rounds) == (epochs, rounds)
+    if folder == "femnist":
+        assert e.task.partition == "subjects"
+    else:
+        assert (e.task.partition, e.task.beta) == ("dirichlet", float(data.partition("beta=")[2]))
+    o = e.optimizer
+    assert (o.name, o.lr, o.lr_decay, o.momentum, o.weight_decay) == ("sgd", 0.01, 0.99, 0.9, 5e-4)
+    assert (o.batch_size, o.state) == (8, "keep")
+    assert (e.model.network, e.model.norm, e.model.width) == ("resnet18", "batch", 512)
+    assert (e.evaluation.metrics, e.evaluation.select) == ("classification", "best_validation_sum")
+
+
+def options(name):
+    return to_tree(read_preset(name))["method"]
+
+
+@pytest.mark.parametrize("folder", ["oct-c8-0.05", "oct-c8-0.1", "kvasir-v2-0.05", "kvasir-v2-0.1", "pbc-0.05"])
+def test_an_ablation_changes_what_its_name_says(folder):
+    whole = options(f"{folder}/fedbm")
+    changes = {
+        "no-lkcc": {"lkcc": False}, "no-cgde": {"cgde": False}, "no-concepts": {"named": False},
+        "no-div": {"lambda_div": 0.0}, "no-dis": {"lambda_dis": 0.0}, "div-0.1": {"lambda_div": 0.1},
+        "div-1": {"lambda_div": 1.0}, "div-10": {"lambda_div": 10.0}, "dis-0.1": {"lambda_dis": 0.1},
+        "dis-1": {"lambda_dis": 1.0}, "dis-10": {"lambda_dis": 10.0},
+    }  # fmt: skip
+    for name, change in changes.items():
+        if f"{folder}/fedbm-{name}" in NAMES:
+            assert options(f"{folder}/fedbm-{name}") == whole | change
+
+
+def test_rows_that_are_one_experiment_are_one():
+    """Of several tables, under several names: they are run once."""
+    for first, *others in (
+        ("fedavg", "baseline"),
+        ("fedbm-no-cgde", "lkcc-100", "frozen-distribution"),
+        ("fedbm", "fedbm-div-1", "fedbm-dis-0.1", "fedbm-biomedclip"),
+    ):
+        for other in others:
+            one, two = (digest(read_preset(f"oct-c8-0.1/{name}")) for name in (first, other))
+            assert one == two, other
+
+
+def test_what_was_chosen_for_each_data_set():
+    """The temperatures, weights and numbers of generated images of the reference scripts."""
+    got = {f: tuple(options(f"{f}/fedbm")[o] for o in ("tau", "lambda_dis", "generated")) for f in PAPER.data.values()}
+    assert got["oct-c8-0.05"] == (17.5, 0.1, 16)
+    assert got["oct-c8-0.1"] == (12.5, 0.1, 16)
+    assert got["kvasir-v2-0.05"] == (12.5, 1.0, 32)
+    assert got["kvasir-v2-0.1"] == (7.5, 0.1, 32)
+    assert [read_preset(f"oct-c8-0.05/lkcc-{n}").model.names_share for n in (25, 50, 75, 100)] == [0.25, 0.5, 0.75, 1]

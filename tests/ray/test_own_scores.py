@@ -1,0 +1,112 @@
+"""Scores of clients' own models on Ray: the serial run's bits, from memories that stay where they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from ray import cloudpickle
+
+from pipeline import tree
+from pipeline.actors import RayExecutor
+from pipeline.executor import SerialExecutor
+from pipeline.journal import read_records
+from pipeline.methods.fedproto import FedProto
+from pipeline.run import make_setup, run
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module
+SPLITS = ["validation", "test"]
+
+
+def quiet(line: str) -> None:
+    """Nobody listens."""
+
+
+def nobody(busy: int, done: int, failed: int) -> None:
+    """Nobody watches."""
+
+
+def on_ray(e, **cluster):
+    return dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="ray", **cluster))
+
+
+def figures(folder):
+    """Scores, losses and bytes of every round, and the scores of every class."""
+    rows = read_records(folder)[0]
+    return [({k: v for k, v in r.metrics.items() if not k.startswith("sys")}, r.per_class) for r in rows]
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "per_actor"),
+    [
+        ("fedproto", {}, 2),
+        ("fedproto", {"inference": "prototype"}, 3),
+        ("fedrep", {"scored": "clients", "head_epochs": 1}, 2),
+    ],
+)
+def test_serial_and_ray_give_the_same_bits(experiment, tmp_path, method, options, per_actor):
+    """2 of 4 clients a round, so that some are scored before they have been trained."""
+    e = experiment(method, options=options, federation={"clients_per_round": 2, "rounds": 3, "epochs": 1})
+    expected = run(e, tmp_path / "serial", quiet)
+    got = run(on_ray(e, clients_per_actor=per_actor), tmp_path / "ray", quiet)
+    assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
+    assert figures(tmp_path / "ray") == figures(tmp_path / "serial")
+    assert not (tmp_path / "ray" / "model").exists()
+
+
+def test_memories_of_a_checkpoint_are_scored(experiment):
+    setup = make_setup(experiment("fedproto"), quiet)
+    serial = SerialExecutor(setup)
+    serial.round(1, [0, 2], nobody)
+    memories = {client: serial.memory(client) for client in (0, 2)}
+    executor = RayExecutor(dataclasses.replace(setup, experiment=on_ray(setup.experiment, clients_per_actor=2)))
+    executor.restore(serial.snapshot(), memories)
+    assert as_lists(executor.scores(SPLITS)) == as_lists(serial.scores(SPLITS))
+    serial.round(2, [1, 2], nobody)
+    executor.round(2, [1, 2], nobody)
+    assert as_lists(executor.scores(SPLITS)) == as_lists(serial.scores(SPLITS))
+    assert tree.checksum(executor.memory(2)) == tree.checksum(serial.memory(2))
+    executor.close()
+
+
+def as_lists(scores):
+    return {k: (s.values, {n: v.tolist() for n, v in s.per_class.items()}) for k, s in scores.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faulty(FedProto):
+    """Its actor dies when it scores a trained client, ``times`` times; each death leaves a file in ``folder``."""
+
+    times: int
+    folder: str
+
+    def own(self, model, sent, memory):
+        died = len(list(Path(self.folder).iterdir()))
+        if any(k.startswith("all.") for k in memory) and died < self.times:
+            (Path(self.folder) / str(died)).touch()
+            os._exit(1)
+        return super().own(model, sent, memory)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_actor_that_dies_while_it_scores(experiment, tmp_path, times):
+    """Once: a fresh one gives the same scores. Twice: a mean over all clients there is not, and the run says why."""
+    setup = make_setup(experiment("fedproto"), quiet)
+    serial = SerialExecutor(setup)
+    serial.round(1, [1], nobody)
+    e = on_ray(setup.experiment, clients_per_actor=2)
+    faulty = Faulty(times=times, folder=str(tmp_path))
+    executor = RayExecutor(dataclasses.replace(setup, experiment=dataclasses.replace(e, method=faulty)))
+    executor.round(1, [1], nobody)
+    if times == 1:
+        assert as_lists(executor.scores(SPLITS)) == as_lists(serial.scores(SPLITS))
+    else:
+        with pytest.raises(RuntimeError, match=r"\Aclient 1's model could not be scored: ActorDiedError"):
+            executor.scores(SPLITS)
+        assert as_lists(executor.scores(SPLITS)) == as_lists(serial.scores(SPLITS))  # nothing else was lost
+    executor.close()

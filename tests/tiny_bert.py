@@ -1,0 +1,50 @@
+"""A saved BERT of two layers with random weights, made here; nothing is fetched."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from models.concepts import Asked
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "photo", "of", "lying", "down", "sit", "##ting", "."]
+WIDTH = 12
+WORDS_C = ("lying down", "sitting", "of")
+PROMPTS = ("a photo of {name}", "{name}.", "a {name}")
+"""Words that it knows, and prompts: of each class, two of the sentences are padded."""
+
+
+def transformers_or_skip():
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    return pytest.importorskip("transformers", reason="transformers is not installed: pip install 'anchorfl[plm]'")
+
+
+def saved_bert(place, seed=5):
+    """The folder of such a model, with dropout that evaluation must turn off."""
+    transformers = transformers_or_skip()
+    config = transformers.BertConfig(
+        vocab_size=len(WORDS), hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16,
+        max_position_embeddings=16, hidden_dropout_prob=0.5,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.default_generator.manual_seed(seed)
+        transformers.BertModel(config).save_pretrained(place)
+    (place / "vocab.txt").write_text("\n".join(WORDS))
+    transformers.BertTokenizerFast(str(place / "vocab.txt")).save_pretrained(place)
+    return place
+
+
+def states(folder, texts):
+    """Last hidden states [M, L, D] of the folder's model and mask [M, L], as NumPy has them."""
+    transformers = transformers_or_skip()
+    network = transformers.BertModel.from_pretrained(folder).eval()
+    batch = transformers.AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        return network(**batch).last_hidden_state.numpy(), batch["attention_mask"].numpy()
+
+
+def asked_of(folder, **changed):
+    return replace(Asked(WORDS_C, PROMPTS, str(folder)), **changed)
