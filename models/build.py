@@ -28,7 +28,7 @@ Head = Literal["linear", "label", "cosine", "concept", "prototype", "frame"]
 class ModelOptions:
     """The network. Defaults are FedAlign's (KDD 2023, section 4.1 and reference code)."""
 
-    network: Literal["auto", "resnet18", "resnet34", "resnet50"] = "auto"
+    network: Literal["auto", "resnet8", "resnet20", "resnet18", "resnet34", "resnet50"] = "auto"
     """Encoder: ``auto``, by the kind of input (docs/networks.md); or one of the residual networks, for images."""
     stem: Literal["auto", "imagenet", "small"] = "auto"
     """First layer of a residual network: ``imagenet``, 7x7 with stride 2 and max-pooling; ``small``, 3x3; ``auto``:

@@ -1,7 +1,8 @@
-"""Residual networks for images: ResNet-18, -34 and -50 (He et al., CVPR 2016).
+"""Residual networks for images: ResNet-18, -34 and -50, and the small ResNet-8 and -20 (He et al., CVPR 2016).
 
 Table 1 of the paper with the projection shortcut of its option B. The bottleneck has its stride in the 3x3 convolution,
-not in the first 1x1: the variant known as v1.5, whose sizes and scores are the ones in use today.
+not in the first 1x1: the variant known as v1.5, whose sizes and scores are the ones in use today. The small ones are
+those of section 4.2 (6n + 2 layers, n = 1 and 3), there with option A, whose shortcuts have no weights.
 Shape suffixes: B rows, H and W pixels, D width.
 """
 
@@ -14,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Network = Literal["resnet18", "resnet34", "resnet50"]
+Network = Literal["resnet8", "resnet20", "resnet18", "resnet34", "resnet50"]
 Stem = Literal["imagenet", "small"]
 Norm = Literal["group", "batch", "frozen"]
 MakeNorm = Callable[[int], nn.Module]
 
 GROUPS = 32
-"""Of GroupNorm (Wu and He, ECCV 2018, section 4). Every number of channels here is a multiple of it."""
+"""Of GroupNorm at most (Wu and He, ECCV 2018, section 4); at least two channels each."""
 SMALL = 64
 """Largest height or width in pixels that gets the small stem where none is named."""
 LINEAR = "linear."
@@ -53,7 +54,7 @@ class FrozenBatchNorm(nn.Module):
 def norm_of(kind: Norm) -> MakeNorm:
     """What makes the normalisation of a number of channels."""
     if kind == "group":
-        return lambda channels: nn.GroupNorm(GROUPS, channels)
+        return lambda channels: nn.GroupNorm(min(GROUPS, channels // 2), channels)
     return nn.BatchNorm2d if kind == "batch" else FrozenBatchNorm
 
 
@@ -103,38 +104,42 @@ class Bottleneck(nn.Module):
         return F.relu(self.norm3(self.conv3(h)) + self.downsample(x), inplace=True)
 
 
-LAYERS: dict[Network, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int, int]]] = {
-    "resnet18": (BasicBlock, (2, 2, 2, 2)),
-    "resnet34": (BasicBlock, (3, 4, 6, 3)),
-    "resnet50": (Bottleneck, (3, 4, 6, 3)),
+LAYERS: dict[Network, tuple[type[BasicBlock] | type[Bottleneck], int, tuple[int, ...]]] = {
+    "resnet8": (BasicBlock, 16, (1, 1, 1)),
+    "resnet20": (BasicBlock, 16, (3, 3, 3)),
+    "resnet18": (BasicBlock, 64, (2, 2, 2, 2)),
+    "resnet34": (BasicBlock, 64, (3, 4, 6, 3)),
+    "resnet50": (Bottleneck, 64, (3, 4, 6, 3)),
 }
-"""Block, and how many of them stand in each of the four stages (table 1)."""
+"""Block, channels of the first stage, which double from stage to stage, and how many blocks each of them has (table 1;
+section 4.2).
+"""
 
 
 class ResNet(nn.Module):
-    """Image [B, channels, H, W] of any size -> z_BD: stem, four stages of residual blocks, the mean over all places.
+    """Image [B, channels, H, W] of any size -> z_BD: stem, stages of residual blocks, the mean over all places.
 
-    ``width``: D. The trunk gives 512 numbers a row (ResNet-50: 2048); a linear layer follows where ``width`` is
-    another number. ``stem``: ``imagenet``, a 7x7 convolution with stride 2 and max-pooling, which quarters height and
-    width, or ``small``, a 3x3 convolution with stride 1, which keeps them. Convolutions start He-normal (fan-out; He et
-    al., ICCV 2015), normalisations as the identity, biases of the linear layer as torch's. There is no dropout.
+    ``width``: D. The trunk gives 512 numbers a row (ResNet-50: 2048; ResNet-8 and -20: 64); a linear layer
+    follows where ``width`` is another number. ``stem``: ``imagenet``, a 7x7 convolution with stride 2 and max-pooling,
+    which quarters height and width, or ``small``, a 3x3 convolution with stride 1, which keeps them. Convolutions start He-normal
+    (fan-out; He et al., ICCV 2015), normalisations as the identity, biases of the linear layer as torch's. There is no
+    dropout.
     """
 
     def __init__(self, network: Network, channels: int, width: int, *, stem: Stem, norm: Norm) -> None:
         super().__init__()
-        block, depths = LAYERS[network]
+        block, first, depths = LAYERS[network]
         make_norm = norm_of(norm)
         self.stem = stem
-        self.conv1 = _conv(channels, 64, 7, 2) if stem == "imagenet" else _conv(channels, 64, 3)
-        self.norm1 = make_norm(64)
-        entry, stages = 64, []
+        self.conv1 = _conv(channels, first, 7, 2) if stem == "imagenet" else _conv(channels, first, 3)
+        self.norm1 = make_norm(first)
+        entry, self.stages = first, [f"layer{i}" for i in range(1, len(depths) + 1)]
         for stage, depth in enumerate(depths):
-            out, blocks = 64 << stage, []
+            out, blocks = first << stage, []
             for i in range(depth):
                 blocks.append(block(entry, out, 2 if stage and i == 0 else 1, make_norm))
                 entry = out * block.expansion
-            stages.append(nn.Sequential(*blocks))
-        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+            self.add_module(self.stages[stage], nn.Sequential(*blocks))
         self.linear = nn.Identity() if entry == width else nn.Linear(entry, width)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -144,8 +149,8 @@ class ResNet(nn.Module):
         h = F.relu(self.norm1(self.conv1(x)), inplace=True)
         if self.stem == "imagenet":
             h = F.max_pool2d(h, 3, stride=2, padding=1)
-        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
-            h = stage(h)
+        for stage in self.stages:
+            h = self.get_submodule(stage)(h)
         z_BD: Tensor = self.linear(h.mean((2, 3)))
         return z_BD
 

@@ -13,8 +13,14 @@ import torch.nn.functional as F
 from models.build import ModelOptions, build
 from models.encoders.resnet import BasicBlock, Bottleneck, FrozenBatchNorm, norm_of
 
-TRUNK = {"resnet18": 512, "resnet34": 512, "resnet50": 2048}
-BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}
+TRUNK = {"resnet8": 64, "resnet20": 64, "resnet18": 512, "resnet34": 512, "resnet50": 2048}
+BLOCKS = {
+    "resnet8": (1, 1, 1),
+    "resnet20": (3, 3, 3),
+    "resnet18": (2, 2, 2, 2),
+    "resnet34": (3, 4, 6, 3),
+    "resnet50": (3, 4, 6, 3),
+}
 NORMS = ("group", "batch", "frozen")
 
 
@@ -44,7 +50,7 @@ def stirred(module, seed=0):
 def by_hand(weights, x, kind, training):
     """The normalisation with these weights, written out."""
     if kind == "group":
-        g = x.reshape(len(x), 32, -1)
+        g = x.reshape(len(x), min(32, x.shape[1] // 2), -1)
         g = (g - g.mean(2, keepdim=True)) / (g.var(2, unbiased=False, keepdim=True) + 1e-5).sqrt()
         y = g.reshape(x.shape)
     else:
@@ -90,12 +96,29 @@ def test_parameters_of_resnet50_and_of_its_linear_layer():
     assert sum(p.numel() for p in narrow.parameters()) == trunk + 2048 * 512 + 512
 
 
+@pytest.mark.parametrize(("network", "n"), [("resnet8", 1), ("resnet20", 3)])
+def test_the_small_networks_have_6n_plus_2_layers(network, n):
+    """Section 4.2: a 3x3 convolution, 2n in each of three stages of 16, 32 and 64 filters, and the linear layer; 0.27
+    million weights with ten classes and n = 3 (table 6), which the two shortcuts add 0.9 % to.
+    """
+    model = made(network, (3, 28, 28), classes=10)
+    convs = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d)]
+    assert sum(m.kernel_size == (3, 3) for m in convs) + 1 == 6 * n + 2
+    whole = sum(p.numel() for p in model.parameters())
+    shortcuts = sum(p.numel() for name, p in model.named_parameters() if "downsample" in name)
+    assert shortcuts == 16 * 32 + 32 * 64 + 2 * (32 + 64)
+    if n == 3:
+        assert round((whole - shortcuts) / 1e6, 2) == 0.27
+    z_BD = model.encoder(images(2, 3, 28, 28))
+    assert z_BD.shape == (2, 64)
+
+
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     ("kind", "entry", "channels", "stride"),
     [
-        (BasicBlock, 64, 64, 1), (BasicBlock, 64, 128, 2), (Bottleneck, 64, 64, 1), (Bottleneck, 256, 64, 1),
+        (BasicBlock, 16, 32, 2), (BasicBlock, 64, 64, 1), (BasicBlock, 64, 128, 2), (Bottleneck, 64, 64, 1), (Bottleneck, 256, 64, 1),
         (Bottleneck, 256, 128, 2),
     ],
 )  # fmt: skip
