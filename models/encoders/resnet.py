@@ -121,9 +121,9 @@ class ResNet(nn.Module):
 
     ``width``: D. The trunk gives 512 numbers a row (ResNet-50: 2048; ResNet-8 and -20: 64); a linear layer
     follows where ``width`` is another number. ``stem``: ``imagenet``, a 7x7 convolution with stride 2 and max-pooling,
-    which quarters height and width, or ``small``, a 3x3 convolution with stride 1, which keeps them. Convolutions start He-normal
-    (fan-out; He et al., ICCV 2015), normalisations as the identity, biases of the linear layer as torch's. There is no
-    dropout.
+    which quarters height and width, or ``small``, a 3x3 convolution with stride 1, which keeps them. Convolutions start
+    He-normal (fan-out; He et al., ICCV 2015), normalisations as the identity, biases of the linear layer as torch's.
+    There is no dropout.
     """
 
     def __init__(self, network: Network, channels: int, width: int, *, stem: Stem, norm: Norm) -> None:

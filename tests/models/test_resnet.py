@@ -118,8 +118,8 @@ def test_the_small_networks_have_6n_plus_2_layers(network, n):
 @pytest.mark.parametrize(
     ("kind", "entry", "channels", "stride"),
     [
-        (BasicBlock, 16, 32, 2), (BasicBlock, 64, 64, 1), (BasicBlock, 64, 128, 2), (Bottleneck, 64, 64, 1), (Bottleneck, 256, 64, 1),
-        (Bottleneck, 256, 128, 2),
+        (BasicBlock, 16, 32, 2), (BasicBlock, 64, 64, 1), (BasicBlock, 64, 128, 2), (Bottleneck, 64, 64, 1),
+        (Bottleneck, 256, 64, 1), (Bottleneck, 256, 128, 2),
     ],
 )  # fmt: skip
 def test_a_block_is_its_formula(kind, entry, channels, stride, training, norm):
