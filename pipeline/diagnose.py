@@ -18,8 +18,10 @@ from pipeline.checkpoint import write_atomically
 from pipeline.delivery import store_uri
 from pipeline.diagnosis.agreement import agreement
 from pipeline.diagnosis.clients import checked, farthest
+from pipeline.diagnosis.confusion import confusion
 from pipeline.diagnosis.divergence import divergence
 from pipeline.diagnosis.embeddings import embeddings
+from pipeline.diagnosis.generated import generated
 from pipeline.diagnosis.part import Part
 from pipeline.diagnosis.pseudo import pseudo_labels
 from pipeline.diagnosis.study import Study, open_study
@@ -29,7 +31,7 @@ from pipeline.tracking import send
 from tasks.contract import InputError
 
 FOLDER = "diagnosis"
-PARTS = ("divergence", "pseudo", "agreement", "embeddings")
+PARTS = ("divergence", "pseudo", "agreement", "embeddings", "confusion", "generated")
 
 Say = Callable[[str], None]
 
@@ -95,6 +97,8 @@ def _parts(study: Study, o: DiagnoseOptions, out: Path, say: Say) -> dict[str, P
         "pseudo": lambda: pseudo_labels(study, out, say),
         "agreement": lambda: agreement(study, out, clients=pair(), rows=o.rows),
         "embeddings": lambda: embeddings(study, out, clusters=o.clusters, say=say),
+        "confusion": lambda: confusion(study, out),
+        "generated": lambda: generated(study, out),
     }
     found = {}
     for name in (part for part in PARTS if part in o.parts):

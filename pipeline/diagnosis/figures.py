@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -20,6 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from pipeline.diagnosis.part import Floats
 from tasks.columns import Bools, Ints
 
+Pixels = npt.NDArray[np.uint8]
 COLOURED, LABELS, NAME = 20, 60, 24
 """Classes with a colour of their own, the others are grey; names at axes with so few ticks; longer names are cut."""
 CELLS = 400
@@ -207,3 +209,39 @@ def _matrix(
         ax.axvline(edge + 0.5, color="black", linewidth=0.8)
     ax.set_title(title, size=10)
     ax.figure.colorbar(image, ax=ax, fraction=0.046, pad=0.02).ax.tick_params(labelsize=7)
+
+
+def draw_images(images_TC: Pixels, names: Sequence[str], heads: Sequence[str], path: Path) -> None:
+    """A row for each class, a column for each head. images_TC: [T, C, channels, H, W], 0..255, grey or colour."""
+    columns, classes = images_TC.shape[:2]
+    figure = _figure(0.9 * columns + 1.8, 0.9 * classes + 0.4)
+    for (c, t), ax in np.ndenumerate(figure.subplots(classes, columns, squeeze=False)):
+        pixels = images_TC[t, c].transpose(1, 2, 0)
+        grey = pixels.shape[2] == 1
+        ax.imshow(pixels[..., 0] if grey else pixels, cmap="gray" if grey else None, vmin=0, vmax=255)
+        ax.set_xticks([])
+        ax.set_yticks([])
+        if c == 0:
+            ax.set_title(heads[t], size=8)
+        if t == 0:
+            ax.set_ylabel(_short(names[c]), size=8, rotation=0, ha="right", va="center")
+    _save(figure, path)
+
+
+def draw_confusion(count_CC: Ints, names: Sequence[str], path: Path) -> None:
+    """Shares of each true class (a row); numbers in the cells where there are few classes."""
+    classes = len(names)
+    share_CC = count_CC / np.maximum(1, count_CC.sum(1, keepdims=True))
+    side = min(11.0, max(4.2, 0.4 * classes + 1.8))
+    figure = _figure(side + 0.6, side)
+    ax = figure.subplots()
+    image = ax.imshow(share_CC, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    if classes * classes <= CELLS:
+        _numbers(ax, share_CC, "{:.2f}", share_CC > 0.6)
+    if classes <= LABELS:
+        labels = [_short(name) for name in names]
+        ax.set_xticks(range(classes), labels, rotation=90, size=7)
+        ax.set_yticks(range(classes), labels, size=7)
+    ax.set(xlabel="taken for", ylabel="true class")
+    figure.colorbar(image, ax=ax, fraction=0.046, pad=0.02).ax.tick_params(labelsize=7)
+    _save(figure, path)

@@ -1,0 +1,43 @@
+"""Which class the global model takes the rows of each class for. Shape suffixes: N test rows, C classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.diagnosis.figures import draw_confusion
+from pipeline.diagnosis.part import Part, write_table
+from pipeline.diagnosis.study import Study
+from pipeline.evaluate import logits_of
+from tasks.columns import Ints
+
+
+def counted(true_N: Ints, predicted_N: Ints, classes: int) -> Ints:
+    """Rows of each true class (first axis) that were taken for each class: [C, C]."""
+    return np.bincount(true_N * classes + predicted_N, minlength=classes * classes).reshape(classes, classes)
+
+
+def confusion(study: Study, out: Path) -> Part:
+    """``confusion.csv``: test rows by true class and decision, ``confusion.png``: as shares of the true class; after
+    the last completed round. Single-label tasks.
+    """
+    if study.prepared.manifest.kind != "single":
+        return Part({}, ("confusion: classes of this task do not exclude each other",))
+    server = study.at(study.last.round)
+    rows = study.prepared.split("test", server.objective)
+    known_N = (rows.y_NC * rows.known_NC).any(-1)
+    server.model.load_state_dict(server.state.weights)
+    predicted_N = logits_of(server.model, rows).argmax(-1)[known_N]
+    count_CC = counted(rows.y_NC[known_N].argmax(-1).numpy(), predicted_N.numpy(), len(study.class_names))
+    table = ([name, *line] for name, line in zip(study.class_names, count_CC.tolist(), strict=True))
+    write_table(out / "confusion.csv", ("true class", *study.class_names), table)
+    draw_confusion(count_CC, study.class_names, out / "confusion.png")
+    off_CC = count_CC - np.diag(np.diag(count_CC))
+    true, taken = np.unravel_index(int(off_CC.argmax()), off_CC.shape)
+    right = 100 * np.trace(count_CC) / max(1, count_CC.sum())
+    told = f"confusion after round {study.last.round}: {right:.1f} % of {count_CC.sum()} test rows right"
+    if off_CC.any():
+        names = study.class_names
+        told += f"; most often {names[true]} is taken for {names[taken]} ({off_CC[true, taken]} rows)"
+    return Part({}, (told,))

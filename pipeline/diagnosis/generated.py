@@ -1,0 +1,90 @@
+"""What FedBM's generator draws for each class, from training to training.
+
+Shape suffixes: T trainings, C classes, K images of a class; images are [channels, H, W].
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pipeline.diagnosis.figures import draw_images
+from pipeline.diagnosis.part import Part, write_table
+from pipeline.diagnosis.study import Study
+from pipeline.generation import source_of
+from pipeline.joined import BMGlobal
+from pipeline.seeds import torch_rng
+
+COLUMNS = 8
+"""Trainings that are shown, the first and the last among them, and images of a class after the last."""
+JUDGED = 64
+"""Images of each class that the classifier is asked about."""
+
+
+def generated(study: Study, out: Path) -> Part:
+    """``generated.png``: an image of every class after each training, from the same draw of its condition;
+    ``generated_last.png``: several of each class after the last; ``generated.npz``: both as numbers 0..255;
+    ``generated.csv``: the share of a class's images that the global model takes for that class.
+    """
+    rounds = trainings(study)
+    if not rounds:
+        return Part({}, (f"generated images: {study.setup.experiment.method.name} has trained no generator",))
+    drawn = {round_: images_of(study, round_) for round_ in rounds}
+    shares = {round_: recognised(study, round_) for round_ in rounds}
+    shown = [rounds[i] for i in np.unique(np.linspace(0, len(rounds) - 1, COLUMNS).round().astype(int))]
+    over_TC = np.stack([drawn[round_][:, 0] for round_ in shown])
+    last_KC = drawn[rounds[-1]].swapaxes(0, 1)
+    draw_images(over_TC, study.class_names, [f"round {r}" for r in shown], out / "generated.png")
+    draw_images(last_KC, study.class_names, [""] * len(last_KC), out / "generated_last.png")
+    np.savez_compressed(out / "generated.npz", rounds=np.array(shown), over_rounds=over_TC, last=last_KC)
+    rows = ([r, name, float(shares[r][c])] for r in rounds for c, name in enumerate(study.class_names))
+    write_table(out / "generated.csv", ("round", "class", "recognised"), rows)
+    metrics = {r: {"generated/recognised": float(share_C.mean())} for r, share_C in shares.items()}
+    told = f"generated images: the global model takes {100 * shares[rounds[-1]].mean():.1f} % for their class"
+    return Part(metrics, (f"{told} after round {rounds[-1]}",), {"trainings": rounds})
+
+
+def trainings(study: Study) -> list[int]:
+    """The first round at hand with each state of the generator, ascending."""
+    out: dict[int, int] = {}
+    for round_ in study.rounds():
+        state = study.at(round_).state
+        if isinstance(state, BMGlobal) and int(state.version):
+            out.setdefault(int(state.version), round_)
+    return list(out.values())
+
+
+def _source(study: Study, round_: int) -> Any:
+    server = study.at(round_)
+    state, method = server.state, study.setup.experiment.method
+    assert isinstance(state, BMGlobal)
+    return source_of(state.generator, state.concepts_CMD, method.named, study.prepared.manifest.spec.scaling())  # type: ignore[attr-defined]
+
+
+@torch.no_grad()
+def images_of(study: Study, round_: int) -> npt.NDArray[np.uint8]:
+    """Some images of every class, as the generator gives them: [C, K, channels, H, W], 0..255."""
+    source, rng = _source(study, round_), torch_rng(study.seed, "diagnosis", "generated")
+    class_B = torch.arange(len(study.class_names)).repeat_interleave(COLUMNS)
+    x_B = source.generator(source.conditions(class_B, rng))
+    pixels = (x_B * 255).round().to(torch.uint8)
+    return np.asarray(pixels.view(-1, COLUMNS, *pixels.shape[1:]).numpy(), dtype=np.uint8)
+
+
+@torch.no_grad()
+def recognised(study: Study, round_: int) -> npt.NDArray[np.float64]:
+    """Per class the share of its images, prepared as for training, that the global model of that round takes for it."""
+    source, rng = _source(study, round_), torch_rng(study.seed, "diagnosis", "recognised")
+    model = study.server.model
+    model.load_state_dict(study.server.state.weights)
+    model.eval()
+    out = []
+    for c in range(len(study.class_names)):
+        class_B = torch.full((JUDGED,), c)
+        x_B = source.prepared(source.generator(source.conditions(class_B, rng)), rng)
+        out.append(float((model(x_B).argmax(-1) == c).double().mean()))
+    return np.array(out)
