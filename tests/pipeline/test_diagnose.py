@@ -79,7 +79,11 @@ def test_fedalign_with_a_table_of_names(run_of, trained):
     out = folder / "diagnosis"
     pictures = {"divergence", "pseudo_labels", "representations", "class_embeddings"}
     tables = {"divergence", "pseudo_labels", "agreement", "representations", "class_cosine", "class_pmi"}
-    expected = {f"{n}.png" for n in pictures} | {f"{n}.csv" for n in tables} | {"metrics.jsonl", "diagnosis.json"}
+    expected = (
+        {f"{n}.png" for n in pictures}
+        | {f"{n}.csv" for n in tables}
+        | {"metrics.jsonl", "diagnosis.json", "confusion.csv", "confusion.png"}
+    )
     assert {p.name for p in out.iterdir()} == expected
     for name in pictures:
         with Image.open(out / f"{name}.png") as picture:
@@ -178,6 +182,7 @@ def test_a_method_without_pseudo_labels_and_class_embeddings(run_of):
     assert "pseudo-labels: fedavg makes none here" in lines
     assert "class embeddings: fedavg has none" in lines
     assert {p.name for p in (folder / "diagnosis").iterdir()} == {
+        "confusion.csv", "confusion.png",
         "divergence.csv", "divergence.png", "agreement.csv", "representations.csv", "representations.png",
         "metrics.jsonl", "diagnosis.json",
     }  # fmt: skip
