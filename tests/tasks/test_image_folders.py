@@ -9,6 +9,7 @@ from collections import Counter
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 from tasks.bad_rows import BadRows, skipped
 from tasks.contract import InputError, Objective, TaskOptions
@@ -98,6 +99,11 @@ def test_oct_reads_what_was_written(oct_folder):
     assert task.fit(table, TaskOptions()).shape == (3, 128, 128)
 
 
+def fed(data):
+    """All inputs as a network takes them."""
+    return data.rows(torch.arange(len(data))).x
+
+
 @pytest.mark.parametrize("which", ["oct", "kvasir"])
 def test_twins_are_prepared_and_can_be_learnt(which, request, tmp_path):
     folder = request.getfixturevalue(f"{which}_folder")
@@ -109,10 +115,10 @@ def test_twins_are_prepared_and_can_be_learnt(which, request, tmp_path):
     train = [prepared.client(client, Objective("single")) for client in range(3)]
     test = prepared.split("test", Objective("single"))
     assert prepared.manifest.validation == {"oct": 32, "kvasir": 16}[which]  # the published, or the task's own
-    x = np.concatenate([data.x.flatten(1) for data in train])
+    x, seen = np.concatenate([fed(data).flatten(1) for data in train]), fed(test)
     y = np.concatenate([data.y_NC.argmax(1) for data in train])
-    assert np.abs(np.fft.fft2(test.x[:, 0].numpy())[:, 0, 0]).max() < 16 * 16 * 3  # scaled, not 0..255
-    waves = [np.abs(np.fft.fft2(part.reshape(-1, 3, 16, 16))).reshape(len(part), -1) for part in (x, test.x)]
+    assert np.abs(np.fft.fft2(seen[:, 0].numpy())[:, 0, 0]).max() < 16 * 16 * 3  # scaled, not 0..255
+    waves = [np.abs(np.fft.fft2(part.reshape(-1, 3, 16, 16))).reshape(len(part), -1) for part in (x, seen)]
     centre = np.stack([waves[0][y == class_].mean(0) for class_ in range(8)])
     nearest = np.abs(waves[1][:, None] - centre).sum(2).argmin(1)
     assert (nearest == test.y_NC.argmax(1).numpy()).mean() > 0.8
