@@ -93,11 +93,6 @@ class RankedSplits:
         held, count_C = training_counts(data)
         self.propensity_C = propensities(count_C, held)
 
-    def scores(self, model: Classifier, weights: Tensors, name: Split) -> Scores:
-        """Scores of the rankings of ``weights`` on a split; ``model`` is a work-space."""
-        model.load_state_dict(weights)
-        return self.of(model, name)
-
     def of(self, model: Classifier, name: Split) -> Scores:
         """Scores of the rankings of a model as it is."""
         split = self.splits[name]

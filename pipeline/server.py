@@ -37,7 +37,7 @@ class Server:
         self.data = data
         first = SPLITS if self.method.scored == "server" else ()
         self.scoring = Scoring(data, objective, setup.experiment.evaluation.metrics, first)
-        self.splits, self.ranked = self.scoring.dense, self.scoring.ranked
+        self.splits = self.scoring.dense
         self.state: Global = self.method.begin(replace(self._side(0), told=told))
 
     def broadcast(self, round_: int) -> Global:

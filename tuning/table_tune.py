@@ -124,7 +124,7 @@ def run_jobs(
     work = Runs({job.cell.digest: setups[job.cell.digest] for job in jobs}, {j.cell.digest: j.folder for j in jobs})
     results = fit(
         train_run, work, shares, at_once,
-        reuse_actors=False,  # each run in a thread of its own would leave its allocator's memory behind: 0.4 GB a run
+        reuse_actors=False,  # a process that took run after run kept growing; a run by itself lets go of its memory
         param_space={"job": tune.grid_search([job.cell.digest for job in jobs])},
         callbacks=[Watch(jobs, at_once, say, news)],
     )  # fmt: skip

@@ -251,3 +251,15 @@ def assert_same_bits(got, want):
         for client, memory in memories0.items():
             assert tree.checksum({k: memories[client][k] for k in memory}) == tree.checksum(memory)
     assert any(memories0.values())
+
+
+def assert_scored_as_fedavg(experiment, name, options=None):
+    """The state after two rounds has the scores that FedAvg's server gives the same weights."""
+    e = experiment(name, options=options, federation={"rounds": 2})
+    executor = SerialExecutor(make_setup(e, quiet))
+    for round_ in (1, 2):
+        executor.round(round_, [0, 1, 2], nobody)
+    plain = SerialExecutor(make_setup(replace(e, method=experiment("fedavg").method), quiet))
+    plain.restore(executor.snapshot(), {})
+    got, want = executor.scores(["validation", "test"]), plain.scores(["validation", "test"])
+    assert {n: s.values for n, s in got.items()} == {n: s.values for n, s in want.items()}

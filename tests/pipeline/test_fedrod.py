@@ -15,10 +15,8 @@ import pytest
 import torch
 
 from pipeline import tree
-from pipeline.executor import SerialExecutor
 from pipeline.methods.fedrod import FedROD
 from pipeline.optimizers import OptimizerOptions
-from pipeline.run import make_setup
 from tests.pipeline import compared
 from tests.pipeline.compared import (
     SHAPES,
@@ -143,14 +141,7 @@ def test_heads_of_clients_that_rest_stay(experiment):
 
 
 def test_scores_are_by_the_generic_head(experiment):
-    e = experiment("fedrod", federation={"rounds": 2})
-    executor = SerialExecutor(make_setup(e, compared.quiet))
-    for round_ in (1, 2):
-        executor.round(round_, [0, 1, 2], compared.nobody)
-    plain = SerialExecutor(make_setup(replace(e, method=experiment("fedavg").method), compared.quiet))
-    plain.restore(executor.snapshot(), {})
-    got, want = executor.scores(["validation", "test"]), plain.scores(["validation", "test"])
-    assert {n: s.values for n, s in got.items()} == {n: s.values for n, s in want.items()}
+    compared.assert_scored_as_fedavg(experiment, "fedrod")
 
 
 def test_the_exact_tensors_on_the_wire():

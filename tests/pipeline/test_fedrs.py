@@ -7,13 +7,10 @@ code takes alpha + (1 - alpha) n_c / max n. Scores are by the plain s_c.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
-from pipeline.executor import SerialExecutor
 from pipeline.methods.fedrs import FedRS
 from pipeline.run import make_setup
 from tasks.contract import Card
@@ -91,14 +88,7 @@ def test_with_alpha_zero_rows_of_absent_classes_stay_and_others_do_not():
 
 def test_scores_are_by_plain_logits(experiment):
     """The server of FedRS scores weights as FedAvg's does, and the client's own model is not scaled either."""
-    e = experiment("fedrs", options={"alpha": 0.1}, federation={"rounds": 2})
-    executor = SerialExecutor(make_setup(e, compared.quiet))
-    for round_ in (1, 2):
-        executor.round(round_, [0, 1, 2], compared.nobody)
-    plain = SerialExecutor(make_setup(replace(e, method=experiment("fedavg").method), compared.quiet))
-    plain.restore(executor.snapshot(), {})
-    got, want = executor.scores(["validation", "test"]), plain.scores(["validation", "test"])
-    assert {n: s.values for n, s in got.items()} == {n: s.values for n, s in want.items()}
+    compared.assert_scored_as_fedavg(experiment, "fedrs", {"alpha": 0.1})
     local, _ = compared.started(FedRS(alpha=0.1))
     x = local.side.data.x
     assert_close({"": local.model(x).detach()}, {"": logits(arrays(local.model.state_dict()), x.numpy())}, 1e-13)
