@@ -2,7 +2,8 @@
 
     ANCHORFL_DATA=... python benchmarks/bench_local_training.py [--pairs 2] [--epochs 1]
 
-Each saving of docs/adr/0006 alone, all three, and none (the plain loop), for FedAvg and FedAlign on R8-8.
+Each saving of docs/adr/0006 alone, all three, these with linear layers by oneDNN (docs/speed.md), and none (the plain
+loop), for FedAvg and FedAlign on R8-8.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from pipeline.run import make_setup
 from pipeline.server import Server
 from pipeline.setup import one_thread
 
-OFF = {"skip_zero_rows": False, "micro_tokens": 0, "lookup_dropout": False}
+OFF = {"skip_zero_rows": False, "micro_tokens": 0, "lookup_dropout": False, "onednn": False}
 VARIANTS = {
     "plain loop": {},
     "skip zero rows": {"skip_zero_rows": True},
     "micro-batches": {"micro_tokens": 1024},
     "look-up dropout": {"lookup_dropout": True},
     "all three": {"skip_zero_rows": True, "micro_tokens": 1024, "lookup_dropout": True},
+    "all three, oneDNN": {"skip_zero_rows": True, "micro_tokens": 1024, "lookup_dropout": True, "onednn": True},
 }
 
 

@@ -40,6 +40,9 @@ class OptimizerOptions:
     0: one piece. Same mathematics."""
     lookup_dropout: bool = True
     """Draw dropout masks from random bytes through a table instead of ``bernoulli_`` (CPU). Same distribution."""
+    onednn: bool = False
+    """Compute linear layers by oneDNN in place of the BLAS that torch was built with (CPU, float32): faster on AMD's
+    processors with AVX-512, where MKL keeps to AVX2 (docs/speed.md). Same mathematics, other rounding."""
     crop: int = 0
     """Images only: cut each at random out of itself with so many black pixels on every side, anew in every epoch; 0:
     not (FedBM's generated images: 4)."""

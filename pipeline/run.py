@@ -110,7 +110,7 @@ def make_setup(experiment: Experiment, say: Say, prepared: Prepared | None = Non
         )
     names, concepts = name_vectors(experiment, data, say), concept_vectors(experiment, data, say)
     setup = Setup(experiment, data.place, names, start, concepts)
-    if experiment.model.network != "auto" or start is not None:
+    if experiment.model.network != "auto" or start is not None or experiment.optimizer.onednn:
         try:
             setup.model()  # here, where an error is one line, and not in every worker
         except ValueError as error:

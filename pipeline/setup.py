@@ -11,6 +11,7 @@ from torch import Tensor
 
 from models.build import build
 from models.classifier import Classifier
+from models.onednn import use_onednn
 from pipeline.experiment import Experiment
 from pipeline.seeds import seed_for
 from pipeline.training import Training
@@ -42,7 +43,7 @@ class Setup:
     def model(self) -> Classifier:
         """The network with its initial weights, the same in every process."""
         e, m = self.experiment, self.data().manifest
-        return build(
+        model = build(
             e.model,
             input_kind=m.spec.kind,
             shape=m.spec.shape,
@@ -58,6 +59,9 @@ class Setup:
             concept_width=0 if self.concepts_CMD is None else self.concepts_CMD.shape[2],
             scale=e.method.first_scale,
         )
+        if e.optimizer.onednn:
+            use_onednn(model)
+        return model
 
     def training(self) -> Training:
         """What every client of the run shares."""
