@@ -5,32 +5,47 @@ Updates go from client to server as object references and never pass through the
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ObjectLostError,
+    ObjectStoreFullError,
+    OutOfDiskError,
+    OutOfMemoryError,
+    RayError,
+    RayTaskError,
+)
 
 from pipeline import tree
 from pipeline.cluster import layout
 from pipeline.contract import Tensors
 from pipeline.crew import Crew, Stats
 from pipeline.evaluate import mean_of_models
-from pipeline.executor import ATTEMPTS, NEXT, Failure, RoundOutcome, Tally, Watch, check_quorum, scored_as
+from pipeline.executor import NEXT, Watch, scored_as
+from pipeline.faults import Failure, Kind, LostError, RejectedError, Roster, RoundOutcome, kind_of
 from pipeline.setup import Setup
 from tasks.metrics import Scores
 
 
 @dataclass(slots=True)
 class _Job:
-    """A call to a client's actor; parts: references of what it gives beside its answer, which the driver reads."""
+    """A call to a client's actor; parts: references of what it gives beside its answer, which the driver reads; until:
+    when its answer is overdue.
+    """
 
     client: int
     slot: int
-    attempt: int
+    actor: Any
     parts: tuple[Any, ...]
+    until: float
 
 
 _Start = Callable[[Any, int], Sequence[Any]]
@@ -45,19 +60,23 @@ class RayExecutor:
 
     def __init__(self, setup: Setup, crew: Crew | None = None) -> None:
         e = setup.experiment
-        self.quorum, self.letters, self.clients = e.federation.quorum, e.method.letters, e.task.clients
-        self.at_clients = e.method.scored == "clients"
+        self.setup, self.federation, self.clients = setup, e.federation, e.task.clients
+        self.letters, self.at_clients = e.method.letters, e.method.scored == "clients"
         self.own = crew is None
         self.crew = crew or Crew(layout(e.cluster, e.task.clients))
         self.layout = self.crew.layout
-        self.run, self._opened = self.crew.open(setup)
+        self._open()
+
+    def _open(self) -> None:
+        self.run, self._opened = self.crew.open(self.setup)
         self.server = self.crew.server
         self.memories: dict[int, Any] = {}
 
-    def round(self, round_: int, selected: Sequence[int], watch: Watch) -> RoundOutcome:
+    def round(self, round_: int, selected: Sequence[int], watch: Watch, stand_ins: Sequence[int] = ()) -> RoundOutcome:
         sent, size = self.server.broadcast.options(num_returns=2).remote(self.run, round_)
         each = self._get(size)
-        tally, done = Tally(), dict[int, _Job]()
+        roster = Roster(selected, stand_ins, self.federation.retries, self.federation.quorum)
+        jobs, memory, merged = dict[int, _Job](), dict[str, float](), None
 
         def fit(actor: Any, client: int) -> Sequence[Any]:
             refs: Sequence[Any] = actor.fit.options(num_returns=3).remote(
@@ -67,74 +86,90 @@ class RayExecutor:
             return refs
 
         stats: Stats
-        for job, stats in self._answers(selected, fit, tally, watch):
-            done[job.client] = job
-            tally.loss[job.client] = stats.loss
-            tally.seconds += stats.seconds
-            tally.bytes_up += stats.bytes_up
-            tally.bytes_letters += stats.bytes_letter
-            tally.memory |= {k.replace("client", f"actor_{job.slot:03d}"): v for k, v in stats.memory.items()}
-        check_quorum(len(done), len(selected), self.quorum, tally.failed)
-        answered = sorted(done)
-        updates = [done[c].parts[0] for c in answered]
-        tally.memory |= self._get(self.server.merge.remote(self.run, round_, answered, *updates))
-        self.memories |= {c: job.parts[1] for c, job in done.items()}
-        return tally.outcome(each)
-
-    def _answers(
-        self, clients: Sequence[int], start: _Start, tally: Tally, watch: Watch | None = None
-    ) -> Iterator[tuple[_Job, Any]]:
-        """Call the actors of all ``clients`` and yield the answers as they come in; ``tally`` gets the failures."""
-        waiting, running, done = deque((c, 0) for c in clients), dict[Any, _Job](), 0
-        while waiting or running:
-            self._submit(waiting, running, start)
-            if watch is not None:
-                watch(len(running), done, len(tally.failed))
-            (ready,), _ = ray.wait(list(running), num_returns=1)
-            job = running.pop(ready)
+        while merged is None:
+            for job, stats in self._answers(roster, fit, watch):
+                jobs[job.client], roster.answers[job.client] = job, stats.answer
+                memory |= {k.replace("client", f"actor_{job.slot:03d}"): v for k, v in stats.memory.items()}
+            roster.check_quorum()
+            answered = sorted(roster.answers)
             try:
-                answer = ray.get(ready)
-            except RayError as error:
-                self._failed(job, error, waiting, tally)
-                continue
-            done += 1
-            yield job, answer
+                updates = [jobs[c].parts[0] for c in answered]
+                merged = self._get(self.server.merge.remote(self.run, round_, answered, *updates))
+            except RejectedError as error:
+                roster.refuse(error)
+        self.memories |= {c: jobs[c].parts[1] for c in answered}
+        return roster.outcome(each, memory | merged)
 
-    def _submit(self, waiting: deque[tuple[int, int]], running: dict[Any, _Job], start: _Start) -> None:
+    def _answers(self, roster: Roster, start: _Start, watch: Watch | None = None) -> Iterator[tuple[_Job, Any]]:
+        """Call the actors of all who wait and yield the answers as they come in; the roster gets the faults. LostError
+        where a fault is none of a client; no call is left running then, nor when the caller stops.
+        """
+        running, done = dict[Any, _Job](), 0
+        try:
+            while roster.waiting or running:
+                self._submit(roster.waiting, running, start)
+                if watch is not None:
+                    watch(len(running), done, len(roster.failed))
+                ready, _ = ray.wait(list(running), num_returns=1, timeout=_patience(running))
+                if not ready:
+                    for ref in [ref for ref, job in running.items() if time.monotonic() >= job.until]:
+                        self._fault(running.pop(ref), roster, None)
+                    continue
+                job = running.pop(ready[0])
+                try:
+                    answer = ray.get(ready[0])
+                except RayError as error:
+                    self._fault(job, roster, error)
+                    continue
+                done += 1
+                yield job, answer
+        finally:
+            for job in running.values():
+                self.crew.retire(job.slot)
+
+    def _submit(self, waiting: deque[int], running: dict[Any, _Job], start: _Start) -> None:
         """Hand out work: at most one call per actor in flight, at most ``concurrent`` in all."""
         busy = {job.slot for job in running.values()}
         for _ in range(len(waiting)):
             if len(running) >= self.layout.concurrent:
                 return
-            client, attempt = waiting.popleft()
+            client = waiting.popleft()
             slot = client % self.layout.actors
             if slot in busy:
-                waiting.append((client, attempt))
+                waiting.append(client)
                 continue
             busy.add(slot)
-            *parts, answer = start(self.crew.client(slot, self.run), client)
-            running[answer] = _Job(client, slot, attempt, tuple(parts))
+            actor = self.crew.client(slot, self.run)
+            *parts, answer = start(actor, client)
+            until = time.monotonic() + (self.federation.deadline or math.inf)
+            running[answer] = _Job(client, slot, actor, tuple(parts), until)
 
-    def _failed(self, job: _Job, error: RayError, waiting: deque[tuple[int, int]], tally: Tally) -> None:
-        """Retire the actor, whatever happened to it: the retry gets a fresh process."""
+    def _fault(self, job: _Job, roster: Roster, error: RayError | None) -> None:
+        """Retire the actor, whatever happened to it: the next attempt gets a fresh process. error: None where the
+        answer is overdue.
+        """
         self.crew.retire(job.slot)
-        failure = Failure(job.client, one_line(error))
-        if job.attempt + 1 < ATTEMPTS:
-            tally.retried.append(failure)
-            waiting.append((job.client, job.attempt + 1))
-        else:
-            tally.failed.append(failure)
+        if error is None:
+            reason = f"no answer within {self.federation.deadline:g} s"
+            roster.fault(Failure(job.client, reason, "deadline"))
+            return
+        if is_lost(error, job.actor):
+            raise _lost(error)
+        roster.fault(Failure(job.client, one_line(error), ray_kind(error)))
 
     def _get(self, ref: Any) -> Any:
         try:
             ray.get(self._opened)  # whatever went wrong there is the error to show
             return ray.get(ref)
-        except (ActorDiedError, ActorUnavailableError) as error:
-            raise RuntimeError(
-                f"the server actor died ({one_line(error)}); go on from the checkpoint: anchorfl resume"
-            ) from error
-        except RayTaskError as error:
-            raise error.cause from error
+        except RayError as error:
+            if is_lost(error):
+                raise _lost(error) from error
+            raise (error.cause if isinstance(error, RayTaskError) else error) from error
+
+    def recover(self) -> None:
+        self.crew.renew(self.server)
+        self.crew.forget(self.run)
+        self._open()
 
     def expect(self, clients: Sequence[int]) -> None:
         for client in clients:
@@ -150,14 +185,15 @@ class RayExecutor:
         """Of the clients' own models, where they are; RuntimeError where one of them cannot be scored."""
         sent, size = self.server.broadcast.options(num_returns=2).remote(self.run, NEXT)
         self._get(size)  # a fault of the server is none of a client
-        models, tally = scored_as(self.clients, self.memories), Tally()
+        models = scored_as(self.clients, self.memories)
+        roster = Roster(list(dict.fromkeys(models)), (), self.federation.retries, 1.0)
 
         def score(actor: Any, client: int) -> Sequence[Any]:
             memory, setup = self.memories.get(client), self.crew.setups[self.run]
             return [actor.scores.remote(self.run, setup, sent, memory, list(splits))]
 
-        each = {job.client: scores for job, scores in self._answers(list(dict.fromkeys(models)), score, tally)}
-        for failure in tally.failed:
+        each = {job.client: scores for job, scores in self._answers(roster, score)}
+        for failure in roster.failed:
             raise RuntimeError(f"client {failure.client}'s model could not be scored: {failure.reason}")
         return mean_of_models([each[c] for c in models])
 
@@ -167,7 +203,7 @@ class RayExecutor:
 
     def memory(self, client: int) -> Tensors:
         ref = self.memories.get(client)
-        out: Tensors = {} if ref is None else tree.unpack(ray.get(ref))
+        out: Tensors = {} if ref is None else tree.unpack(self._get(ref))
         return out
 
     def restore(self, state: Tensors, memories: dict[int, Tensors]) -> None:
@@ -180,6 +216,33 @@ class RayExecutor:
             self.crew.close()
         else:
             self.crew.forget(self.run)
+
+
+def _patience(running: Mapping[Any, _Job]) -> float | None:
+    """Seconds until the next answer is overdue; None: nothing ever is."""
+    until = min(job.until for job in running.values())
+    return None if math.isinf(until) else max(0.0, until - time.monotonic())
+
+
+def is_lost(error: RayError, actor: Any = None) -> bool:
+    """Whether an error says that something is gone that ``actor``, or any other, only used."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, (ActorDiedError, ActorUnavailableError)):
+        return actor is None or cause.actor_id not in (None, actor._actor_id.hex())
+    return isinstance(cause, ObjectLostError)
+
+
+def _lost(error: RayError) -> LostError:
+    return LostError(f"the server actor, or an object on a node that left, is gone ({one_line(error)})")
+
+
+def ray_kind(error: RayError) -> Kind:
+    """The kind of fault that an error of a client's call is."""
+    if isinstance(error, RayTaskError):
+        return kind_of(error.cause)
+    if isinstance(error, (OutOfMemoryError, ObjectStoreFullError, OutOfDiskError)):
+        return "memory"
+    return "crash"
 
 
 def one_line(error: BaseException) -> str:

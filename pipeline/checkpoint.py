@@ -1,9 +1,11 @@
 """Checkpoints: a completed round on disk; a kill at any instant leaves the old one or the new one, whole.
 
 Layout of ``<run>/checkpoint/``: ``<part>-<round>.safetensors`` per part (the server's state, the selected model, the
-memory of each client that has one) and ``checkpoint.json``, which names the parts of the last completed round with
-their SHA-256. A part is written in the rounds in which it changed. Beside it, ``<run>/rounds/<round>.safetensors``: the
-server's state of the rounds that ``evaluation.keep`` names, which stay. No pickle is read or written.
+memory of each client that has one) and ``checkpoint.json``, which names the parts of the last saved round with their
+SHA-256, and has one of its own. A part is written in the rounds in which it changed. ``checkpoint-<round>.json`` is the
+same for rounds before, of which some are kept: where the last one is damaged, the one before is taken. Beside it,
+``<run>/rounds/<round>.safetensors``: the server's state of the rounds that ``evaluation.keep`` names, which stay. No
+pickle is read or written.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from tasks.contract import InputError
 
-FORMAT = 1
+FORMAT = 2
 ROUNDS = "rounds"
 """Folder of the kept states."""
 Tensors = dict[str, Tensor]
@@ -42,10 +44,12 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoint of one run folder."""
 
-    def __init__(self, run: Path) -> None:
-        self.folder = run / "checkpoint"
+    def __init__(self, run: Path, kept: int = 2) -> None:
+        """kept: so many saved rounds, the last one included."""
+        self.folder, self._kept = run / "checkpoint", kept
         self.rounds = run / ROUNDS
         self.index = self.folder / "checkpoint.json"
+        self._last: bytes | None = None  # text of the index that the next round follows, where this process knows it
         self._pinned: set[str] = set()  # files that another thread reads
         self._lock = threading.Lock()
 
@@ -56,7 +60,8 @@ class Checkpoints:
         Order matters: new files first, then the index that names them, then the files that nothing names any more.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        old = self._index()
+        before = self._last or (self.index.read_bytes() if self.index.exists() else None)
+        old = _index_in(before, self.index) if before else None
         parts: dict[str, dict[str, str]] = dict(old["parts"]) if old else {}
         for name, tensors in changed.items():
             if tensors:
@@ -64,9 +69,14 @@ class Checkpoints:
             else:  # clients that keep nothing, thousands of them in a pooled round
                 parts.pop(name, None)
         index = {"format": FORMAT, "round": round_, "parts": parts, "notes": notes}
-        text = json.dumps(index, indent=1).encode()
+        text = json.dumps(index | {"sha256": _seal(index)}, indent=1).encode()
         with self._lock:
+            if before and old and self._kept > 1:
+                draft = self.folder / ".before.tmp"
+                draft.write_bytes(before)  # not synced: it is for the case that the new one is damaged
+                draft.replace(self.folder / f"checkpoint-{old['round']:06d}.json")
             write_atomically(self.index, text)
+            self._last = text
             self._tidy(index)
 
     def keep(self, round_: int, state: Tensors) -> None:
@@ -111,30 +121,44 @@ class Checkpoints:
 
     def _tidy(self, index: dict[str, Any]) -> None:
         named = {self.index.name, *(entry["file"] for entry in index["parts"].values())} | self._pinned
+        for before in self._earlier()[: self._kept - 1]:
+            try:
+                parts = _index_in(before.read_bytes(), before)["parts"]
+            except InputError:  # of no use to anybody
+                continue
+            named |= {before.name, *(entry["file"] for entry in parts.values())}
         for path in self.folder.iterdir():
             if path.name not in named:
                 path.unlink()
 
-    def load(self) -> Checkpoint | None:
-        """The last completed round, or None where no round was completed. InputError where a file is damaged."""
-        index = self._index()
-        if index is None:
+    def load(self, say: Callable[[str], None] = print) -> Checkpoint | None:
+        """The last saved round that is whole, or None where none was saved; ``say`` hears of damaged ones.
+        InputError where all are damaged.
+        """
+        errors: list[Exception] = []
+        earlier = self._earlier()
+        if not earlier and not self.index.exists():
             return None
-        parts = {name: self._read(entry) for name, entry in index["parts"].items()}
-        return Checkpoint(index["round"], parts, index["notes"])
+        for path in [self.index, *earlier]:
+            try:
+                text = path.read_bytes()
+                index = _index_in(text, path)
+                parts = {name: self._read(entry) for name, entry in index["parts"].items()}
+            except (InputError, FileNotFoundError) as error:
+                errors.append(error)
+                continue
+            for damage in errors:
+                say(f"{damage}: taking the checkpoint of round {index['round']}")
+            self._last = text
+            return Checkpoint(index["round"], parts, index["notes"])
+        raise InputError(f"{errors[0]}; start the run anew in another --output")
+
+    def _earlier(self) -> list[Path]:
+        """Indices of rounds before the last, the latest first."""
+        return sorted(self.folder.glob("checkpoint-[0-9]*.json"), reverse=True)
 
     def _index(self) -> dict[str, Any] | None:
-        try:
-            index: dict[str, Any] = json.loads(self.index.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise InputError(f"{self.index} is damaged ({error}); start the run anew in another --output") from error
-        if index.get("format") != FORMAT:
-            raise InputError(
-                f"{self.index} has format {index.get('format')}, this version reads {FORMAT}; start the run anew"
-            )
-        return index
+        return _index_in(self.index.read_bytes(), self.index) if self.index.exists() else None
 
     def _write(self, name: str, tensors: Tensors) -> dict[str, str]:
         data = _bytes(tensors)
@@ -143,17 +167,36 @@ class Checkpoints:
 
     def _read(self, entry: dict[str, str]) -> Tensors:
         path = self.folder / entry["file"]
-        mend = "start the run anew in another --output"
         try:
             data = path.read_bytes()
         except FileNotFoundError as error:
-            raise InputError(f"{path} is missing, though {self.index.name} names it; {mend}") from error
+            raise InputError(f"{path} is missing, though a checkpoint names it") from error
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-            raise InputError(f"{path} does not have the checksum that {self.index.name} states; {mend}")
+            raise InputError(f"{path} does not have the checksum that its checkpoint states")
         try:
             return load(data)
         except SafetensorError as error:
-            raise InputError(f"{path} is no safetensors file ({error}); {mend}") from error
+            raise InputError(f"{path} is no safetensors file ({error})") from error
+
+
+def _index_in(text: bytes, path: Path) -> dict[str, Any]:
+    """The index in the text of ``path``. InputError where it is none of this version, or not as it was written."""
+    try:
+        index = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{path} is damaged ({error})") from error
+    if not isinstance(index, dict) or "format" not in index:
+        raise InputError(f"{path} is damaged (it is no index of a checkpoint)")
+    if index["format"] != FORMAT:
+        raise InputError(f"{path} has format {index['format']}, this version reads {FORMAT}")
+    if index.pop("sha256", "") != _seal(index):
+        raise InputError(f"{path} is damaged (its checksum does not fit)")
+    return index
+
+
+def _seal(index: Mapping[str, Any]) -> str:
+    """SHA-256 of an index, without that of its own."""
+    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
 
 
 def _bytes(tensors: Tensors) -> bytes:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from models.label_names import NamesError
 from pipeline import commands, names
-from pipeline.executor import QuorumError
+from pipeline.faults import LostError, QuorumError
 from tasks.contract import InputError
 
 Command = Callable[[argparse.Namespace], int]
@@ -25,7 +25,9 @@ OWN: Own = {"run": commands.run, "data": commands.data}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code: 0, 2 (bad input), 3 (too few clients answered) or 130 (interrupted)."""
+    """Run a command; the exit code: 0, 2 (bad input), 3 (too few clients answered, or the server was lost again and
+    again; ``anchorfl resume`` goes on) or 130 (interrupted).
+    """
     return run_main(list(sys.argv[1:] if argv is None else argv))
 
 
@@ -36,7 +38,7 @@ def run_main(arguments: list[str], own: Own = OWN, more: Callable[[Add], None] |
     except (InputError, NamesError) as error:
         print(f"anchorfl: {error}", file=sys.stderr)
         return EXIT_INPUT
-    except QuorumError as error:
+    except (QuorumError, LostError) as error:
         print(f"anchorfl: {error}; the last completed round is kept, go on with 'anchorfl resume'", file=sys.stderr)
         return EXIT_QUORUM
     except KeyboardInterrupt as stop:

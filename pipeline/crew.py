@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from pipeline import tree, usage
 from pipeline.client import ClientHost, device_for
 from pipeline.cluster import Layout
+from pipeline.faults import Answer
 from pipeline.server import Server
 from pipeline.setup import Setup, one_thread
 from tasks.metrics import Scores
@@ -62,10 +63,7 @@ class ServerActor:
 class Stats:
     """The small part of an answer, which the driver reads."""
 
-    loss: float
-    seconds: float
-    bytes_up: int
-    bytes_letter: int
+    answer: Answer
     memory: dict[str, float]
 
 
@@ -99,7 +97,7 @@ class ClientActor:
         own, alone = ({} if m is None else tree.unpack(m) for m in (memory, letter))
         fitted = self.hosts[run].fit(client, round_, tree.unpack(broadcast), own, alone)
         more, sizes = tree.nbytes(alone), tree.nbytes(fitted.update)
-        stats = Stats(fitted.loss, fitted.seconds, sizes, more, usage.peak("client"))
+        stats = Stats(Answer(fitted.loss, fitted.seconds, sizes, more), usage.peak("client"))
         return tree.pack(fitted.update), tree.pack(fitted.memory), stats
 
     def scores(
@@ -126,9 +124,7 @@ class Crew:
         self.layout = layout
         self.setups: dict[str, list[Any]] = {}  # run -> reference of its setup
         self._clients: dict[int, tuple[Any, set[str]]] = {}  # slot -> actor, runs that it knows
-        remote: Any = ServerActor
-        shares = {"num_cpus": layout.server_cpus, "num_gpus": layout.server_gpus}
-        self.server = remote.options(**shares, **self._place(0)).remote(layout.server_gpus)
+        self.server = self._server()
 
     def open(self, setup: Setup) -> tuple[str, Any]:
         """Make a run known: its key, and the reference that tells when the server is ready for it."""
@@ -151,6 +147,12 @@ class Crew:
             known.add(run)
         return actor
 
+    def renew(self, server: Any) -> None:
+        """Put a fresh server in place of ``server``, where that is not done yet: it may be dead, and its runs are."""
+        if server is self.server:
+            ray.kill(server)
+            self.server = self._server()
+
     def retire(self, slot: int) -> None:
         """End the actor of a slot: the next call there gets a fresh process."""
         ray.kill(self._clients.pop(slot)[0])
@@ -169,6 +171,11 @@ class Crew:
         for actor in (*(actor for actor, _ in self._clients.values()), self.server):
             ray.kill(actor)
         self._clients.clear()
+
+    def _server(self) -> Any:
+        remote: Any = ServerActor
+        shares = {"num_cpus": self.layout.server_cpus, "num_gpus": self.layout.server_gpus}
+        return remote.options(**shares, **self._place(0)).remote(self.layout.server_gpus)
 
     def _place(self, bundle: int) -> dict[str, Any]:
         """Where the layout names a placement group: the bundle for the server (0) or for a slot."""

@@ -7,7 +7,6 @@ bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -16,77 +15,15 @@ from pipeline import tree, usage
 from pipeline.client import CPU, ClientHost, device_for
 from pipeline.contract import Tensors
 from pipeline.evaluate import mean_of_models
+from pipeline.faults import Answer, Failure, RejectedError, Roster, RoundOutcome, kind_of
 from pipeline.server import Server
 from pipeline.setup import Setup, one_thread
+from pipeline.training import Fitted
 from tasks.contract import InputError
 from tasks.metrics import Scores
 
-ATTEMPTS = 2
-"""A client that fails is tried once more, on a fresh worker where there are workers; then it is left out of the
-round."""
-
-
 NEXT = 0
 """Round of a broadcast that is for no training: what clients would be sent now, to score their own models with."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a client is missing from a round: one line."""
-
-    client: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class RoundOutcome:
-    """answered: clients whose updates were merged, ascending; failed: those left out; retried: attempts that failed
-    but were made good; bytes: over all answering clients; loss: mean of their last local epoch; busy_seconds: sum of
-    their training.
-    """
-
-    answered: tuple[int, ...]
-    failed: tuple[Failure, ...] = ()
-    retried: tuple[Failure, ...] = ()
-    bytes_down: int = 0
-    bytes_up: int = 0
-    loss: float = float("nan")
-    busy_seconds: float = 0.0
-    memory: Mapping[str, float] = field(default_factory=dict)
-    """Peak memory by worker so far, in MB: name of the worker -> resident memory; ``<name>_gpu`` where it has one."""
-
-
-class QuorumError(RuntimeError):
-    """Too few clients answered to go on; the state is that of the last completed round."""
-
-
-@dataclass
-class Tally:
-    """What an executor adds up while the answers of a round come in."""
-
-    loss: dict[int, float] = field(default_factory=dict)
-    seconds: float = 0.0
-    bytes_up: int = 0
-    bytes_letters: int = 0
-    failed: list[Failure] = field(default_factory=list)
-    retried: list[Failure] = field(default_factory=list)
-    memory: dict[str, float] = field(default_factory=dict)
-
-    def outcome(self, bytes_down_each: int) -> RoundOutcome:
-        answered = sorted(self.loss)
-        return RoundOutcome(
-            tuple(answered), tuple(sorted(self.failed, key=lambda f: f.client)), tuple(self.retried),
-            bytes_down_each * len(answered) + self.bytes_letters, self.bytes_up,
-            sum(self.loss[c] for c in answered) / len(answered) if answered else float("nan"), self.seconds,
-            self.memory,
-        )  # fmt: skip
-
-
-def check_quorum(answered: int, selected: int, quorum: float, failed: Sequence[Failure]) -> None:
-    """Raise QuorumError where fewer than ``quorum`` of the selected clients answered."""
-    if answered == 0 or answered < quorum * selected:
-        reasons = "; ".join(f"client {f.client}: {f.reason}" for f in failed)
-        raise QuorumError(f"{answered} of {selected} selected clients answered, quorum {quorum:g}: {reasons}")
 
 
 Watch = Callable[[int, int, int], None]
@@ -96,8 +33,10 @@ Watch = Callable[[int, int, int], None]
 class Executor(Protocol):
     """What the round loop needs of the place where a run happens."""
 
-    def round(self, round_: int, selected: Sequence[int], watch: Watch) -> RoundOutcome:
-        """Broadcast, fit the selected clients, merge what came back; QuorumError below the quorum, state unchanged."""
+    def round(self, round_: int, selected: Sequence[int], watch: Watch, stand_ins: Sequence[int] = ()) -> RoundOutcome:
+        """Broadcast, fit the selected clients, merge what came back. stand_ins: who takes the place of those that are
+        given up, in this order. QuorumError below the quorum, state unchanged; LostError where the server is gone.
+        """
 
     def expect(self, clients: Sequence[int]) -> None:
         """These clients come next: start what they need, without waiting for it."""
@@ -115,6 +54,9 @@ class Executor(Protocol):
 
     def restore(self, state: Tensors, memories: dict[int, Tensors]) -> None:
         """Continue from a checkpoint."""
+
+    def recover(self) -> None:
+        """After a LostError: what was lost is there again, as it was before round 1."""
 
     def close(self) -> None:
         """Give back workers and memory."""
@@ -174,6 +116,9 @@ class InProcess:
         self.server.restore(state)
         self.memories = dict(memories)
 
+    def recover(self) -> None:
+        """Nothing is ever lost."""
+
     def close(self) -> None:
         """Nothing to give back."""
 
@@ -183,37 +128,35 @@ class SerialExecutor(InProcess):
 
     def __init__(self, setup: Setup) -> None:
         one_thread()
-        self.quorum, self.clients = setup.experiment.federation.quorum, setup.experiment.task.clients
+        self.federation, self.clients = setup.experiment.federation, setup.experiment.task.clients
         self.host = host_of(setup)
         self.server = server_of(setup, self.host)
         self.memories: dict[int, Tensors] = {}
 
-    def round(self, round_: int, selected: Sequence[int], watch: Watch) -> RoundOutcome:
+    def round(self, round_: int, selected: Sequence[int], watch: Watch, stand_ins: Sequence[int] = ()) -> RoundOutcome:
         sent = self.server.broadcast(round_)
-        tally, updates, memories = Tally(), [], {}
-        for client in selected:
-            watch(1, len(tally.loss), len(tally.failed))
-            for attempt in range(ATTEMPTS):
+        roster = Roster(selected, stand_ins, self.federation.retries, self.federation.quorum)
+        fitted: dict[int, Fitted[Any]] = {}
+        merged = False
+        while not merged:
+            for client in roster.take():
+                watch(1, len(roster.answers), len(roster.failed))
                 try:
                     letter = self.server.letter(client)
-                    fitted = self.host.fit(client, round_, sent, self.memories.get(client, {}), letter)
+                    fitted[client] = one = self.host.fit(client, round_, sent, self.memories.get(client, {}), letter)
                 except Exception as error:  # any fault of a client costs that client only
-                    into = tally.retried if attempt + 1 < ATTEMPTS else tally.failed
-                    into.append(Failure(client, f"{type(error).__name__}: {error}"))
+                    roster.fault(Failure(client, f"{type(error).__name__}: {error}", kind_of(error)))
                     continue
-                updates.append(fitted.update)
-                memories[client] = fitted.memory
-                tally.loss[client] = fitted.loss
-                tally.seconds += fitted.seconds
-                tally.bytes_up += tree.nbytes(fitted.update)
-                tally.bytes_letters += tree.nbytes(letter)
-                break
-        check_quorum(len(updates), len(selected), self.quorum, tally.failed)
-        tally.memory |= usage.peak("process")
-        outcome = tally.outcome(tree.nbytes(sent))
-        self.server.merge(round_, outcome.answered, updates)
-        self.memories |= memories
-        return outcome
+                roster.answers[client] = Answer(one.loss, one.seconds, tree.nbytes(one.update), tree.nbytes(letter))
+            roster.check_quorum()
+            answered = sorted(roster.answers)
+            try:
+                self.server.merge(round_, answered, [fitted[c].update for c in answered])
+                merged = True
+            except RejectedError as error:
+                roster.refuse(error)
+        self.memories |= {c: fitted[c].memory for c in answered}
+        return roster.outcome(tree.nbytes(sent), usage.peak("process"))
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         if self.server.method.scored == "server":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
@@ -33,6 +34,15 @@ class FederationOptions:
     """Rows of one piece of such a pass; the pieces add up."""
     quorum: float = 0.5
     """Share of the selected clients that must answer, in (0, 1]; below it the run stops, its checkpoint kept."""
+    retries: int = 1
+    """How often a client that failed is tried again in the same round, each time in a fresh process; then it is left
+    out of the round."""
+    deadline: float = 0.0
+    """Seconds that a client's actor may take for its answer, the start of a fresh process included; then it is ended
+    and counts as failed; 0: as long as it likes."""
+    over_selection: float = 0.0
+    """Stand-ins that are drawn beside the selected clients, as a share of these: where a client is left out, the next
+    stand-in trains in its place."""
 
     def __post_init__(self) -> None:
         for name in ("rounds", "epochs", "pool_rows"):
@@ -44,6 +54,9 @@ class FederationOptions:
             )
         if not 0 < self.quorum <= 1:
             raise ValueError(f"federation.quorum = {self.quorum}: must be in (0, 1]")
+        for name in ("retries", "deadline", "over_selection"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"federation.{name} = {getattr(self, name)}: must be at least 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,6 +127,11 @@ class ClusterOptions:
     """GPUs likewise."""
     gather_minutes: float = 20.0
     """Longest wait for them."""
+    checkpoint_every: int = 1
+    """Save a checkpoint after every so many rounds, and after the last; a resumed run computes the rounds behind it
+    again, with the same bits."""
+    checkpoints: int = 2
+    """How many of them are kept: where the last one is damaged, a run goes on from the one before."""
     mirror: str = ""
     """Where a copy of the run folder is kept up to date, below which it has the folder's name: ``s3://bucket/runs``,
     ``gs://...`` or the absolute path of a folder; empty: no copy."""
@@ -124,6 +142,9 @@ class ClusterOptions:
         for name in ("clients_per_actor", "concurrent", "gather_cpus", "gather_gpus", "gather_minutes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"cluster.{name} = {getattr(self, name)}: must be at least 0")
+        for name in ("checkpoint_every", "checkpoints"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"cluster.{name} = {getattr(self, name)}: must be at least 1")
         if (self.gather_cpus or self.gather_gpus) and not self.address:
             raise ValueError("cluster.gather_cpus and gather_gpus need a running cluster: set cluster.address")
         if self.client_cpus < 0 or not 0 <= self.client_gpus <= 1 or not 0 <= self.server_gpus <= 1:
@@ -163,6 +184,11 @@ class Experiment:
             raise ValueError(
                 f"federation.clients_per_round = {self.federation.clients_per_round} exceeds"
                 f" task.clients = {self.task.clients}: lower it"
+            )
+        if self.federation.deadline and (self.cluster.executor == "serial" or self.federation.pooled):
+            raise ValueError(
+                "federation.deadline needs client actors, which can be ended: set cluster.executor to 'ray' and"
+                " federation.pooled to false, or leave the deadline out"
             )
         if self.model.norm == "batch" and (self.optimizer.skip_zero_rows or self.optimizer.micro_tokens):
             raise ValueError(

@@ -29,7 +29,8 @@ from pipeline.blocks import load_sent
 from pipeline.class_rows import ROWS, class_of, theta_of
 from pipeline.client import CPU, ClientHost
 from pipeline.contract import Pooling, Tensors
-from pipeline.executor import Executor, InProcess, RoundOutcome, SerialExecutor, Watch, host_of, server_of
+from pipeline.executor import Executor, InProcess, SerialExecutor, Watch, host_of, server_of
+from pipeline.faults import RoundOutcome
 from pipeline.optimizers import in_round
 from pipeline.seeds import torch_rng
 from pipeline.setup import Setup, one_thread
@@ -110,7 +111,7 @@ class PooledExecutor(InProcess):
         self.rows_C[self.class_I] = torch.tensor([card.num_examples for card in self.server.cards])
         self.pool = pool(host.prepared, self.class_I, classes)
 
-    def round(self, round_: int, selected: Sequence[int], watch: Watch) -> RoundOutcome:
+    def round(self, round_: int, selected: Sequence[int], watch: Watch, stand_ins: Sequence[int] = ()) -> RoundOutcome:
         began, e = time.perf_counter(), self.setup.experiment
         watch(len(selected), 0, 0)
         classes = [self.class_I[client] for client in selected]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import TextIO
 
-from pipeline.executor import RoundOutcome
+from pipeline.faults import RoundOutcome
 from tasks.metrics import Scores
 
 
@@ -57,8 +57,12 @@ class Progress:
             f"  clients {len(outcome.answered)} done{faults}  {self.moved / 1e6:.1f} MB moved"
             f"  {seconds:.1f} s  {clock(left)} left"
         )
+        for failure in outcome.retried:
+            self.say(f"  client {failure.client} tried again in round {round_} ({failure.kind}): {failure.reason}")
         for failure in outcome.failed:
-            self.say(f"  client {failure.client} left out of round {round_}: {failure.reason}")
+            self.say(f"  client {failure.client} left out of round {round_} ({failure.kind}): {failure.reason}")
+        for client in outcome.stood_in:
+            self.say(f"  client {client} stood in")
         self._notes(scores)
 
     def _notes(self, scores: Mapping[str, Scores]) -> None:

@@ -12,17 +12,20 @@ from functools import partial
 from pipeline import tree, usage
 from pipeline.checkpoint import Checkpoints
 from pipeline.contract import Tensors
-from pipeline.executor import Executor, RoundOutcome
+from pipeline.executor import Executor
 from pipeline.experiment import Experiment
+from pipeline.faults import LostError, RoundOutcome
 from pipeline.journal import RoundRecord
 from pipeline.mirror import Mirror
 from pipeline.progress import Progress
-from pipeline.sampling import select
+from pipeline.sampling import select, stand_ins
 from pipeline.tracking import Tracker
 from tasks.metrics import Scores
 
 STATE, SELECTED, MEMORY = "state", "selected", "memory-"
 """Names of a checkpoint's parts."""
+RECOVERIES = 2
+"""How often in one round a run starts what it lost anew before it gives up: what kills the server may be the round."""
 
 
 @dataclass
@@ -38,8 +41,21 @@ class Standing:
     seconds: float = 0.0
     failures: int = 0
     retries: int = 0
+    faults: dict[str, int] = field(default_factory=dict)
+    """Kind of fault -> attempts that ended so."""
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
     """split -> metric -> value of the last scored round."""
+
+    def summary(self, recovered: int = 0) -> str:
+        """A line about all that went wrong; empty where nothing did."""
+        parts = [f"{count} {kind}" for kind, count in self.faults.items() if count]
+        lost = f"; started anew after the loss of the server: {recovered}" if recovered else ""
+        if not parts and not lost:
+            return ""
+        return (
+            f"faults: {sum(self.faults.values())} attempts of clients ({', '.join(parts) or 'none'}),"
+            f" {self.retries} of them made again, clients left out of a round: {self.failures}{lost}"
+        )
 
 
 @dataclass
@@ -57,6 +73,14 @@ class Loop:
     standing: Standing = field(default_factory=Standing)
     best: Tensors = field(default_factory=dict)
     mirror: Mirror | None = None
+    recovered: int = 0
+    """How often what was lost was started anew."""
+    _told: int = 0
+    _recorded: int = -1
+    _saved: int = 0
+    """Round of the last checkpoint."""
+    _unsaved: set[int] = field(default_factory=set)
+    """Clients whose memories changed since then."""
 
     def run(self) -> Tensors:
         """Run what is left of the rounds; the state of the selected model."""
@@ -69,21 +93,39 @@ class Loop:
         first the round that the loop stands at.
         """
         for round_ in range(self.standing.round, self.experiment.federation.rounds + 1):
-            if round_ == 0:
-                self._begin()
-            elif round_ > self.standing.round:
-                self._round(round_)
+            self._surely(round_)
             yield round_
+
+    def _surely(self, round_: int) -> None:
+        """Compute a round; where the server is lost on the way, all since the last checkpoint again, on a new one."""
+        for _ in range(RECOVERIES):
+            try:
+                return self._compute(round_)
+            except LostError as error:
+                self.recovered += 1
+                self.progress.say(f"  round {round_}: {error}; starting it anew and going on from the last checkpoint")
+                self.executor.recover()
+                self.resume()
+        self._compute(round_)
+
+    def _compute(self, round_: int) -> None:
+        """All rounds up to ``round_`` that are not done; 0: score the initial weights."""
+        if round_ == 0:
+            self._begin()
+        for number in range(self.standing.round + 1, round_ + 1):
+            self._round(number)
 
     def resume(self) -> None:
         """Go on from the last checkpoint, where there is one."""
-        found = self.checkpoints.load()
+        self.standing, self.best, self._unsaved, self._saved = Standing(), {}, set(), 0
+        found = self.checkpoints.load(self.progress.say)
         if found is None:
             return
         parts = dict(found.parts)
         state, self.best = parts.pop(STATE), parts.pop(SELECTED, {})
         self.executor.restore(state, {int(name.removeprefix(MEMORY)): memory for name, memory in parts.items()})
-        self.standing = Standing(**found.notes)
+        self.standing, self._saved = Standing(**found.notes), found.round
+        self._recorded = max(self._recorded, found.round)
 
     def _begin(self) -> None:
         """Score the initial weights: a first sign of life before the first clients have started."""
@@ -91,12 +133,14 @@ class Loop:
         scores, scoring = self._scores(0)
         self.executor.expect(self._selected(1))
         seconds = time.perf_counter() - began
-        self.tracker.round(_record(0, RoundOutcome(()), scores, self.class_names, seconds, scoring))
+        self._note(_record(0, RoundOutcome(()), scores, self.class_names, seconds, scoring))
         self.progress.round(0, RoundOutcome(()), scores, seconds)
 
     def _round(self, round_: int) -> None:
         e, began = self.experiment, time.perf_counter()
-        outcome = self.executor.round(round_, self._selected(round_), partial(self.progress.watch, round_))
+        selected, share = self._selected(round_), e.federation.over_selection
+        reserve = stand_ins(e.task.clients, selected, share, round_, e.seed)
+        outcome = self.executor.round(round_, selected, partial(self.progress.watch, round_), reserve)
         last = round_ == e.federation.rounds
         if not last:
             self.executor.expect(self._selected(round_ + 1))
@@ -106,16 +150,28 @@ class Loop:
         self._stand(round_, outcome, scores, state)
         seconds = time.perf_counter() - began
         self.standing.seconds += seconds
-        self.tracker.round(_record(round_, outcome, scores, self.class_names, seconds, scoring))
-        changed = {f"{MEMORY}{client:05d}": self.executor.memory(client) for client in outcome.answered}
-        if self.standing.best_round == round_:
-            changed[SELECTED] = self.best
+        self._unsaved |= {*outcome.answered}
+        due = last or round_ % e.cluster.checkpoint_every == 0
+        # All that comes from elsewhere, and may be lost there, comes before the round is written down.
+        changed = {f"{MEMORY}{c:05d}": self.executor.memory(c) for c in sorted(self._unsaved)} if due else {}
+        self._note(_record(round_, outcome, scores, self.class_names, seconds, scoring))
         if e.evaluation.keep and (last or round_ % e.evaluation.keep == 0):
             self.checkpoints.keep(round_, state)  # before the round counts as done: a kill in between does it again
-        self.checkpoints.save(round_, changed | {STATE: state}, vars(self.standing))
-        if self.mirror is not None:
-            self.mirror.push()
+        if due:
+            if self.standing.best_round > self._saved:
+                changed[SELECTED] = self.best
+            self.checkpoints.save(round_, changed | {STATE: state}, vars(self.standing))
+            self._unsaved, self._saved = set(), round_
+            if self.mirror is not None:
+                self.mirror.push()
         self.progress.round(round_, outcome, scores, seconds)
+
+    def _note(self, record: RoundRecord) -> None:
+        """Record a round; not one that was recorded and is computed again on a new server, with the same bits."""
+        if record.round > self._recorded:
+            record.metrics["fault/recovered"] = self.recovered - self._told
+            self.tracker.round(record)
+            self._recorded, self._told = record.round, self.recovered
 
     def _stand(self, round_: int, outcome: RoundOutcome, scores: dict[str, Scores], state: Tensors) -> None:
         """Bring the standing up to date; a round is selected here, by the validation split alone."""
@@ -123,6 +179,7 @@ class Loop:
         s.round = round_
         s.failures += len(outcome.failed)
         s.retries += len(outcome.retried)
+        s.faults = {kind: s.faults.get(kind, 0) + outcome.kinds[kind] for kind in sorted({*s.faults, *outcome.kinds})}
         if not scores:
             return
         s.scores = {split: dict(v.values) for split, v in scores.items()}
@@ -156,6 +213,7 @@ def _record(
         "wire/up/bytes": outcome.bytes_up,
         "fault/failed": len(outcome.failed),
         "fault/retried": len(outcome.retried),
+        **{f"fault/{kind}": count for kind, count in sorted(outcome.kinds.items())},
         "sys/round_seconds": seconds,
         "sys/client_seconds": outcome.busy_seconds,
         "sys/score_seconds": scoring,

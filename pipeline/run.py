@@ -143,7 +143,9 @@ def open_loop(
     e = setup.experiment
     # The tracker needs to know where the loop goes on, so it comes after the checkpoint.
     none = Trackers([], e.tracking)
-    loop = Loop(e, setup.data().manifest.class_names, executor, none, Checkpoints(folder), progress)
+    loop = Loop(
+        e, setup.data().manifest.class_names, executor, none, Checkpoints(folder, e.cluster.checkpoints), progress
+    )
     loop.resume()
     done = loop.standing.round
     loop.tracker = open_tracker(e.tracking, folder, done + 1 if done else 0, say)
@@ -194,8 +196,10 @@ def _conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
         loop.progress.say(f"{e.method.name} {NO_MODEL}: none is saved")
     content = {
         "checksum": checksum, "scores": scores, "round": chosen, "rounds": standing.round, "seconds": standing.seconds,
-        "failed": standing.failures, "retried": standing.retries, "digest": digest(e),
+        "failed": standing.failures, "retried": standing.retries, "faults": standing.faults, "digest": digest(e),
     }  # fmt: skip
+    if summary := standing.summary(loop.recovered):
+        loop.progress.say(summary)
     write_per_class(folder)
     compare([folder], folder / "report")
     manifest = setup.data().manifest

@@ -13,6 +13,7 @@ from pipeline import tree
 from pipeline.client import CPU
 from pipeline.contract import Global, Report, ServerSide, Tensors
 from pipeline.evaluate import Scoring, evaluate
+from pipeline.faults import RejectedError
 from pipeline.seeds import torch_rng
 from pipeline.setup import Setup
 from tasks.contract import InputError
@@ -57,9 +58,17 @@ class Server:
         self.state = pooling.gather(self.state, weights, answered_C, self._side(round_))
 
     def merge(self, round_: int, clients: Sequence[int], updates: Sequence[Any]) -> None:
-        """Merge the updates of ``clients``, both in ascending order of client."""
+        """Merge the updates of ``clients``, both in ascending order of client. RejectedError where some cannot be
+        merged; then none is.
+        """
         if list(clients) != sorted(set(clients)) or len(clients) != len(updates):
             raise ValueError(f"round {round_}: updates must come once per client and in order, got {list(clients)}")
+        sent = self.broadcast(round_)
+        faults = {
+            c: tree.fault(u.weights, sent.weights) or tree.not_finite(u) for c, u in zip(clients, updates, strict=True)
+        }
+        if wrong := {client: fault for client, fault in faults.items() if fault}:
+            raise RejectedError(wrong)
         reports = [Report(self.cards[c], u) for c, u in zip(clients, updates, strict=True)]
         self.state = self.method.merge(self.state, reports, self._side(round_))
 

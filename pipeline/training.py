@@ -21,6 +21,7 @@ from models.classifier import Classifier
 from pipeline import tree
 from pipeline.blocks import load_sent
 from pipeline.contract import ClientSide, Local, Method, S, Tensors, U
+from pipeline.faults import UpdateError
 from pipeline.optimizers import OptimizerOptions, in_round
 from pipeline.seeds import torch_rng
 from tasks.contract import Batch, Card, ClientData, Objective
@@ -32,10 +33,6 @@ INFERENCE_ROWS, INFERENCE_VALUES = 512, 512 * 3 * 28 * 28
 """
 Change = Callable[[Tensor], Tensor]
 """Of the stored inputs of a batch."""
-
-
-class UpdateError(RuntimeError):
-    """A client's update cannot be merged: empty, of the wrong shape or type, or not finite."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +75,8 @@ def fit(
     """
     began = time.perf_counter()
     client, seed = card.client, training.seed
+    if not len(data):
+        raise UpdateError(f"client {client} has no training rows")
     load_sent(model, broadcast.weights)
     model.train().requires_grad_(True)
     device = next(model.parameters()).device

@@ -98,7 +98,9 @@ def fault(message: object, template: object) -> str:
 def not_finite(message: object) -> str:
     """Names the first tensor that holds NaN or infinity, '' if none does."""
     for path, t in tensors(message):
-        if (t.is_floating_point() or t.is_complex()) and not bool(torch.isfinite(t).all()):
+        if not (t.is_floating_point() or t.is_complex()) or bool(torch.isfinite(t.sum())):
+            continue  # a finite sum has finite terms; the reverse does not hold, since a sum may overflow
+        if not bool(torch.isfinite(t).all()):
             return f"tensor {path!r} holds {int((~torch.isfinite(t)).sum())} non-finite values"
     return ""
 

@@ -21,9 +21,16 @@ def mirrored(e, mirror):
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """All files of a folder that are no matter of this machine alone."""
-    found = (p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found}
+    """All files of a folder that are no matter of this machine alone, as the checkpoint before the last is."""
+    found = {
+        p.relative_to(folder).as_posix(): p.read_bytes()
+        for p in folder.rglob("*")
+        if p.is_file() and not p.name.startswith(".")
+    }
+    index = found.get("checkpoint/checkpoint.json")
+    named = {"checkpoint.json"} | {e["file"] for e in json.loads(index)["parts"].values()} if index else set()
+    before = {name for name in found if name.startswith("checkpoint/") and name.split("/")[1] not in named}
+    return {name: data for name, data in found.items() if name not in before}
 
 
 def contents(place: str) -> dict[str, bytes]:

@@ -42,7 +42,7 @@ def test_rounds_do_not_wait_and_overtake_no_copy(tmp_path, monkeypatch):
     assert slowest < 0.02
     assert 1 < len(rounds) < 40
     assert contents(place) == files(tmp_path / "run")
-    assert len(list((tmp_path / "run" / "checkpoint").iterdir())) == 5
+    assert len(list((tmp_path / "run" / "checkpoint").iterdir())) == 10
 
 
 def test_only_what_changed_is_sent(tmp_path, monkeypatch):

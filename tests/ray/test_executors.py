@@ -1,24 +1,20 @@
-"""The Ray executor gives the bits of the serial one, for any number of actors, and survives its clients."""
+"""The Ray executor gives the bits of the serial one, for any number of actors."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-import torch
 from ray import cloudpickle
 
 from pipeline import tree
 from pipeline.actors import RayExecutor
-from pipeline.contract import Averaging, AveragingLocal, ClientSide, Global
-from pipeline.executor import QuorumError, SerialExecutor
+from pipeline.contract import Averaging, AveragingLocal
+from pipeline.executor import SerialExecutor
 from pipeline.journal import read_records
 from pipeline.run import make_setup, run
-from pipeline.setup import Setup
 from tasks.contract import InputError
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
@@ -84,91 +80,11 @@ def test_serial_and_ray_give_one_checksum_with_batch_norm(experiment, tmp_path):
     assert run(on_ray(e, clients_per_actor=2), tmp_path / "ray", quiet).checksum == expected.checksum
 
 
-@dataclass(frozen=True, kw_only=True)
-class Faulty(Averaging):
-    """FedAvg whose client ``client`` fails in round 2, ``times`` times; each failure leaves a file in ``folder``."""
-
-    name = "fedavg"
-    client: int
-    kind: str
-    times: int
-    folder: str
-
-    def local(self, side: ClientSide[Global]) -> FaultyLocal:
-        return FaultyLocal(side, self)
-
-
-class FaultyLocal(AveragingLocal):
-    def __init__(self, side, method):
-        super().__init__(side)
-        self.method = method
-
-    def update(self):
-        m = self.method
-        sent = super().update()
-        failed = len(list(Path(m.folder).iterdir()))
-        if self.side.card.client != m.client or failed >= m.times:
-            return sent
-        (Path(m.folder) / str(failed)).touch()
-        if m.kind == "exit":
-            os._exit(1)
-        if m.kind == "raise":
-            raise RuntimeError("the disk of client is full")
-        bad = {k: torch.full_like(v, float("nan")) for k, v in sent.weights.items()}
-        return dataclasses.replace(sent, weights=bad if m.kind == "nan" else {})
-
-
 def rounds(executor, count: int):
     outcomes = [executor.round(r, [0, 1, 2, 3], nobody) for r in range(1, count + 1)]
     checksum = tree.checksum(executor.snapshot())
     executor.close()
     return outcomes, checksum
-
-
-def faulty_setup(experiment, tmp_path, **fault) -> Setup:
-    e = on_ray(experiment("fedavg"), clients_per_actor=2)
-    folder = tmp_path / "failures"
-    folder.mkdir()
-    setup = make_setup(dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="serial")), quiet)
-    return dataclasses.replace(setup, experiment=dataclasses.replace(e, method=Faulty(folder=str(folder), **fault)))
-
-
-@pytest.mark.parametrize("kind", ["exit", "raise", "nan"])
-def test_a_fault_that_a_retry_mends_changes_nothing(experiment, tmp_path, kind):
-    """A client that dies, raises or sends NaN once is tried again on a fresh actor: same bits as without the fault."""
-    setup = faulty_setup(experiment, tmp_path, client=2, kind=kind, times=1)
-    plain = dataclasses.replace(setup, experiment=experiment("fedavg"))
-    _, expected = rounds(SerialExecutor(plain), 2)
-    outcomes, got = rounds(RayExecutor(setup), 2)
-    assert got == expected
-    assert [o.answered for o in outcomes] == [(0, 1, 2, 3)] * 2
-    assert [f.client for o in outcomes for f in o.retried] == [2]
-
-
-@pytest.mark.parametrize("kind", ["exit", "nan", "empty"])
-def test_a_client_that_keeps_failing_is_left_out_and_named(experiment, tmp_path, kind):
-    """Twice in one round: left out of that round, back in the next, and the global model stays finite."""
-    setup = faulty_setup(experiment, tmp_path, client=1, kind=kind, times=2)
-    executor = RayExecutor(setup)
-    first = executor.round(1, [0, 1, 2, 3], nobody)
-    second = executor.round(2, [0, 1, 2, 3], nobody)
-    state = executor.snapshot()
-    executor.close()
-    assert first.answered == (0, 2, 3)
-    assert [f.client for f in first.failed] == [1]
-    assert first.failed[0].reason
-    assert second.answered == (0, 1, 2, 3)
-    assert all(bool(torch.isfinite(t).all()) for t in state.values())
-
-
-def test_below_the_quorum_the_state_stays(experiment, tmp_path):
-    setup = faulty_setup(experiment, tmp_path, client=1, kind="raise", times=2)
-    executor = RayExecutor(setup)
-    before = tree.checksum(executor.snapshot())
-    with pytest.raises(QuorumError, match=r"0 of 1 selected clients answered.*client 1: RuntimeError: the disk"):
-        executor.round(1, [1], nobody)
-    assert tree.checksum(executor.snapshot()) == before
-    executor.close()
 
 
 class Meddler(AveragingLocal):

@@ -1,0 +1,88 @@
+"""A method whose clients fail on purpose, for the tests of faults."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pipeline.contract import Averaging, AveragingLocal, ClientSide, Global
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faulty(Averaging):
+    """FedAvg whose clients ``clients`` fail in their own way ``kind``, each ``times`` times in round ``round``; every
+    failure leaves a file in ``folder``, so that it is known across processes.
+    """
+
+    name = "fedavg"
+    clients: tuple[int, ...]
+    kind: str
+    times: int
+    folder: str
+    round: int = 1
+
+    def local(self, side: ClientSide[Global]) -> FaultyLocal:
+        return FaultyLocal(side, self)
+
+
+class FaultyLocal(AveragingLocal):
+    def __init__(self, side, method):
+        super().__init__(side)
+        self.method = method
+
+    def update(self):
+        m, client = self.method, self.side.card.client
+        sent, folder = super().update(), Path(m.folder)
+        failed = len(list(folder.glob(f"{client}-*")))
+        if client not in m.clients or failed >= m.times:
+            return sent
+        (folder / f"{client}-{failed}").touch()
+        return dataclasses.replace(sent, weights=harmed(sent.weights, m.kind))
+
+
+def harmed(weights, kind):
+    """The weights as a faulty client sends them; or no return at all."""
+    name, first = next(iter(weights.items()))
+    match kind:
+        case "exit":
+            os._exit(1)
+        case "raise":
+            raise RuntimeError("the disk of the client is full")
+        case "memory":
+            raise MemoryError("cannot allocate 1 TiB")
+        case "hang":
+            time.sleep(3600)
+        case "nan" | "inf":
+            return {k: torch.full_like(v, float(kind)) for k, v in weights.items()}
+        case "shape":
+            return weights | {name: torch.zeros(2, 3)}
+        case "dtype":
+            return weights | {name: first.double()}
+        case "missing":
+            return {k: v for k, v in weights.items() if k != name}
+        case "extra":
+            return weights | {"more": torch.zeros(1)}
+        case "empty":
+            return {}
+    raise ValueError(kind)
+
+
+KINDS = {
+    "raise": ("exception", "RuntimeError: the disk of the client is full"),
+    "memory": ("memory", "MemoryError: cannot allocate 1 TiB"),
+    "nan": ("rejected", "non-finite values"),
+    "inf": ("rejected", "non-finite values"),
+    "shape": ("rejected", "expected torch.float32"),
+    "dtype": ("rejected", "torch.float64"),
+    "missing": ("rejected", "is missing"),
+    "extra": ("rejected", "is not expected"),
+    "empty": ("rejected", "the update is empty"),
+}
+"""Faults that a process survives: how -> (kind of the failure, part of its reason)."""
+DEADLY = {"exit": ("crash", "actor died"), "hang": ("deadline", "no answer within")}
+"""Those that it does not, so that they need client actors."""

@@ -1,0 +1,160 @@
+"""Faults under Ray: of clients, their processes, the server actor, messages; the bits of a serial run without any."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+
+import pytest
+import ray
+from ray import cloudpickle
+
+import tests.faulty
+from pipeline import tree
+from pipeline.actors import RayExecutor
+from pipeline.executor import SerialExecutor
+from pipeline.faults import LostError, QuorumError
+from pipeline.journal import read_records
+from pipeline.run import make_setup, run
+from tests.faulty import DEADLY, KINDS, Faulty
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
+for module in (tests.faulty, sys.modules[__name__]):
+    cloudpickle.register_pickle_by_value(module)  # actors cannot import a test module
+
+ALL = [0, 1, 2, 3]
+
+
+def quiet(line: str) -> None:
+    """Nobody listens."""
+
+
+def nobody(busy: int, done: int, failed: int) -> None:
+    """Nobody watches."""
+
+
+def on_ray(e, **cluster):  # two actors are enough for most tests, and start in half the time
+    return dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="ray", **cluster))
+
+
+@pytest.fixture
+def faulty(experiment, tmp_path):
+    """Makes the setup of a run on two actors whose clients fail as told."""
+    folder = tmp_path / "failures"
+    folder.mkdir()
+
+    def make(clients=(), kind="raise", times=0, **federation):
+        options = {"rounds": 2, "clients_per_round": 4, "epochs": 1} | federation
+        setup = make_setup(experiment("fedavg"), quiet)
+        e = on_ray(experiment("fedavg", federation={k: v for k, v in options.items() if k != "deadline"}),
+                   clients_per_actor=2)  # fmt: skip
+        e = dataclasses.replace(e, federation=dataclasses.replace(e.federation, **options))
+        method = Faulty(clients=clients, kind=kind, times=times, folder=str(folder))
+        return dataclasses.replace(setup, experiment=dataclasses.replace(e, method=method))
+
+    return make
+
+
+def serial(setup, absent=()):
+    """Checksum after two rounds in one process without a fault; ``absent``: not selected in the first."""
+    e = setup.experiment
+    plain = dataclasses.replace(
+        e, method=dataclasses.replace(e.method, clients=()),
+        cluster=dataclasses.replace(e.cluster, executor="serial"),
+        federation=dataclasses.replace(e.federation, deadline=0.0),
+    )  # fmt: skip
+    executor = SerialExecutor(dataclasses.replace(setup, experiment=plain))
+    executor.round(1, [c for c in ALL if c not in absent], nobody)
+    executor.round(2, ALL, nobody)
+    return tree.checksum(executor.snapshot())
+
+
+def deadline_for(kind):
+    return {"deadline": 40.0} if kind == "hang" else {}  # a fresh process has to start within it, on any machine
+
+
+@pytest.mark.parametrize(("kind", "failure"), (KINDS | DEADLY).items())
+def test_a_fault_that_a_retry_mends_changes_no_bit(faulty, kind, failure):
+    setup = faulty((2,), kind, 1, **deadline_for(kind))
+    executor = RayExecutor(setup)
+    outcomes = [executor.round(r, ALL, nobody) for r in (1, 2)]
+    assert tree.checksum(executor.snapshot()) == serial(setup)
+    executor.close()
+    assert [o.answered for o in outcomes] == [(0, 1, 2, 3)] * 2
+    (retried,) = outcomes[0].retried
+    assert (retried.client, retried.kind) == (2, failure[0])
+    assert failure[1] in retried.reason
+
+
+@pytest.mark.parametrize("kind", ["exit", "nan", "empty"])
+def test_a_client_that_keeps_failing_is_left_out_and_the_others_are_averaged(faulty, kind):
+    """Out of that round, back in the next; both actors answer in it. One peer's simulator loses a slot for good."""
+    setup = faulty((1,), kind, 2)
+    executor = RayExecutor(setup)
+    first, second = (executor.round(r, ALL, nobody) for r in (1, 2))
+    assert tree.checksum(executor.snapshot()) == serial(setup, absent=(1,))
+    executor.close()
+    assert (first.answered, [f.client for f in first.failed], second.answered) == ((0, 2, 3), [1], (0, 1, 2, 3))
+
+
+def test_a_stand_in_trains_in_place_of_a_client_that_died(faulty):
+    setup = faulty((1,), "exit", 2)
+    executor = RayExecutor(setup)
+    outcome = executor.round(1, [0, 1], nobody, [3, 2])
+    got = tree.checksum(executor.snapshot())
+    executor.close()
+    assert (outcome.answered, outcome.stood_in) == ((0, 3), (3,))
+    reference = SerialExecutor(dataclasses.replace(setup, experiment=dataclasses.replace(
+        setup.experiment, cluster=dataclasses.replace(setup.experiment.cluster, executor="serial"))))  # fmt: skip
+    reference.round(1, [0, 3], nobody)
+    assert got == tree.checksum(reference.snapshot())
+
+
+def test_below_the_quorum_the_state_stays(faulty):
+    executor = RayExecutor(faulty((1,), "raise", 2))
+    before = tree.checksum(executor.snapshot())
+    with pytest.raises(QuorumError, match=r"0 of 1 selected clients answered.*client 1: RuntimeError: the disk"):
+        executor.round(1, [1], nobody)
+    assert tree.checksum(executor.snapshot()) == before
+    executor.close()
+
+
+def test_a_server_actor_that_dies_in_a_round_is_named(faulty):
+    executor = RayExecutor(faulty())
+    executor.round(1, ALL, nobody)
+    ray.kill(executor.server)
+    with pytest.raises(LostError, match="the server actor, or an object on a node that left, is gone"):
+        executor.round(2, ALL, nobody)
+    executor.close()
+
+
+@pytest.mark.parametrize(
+    ("when", "method"),
+    [(when, "fedalign") for when in ("start", "clients", "scores", "snapshot", "memory")] + [("merge", "scaffold")],
+)
+def test_a_run_goes_on_with_a_new_server_and_the_same_bits(experiment, tmp_path, monkeypatch, when, method):
+    """Killed before round 1 is done, while clients train, or after the merge: as if nothing had been."""
+    e = experiment(method, federation={"rounds": 3, "clients_per_round": 3, "epochs": 1})
+    expected = run(e, tmp_path / "serial", quiet)
+    killed = []
+
+    def kills(name):
+        real = getattr(RayExecutor, name)
+
+        def wrapped(self, *given):
+            if not killed and (when == "start" or self.memories):
+                killed.append(when)
+                ray.kill(self.server)
+                time.sleep(0.2)
+            return real(self, *given)
+
+        monkeypatch.setattr(RayExecutor, name, wrapped)
+
+    kills({"start": "round", "clients": "_submit", "merge": "round"}.get(when, when))
+    got = run(on_ray(e, clients_per_actor=2), tmp_path / "ray", quiet)
+    assert killed == [when]
+    assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
+    records = read_records(tmp_path / "ray")[0]
+    assert [r.round for r in records] == [0, 1, 2, 3]
+    assert sum(r.metrics["fault/recovered"] for r in records) == 1
