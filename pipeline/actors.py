@@ -34,6 +34,9 @@ from pipeline.faults import Failure, Kind, LostError, RejectedError, Roster, Rou
 from pipeline.setup import Setup
 from tasks.metrics import Scores
 
+LOOK_EVERY = 10.0
+"""Seconds."""
+
 
 @dataclass(slots=True)
 class _Job:
@@ -112,8 +115,7 @@ class RayExecutor:
                     watch(len(running), done, len(roster.failed))
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=_patience(running))
                 if not ready:
-                    for ref in [ref for ref, job in running.items() if time.monotonic() >= job.until]:
-                        self._fault(running.pop(ref), roster, None)
+                    self._overdue(running, roster)
                     continue
                 job = running.pop(ready[0])
                 try:
@@ -126,6 +128,16 @@ class RayExecutor:
         finally:
             for job in running.values():
                 self.crew.retire(job.slot)
+
+    def _overdue(self, running: dict[Any, _Job], roster: Roster) -> None:
+        """Nothing came for a while: look for answers that are overdue, and for actors that can never start."""
+        for ref, job in list(running.items()):
+            if time.monotonic() >= job.until:
+                self._fault(running.pop(ref), roster, None)
+            elif self.crew.stuck(job.slot):  # no fault of the client's
+                running.pop(ref)
+                self.crew.retire(job.slot)
+                roster.waiting.append(job.client)
 
     def _submit(self, waiting: deque[int], running: dict[Any, _Job], start: _Start) -> None:
         """Hand out work: at most one call per actor in flight, at most ``concurrent`` in all."""
@@ -159,6 +171,9 @@ class RayExecutor:
 
     def _get(self, ref: Any) -> Any:
         try:
+            while not ray.wait([self._opened], timeout=LOOK_EVERY)[0]:
+                if self.crew.server_stuck:
+                    raise LostError("the server actor waits for CPUs that left with a node")
             ray.get(self._opened)  # whatever went wrong there is the error to show
             return ray.get(ref)
         except RayError as error:
@@ -218,10 +233,10 @@ class RayExecutor:
             self.crew.forget(self.run)
 
 
-def _patience(running: Mapping[Any, _Job]) -> float | None:
-    """Seconds until the next answer is overdue; None: nothing ever is."""
+def _patience(running: Mapping[Any, _Job]) -> float:
+    """Seconds to wait for an answer before looking what became of those that are awaited."""
     until = min(job.until for job in running.values())
-    return None if math.isinf(until) else max(0.0, until - time.monotonic())
+    return min(LOOK_EVERY, max(0.0, until - time.monotonic()))
 
 
 def is_lost(error: RayError, actor: Any = None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,8 @@ Own = Mapping[str, Callable[[list[str]], int]]
 Add = Callable[[str, Command | None, str], argparse.ArgumentParser]
 """Adds a command (name, function, one line about it); None: it has commands of its own."""
 EXIT_INPUT, EXIT_QUORUM, EXIT_INTERRUPT = 2, 3, 130
+FULL = errno.ENOSPC, errno.EDQUOT
+"""Errors of a disk that has no room, or no room for this user."""
 
 
 OWN: Own = {"run": commands.run, "data": commands.data}
@@ -25,8 +28,8 @@ OWN: Own = {"run": commands.run, "data": commands.data}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code: 0, 2 (bad input), 3 (too few clients answered, or the server was lost again and
-    again; ``anchorfl resume`` goes on) or 130 (interrupted).
+    """Run a command; the exit code: 0, 2 (bad input), 3 (too few clients answered, the server was lost again and
+    again, or the disk is full; ``anchorfl resume`` goes on) or 130 (interrupted).
     """
     return run_main(list(sys.argv[1:] if argv is None else argv))
 
@@ -41,11 +44,22 @@ def run_main(arguments: list[str], own: Own = OWN, more: Callable[[Add], None] |
     except (QuorumError, LostError) as error:
         print(f"anchorfl: {error}; the last completed round is kept, go on with 'anchorfl resume'", file=sys.stderr)
         return EXIT_QUORUM
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        print(f"anchorfl: {_full(error)}", file=sys.stderr)
+        return EXIT_QUORUM
     except KeyboardInterrupt as stop:
         again = str(stop) or ("anchorfl resume" if arguments[0] in ("run", "resume") else "")
         kept = f"; the last completed round is kept, go on with '{again}'" if again else ""
         print(f"anchorfl: interrupted{kept}", file=sys.stderr)
         return EXIT_INTERRUPT
+
+
+def _full(error: OSError) -> str:
+    """One line about a disk that is full."""
+    where = f" ({error.filename})" if error.filename else ""
+    return f"{error.strerror}{where}: make room; what was saved is whole, and a run goes on with 'anchorfl resume'"
 
 
 def run_console(main: Callable[[], int]) -> None:

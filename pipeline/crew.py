@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -16,11 +16,19 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pipeline import tree, usage
 from pipeline.client import ClientHost, device_for
-from pipeline.cluster import Layout
+from pipeline.cluster import Layout, nodes
 from pipeline.faults import Answer
 from pipeline.server import Server
 from pipeline.setup import Setup, one_thread
 from tasks.metrics import Scores
+
+LITTLE = 0.001
+"""CPU share of an actor that has to fit wherever there is a CPU at all, but not where clients may not run."""
+
+
+def cluster_cpus() -> float:
+    """CPUs of all nodes that are alive."""
+    return sum(node.cpus for node in nodes())
 
 
 @ray.remote
@@ -115,15 +123,26 @@ class ClientActor:
         self.hosts.pop(run, None)
 
 
+@dataclass
+class _Member:
+    """A client actor; little: it asks for hardly any CPU; opened: run -> reference that is there once the actor is
+    ready for it.
+    """
+
+    actor: Any
+    little: bool
+    opened: dict[str, Any] = field(default_factory=dict)
+
+
 class Crew:
     """The server actor and the client actors of a run, or of several that take turns on them; each is started when it
     is first needed, and a dead one is replaced.
     """
 
     def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+        self.layout, self._cpus = layout, cluster_cpus()
         self.setups: dict[str, list[Any]] = {}  # run -> reference of its setup
-        self._clients: dict[int, tuple[Any, set[str]]] = {}  # slot -> actor, runs that it knows
+        self._clients: dict[int, _Member] = {}  # by slot
         self.server = self._server()
 
     def open(self, setup: Setup) -> tuple[str, Any]:
@@ -138,14 +157,25 @@ class Crew:
         """The actor of a slot, warmed up for ``run``."""
         if slot not in self._clients:
             remote: Any = ClientActor
-            shares = {"num_cpus": self.layout.client_cpus, "num_gpus": self.layout.client_gpus}
+            shares = self._shares(self.layout.client_cpus, self.layout.client_gpus)
             actor = remote.options(**shares, **self._place(1 + slot)).remote(self.layout.client_gpus)
-            self._clients[slot] = (actor, set())
-        actor, known = self._clients[slot]
-        if run not in known:
-            actor.open.remote(run, self.setups[run])
-            known.add(run)
-        return actor
+            self._clients[slot] = _Member(actor, shares["num_cpus"] == LITTLE)
+        member = self._clients[slot]
+        if run not in member.opened:
+            member.opened[run] = member.actor.open.remote(run, self.setups[run])
+        return member.actor
+
+    def stuck(self, slot: int) -> bool:
+        """Whether the actor of a slot waits for CPUs that left with a node: a fresh one would not."""
+        member = self._clients[slot]
+        if member.little or not self._shrunk():
+            return False
+        return not any(ray.wait([ref], timeout=0)[0] for ref in member.opened.values())
+
+    @property
+    def server_stuck(self) -> bool:
+        """Whether the server may wait for CPUs that left with a node."""
+        return not self._server_little and self._shrunk()
 
     def renew(self, server: Any) -> None:
         """Put a fresh server in place of ``server``, where that is not done yet: it may be dead, and its runs are."""
@@ -155,27 +185,36 @@ class Crew:
 
     def retire(self, slot: int) -> None:
         """End the actor of a slot: the next call there gets a fresh process."""
-        ray.kill(self._clients.pop(slot)[0])
+        ray.kill(self._clients.pop(slot).actor)
 
     def forget(self, run: str) -> None:
         """Let go of a run that has ended."""
-        for actor, known in self._clients.values():
-            if run in known:
-                actor.forget.remote(run)
-                known.remove(run)
+        for member in self._clients.values():
+            if member.opened.pop(run, None) is not None:
+                member.actor.forget.remote(run)
         self.server.forget.remote(run)
         self.setups.pop(run)
 
     def close(self) -> None:
         """End all actors."""
-        for actor in (*(actor for actor, _ in self._clients.values()), self.server):
+        for actor in (*(member.actor for member in self._clients.values()), self.server):
             ray.kill(actor)
         self._clients.clear()
 
     def _server(self) -> Any:
         remote: Any = ServerActor
-        shares = {"num_cpus": self.layout.server_cpus, "num_gpus": self.layout.server_gpus}
+        shares = self._shares(self.layout.server_cpus, self.layout.server_gpus)
+        self._server_little = shares["num_cpus"] == LITTLE
         return remote.options(**shares, **self._place(0)).remote(self.layout.server_gpus)
+
+    def _shrunk(self) -> bool:
+        return self.layout.group is None and cluster_cpus() < self._cpus
+
+    def _shares(self, cpus: float, gpus: float) -> dict[str, float]:
+        """What to ask Ray for. Where a node left, actors in place of lost ones share the CPUs of those that are there;
+        GPUs cannot be shared further, so such an actor waits for its GPU.
+        """
+        return {"num_cpus": min(cpus, LITTLE) if self._shrunk() else cpus, "num_gpus": gpus}
 
     def _place(self, bundle: int) -> dict[str, Any]:
         """Where the layout names a placement group: the bundle for the server (0) or for a slot."""

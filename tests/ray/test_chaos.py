@@ -1,0 +1,192 @@
+"""Messages harmed or lost, a node lost, an object store that is too small, kills at random instants: same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+from ray import cloudpickle
+from ray.exceptions import GetTimeoutError, ObjectLostError
+
+from benchmarks.chaos import in_peace, storm
+from pipeline import tree
+from pipeline.actors import RayExecutor
+from pipeline.faults import LostError
+from pipeline.journal import read_records
+from pipeline.run import run
+
+pytestmark = pytest.mark.ray
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module
+ROOT = Path(__file__).resolve().parents[2]
+SHORT = ("--federation.rounds", "6", "--federation.epochs", "1", "--tracking.uri", "none")
+
+
+def quiet(line: str) -> None:
+    """Nobody listens."""
+
+
+def on_ray(e):
+    return dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="ray", clients_per_actor=2))
+
+
+def harmed(ref):
+    """The message, with one tensor cut short."""
+    update = tree.unpack(ray.get(ref))
+    name, first = next(iter(update.weights.items()))
+    return ray.put(tree.pack(dataclasses.replace(update, weights=update.weights | {name: first.reshape(-1)[:1]})))
+
+
+def poisoned(ref):
+    """The message, with one bit of an exponent flipped to what is no number."""
+    update = tree.unpack(ray.get(ref))
+    name, first = next(iter(update.weights.items()))
+    values = first.clone().reshape(-1)
+    values[0] = torch.nan
+    return ray.put(tree.pack(dataclasses.replace(update, weights=update.weights | {name: values.view(first.shape)})))
+
+
+@ray.remote(num_cpus=0)
+class Owner:
+    """Keeps a message, and takes it along when it dies."""
+
+    def keep(self, value):
+        return [ray.put(value)]
+
+
+def dropped(ref):
+    """The message, gone with the process that it belonged to, as it is with a node."""
+    owner = Owner.remote()
+    (gone,) = ray.get(owner.keep.remote(ref))
+    ray.kill(owner)
+    for _ in range(200):
+        try:
+            ray.get(gone, timeout=5)
+        except (ObjectLostError, GetTimeoutError):
+            return gone
+        time.sleep(0.1)
+    raise AssertionError("the object outlives its owner by 20 s")
+
+
+@pytest.mark.usefixtures("ray_running")
+@pytest.mark.parametrize(("harm", "part"), [(harmed, 0), (poisoned, 0), (dropped, 0), (dropped, 1)])
+def test_messages_harmed_or_lost_between_client_and_server(experiment, tmp_path, monkeypatch, harm, part):
+    """An update (part 0) or a client's memory (1): asked for again, or fetched from the checkpoint; same bits."""
+    e = experiment("scaffold", federation={"rounds": 3, "clients_per_round": 4, "epochs": 1})
+    e = dataclasses.replace(e, model=dataclasses.replace(e.model, width=256, names_width=256, feedforward=256))
+    expected, harms, plain = run(e, tmp_path / "serial", quiet), [], RayExecutor._answers
+
+    def on_the_way(self, *given):
+        for job, answer in plain(self, *given):
+            if not harms and job.client == 2 and self.memories:  # in round 2
+                harms.append(harm)
+                parts = list(job.parts)
+                parts[part] = harm(parts[part])
+                job.parts = tuple(parts)
+            yield job, answer
+
+    monkeypatch.setattr(RayExecutor, "_answers", on_the_way)
+    got = run(on_ray(e), tmp_path / "ray", quiet)
+    assert harms == [harm]
+    assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
+    records = read_records(tmp_path / "ray")[0]
+    assert sum(r.metrics.get("fault/rejected", 0) for r in records) == (harm is not dropped)
+    assert sum(r.metrics["fault/recovered"] for r in records) == (harm is dropped)
+
+
+@pytest.mark.usefixtures("ray_running")
+def test_a_lost_object_is_no_fault_of_the_client_that_needed_it(experiment, tmp_path):
+    """No client is retried, and none left out, because what the server or the driver kept is gone."""
+    from pipeline.run import make_setup
+
+    e = experiment("scaffold", federation={"rounds": 3, "clients_per_round": 4, "epochs": 1})
+    e = dataclasses.replace(e, model=dataclasses.replace(e.model, width=256, names_width=256, feedforward=256))
+    setup = dataclasses.replace(make_setup(e, quiet), experiment=on_ray(e))
+    executor = RayExecutor(setup)
+    executor.round(1, [0, 1, 2, 3], lambda *_: None)
+    executor.memories[1] = dropped(executor.memories[1])
+    with pytest.raises(LostError, match="is gone"):
+        executor.round(2, [0, 1, 2, 3], lambda *_: None)
+    executor.close()
+
+
+def python(code: str, folder: Path) -> str:
+    env = os.environ | {"PYTHONPATH": str(ROOT), "ANCHORFL_CACHE": str(folder / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return done.stdout
+
+
+NODE = """
+import dataclasses, threading, time
+import ray
+from ray.cluster_utils import Cluster
+made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+nodes = [made.add_node(num_cpus=2), made.add_node(num_cpus=2)]
+ray.init(address=made.address, logging_level="ERROR", log_to_driver=False)
+from pipeline import rounds
+from pipeline.cli import main
+plain, lost = rounds.Loop._round, []
+def losing(self, number):
+    if number == 3 and not lost:
+        lost.append(number)
+        threading.Timer(0.05, lambda: made.remove_node(nodes[0], allow_graceful=False)).start()
+    plain(self, number)
+rounds.Loop._round = losing
+words = ["--federation.rounds", "6", "--federation.epochs", "1", "--tracking.uri", "none"]
+print(main(["run", "digits/fedalign", "--output", "lost", "--cluster.clients_per_actor", "2", *words]), lost)
+print(main(["run", "digits/fedalign", "--output", "whole", "--cluster.executor", "serial", *words]))
+ray.shutdown()
+made.shutdown()
+"""
+
+
+def test_a_lost_node(tmp_path):
+    """One of the two nodes on which clients and server may run is gone in round 3."""
+    said = python(NODE, tmp_path)
+    assert "0 [3]" in said, said
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("lost", "whole")]
+    assert results[0]["checksum"] == results[1]["checksum"]
+    assert results[0]["scores"] == results[1]["scores"]
+
+
+STORE = """
+import ray
+ray.init(num_cpus=2, object_store_memory=80 * 2**20, include_dashboard=False, logging_level="ERROR",
+         log_to_driver=False, _node_ip_address="127.0.0.1")
+from pipeline.cli import main
+big = ["--model.width", "1024", "--federation.clients_per_round", "10"]
+words = [*big, "--federation.rounds", "2", "--federation.epochs", "1", "--tracking.uri", "none"]
+print(main(["run", "digits/fedalign", "--output", "small", "--cluster.clients_per_actor", "5", *words]))
+print(main(["run", "digits/fedalign", "--output", "whole", "--cluster.executor", "serial", *words]))
+"""
+
+
+def test_an_object_store_that_is_smaller_than_what_a_round_keeps(tmp_path):
+    """Updates and memories of ten clients are some times its size: Ray moves them to the disk; same bits."""
+    assert python(STORE, tmp_path).count("\n0\n") == 2
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("small", "whole")]
+    kept = sum(p.stat().st_size for p in (tmp_path / "small" / "checkpoint").glob("memory-*"))
+    assert kept > 80 * 2**20
+    assert results[0]["checksum"] == results[1]["checksum"]
+
+
+@pytest.mark.parametrize("seed", [4])
+def test_kills_at_random_instants(tmp_path, seed):
+    """Two kills each; ``python -m benchmarks.chaos`` does many more."""
+    words = ["run", "digits/fedavg", *SHORT, "--cluster.clients_per_actor", "5"]
+    for name in ("peace", "storm"):
+        (tmp_path / name).mkdir()
+    peace = in_peace(words, tmp_path / "peace")
+    one = storm(words, peace, tmp_path / "storm", seed, kills=2)
+    assert one.kills
+    assert one.same, one.said
