@@ -28,8 +28,8 @@ from pipeline.experiment import (
     ClusterOptions,
     EvaluationOptions,
     Experiment,
-    FederationOptions,
 )
+from pipeline.federation import FederationOptions
 from pipeline.methods import METHODS
 from pipeline.optimizers import OptimizerOptions
 from pipeline.pooled import in_process

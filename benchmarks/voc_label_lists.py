@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 
 from models.build import ModelOptions
 from pipeline.diagnose import DiagnoseOptions, diagnose
-from pipeline.experiment import ClusterOptions, EvaluationOptions, Experiment, FederationOptions
+from pipeline.experiment import ClusterOptions, EvaluationOptions, Experiment
+from pipeline.federation import FederationOptions
 from pipeline.methods import METHODS
 from pipeline.optimizers import OptimizerOptions
 from pipeline.own_data import settled

@@ -101,7 +101,8 @@ class RayExecutor:
             except RejectedError as error:
                 roster.refuse(error)
         self.memories |= {c: jobs[c].parts[1] for c in answered}
-        return roster.outcome(each, memory | merged)
+        counts, peak = merged
+        return roster.outcome(each, memory | peak, counts)
 
     def _answers(self, roster: Roster, start: _Start, watch: Watch | None = None) -> Iterator[tuple[_Job, Any]]:
         """Call the actors of all who wait and yield the answers as they come in; the roster gets the faults. LostError

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.heads import unit
-from pipeline.blocks import mean_of, weights_of
+from pipeline.blocks import weights_of
 from pipeline.contract import ClientSide, Global, Local, Method, Pooling, Report, ServerSide, Tensors, Update
 from pipeline.optimizers import restore, state_of
 from pipeline.spread import Form, gradient, nearest, slope
@@ -162,7 +162,7 @@ class OneClass(Method[RowsGlobal, RowUpdate]):
 
     def merge(self, state: RowsGlobal, reports: Sequence[Report[RowUpdate]], side: ServerSide) -> RowsGlobal:
         shares_I = self.shares(torch.tensor([r.card.num_examples for r in reports]))
-        weights = mean_of([r.update.weights for r in reports], shares_I.tolist())
+        weights = side.combine([r.update.weights for r in reports], shares_I.tolist())
         answered_C, rows_CD = torch.zeros_like(state.sent_C), state.weights[ROWS].clone()
         for r in reports:
             answered_C[class_of(r.card)] = True

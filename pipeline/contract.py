@@ -21,6 +21,7 @@ from torch import Tensor
 from models.build import Head
 from models.classifier import Classifier
 from pipeline.blocks import load_sent, mean_of, weights_of
+from pipeline.merging import ROBUST, Combine
 from pipeline.optimizers import OptimizerOptions, make, restore, state_of
 from tasks.contract import Batch, Card, ClientData, InputSpec, Kind, Objective
 
@@ -73,6 +74,8 @@ class ServerSide:
     """What an input is."""
     workspace: Classifier | None = None
     """A network on the server's device, for what is computed there; it holds whatever was left in it."""
+    combine: Combine = mean_of
+    """The average of what clients send whole (``federation.merge``): (tensors of every client, weights) -> tensors."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +208,8 @@ class Method(ABC, Generic[S, U]):
     """Encoders side by side, each with its part of every row of the head (cosine heads only)."""
     letters: ClassVar[bool] = False
     """Whether some of what the server sends is for one client alone (``letter``)."""
+    robust: ClassVar[tuple[str, ...]] = ROBUST
+    """Which of the robust merges it allows; a run with another stops before round 1 (``pipeline.run.make_setup``)."""
     scored: Literal["server", "clients"] = "server"
     """Whose models are scored: the server's, or every client's (``own``), for the mean of their scores; then there is
     no model to save."""
@@ -285,4 +290,4 @@ class Averaging(Method[Global, Update]):
 
     def merge(self, state: Global, reports: Sequence[Report[Update]], side: ServerSide) -> Global:
         shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]
-        return Global(mean_of([r.update.weights for r in reports], shares))
+        return Global(side.combine([r.update.weights for r in reports], shares))

@@ -50,9 +50,11 @@ class ServerActor:
     def letter(self, run: str, client: int) -> tree.Packed:
         return tree.pack(self.servers[run].letter(client))
 
-    def merge(self, run: str, round_: int, clients: Sequence[int], *updates: tree.Packed) -> dict[str, float]:
-        self.servers[run].merge(round_, clients, [tree.unpack(u) for u in updates])
-        return usage.peak("server")
+    def merge(
+        self, run: str, round_: int, clients: Sequence[int], *updates: tree.Packed
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        counts = self.servers[run].merge(round_, clients, [tree.unpack(u) for u in updates])
+        return counts, usage.peak("server")
 
     def scores(self, run: str, splits: Sequence[str]) -> dict[str, Scores]:
         return self.servers[run].scores(splits)

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config import override, preset_names, read_preset
-from pipeline.experiment import Experiment, FederationOptions
+from pipeline.experiment import Experiment
+from pipeline.federation import FederationOptions
 from pipeline.methods import METHODS
 from pipeline.own_data import settled
 from pipeline.pictures import draw_partition, fits

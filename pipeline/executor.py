@@ -151,12 +151,12 @@ class SerialExecutor(InProcess):
             roster.check_quorum()
             answered = sorted(roster.answers)
             try:
-                self.server.merge(round_, answered, [fitted[c].update for c in answered])
+                counts = self.server.merge(round_, answered, [fitted[c].update for c in answered])
                 merged = True
             except RejectedError as error:
                 roster.refuse(error)
         self.memories |= {c: fitted[c].memory for c in answered}
-        return roster.outcome(tree.nbytes(sent), usage.peak("process"))
+        return roster.outcome(tree.nbytes(sent), usage.peak("process"), counts)
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         if self.server.method.scored == "server":

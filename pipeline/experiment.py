@@ -10,53 +10,12 @@ from typing import Any, Literal
 
 from models.build import ModelOptions
 from pipeline.contract import Method
+from pipeline.federation import FederationOptions
 from pipeline.optimizers import OptimizerOptions
 from pipeline.tracking import TrackingOptions
 from tasks import places
 from tasks.contract import TaskOptions
 from tasks.metrics import F1_MACRO, FAMILIES, SUM, Measure, Metrics
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FederationOptions:
-    """Rounds, and who takes part."""
-
-    rounds: int = 50
-    """Communication rounds T."""
-    clients_per_round: int = 5
-    """Selected clients |S_t|, uniform without replacement; 0: all."""
-    epochs: int = 5
-    """Local epochs E."""
-    pooled: bool = False
-    """Compute a round of clients with one class each as one pass over their rows (pipeline/pooled.py): the same update
-    up to float rounding, for methods that have it."""
-    pool_rows: int = 1024
-    """Rows of one piece of such a pass; the pieces add up."""
-    quorum: float = 0.5
-    """Share of the selected clients that must answer, in (0, 1]; below it the run stops, its checkpoint kept."""
-    retries: int = 1
-    """How often a client that failed is tried again in the same round, each time in a fresh process; then it is left
-    out of the round."""
-    deadline: float = 0.0
-    """Seconds that a client's actor may take for its answer, the start of a fresh process included; then it is ended
-    and counts as failed; 0: as long as it likes."""
-    over_selection: float = 0.0
-    """Stand-ins that are drawn beside the selected clients, as a share of these: where a client is left out, the next
-    stand-in trains in its place."""
-
-    def __post_init__(self) -> None:
-        for name in ("rounds", "epochs", "pool_rows"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"federation.{name} = {getattr(self, name)}: must be at least 1")
-        if self.clients_per_round < 0:
-            raise ValueError(
-                f"federation.clients_per_round = {self.clients_per_round}: must be at least 1, or 0 for all"
-            )
-        if not 0 < self.quorum <= 1:
-            raise ValueError(f"federation.quorum = {self.quorum}: must be in (0, 1]")
-        for name in ("retries", "deadline", "over_selection"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"federation.{name} = {getattr(self, name)}: must be at least 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,6 +148,13 @@ class Experiment:
             raise ValueError(
                 "federation.deadline needs client actors, which can be ended: set cluster.executor to 'ray' and"
                 " federation.pooled to false, or leave the deadline out"
+            )
+        least = math.ceil(self.federation.quorum * self.selected_clients)
+        if not unsettled and (lack := self.federation.rule.lack(least)):
+            raise ValueError(
+                f"federation.merge = {self.federation.merge!r}: {lack}; federation.quorum = {self.federation.quorum:g}"
+                f" of {self.selected_clients} selected clients lets a round have {least}: raise quorum or"
+                " clients_per_round, or change the merge"
             )
         if self.model.norm == "batch" and (self.optimizer.skip_zero_rows or self.optimizer.micro_tokens):
             raise ValueError(

@@ -69,6 +69,8 @@ class RoundOutcome:
     """Peak memory by worker so far, in MB: name of the worker -> resident memory; ``<name>_gpu`` where it has one."""
     stood_in: tuple[int, ...] = ()
     """Those of ``answered`` that were drawn as stand-ins."""
+    counts: Mapping[str, float] = field(default_factory=dict)
+    """What ``Server.merge`` counted, by the name of its metric."""
 
     @property
     def kinds(self) -> Counter[str]:
@@ -143,8 +145,10 @@ class Roster:
             reasons = "; ".join(f"client {f.client}: {f.reason}" for f in self.failed)
             raise QuorumError(f"{answered} of {selected} selected clients answered, quorum {self.quorum:g}: {reasons}")
 
-    def outcome(self, bytes_down_each: int, memory: Mapping[str, float]) -> RoundOutcome:
-        """The round's outcome, once all has come in."""
+    def outcome(
+        self, bytes_down_each: int, memory: Mapping[str, float], counts: Mapping[str, float] | None = None
+    ) -> RoundOutcome:
+        """The round's outcome, once all has come in. counts: of ``Server.merge``."""
         answered = tuple(sorted(self.answers))
         given = [self.answers[client] for client in answered]
         return RoundOutcome(
@@ -157,4 +161,5 @@ class Roster:
             sum(a.seconds for a in given),
             memory,
             tuple(client for client in answered if client not in set(self.selected)),
+            counts or {},
         )

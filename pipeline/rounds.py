@@ -214,6 +214,7 @@ def _record(
         "fault/failed": len(outcome.failed),
         "fault/retried": len(outcome.retried),
         **{f"fault/{kind}": count for kind, count in sorted(outcome.kinds.items())},
+        **outcome.counts,
         "sys/round_seconds": seconds,
         "sys/client_seconds": outcome.busy_seconds,
         "sys/score_seconds": scoring,

@@ -98,6 +98,7 @@ def make_setup(experiment: Experiment, say: Say, prepared: Prepared | None = Non
             f"method {experiment.method.name!r} is for {'- and '.join(experiment.method.kinds)}-label tasks, and"
             f" {data.manifest.task!r} is {data.manifest.kind}-label: choose another method or task"
         )
+    _check_merge(experiment)
     if experiment.evaluation.metrics == "classification" and data.manifest.kind == "multi":
         raise InputError(
             f"evaluation.metrics = 'classification' is for single-label tasks, and {data.manifest.task!r} is"
@@ -116,6 +117,19 @@ def make_setup(experiment: Experiment, say: Say, prepared: Prepared | None = Non
         except ValueError as error:
             raise InputError(str(error)) from error
     return setup
+
+
+def _check_merge(experiment: Experiment) -> None:
+    """InputError where the method's merge is none that the robust options can change."""
+    method = experiment.method
+    for name, option in experiment.federation.rule.uses:
+        if name not in method.robust:
+            allowed = f" (it allows {', '.join(method.robust)})" if method.robust else ""
+            mend = "clip_norm to 0" if name == "clip_norm" else "merge to 'mean'"
+            raise InputError(
+                f"{option}: method {method.name!r} does not allow it{allowed}; set federation.{mend}, or choose another"
+                " method (docs/robust-merges.md says why)"
+            )
 
 
 def prepare_data(experiment: Experiment, say: Say) -> Prepared:

@@ -14,6 +14,7 @@ from pipeline.client import CPU
 from pipeline.contract import Global, Report, ServerSide, Tensors
 from pipeline.evaluate import Scoring, evaluate
 from pipeline.faults import RejectedError
+from pipeline.merging import clipped, krum
 from pipeline.seeds import torch_rng
 from pipeline.setup import Setup
 from tasks.contract import InputError
@@ -31,6 +32,7 @@ class Server:
         data, objective = setup.data(), setup.objective()
         self.setup = setup
         self.method = setup.experiment.method
+        self.rule = setup.experiment.federation.rule
         self.objective = objective
         self.cards = data.cards()
         self.model = setup.model()
@@ -57,8 +59,9 @@ class Server:
             raise ValueError(f"{self.method.name} has no pooled rounds")
         self.state = pooling.gather(self.state, weights, answered_C, self._side(round_))
 
-    def merge(self, round_: int, clients: Sequence[int], updates: Sequence[Any]) -> None:
-        """Merge the updates of ``clients``, both in ascending order of client. RejectedError where some cannot be
+    def merge(self, round_: int, clients: Sequence[int], updates: Sequence[Any]) -> dict[str, float]:
+        """Merge the updates of ``clients``, both in ascending order of client. Returns how many were clipped, and how
+        many Krum left out, by the name of the metric, where the options say to. RejectedError where some cannot be
         merged; then none is.
         """
         if list(clients) != sorted(set(clients)) or len(clients) != len(updates):
@@ -70,7 +73,25 @@ class Server:
         if wrong := {client: fault for client, fault in faults.items() if fault}:
             raise RejectedError(wrong)
         reports = [Report(self.cards[c], u) for c, u in zip(clients, updates, strict=True)]
+        reports, counts = self._sifted(reports, sent.weights)
         self.state = self.method.merge(self.state, reports, self._side(round_))
+        return counts
+
+    def _sifted(self, reports: list[Report[Any]], sent: Tensors) -> tuple[list[Report[Any]], dict[str, float]]:
+        """What is done to updates between client and merge: steps clipped, then those that Krum chose."""
+        counts: dict[str, float] = {}
+        if self.rule.clip:
+            short = [clipped(r.update.weights, sent, self.rule.clip) for r in reports]
+            reports = [
+                replace(r, update=replace(r.update, weights=weights))
+                for r, (weights, _) in zip(reports, short, strict=True)
+            ]
+            counts["fault/clipped"] = float(sum(changed for _, changed in short))
+        if self.rule.merge == "krum":
+            chosen = krum([r.update.weights for r in reports], self.rule.faulty, self.rule.keep)
+            counts["fault/unchosen"] = float(len(reports) - len(chosen))
+            reports = [reports[i] for i in chosen]
+        return reports, counts
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         """Scores of the current weights on ``splits`` (validation, test); a split without rows is left out."""
@@ -91,6 +112,7 @@ class Server:
             self.model, self.cards, self.objective, self._validate,
             torch_rng(e.seed, "server", "round", round_), round_, e.federation.rounds,
             concepts_CMD=self.setup.concepts_CMD, spec=self.data.manifest.spec, workspace=self.scorer,
+            combine=self.rule.combine,
         )  # fmt: skip
 
     def _validate(self, weights: Tensors) -> Tensor:

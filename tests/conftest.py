@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from models.build import ModelOptions
-from pipeline.experiment import ClusterOptions, Experiment, FederationOptions
+from pipeline.experiment import ClusterOptions, Experiment
+from pipeline.federation import FederationOptions
 from pipeline.methods import METHODS
 from pipeline.optimizers import OptimizerOptions
 from pipeline.tracking import TrackingOptions

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pipeline.anchors import Thresholds, anchor_scores, pseudo_annotate
-from pipeline.blocks import mean_of, rows_by_holder, weights_of
+from pipeline.blocks import rows_by_holder, weights_of
 from pipeline.contract import ClientSide, Global, Local, Method, Report, ServerSide, Update
 from pipeline.optimizers import make
 from tasks.contract import Batch, ClientData
@@ -113,7 +113,7 @@ class FedAlign(Method[AlignGlobal, AlignUpdate]):
     def merge(self, state: AlignGlobal, reports: Sequence[Report[AlignUpdate]], side: ServerSide) -> AlignGlobal:
         labelled = [r for r in reports if bool(r.card.count_C.any())]
         counted = labelled if self.skip_unlabelled_clients and labelled else reports
-        theta = mean_of([r.update.weights for r in counted], [1] * len(counted))
+        theta = side.combine([r.update.weights for r in counted], [1] * len(counted))
         held = [r.card.aware_C | r.update.pseudo_C if self.aggregate_pseudo else r.card.aware_C for r in reports]
         rows = [(r.update.weights[ROWS], holds_C) for r, holds_C in zip(reports, held, strict=True)]
         return replace(state, weights=theta | {ROWS: rows_by_holder(state.weights[ROWS], rows)})

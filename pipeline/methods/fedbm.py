@@ -17,7 +17,7 @@ from torch import Tensor
 from models.build import Head
 from models.classifier import Classifier
 from models.heads import ConceptHead
-from pipeline.blocks import mean_of, weights_of
+from pipeline.blocks import weights_of
 from pipeline.contract import ClientSide, Method, Report, ServerSide, Tensors, Update
 from pipeline.generation import Lesson, first_generator, retrained
 from pipeline.joined import CONCEPTS, FROZEN, GENERATOR, BMGlobal, BMLocal, Frozen, Part, frozen, trained
@@ -106,7 +106,7 @@ class FedBM(Method[BMGlobal, Update]):
     def merge(self, state: BMGlobal, reports: Sequence[Report[Update]], side: ServerSide) -> BMGlobal:
         shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]
         frozen = {name: value for name, value in state.weights.items() if name in FROZEN}
-        weights = mean_of([r.update.weights for r in reports], shares) | frozen
+        weights = side.combine([r.update.weights for r in reports], shares) | frozen
         has_I = state.has_I.clone()
         has_I[[r.card.client for r in reports]] = state.version + 1
         state = replace(state, weights=weights, has_I=has_I)

@@ -58,6 +58,7 @@ class FedDyn(Method[DynGlobal, Update]):
     """
 
     name = "feddyn"
+    robust = ()  # h is the mean of the clients' g_k, which any other merge would part from it
 
     alpha: float = 0.01
     """Weight of the pull, > 0 (authors: 0.1, 0.01, 0.001)."""

@@ -45,6 +45,7 @@ class FedNH(Averaging):
     name = "fednh"
     head = "prototype"
     kinds = ("single",)
+    robust = ("median", "trimmed_mean")  # a client's prototypes are no step from those sent, so none can be measured
 
     rho: float = 0.9
     """Part of a prototype that stays in a round, in [0, 1]; 1: they never move."""

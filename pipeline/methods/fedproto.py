@@ -84,6 +84,7 @@ class FedProto(Method[ProtoGlobal, ProtoUpdate]):
     name = "fedproto"
     kinds = ("single",)
     scored = "clients"
+    robust = ()  # no tensor is sent whole: every prototype is of the clients that have its class
 
     lam: float = 1.0
     """Weight of the distance, >= 0; 0: clients train alone (the authors' code: 1, on CIFAR-10 0.1)."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from models.classifier import Classifier
-from pipeline.blocks import below, mean_of, prefixed, weights_of
+from pipeline.blocks import below, prefixed, weights_of
 from pipeline.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
 from pipeline.optimizers import make
 from tasks.contract import Batch
@@ -106,7 +106,7 @@ class FedRep(Method[Global, RepUpdate]):
 
     def merge(self, state: Global, reports: Sequence[Report[RepUpdate]], side: ServerSide) -> Global:
         shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]
-        return Global(mean_of([r.update.weights | r.update.head for r in reports], shares))
+        return Global(side.combine([r.update.weights | r.update.head for r in reports], shares))
 
 
 def parted(weights: Tensors) -> tuple[Tensors, Tensors]:

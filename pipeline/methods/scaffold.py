@@ -71,6 +71,7 @@ class Scaffold(Method[ControlGlobal, ControlUpdate]):
     """
 
     name = "scaffold"
+    robust = ()  # c is the mean of the clients' c_i, which any other merge would part from it
 
     server_lr: float = 1.0
     """Global step size eta_g, > 0."""

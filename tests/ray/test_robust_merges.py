@@ -1,0 +1,45 @@
+"""Robust merges on Ray: the serial run's bits and counts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pipeline.journal import read_records
+from pipeline.run import run
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
+COUNTS = ("fault/clipped", "fault/unchosen")
+
+
+def quiet(line: str) -> None:
+    """Nobody listens."""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"merge": "median"},
+        {"merge": "trimmed_mean", "trim": 0.25},
+        {"merge": "krum", "krum_keep": 2},
+        {"clip_norm": 0.2},
+        {"merge": "krum", "clip_norm": 0.2},
+    ],
+    ids=str,
+)
+def test_serial_and_ray_give_one_checksum(experiment, tmp_path, options):
+    e = experiment("fedavg", federation={"rounds": 2, "clients_per_round": 0, "epochs": 1, "quorum": 1.0})
+    e = dataclasses.replace(e, task=dataclasses.replace(e.task, clients=5))
+    e = dataclasses.replace(e, federation=dataclasses.replace(e.federation, **options))
+    on_ray = dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="ray", clients_per_actor=3))
+    results = [run(one, tmp_path / name, quiet) for name, one in (("serial", e), ("ray", on_ray))]
+    assert results[0].checksum == results[1].checksum
+    assert results[0].scores == results[1].scores
+    counts = [
+        [{name: r.metrics[name] for name in COUNTS if name in r.metrics} for r in read_records(tmp_path / where)[0]]
+        for where in ("serial", "ray")
+    ]
+    assert counts[0] == counts[1]
+    wanted = {"fault/clipped"} if "clip_norm" in options else set()
+    assert counts[0][2].keys() == wanted | ({"fault/unchosen"} if options.get("merge") == "krum" else set())
