@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import tyro
 
-from pipeline.experiment import Experiment, to_tree
+from pipeline.experiment import Experiment, recorded_tree, to_tree
 from pipeline.methods import METHODS
 from tasks import TASKS
 from tasks.contract import InputError
@@ -245,8 +245,8 @@ def with_options(experiment: Experiment, values: Mapping[str, Any]) -> Experimen
 
 
 def to_toml(experiment: Experiment) -> str:
-    """The text of a preset that ``read_preset`` turns into ``experiment``, without ``output``."""
-    tree = {k: v for k, v in to_tree(experiment).items() if k != "output"}
+    """The text of a preset that ``read_preset`` turns into ``experiment``, without ``output`` and any password."""
+    tree = {k: v for k, v in recorded_tree(experiment).items() if k != "output"}
     lines = [f"{key} = {json.dumps(value)}" for key, value in tree.items() if not isinstance(value, dict)]
     for section, values in tree.items():
         if isinstance(values, dict):

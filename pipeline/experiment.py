@@ -12,6 +12,7 @@ from models.build import ModelOptions
 from pipeline.contract import Method
 from pipeline.federation import FederationOptions
 from pipeline.optimizers import OptimizerOptions
+from pipeline.stores import recorded
 from pipeline.tracking import TrackingOptions
 from tasks import places
 from tasks.contract import TaskOptions
@@ -189,6 +190,13 @@ def to_tree(experiment: Experiment) -> dict[str, Any]:
     return tree
 
 
+def recorded_tree(experiment: Experiment) -> dict[str, Any]:
+    """``to_tree`` as it may stand in a file: the address of the MLflow store without a password."""
+    tree = to_tree(experiment)
+    tree["tracking"]["uri"] = recorded(tree["tracking"]["uri"])
+    return tree
+
+
 EPOCH = 1
 """Part of every digest: raise it when a default changes, or the same options come to give another result."""
 
@@ -228,7 +236,7 @@ def _changed(node: Any) -> dict[str, Any]:
 
 def flat(experiment: Experiment) -> dict[str, str | int | float | bool]:
     """Flat parameters for MLflow: the method's own names stay short (q1, q2, alpha), others are ``section.name``."""
-    tree = to_tree(experiment)
+    tree = recorded_tree(experiment)
     out: dict[str, str | int | float | bool] = {"method": tree["method"].pop("name")}
     out |= {k: "none" if v is None else v for k, v in tree.pop("method").items()}
     for section, values in tree.items():

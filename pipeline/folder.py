@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint import write_atomically
-from pipeline.experiment import Experiment, digest, to_tree
+from pipeline.experiment import Experiment, digest, recorded_tree
 from tasks.contract import InputError
 
 RUNS = Path("runs")
@@ -82,7 +82,7 @@ def held_soon(folder: Path, patience_s: float = 60.0) -> Iterator[None]:
 
 def write_config(folder: Path, experiment: Experiment) -> None:
     """The resolved options; its presence makes the folder a run."""
-    content = {"digest": digest(experiment), **to_tree(experiment)}
+    content = {"digest": digest(experiment), **recorded_tree(experiment)}
     write_atomically(folder / CONFIG, json.dumps(content, indent=1).encode())
 
 

@@ -28,6 +28,8 @@ QUIET = {
 """Environment of MLflow where the user set nothing else."""
 CONNECT_S = 5
 """How long a database server may take to answer."""
+SECRET = r"[^=&?\s]*(?:password|passwd|token|secret|odbc_connect)[^=&\s]*"
+"""Names of parameters of an address whose values are nobody's business."""
 MIGRATION = 4_710_205_311
 """Key of the PostgreSQL advisory lock under which MLflow's tables are made."""
 _IMPORT = threading.Lock()  # two threads that import mlflow at once can see it half made
@@ -76,8 +78,27 @@ def check_driver(uri: str) -> None:
 
 
 def shown(text: str) -> str:
-    """A text without the passwords of the addresses in it."""
-    return re.sub(r"//[^/@\s]*@", "//***@", text)
+    """A text without the users and passwords of the addresses in it; rather too much is hidden than too little."""
+    text = re.sub(r"//(?:[^\s/:@]*:[^\s'\"]*|[^/@\s]*)@", "//***@", text)  # a password may hold / and @
+    return re.sub(rf"([?&]{SECRET}=)[^&\s'\"]*", r"\1***", text, flags=re.IGNORECASE)
+
+
+def recorded(uri: str) -> str:
+    """The address of a store as it may stand in a run folder, for a resumed run to use: without a password, which then
+    comes from the environment (``PGPASSWORD``, ``~/.pgpass``, ``MLFLOW_TRACKING_PASSWORD``). A database keeps its user;
+    before the host of a server nothing is left, since a token may stand there in place of a user.
+    """
+    scheme, colon, rest = uri.partition("://")
+    if not colon or scheme.startswith("sqlite"):
+        return uri
+    if scheme.startswith("http"):
+        host, slash, path = rest.partition("/")
+        rest = host.rpartition("@")[2] + slash + path
+    else:
+        rest = re.sub(r"^([^/:@?]*):[^?]*@", r"\1@", rest)
+    head, question, query = rest.partition("?")
+    kept = [part for part in query.split("&") if not re.match(rf"{SECRET}=", part, re.IGNORECASE)]
+    return f"{scheme}://{head}" + (question + "&".join(kept) if any(kept) else "")
 
 
 def reason(error: BaseException) -> str:

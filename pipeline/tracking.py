@@ -45,7 +45,8 @@ class TrackingOptions:
     uri: str = ""
     """MLflow store: empty: ``$MLFLOW_TRACKING_URI``, or where that is not set the SQLite file ``mlflow.db`` in the
     folder that holds the runs; ``none``: no MLflow; ``http://...``: a server; ``sqlite:///...``: another file;
-    ``postgresql://...``: a database server (leave its password to ``~/.pgpass`` or ``PGPASSWORD``)."""
+    ``postgresql://...``: a database server. A password is left out of every record, so that a resumed run has none:
+    leave it to ``~/.pgpass``, ``PGPASSWORD`` or ``MLFLOW_TRACKING_PASSWORD``."""
     experiment: str = ""
     """MLflow experiment; empty: name of the task."""
     run_name: str = ""

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.checkpoint import write_atomically
 from pipeline.config import from_tree, options_of, preset_path, to_toml
-from pipeline.experiment import Experiment, to_tree
+from pipeline.experiment import Experiment, recorded_tree
 from pipeline.folder import RUNS
 from tasks.contract import InputError
 from tuning.options import Rounds, SweepOptions, resolve_metric, resolve_rounds
@@ -78,7 +78,7 @@ class Plan:
             "preset": self.preset,
             "options": asdict(self.options),
             "space": {n: {"kind": type(d).__name__, **asdict(d)} for n, d in self.space.items()},
-            "experiment": to_tree(self.experiment),
+            "experiment": recorded_tree(self.experiment),
             "text": self.text,
         }
         write_atomically(folder / FILE, json.dumps(content, indent=1).encode())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.journal import Status
 from pipeline.run import Say
+from pipeline.stores import shown
 from tuning.papers import paper_of
 from tuning.table_numbers import Table, table_of
 from tuning.table_page import write_page
@@ -66,7 +67,7 @@ class Call:
         rows = list(dict.fromkeys(cell.row.preset for cell in self.cells))
         params: dict[str, str | int] = {
             "table": a.name, "rows": " ".join(rows), "seeds": ",".join(map(str, a.seeds)),
-            "options": " ".join(a.overrides), "command": a.command,
+            "options": shown(" ".join(a.overrides)), "command": a.command,
         }  # fmt: skip
         if a.vary:
             params["vary"] = a.vary.text

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from pipeline.stores import shown
 from tasks.contract import InputError
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def asked(arguments: Sequence[str]) -> Asked:
     return Asked(
         name, _words(own.data), _words(own.rows), _seeds(own.seeds) or list(paper.seeds), own.runs,
         Path(own.out) if own.out else own.runs / page, own.parallel, own.show, overrides,
-        shlex.join(["anchorfl", "table", *(word for word in arguments if word != "--show")]), vary,
+        shlex.join(["anchorfl", "table", *(shown(word) for word in arguments if word != "--show")]), vary,
     )  # fmt: skip
 
 

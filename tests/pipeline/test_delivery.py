@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import stores
-from pipeline.stores import reason, shown, store_uri
+from pipeline.stores import reason, recorded, shown, store_uri
 from pipeline.tracking import TrackingOptions, open_tracker, send
 from tasks.contract import InputError
 
@@ -66,6 +66,36 @@ def test_no_password_is_said():
     assert shown("at postgresql://me:secret@host/db") == "at postgresql://***@host/db"
     assert reason(OSError("connect to http://me:secret@host\n  failed")) == "connect to http://***@host failed"
     assert reason(ValueError()) == "ValueError"
+    for uri in (
+        "postgresql://me:se@cr/et@host/db", "http://me:secret@host:5000", "https://secret@host/x",
+        "postgresql://host/db?user=me&password=secret&sslmode=require", "mysql+pymysql://me:secret@host/db?charset=utf8",
+    ):  # fmt: skip
+        told = shown(f"cannot reach '{uri}' now")
+        assert "host" in told, told
+        assert not any(part in told for part in ("secret", "se@", "cr/et")), told
+    for harmless in ("http://host:5000/#/experiments", "s3://bucket/runs", "sqlite:////tmp/a/mlflow.db", "a@b.org"):
+        assert shown(harmless) == harmless
+
+
+@pytest.mark.parametrize(
+    ("uri", "kept"),
+    [
+        ("", ""),
+        ("none", "none"),
+        ("sqlite:////tmp/a@b/mlflow.db", "sqlite:////tmp/a@b/mlflow.db"),
+        ("http://127.0.0.1:5000/a@b", "http://127.0.0.1:5000/a@b"),
+        ("http://me:secret@host:5000/path", "http://host:5000/path"),
+        ("https://secret@host", "https://host"),
+        ("postgresql://me@host/db", "postgresql://me@host/db"),
+        ("postgresql+psycopg://me:se@cr/et@host:1/db", "postgresql+psycopg://me@host:1/db"),
+        ("postgresql://host/db?user=me&password=secret", "postgresql://host/db?user=me"),
+        ("postgresql://me:secret@host/db?sslpassword=secret", "postgresql://me@host/db"),
+        ("mysql://host/db?email=a:b@c", "mysql://host/db?email=a:b@c"),
+    ],
+)
+def test_what_is_recorded_of_an_address_can_be_used_and_has_no_password(uri, kept):
+    assert recorded(uri) == kept
+    assert recorded(kept) == kept
 
 
 def test_stores(tmp_path):
