@@ -10,7 +10,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 export MLFLOW_DISABLE_TELEMETRY ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-ray cluster-test test-data check static format lint types imports spelling bench ui clean
+.PHONY: help setup run test test-fast test-ray cluster-test test-data check audit static format lint types imports spelling bench ui clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,10 +42,13 @@ cluster-test: $(STAMP) ## the tests that start several Ray nodes on this machine
 test-data: $(STAMP) ## the tests that read real data below $ANCHORFL_DATA
 	$(BIN)/python -m pytest -m "data and not gpu"
 
-check: static ## everything CI checks, with the fast tests
+check: static audit ## everything CI checks, with the fast tests, and the audit of the pinned packages
 	$(MAKE) --no-print-directory test-fast
 
 static: lint types imports spelling ## format, lint, types, import contracts, spelling
+
+audit: $(STAMP) ## known vulnerabilities of the pinned packages; says so where the service does not answer
+	$(BIN)/python .ci/audit.py
 
 format: $(STAMP) ## rewrite the files in the house format
 	$(BIN)/ruff format .
