@@ -17,6 +17,7 @@ from typing import Any
 from pipeline.cli import EXIT_INPUT
 from tasks.contract import InputError
 from tuning import cloud_rules as rules
+from tuning import cloud_security as security
 from tuning.cloud_nodes import Config, Fault, gpus, machine, node_path, workers
 from tuning.cloud_rules import Demand, Versions
 from tuning.cloud_schema import against_ec2, against_schema
@@ -77,8 +78,10 @@ def faults_of(text: str, demand: Demand, here: Versions) -> tuple[Config | None,
         *rules.heads_and_counts(config),
         *rules.images(config, here),
         *rules.shared_memory(config),
-        *rules.token(config),
-        *rules.open_ports(config),
+        *security.token(config),
+        *security.open_ports(config),
+        *security.secrets(config),
+        *security.containers(config),
         *rules.machines(config),
         *rules.gpu_shares(config, demand),
     ]
@@ -193,7 +196,7 @@ def _notes(config: Config, options: argparse.Namespace, demand: Demand) -> Itera
         )
     for local in config["file_mounts"].values():
         if not Path(local).expanduser().exists():
-            how = ": 'ray get-auth-token --generate > /dev/null' makes it" if "auth_token" in local else ""
+            how = ": '(umask 077; ray get-auth-token --generate > /dev/null)' makes it" if "auth_token" in local else ""
             yield f"file_mounts: {local} is not here, and 'ray up' will want it{how}"
         elif "auth_token" in local and Path(local).expanduser().stat().st_mode & 0o077:
             yield f"file_mounts: others on this machine can read {local}: chmod 600 {local}"
@@ -227,7 +230,7 @@ def _summary(config: Config, demand: Demand) -> Iterator[str]:
 def _next(file: Path) -> list[str]:
     return [
         "next:",
-        "  ray get-auth-token --generate > /dev/null && chmod 600 ~/.ray/auth_token    once",
+        "  (umask 077; ray get-auth-token --generate > /dev/null)    once: a file that only you can read",
         f"  ray up {file}",
         f"  ray dashboard {file}      leave it running; http://localhost:8265 asks for the token: ray get-auth-token",
         "  anchorfl submit --help",

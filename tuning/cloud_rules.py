@@ -21,7 +21,6 @@ LEAST_GIB = 1.0
 """GPU memory below which a client does not start: a CUDA context takes about half of it."""
 LONGEST_IDLE = 60
 UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": GIB}
-SSH = 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,53 +115,6 @@ def shared_memory(config: Config) -> Iterator[Fault]:
     if without:
         what = f"no --shm-size for {' and '.join(without)}: docker's 64 MiB push Ray's object store onto the disk"
         yield Fault(path, what, "add --shm-size, a third of the node's memory")
-
-
-def token(config: Config) -> Iterator[Fault]:
-    """Every node starts Ray with token authentication, and gets the token as a file."""
-    docker = bool(config.get("docker"))
-    where = "docker.run_options" if docker else "head_start_ray_commands and worker_start_ray_commands"
-    found = {name: _authentication(config, name) for name in config["available_node_types"]}
-    without = [n for n, e in found.items() if e.get("RAY_AUTH_MODE") != "token"]
-    if without:
-        what = f"no RAY_AUTH_MODE=token for {' and '.join(without)}: Ray would serve anyone who reaches it"
-        mend = "add '-e RAY_AUTH_MODE=token'" if docker else "write 'RAY_AUTH_MODE=token ray start ...'"
-        yield Fault(where, what, mend)
-    if any("RAY_AUTH_TOKEN" in e for e in found.values()):
-        what = "the token itself stands in the file, and from there goes into git"
-        yield Fault(where, what, "leave RAY_AUTH_TOKEN out and mount the token's file")
-        return
-    for path in {e.get("RAY_AUTH_TOKEN_PATH", ".ray/auth_token") for e in found.values()}:
-        if not any(str(remote).endswith(path) for remote in config["file_mounts"]):
-            what = f"{path} is not brought to the nodes: Ray would not start without the token"
-            yield Fault("file_mounts", what, "add '/home/ray/.ray/auth_token: ~/.ray/auth_token'")
-
-
-def _authentication(config: Config, name: str) -> dict[str, str]:
-    """Variables that ``ray start`` sees on a node of this type, as far as they concern the token."""
-    starts = config[f"{'head' if name == config['head_node_type'] else 'worker'}_start_ray_commands"]
-    pairs = option_values(run_options(config, name), "-e", "--env")
-    for command in starts:
-        pairs += re.findall(r"\bRAY_AUTH_\w+=[^\s;]+", command)
-    return {k: v for k, _, v in (pair.partition("=") for pair in pairs) if k.startswith("RAY_AUTH_")}
-
-
-def open_ports(config: Config) -> Iterator[Fault]:
-    """Nothing but SSH is open to the outside, the dashboard least of all."""
-    for command in config["head_start_ray_commands"]:
-        host = re.search(r"--dashboard-host[= ](\S+)", command)
-        if host and host[1].strip("'\"") not in ("127.0.0.1", "localhost", "::1"):
-            what = f"--dashboard-host {host[1]} serves the dashboard, which runs anyone's code, to the network"
-            mend = "write 'ray start --head' with --dashboard-host=127.0.0.1 there, and reach it by 'ray dashboard'"
-            yield Fault("head_start_ray_commands", what, mend)
-    group = config["provider"].get("security_group", {})
-    for i, rule in enumerate(group.get("IpPermissions", [])):
-        outside = [r.get("CidrIp") or r.get("CidrIpv6") for r in rule.get("IpRanges", []) + rule.get("Ipv6Ranges", [])]
-        ports = (rule.get("FromPort", -1), rule.get("ToPort", -1))
-        if (outside or rule.get("PrefixListIds")) and ports != (SSH, SSH):
-            opened = "every port" if -1 in ports else f"port {ports[0]} to {ports[1]}"
-            what = f"opens {opened} to {', '.join(map(str, outside)) or 'a prefix list'}"
-            yield Fault(f"provider.security_group.IpPermissions[{i}]", what, "leave it out; reach ports through SSH")
 
 
 def machines(config: Config) -> Iterator[Fault]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ipaddress
 import os
 import shlex
 import sys
@@ -16,7 +17,9 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from pipeline import token_file
 from pipeline.cli import EXIT_INTERRUPT
 from tasks.contract import InputError
 
@@ -101,7 +104,7 @@ def resolve_address(given: str) -> str:
 def _connect(address: str) -> Any:
     """A client of the cluster's job server, of the same version of Ray."""
     _probe(address)
-    _use_token()
+    _use_token(address)
     os.environ["RAY_API_SERVER_ADDRESS"] = address  # Ray prefers the environment to what it is given
     os.environ["RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES"] = ""  # LEFT_OUT has them; Ray would warn of each
     import ray
@@ -135,11 +138,30 @@ def _probe(address: str) -> None:
         ) from error
 
 
-def _use_token() -> None:
+def _use_token(address: str) -> None:
     """Send a token where there is one, as ``ray start`` does: Ray's job client by itself does so only if told."""
-    usual = Path.home() / ".ray" / "auth_token"
-    if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH") or usual.exists():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    named = os.environ.get(token_file.TOKEN) or os.environ.get(token_file.PATH)
+    if named or token_file.usual().exists():
+        os.environ.setdefault(token_file.MODE, "token")
+    if os.environ.get(token_file.MODE, "").lower() != "token":
+        return
+    if not os.environ.get(token_file.TOKEN):
+        token_file.closed()
+    url = urlsplit(address)
+    if url.scheme == "http" and not _on_loopback(url.hostname or ""):
+        print(
+            f"anchorfl: {address} is another machine, and the token goes to it unencrypted: whoever reads it on the way"
+            " can run code on the cluster; reach it through 'ray dashboard cluster.yaml' or ssh -L 8265:localhost:8265",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _on_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _asked(address: str, question: Any) -> Any:
