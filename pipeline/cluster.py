@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
+import stat
+import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,12 +18,14 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from pipeline import token_file
 from pipeline.capacity import Node, largest_share, wherever
 from pipeline.experiment import ClusterOptions
 from tasks.contract import InputError
 
 T = TypeVar("T")
 PER_CLIENT_ACTORS_UP_TO = 32
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +56,9 @@ def start(options: ClusterOptions) -> bool:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if not options.address:
-        ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+        _start_own(quiet)
         return True
+    token_file.closed()
     try:
         ray.init(address=options.address, **quiet)
     except ConnectionError as error:
@@ -59,6 +66,10 @@ def start(options: ClusterOptions) -> bool:
             f"cluster.address = {options.address!r}: no Ray cluster answers there ({error}); start one with"
             " 'ray start --head', or leave cluster.address empty"
         ) from error
+    if not _wants_token():
+        _tell(
+            f"the Ray cluster at {options.address} wants no token: whoever reaches it can run code on it (SECURITY.md)"
+        )
     gather(options)
     if not sum(node.cpus for node in nodes()):
         raise InputError(
@@ -71,6 +82,73 @@ def start(options: ClusterOptions) -> bool:
 def stop() -> None:
     """Leave Ray; a Ray of our own ends with it."""
     ray.shutdown()
+
+
+def _start_own(quiet: dict[str, Any]) -> None:
+    """A Ray that only this user of this machine can reach: on loopback, with a token, in a folder of his own.
+
+    InputError where one of the three cannot be had; ``RAY_AUTH_MODE=disabled`` and ``RAY_TMPDIR`` are the user's own
+    decisions, and stand.
+    """
+    token_file.made()
+    with _loopback_only():
+        ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, _temp_dir=_own_folder(), **quiet)
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # as in ``nodes``
+    if not ipaddress.ip_address(address).is_loopback:
+        ray.shutdown()
+        raise InputError(
+            f"Ray {ray.__version__} listens on {address} and not on loopback alone: install the version of"
+            " requirements.lock, or start Ray yourself ('ray start --head') and give --cluster.address"
+        )
+    if not _wants_token():
+        _tell(f"{token_file.MODE} = {os.environ.get(token_file.MODE, '')!r}: every user of this machine can run code in"
+              " this Ray, as you; unset it for a Ray that asks for a token")  # fmt: skip
+
+
+@contextmanager
+def _loopback_only() -> Iterator[None]:
+    """Ray started in this block listens on loopback.
+
+    Ray 2.60 takes 127.0.0.1 as a node's address for a slip and puts the machine's own in its place, except where it
+    makes no clusters, as on macOS and Windows by default (RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER, read once, at the import).
+    """
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _own_folder() -> str | None:
+    """Folder for the sockets, logs and spilled objects of a Ray of our own; None: ``RAY_TMPDIR`` names one.
+
+    Ray opens its folders to everybody for writing (``/tmp/ray``, mode 0777), so that another user could put his socket
+    in the place of ours; hence a folder around it that he cannot enter. Names are short, as paths of sockets must be.
+    """
+    if os.environ.get("RAY_TMPDIR"):
+        return None
+    place = os.environ.get("TMPDIR") if sys.platform.startswith("linux") else ""  # macOS has one that is too long
+    around = Path(place or "/tmp") / f"ray-{os.getuid()}"
+    around.mkdir(mode=0o700, exist_ok=True)
+    found = around.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & token_file.OTHERS:
+        raise InputError(
+            f"{around} is to hold Ray's sockets and logs, and is no folder that only you may enter: remove it, or name"
+            " another place in RAY_TMPDIR"
+        )
+    return str(around / "r")
+
+
+def _wants_token() -> bool:
+    """Whether Ray, which is connected, speaks only to who has the token: Ray sets the variable where it decides so."""
+    return os.environ.get(token_file.MODE, "").lower() == "token"
+
+
+def _tell(line: str) -> None:
+    print(f"anchorfl: {line}", file=sys.stderr, flush=True)
 
 
 def gather(options: ClusterOptions, pause_s: float = 2.0) -> None:
