@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,11 +66,14 @@ def _between(values: Sequence[Mapping[str, Tensor]], left_out: int) -> dict[str,
         if not first.is_floating_point():
             out[name] = torch.stack([v[name] for v in values]).amax(0)
             continue
-        flat = [v[name].reshape(-1) for v in values]
+        wide = first.dtype if first.dtype == torch.float64 else torch.float32
+        flat = [v[name].reshape(-1).to(wide) for v in values]
         pieces = []
         for start in range(0, max(1, first.numel()), PIECE):
-            sorted_NP = torch.stack([f[start : start + PIECE] for f in flat]).sort(dim=0).values
-            pieces.append(sorted_NP[left_out : len(values) - left_out].double().mean(0))
+            rows_PN = torch.stack([f[start : start + PIECE] for f in flat], dim=1)
+            sorted_PN = torch.from_numpy(np.sort(rows_PN.numpy(), axis=1))  # up to 17 times as fast as torch's
+            kept_PN = sorted_PN[:, left_out : len(values) - left_out]
+            pieces.append(kept_PN.double().mean(1) + 0.0)  # which of 0.0 and -0.0 comes first is the processor's choice
         out[name] = torch.cat(pieces).reshape(first.shape).to(first.dtype)
     return out
 

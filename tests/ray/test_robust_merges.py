@@ -21,10 +21,8 @@ def quiet(line: str) -> None:
     "options",
     [
         {"merge": "median"},
-        {"merge": "trimmed_mean", "trim": 0.25},
-        {"merge": "krum", "krum_keep": 2},
-        {"clip_norm": 0.2},
-        {"merge": "krum", "clip_norm": 0.2},
+        {"merge": "trimmed_mean", "trim": 0.25, "clip_norm": 0.2},
+        {"merge": "krum", "krum_keep": 2, "clip_norm": 0.2},
     ],
     ids=str,
 )
