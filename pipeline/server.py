@@ -23,7 +23,7 @@ from tasks.store import SPLITS
 
 
 class Server:
-    """Holds the state; every verb but ``merge`` and ``restore`` leaves it as it is."""
+    """Holds the state; every verb but ``merge``, ``gather`` and ``restore`` leaves it as it is."""
 
     def __init__(self, setup: Setup, told: Sequence[Any] = (), device: torch.device = CPU) -> None:
         """told: what the clients told before round 1, in their order (``Method.tell``); device: on which it scores. The
@@ -42,10 +42,12 @@ class Server:
         self.scoring = Scoring(data, objective, setup.experiment.evaluation.metrics, first)
         self.splits = self.scoring.dense
         self.state: Global = self.method.begin(replace(self._side(0), told=told))
+        self._sent: tuple[int, Global] = (-1, self.state)
 
     def broadcast(self, round_: int) -> Global:
         """What the selected clients of this round get."""
         state: Global = self.method.broadcast(self.state, self._side(round_))
+        self._sent = round_, state  # what the updates of the round are held against
         return state
 
     def letter(self, client: int) -> Tensors:
@@ -66,7 +68,9 @@ class Server:
         """
         if list(clients) != sorted(set(clients)) or len(clients) != len(updates):
             raise ValueError(f"round {round_}: updates must come once per client and in order, got {list(clients)}")
-        sent = self.broadcast(round_)
+        known, sent = self._sent
+        if known != round_:
+            sent = self.broadcast(round_)
         faults = {
             c: tree.fault(u.weights, sent.weights) or tree.not_finite(u) for c, u in zip(clients, updates, strict=True)
         }
@@ -105,6 +109,7 @@ class Server:
     def restore(self, values: Tensors) -> None:
         """Take the state back from ``snapshot``; ValueError where it is another method's."""
         self.state = tree.fill(self.state, values)
+        self._sent = (-1, self.state)
 
     def _side(self, round_: int) -> ServerSide:
         e = self.setup.experiment
