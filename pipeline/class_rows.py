@@ -117,6 +117,8 @@ class OneClass(Method[RowsGlobal, RowUpdate]):
     ICLR 2021, with bias correction)."""
     server_lr: float = 0.001
     """Rate of the server's Adam."""
+    server_decay: float = 1.0
+    """Factor on ``server_lr`` after every round, in (0, 1]."""
     server_eps: float = 1e-8
     """Added to the root of its second moment, in units of a client's step."""
 
@@ -125,6 +127,8 @@ class OneClass(Method[RowsGlobal, RowUpdate]):
             raise ValueError(f"method.margin = {self.margin}: must be in (0, 1]")
         if self.row_lr < 0 or not self.server_lr > 0 or not self.server_eps > 0:
             raise ValueError("method: row_lr must be at least 0, server_lr and server_eps above 0")
+        if not 0 < self.server_decay <= 1:
+            raise ValueError(f"method.server_decay = {self.server_decay}: must be in (0, 1]")
 
     def shares(self, rows_I: Tensor) -> Tensor:
         """Weights of clients in the mean, by their rows of data: float64 [I], of any sum."""
@@ -195,7 +199,8 @@ class OneClass(Method[RowsGlobal, RowUpdate]):
         before = {name: nn.Parameter(state.weights[name].clone()) for name in names}
         for name, p in before.items():
             p.grad = state.weights[name] - mean[name]
-        adam = torch.optim.Adam(before.values(), lr=self.server_lr, eps=self.server_eps)
+        rate = self.server_lr * self.server_decay ** max(0, side.round - 1)
+        adam = torch.optim.Adam(before.values(), lr=rate, eps=self.server_eps)
         restore(adam, MOMENTS, state.moments)
         adam.step()
         return mean | {name: p.detach() for name, p in before.items()}, state_of(adam, MOMENTS)

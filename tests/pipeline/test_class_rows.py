@@ -7,6 +7,7 @@ Shape suffixes: N rows, C classes, D width.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -266,9 +267,10 @@ def test_fedmlh_gives_classes_of_a_bucket_the_same_part():
         assert torch.equal(part_CRD[a, r], part_CRD[b, r]) == same
 
 
-def test_a_server_adam_step_is_adams():
-    """Two steps of Adam in NumPy on theta - mean of theta."""
-    method, data = METHODS["fedavg-positive"](server="adam", server_lr=0.02, row_lr=0.0), rows()
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_a_server_adam_step_is_adams(decay):
+    """Two steps of Adam in NumPy on theta - mean of theta, the second with a rate that has decayed."""
+    method, data = METHODS["fedavg-positive"](server="adam", server_lr=0.02, server_decay=decay, row_lr=0.0), rows()
     plain = METHODS["fedavg-positive"](row_lr=0.0)
     m = v = 0.0
     model = network()
@@ -281,9 +283,15 @@ def test_a_server_adam_step_is_adams():
         mean = explicit(plain, data, 1, model=held)[0][0].weights
         g = theta - mean["encoder.0.weight"].numpy()
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
-        theta = theta - 0.02 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
-        state = method.gather(state, mean, state.sent_C, server(model, cards))
+        theta = theta - 0.02 * decay ** (t - 1) * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        state = method.gather(state, mean, state.sent_C, replace(server(model, cards), round=t))
         assert np.abs(state.weights["encoder.0.weight"].numpy() - theta).max() < 1e-12
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.5])
+def test_a_decay_out_of_range_is_refused(decay):
+    with pytest.raises(ValueError, match=r"method\.server_decay = .*: must be in \(0, 1\]"):
+        METHODS["fedalc"](server_decay=decay)
 
 
 # --------------------------------------------------------------------------------------------------------- what travels
