@@ -148,7 +148,7 @@ def test_no_row_and_no_secret_is_in_the_logs_of_ray(tmp_path):
         said = anchorfl(
             tmp_path, "run", "--task.parquet", str(file), "--task.inputs", "note", "--task.labels", "kind",
             "--task.client", "site", "--cluster.clients_per_actor", "3",
-            "--tracking.uri", f"postgresql+psycopg://{USER}:{PASSWORD}@127.0.0.1:9/runs", *OPTIONS, RAY_TMPDIR=place,
+            "--tracking.uri", f"postgresql+psycopg://me:{PASSWORD}@127.0.0.1:9/runs", *OPTIONS, RAY_TMPDIR=place,
         )  # fmt: skip
         logs = [p for p in Path(place).rglob("*") if p.is_file() and "logs" in p.parts]
         assert any(p.name.startswith("raylet") for p in logs)
