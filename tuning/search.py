@@ -43,11 +43,14 @@ class Grid(Searcher):
         """A grid learns nothing."""
 
 
-def most_trials(options: SweepOptions, space: Space) -> int:
-    """How many there will be at most: a grid may have fewer points than trials were allowed."""
+def most_trials(options: SweepOptions, space: Space, own: Mapping[str, Value]) -> int:
+    """How many there will be at most: a grid may have fewer points than trials were allowed, and one more where the
+    preset's ``own`` point is none of them.
+    """
     if options.searcher != "grid":
         return options.trials
-    return min(options.trials, math.prod(len(d.grid()) for d in space.values()))
+    beside = any(own[name] not in d.grid() for name, d in space.items())
+    return min(options.trials, math.prod(len(d.grid()) for d in space.values()) + beside)
 
 
 def make_searcher(options: SweepOptions, space: Space, seed: int, first: Mapping[str, Value] | None) -> Searcher:

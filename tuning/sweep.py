@@ -69,7 +69,7 @@ class _Run:
 
     def go(self) -> Sweep:
         ledger = Ledger(self.folder / LEDGER)
-        count = most_trials(self.plan.options, self.plan.space)
+        count = most_trials(self.plan.options, self.plan.space, self.plan.own)
         watch = Watch(count, self.at_once, self.say, live if sys.stdout.isatty() else None)
         records = self._records()
         before = seconds_of(ledger.events)

@@ -202,6 +202,8 @@ def test_damaged_line_is_named(tmp_path):
 
 def test_a_grid_ends_with_its_last_point():
     space = {"a": Choice((1, 2, 3)), "b": Range(0.0, 1.0, steps=4)}
-    assert most_trials(SweepOptions(searcher="grid", trials=30), space) == 12
-    assert most_trials(SweepOptions(searcher="grid", trials=5), space) == 5
-    assert most_trials(SweepOptions(searcher="optuna", trials=30), space) == 30
+    on, beside = {"a": 2, "b": 1.0}, {"a": 2, "b": 0.1}
+    assert most_trials(SweepOptions(searcher="grid", trials=30), space, on) == 12
+    assert most_trials(SweepOptions(searcher="grid", trials=30), space, beside) == 13  # the preset's own point
+    assert most_trials(SweepOptions(searcher="grid", trials=5), space, beside) == 5
+    assert most_trials(SweepOptions(searcher="optuna", trials=30), space, beside) == 30
