@@ -172,7 +172,7 @@ def test_merge_equals_numpy(aggregate, skip, seed):
         reports.append(Report(card, AlignUpdate({k: torch.from_numpy(v) for k, v in sent[m].items()}, told_C)))
     state = AlignGlobal({k: torch.from_numpy(v) for k, v in before.items()}, torch.full((C,), 0.5))
     frozen = tree.checksum(state)
-    merged = FedAlign(aggregate_pseudo=aggregate, skip_unlabelled_clients=skip).merge(state, reports, None)
+    merged = FedAlign(aggregate_pseudo=aggregate, skip_unlabelled_clients=skip).merge(state, reports, server())
 
     labelled = [m for m in range(count) if counts[m].any()]
     counted = labelled if skip and labelled else range(count)
