@@ -150,6 +150,7 @@ made.shutdown()
 """
 
 
+@pytest.mark.slow
 def test_a_lost_node(tmp_path):
     """One of the two nodes on which clients and server may run is gone in round 3."""
     said = python(NODE, tmp_path)
@@ -180,7 +181,8 @@ def test_an_object_store_that_is_smaller_than_what_a_round_keeps(tmp_path):
     assert results[0]["checksum"] == results[1]["checksum"]
 
 
-@pytest.mark.parametrize("seed", [4])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 4])
 def test_kills_at_random_instants(tmp_path, seed):
     """Two kills each; ``python -m benchmarks.chaos`` does many more."""
     words = ["run", "digits/fedavg", *SHORT, "--cluster.clients_per_actor", "5"]
