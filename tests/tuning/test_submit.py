@@ -23,7 +23,7 @@ import pytest
 
 from tasks.contract import InputError
 from tuning.cli import main
-from tuning.submit import arguments, entrypoint, resolve_address, runtime_env
+from tuning.submit import _use_token, arguments, entrypoint, resolve_address, runtime_env
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = "import sys; from tuning.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -227,6 +227,41 @@ def checksum(shown: str) -> str:
     found = shown.partition("weights sha256 ")[2][:64]
     assert len(found) == 64, shown
     return found
+
+
+@pytest.mark.parametrize(
+    ("address", "open_to_all"),
+    [("http://127.0.0.1:8265", False), ("http://localhost:8265", False), ("http://[::1]:8265", False),
+     ("https://head.example.org", False), ("http://head.example.org:8265", True), ("http://192.0.2.1:8265", True)],
+)  # fmt: skip
+def test_a_token_that_travels_in_the_open_is_said_aloud(address, open_to_all, monkeypatch, capsys):
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "abc")
+    _use_token(address)
+    told = capsys.readouterr().err
+    assert told.count("\n") == open_to_all
+    assert ("the token goes to it unencrypted" in told) == open_to_all
+    assert "abc" not in told
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    _use_token(address)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_token_is_sent_where_there_is_one_and_its_file_is_closed(monkeypatch, tmp_path, capsys):
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_AUTH_MODE", "")  # so that what the call sets is undone
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    _use_token("http://127.0.0.1:8265")
+    assert "RAY_AUTH_MODE" not in os.environ
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("abc")
+    (tmp_path / ".ray" / "auth_token").chmod(0o644)
+    _use_token("http://127.0.0.1:8265")
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    assert (tmp_path / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
+    assert "now closed" in capsys.readouterr().err
 
 
 @pytest.mark.ray
