@@ -34,8 +34,21 @@ def settled(copy: str) -> dict[str, bytes]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    found = (p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found}
+    """All files of a folder that are no matter of this machine alone, as locks, drafts and the checkpoint before the
+    last of each run are.
+    """
+    found = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")}
+    named = {
+        index.parent / entry["file"]
+        for index in found
+        if index.name == "checkpoint.json"
+        for entry in json.loads(found[index])["parts"].values()
+    }
+    return {
+        p.relative_to(folder).as_posix(): data
+        for p, data in found.items()
+        if p.parent.name != "checkpoint" or p.name == "checkpoint.json" or p in named
+    }
 
 
 def test_killed_and_resumed_on_another_machine(preset, tmp_path, s3):
