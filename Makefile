@@ -10,7 +10,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 export MLFLOW_DISABLE_TELEMETRY ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-ray cluster-test test-data check audit static format lint types imports spelling bench ui clean
+.PHONY: help setup run test test-fast test-ray test-slow cluster-test test-data check audit static format lint types imports spelling bench ui clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test-fast: $(STAMP) ## the tests that need neither Ray nor real data
 
 test-ray: $(STAMP) ## the tests that start Ray
 	$(BIN)/python -m pytest -m "ray and not slow and not gpu"
+
+test-slow: $(STAMP) ## the slow tests, which CI leaves out
+	$(BIN)/python -m pytest -m "slow and not gpu"
 
 cluster-test: $(STAMP) ## the tests that start several Ray nodes on this machine, with a run, a sweep and a job on them
 	$(BIN)/python -m pytest -m "cluster and not gpu"
@@ -68,7 +71,7 @@ spelling: $(STAMP)
 	$(BIN)/codespell
 
 bench: $(STAMP) ## run every benchmark in benchmarks/
-	@set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+	@set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python -m "benchmarks.$$(basename "$$file" .py)"; done
 
 ui: $(STAMP) ## show the MLflow records on this machine
 	$(BIN)/anchorfl ui

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor, nn
+
+from models.weight_files import WeightsError, tensors
 
 ENCODER = "encoder."
 """Prefix of the encoder's tensors in the file of a whole classifier, such as a run's ``model/weights.safetensors``."""
@@ -21,10 +21,10 @@ class StartError(ValueError):
 def read_start(path: Path) -> dict[str, Tensor]:
     """The encoder's tensors of a safetensors file by name; of a whole classifier, what stands below ``encoder.``."""
     try:
-        values = load(path.read_bytes())
+        values = tensors(path.read_bytes())
     except OSError as error:
         raise StartError(f"{path}: {error.strerror}; give the path of a .safetensors file") from error
-    except SafetensorError as error:
+    except WeightsError as error:
         raise StartError(f"{path}: no safetensors file ({error}); weights are read in that format alone") from error
     own = {name.removeprefix(ENCODER): value for name, value in values.items() if name.startswith(ENCODER)}
     return own or values

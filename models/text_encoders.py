@@ -90,7 +90,7 @@ def _transformer(model: str, pooling: Pooling) -> Iterator[Encode]:
         _check(network, model, pooling)
         network = network.eval().float()
         with torch.inference_mode():
-            yield lambda texts: _pooled(tokenizer, network, texts, model, pooling)
+            yield lambda texts: _encoded(tokenizer, network, texts, model, pooling)
     finally:
         talk.set_verbosity(before)
         if bars:
@@ -112,7 +112,7 @@ def _from_pretrained(transformers: Any, model: str) -> tuple[Any, Any]:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **pinned)
         # no pickle is read from a file
         network = transformers.AutoModel.from_pretrained(name, use_safetensors=True, **pinned)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except Exception as error:  # damaged files make it raise almost anything
         mend = "give a folder with config.json, a tokenizer and safetensors weights, or a hub name that can be reached"
         raise NoEncoderError(f"language model {model!r} cannot be loaded ({_short(error)}); {mend}") from error
     if tokenizer.pad_token is None:
@@ -127,6 +127,15 @@ def _check(network: Any, model: str, pooling: Pooling) -> None:
     if pooling != "projected" and (config.is_encoder_decoder or not hasattr(config, "hidden_size")):
         mend = "set model.names_pooling to 'projected'" if projects else "take one such as BERT or RoBERTa"
         raise NamesError(f"language model {model!r} ({config.model_type}) is no text encoder; {mend}")
+
+
+def _encoded(tokenizer: Any, network: Any, texts: list[str], model: str, pooling: Pooling) -> Tensor:
+    try:
+        return _pooled(tokenizer, network, texts, model, pooling)
+    except NamesError:
+        raise
+    except Exception as error:  # files that do not fit each other: a token that the network does not have
+        raise NamesError(f"language model {model!r} cannot encode ({_short(error)}); get its files again") from error
 
 
 def _pooled(tokenizer: Any, network: Any, texts: list[str], model: str, pooling: Pooling) -> Tensor:
@@ -165,7 +174,7 @@ def _clip(model: str) -> Iterator[Encode]:
     try:
         tokenizer = open_clip.get_tokenizer(architecture)
         network = open_clip.create_model(architecture, pretrained=weights or None, require_pretrained=True)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except Exception as error:  # as above
         mend = f"give {CLIP}hf-hub:..., {CLIP}local-dir:... or {CLIP}architecture@weights that can be reached"
         raise NoEncoderError(f"text encoder {model!r} cannot be loaded ({_short(error)}); {mend}") from error
     network = network.eval().float()

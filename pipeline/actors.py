@@ -168,7 +168,7 @@ class RayExecutor:
             return
         if is_lost(error, job.actor):
             raise _lost(error)
-        roster.fault(Failure(job.client, one_line(error), ray_kind(error)))
+        roster.fault(Failure(job.client, one_line(error), ray_kind(error)), counted=not node_died(error))
 
     def _get(self, ref: Any) -> Any:
         try:
@@ -246,6 +246,13 @@ def is_lost(error: RayError, actor: Any = None) -> bool:
     if isinstance(cause, (ActorDiedError, ActorUnavailableError)):
         return actor is None or cause.actor_id not in (None, actor._actor_id.hex())
     return isinstance(cause, ObjectLostError)
+
+
+def node_died(error: RayError) -> bool:
+    """Whether an actor is gone because its node is: a fresh one may be put on the same node for as long as Ray has not
+    noticed, so several attempts may end like this. Ray says it in words alone.
+    """
+    return isinstance(error, ActorDiedError) and "its node has died" in str(error)
 
 
 def _lost(error: RayError) -> LostError:

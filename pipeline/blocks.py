@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+PIECE = 1 << 15
+"""Values of a tensor that are averaged at a time: 256 KB in float64."""
+
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """Every weight and buffer of the model's state dict, copied."""
@@ -20,13 +23,14 @@ def load_sent(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy weights into the model's own storage; parameters that were not sent become NaN, so that whoever uses one
     shows it. ValueError where a weight is not the model's.
     """
-    found = model.load_state_dict(dict(weights), strict=False)
-    if found.unexpected_keys:
-        raise ValueError(f"not weights of this model: {found.unexpected_keys[:3]}")
-    missing = model.state_dict()
-    for name in found.missing_keys:
-        if missing[name].is_floating_point():
-            missing[name].fill_(float("nan"))
+    own = model.state_dict()  # not load_state_dict, whose walk over the modules takes longer than the copy of 2 MB
+    if strange := [name for name, value in weights.items() if name not in own or own[name].shape != value.shape]:
+        raise ValueError(f"not weights of this model: {strange[:3]}")
+    for name, value in own.items():
+        if name in weights:
+            value.copy_(weights[name])
+        elif value.is_floating_point():
+            value.fill_(float("nan"))
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -47,16 +51,25 @@ def mean_of(values: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> 
     total = float(sum(shares))
     if not total > 0 or len(values) != len(shares):
         raise ValueError(f"{len(values)} updates with weights that sum to {total}: nothing to average")
-    out: dict[str, Tensor] = {}
-    for name, first in values[0].items():
-        if not first.is_floating_point():
-            out[name] = torch.stack([v[name] for v in values]).amax(0)
-            continue
-        mean = torch.zeros(first.shape, dtype=torch.float64, device=first.device)
-        for value, share in zip(values, shares, strict=True):
-            mean += value[name].double() * (share / total)
-        out[name] = mean.to(first.dtype)
-    return out
+    parts = [share / total for share in shares]
+    return {name: _mean([value[name] for value in values], parts) for name in values[0]}
+
+
+def _mean(values: Sequence[Tensor], parts: Sequence[float]) -> Tensor:
+    """Of one tensor of every client, piece by piece, so that sum and term stay in the processor's cache."""
+    if not values[0].is_floating_point():
+        return torch.stack(list(values)).amax(0)
+    flat = [value.reshape(-1) for value in values]
+    out = torch.empty_like(flat[0])
+    total, term = torch.empty((2, min(len(out), PIECE)), dtype=torch.float64, device=out.device)
+    for start in range(0, len(out), PIECE):
+        end = min(start + PIECE, len(out))
+        sum_, product = total[: end - start].zero_(), term[: end - start]
+        for value, part in zip(flat, parts, strict=True):
+            # two roundings, as in a sum of products: add_ with alpha would have one
+            sum_ += product.copy_(value[start:end]).mul_(part)
+        out[start:end] = sum_
+    return out.view(values[0].shape)
 
 
 def rows_by_holder(rows_CD: Tensor, reports: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

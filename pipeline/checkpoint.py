@@ -18,18 +18,35 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
+from models.weight_files import WeightsError, tensors
 from tasks.contract import InputError
+from tasks.typed import misfit, parsed
 
 FORMAT = 2
 ROUNDS = "rounds"
 """Folder of the kept states."""
 Tensors = dict[str, Tensor]
+
+
+class Entry(TypedDict):
+    """A part, as the index has it."""
+
+    file: str
+    sha256: str
+
+
+class Index(TypedDict):
+    """What an index holds, its own checksum aside."""
+
+    format: int
+    round: int
+    parts: dict[str, Entry]
+    notes: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +78,15 @@ class Checkpoints:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         before = self._last or (self.index.read_bytes() if self.index.exists() else None)
-        old = _index_in(before, self.index) if before else None
-        parts: dict[str, dict[str, str]] = dict(old["parts"]) if old else {}
-        for name, tensors in changed.items():
-            if tensors:
-                parts[name] = self._write(f"{name}-{round_:06d}.safetensors", tensors)
+        old = index_of(before, self.index) if before else None
+        parts: dict[str, Entry] = dict(old["parts"]) if old else {}
+        for name, part in changed.items():
+            if part:
+                parts[name] = self._write(f"{name}-{round_:06d}.safetensors", part)
             else:  # clients that keep nothing, thousands of them in a pooled round
                 parts.pop(name, None)
-        index = {"format": FORMAT, "round": round_, "parts": parts, "notes": notes}
-        text = json.dumps(index | {"sha256": _seal(index)}, indent=1).encode()
+        index: Index = {"format": FORMAT, "round": round_, "parts": parts, "notes": notes}
+        text = json.dumps({**index, "sha256": seal(index)}, indent=1).encode()
         with self._lock:
             if before and old and self._kept > 1:
                 draft = self.folder / ".before.tmp"
@@ -92,10 +109,10 @@ class Checkpoints:
         """A kept state. InputError where the file is missing or damaged."""
         path = self.rounds / f"{round_:05d}.safetensors"
         try:
-            return load(path.read_bytes())
+            return tensors(path.read_bytes())
         except FileNotFoundError as error:
             raise InputError(f"{path} is missing: evaluation.keep did not name this round") from error
-        except SafetensorError as error:
+        except WeightsError as error:
             raise InputError(f"{path} is damaged ({error}); delete it, the other rounds can do without it") from error
 
     @contextmanager
@@ -119,11 +136,11 @@ class Checkpoints:
         if index is not None:
             self._tidy(index)
 
-    def _tidy(self, index: dict[str, Any]) -> None:
+    def _tidy(self, index: Index) -> None:
         named = {self.index.name, *(entry["file"] for entry in index["parts"].values())} | self._pinned
         for before in self._earlier()[: self._kept - 1]:
             try:
-                parts = _index_in(before.read_bytes(), before)["parts"]
+                parts = index_of(before.read_bytes(), before)["parts"]
             except InputError:  # of no use to anybody
                 continue
             named |= {before.name, *(entry["file"] for entry in parts.values())}
@@ -142,7 +159,7 @@ class Checkpoints:
         for path in [self.index, *earlier]:
             try:
                 text = path.read_bytes()
-                index = _index_in(text, path)
+                index = index_of(text, path)
                 parts = {name: self._read(entry) for name, entry in index["parts"].items()}
             except (InputError, FileNotFoundError) as error:
                 errors.append(error)
@@ -157,15 +174,15 @@ class Checkpoints:
         """Indices of rounds before the last, the latest first."""
         return sorted(self.folder.glob("checkpoint-[0-9]*.json"), reverse=True)
 
-    def _index(self) -> dict[str, Any] | None:
-        return _index_in(self.index.read_bytes(), self.index) if self.index.exists() else None
+    def _index(self) -> Index | None:
+        return index_of(self.index.read_bytes(), self.index) if self.index.exists() else None
 
-    def _write(self, name: str, tensors: Tensors) -> dict[str, str]:
-        data = _bytes(tensors)
+    def _write(self, name: str, part: Tensors) -> Entry:
+        data = _bytes(part)
         write_atomically(self.folder / name, data)
         return {"file": name, "sha256": hashlib.sha256(data).hexdigest()}
 
-    def _read(self, entry: dict[str, str]) -> Tensors:
+    def _read(self, entry: Entry) -> Tensors:
         path = self.folder / entry["file"]
         try:
             data = path.read_bytes()
@@ -174,33 +191,39 @@ class Checkpoints:
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
             raise InputError(f"{path} does not have the checksum that its checkpoint states")
         try:
-            return load(data)
-        except SafetensorError as error:
+            return tensors(data)
+        except WeightsError as error:
             raise InputError(f"{path} is no safetensors file ({error})") from error
 
 
-def _index_in(text: bytes, path: Path) -> dict[str, Any]:
-    """The index in the text of ``path``. InputError where it is none of this version, or not as it was written."""
-    try:
-        index = json.loads(text)
-    except ValueError as error:
-        raise InputError(f"{path} is damaged ({error})") from error
-    if not isinstance(index, dict) or "format" not in index:
-        raise InputError(f"{path} is damaged (it is no index of a checkpoint)")
-    if index["format"] != FORMAT:
-        raise InputError(f"{path} has format {index['format']}, this version reads {FORMAT}")
-    if index.pop("sha256", "") != _seal(index):
-        raise InputError(f"{path} is damaged (its checksum does not fit)")
+def index_of(data: bytes, where: object, mend: str = "") -> Index:
+    """What the bytes of an index say. InputError where they are damaged, of another format, or name a file that does
+    not lie beside them. mend: what can be done about it.
+    """
+    content = parsed(data, dict[str, Any], where, mend)
+    if content.get("format", FORMAT) != FORMAT:
+        raise InputError(f"{where} has format {content['format']}, this version reads {FORMAT}; start the run anew")
+    stated = content.pop("sha256", "")
+    fault = misfit(content, Index) or ("" if stated == seal(content) else "its checksum does not fit")
+    names = [] if fault else [entry["file"] for entry in content["parts"].values()]
+    fault = fault or next((f"{name!r} is no part beside it" for name in names if not _beside(name)), "")
+    if fault:
+        raise InputError(f"{where} is damaged ({fault})" + (f"; {mend}" if mend else ""))
+    index: Index = content
     return index
 
 
-def _seal(index: Mapping[str, Any]) -> str:
+def _beside(name: str) -> bool:
+    return Path(name).name == name and name.endswith(".safetensors") and name.isprintable()
+
+
+def seal(index: Mapping[str, Any]) -> str:
     """SHA-256 of an index, without that of its own."""
     return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
 
 
-def _bytes(tensors: Tensors) -> bytes:
-    return save({k: v.contiguous() for k, v in tensors.items()})
+def _bytes(part: Tensors) -> bytes:
+    return save({k: v.contiguous() for k, v in part.items()})
 
 
 def write_atomically(path: Path, data: bytes) -> None:

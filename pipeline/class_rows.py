@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from models.heads import unit
 from pipeline.blocks import weights_of
 from pipeline.contract import ClientSide, Global, Local, Method, Pooling, Report, ServerSide, Tensors, Update
-from pipeline.optimizers import restore, state_of
+from pipeline.optimizers import SGD, Adam, restore, state_of
 from pipeline.spread import Form, gradient, nearest, slope
 from tasks.contract import Batch, Card, InputError
 
@@ -76,7 +76,7 @@ class RowLocal(Local[RowsGlobal, RowUpdate]):
         theta = super().make_optimizers()["all"]
         if self.fixed:
             return {MOMENTS: theta}
-        return {MOMENTS: theta, "row": torch.optim.SGD([self.row_D], lr=self.method.row_lr)}
+        return {MOMENTS: theta, "row": SGD([self.row_D], lr=self.method.row_lr)}
 
     def loss(self, batch: Batch) -> Tensor:
         z_BD = self.model.encoder(batch.x)
@@ -104,7 +104,6 @@ class OneClass(Method[RowsGlobal, RowUpdate]):
     """Server and client of one-class federations; a method says what becomes of the rows."""
 
     head = "cosine"
-    letters = True
 
     margin: float = 0.9
     """Cosine above which a row has no loss (FedALC, eq. 14)."""
@@ -200,7 +199,7 @@ class OneClass(Method[RowsGlobal, RowUpdate]):
         for name, p in before.items():
             p.grad = state.weights[name] - mean[name]
         rate = self.server_lr * self.server_decay ** max(0, side.round - 1)
-        adam = torch.optim.Adam(before.values(), lr=rate, eps=self.server_eps)
+        adam = Adam(before.values(), lr=rate, eps=self.server_eps)
         restore(adam, MOMENTS, state.moments)
         adam.step()
         return mean | {name: p.detach() for name, p in before.items()}, state_of(adam, MOMENTS)

@@ -39,7 +39,7 @@ def run_main(arguments: list[str], own: Own = OWN, more: Callable[[Add], None] |
     try:
         return _dispatch(arguments, own, more)
     except (InputError, NamesError) as error:
-        print(f"anchorfl: {error}", file=sys.stderr)
+        print(f"anchorfl: {InputError(str(error))}", file=sys.stderr)
         return EXIT_INPUT
     except (QuorumError, LostError) as error:
         print(f"anchorfl: {error}; the last completed round is kept, go on with 'anchorfl resume'", file=sys.stderr)

@@ -91,6 +91,8 @@ def _start_own(quiet: dict[str, Any]) -> None:
     decisions, and stand.
     """
     token_file.made()
+    # Without a dashboard nobody asks what tasks have run, of which Ray would keep 100,000 at 3 kB each.
+    os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     with _loopback_only():
         ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, _temp_dir=_own_folder(), **quiet)
     address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # as in ``nodes``

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.curves import draw
-from pipeline.journal import RoundRecord, read_json, read_records
+from pipeline.folder import read_result
+from pipeline.journal import RoundRecord, read_about, read_records
 from tasks.contract import InputError
 from tasks.metrics import FAMILIES, Family, Measure
 
@@ -82,7 +83,7 @@ class Comparison:
 
 def load_run(folder: Path) -> RunSummary:
     """A run folder in numbers. Errors: InputError where there is no run or no finished round."""
-    about = read_json(folder / "run.json")
+    about = read_about(folder)
     if not about:
         raise InputError(
             f"{folder} is no run folder (run.json is not there); name folders such as runs/<name of the run>"
@@ -101,7 +102,7 @@ def load_run(folder: Path) -> RunSummary:
         params=params,
         records=records,
         values=_values(records, _family(params)),
-        result=read_json(folder / "result.json"),
+        result=read_result(folder),
     )
 
 

@@ -23,12 +23,19 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import tyro
 
 from pipeline.experiment import Experiment, recorded_tree, to_tree
+from pipeline.folder import CONFIG, read_config
 from pipeline.methods import METHODS
 from tasks import TASKS
 from tasks.contract import InputError
 from tasks.sources import nearest
+from tasks.typed import LARGEST
 
 T = TypeVar("T")
+LONGEST_NAME = 1000
+LARGEST_FILE, LONGEST_LINE = 1 << 18, 1 << 13
+"""Bytes of a preset, and of one of its lines."""
+DEEPEST = 20
+"""So many presets may extend each other in a row."""
 PRESETS = Path(__file__).resolve().parents[1] / "tuning" / "presets"
 
 
@@ -46,6 +53,8 @@ def some_presets(name: str = "") -> str:
 
 def preset_path(name: str) -> Path:
     """File of a preset: a shipped name, or a path to a TOML file."""
+    if not name.isprintable() or len(name) > LONGEST_NAME:
+        raise InputError(f"{name[:40]!r} cannot be the name of a preset; there are: {some_presets()}")
     shipped = PRESETS / f"{name}.toml"
     if shipped.is_file():
         return shipped
@@ -69,14 +78,20 @@ def read_preset(name: str) -> Experiment:
 def _tables(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """What a preset's file says, on top of what the preset says that it ``extends``."""
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        tree = tomllib.loads(_text(path))
+    except InputError:
+        raise
+    except RecursionError as error:
+        raise InputError(f"{path}: not valid TOML: brackets within brackets within brackets") from error
+    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
         raise InputError(f"{path}: not valid TOML: {error}") from error
     base = tree.pop("extends", None)
     if base is None:
         return tree
     if path.resolve() in seen:
         raise InputError(f"{path}: it extends itself, by {' and '.join(p.name for p in seen)}")
+    if len(seen) == DEEPEST:
+        raise InputError(f"{seen[0]}: more than {DEEPEST} presets extend each other; put the options into fewer files")
     if not isinstance(base, str):
         raise InputError(f"{path}: extends = {base!r}: must be the name of a preset, such as 'r8-8/fedavg'")
     beside = path.parent / base
@@ -94,6 +109,24 @@ def _tables(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
+
+
+def _text(path: Path) -> str:
+    """The text of a preset. InputError where it is none: tomllib takes the square of a line for a key of many dots."""
+    with path.open("rb") as stream:
+        data = stream.read(LARGEST_FILE + 1)
+    if len(data) > LARGEST_FILE or max(map(len, data.split(b"\n"))) > LONGEST_LINE:
+        raise InputError(f"{path}: a preset has at most {LARGEST_FILE} bytes and {LONGEST_LINE} of them in a line")
+    return data.decode("utf-8").replace("\r\n", "\n")
+
+
+def read_experiment(folder: Path) -> Experiment:
+    """The experiment of a run folder. InputError where it holds no run, or its options are not of this version."""
+    tree = read_config(folder)
+    try:
+        return from_tree(tree)
+    except InputError as error:
+        raise InputError(f"{folder / CONFIG}: {error}") from error
 
 
 def from_tree(tree: Mapping[str, Any]) -> Experiment:
@@ -121,7 +154,7 @@ def _method(table: Any) -> Any:
     if not isinstance(table, dict) or "name" not in table:
         raise InputError("[method] needs a name, for example name = 'fedavg'")
     name, options = table["name"], {k: v for k, v in table.items() if k != "name"}
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise InputError(
             f"no method {name!r} in [method] name{nearest(str(name), METHODS)}; there are: {', '.join(METHODS)}"
         )
@@ -155,6 +188,8 @@ def _built(kind: Any, values: dict[str, Any], section: str) -> Any:
 
 def _typed(hint: Any, value: Any, where: str) -> Any:
     """``value`` if it is of the annotated type (an int may stand for a float), else InputError."""
+    if isinstance(value, int) and abs(value) >= LARGEST:
+        raise InputError(f"{where}: a number of {len(hex(value))} hexadecimal digits is too large")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if get_origin(hint) is Literal:

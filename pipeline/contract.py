@@ -112,7 +112,7 @@ class Local(ABC, Generic[S, U]):
             restore(optimizer, name, side.memory)
         for p in self.model.parameters():
             # Zeros, not None: a mini-batch without a labelled row has a gradient of zero, and Adam still moves.
-            p.grad = torch.zeros_like(p)
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Optimisers by name; the name is the prefix of their state in the client's memory."""
@@ -206,8 +206,6 @@ class Method(ABC, Generic[S, U]):
     """First value of a trained scale (prototype and frame heads only)."""
     parts: int = 1
     """Encoders side by side, each with its part of every row of the head (cosine heads only)."""
-    letters: ClassVar[bool] = False
-    """Whether some of what the server sends is for one client alone (``letter``)."""
     robust: ClassVar[tuple[str, ...]] = ROBUST
     """Which of the robust merges it allows; a run with another stops before round 1 (``pipeline.run.make_setup``)."""
     scored: Literal["server", "clients"] = "server"
@@ -216,6 +214,11 @@ class Method(ABC, Generic[S, U]):
 
     semantic: bool = True
     """Whether class embeddings start from the class names' vectors (label heads only)."""
+
+    @property
+    def letters(self) -> bool:
+        """Whether some of what the server sends is for one client alone: the class has a ``letter`` of its own."""
+        return type(self).letter is not Method.letter
 
     @property
     def head(self) -> Head:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.delivery import Delivery
-from pipeline.journal import read_json
+from pipeline.journal import read_about
 
 
 class Deliveries:
@@ -82,7 +82,7 @@ class Deliveries:
             self._children.setdefault(folder, Delivery(folder, self.uri))
 
     def _advance(self, folder: Path) -> int:
-        child, about = self._children[folder], read_json(folder / "run.json")
+        child, about = self._children[folder], read_about(folder)
         if not about:  # not begun yet
             return 0
         if about == self._done.get(folder):  # named again, and nothing happened since
@@ -101,7 +101,7 @@ def parts_of(folder: Path) -> list[Path]:
     """The run folders below ``folder`` that name it as their parent."""
     found = []
     for path in sorted(folder.rglob("run.json")):
-        parent = read_json(path).get("parent")
+        parent = read_about(path.parent).get("parent")
         if parent and (path.parent / parent).resolve() == folder.resolve():
             found.append(path.parent)
     return found

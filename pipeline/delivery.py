@@ -11,19 +11,36 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from pipeline import description, stores
 from pipeline.description import KEY_LENGTH, MARK, METRICS_PER_BATCH, PARAMS_PER_BATCH, PARENT_TAG, RUN_TAG
-from pipeline.journal import RoundRecord, read_json, read_records, write_json
+from pipeline.journal import RoundRecord, read_about, read_json, read_records, write_json
 from pipeline.logged_model import send_model
 from pipeline.stores import artifact_place, open_store, reason, shown, store_uri
 from tasks.contract import InputError
+from tasks.typed import misfit
 
 __all__ = ["MARK", "Delivery", "reason", "shown", "store_uri"]
 
 NOTES = "tracking.json"
 """What was sent where: store -> id of the MLflow run, artifacts with their stamps, id of the model."""
+
+
+class Sent(TypedDict):
+    """What ``tracking.json`` holds of a store."""
+
+    run_id: NotRequired[str]
+    artifacts: NotRequired[dict[str, list[Any]]]
+    model: NotRequired[str]
+
+
+def read_notes(folder: Path) -> dict[str, Any]:
+    """``tracking.json`` of a run folder; {} where there is none. InputError where it is damaged."""
+    notes = read_json(folder / NOTES)
+    if fault := misfit(notes, dict[str, Sent]):
+        raise InputError(f"{folder / NOTES} is damaged ({fault}); delete it: runs are found by their tags, too")
+    return notes
 
 
 class Delivery:
@@ -45,7 +62,7 @@ class Delivery:
 
     def advance(self) -> int:
         """Send all rounds that MLflow lacks; returns how many. Nothing new: no request."""
-        about = read_json(self.folder / "run.json")
+        about = read_about(self.folder)
         if not self.run_id or about.get("begun") != self._begun:
             self._connect(about)
         path = self.folder / "metrics.jsonl"
@@ -64,7 +81,7 @@ class Delivery:
         """Send the model, the artifacts that are new or changed and the run's status; returns the artifacts that are
         gone.
         """
-        about, notes = read_json(self.folder / "run.json"), read_json(self.folder / NOTES)
+        about, notes = read_about(self.folder), read_notes(self.folder)
         mine, gone = notes[shown(self.uri)], []
         sent = mine.setdefault("artifacts", {})
         for name in [*about["artifacts"], "metrics.jsonl"]:
@@ -127,7 +144,7 @@ class Delivery:
         if run is None:
             own |= description.first_tags(about)
             run = self._client.create_run(experiment, int(about["created"] * 1000), own, about["name"])
-        notes = read_json(self.folder / NOTES)
+        notes = read_notes(self.folder)
         notes.setdefault(shown(self.uri), {})["run_id"] = run.info.run_id
         write_json(self.folder / NOTES, notes)
         if run.info.status != "RUNNING" and about["status"] == "RUNNING":
@@ -156,7 +173,7 @@ class Delivery:
         if not about.get("parent"):
             return {}
         folder = self.folder / about["parent"]
-        above = read_json(folder / "run.json")
+        above = read_about(folder)
         if not above:
             raise InputError(f"{folder} has no run.json, but {self.folder / 'run.json'} names it as the parent run")
         found = self._search(above["id"], experiment)
@@ -172,7 +189,7 @@ class Delivery:
         """The MLflow run of this folder: by the id in tracking.json, else by tag (killed before the id was written)."""
         from mlflow.exceptions import MlflowException
 
-        known = read_json(self.folder / NOTES).get(shown(self.uri), {}).get("run_id")
+        known = read_notes(self.folder).get(shown(self.uri), {}).get("run_id")
         if known:
             try:
                 run = self._client.get_run(known)

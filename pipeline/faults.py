@@ -115,11 +115,13 @@ class Roster:
         self._reserve = deque(self.stand_ins)
         self._attempts: Counter[int] = Counter()
 
-    def fault(self, failure: Failure) -> None:
-        """An attempt went wrong: ask the client again, or give it up and ask the next stand-in."""
+    def fault(self, failure: Failure, counted: bool = True) -> None:
+        """An attempt went wrong: ask the client again, or give it up and ask the next stand-in. counted: among its
+        attempts; not where its node was lost.
+        """
         client = failure.client
         self.answers.pop(client, None)  # the server may refuse what had come
-        self._attempts[client] += 1
+        self._attempts[client] += counted
         if self._attempts[client] <= self.retries:
             self.retried.append(failure)
             self.waiting.append(client)

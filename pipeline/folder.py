@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from pipeline.checkpoint import write_atomically
 from pipeline.experiment import Experiment, digest, recorded_tree
 from tasks.contract import InputError
+from tasks.typed import parsed
 
 RUNS = Path("runs")
 CONFIG, RESULT, LOCK = "config.json", "result.json", ".lock"
@@ -89,13 +90,35 @@ def write_config(folder: Path, experiment: Experiment) -> None:
 def read_config(folder: Path) -> dict[str, Any]:
     """The resolved options of a run, as ``to_tree`` gave them. InputError where the folder holds no run."""
     try:
-        tree: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        text, mend = (folder / CONFIG).read_bytes(), "start the run anew in another --output"
     except FileNotFoundError as error:
         known = sorted(p.parent.name for p in RUNS.glob(f"*/{CONFIG}"))
         raise InputError(
             f"{folder} holds no run ({CONFIG} is missing); runs in {RUNS}/: {', '.join(known) or 'none'}"
         ) from error
-    except ValueError as error:
-        raise InputError(f"{folder / CONFIG} is damaged ({error}); start the run anew in another --output") from error
+    tree: dict[str, Any] = parsed(text, dict[str, Any], folder / CONFIG, mend)
     tree.pop("digest", None)
     return tree
+
+
+class Outcome(TypedDict, total=False):
+    """What ``result.json`` holds, as far as it is read again."""
+
+    checksum: str
+    scores: dict[str, dict[str, float]]
+    rounds: int
+    seconds: float
+    digest: str
+
+
+def read_result(folder: Path, *needed: str) -> dict[str, Any]:
+    """``result.json`` of a run folder (the fields of ``Outcome``); {} where there is none. needed: fields that are
+    used. InputError where it is damaged.
+    """
+    path, mend = folder / RESULT, "delete it, and 'anchorfl resume' writes it again"
+    if not path.exists():
+        return {}
+    found: dict[str, Any] = parsed(path.read_bytes(), Outcome, path, mend)
+    if lacking := [name for name in needed if name not in found]:
+        raise InputError(f"{path} is damaged ({lacking[0]} is missing); {mend}")
+    return found

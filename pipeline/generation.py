@@ -16,6 +16,7 @@ from models.classifier import Classifier
 from models.generator import Generator, conditions, diversity, noise, normalisations, watched
 from pipeline.blocks import weights_of
 from pipeline.contract import ServerSide, Tensors
+from pipeline.optimizers import Adam
 from tasks.contract import InputError
 from tasks.scaling import Scaling
 
@@ -113,7 +114,7 @@ def taught(source: Source, classifier: Classifier, lesson: Lesson, rng: torch.Ge
     """
     classifier.eval().requires_grad_(False)
     source.generator.train()
-    adam = torch.optim.Adam(source.generator.parameters(), lr=lesson.lr, betas=BETAS)
+    adam = Adam(source.generator.parameters(), lr=lesson.lr, betas=BETAS)
     losses = []
     for _ in range(lesson.steps):
         class_B = source.labels(lesson.batch, rng)

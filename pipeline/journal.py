@@ -14,9 +14,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 from tasks.contract import InputError
+from tasks.typed import misfit, parsed
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 Value = str | int | float | bool
@@ -66,14 +67,39 @@ def write_json(path: Path, content: object) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; {} where there is no file. Errors: InputError where it is not a JSON object."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = parsed(path.read_bytes(), dict[str, Any], path, "restore it from a copy")
     except FileNotFoundError:
         return {}
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON ({error}); restore it from a copy") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path} holds a {type(content).__name__} where a JSON object belongs; restore it from a copy")
     return content
+
+
+class About(TypedDict):
+    """What ``run.json`` holds, as far as it is read again."""
+
+    id: str
+    name: str
+    experiment: str
+    created: float
+    status: Status | Literal["RUNNING"]
+    folder: str
+    params: dict[str, Value | list[Any]]
+    tags: dict[str, Any]
+    datasets: list[tuple[str, str, str, str]]
+    artifacts: list[str]
+    parent: NotRequired[str | None]
+    begun: NotRequired[float]
+    ended: NotRequired[float]
+    user: NotRequired[str]
+    log_model: NotRequired[bool]
+    register: NotRequired[str]
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """``run.json`` of a run folder (the fields of ``About``); {} where there is none. InputError where damaged."""
+    about = read_json(folder / "run.json")
+    if about and (fault := misfit(about, About)):
+        raise InputError(f"{folder / 'run.json'} is damaged ({fault}); restore it from a copy")
+    return about
 
 
 def _portable(value: float) -> float | str:
@@ -88,11 +114,22 @@ def _line(record: RoundRecord) -> str:
     return json.dumps(content, allow_nan=False) + "\n"
 
 
-def _record(line: str) -> RoundRecord:
-    content = json.loads(line)
+class Line(TypedDict):
+    """A line of metrics.jsonl."""
+
+    round: int
+    time: float
+    metrics: dict[str, float | str]
+    per_class: NotRequired[dict[str, dict[str, float | str]]]
+
+
+def _record(line: bytes) -> RoundRecord:
+    content: Line = parsed(line, Line, "the line", "")
     metrics = {key: float(value) for key, value in content["metrics"].items()}
     classes = {k: {c: float(v) for c, v in row.items()} for k, row in content.get("per_class", {}).items()}
-    return RoundRecord(int(content["round"]), float(content["time"]), metrics, classes)
+    if any(row.keys() != next(iter(classes.values())).keys() for row in classes.values()):
+        raise ValueError("scores of other classes in one round")
+    return RoundRecord(content["round"], content["time"], metrics, classes)
 
 
 def read_records(folder: Path, offset: int = 0) -> tuple[list[RoundRecord], int]:
@@ -111,8 +148,8 @@ def read_records(folder: Path, offset: int = 0) -> tuple[list[RoundRecord], int]
         try:
             if not line.endswith(b"\n"):
                 break
-            records.append(_record(line.decode()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            records.append(_record(line))
+        except ValueError as error:
             if number == len(lines):  # a power cut may leave a last line of the right length and the wrong content
                 break
             raise InputError(f"{path}: line {number} after byte {offset} is damaged; delete that line") from error
@@ -130,7 +167,7 @@ def write_records(folder: Path, records: Sequence[RoundRecord]) -> None:
 
 def note_artifact(folder: Path, name: str) -> None:
     """Note a file or folder of a run that nobody writes just now in its run.json, as ``JsonLines.artifact``."""
-    about = read_json(folder / "run.json")
+    about = read_about(folder)
     if about and name not in about["artifacts"]:
         write_json(folder / "run.json", about | {"artifacts": [*about["artifacts"], name]})
 
@@ -164,7 +201,7 @@ class JsonLines:
     def begin(self, info: RunInfo) -> None:
         """Write run.json and drop what will be computed again from metrics.jsonl."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        old = read_json(self.folder / "run.json")
+        old = read_about(self.folder)
         same = bool(old) and (self.resume_at > 0 or _agree(old.get("params", {}), info.params))
         if not same:
             (self.folder / "tracking.json").unlink(missing_ok=True)

@@ -9,7 +9,6 @@ the next round. ``pipeline/mirrored.py`` has the way back.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -18,7 +17,7 @@ from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from pipeline.checkpoint import Checkpoints
+from pipeline.checkpoint import Checkpoints, index_of
 from pipeline.folder import RESULT
 from tasks import places
 from tasks.contract import InputError
@@ -91,7 +90,7 @@ class Mirror:
             raise InputError(f"{self.folder} is gone; its copy {places.shown(self.place)} stays as it is")
         texts = {name: data for name in self.last if (data := _content(self.folder / name)) is not None}
         with self.checkpoints.pinned() if self.checkpoints else nullcontext() as index:
-            parts = parts_of(index)
+            parts = parts_of(index, self.folder / INDEX)
             if not self._looked:
                 self._look(parts)
             names = [*self._files(), *(f"{CHECKPOINT}/{file}" for file in parts)]
@@ -109,7 +108,8 @@ class Mirror:
         """Learn what the copy holds: parts of a checkpoint by their checksum; of other files only that they exist."""
         there = places.sizes(self.place)
         self._known = {name: None for name in there if not is_left(name, self.leave)}
-        old = parts_of(places.read_bytes(places.join(self.place, INDEX)) if INDEX in there else None)
+        index = places.read_bytes(places.join(self.place, INDEX)) if INDEX in there else None
+        old = parts_of(index, f"{places.shown(self.place)}/{INDEX}")
         for file in parts.keys() & old.keys():
             name, stamp = f"{CHECKPOINT}/{file}", _stamp(self.folder / CHECKPOINT / file)
             if parts[file] == old[file] and there.get(name) == stamp[0]:
@@ -184,9 +184,11 @@ class Mirror:
                 return
 
 
-def parts_of(index: bytes | None) -> dict[str, str]:
-    """The files that the text of a checkpoint's index names, with their SHA-256; {} without an index."""
-    entries = json.loads(index)["parts"].values() if index else ()
+def parts_of(index: bytes | None, where: object) -> dict[str, str]:
+    """The files that the text of a checkpoint's index names, with their SHA-256; {} without an index. InputError where
+    it is damaged.
+    """
+    entries = index_of(index, where, "restore it from a copy")["parts"].values() if index else ()
     return {entry["file"]: entry["sha256"] for entry in entries}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from pipeline.folder import CONFIG, RESULT, RUNS, held
 from pipeline.mirror import CHECKPOINT, INDEX, Mirror, is_left, parts_of
 from tasks import places
 from tasks.contract import InputError
+from tasks.typed import misfit, parsed
 
 Say = Callable[[str], None]
 ATTEMPTS = 3
@@ -42,8 +42,9 @@ class Standing:
 
 def standing(place: str) -> Standing:
     """How far the run at a place is. InputError where the store cannot be used."""
-    run = _json(place, "run.json").get("id", "")
-    round_ = _json(place, INDEX).get("round")
+    run, round_ = _json(place, "run.json").get("id", ""), _json(place, INDEX).get("round")
+    if fault := misfit(run, str, "id") or misfit(round_, int | None, "round"):
+        raise InputError(f"{places.shown(place)}: run.json or {INDEX} is damaged ({fault}); restore it from a copy")
     if round_ is None:
         round_ = (_read(place, "metrics.jsonl") or b"").count(b"\n") - 1
     return Standing(run, places.exists(places.join(place, RESULT)), round_)
@@ -160,7 +161,7 @@ def _fetch_checkpoint(place: str, folder: Path) -> bytes | None:
     lost = ""
     for _ in range(ATTEMPTS):
         index = _read(place, INDEX)
-        for file, checksum in parts_of(index).items():
+        for file, checksum in parts_of(index, f"{places.shown(place)}/{INDEX}").items():
             path = folder / file
             if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == checksum:
                 continue
@@ -185,8 +186,7 @@ def _read(place: str, name: str) -> bytes | None:
 def _json(place: str, name: str) -> dict[str, Any]:
     """A JSON object at a place; {} where there is none."""
     data = _read(place, name)
-    try:
-        content: dict[str, Any] = json.loads(data) if data else {}
-    except ValueError as error:
-        raise InputError(f"{places.shown(place)}/{name} is damaged ({error}); restore it from a copy") from error
-    return content
+    if not data:
+        return {}
+    found: dict[str, Any] = parsed(data, dict[str, Any], f"{places.shown(place)}/{name}", "restore it from a copy")
+    return found

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from pipeline.config import from_tree
+from pipeline.config import read_experiment
 from pipeline.evaluate import figures, logits_of, ranked
-from pipeline.folder import CONFIG, read_config
+from pipeline.folder import CONFIG
 from pipeline.saved import ABOUT, NO_MODEL, SavedModel, load_model
 from pipeline.setup import one_thread
 from tasks.contract import ClientData, Encode, InputError
@@ -45,7 +45,7 @@ def model_of(run: Path) -> Path:
     if (run / ABOUT).exists():
         return run
     if not (run / "model" / ABOUT).exists() and (run / CONFIG).exists():
-        method = from_tree(read_config(run)).method
+        method = read_experiment(run).method
         if method.scored == "clients":
             raise InputError(f"{run}: {method.name} {NO_MODEL}: there is none to predict with")
     return run / "model"
@@ -150,7 +150,7 @@ def _texts(file: Path, saved: SavedModel) -> tuple[list[str], list[int] | None]:
 
 
 def _values(file: Path, saved: SavedModel) -> tuple[Any, list[int] | None]:
-    rows = [(number, next(csv.reader([line]))) for number, line in open_text(_existing(file)) if line.strip()]
+    rows = [(number, _fields(line, f"{file}:{number}")) for number, line in open_text(_existing(file)) if line.strip()]
     if len(rows) < 2:
         raise InputError(f"{file}: give a header line and at least one sample")
     header, width = rows[0][1], int(np.prod(saved.spec.shape))
@@ -166,6 +166,13 @@ def _values(file: Path, saved: SavedModel) -> tuple[Any, list[int] | None]:
         if at >= 0:
             labels.append(_class(row[at], saved.class_names, f"{file}:{number}"))
     return values, labels if at >= 0 else None
+
+
+def _fields(line: str, where: str) -> list[str]:
+    try:
+        return next(csv.reader([line]))
+    except csv.Error as error:
+        raise InputError(f"{where}: no line of CSV ({error}); write numbers with commas between them") from error
 
 
 def _numbers(fields: Sequence[str], names: Sequence[str], where: str) -> list[float]:

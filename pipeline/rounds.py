@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pipeline import tree, usage
-from pipeline.checkpoint import Checkpoints
+from pipeline.checkpoint import Checkpoint, Checkpoints
 from pipeline.contract import Tensors
 from pipeline.executor import Executor
 from pipeline.experiment import Experiment
@@ -20,7 +20,9 @@ from pipeline.mirror import Mirror
 from pipeline.progress import Progress
 from pipeline.sampling import select, stand_ins
 from pipeline.tracking import Tracker
+from tasks.contract import InputError
 from tasks.metrics import Scores
+from tasks.typed import misfit
 
 STATE, SELECTED, MEMORY = "state", "selected", "memory-"
 """Names of a checkpoint's parts."""
@@ -122,9 +124,16 @@ class Loop:
         if found is None:
             return
         parts = dict(found.parts)
-        state, self.best = parts.pop(STATE), parts.pop(SELECTED, {})
-        self.executor.restore(state, {int(name.removeprefix(MEMORY)): memory for name, memory in parts.items()})
-        self.standing, self._saved = Standing(**found.notes), found.round
+        parts = dict(found.parts)
+        try:
+            standing = _standing(found)
+            state, self.best = parts.pop(STATE), parts.pop(SELECTED, {})
+            memories = {int(name.removeprefix(MEMORY)): memory for name, memory in parts.items()}
+            self.executor.restore(state, memories)
+        except (ValueError, KeyError) as error:
+            path = self.checkpoints.index
+            raise InputError(f"{path} is not of this run ({error}); start the run anew in another --output") from error
+        self.standing, self._saved = standing, found.round
         self._recorded = max(self._recorded, found.round)
 
     def _begin(self) -> None:
@@ -198,6 +207,16 @@ class Loop:
     def _selected(self, round_: int) -> list[int]:
         e = self.experiment
         return select(e.task.clients, e.selected_clients, round_, e.seed)
+
+
+def _standing(found: Checkpoint) -> Standing:
+    """What a checkpoint's notes say. ValueError where they cannot be."""
+    if fault := misfit(found.notes, Standing):
+        raise ValueError(f"notes: {fault}")
+    standing = Standing(**found.notes)
+    if not 0 <= standing.best_round <= standing.round == found.round:
+        raise ValueError(f"notes: round {standing.round}, best round {standing.best_round} in round {found.round}")
+    return standing
 
 
 def _record(

@@ -17,13 +17,13 @@ from pathlib import Path
 from pipeline.checkpoint import Checkpoints, write_atomically
 from pipeline.compare import compare
 from pipeline.concepts import concept_vectors
-from pipeline.config import from_tree
+from pipeline.config import read_experiment
 from pipeline.contract import Tensors
 from pipeline.delivery import store_uri
 from pipeline.executor import Executor
 from pipeline.experiment import Experiment, digest, flat
 from pipeline.first_values import encoder_start, name_vectors
-from pipeline.folder import CONFIG, RESULT, held, read_config, write_config
+from pipeline.folder import CONFIG, RESULT, held, read_result, write_config
 from pipeline.journal import RunInfo, read_records
 from pipeline.mirror import Mirror
 from pipeline.mirrored import claim, place_of, refresh
@@ -74,10 +74,10 @@ def run(experiment: Experiment, folder: Path, say: Say = print) -> Result:
 
 def resumed(folder: Path, say: Say = print) -> Result:
     """Continue an interrupted run from its last completed round; a finished one gives its result again."""
-    experiment = from_tree(read_config(folder))
+    experiment = read_experiment(folder)
     done = folder / RESULT
     if done.exists():
-        content = json.loads(done.read_text(encoding="utf-8"))
+        content = read_result(folder, "checksum", "scores")
         say(f"{folder} is finished: nothing to do")
         if experiment.cluster.mirror:
             refresh(place_of(experiment.cluster.mirror, folder), folder, say)
@@ -197,8 +197,7 @@ def _conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
     checksum = final_checksum(state)
     scores = standing.scores
     if standing.best_round:
-        best = next(r for r in read_records(folder)[0] if r.round == standing.best_round)
-        scores = {s: {m: best.metrics[f"{s}/{m}"] for m in v} for s, v in scores.items()}
+        scores = _scores_of(folder, standing.best_round, scores)
         if e.tested == "last":
             loop.executor.restore(state, {})
             scores |= {s: dict(v.values) for s, v in loop.executor.scores(["test"]).items()}
@@ -225,6 +224,16 @@ def _conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
     # Last, since its presence says that the run is finished and everything else is there.
     write_atomically(folder / RESULT, json.dumps(content, indent=1).encode())
     return Result(folder, checksum, scores)
+
+
+def _scores_of(folder: Path, round_: int, names: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """The scores of a round in the records, split by split as ``names`` has them. InputError where they are gone."""
+    found = {r.round: r.metrics for r in read_records(folder)[0]}
+    try:
+        return {split: {name: found[round_][f"{split}/{name}"] for name in values} for split, values in names.items()}
+    except KeyError as error:
+        lacking = f"{folder / 'metrics.jsonl'} lacks {error} of round {round_}"
+        raise InputError(f"{lacking}; restore it from a copy") from error
 
 
 def write_per_class(folder: Path) -> None:

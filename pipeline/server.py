@@ -52,7 +52,7 @@ class Server:
 
     def letter(self, client: int) -> Tensors:
         """What this client gets beside the broadcast."""
-        return self.method.letter(self.state, self.cards[client])
+        return self.method.letter(self.state, self.cards[client]) if self.method.letters else {}
 
     def gather(self, round_: int, weights: Tensors, answered_C: Tensor) -> None:
         """Take in a round that was computed at once (``Method.pooling``)."""
@@ -72,7 +72,7 @@ class Server:
         if known != round_:
             sent = self.broadcast(round_)
         faults = {
-            c: tree.fault(u.weights, sent.weights) or tree.not_finite(u) for c, u in zip(clients, updates, strict=True)
+            c: tree.misfit(u.weights, sent.weights) or tree.not_finite(u) for c, u in zip(clients, updates, strict=True)
         }
         if wrong := {client: fault for client, fault in faults.items() if fault}:
             raise RejectedError(wrong)

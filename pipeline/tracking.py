@@ -16,7 +16,7 @@ from typing import Protocol
 
 from pipeline.deliveries import Deliveries, parts_of
 from pipeline.delivery import Delivery, reason, shown, store_uri
-from pipeline.journal import JsonLines, RoundRecord, RunInfo, Status, read_json
+from pipeline.journal import JsonLines, RoundRecord, RunInfo, Status, read_about
 from tasks.contract import InputError
 
 __all__ = [
@@ -201,7 +201,7 @@ def send(folder: Path, uri: str = "") -> int:
 
     Errors: InputError where there is no run, no store is named, or the store cannot be reached.
     """
-    if not read_json(folder / "run.json"):
+    if not read_about(folder):
         raise InputError(
             f"{folder} is no run folder (run.json is not there); name a folder like runs/digits-fedavg-s0-..."
         )

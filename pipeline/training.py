@@ -90,7 +90,7 @@ def fit(
     change = augmentation(training.optimizer, torch_rng(seed, "client", client, "round", round_, "augment"))
     loss = _epochs(local, training, order_rng, change)
     update = local.update()
-    wrong = tree.fault(update.weights, broadcast.weights) or tree.not_finite(update)
+    wrong = tree.misfit(update.weights, broadcast.weights) or tree.not_finite(update)
     if wrong:
         raise UpdateError(f"client {client}, round {round_}: {wrong}")
     return Fitted(update, local.memory(), loss, time.perf_counter() - began)

@@ -5,6 +5,7 @@ A message is a tensor, or a dataclass or dict of messages. Every leaf is a tenso
 
 from __future__ import annotations
 
+import cmath
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -81,8 +82,8 @@ def fill(template: M, values: Mapping[str, Tensor]) -> M:
     return rebuild(template, lambda path, _: values[path])
 
 
-def fault(message: object, template: object) -> str:
-    """What is wrong with an update, '' if nothing: a tensor missing, extra, of another shape or type, or not finite."""
+def misfit(message: object, template: object) -> str:
+    """How a message is not like another one, '' where it is: a tensor missing, extra, of another shape or type."""
     got, expected = dict(tensors(message)), dict(tensors(template))
     if expected and not got:
         return "the update is empty"
@@ -92,13 +93,13 @@ def fault(message: object, template: object) -> str:
         t, e = got[path], expected[path]
         if t.shape != e.shape or t.dtype != e.dtype:
             return _unlike(path, t, e)
-    return not_finite(message)
+    return ""
 
 
 def not_finite(message: object) -> str:
     """Names the first tensor that holds NaN or infinity, '' if none does."""
     for path, t in tensors(message):
-        if not (t.is_floating_point() or t.is_complex()) or bool(torch.isfinite(t.sum())):
+        if not (t.is_floating_point() or t.is_complex()) or cmath.isfinite(t.sum().item()):
             continue  # a finite sum has finite terms; the reverse does not hold, since a sum may overflow
         if not bool(torch.isfinite(t).all()):
             return f"tensor {path!r} holds {int((~torch.isfinite(t)).sum())} non-finite values"

@@ -14,6 +14,7 @@ import pyarrow as pa
 import torch.nn.functional as F
 from torch import Tensor
 
+from tasks.plain_line import plain_line
 from tasks.prompts import Wording
 from tasks.scaling import Scaling
 
@@ -23,6 +24,9 @@ InputKind = Literal["tokens", "series", "image", "sparse"]
 
 class InputError(ValueError):
     """Bad input by the user: one line that says what is wrong, where, and how to mend it. Exit code 2."""
+
+    def __str__(self) -> str:
+        return plain_line(super().__str__())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -228,10 +228,10 @@ def _parquet(path: Path, field: str) -> Any:
     """A Parquet file that has the column."""
     try:
         file = pq.ParquetFile(path)
-    except pa.ArrowInvalid as error:
+        schema = file.schema_arrow
+    except (pa.ArrowException, OSError, ValueError) as error:
         msg = f"{path}: not a Parquet file ({str(error).splitlines()[0]}); get it again"
         raise InputError(msg) from error
-    schema = file.schema_arrow
     if field not in schema.names:
         msg = f"{path}: no column {field!r}{nearest(field, schema.names)}; it has {', '.join(schema.names)}"
         raise InputError(f"{msg}; name the column of the text with --field")
@@ -244,8 +244,12 @@ def _parquet(path: Path, field: str) -> Any:
 
 def _parquet_texts(piece: Piece, field: str) -> Iterator[str]:
     file = _parquet(Path(piece.path), field)
-    for batch in file.iter_batches(256, row_groups=[piece.start], columns=[field]):
-        yield from (text or "" for text in batch.column(0).to_pylist())
+    try:
+        for batch in file.iter_batches(256, row_groups=[piece.start], columns=[field]):
+            yield from (text or "" for text in batch.column(0).to_pylist())
+    except (pa.ArrowException, OSError, ValueError) as error:
+        msg = f"{piece.path} is damaged ({' '.join(str(error).split())}); get it again"
+        raise InputError(msg) from error
 
 
 def _joined(texts: Iterator[str]) -> Iterator[str]:

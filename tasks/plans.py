@@ -66,10 +66,8 @@ def plan_from_json(text: str) -> Plan:
         )
         plan = Plan(clients, validation, int(content["seed"]), whose)
         stored = content["digest"]
-    except (ValueError, TypeError, KeyError) as error:
-        msg = f"this is no partition plan ({error!r}); prepare the data again"
-        raise InputError(msg) from error
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        raise InputError(f"this is no partition plan: {error!r}") from error
     if stored != digest(plan):
-        msg = "the partition plan does not match its own digest, so it was edited or damaged; prepare the data again"
-        raise InputError(msg)
+        raise InputError("the partition plan does not match its own digest")
     return plan

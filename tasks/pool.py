@@ -70,7 +70,7 @@ def _read(prepared: Prepared, client: int) -> Any:
     path = prepared.file(client_file(client))
     try:
         table = pq.read_table(path, columns=["row", "x", "labels"], use_threads=False, partitioning=None)
-    except (pa.ArrowException, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(f"{path} is damaged ({error}); delete the folder and prepare the data again") from error
     unlabelled = pc.sum(pc.equal(pc.list_value_length(table["labels"]), 0)).as_py()
     if unlabelled:

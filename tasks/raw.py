@@ -61,6 +61,6 @@ def _remembered(memory: Path) -> dict[str, str]:
     """What is known from earlier starts; nothing where the file is missing or damaged, as it only saves time."""
     try:
         content = json.loads(memory.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
     return {str(k): str(v) for k, v in content.items()} if isinstance(content, dict) else {}

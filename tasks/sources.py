@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import IO, cast
 
 from tasks.contract import InputError, Task, TaskOptions
+from tasks.unpacking import check_growth
 
+LONGEST_WORD = 200
+"""Characters of a word that may be another one misspelt."""
+LONGEST_LINE = 1 << 26
+"""Bytes of a line of text."""
+CHECKED = 1 << 20
+"""Bytes of text between two looks at how much a file has unpacked to."""
 _VARIANTS = re.compile(r"\{([^}]*)\}")
 
 
@@ -57,6 +64,8 @@ def task_of(options: TaskOptions) -> Task:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the closest known word, or nothing."""
+    if len(word) > LONGEST_WORD:  # no slip of the keyboard, and the search takes its square in time
+        return ""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -157,15 +166,21 @@ def open_text(path: Path) -> Iterator[tuple[int, str]]:
 
     Raises InputError with file and line on a damaged gzip stream or on bytes that are no UTF-8.
     """
-    number = 0
+    number = size = checked = 0
     # the gzip module's file is a binary stream, whatever its stub calls it
     with cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as stream:
         while True:
             number += 1
             try:
-                line = stream.readline()
+                line = stream.readline(LONGEST_LINE)
                 if not line:
                     return
+                size += len(line)
+                if size > checked:
+                    check_growth(path, size)
+                    checked = size + CHECKED
+                if len(line) == LONGEST_LINE:
+                    raise InputError(f"{path}:{number}: the line is longer than {LONGEST_LINE} bytes; cut the text up")
                 text = line.decode("utf-8").rstrip("\r\n")
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 msg = f"{path}:{number}: the gzip file is damaged or cut short ({error}); get it again"

@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -30,6 +31,7 @@ from tasks.contract import ClientData, InputError, InputSpec, Kind, Objective, T
 from tasks.plans import Plan, digest, plan_from_json, plan_to_json
 from tasks.sparse_split import SparseSplit
 from tasks.tensors import client_data
+from tasks.typed import misfit, parsed
 
 FORMAT = 2
 """Version of the layout; part of the name of every cache folder."""
@@ -133,8 +135,7 @@ class Prepared:
     def client(self, client: int, objective: Objective) -> ClientData:
         """All rows of one client, with the labels that it may see. Raises InputError where the file is damaged."""
         if not 0 <= client < len(self.manifest.examples):
-            msg = f"there is no client {client}: the clients are 0..{len(self.manifest.examples) - 1}"
-            raise IndexError(msg)
+            raise IndexError(f"there is no client {client}: the clients are 0..{len(self.manifest.examples) - 1}")
         known = self.manifest.classes[client] if self.manifest.kind == "multi" else None
         return self._read(client_file(client), self.manifest.examples[client], self._dense(objective, known))
 
@@ -158,8 +159,11 @@ class Prepared:
 
     def plan(self) -> Plan:
         """The partition. Raises InputError where it is not the manifest's."""
-        with open(self.file("plan.json"), encoding="utf-8") as stream:
-            plan = plan_from_json(stream.read())
+        try:
+            with open(self.file("plan.json"), encoding="utf-8") as stream:
+                plan = plan_from_json(stream.read())
+        except ValueError as error:  # an InputError, which does not say where; no UTF-8
+            raise InputError(f"{self.folder}/plan.json is damaged ({error}); {MEND}") from error
         if digest(plan) != self.manifest.partition_digest:
             raise InputError(f"{self.folder}/plan.json is not the manifest's plan; {MEND}")
         return plan
@@ -174,7 +178,7 @@ class Prepared:
         try:
             # one thread, as its client has one CPU; no partitioning: a '=' in the path is not a column
             data = made(pq.read_table(path, use_threads=False, partitioning=None))
-        except (pa.ArrowException, ValueError, KeyError) as error:
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             raise InputError(f"{path} is damaged ({error}); {MEND}") from error
         if len(data) != rows:
             raise InputError(f"{path} has {len(data)} rows, not {rows}; {MEND}")
@@ -188,10 +192,8 @@ def cache_root(cache: str) -> Path:
     """
     root = ("" if places.is_remote(cache) else cache) or os.environ.get("ANCHORFL_CACHE", "") or "~/.cache/anchorfl"
     if places.is_remote(root):
-        msg = (
-            f"ANCHORFL_CACHE = {places.shown(root)!r} must be a folder of this machine; give the address as task.cache"
-        )
-        raise InputError(msg)
+        msg = f"ANCHORFL_CACHE = {places.shown(root)!r} must be a folder of this machine"
+        raise InputError(f"{msg}; give the address as task.cache")
     return Path(root).expanduser().absolute()
 
 
@@ -264,27 +266,35 @@ def sync_folder(folder: str) -> None:
 def _read_manifest(folder: str) -> Manifest:
     path = f"{folder}/{MANIFEST}"
     try:
-        with open(path, encoding="utf-8") as stream:
-            content = json.load(stream)
-        version = content.pop("format")
+        content: dict[str, Any] = parsed(Path(path).read_bytes(), dict[str, Any], path, MEND)
+        version = content.pop("format", None)
         manifest = _manifest_of(content) if version == FORMAT else None
     except FileNotFoundError as error:
         raise InputError(f"{path} is missing, so this is no complete prepared data; {MEND}") from error
+    except InputError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        msg = f"{path} is damaged ({error!r}); {MEND}"
-        raise InputError(msg) from error
+        raise InputError(f"{path} is damaged ({error!r}); {MEND}") from error
     if manifest is None:
-        msg = f"{path} has format {version}, this version reads {FORMAT}; {MEND}"
-        raise InputError(msg)
+        raise InputError(f"{path} has format {version}, this version reads {FORMAT}; {MEND}")
     return manifest
 
 
 def _manifest_of(content: dict[str, Any]) -> Manifest:
+    each = {key: content.pop(key) for key in ("examples", "counts", "held", "classes")}  # long, so looked at as a whole
+    if fault := misfit(content | {"examples": [], "counts": [], "held": [], "classes": []}, Manifest):
+        raise ValueError(fault)
+    pairs_ = (chain.from_iterable(each[key]) for key in ("counts", "held"))
+    whole = chain(each["examples"], chain.from_iterable(each["classes"]), *map(chain.from_iterable, pairs_))
+    if not set(map(type, whole)) <= {int}:
+        raise ValueError("examples, counts, held and classes must be whole numbers")
+    if len({len(value) for value in each.values()}) > 1:
+        raise ValueError("examples, counts, held and classes must have as many clients")
     content["spec"] = InputSpec.of(content.pop("spec"))
     content["options"] = TaskOptions(**content.pop("options"))
-    for key in ("class_names", "examples"):
-        content[key] = tuple(content[key])
-    content["classes"] = tuple(tuple(row) for row in content["classes"])
+    content["class_names"] = tuple(content["class_names"])
+    content["examples"] = tuple(each["examples"])
+    content["classes"] = tuple(tuple(row) for row in each["classes"])
     for key in ("counts", "held"):
-        content[key] = tuple(tuple((class_, rows) for class_, rows in client) for client in content[key])
+        content[key] = tuple(tuple((class_, rows) for class_, rows in client) for client in each[key])
     return Manifest(**content)

@@ -24,6 +24,8 @@ from tuning.cloud_schema import against_ec2, against_schema
 
 PROVIDERS = ("aws", "gcp", "azure", "local")
 STORES = ("s3://", "gs://")
+MOST_VALUES = 10_000
+"""Of a cluster file, its aliases written out."""
 
 
 def arguments(sub: argparse.ArgumentParser) -> None:
@@ -128,6 +130,8 @@ def _load(text: str) -> Config:
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen = set[str]()
             for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise yaml.MarkedYAMLError(problem="a key that is no word", problem_mark=key.start_mark)
                 if key.value in seen:
                     raise yaml.MarkedYAMLError(
                         problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark
@@ -145,9 +149,28 @@ def _load(text: str) -> Config:
         ) from error
     except yaml.YAMLError as error:
         raise Flaw(Fault("line 1", f"not YAML: {' '.join(str(error).split())}", "save it as plain UTF-8")) from error
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:  # dates and numbers that are none
+        words = "too deep" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise Flaw(Fault("the file", f"a value cannot be read ({words})", "correct it")) from error
+    if not _bounded(raw):
+        raise Flaw(Fault("the file", f"aliases (*) make more than {MOST_VALUES} values of it", "write it out"))
     if not isinstance(raw, dict):
         raise Flaw(Fault("line 1", "no keys and values", "start from the cluster.yaml of AnchorFL"))
     return raw
+
+
+def _bounded(raw: Any) -> bool:
+    """Whether a tree of dicts and lists that may hold one another several times, or themselves, has a size that all of
+    it can be walked.
+    """
+    left, waiting = MOST_VALUES, [raw]
+    while waiting and left > 0:
+        node = waiting.pop()
+        left -= 1
+        waiting.extend(
+            node.values() if isinstance(node, dict) else node if isinstance(node, list | tuple | set) else ()
+        )
+    return left > 0
 
 
 def _prepared(raw: Config) -> Config:

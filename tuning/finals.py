@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,8 @@ from ray import tune
 from ray.tune import Callback
 
 from pipeline.actors import one_line
-from pipeline.folder import RESULT
+from pipeline.folder import RESULT, read_result
+from tasks.contract import InputError
 from tuning.copies import bring
 from tuning.records import Records
 from tuning.results import Final
@@ -44,7 +44,7 @@ class Tell(Unsaved, Callback):
         self.records.add(self.folder / name)
         if not (self.folder / name / RESULT).exists():
             return
-        result = json.loads((self.folder / name / RESULT).read_text(encoding="utf-8"))
+        result = read_result(self.folder / name, "scores")
         scores = "  ".join(f"{metric} {100 * value:.2f}" for metric, value in result["scores"]["test"].items())
         self.say(f"final run {name}: test {scores}")
 
@@ -94,12 +94,18 @@ def why(result: Any, folder: Path) -> str:
 
 
 def read_finals(folder: Path, word: str, seeds: Sequence[int]) -> tuple[Final, ...]:
-    """The final runs of a word that have a result."""
-    out = []
+    """The final runs of a word that have a result. InputError where one has other scores on the test split than the
+    first, or none.
+    """
+    out = list[Final]()
     for seed in seeds:
         place = folder / f"{word}-seed-{seed}"
         if (place / RESULT).exists():
-            content: dict[str, Any] = json.loads((place / RESULT).read_text(encoding="utf-8"))
+            content = read_result(place, "rounds", "scores", "seconds")
+            names = content["scores"].get("test", {}).keys()
+            if not names or (out and names != out[0].scores["test"].keys()):
+                fault = f"scores of the test split are {', '.join(names) or 'missing'}"
+                raise InputError(f"{place / RESULT} is damaged ({fault}); delete it, and resume the sweep")
             out.append(
                 Final(
                     seed=seed,

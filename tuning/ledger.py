@@ -9,13 +9,59 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 from tasks.contract import InputError
+from tasks.typed import misfit, parsed
 
 Event = dict[str, Any]
+
+
+class Start(TypedDict):
+    """A process took the sweep up."""
+
+    time: float
+    versions: dict[str, str]
+
+
+class Suggest(TypedDict):
+    """A trial exists."""
+
+    trial: int
+    point: dict[str, str | int | float | bool]
+    time: float
+
+
+class Record(TypedDict):
+    """What a trial reported of a round, as far as it is read again."""
+
+    score: float
+    scores: dict[str, float]
+    seconds: NotRequired[float]
+    training_seconds: NotRequired[float]
+
+
+class Result(TypedDict):
+    """It finished a round."""
+
+    trial: int
+    round: int
+    record: Record
+    time: float
+
+
+class End(TypedDict):
+    """It is over."""
+
+    trial: int
+    status: Literal["finished", "stopped", "failed"]
+    error: str
+    time: float
+
+
+KINDS: Mapping[str, Any] = {"start": Start, "suggest": Suggest, "result": Result, "end": End}
 
 
 class Ledger:
@@ -43,13 +89,25 @@ class Ledger:
         if len(whole) < len(data):
             with self.path.open("r+b") as stream:
                 stream.truncate(len(whole))
+        mend = (
+            "delete that line and what follows, then resume again: trials that had finished keep their folders and are"
+            " not trained again"
+        )
+        trials = 0
         for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                event = json.loads(line)
-                event["event"], event.get("trial")
-            except (ValueError, TypeError, KeyError) as error:
-                raise InputError(
-                    f"{self.path}:{number} is damaged ({error}); delete that line and what follows, then resume again:"
-                    " trials that had finished keep their folders and are not trained again"
-                ) from error
+            where = f"{self.path}:{number}"
+            event: Event = parsed(line, dict[str, Any], where, mend)
+            if fault := _fault(event, trials):
+                raise InputError(f"{where} is damaged ({fault}); {mend}")
+            trials += event["event"] == "suggest"
             yield event
+
+
+def _fault(event: Event, trials: int) -> str:
+    """What is wrong with an event after ``trials`` that were suggested."""
+    kind = event.get("event")
+    if not isinstance(kind, str) or kind not in KINDS:
+        return f"event must be one of {', '.join(KINDS)}"
+    trial = event.get("trial", 0)
+    known = range(trials, trials + 1) if kind == "suggest" else range(trials) if kind != "start" else (trial,)
+    return misfit(event, KINDS[kind]) or ("" if trial in known else f"there is no trial {trial} at this place")

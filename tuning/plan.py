@@ -7,18 +7,29 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from pipeline.checkpoint import write_atomically
 from pipeline.config import from_tree, options_of, preset_path, to_toml
 from pipeline.experiment import Experiment, recorded_tree
 from pipeline.folder import RUNS
 from tasks.contract import InputError
+from tasks.typed import misfit, parsed
 from tuning.options import Rounds, SweepOptions, resolve_metric, resolve_rounds
 from tuning.spaces import SPACES, Choice, Dimension, Range, Space, Value, resolve
 
 Say = Callable[[str], None]
 FILE = "sweep.json"
+
+
+class Saved(TypedDict):
+    """What ``sweep.json`` holds."""
+
+    preset: str
+    options: dict[str, Any]
+    space: dict[str, dict[str, Any]]
+    experiment: dict[str, Any]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +98,27 @@ class Plan:
 def load_plan(folder: Path, changes: Mapping[str, Any]) -> Plan:
     """The plan of a sweep's folder; ``changes``: options that a resumption may change. InputError: there is none."""
     try:
-        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        text = (folder / FILE).read_bytes()
     except FileNotFoundError as error:
         known = sorted(p.parent.name for p in RUNS.glob(f"*/{FILE}"))
         raise InputError(f"{folder} holds no sweep; sweeps in {RUNS}/: {', '.join(known) or 'none'}") from error
-    except ValueError as error:
-        raise InputError(f"{folder / FILE} is damaged ({error}); restore it from a copy") from error
+    content: Saved = parsed(text, Saved, folder / FILE, "restore it from a copy")
     fixed = {f.name for f in fields(SweepOptions)} - {"trials", "hours", "cost", "cpu_price", "gpu_price", "finals",
                                                       "reference", "concurrent", "register"}  # fmt: skip
     old = content["options"]
+    if fault := misfit(old, SweepOptions, "options"):
+        raise InputError(f"{folder / FILE} is damaged ({fault}); restore it from a copy")
     for name in fixed & set(changes):
         if changes[name] != old[name]:
             raise InputError(
                 f"--{name} {changes[name]}: the sweep was started with {old[name]}, which a resumed one keeps"
             )
-    options = replace(SweepOptions(**old), **changes)
-    space = {name: _dimension(dict(entry)) for name, entry in content["space"].items()}
-    return Plan(content["preset"], from_tree(content["experiment"]), space, options, content["text"])
+    try:
+        options = replace(SweepOptions(**old), **changes)
+        space = {name: _dimension(dict(entry)) for name, entry in content["space"].items()}
+        return Plan(content["preset"], from_tree(content["experiment"]), space, options, content["text"])
+    except ValueError as error:  # an InputError too: these say which option, and not where it stands
+        raise InputError(f"{folder / FILE}: {error}") from error
 
 
 def preset_text(preset: str, experiment: Experiment, overridden: bool) -> str:
@@ -126,6 +141,9 @@ def new_sweep_folder(preset: str, output: str) -> Path:
 
 
 def _dimension(entry: dict[str, Any]) -> Dimension:
-    if entry.pop("kind") == "Choice":
-        return Choice(tuple(entry["values"]), entry["reason"])
-    return Range(**entry)
+    kind: Any = {"Choice": Choice, "Range": Range}.get(str(entry.pop("kind", "")))
+    fault = misfit(entry, kind) if kind else "its kind must be Choice or Range"
+    if fault:
+        raise ValueError(f"space: {fault}")
+    found: Dimension = kind(**(entry | {"values": tuple(entry["values"])} if kind is Choice else entry))
+    return found

@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.deliveries import Deliveries
 from pipeline.delivery import store_uri
 from pipeline.experiment import Experiment, digest, flat
-from pipeline.journal import JsonLines, RoundRecord, RunInfo, Status, read_json, read_records
+from pipeline.journal import JsonLines, RoundRecord, RunInfo, Status, read_about, read_records
 from pipeline.run import run_info
 from pipeline.setup import Setup
 from pipeline.tracking import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
@@ -69,7 +69,7 @@ class Records:
         """Open the record of a trial; one that an earlier start closed stays as it is."""
         folder = self.trial_folder(entry.number)
         self._send(folder)
-        if read_json(folder / "run.json").get("status") in ENDED.values():
+        if read_about(folder).get("status") in ENDED.values():
             return
         e, base = self.experiment_of(entry.point), self._base()
         rows = read_records(folder)[0]

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeline.deliveries import Deliveries
-from pipeline.delivery import NOTES, shown, store_uri
+from pipeline.delivery import read_notes, shown, store_uri
 from pipeline.folder import CONFIG
-from pipeline.journal import JsonLines, RoundRecord, RunInfo, Status, read_json, read_records
+from pipeline.journal import JsonLines, RoundRecord, RunInfo, Status, read_about, read_json, read_records
 from pipeline.run import version_of
 from pipeline.tracking import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
 from tasks.contract import InputError
@@ -33,7 +33,7 @@ class TableRecord:
         self.folder, self.uri = out, store_uri(uri, runs / "any")
         tags = {"kind": "table", "table": str(params["table"]), "anchorfl": version_of("anchorfl")}
         info = RunInfo(name=out.name, experiment=EXPERIMENT, params=dict(params), tags=tags, folder=out)
-        rows = read_records(out)[0] if read_json(out / "run.json").get("params") == info.params else []
+        rows = read_records(out)[0] if read_about(out).get("params") == info.params else []
         self.last = max((record.round for record in rows), default=-1)
         self.journal = JsonLines(out, self.last + 1)
         self.journal.begin(info)
@@ -57,7 +57,7 @@ class TableRecord:
         """
         for folder in folders if self.writer is not None else ():
             tracking = read_json(folder / CONFIG).get("tracking", {})
-            sent = read_json(folder / NOTES).get(shown(self.uri), {}).get("artifacts", {})
+            sent = read_notes(folder).get(shown(self.uri), {}).get("artifacts", {})
             if "metrics.jsonl" not in sent and store_uri(tracking.get("uri", "none"), folder) == self.uri:
                 self.news(folder)
 

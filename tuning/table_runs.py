@@ -12,8 +12,8 @@ from typing import NamedTuple
 from models.label_names import NamesError
 from pipeline.config import options_of, override, read_preset
 from pipeline.experiment import Experiment, digest
-from pipeline.folder import CONFIG, RESULT, new_folder
-from pipeline.journal import read_json
+from pipeline.folder import CONFIG, RESULT, new_folder, read_result
+from pipeline.journal import read_about, read_json
 from pipeline.mirrored import catch_up, place_of
 from pipeline.own_data import settled
 from pipeline.run import Say, make_setup, prepare_data
@@ -123,7 +123,7 @@ class Found:
         out = []
         for cell in cells:
             folders = self.finished.get(cell.digest, [])
-            if len({read_json(f / RESULT).get("checksum") for f in folders}) > 1:
+            if len({read_result(f).get("checksum") for f in folders}) > 1:
                 rest = ", ".join(map(str, folders[1:]))
                 out.append(f"{cell.name}: {folders[0]} is shown; {rest}: the same options and seed, other weights")
         return out
@@ -136,10 +136,10 @@ def look(runs: Path) -> Found:
     found = Found()
     for path in sorted(runs.rglob("run.json")):
         folder = path.parent
-        result = read_json(folder / RESULT)
+        result = read_result(folder)
         if result:
             found.finished.setdefault(str(result.get("digest")), []).append(folder)
-        elif (folder / CONFIG).exists() and not read_json(path).get("parent"):
+        elif (folder / CONFIG).exists() and not read_about(folder).get("parent"):
             found.begun.setdefault(str(read_json(folder / CONFIG).get("digest")), folder)
     return found
 

@@ -16,8 +16,7 @@ from typing import Any
 from ray import tune
 from ray.tune import Callback
 
-from pipeline.folder import RESULT
-from pipeline.journal import read_json
+from pipeline.folder import RESULT, read_result
 from pipeline.mirrored import catch_up, place_of
 from pipeline.progress import clock
 from pipeline.setup import Setup
@@ -93,7 +92,7 @@ class Watch(Unsaved, Callback):
         self.over += 1
         now = time.monotonic()
         seconds = now - self.began.get(job.cell.digest, now)  # one whose process never came up has not started
-        result = read_json(job.folder / RESULT)
+        result = read_result(job.folder, "scores")
         if not result:
             self.say(f"{job.cell.name}: ended without a result after {seconds / 60:.1f} min  {self._rest()}")
             return

@@ -12,12 +12,11 @@ from torch import Tensor
 from pipeline.blocks import weights_of
 from pipeline.checkpoint import Checkpoint, Checkpoints
 from pipeline.client import ClientHost
-from pipeline.config import from_tree
+from pipeline.config import read_experiment
 from pipeline.contract import Tensors
 from pipeline.executor import server_of
 from pipeline.experiment import ClusterOptions
-from pipeline.folder import read_config
-from pipeline.journal import read_json
+from pipeline.journal import read_about
 from pipeline.rounds import MEMORY, STATE
 from pipeline.run import make_setup
 from pipeline.saved import NO_MODEL
@@ -108,14 +107,14 @@ def open_study(folder: Path, say: Callable[[str], None]) -> Study:
     are not those of the run.
     """
     one_thread()
-    experiment = from_tree(read_config(folder))
+    experiment = read_experiment(folder)
     if experiment.method.scored == "clients":
         raise InputError(f"{folder}: {experiment.method.name} {NO_MODEL}: there is none to diagnose")
     last = Checkpoints(folder).load()
     if last is None:
         raise InputError(f"{folder} holds no completed round: go on with 'anchorfl resume {folder}'")
     setup = make_setup(replace(experiment, cluster=ClusterOptions(executor="serial")), say)
-    manifest, tags = setup.data().manifest, read_json(folder / "run.json").get("tags", {})
+    manifest, tags = setup.data().manifest, read_about(folder).get("tags", {})
     for name in ("data_digest", "partition_digest"):
         if tags.get(name, getattr(manifest, name)) != getattr(manifest, name):
             raise InputError(

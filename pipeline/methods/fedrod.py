@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pipeline.blocks import log_prior
 from pipeline.contract import Averaging, AveragingLocal, ClientSide, Global, Tensors
+from pipeline.optimizers import SGD
 from tasks.contract import Batch
 
 ROWS, BIAS = "head.weight", "head.bias"
@@ -30,7 +31,7 @@ class TwoHeadsLocal(AveragingLocal):
         super().__init__(side)
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        personal = torch.optim.SGD(self.own.values(), lr=self.side.optimizer.lr)
+        personal = SGD(self.own.values(), lr=self.side.optimizer.lr)
         return super().make_optimizers() | {"personal": personal}
 
     def personal(self, z_BD: Tensor, generic_BC: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from tasks.bad_rows import BadRows
@@ -210,10 +209,11 @@ def _images(entries: list[Any], path: Path, bad: BadRows) -> dict[int, tuple[str
 
 def _codes(category_A: Ints, class_of: dict[int, int]) -> Ints:
     """Number in CLASSES of every annotation, -1 where its category is unknown."""
-    code = np.full(max(class_of) + 2, -1, dtype=np.int64)
-    code[list(class_of)] = list(class_of.values())
-    inside_A: npt.NDArray[np.int64] = np.where((category_A < 0) | (category_A >= len(code)), len(code) - 1, category_A)
-    return code[inside_A]
+    known_K = np.array(sorted(class_of), dtype=np.int64)
+    code_K = np.array([class_of[id_] for id_ in known_K.tolist()], dtype=np.int64)
+    place_A = np.minimum(np.searchsorted(known_K, category_A), len(known_K) - 1)
+    found_A: Ints = np.where(known_K[place_A] == category_A, code_K[place_A], -1)
+    return found_A
 
 
 def _faults(path: Path, entry_A3: Ints, known_A: Bools, code_A: Ints, bad: BadRows) -> set[int]:

@@ -15,7 +15,8 @@ import numpy as np
 from tasks.bad_rows import BadRows
 from tasks.columns import Ints
 from tasks.contract import InputError
-from tasks.images.pixels import LEVELS, faults, load_arrays, path_column, pixel_column
+from tasks.images.arrays import load_arrays
+from tasks.images.pixels import LEVELS, faults, path_column, pixel_column
 from tasks.sources import nearest, open_text
 
 DIAGNOSES = {

@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from tasks.contract import InputError
+from tasks.typed import LARGEST
+from tasks.unpacking import check_growth
+
+CHUNK = 1 << 20
+"""Bytes of a gzip file that are unpacked at a time."""
 
 
 def parsed(path: Path, keep: Callable[[dict[str, Any]], Any]) -> Any:
@@ -31,6 +36,10 @@ def parsed(path: Path, keep: Callable[[dict[str, Any]], Any]) -> Any:
     except UnicodeDecodeError as error:
         msg = f"{path}: byte {error.start + 1} is no UTF-8; get the file again"
         raise InputError(msg) from error
+    except RecursionError as error:
+        raise InputError(f"{path}: brackets within brackets within brackets; get the file again") from error
+    except ValueError as error:
+        raise InputError(f"{path}: a number in it cannot be read ({error}); get the file again") from error
 
 
 def listed(content: Any, key: str, path: Path) -> list[Any]:
@@ -44,14 +53,19 @@ def listed(content: Any, key: str, path: Path) -> list[Any]:
 
 def whole(value: Any) -> int:
     """The value if it is a whole number from 0, else -1."""
-    return value if type(value) is int and value >= 0 else -1
+    return value if type(value) is int and 0 <= value < LARGEST else -1
 
 
 def _text(path: Path) -> str:
     """The whole text; a plain file is mapped, so that its bytes do not stand beside it in memory."""
     if path.suffix == ".gz":
         with gzip.open(path, "rb") as stream:
-            return stream.read().decode("utf-8")
+            parts, size = list[bytes](), 0
+            while data := stream.read(CHUNK):
+                parts.append(data)
+                size += len(data)
+                check_growth(path, size)
+            return b"".join(parts).decode("utf-8")
     with path.open("rb") as stream:
         if not path.stat().st_size:
             return ""

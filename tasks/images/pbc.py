@@ -21,8 +21,9 @@ import numpy as np
 from tasks.bad_rows import BadRows
 from tasks.columns import Ints
 from tasks.contract import InputError, InputSpec, Source, Task, TaskOptions
+from tasks.images.arrays import load_arrays
 from tasks.images.folders import image_table, list_folders, same_content, split_7_1_2, table_of
-from tasks.images.pixels import Pixels, encode_images, image_spec, load_arrays, pixel_column
+from tasks.images.pixels import Pixels, encode_images, image_spec, pixel_column
 from tasks.prompts import Wording
 from tasks.sources import file_names, find_file, nearest, variant
 

@@ -9,17 +9,16 @@ Shape suffixes: N rows, H height, W width, C channels (1 or 3), D = C x H x W va
 
 from __future__ import annotations
 
-import gzip
 import os
 import struct
-import zipfile
+import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,6 @@ from PIL import Image, UnidentifiedImageError
 
 from tasks.columns import list_parts
 from tasks.contract import InputError, InputSpec, TaskOptions
-from tasks.sources import nearest
 
 LEVELS = 255
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -39,8 +37,17 @@ CHUNK_BYTES = 1 << 30
 """An Arrow list array counts its values in 31 bits: longer columns are cut into chunks of about this many."""
 
 Pixels = npt.NDArray[np.uint8]
-_FAULTS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
+_FAULTS = (
+    *(OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, IndexError, KeyError, TypeError),
+    *(Image.DecompressionBombError, Image.DecompressionBombWarning),
+)
 """What Pillow raises on damaged files."""
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
+"""What is read, by its content and whatever its name. Pillow knows more; for EPS it would start Ghostscript."""
+# an image of more than Pillow's 89 million pixels is refused and not only warned of: decoded it takes 360 MB
+warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
+# what else it warns of (a damaged EXIF block) it does without
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 
 def image_spec(options: TaskOptions, default_size: int, channels: int = 3) -> InputSpec:
@@ -113,33 +120,6 @@ def pixel_column(images: Pixels) -> Any:
     return _lists(images.reshape(len(images), int(np.prod(images.shape[1:]))))
 
 
-def load_arrays(path: Path, dimensions: Mapping[str, int]) -> dict[str, npt.NDArray[Any]]:
-    """The named arrays of an .npz file (plain or .gz), each with so many dimensions and all but ``class_names`` with as
-    many rows. Never reads pickled objects. Raises InputError with the file.
-    """
-    try:
-        # the gzip module's file is a binary stream, whatever its stub calls it
-        with cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as stream:
-            content = np.load(stream, allow_pickle=False)
-            held = getattr(content, "files", [])  # a plain .npy gives the one array, which has no name
-            arrays = {name: content[name] for name in dimensions if name in held}
-    except (*_FAULTS, zipfile.BadZipFile) as error:
-        msg = f"{path}: this .npz file cannot be read: {_reason(error)}; get it again"
-        raise InputError(msg) from error
-    for name, number in dimensions.items():
-        if name not in arrays:
-            msg = f"{path}: no array {name!r}{nearest(name, held)}; it needs {', '.join(dimensions)}"
-            raise InputError(msg)
-        if arrays[name].ndim != number:
-            msg = f"{path}: {name} has shape {arrays[name].shape}, but needs {number} dimensions; get the file again"
-            raise InputError(msg)
-    size = {name: len(array) for name, array in arrays.items() if name != "class_names"}
-    if len(set(size.values())) > 1:
-        msg = f"{path}: the arrays have different numbers of rows {size}; get the file again"
-        raise InputError(msg)
-    return arrays
-
-
 def faults(paths: Sequence[Path | str], whole: bool) -> list[str]:
     """What is wrong with every image file, empty where nothing is. whole: as far as decoding tells, not only its first
     bytes (about 0.1 ms); ``read`` looks so far where bad rows are to be left out, else ``encode`` finds it.
@@ -188,7 +168,7 @@ def _fault(path: Path | str, whole: bool) -> str:
         if whole:
             _loaded(path)
         else:
-            Image.open(path).close()
+            Image.open(path, formats=FORMATS).close()
     except _FAULTS as error:
         return _reason(error)
     return ""
@@ -196,7 +176,7 @@ def _fault(path: Path | str, whole: bool) -> str:
 
 def _loaded(path: Path | str) -> Image.Image:
     """The image in a file, 8 bits per value. Raises one of ``_FAULTS``."""
-    with Image.open(path) as image:
+    with Image.open(path, formats=FORMATS) as image:
         if image.mode == "F":
             msg = "its pixels are fractions; store them with 8 or 16 bits"
             raise ValueError(msg)

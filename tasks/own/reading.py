@@ -6,12 +6,14 @@ written as JSON. An empty cell is a missing value.
 
 from __future__ import annotations
 
+import gzip
 import io
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,11 +26,14 @@ from tasks.bad_rows import BadRows
 from tasks.columns import Bools, Ints
 from tasks.contract import InputError
 from tasks.sources import open_text
+from tasks.unpacking import Watched, check_growth
 
 Form = Literal["numbers", "text", "vector", "series", "names", "other"]
 """What a column holds: a number, a text, a list of numbers, a list of lists of numbers, a list of texts; or else."""
 CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 PARQUET = (".parquet", ".pq")
+BATCH_ROWS = 1 << 16
+"""Rows of a Parquet file that are unpacked at a time."""
 BLOCK_BYTES = 1 << 26
 """A CSV row may be this long."""
 
@@ -54,11 +59,22 @@ class TableFile:
         names = list(dict.fromkeys(names))
         try:
             # a name may hold a dot, which Parquet takes for a path: what else that brought is dropped
-            found = self.content if isinstance(self.content, pa.Table) else self.content.read(columns=names)
-        except (pa.ArrowException, OSError) as error:
+            found = self.content if isinstance(self.content, pa.Table) else self._unpacked(names)
+        except InputError:
+            raise
+        except (pa.ArrowException, OSError, ValueError) as error:
             msg = f"{self.path} is damaged: {one_line(error)}; write it again"
             raise InputError(msg) from error
         return pa.table({name: plain(found[name], self.types[name]) for name in names})
+
+    def _unpacked(self, names: Sequence[str]) -> Any:
+        """Columns of a Parquet file, by so many rows at a time that one that unpacks to no end is refused early."""
+        parts, size = list[Any](), 0
+        for batch in self.content.iter_batches(BATCH_ROWS, columns=names):
+            parts.append(pa.table({name: plain(pa.chunked_array([batch[name]]), self.types[name]) for name in names}))
+            size += parts[-1].nbytes
+            check_growth(self.path, size)
+        return pa.concat_tables(parts) if parts else self.content.read(columns=names)
 
 
 @dataclass(slots=True)
@@ -158,11 +174,12 @@ def listed(names: Sequence[str], most: int = 8) -> str:
 def _parquet(path: Path) -> tuple[Any, list[str], int, Ints]:
     try:
         file = pq.ParquetFile(path)
-    except (pa.ArrowException, OSError) as error:
+        names, rows = file.schema_arrow.names, file.metadata.num_rows
+    except (pa.ArrowException, OSError, ValueError) as error:
         msg = f"{path} is no Parquet file, or a damaged one: {one_line(error)}; write it again"
         raise InputError(msg) from error
-    rows = file.metadata.num_rows
-    return file, file.schema_arrow.names, rows, np.arange(rows)
+    check_growth(path, rows)  # a row takes a byte at least
+    return file, names, rows, np.arange(rows)
 
 
 def _csv(path: Path, bad: BadRows) -> tuple[Any, list[str], int, Ints]:
@@ -174,15 +191,21 @@ def _csv(path: Path, bad: BadRows) -> tuple[Any, list[str], int, Ints]:
         broken.append(row)
         return "skip"
 
-    try:
-        table = pyarrow.csv.read_csv(
-            path,
-            pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),  # threads would lose the row numbers
-            pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=keep),
-        )
-    except (pa.ArrowException, OSError) as error:
-        msg = f"{path} is no CSV table: {one_line(error)}; correct it"
-        raise InputError(msg) from error
+    # the gzip module's file is a binary stream, whatever its stub calls it
+    packed = path.name.lower().endswith(".gz")
+    with cast("IO[bytes]", gzip.open(path, "rb")) if packed else path.open("rb") as stream:
+        try:
+            table = pyarrow.csv.read_csv(
+                Watched(path, stream),
+                # threads would lose the row numbers
+                pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
+                pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=keep),
+            )
+        except InputError:
+            raise
+        except (pa.ArrowException, OSError, EOFError, zlib.error, ValueError) as error:
+            msg = f"{path} is no CSV table: {one_line(error)}; correct it"
+            raise InputError(msg) from error
     for row in broken:
         bad.meet(
             f"{path}: row {row.number - 1}: {row.actual_columns} cells, the header has {row.expected_columns};"

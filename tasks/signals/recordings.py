@@ -19,6 +19,7 @@ import pyarrow.csv
 
 from tasks.columns import Bools, Ints
 from tasks.contract import InputError
+from tasks.unpacking import check_growth
 
 MISSING = ["", "nan", "NaN"]
 """How the files write a value that is missing."""
@@ -82,12 +83,14 @@ def read_bytes(path: Path) -> bytes:
     packed = path.read_bytes()
     if path.suffix != ".gz":
         return packed
-    parts, stream = list[bytes](), zlib.decompressobj(_GZIP)
+    size, parts, stream = 0, list[bytes](), zlib.decompressobj(_GZIP)
     try:
         for start in range(0, len(packed), CHUNK):
             part = packed[start : start + CHUNK]
             while part:
                 parts.append(stream.decompress(part))
+                size += len(parts[-1])
+                check_growth(path, size)
                 part = stream.unused_data  # what follows is a member of its own, or nothing
                 stream = zlib.decompressobj(_GZIP) if part else stream
         fault = "" if stream.eof else "it ends before its end mark"
@@ -107,6 +110,7 @@ def recording(path: Path, data: bytes, names: Sequence[str], delimiter: str, hea
     Left out with a fault: rows with another number of fields, with a field that is no finite number, without a time.
     Empty lines are no rows.
     """
+    _check_text(path, data)
     wrong = dict[int, str]()
 
     def misfit(row: Any) -> str:
@@ -132,6 +136,16 @@ def recording(path: Path, data: bytes, names: Sequence[str], delimiter: str, hea
     if empty_N.any():
         found = found.take(np.flatnonzero(~empty_N))
     return _finite(found, names[0])
+
+
+def _check_text(path: Path, data: bytes) -> None:
+    """InputError where the content is no UTF-8: Arrow could not hand such a row over to be told of."""
+    try:
+        if not data.isascii():
+            data.decode()
+    except UnicodeDecodeError as error:
+        line = 1 + data.count(b"\n", 0, error.start)
+        raise InputError(f"{path}:{line}: bytes that are no UTF-8; correct the line or get the file again") from error
 
 
 def _finite(found: Recording, time: str) -> Recording:

@@ -177,7 +177,10 @@ def _allowed(part: _Part, attributes: tuple[Attribute, ...]) -> bool:
 
 
 def _dense_fault(line: str, attributes: tuple[Attribute, ...]) -> str:
-    fields = next(csv_rows.reader([line], quotechar="'", escapechar="\\", skipinitialspace=True))
+    try:
+        fields = next(csv_rows.reader([line], quotechar="'", escapechar="\\", skipinitialspace=True))
+    except csv_rows.Error as error:
+        return f"the row cannot be taken apart ({error}); write one value for each attribute, separated by commas"
     if len(fields) != len(attributes):
         return f"{len(fields)} fields for {len(attributes)} attributes; write one value for each"
     for place, (field, attribute) in enumerate(zip(fields, attributes, strict=True), 1):

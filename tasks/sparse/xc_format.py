@@ -25,11 +25,14 @@ from pyarrow import csv
 from tasks.bad_rows import BadRows
 from tasks.columns import Column, Ints
 from tasks.contract import InputError
-from tasks.sources import open_text
+from tasks.sources import LONGEST_LINE, open_text
 from tasks.sparse.pairs import MOST, label_lists, pair_lists
+from tasks.unpacking import check_growth
 
 BLOCK = 4 << 20
 """Bytes of a block."""
+MOST_LABELS = 1 << 22
+"""The largest published set has 2.8 million."""
 NEWLINE, COLON, COMMA = b"\n:,"
 _BLANK = np.isin(np.arange(256), list(b" \t\r\n"))
 _KNOWN = np.isin(np.arange(256), list(b"0123456789.,:+-eE \t\r\n"))
@@ -116,7 +119,7 @@ def read_splits(train: Path, test: Path, rows: int, column: int) -> npt.NDArray[
 
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     """Number of the first line, and whole lines with a newline behind each; the first block is the first line alone."""
-    line, rest, data = 1, b"", b"\n"
+    line, size, rest, data = 1, 0, b"", b"\n"
     # the gzip module's file is a binary stream, whatever its stub calls it
     with cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as stream:
         while data:
@@ -125,7 +128,11 @@ def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 msg = f"{path}: the gzip file is damaged or cut short after line {line - 1} ({error}); get it again"
                 raise InputError(msg) from error
+            size += len(data)
+            check_growth(path, size)
             rest += data
+            if len(rest) > LONGEST_LINE + BLOCK:
+                raise InputError(f"{path}:{line}: the line is longer than {LONGEST_LINE} bytes; get the file again")
             if not data and rest and not rest.endswith(b"\n"):
                 rest += b"\n"
             if line == 1 and (cut := rest.find(b"\n") + 1):
@@ -146,6 +153,9 @@ def _header(path: Path, line: bytes) -> Header:
         msg = f"{path}:1: the first line is {shown!r}; write 'rows features labels', three whole numbers above 0"
         raise InputError(msg)
     header = Header(*(int(field) for field in fields))
+    if header.labels > MOST_LABELS:
+        msg = f"{path}:1: {header.labels} labels are more than the {MOST_LABELS} that can be counted; correct the line"
+        raise InputError(msg)
     if header.features > MOST:
         msg = f"{path}:1: {header.features} features are more than the {MOST} that can be told apart; hash them"
         raise InputError(msg)

@@ -7,7 +7,6 @@ message quotes a field: these files hold the notes of patients.
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from tasks.bad_rows import BadRows
 from tasks.columns import Ints
 from tasks.contract import InputError
 from tasks.sources import nearest, open_text
+from tasks.unpacking import Watched
 
 BLOCK = 1 << 24
 """Bytes that are parsed at a time; a longer record cannot be read."""
@@ -46,7 +46,8 @@ def read_blocks(path: Path, columns: Sequence[str], bad: BadRows, block: int = B
     broken = _Broken()
     start = 2
     with path.open("rb") as file:
-        source = _Quotes(pa.CompressedInputStream(file, "gzip") if path.suffix == ".gz" else pa.PythonFile(file))
+        plain = pa.CompressedInputStream(file, "gzip") if path.suffix == ".gz" else pa.PythonFile(file)
+        source = _Quotes(path, plain)
         for batch in _batches(path, source, columns, broken, block):
             number_N = np.arange(start, start + batch.num_rows + len(broken.numbers))
             number_N = np.setdiff1d(number_N, broken.numbers)[: batch.num_rows]
@@ -85,22 +86,14 @@ class _Broken:
             )
 
 
-class _Quotes:
+class _Quotes(Watched):
     """A stream that counts the quotation marks that pass; their number is even in a whole file."""
 
-    closed = False
-
-    def __init__(self, stream: Any) -> None:
-        self.quotes = 0
-        self._stream = stream
-
-    def readable(self) -> bool:
-        """As Arrow asks of a file."""
-        return True
+    quotes = 0
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes."""
-        data: bytes = self._stream.read(size)
+        """The next bytes. Raises InputError."""
+        data = super().read(size)
         self.quotes += data.count(b'"')
         return data
 
@@ -120,13 +113,11 @@ def _batches(path: Path, source: _Quotes, columns: Sequence[str], broken: _Broke
         msg = f"{path}: the gzip file is damaged or cut short ({error}); get it again"
         raise InputError(msg) from error
     except pa.ArrowInvalid as error:
-        raise InputError(f"{path}: {_fault(str(error), columns, block)}") from None  # it quotes the record
+        raise InputError(f"{path}: {_fault(str(error), block)}") from None  # it quotes the record
 
 
-def _fault(message: str, columns: Sequence[str], block: int) -> str:
+def _fault(message: str, block: int) -> str:
     """What Arrow complains of, without the content of the record."""
-    if match := re.search(r"column #\d+: Row #(\d+): .*UTF8", message):
-        return f"record {match[1]}: bytes that are no UTF-8 in {' or '.join(columns)}; convert the file to UTF-8"
     if "straddl" in message:
         return f"a record is longer than {block} bytes: a quote is not closed; get the file again"
     return "this is no CSV file; get it again"
@@ -135,7 +126,10 @@ def _fault(message: str, columns: Sequence[str], block: int) -> str:
 def _check_header(path: Path, columns: Sequence[str]) -> int:
     """The number of columns. Raises InputError where one of ``columns`` is missing."""
     _, line = next(open_text(path), (1, ""))
-    names = next(csv.reader([line]), [])
+    try:
+        names = next(csv.reader([line]), [])
+    except csv.Error as error:
+        raise InputError(f"{path}:1: the header is no line of CSV ({error}); get the file again") from error
     for name in columns:
         if name not in names:
             has = ", ".join(names) or "nothing"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.heads import LinearHead
-from pipeline.blocks import log_prior, mean_of, percentiles, rows_by_holder, weights_of
+from pipeline.blocks import PIECE, load_sent, log_prior, mean_of, percentiles, rows_by_holder, weights_of
 
 QUICK = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 SEEDS = st.integers(0, 2**32)
@@ -40,6 +40,30 @@ def test_mean_equals_numpy_in_float64(seed, count, scale):
         assert got[name].dtype == values[0][name].dtype
     assert int(got["n"]) == max(int(v["n"]) for v in values)
     assert got["n"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("length", [1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 7])
+def test_a_mean_in_pieces_is_the_sum_of_products_bit_for_bit(length):
+    rng = np.random.default_rng(length)
+    values = [rng.normal(size=(length, 1)).astype(np.float32) for _ in range(5)]
+    shares = rng.integers(1, 1000, size=5).tolist()
+    want = np.zeros((length, 1))
+    for value, share in zip(values, shares, strict=True):
+        want += value.astype(np.float64) * (share / float(sum(shares)))
+    got = mean_of([{"w": torch.from_numpy(value)} for value in values], shares)["w"]
+    assert np.array_equal(got.numpy(), want.astype(np.float32))
+
+
+def test_only_weights_of_the_model_are_loaded():
+    model = LinearHead(3, 2)
+    weights = {name: torch.full_like(value, 7.0) for name, value in model.state_dict().items()}
+    first = next(iter(weights))
+    load_sent(model, {first: weights[first]})
+    for name, value in model.state_dict().items():
+        assert bool((value == 7).all() if name == first else value.isnan().all())
+    for wrong in ({"other": torch.ones(1)}, {first: weights[first][:1]}):
+        with pytest.raises(ValueError, match="not weights of this model"):
+            load_sent(model, wrong)
 
 
 @QUICK

@@ -71,7 +71,7 @@ HARMS = {
     "is missing, though a checkpoint names it": lambda f: (f / "state-000003.safetensors").unlink(),
     "is damaged": lambda f: (f / "checkpoint.json").write_text("{"),
     "No such file": lambda f: (f / "checkpoint.json").unlink(),
-    "it is no index of a checkpoint": lambda f: (f / "checkpoint.json").write_text("[]"),
+    "the content is a list": lambda f: (f / "checkpoint.json").write_text("[]"),
     "its checksum does not fit": lambda f: tampered(f, '"best": 3', '"best": 2'),
     "has format 1, this version reads 2": lambda f: tampered(f, '"format": 2', '"format": 1'),
 }

@@ -319,3 +319,15 @@ def test_progress_names_stand_ins(capsys):
     said = capsys.readouterr().out
     assert "client 0 left out of round 1 (deadline): no answer within 5 s" in said
     assert "client 5 stood in" in said
+
+
+def test_an_attempt_that_is_lost_with_its_node_does_not_count():
+    roster = Roster([0, 1], [], 1, 0.5)
+    assert list(roster.take()) == [0, 1]
+    for counted in (False, True, False):
+        roster.fault(Failure(0, "gone", "crash"), counted)
+        assert list(roster.take()) == [0]
+    roster.fault(Failure(0, "gone again", "crash"))
+    assert [f.reason for f in roster.failed] == ["gone again"]
+    assert len(roster.retried) == 3
+    assert not roster.waiting

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from pipeline.optimizers import OptimizerOptions, make, restore, state_of
+from pipeline.optimizers import OptimizerOptions, make, restore, state_of, without_compiler
 
 KINDS = [
     OptimizerOptions(name="adam", lr=0.01),
@@ -156,3 +159,45 @@ def test_bad_options_are_refused_in_one_line(option, text):
     with pytest.raises(ValueError, match="optimizer") as caught:
         OptimizerOptions(**option)
     assert str(caught.value) == text
+
+
+@ALL
+def test_steps_are_torchs_own_bit_for_bit(options):
+    ours, theirs = start(), start()
+    mine = make(options, ours.parameters())
+    kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[options.name]
+    more = {"momentum": options.momentum} if options.name == "sgd" else {}
+    other = kind(theirs.parameters(), lr=options.lr, weight_decay=options.weight_decay, fused=True, **more)
+    assert isinstance(mine, kind)
+    train(ours, mine, range(5))
+    train(theirs, other, range(5))
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    moments = state_of(mine, "all")
+    assert moments.keys() == state_of(other, "all").keys()
+    assert all(torch.equal(value, state_of(other, "all")[name]) for name, value in moments.items())
+    assert all(p.requires_grad and p.grad_fn is None for p in ours.parameters())
+
+
+def test_a_step_is_torchs_after_another_optimiser_was_made():
+    """torch wraps the step of a kind once more when the first one of it is made."""
+    torch.optim.RMSprop(start().parameters())
+    net, other = start(), start()
+    train(net, without_compiler(torch.optim.RMSprop)(net.parameters()), range(3))
+    train(other, torch.optim.RMSprop(other.parameters()), range(3))
+    assert torch.equal(net.weight, other.weight)
+
+
+RUN = """
+import sys
+from pathlib import Path
+from tests.fuzz.runs import quiet, small
+from pipeline.run import run
+for method in ("fedalign", "fedavg", "fedrod"):
+    run(small(method), Path(sys.argv[1]) / method, quiet)
+print(sorted({name.split(".")[0] for name in sys.modules} & {"sympy"}), "torch._dynamo" in sys.modules)
+"""
+
+
+def test_training_does_without_torchs_compiler(tmp_path):
+    done = subprocess.run([sys.executable, "-c", RUN, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] False"

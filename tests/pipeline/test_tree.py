@@ -155,17 +155,22 @@ def test_fill_refuses_another_shape():
         ({"a": None, "b": None}, "the update is empty"),
     ],
 )
-def test_fault_says_what_is_wrong(change, text):
+def test_what_is_wrong_is_said(change, text):
     template = {"a": torch.ones(2, 3), "b": torch.tensor(4)}
     message = {k: v.float() if k == "a" and v.dtype == torch.float64 and "float64" not in text else v
                for k, v in (template | change).items() if v is not None}  # fmt: skip
-    assert tree.fault(message, template) == text
+    assert (tree.misfit(message, template) or tree.not_finite(message)) == text
 
 
-def test_fault_finds_nothing_in_a_sound_update():
-    assert tree.fault(example(), example()) == ""
-    assert tree.fault({"e": torch.empty(0, 3)}, {"e": torch.empty(0, 3)}) == ""
-    assert tree.fault({}, {}) == ""  # FedProto sends no weights
+def test_nothing_is_wrong_with_a_sound_update():
+    for message in (example(), {"e": torch.empty(0, 3)}, {}):  # FedProto sends no weights
+        assert tree.misfit(message, message) == tree.not_finite(message) == ""
+
+
+def test_a_sum_that_overflows_is_finite_and_complex_numbers_are_looked_at():
+    assert tree.not_finite({"a": torch.full((4,), 3e38), "b": torch.ones(2, dtype=torch.complex64)}) == ""
+    assert "'c' holds 1 non-finite" in tree.not_finite({"c": torch.tensor([1, complex(0, np.inf)])})
+    assert "'h' holds 1 non-finite" in tree.not_finite({"h": torch.tensor([1, np.nan], dtype=torch.bfloat16)})
 
 
 @QUICK

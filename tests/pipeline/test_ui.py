@@ -5,9 +5,13 @@ import os
 import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
+from mlflow import MlflowClient
 
 from pipeline import ui
 from pipeline.ui import serve, server_command
@@ -43,6 +47,40 @@ def test_serve_becomes_mlflow_on_loopback(database, port, monkeypatch, capsys):
         "--workers": "1",
     }
     assert f"http://127.0.0.1:{port}" in capsys.readouterr().out
+
+
+def listening(process):
+    """Addresses at which a process and its children wait for connections."""
+    try:
+        family = [process, *process.children(recursive=True)]
+        found = [c for p in family for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
+    except psutil.NoSuchProcess:
+        return set()
+    return {c.laddr.ip for c in found}
+
+
+def test_what_is_started_listens_on_loopback_alone(tmp_path, port):
+    database = tmp_path / "mlflow.db"
+    MlflowClient(f"sqlite:///{database}").create_experiment("one")
+    command = [sys.executable, "-c", "import sys; from tuning.cli import main; sys.exit(main(sys.argv[1:]))"]
+    process = psutil.Popen([*command, "ui", "--uri", f"sqlite:///{database}", "--port", str(port)])
+    try:
+        until = time.monotonic() + 120
+        while time.monotonic() < until and not answers(port):
+            assert process.poll() is None
+            time.sleep(0.2)
+        assert listening(process) == {"127.0.0.1"}
+    finally:
+        for one in [*process.children(recursive=True), process]:
+            one.kill()
+        process.wait()
+
+
+def answers(port):
+    try:
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).status == 200
+    except OSError:
+        return False
 
 
 def test_mlflow_knows_the_options():

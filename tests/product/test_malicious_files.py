@@ -26,7 +26,7 @@ from pipeline.journal import read_json, read_records
 from pipeline.run import prepare_data, resumed, run
 from pipeline.saved import load_model
 from tasks.contract import InputError, Objective, TaskOptions
-from tasks.images.pixels import load_arrays
+from tasks.images.arrays import load_arrays
 from tasks.rows import checked
 from tasks.sources import raw_folder, task_of
 from tuning.cloud import _load as load_cluster_file

@@ -96,7 +96,7 @@ def test_presets_of_a_data_set_differ_in_the_method_alone(name):
     """All rows share the local work; fixed rows of text have 500 rounds (FedALC, section V), all others 300 or 100."""
     folder, method = name.split("/")
     one, base = (to_tree(read_preset(n)) for n in (name, f"{folder}/fedavg"))
-    shared = ("server", "server_lr", "server_eps", "margin", "weighting")
+    shared = ("server", "server_lr", "server_decay", "server_eps", "margin", "weighting")
     skipped = "weighting" if method == "flag" else ""  # its weights are what makes it FLAG
     assert {o: one["method"][o] for o in shared if o != skipped} == {
         o: base["method"][o] for o in shared if o != skipped

@@ -226,6 +226,7 @@ def test_clients_train_on_both_workers_and_none_on_the_head(cluster, serial_chec
     assert nodes_of(places, "ServerActor") <= set(places["workers"])
 
 
+@pytest.mark.slow
 def test_the_trials_of_a_sweep_run_on_both_workers(cluster, record_property):
     record_property("network", cluster.network)
     before = {tuple(actor) for actor in cluster.places()["actors"]}

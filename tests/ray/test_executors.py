@@ -11,9 +11,12 @@ from ray import cloudpickle
 
 from pipeline import tree
 from pipeline.actors import RayExecutor
+from pipeline.cluster import layout
 from pipeline.contract import Averaging, AveragingLocal
+from pipeline.crew import Crew
 from pipeline.executor import SerialExecutor
 from pipeline.journal import read_records
+from pipeline.methods import METHODS
 from pipeline.run import make_setup, run
 from tasks.contract import InputError
 
@@ -47,14 +50,28 @@ def test_serial_and_ray_give_one_checksum(experiment, tmp_path, method):
         assert got.scores == expected.scores
 
 
-@pytest.mark.parametrize("method", ["fedalc", "fedalc-fixed"])
-def test_serial_and_ray_give_one_checksum_with_letters(experiment, tmp_path, method):
-    """Clients tell something before round 1 and get their row in every round, or once; bytes are counted alike."""
+@pytest.mark.parametrize(
+    ("method", "task", "partition", "options"),
+    [
+        ("fedalc", "toy-multi", "one_class", {}),
+        ("fedalc-fixed", "toy-multi", "one_class", {}),
+        (
+            "fedbm",
+            "digits",
+            "iid",
+            {"cgde": True, "every": 1, "steps": 2, "generator_batch": 6, "generated": 3, "lambda_dis": 0.0},
+        ),
+    ],
+)
+def test_serial_and_ray_give_one_checksum_with_letters(experiment, tmp_path, method, task, partition, options):
+    """Clients tell something before round 1 and get their row in every round, or once (FedALC), or the frozen
+    classifier once and the generator whenever it was trained (FedBM); bytes are counted alike.
+    """
     e = experiment(
-        method, "toy-multi", federation={"rounds": 3, "clients_per_round": 3, "epochs": 2},
-        optimizer={"name": "sgd", "lr": 0.1, "batch_size": 8},
+        method, task, options=options, federation={"rounds": 3, "clients_per_round": 3, "epochs": 2},
+        optimizer={"name": "sgd", "lr": 0.1, "batch_size": 8 if task == "toy-multi" else 128},
     )  # fmt: skip
-    e = dataclasses.replace(e, task=dataclasses.replace(e.task, clients=5, partition="one_class"))
+    e = dataclasses.replace(e, task=dataclasses.replace(e.task, clients=5, partition=partition))
     expected = run(e, tmp_path / "serial", quiet)
     got = run(on_ray(e, clients_per_actor=3), tmp_path / "ray", quiet)
     assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
@@ -85,6 +102,20 @@ def rounds(executor, count: int):
     checksum = tree.checksum(executor.snapshot())
     executor.close()
     return outcomes, checksum
+
+
+def test_every_method_gives_the_bits_of_a_serial_run(experiment):
+    """Two rounds each, one after the other on the same two actors."""
+    setups = [
+        make_setup(on_ray(experiment(method, f"toy-{kind.kinds[0]}"), clients_per_actor=2), quiet)
+        for method, kind in METHODS.items()
+    ]  # before there are actors, which would leave no CPU for preparing data
+    assert {setup.experiment.task.clients for setup in setups} == {4}
+    crew = Crew(layout(setups[0].experiment.cluster, 4))
+    for setup in setups:
+        expected, got = (rounds(executor, 2)[1] for executor in (SerialExecutor(setup), RayExecutor(setup, crew)))
+        assert expected == got, setup.experiment.method.name
+    crew.close()
 
 
 class Meddler(AveragingLocal):

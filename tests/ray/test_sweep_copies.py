@@ -91,6 +91,7 @@ def test_killed_and_resumed_on_another_machine(preset, tmp_path, s3):
         assert json.loads(after[f"trials/{trial}/run.json"])["status"] == "FINISHED"
 
 
+@pytest.mark.slow
 def test_a_copy_is_one_sweeps(preset, tmp_path, s3, capsys):
     file = preset(cluster={"executor": "serial"}, tracking={"uri": "none"})
     words = ["sweep", file, *SPACE, *SHORT, "--trials", "1", "--finals", "0", "--cluster.mirror", f"{s3}/runs"]

@@ -174,6 +174,7 @@ def test_killed_and_resumed(paper, tmp_path):
     assert got == {whole.name: list(range(61)), cut.name: list(range(61)), "table-toy": [2]}
 
 
+@pytest.mark.slow
 def test_interrupted(paper, tmp_path):
     """Ctrl-C ends it within seconds, with the command that goes on; whole rounds stay, and nothing goes on unseen."""
     process = table_process(tmp_path, *LONG, "--federation.rounds", "1000", "--tracking.uri", "none")

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tasks.contract import InputError, InputSpec, TaskOptions
+from tasks.images.arrays import load_arrays
 from tasks.images.pixels import (
     IMAGENET_MEAN,
     encode_images,
@@ -17,7 +18,6 @@ from tasks.images.pixels import (
     encode_pixels,
     faults,
     image_spec,
-    load_arrays,
     path_column,
     pixel_column,
 )

@@ -184,9 +184,9 @@ def test_a_round_reported_again_changes_nothing(tmp_path):
 def test_another_searcher_is_refused(tmp_path):
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path)
-    ledger.write({"event": "start", "versions": {"optuna": "5.0.0"}})
+    ledger.write({"event": "start", "time": 1.0, "versions": {"optuna": "5.0.0"}})
     run(conductor(path), 1, random.Random(0), steps=30)
-    Ledger(path).write({"event": "start", "versions": {"optuna": "6.0.0"}})
+    Ledger(path).write({"event": "start", "time": 2.0, "versions": {"optuna": "6.0.0"}})
     with pytest.raises(InputError, match=r"no longer suggests trial \d+ as it did \(optuna 5.0.0 -> 6.0.0\)"):
         conductor(path, seed=4).replay()
 

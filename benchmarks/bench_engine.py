@@ -1,0 +1,166 @@
+"""What the engine costs: rounds of clients that are sent weights, load them, and send them back, without training.
+
+    python -m benchmarks.bench_engine                             # the table; ten minutes on two cores
+    python -m benchmarks.bench_engine --flower flwr/bin/python    # beside Flower's simulation, installed there
+    python -m benchmarks.bench_engine --cases shared-8            # one of them
+
+Every measurement is a process of its own, with a Ray of its own; ``--repeats`` goes round all of them in turn, so that
+what else the machine does falls on all alike. Per case: seconds of a round (least and median, without the first),
+seconds from the start of the process to the end of round 1, and memory (PSS) of all processes at the end. Writes
+``--out``, JSON with every reading, the machine and the versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+FLOWER = Path(__file__).with_name("no_op_flower.py")
+MEGABYTE = 1e6
+SETTLED = 1
+"""Rounds that are left out: the first starts the actors."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """clients: of a round, out of ``population``; megabytes: of weights, each way; actors: 0 for this process alone."""
+
+    name: str
+    clients: int
+    population: int
+    megabytes: str
+    actors: int
+    rounds: int = 30
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("serial-8", 8, 8, "1.94", 0),
+        Case("shared-1", 1, 8, "1.94", 2),
+        Case("shared-8", 8, 8, "1.94", 2),
+        Case("shared-8-small", 8, 8, "0.1", 2),
+        Case("shared-20", 20, 20, "1.94", 2),
+        Case("shared-20-large", 20, 20, "44", 2, 10),
+        Case("shared-100", 100, 1000, "1.94", 2, 15),
+        Case("own-8", 8, 8, "1.94", 8),
+    )
+}
+BESIDE = ("shared-8", "shared-20-large", "shared-100")
+"""Cases that Flower is asked for, too."""
+
+
+def round_seconds(case: Case) -> tuple[list[float], float, int]:
+    """Seconds of every round, seconds from the start of this process to the end of round 1, bytes sent to a client."""
+    from benchmarks.no_op import no_op_executor
+
+    executor = no_op_executor(case.population, case.clients, case.megabytes, case.actors)
+    taken, first, size = [], 0.0, 0
+    try:
+        for round_ in range(1, case.rounds + 1):
+            chosen = [(round_ * case.clients + i) % case.population for i in range(case.clients)]
+            began = time.perf_counter()
+            outcome = executor.round(round_, sorted(chosen), lambda busy, done, failed: None)
+            taken.append(time.perf_counter() - began)
+            first = first or time.time() - psutil.Process().create_time()
+            size = outcome.bytes_down // case.clients
+        report(case.name, taken, first, size)
+    finally:
+        executor.close()
+    return taken, first, size
+
+
+def report(name: str, taken: list[float], first: float, size: int) -> None:
+    """One line of JSON about a measurement, while its processes still stand."""
+    print(json.dumps({"case": name, "seconds": taken, "first": first, "bytes": size, "pss": _pss()}), flush=True)
+
+
+def _pss() -> int:
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return sum(p.memory_full_info().pss for p in family if p.is_running())
+
+
+def measured(command: list[str]) -> dict[str, Any]:
+    """The line of a measurement in a process of its own. RuntimeError where it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"case"')]
+    if done.returncode or not lines:
+        raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def commands(names: Iterable[str], flower: str) -> dict[str, list[str]]:
+    """What is to be measured: its name in the table -> command."""
+    out = {}
+    for name in names:
+        out[name] = [sys.executable, "-m", "benchmarks.bench_engine", "--one", name]
+        if flower and name in BESIDE:
+            case = CASES[name]
+            words = [str(case.clients), str(case.population), case.megabytes, str(case.rounds)]
+            out[f"flower {name}"] = [flower, str(FLOWER), *words]
+    return out
+
+
+def table(readings: dict[str, list[dict[str, Any]]]) -> str:
+    """The medians over the repeats, as Markdown."""
+    lines = [
+        "| | MB | round, least (ms) | median (ms) | start to end of round 1 (s) | memory, PSS (MB) |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, each in readings.items():
+        rounds = [s for one in each for s in one["seconds"][SETTLED:]]
+        first = statistics.median(one["first"] for one in each)
+        pss = statistics.median(one["pss"] for one in each)
+        size = each[0]["bytes"] / MEGABYTE
+        lines.append(
+            f"| {name} | {size:.2f} | {1e3 * min(rounds):.1f} | {1e3 * statistics.median(rounds):.1f} | {first:.1f}"
+            f" | {pss / MEGABYTE:,.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def about() -> dict[str, Any]:
+    names = ("ray", "torch", "numpy")
+    return {
+        "cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version(),
+        "load": os.getloadavg(), **{name: version(name) for name in names},
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--flower", default="", help="a Python that has flwr[simulation] and torch")
+    parser.add_argument("--out", type=Path, default=None, help="JSON file")
+    parser.add_argument("--one", default="", choices=["", *CASES], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        round_seconds(CASES[options.one])
+        return
+    readings: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(options.repeats):
+        for name, command in commands(options.cases, options.flower).items():
+            readings.setdefault(name, []).append(measured(command))
+    print(table(readings))
+    if options.out is not None:
+        content = {"about": about(), "cases": {n: asdict(c) for n, c in CASES.items()}, "readings": readings}
+        options.out.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""What grows in a long run: readings of its processes round by round, and straight lines through them.
+
+Read are the driver, each actor (in it, by a call) and Ray's two daemons (from outside): own memory (USS, bytes),
+objects that Python's collector tracks, blocks of Python's allocator, handles of open files and sockets, threads, CPU
+time; references to Ray's objects; the run folder. Used by ``benchmarks/soak.py`` and ``tests/ray/test_long_life.py``.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import ray
+from scipy import stats
+
+from pipeline.actors import RayExecutor
+
+DAEMONS = ("raylet", "gcs_server")
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """Change per round of one series, with the half width of its 95 % interval; mean: over the same rounds."""
+
+    per_round: float
+    half: float
+    mean: float
+
+    @property
+    def least(self) -> float:
+        """The lower end of the interval: what it grows by at least."""
+        return self.per_round - self.half
+
+
+def slope(x_N: np.ndarray, y_N: np.ndarray) -> Slope:
+    """The straight line by least squares through three points or more."""
+    apart_N = x_N - x_N.mean()
+    square = float(apart_N @ apart_N)
+    per_round = float(apart_N @ y_N) / square
+    left_N = y_N - y_N.mean() - per_round * apart_N
+    error = float(np.sqrt(left_N @ left_N / (len(x_N) - 2) / square))
+    return Slope(per_round, float(stats.t.ppf(0.975, len(x_N) - 2)) * error, float(y_N.mean()))
+
+
+@dataclass
+class Series:
+    """Readings by name: round and value of each."""
+
+    rounds: dict[str, list[int]] = field(default_factory=dict)
+    values: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, round_: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self.rounds.setdefault(name, []).append(round_)
+            self.values.setdefault(name, []).append(float(value))
+
+    def slopes(self, settled: int) -> dict[str, Slope]:
+        """Of every series that has three readings or more from round ``settled`` on."""
+        out = {}
+        for name, rounds in self.rounds.items():
+            kept = [(r, v) for r, v in zip(rounds, self.values[name], strict=True) if r >= settled]
+            if len(kept) > 2:
+                out[name] = slope(*np.array(kept, dtype=float).T)
+        return out
+
+
+def grown(slopes: Mapping[str, Slope], limits: Mapping[str, float]) -> dict[str, float]:
+    """The series that surely grow by more than is allowed: name -> the lower end of its interval. limits: change per
+    round by the name of a series, or of what it is of any process (``uss``).
+    """
+    allowed = {name: limits.get(name, limits.get(name.split("/")[-1])) for name in slopes}
+    return {
+        name: slopes[name].least for name, limit in allowed.items() if limit is not None and slopes[name].least > limit
+    }
+
+
+def inside(_: Any = None) -> dict[str, float]:
+    """What this process holds: its number, own memory (USS, bytes), objects that Python's collector tracks, blocks that
+    objects of any kind take of Python's allocator, handles of open files and sockets, threads. Rubbish that waits for
+    collection does not count.
+    """
+    gc.collect()
+    me = psutil.Process()
+    return {
+        "pid": me.pid,
+        "uss": me.memory_full_info().uss,
+        "objects": len(gc.get_objects()),
+        "blocks": sys.getallocatedblocks(),
+        "handles": me.num_fds(),
+        "threads": me.num_threads(),
+    }
+
+
+def references() -> dict[str, float]:
+    """References to Ray's objects and actors that any process holds, and objects in the shared store, by the command
+    ``ray memory``, which takes two seconds.
+    """
+    address = ray.get_runtime_context().gcs_address
+    command = [sys.executable, "-m", "ray.scripts.scripts", "memory", "--address", address]
+    joining = {**os.environ, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # or 127.0.0.1 is taken for another address
+    text = subprocess.run(command, env=joining, capture_output=True, text=True, check=True, timeout=120).stdout
+    stored = re.search(r"Plasma memory usage \d+ MiB, (\d+) objects", text)
+    if stored is None:
+        raise RuntimeError(f"'ray memory' of Ray {ray.__version__} says something else than was expected:\n{text}")
+    kinds = r"LOCAL_REFERENCE|ACTOR_HANDLE|PINNED_IN_MEMORY|USED_BY_PENDING_TASK|CAPTURED_IN_OBJECT"
+    return {"ray/references": len(re.findall(kinds, text)), "ray/stored_objects": float(stored[1])}
+
+
+class Reader:
+    """Reads the processes of one run on a Ray of this process into ``series``."""
+
+    def __init__(self, executor: RayExecutor, folder: Path, series: Series) -> None:
+        self.executor, self.folder, self.series = executor, folder, series
+        self.pids: dict[str, int] = {}
+        self._cpu: dict[str, float] = {}
+        self._round = 0
+
+    def read(self, round_: int, count_references: bool = False) -> None:
+        """Take readings after round ``round_``."""
+        values = self._cpu_since(round_)
+        crew, run = self.executor.crew, self.executor.run
+        slots = range(self.executor.layout.actors)
+        actors = {"server": crew.server} | {f"client_{slot:03d}": crew.client(slot, run) for slot in slots}
+        asked = {who: actor.__ray_call__.remote(inside) for who, actor in actors.items()}
+        found = {"driver": inside()} | {who: ray.get(ref) for who, ref in asked.items()}
+        for who, held_ in found.items():
+            self.pids[who] = int(held_.pop("pid"))
+            values |= {f"{who}/{what}": value for what, value in held_.items()}
+        for process in psutil.Process().children(recursive=True):
+            if process.name() in DAEMONS:
+                self.pids[process.name()] = process.pid
+                values[f"{process.name()}/uss"] = process.memory_full_info().uss
+                values[f"{process.name()}/handles"] = process.num_fds()
+                values[f"{process.name()}/threads"] = process.num_threads()
+        all_, free = ray.cluster_resources(), ray.available_resources()
+        values["ray/store"] = all_["object_store_memory"] - free["object_store_memory"]
+        values |= {"machine/load": os.getloadavg()[0], "machine/yardstick_ms": yardstick()}
+        values |= on_disk(self.folder) | (references() if count_references else {})
+        self.series.add(round_, values)
+        self._cpu, self._round = self._cpu_now(), round_
+
+    def _cpu_now(self) -> dict[str, float]:
+        return {who: sum(psutil.Process(pid).cpu_times()[:2]) for who, pid in self.pids.items()}
+
+    def _cpu_since(self, round_: int) -> dict[str, float]:
+        """Milliseconds of CPU per round since the last reading, by process."""
+        now, passed = self._cpu_now(), round_ - self._round
+        return {f"{who}/cpu_ms": 1e3 * (now[who] - before) / passed for who, before in self._cpu.items()}
+
+
+def yardstick() -> float:
+    """CPU milliseconds of some fixed work, the least of three: how fast this machine is now, which others use, too."""
+    taken = []
+    for _ in range(3):
+        began = time.process_time()
+        sum(range(500_000))
+        taken.append(time.process_time() - began)
+    return 1e3 * min(taken)
+
+
+def on_disk(folder: Path) -> dict[str, float]:
+    """Bytes of a run folder's journal and of the rest, and its files."""
+    files = {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    journal = files.get(folder / "metrics.jsonl", 0)
+    return {"folder/journal": journal, "folder/rest": sum(files.values()) - journal, "folder/files": len(files)}

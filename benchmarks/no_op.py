@@ -1,0 +1,61 @@
+"""A federation without training: clients load the weights that they are sent and send them back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from models.build import ModelOptions
+from pipeline import cluster
+from pipeline.actors import RayExecutor
+from pipeline.contract import Averaging, AveragingLocal, ClientSide, Global, Local, Update
+from pipeline.executor import Executor, SerialExecutor
+from pipeline.experiment import ClusterOptions, Experiment, FederationOptions
+from pipeline.run import make_setup
+from pipeline.tracking import TrackingOptions
+from tasks.contract import TaskOptions
+
+SIZES: Mapping[str, ModelOptions] = {
+    "0.1": ModelOptions(width=38),
+    "1.94": ModelOptions(width=915),
+    "44": ModelOptions(network="resnet18", width=512),
+}
+"""Networks by the megabytes (10^6 bytes) of their weights: 10 tensors each, ResNet-18 62."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoOp(Averaging):
+    """FedAvg without a step on the clients."""
+
+    name = "fedavg"
+
+    def local(self, side: ClientSide[Global]) -> Local[Global, Update]:
+        return NoOpLocal(side)
+
+
+class NoOpLocal(AveragingLocal):
+    """Its model holds what was sent."""
+
+    def make_optimizers(self):
+        return {}
+
+    def epochs(self, given: int):
+        return ()
+
+
+def no_op_executor(population: int, clients: int, megabytes: str, actors: int) -> Executor:
+    """Clients of one or two digits each. megabytes: one of ``SIZES``; actors: 0 for this process alone."""
+    e = Experiment(
+        task=TaskOptions(name="digits", partition="iid", clients=population, min_count=1),
+        method=NoOp(),
+        model=SIZES[megabytes],
+        federation=FederationOptions(clients_per_round=clients, epochs=1),
+        cluster=ClusterOptions(
+            executor="ray" if actors else "serial", clients_per_actor=-(-population // actors) if actors else 0
+        ),
+        tracking=TrackingOptions(uri="none"),
+    )
+    if actors:
+        cluster.start(e.cluster)
+    setup = make_setup(e, lambda line: None)
+    return RayExecutor(setup) if actors else SerialExecutor(setup)

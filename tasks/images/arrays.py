@@ -1,0 +1,79 @@
+"""Images in .npz files."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.contract import InputError
+from tasks.sources import nearest
+from tasks.unpacking import check_growth
+
+KINDS = {"images": ("uif", "numbers"), "labels": ("iu", "whole numbers")}
+"""Types of the arrays that are no texts."""
+FAULTS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
+"""What NumPy and zipfile raise on damaged files, and the others below."""
+
+
+def load_arrays(path: Path, dimensions: Mapping[str, int]) -> dict[str, npt.NDArray[Any]]:
+    """The named arrays of an .npz file (plain or .gz), each with so many dimensions and all but ``class_names`` with as
+    many rows. Never reads pickled objects. Raises InputError with the file.
+    """
+    try:
+        # the gzip module's file is a binary stream, whatever its stub calls it
+        with cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as stream:
+            _check_claims(path, stream)
+            content = np.load(stream, allow_pickle=False)
+            held = getattr(content, "files", [])  # a plain .npy gives the one array, which has no name
+            arrays = {name: content[name] for name in dimensions if name in held}
+    except InputError:
+        raise
+    except (*FAULTS, zipfile.BadZipFile, NotImplementedError, RuntimeError, MemoryError) as error:
+        msg = f"{path}: this .npz file cannot be read: {error}; get it again"
+        raise InputError(msg) from error
+    for name, number in dimensions.items():
+        if name not in arrays:
+            msg = f"{path}: no array {name!r}{nearest(name, held)}; it needs {', '.join(dimensions)}"
+            raise InputError(msg)
+        if arrays[name].ndim != number:
+            msg = f"{path}: {name} has shape {arrays[name].shape}, but needs {number} dimensions; get the file again"
+            raise InputError(msg)
+    size = {name: len(array) for name, array in arrays.items() if name != "class_names"}
+    if len(set(size.values())) > 1:
+        msg = f"{path}: the arrays have different numbers of rows {size}; get the file again"
+        raise InputError(msg)
+    for name, array in arrays.items():
+        kinds, what = KINDS.get(name, ("U", "texts"))
+        if array.dtype.kind not in kinds:
+            msg = f"{path}: {name} holds {array.dtype}, but needs {what}; get the file again"
+            raise InputError(msg)
+    return arrays
+
+
+def _check_claims(path: Path, stream: IO[bytes]) -> None:
+    """InputError where an array's header claims more than its member of the .npz holds, or that unpacks to more than
+    data can pack to: both would take memory before anything is found wrong.
+    """
+    if not zipfile.is_zipfile(stream):
+        stream.seek(0)
+        return
+    with zipfile.ZipFile(stream) as archive:
+        check_growth(path, sum(info.file_size for info in archive.infolist()))
+        for info in archive.infolist():
+            with archive.open(info) as member:
+                version = np.lib.format.read_magic(member)
+                header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+                shape, _, kind = header.get(version, header[1, 0])(member)
+            if math.prod(shape) * kind.itemsize > info.file_size:
+                msg = f"{path}: {info.filename} claims the shape {shape}, and has {info.file_size} bytes"
+                raise InputError(f"{msg}; get the file again")
+    stream.seek(0)

@@ -1,0 +1,63 @@
+"""A small finished run to be spoiled."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from models.build import ModelOptions
+from pipeline import checkpoint
+from pipeline.experiment import ClusterOptions, EvaluationOptions, Experiment, FederationOptions
+from pipeline.methods import METHODS
+from pipeline.optimizers import OptimizerOptions
+from pipeline.run import run
+from pipeline.tracking import TrackingOptions
+from tasks.contract import TaskOptions
+
+
+def quiet(line: str) -> None:
+    """Nobody listens."""
+
+
+def small(method: str = "fedavg", kept: int = 1, **more: object) -> Experiment:
+    """Three clients, two rounds, in this process. kept: checkpoints; with one, nothing hides that it is refused."""
+    values: dict[str, object] = {
+        "task": TaskOptions(
+            name="toy-single", clients=3, classes_per_client=2, min_count=1, max_tokens=16, validation=0.1
+        ),
+        "method": METHODS[method](),
+        "model": ModelOptions(width=8, heads=2, feedforward=8, dropout=0.1, names_width=8),
+        "federation": FederationOptions(rounds=2, clients_per_round=2, epochs=1),
+        "optimizer": OptimizerOptions(lr=0.01, batch_size=32, micro_tokens=64),
+        "cluster": ClusterOptions(executor="serial", checkpoints=kept),
+        "evaluation": EvaluationOptions(keep=2),
+        "tracking": TrackingOptions(uri="none"),
+        "seed": 1,
+    }
+    return Experiment(**values | more)  # type: ignore[arg-type]
+
+
+def finished(folder: Path, method: str = "fedavg", **more: object) -> Path:
+    """The folder of a finished run; without what no one reads."""
+    run(small(method, **more), folder, quiet)
+    shutil.rmtree(folder / "report")
+    return folder
+
+
+def unfinished(folder: Path, kept: int = 1) -> Path:
+    """One that was killed after its last round, before its result."""
+    finished(folder, kept=kept)
+    for name in ("model", "result.json", "plan.json", "per_class.csv"):
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    about = json.loads((folder / "run.json").read_text()) | {"status": "RUNNING"}
+    (folder / "run.json").write_text(json.dumps(about))
+    return folder
+
+
+def seal(index: Path) -> None:
+    """The checksum of a checkpoint's changed index set right, as one would who wants it read."""
+    content = json.loads(index.read_text())
+    content.pop("sha256", None)
+    index.write_text(json.dumps(content | {"sha256": checkpoint.seal(content)}))

@@ -1,0 +1,106 @@
+"""Weights that an encoder starts from, tables of co-occurrences, and vectors that were kept."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from models import name_cache
+from models.build import ModelOptions
+from models.concepts import Asked, _load, keep
+from models.label_names import Training, from_cooccurrence, read_table
+from models.language import from_language_model
+from pipeline.run import make_setup
+from tasks.corpus import count_names
+from tasks.scan import Scanner
+from tests.fuzz.parsers import Bench, Parser
+from tests.fuzz.promise import QUICK
+from tests.fuzz.runs import quiet, small
+from tests.tiny_bert import saved_bert
+
+TABLE = "label,ash,beech,elm\nash,3,1,0.5\nbeech,1,2,nan\nelm,0.5,,4\n"
+SHORT = Training(walks_per_node=2, length=4, window=2, epochs=1)
+ASKED = Asked(("ash", "beech"), ("a {name}", "the {name}"), "made-up/encoder")
+
+
+def weights(folder):
+    setup = make_setup(small(), quiet)
+    model = setup.model()
+    save_file({k: v.contiguous() for k, v in model.encoder.state_dict().items()}, folder / "w.safetensors")
+
+
+def start(folder, made):
+    e = small(model=ModelOptions(width=8, heads=2, feedforward=8, dropout=0.1, names_width=8,
+                                 weights=str(folder / "w.safetensors")))  # fmt: skip
+    make_setup(e, quiet)
+
+
+def names(folder, made):
+    table = read_table(folder / "table.csv")
+    from_cooccurrence(table, table.names[:1], width=4, seed=1, cache=None, training=SHORT)
+
+
+def cached(folder):
+    unit = np.ones((2, 2, 4), np.float32) / 2
+    keep(ASKED, ASKED.file(folder), unit, "made up", quiet)
+    name_cache.save(folder / f"names-{'0' * 16}.npz", "0" * 64, np.ones((2, 4), np.float32), quiet)
+
+
+def from_cache(folder, made):
+    """A cache that cannot be used is said and made again: never an error of another kind."""
+    said = []
+    for path in folder.glob("names-*.npz"):
+        name_cache.load(path, "0" * 64, said.append)
+    assert _load(ASKED, ASKED.file(folder), said.append) is not None or said or not ASKED.file(folder).exists()
+
+
+def corpus(folder):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    lines = ["an ash and a beech", "the elm", "beeches and elms"] * 5
+    (folder / "a.txt").write_text("\n".join(lines))
+    (folder / "b.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    pq.write_table(pa.table({"text": lines}), folder / "c.parquet")
+    import gzip
+
+    (folder / "d.jsonl.gz").write_bytes(gzip.compress((folder / "b.jsonl").read_bytes(), mtime=0))
+
+
+def count(folder, made):
+    scanner = Scanner(("ash", "beech", "elm"), "paragraph", "lines", 3, "plural")
+    count_names([str(folder)], scanner, "text", engine="local", log=quiet)
+
+
+def encoder(folder):
+    saved_bert(folder / "bert")
+
+
+def encode(folder, made):
+    from_language_model(("ash", "elm"), model=str(folder / "bert"), prompts=("a {name}",), normalise=True,
+                        pooling="auto", cache=None, log=quiet)  # fmt: skip
+
+
+PARSERS = [
+    Parser("language model", encoder, encode),
+    Parser("weights", weights, start),
+    Parser("co-occurrence table", lambda folder: (folder / "table.csv").write_text(TABLE), names),
+    Parser("cached vectors", cached, from_cache),
+    Parser("corpus", corpus, count),
+]
+
+
+@pytest.fixture(scope="module", params=PARSERS, ids=lambda p: p.name)
+def bench(request, tmp_path_factory):
+    return Bench(request.param, tmp_path_factory.mktemp("names"))
+
+
+@QUICK
+@given(data=st.data())
+def test_a_changed_file_is_read_or_refused(bench, data):
+    bench.check_changed(data.draw(bench.case()))
