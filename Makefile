@@ -10,7 +10,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 export MLFLOW_DISABLE_TELEMETRY ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-ray test-slow cluster-test test-data check audit static format lint types imports spelling bench ui clean
+.PHONY: help setup run test test-rest test-fast test-ray test-slow cluster-test test-data check audit static format lint types imports spelling bench ui clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,8 +27,11 @@ $(STAMP): requirements.lock pyproject.toml
 run: $(STAMP) ## train FedAvg and FedAlign on a small task, compare them, say where the records are
 	$(BIN)/anchorfl run digits/fedavg digits/fedalign
 
-test: $(STAMP) ## every test but the slow ones and those that need a GPU
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+test: $(STAMP) ## every test but the slow ones and those that need a GPU: those that start Ray beside the others
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=target test-rest test-ray
+
+test-rest: $(STAMP) ## the tests that do not start Ray
+	$(BIN)/python -m pytest -m "not ray and not slow and not gpu"
 
 test-fast: $(STAMP) ## the tests that need neither Ray nor real data
 	$(BIN)/python -m pytest -m "not ray and not data and not slow and not gpu"

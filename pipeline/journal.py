@@ -21,6 +21,8 @@ from tasks.typed import misfit, parsed
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 Value = str | int | float | bool
+LARGEST = 1e100
+"""No finite metric is larger: losses and norms are those of float32 numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,10 +125,18 @@ class Line(TypedDict):
     per_class: NotRequired[dict[str, dict[str, float | str]]]
 
 
+def _figure(value: float | str) -> float:
+    """A metric of a line. What no run can have measured is refused: the sums and percentages of it would overflow."""
+    figure = float(value)
+    if math.isfinite(figure) and abs(figure) > LARGEST:
+        raise ValueError(f"{figure} as a metric")
+    return figure
+
+
 def _record(line: bytes) -> RoundRecord:
     content: Line = parsed(line, Line, "the line", "")
-    metrics = {key: float(value) for key, value in content["metrics"].items()}
-    classes = {k: {c: float(v) for c, v in row.items()} for k, row in content.get("per_class", {}).items()}
+    metrics = {key: _figure(value) for key, value in content["metrics"].items()}
+    classes = {k: {c: _figure(v) for c, v in row.items()} for k, row in content.get("per_class", {}).items()}
     if any(row.keys() != next(iter(classes.values())).keys() for row in classes.values()):
         raise ValueError("scores of other classes in one round")
     return RoundRecord(content["round"], content["time"], metrics, classes)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.mutations import changed, changes
 from tests.fuzz.promise import keep
+from tests.fuzz.runs import settle
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Bench:
         self.inputs.mkdir()
         self.made.mkdir()
         parser.write(self.inputs)
+        settle(self.inputs)
         self.valid = {path: path.read_bytes() for path in sorted(self.inputs.rglob("*")) if path.is_file()}
         named = [path for path in self.valid if any(fnmatch(path.name, pattern) for pattern in parser.files)]
         # one or two files of a kind: hundreds of images are not more than one

@@ -139,6 +139,19 @@ def test_a_round_that_is_no_whole_number(run):
     refused(lambda: read_records(run), "metrics.jsonl")
 
 
+@pytest.mark.parametrize("where", ["metrics", "per_class"])
+def test_a_score_that_no_run_can_have(run, where):
+    """As a percentage it overflowed in the curves."""
+    line = json.loads((run / "metrics.jsonl").read_text().splitlines()[1])
+    if where == "metrics":
+        line["metrics"]["test/f1_macro"] = 1e308
+    else:
+        line["per_class"]["test/f1"] = dict.fromkeys(line["per_class"]["test/f1"], -1e308)
+    (run / "metrics.jsonl").write_text(f"{json.dumps(line)}\n" * 2)
+    refused(lambda: read_records(run), "metrics.jsonl")
+    refused(lambda: compare([run], run / "made"), "metrics.jsonl")
+
+
 def test_tensors_of_unknown_types(tmp_path):
     """KeyError."""
     import torch

@@ -91,10 +91,10 @@ def test_folders_patterns_and_files_are_found_once(tmp_path):
         ("a.jsonl", b'{"text": "a"}\n{"text": 3}\n', ":2: field 'text' is no text; name another with --field"),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', ":2: not a JSON object ("),
         ("a.json", b'[\n{"text": "a"}\n]\n', ":1: not a JSON object ("),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n[3]\n'), ":2: not a JSON object ("),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n[3]\n', mtime=0), ":2: not a JSON object ("),
         ("a.txt", b"one\ntwo\nthr\xe9e\n", ":3: byte 0xe9 is no UTF-8; convert the file to UTF-8"),
-        ("a.txt.gz", gzip.compress(b"one\ntwo\nthr\xe9e\n"), ":3: byte 0xe9 is no UTF-8"),
-        ("a.txt.gz", gzip.compress(b"one two " * 99)[:-9], ": the gzip file is damaged or cut short ("),
+        ("a.txt.gz", gzip.compress(b"one\ntwo\nthr\xe9e\n", mtime=0), ":3: byte 0xe9 is no UTF-8"),
+        ("a.txt.gz", gzip.compress(b"one two " * 99, mtime=0)[:-9], ": the gzip file is damaged or cut short ("),
         ("a.txt.gz", b"plain", ": the gzip file is damaged or cut short ("),
         ("a.parquet", b"plain", ": not a Parquet file ("),
     ],
@@ -122,7 +122,7 @@ def test_segments_beyond_the_limit_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(pieces, "LARGEST", 20_000)
     text = b"word " * 10_000
     (tmp_path / "a.txt").write_bytes(text)
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text))
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text, mtime=0))
     for name in ("a.txt", "a.txt.gz"):
         for layout, what in (("lines", "line end"), ("blank_lines", "blank line")):
             with pytest.raises(InputError, match=rf"{name}: no {what} within 20000 bytes; cut the text"):

@@ -1,0 +1,98 @@
+"""The records of finished runs as one small archive, which a table reads like the run folders themselves.
+
+Kept of a run: what it is (run.json, config.json), its result, and its rounds without scores per class, without what
+the machine did meanwhile and without names of users and folders. Seconds are rounded, scores are not. Runs that the
+archive holds already stay in it.
+
+    python -m benchmarks.keep_records runs --out benchmarks/results/bibtex.tar.xz
+    mkdir kept && tar -xf benchmarks/results/bibtex.tar.xz -C kept
+    anchorfl table fedalc --data bibtex --task.validation 0 --runs kept --show
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from pipeline.folder import CONFIG, RESULT, read_result
+from pipeline.journal import read_about
+from tasks.contract import InputError
+
+RECORDS = ("run.json", CONFIG, RESULT, "metrics.jsonl")
+DROPPED = ("system/", "sys/process")
+"""Metrics that say something of the machine alone."""
+
+PLACES = ("output", "task.root", "task.cache", "cluster.mirror", "tracking.uri")
+"""Options that name places on the machine; no result depends on them."""
+
+
+def slim(folder: Path) -> dict[str, bytes]:
+    """The four files of a run, by name."""
+    about = {key: value for key, value in read_about(folder).items() if key != "user"}
+    about |= {"folder": folder.name, "artifacts": [], "parent": None}
+    about["params"] = {key: "" if key in PLACES else value for key, value in about["params"].items()}
+    lines = [json.dumps(_round(json.loads(line))) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    config = json.loads((folder / CONFIG).read_text())
+    for section, _, name in (place.rpartition(".") for place in PLACES):
+        (config[section] if section else config)[name] = ""
+    texts = [json.dumps(about), json.dumps(config), (folder / RESULT).read_text(), "\n".join(lines) + "\n"]
+    return {name: text.encode() for name, text in zip(RECORDS, texts, strict=True)}
+
+
+def _round(line: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in line["metrics"].items() if not name.startswith(DROPPED)}
+    metrics = {name: round(value, 3) if name.startswith("sys/") else value for name, value in kept.items()}
+    return {"round": line["round"], "time": round(line["time"], 2), "metrics": metrics}
+
+
+def write(archive: Path, runs: dict[str, dict[str, bytes]]) -> None:
+    """The archive anew; the same runs give the same bytes."""
+    draft = archive.with_name(archive.name + ".tmp")
+    with tarfile.open(draft, "w:xz", preset=9) as tar:
+        # file by file over all runs: like stands beside like, which packs better
+        for file in RECORDS:
+            for name, files in sorted(runs.items()):
+                entry = tarfile.TarInfo(f"{name}/{file}")
+                entry.size = len(files[file])
+                tar.addfile(entry, io.BytesIO(files[file]))
+    draft.replace(archive)
+
+
+def read(archive: Path) -> dict[str, dict[str, bytes]]:
+    """What an archive holds, by run; {} where there is none."""
+    runs: dict[str, dict[str, bytes]] = {}
+    if archive.exists():
+        with tarfile.open(archive) as tar:
+            for entry in tar:
+                name, _, file = entry.name.rpartition("/")
+                content = tar.extractfile(entry)
+                assert content is not None
+                runs.setdefault(name, {})[file] = content.read()
+    return runs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", help="folders below which the runs lie")
+    parser.add_argument("--out", type=Path, required=True, help="the archive, .tar.xz")
+    options = parser.parse_args()
+    runs = read(options.out)
+    before = len(runs)
+    for path in sorted(path for top in options.runs for path in top.rglob("run.json")):
+        try:
+            if read_result(path.parent):
+                runs[path.parent.name] = slim(path.parent)
+        except InputError as error:
+            parser.exit(2, f"{error}\n")
+    write(options.out, runs)
+    print(
+        f"{options.out}: {len(runs)} runs, {len(runs) - before} of them new, {options.out.stat().st_size / 1e3:.0f} kB"
+    )
+
+
+if __name__ == "__main__":
+    main()

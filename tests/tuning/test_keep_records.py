@@ -1,0 +1,50 @@
+"""The archives of benchmarks/results: a table reads the same numbers from them as from the runs."""
+
+from __future__ import annotations
+
+import tarfile
+
+import pytest
+
+from benchmarks.keep_records import read, slim, write
+from pipeline.compare import load_run
+from tests.fuzz.runs import finished
+from tuning.table_numbers import traffic
+from tuning.table_runs import look
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return finished(tmp_path_factory.mktemp("runs") / "one")
+
+
+def test_what_is_kept_gives_the_same_numbers(run, tmp_path):
+    write(tmp_path / "kept.tar.xz", {run.name: slim(run)})
+    with tarfile.open(tmp_path / "kept.tar.xz") as tar:
+        tar.extractall(tmp_path / "kept", filter="data")
+    before, after = load_run(run), load_run(tmp_path / "kept" / run.name)
+    seconds = after.values.pop("seconds"), before.values.pop("seconds")
+    assert after.values == before.values
+    assert seconds[0] == pytest.approx(seconds[1], abs=0.02)
+    assert after.result == before.result
+    assert traffic(after) == traffic(before)
+    assert look(tmp_path / "kept").finished.keys() == look(run).finished.keys()
+
+
+def test_no_name_of_a_user_or_a_folder_is_kept(run):
+    text = b"".join(slim(run).values()).decode()
+    assert str(run.parent) not in text
+    assert '"user"' not in text
+    assert "engine" not in text  # a class
+    assert "system/" not in text
+
+
+def test_runs_are_added_and_the_same_runs_give_the_same_bytes(run, tmp_path):
+    archive = tmp_path / "kept.tar.xz"
+    write(archive, {"b": slim(run)})
+    first = archive.read_bytes()
+    write(archive, {**read(archive), "a": slim(run)})
+    assert list(read(archive)) == ["a", "b"]
+    assert read(archive)["b"] == slim(run)
+    write(archive, {"b": read(archive)["b"]})
+    assert archive.read_bytes() == first
