@@ -17,6 +17,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -49,6 +50,10 @@ def some_presets(name: str = "") -> str:
     names = preset_names()
     near = [n for n in names if n.split("/")[0] in ("digits", name.split("/")[0])]
     return f"{', '.join(near)} and {len(names) - len(near)} more (anchorfl presets)"
+
+
+_hints = cache(typing.get_type_hints)
+"""Evaluated once a class: there are hundreds of presets, and annotations are text."""
 
 
 def preset_path(name: str) -> Path:
@@ -132,7 +137,7 @@ def read_experiment(folder: Path) -> Experiment:
 def from_tree(tree: Mapping[str, Any]) -> Experiment:
     """The experiment of a nested dict (a preset, or the resolved tree in a run folder); the inverse of ``to_tree``."""
     values = dict(tree)
-    hints = typing.get_type_hints(Experiment)
+    hints = _hints(Experiment)
     known = {f.name for f in fields(Experiment)}
     for key in values:
         if key not in known:
@@ -164,7 +169,7 @@ def _method(table: Any) -> Any:
 def _node(kind: Any, table: Any, section: str) -> Any:
     if not isinstance(table, dict):
         raise InputError(f"[{section}] must be a table, not {table!r}")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     known = {f.name for f in fields(kind) if f.init}
     values = {}
     for key, value in table.items():
@@ -242,7 +247,7 @@ def _parse(experiment: Experiment, arguments: Sequence[str], command: str) -> Ex
     def build(**values: Any) -> Experiment:
         return Experiment(**values)
 
-    hints = typing.get_type_hints(Experiment) | {"method": type(experiment.method)}
+    hints = _hints(Experiment) | {"method": type(experiment.method)}
     build.__annotations__ = {f.name: hints[f.name] for f in fields(Experiment)} | {"return": Experiment}
     build.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [

@@ -31,12 +31,15 @@ def show(arguments: list[str]) -> int:
         epilog="also: anchorfl data prepare, demo, check (each with --help)",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
-    for name in parser.parse_args(arguments).names or TASKS:
-        print("\n".join(_about(find_task(name))) + "\n")
+    names = parser.parse_args(arguments).names or TASKS
+    presets = _presets()
+    for name in names:
+        task = find_task(name)
+        print("\n".join(_about(task, presets.get(task.name, []))) + "\n")
     return 0
 
 
-def _about(task: Task) -> list[str]:
+def _about(task: Task, presets: list[str]) -> list[str]:
     options = TaskOptions(name=task.name)
     state, indent = status(task, options), " " * 20
     word = "bundled" if not task.source.files else "found" if state.found else "missing"
@@ -56,13 +59,15 @@ def _about(task: Task) -> list[str]:
     gate = "; access must be applied for" if task.source.gated else ""
     origin = f"from {task.source.url}" if "://" in task.source.url else task.source.url
     lines.append(f"{indent}{origin}; {task.source.licence}{gate}")
-    presets = _presets(task.name)
     return [*lines, f"{indent}presets: {', '.join(presets)}"] if presets else lines
 
 
-def _presets(task: str) -> list[str]:
-    """The shipped presets that need a data set."""
-    return [name for name in preset_names() if read_preset(name).task.name == task]
+def _presets() -> dict[str, list[str]]:
+    """The shipped presets by the data set that they need."""
+    found: dict[str, list[str]] = {}
+    for name in preset_names():
+        found.setdefault(read_preset(name).task.name, []).append(name)
+    return found
 
 
 def prepare(arguments: list[str]) -> int:

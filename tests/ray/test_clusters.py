@@ -40,6 +40,7 @@ def serial_checksum(tmp_path_factory):
     return checksum(python(code, folder).stdout)
 
 
+@pytest.mark.slow
 def test_logical_gpus_are_shared_out(tmp_path, serial_checksum):
     """Two actors of half a GPU on one logical GPU; three quarters are refused. No GPU is real, so the bits stay."""
     code = f"""

@@ -58,6 +58,7 @@ print('GAVE', all(memory > 1e8 and node.cpus >= 1 for node, memory in cluster.wi
     assert lines[3:] == ["True"]
 
 
+@pytest.mark.slow
 def test_probe_on_a_cluster_and_a_run_with_what_it_wrote(tmp_path):
     """One logical GPU that torch cannot see is refused, not passed over; without it, the run starts as was written."""
     code = """

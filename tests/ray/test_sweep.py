@@ -80,6 +80,7 @@ def test_a_failing_trial_is_one_trial(preset, one_ray, capsys):
     assert "Failures" in Path("s/report/report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_budget_ends_the_search_and_can_be_raised(preset, one_ray, capsys):
     file = preset(tracking={"uri": "none"})
     spent = ["--cost", "0.0001", "--cpu-price", "3600"]  # the first reported second is over it

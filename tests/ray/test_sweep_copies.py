@@ -51,6 +51,7 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_on_another_machine(preset, tmp_path, s3):
     """SIGKILL when some trials have ended, and the folder is thrown away: what the copy holds goes on to the
     same trials, scores and choice as a sweep that was left alone; no trial that had ended is touched.

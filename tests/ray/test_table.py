@@ -150,6 +150,7 @@ def test_a_failing_run_is_named(paper, ray_running, capsys):
     assert "2 of 4 runs" in said
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(paper, tmp_path):
     """SIGKILL within the second run: the first stays as it is, the second goes on in its folder, and ends with the bits
     of a run that was left alone; MLflow has every run and round once.
