@@ -28,6 +28,7 @@ def python(code, folder, **env):
     )
 
 
+@pytest.mark.slow
 def test_a_fresh_ray_worker_and_what_became_of_it(tmp_path):
     code = """
 import os, signal

@@ -65,6 +65,7 @@ def test_trials_are_runs(preset, one_ray):
     assert set(json.loads((final / "result.json").read_text())["scores"]) == {"validation", "test"}
 
 
+@pytest.mark.slow
 def test_a_failing_trial_is_one_trial(preset, one_ray, capsys):
     """A learning rate that gives no finite update fails its trial, with its reason; the sweep goes on."""
     file = preset(tracking={"uri": "none"})
