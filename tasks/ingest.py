@@ -170,6 +170,7 @@ def _planned(task: Task, options: TaskOptions, seed: int, table: Any, labels: La
 
 def _run_local(job: Encoding, table: Any, owned: Owners) -> Iterator[_File]:
     """Encode in this process, owner by owner, so that no more than one owner's rows are held twice."""
+    table = table.combine_chunks()  # rows taken from several chunks are taken from a copy of all of them, each time
     for owner, rows in enumerate(owned.parts()):
         yield owner, *job.file(job.encode(table.take(rows)), owner)
 
