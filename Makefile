@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# what two targets print at once, one after the other; the make of macOS (3.81) cannot
+SYNC   := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 # No usage reports from Ray or MLflow, unless the caller asks for them.
 export RAY_USAGE_STATS_ENABLED ?= 0
@@ -28,7 +30,7 @@ run: $(STAMP) ## train FedAvg and FedAlign on a small task, compare them, say wh
 	$(BIN)/anchorfl run digits/fedavg digits/fedalign
 
 test: $(STAMP) ## every test but the slow ones and those that need a GPU: those that start Ray beside the others
-	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=target test-rest test-ray
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going $(SYNC) test-rest test-ray
 
 test-rest: $(STAMP) ## the tests that do not start Ray
 	$(BIN)/python -m pytest -m "not ray and not slow and not gpu"

@@ -19,6 +19,8 @@ from tasks.contract import Card, ClientData
 from tasks.metrics import Scores
 
 CPU = torch.device("cpu")
+TOLD_ROWS = 1 << 13
+"""Rows at a time from which a client makes its message before round 1."""
 
 
 def device_for(gpus: float) -> torch.device:
@@ -68,8 +70,9 @@ class ClientHost:
 
     def tell(self, client: int) -> object:
         """The message of a client before round 1."""
-        card, rows = self.all_cards[client], self.prepared.client(client, self.training.objective)
-        return self.training.method.tell(card, rows, run_key(self.training.seed))
+        rows = self.prepared.sparse_client(client)
+        parts = (rows.part(start, start + TOLD_ROWS) for start in range(0, len(rows), TOLD_ROWS))
+        return self.training.method.tell(self.all_cards[client], parts, run_key(self.training.seed))
 
     def _client(self, client: int) -> tuple[Card, ClientData]:
         if client not in self._rows:

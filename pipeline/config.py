@@ -38,6 +38,8 @@ LARGEST_FILE, LONGEST_LINE = 1 << 18, 1 << 13
 DEEPEST = 20
 """So many presets may extend each other in a row."""
 PRESETS = Path(__file__).resolve().parents[1] / "tuning" / "presets"
+_hints = cache(typing.get_type_hints)
+"""Evaluated once a class: there are hundreds of presets, and annotations are text."""
 
 
 def preset_names() -> list[str]:
@@ -50,10 +52,6 @@ def some_presets(name: str = "") -> str:
     names = preset_names()
     near = [n for n in names if n.split("/")[0] in ("digits", name.split("/")[0])]
     return f"{', '.join(near)} and {len(names) - len(near)} more (anchorfl presets)"
-
-
-_hints = cache(typing.get_type_hints)
-"""Evaluated once a class: there are hundreds of presets, and annotations are text."""
 
 
 def preset_path(name: str) -> Path:

@@ -24,8 +24,11 @@ from pipeline.blocks import load_sent, mean_of, weights_of
 from pipeline.merging import ROBUST, Combine
 from pipeline.optimizers import OptimizerOptions, make, restore, state_of
 from tasks.contract import Batch, Card, ClientData, InputSpec, Kind, Objective
+from tasks.sparse_rows import Part
 
 Tensors = dict[str, Tensor]
+Parts = Iterable[Part]
+"""A client's rows, some at a time, with sparse labels."""
 
 
 @dataclass(frozen=True)
@@ -237,9 +240,9 @@ class Method(ABC, Generic[S, U]):
         """What one client gets beside the broadcast: its own row of the head, for example."""
         return {}
 
-    def tell(self, card: Card, data: ClientData, key: bytes) -> object:
-        """A message that a client sends once, before round 1. ``key``: a secret of the clients, which the server does
-        not have.
+    def tell(self, card: Card, parts: Parts, key: bytes) -> object:
+        """A message that a client sends once, before round 1. ``parts``: its rows, some at a time; ``key``: a secret of
+        the clients, which the server does not have.
         """
         return {}
 

@@ -92,7 +92,7 @@ def prepare(arguments: list[str]) -> int:
     )
     if fits(m):
         picture = Path(prepared.folder) / "partition.png"
-        draw_partition(m, picture, f"{m.task}, {m.options.partition}, seed {m.seed}")
+        draw_partition(m, prepared.held(), picture, f"{m.task}, {m.options.partition}, seed {m.seed}")
         print(f"partition {m.partition_digest[:16]}, drawn in {picture}")
     return 0
 

@@ -17,7 +17,7 @@ from tasks.contract import ClientData, Objective
 from tasks.labels import Labels
 from tasks.metrics import Decisions, Metrics, Scores, score
 from tasks.ranking import Ranking, propensities
-from tasks.sparse_split import SparseSplit
+from tasks.sparse_rows import SparseRows
 from tasks.store import SPLITS, Prepared, Split
 
 ROWS, LOGITS = 512, 2**24
@@ -86,7 +86,7 @@ class RankedSplits:
     """The server's splits to be scored as rankings, a part at a time and without a matrix of labels."""
 
     def __init__(self, data: Prepared, objective: Objective, rows: int = ROWS) -> None:
-        self.splits: dict[Split, SparseSplit] = {name: data.sparse_split(name) for name in SPLITS}
+        self.splits: dict[Split, SparseRows] = {name: data.sparse_split(name) for name in SPLITS}
         self.objective = objective
         self.classes = len(data.manifest.class_names)
         self.rows = max(1, min(rows, LOGITS // self.classes))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from torch import Tensor
 from pipeline.seeds import seed_for
 from tasks.contract import ClientData
 from tasks.labels import Labels
+from tasks.sparse_rows import Part
 
 Matching = Literal["hmac", "sha256"]
 """``hmac``: HMAC-SHA-256 with a key that the clients share and the server does not have. ``sha256``: plain SHA-256,
@@ -105,14 +106,17 @@ def digests(data: ClientData, matching: Matching = "hmac", key: bytes = b"") -> 
     return [hmac.digest(key, instance, "sha256") for instance in canonical(data)]
 
 
-def share(data: ClientData, matching: Matching = "hmac", key: bytes = b"") -> Shared:
-    """A client's message: its known positives. Errors as ``digests``."""
-    carries_NC = ((data.y_NC > 0) & (data.known_NC > 0)).cpu().numpy()
-    row_P, class_P = np.nonzero(carries_NC)
-    if not len(row_P):
-        return message(np.zeros((0, SIZE), np.uint8), np.zeros(0, np.int64))
-    digest_N = np.frombuffer(b"".join(digests(data, matching, key)), np.uint8).reshape(-1, SIZE)
-    return message(digest_N[row_P], class_P)
+def share(parts: Iterable[Part], matching: Matching = "hmac", key: bytes = b"") -> Shared:
+    """A client's message: its known positives. parts: its rows. Errors as ``digests``."""
+    digest_of, class_of = [np.zeros((0, SIZE), np.uint8)], [np.zeros(0, np.int32)]
+    for part in parts:
+        told = part.labels
+        if part.known_BC is not None:
+            told = told.where(part.known_BC[told.row_P, told.class_P])
+        digest_B = np.frombuffer(b"".join(digests(part.data, matching, key)), np.uint8).reshape(-1, SIZE)
+        digest_of.append(digest_B[told.row_P])
+        class_of.append(told.class_P)
+    return message(np.concatenate(digest_of), np.concatenate(class_of))
 
 
 def message(digest_P: npt.NDArray[np.uint8], class_P: npt.NDArray[Any]) -> Shared:

@@ -14,7 +14,8 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from tasks.store import Manifest
+from tasks.held import Held
+from tasks.manifest import Manifest
 
 CELLS, LABELS, NAME = 600, 60, 28
 """Numbers stand in the cells of so small a picture; names at axes with so few ticks; longer names are cut."""
@@ -25,21 +26,19 @@ IDENTIFIED, UNKNOWN = colormaps["Blues"], colormaps["Greys"]
 
 def fits(manifest: Manifest) -> bool:
     """Whether there are so few clients and classes that a picture shows them."""
-    return len(manifest.held) * len(manifest.class_names) <= LARGEST
+    return len(manifest.examples) * len(manifest.class_names) <= LARGEST
 
 
-def draw_partition(manifest: Manifest, path: Path, title: str = "") -> None:
+def draw_partition(manifest: Manifest, held: Held, path: Path, title: str = "") -> None:
     """Write a PNG: on the left clients x classes, blue where the client identifies the class, grey where it holds rows
     of it without knowing; on the right the rows of each class in descending order.
 
-    The same manifest gives the same bytes.
+    The same federation gives the same bytes.
     """
-    clients, classes = len(manifest.held), len(manifest.class_names)
-    held_MC = np.zeros((clients, classes), dtype=np.int64)
+    clients, classes = len(manifest.examples), len(manifest.class_names)
+    held_MC = held.matrix(clients, classes)
     aware_MC = np.zeros((clients, classes), dtype=np.bool_)
-    for client, (held, known) in enumerate(zip(manifest.held, manifest.classes, strict=True)):
-        for class_, rows in held:
-            held_MC[client, class_] = rows
+    for client, known in enumerate(manifest.classes):
         aware_MC[client, list(known)] = True
     wide = 2.2 + min(16.0, max(3.0, 0.27 * classes))
     figure = Figure(figsize=(wide + 4.2, 1.9 + min(12.0, max(1.6, 0.25 * clients))), layout="constrained")

@@ -124,7 +124,6 @@ class Loop:
         if found is None:
             return
         parts = dict(found.parts)
-        parts = dict(found.parts)
         try:
             standing = _standing(found)
             state, self.best = parts.pop(STATE), parts.pop(SELECTED, {})

@@ -215,10 +215,10 @@ def _conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
         loop.progress.say(summary)
     write_per_class(folder)
     compare([folder], folder / "report")
-    manifest = setup.data().manifest
-    if fits(manifest):
-        draw_partition(manifest, folder / "report" / "partition.png")
-    write_atomically(folder / "plan.json", Path(setup.data().file("plan.json")).read_bytes())
+    data = setup.data()
+    if fits(data.manifest):
+        draw_partition(data.manifest, data.held(), folder / "report" / "partition.png")
+    write_atomically(folder / "plan.json", Path(data.file("plan.json")).read_bytes())
     for name in (CONFIG, "plan.json", "per_class.csv", "report", *(["model"] if e.method.scored == "server" else [])):
         tracker.artifact(folder / name)
     # Last, since its presence says that the run is finished and everything else is there.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 
 from tasks.columns import Ints
@@ -18,8 +20,9 @@ def training_counts(data: Prepared) -> tuple[int, Ints]:
     manifest = data.manifest
     rows = len(np.unique(np.concatenate([client.rows for client in data.plan().clients])))
     shared = rows < sum(manifest.examples)
+    if not shared:
+        return rows, data.held().counts(len(manifest.class_names))
     count_C = np.zeros(len(manifest.class_names), dtype=np.int64)
-    for client in manifest.counts if shared else manifest.held:
-        for class_, number in client:
-            count_C[class_] += number
+    for class_, number in chain.from_iterable(manifest.counts):
+        count_C[class_] += number
     return rows, count_C

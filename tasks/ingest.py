@@ -23,11 +23,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks import places, shared
+from tasks.chunks import Chunks
 from tasks.columns import Ints, list_parts
 from tasks.contract import InputError, Task, TaskOptions
 from tasks.encoding import Encoding, kept_columns
+from tasks.held import Held
 from tasks.images.pixels import normalised
 from tasks.labels import Labels
+from tasks.manifest import Manifest, pairs
 from tasks.one_class import wrong_number
 from tasks.partition import make_plan
 from tasks.plans import Plan, digest
@@ -35,11 +38,9 @@ from tasks.raw import raw_digest
 from tasks.rows import Owners, as_clients_know, owners, read_rows, resolved
 from tasks.sources import raw_folder
 from tasks.store import (
-    Manifest,
     Prepared,
     cache_folder,
     data_digest,
-    pairs,
     sync_folder,
     write_file,
     write_manifest,
@@ -152,7 +153,8 @@ def _build(
     files = dict(sorted(files.items()))  # Ray Data gives the owners in an order of its own
     manifest = _manifest(job, options, plan, owned, labels)
     manifest = replace(manifest, raw_digest=raw, data_digest=data_digest(content), files=files)
-    write_manifest(building, manifest, plan)
+    held = Held.of(labels.take(rows) for rows in owned.parts()[: len(plan.clients)])
+    write_manifest(building, manifest, plan, held)
 
 
 def _planned(task: Task, options: TaskOptions, seed: int, table: Any, labels: Labels) -> tuple[Plan, Owners]:
@@ -170,9 +172,9 @@ def _planned(task: Task, options: TaskOptions, seed: int, table: Any, labels: La
 
 def _run_local(job: Encoding, table: Any, owned: Owners) -> Iterator[_File]:
     """Encode in this process, owner by owner, so that no more than one owner's rows are held twice."""
-    table = table.combine_chunks()  # rows taken from several chunks are taken from a copy of all of them, each time
+    chunks = Chunks.of(table)
     for owner, rows in enumerate(owned.parts()):
-        yield owner, *job.file(job.encode(table.take(rows)), owner)
+        yield owner, *job.file(job.encode(chunks.take(rows)), owner)
 
 
 def _run_ray(job: Encoding, table: Any, row_N: Ints, owned: Owners, labels: Labels) -> Iterator[_File]:
@@ -234,7 +236,7 @@ def _group_file(table: Any, job: Encoding) -> Any:
 
 def _manifest(job: Encoding, options: TaskOptions, plan: Plan, owned: Owners, labels: Labels) -> Manifest:
     """The manifest, its digests of raw files and data still empty."""
-    held = [labels.take(rows).counts() for rows in owned.parts()[: len(plan.clients)]]
+    held = (labels.take(rows).counts() for rows in owned.parts()[: len(plan.clients)])
     aware = [set(client.classes) for client in plan.clients]
     return Manifest(
         task=job.task.name,
@@ -248,7 +250,6 @@ def _manifest(job: Encoding, options: TaskOptions, plan: Plan, owned: Owners, la
         data_digest="",
         examples=tuple(owned.sizes()[: len(plan.clients)].tolist()),
         counts=tuple(pairs(count_C, known) for count_C, known in zip(held, aware, strict=True)),
-        held=tuple(pairs(count_C) for count_C in held),
         classes=tuple(client.classes for client in plan.clients),
         test=int(owned.sizes()[-2]),
         validation=len(plan.validation),

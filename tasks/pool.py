@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
+from tasks.chunks import Chunks
 from tasks.columns import Ints
 from tasks.contract import InputError, InputSpec
 from tasks.labels import Labels
@@ -25,11 +26,11 @@ from tasks.tensors import inputs
 
 @dataclass(frozen=True)
 class Pool:
-    """x: stored inputs of the distinct rows, shortest first; holders: the clients of every row, as ``Labels`` whose
-    classes are holders; row_N: their ids.
+    """x: one column, stored inputs of the distinct rows, shortest first; holders: the clients of every row, as
+    ``Labels`` whose classes are holders; row_N: their ids.
     """
 
-    x: Any
+    x: Chunks
     spec: InputSpec
     holders: Labels
     row_N: Ints
@@ -39,7 +40,7 @@ class Pool:
 
     def inputs(self, index_B: Ints, device: torch.device) -> torch.Tensor:
         """Inputs of some rows as ``Batch.x`` has them, padded to their longest; they get there as they are stored."""
-        x, _ = inputs(self.x.take(pa.array(index_B)), self.spec)
+        x, _ = inputs(self.x.take(index_B)["x"], self.spec)
         return self.spec.scaling().to(device)(x.to(device))
 
 
@@ -60,10 +61,11 @@ def pool(prepared: Prepared, owner_I: Sequence[int], owners: int) -> Pool:
         kept.append(table.select(["row", "x"]).filter(pa.array(new_B)))
         row_of.append(row_B)
         holder_of.append(np.full(len(row_B), owner_I[client]))
-    rows = pa.concat_tables(kept).combine_chunks()
-    rows = rows.take(np.lexsort((rows["row"].to_numpy(), _lengths(rows["x"], prepared.manifest.spec))))
+    rows = pa.concat_tables(kept)
     row_N = rows["row"].to_numpy()
-    return Pool(rows["x"], prepared.manifest.spec, _holders(row_N, row_of, holder_of, owners), row_N)
+    order_N = np.lexsort((row_N, _lengths(rows["x"], prepared.manifest.spec)))
+    row_N, x = row_N[order_N], Chunks.of(Chunks.of(rows.select(["x"])).take(order_N))
+    return Pool(x, prepared.manifest.spec, _holders(row_N, row_of, holder_of, owners), row_N)
 
 
 def _read(prepared: Prepared, client: int) -> Any:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tasks import places
 from tasks.contract import InputError
-from tasks.store import MANIFEST, Prepared, file_list
+from tasks.manifest import MANIFEST
+from tasks.store import Prepared, file_list
 
 UPLOADS = 8
 """Files on their way at one time."""

@@ -1,10 +1,11 @@
 """Prepared data on disk: one Parquet file per client, one per split of the server, the plan, and a manifest.
 
-Layout: ``<folder>/client-00000.parquet ... test.parquet validation.parquet plan.json manifest.json``. Columns of a
-Parquet file: ``row`` int64, ``x`` list<int32> (tokens), list<uint8> (images with levels) or list<float32> (flattened;
-sparse: number of a feature, value, ...), ``labels`` list<int32> (the positives that are disclosed), ``known``
-list<int32> (the classes whose label is given; null: all that the client identifies, or single-label all). The folder
-may lie on object storage (tasks/places.py): each file then comes to this machine when it is first asked for.
+Layout: ``<folder>/client-00000.parquet ... test.parquet validation.parquet held.parquet plan.json manifest.json``.
+Columns of ``held.parquet``: ``client``, ``class``, ``rows``, int64 (tasks/held.py); of the other Parquet files: ``row``
+int64, ``x`` list<int32> (tokens), list<uint8> (images with levels) or list<float32> (flattened; sparse: number of a
+feature, value, ...), ``labels`` list<int32> (the positives that are disclosed), ``known`` list<int32> (the classes
+whose label is given; null: all that the client identifies, or single-label all). The folder may lie on object storage
+(tasks/places.py): each file then comes to this machine when it is first asked for.
 """
 
 from __future__ import annotations
@@ -14,68 +15,29 @@ import io
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import chain
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks import places
 from tasks.cards import Cards
-from tasks.columns import Ints, table_digest
-from tasks.contract import ClientData, InputError, InputSpec, Kind, Objective, TaskOptions
+from tasks.columns import table_digest
+from tasks.contract import ClientData, InputError, Objective, TaskOptions
+from tasks.held import Held
+from tasks.manifest import FORMAT, MANIFEST, MEND, Manifest, manifest_bytes, read_manifest
 from tasks.plans import Plan, digest, plan_from_json, plan_to_json
-from tasks.sparse_split import SparseSplit
+from tasks.sparse_rows import SparseRows
 from tasks.tensors import client_data
-from tasks.typed import misfit, parsed
 
-FORMAT = 2
-"""Version of the layout; part of the name of every cache folder."""
-MANIFEST = "manifest.json"
-MEND = "delete the folder and prepare the data again"
-"""How errors about a prepared folder end."""
+HELD = "held.parquet"
 
 Split = Literal["test", "validation"]
 SPLITS: tuple[Split, ...] = ("validation", "test")
-Read = TypeVar("Read", ClientData, SparseSplit)
-Counts = tuple[tuple[int, int], ...]
-"""(class, rows) of the classes that occur, ascending: thousands of clients of thousands of classes stay small."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """What a prepared folder holds, readable without opening a Parquet file."""
-
-    task: str
-    class_names: tuple[str, ...]
-    kind: Kind
-    spec: InputSpec
-    options: TaskOptions
-    """As prepared, without ``root`` and ``cache``, which are matters of the machine."""
-    seed: int
-    raw_digest: str
-    """sha256 over the raw files."""
-    partition_digest: str
-    data_digest: str
-    """sha256 over the content of every Parquet file."""
-    examples: tuple[int, ...]
-    """Rows of every client."""
-    counts: tuple[Counts, ...]
-    """Known positives per client; what its card discloses."""
-    held: tuple[Counts, ...]
-    """All positives per client, known to it or not: for pictures and checks, never for a method."""
-    classes: tuple[tuple[int, ...], ...]
-    """Identified classes of every client."""
-    test: int
-    """Rows of the test split."""
-    validation: int
-    """Rows of the validation split."""
-    files: Mapping[str, str] = field(default_factory=dict)
-    """sha256 over the bytes of every other file, by its name; empty in folders of earlier versions."""
+Read = TypeVar("Read")
+Rows = TypeVar("Rows", ClientData, SparseRows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +59,7 @@ class Prepared:
         where = os.fspath(folder)
         if places.is_remote(where):
             return cls._at(where)
-        manifest = _read_manifest(where)
+        manifest = read_manifest(where)
         for name in file_list(len(manifest.examples)):
             if not os.path.isfile(f"{where}/{name}"):
                 raise InputError(f"{where}: {name} is missing; {MEND}")
@@ -115,7 +77,7 @@ class Prepared:
         except FileNotFoundError as error:
             msg = f"{places.shown(origin)} holds no complete prepared data; start the run again, which prepares them"
             raise InputError(msg) from error
-        return cls(str(copy), _read_manifest(str(copy)), origin)
+        return cls(str(copy), read_manifest(str(copy)), origin)
 
     @property
     def place(self) -> str:
@@ -137,16 +99,24 @@ class Prepared:
         if not 0 <= client < len(self.manifest.examples):
             raise IndexError(f"there is no client {client}: the clients are 0..{len(self.manifest.examples) - 1}")
         known = self.manifest.classes[client] if self.manifest.kind == "multi" else None
-        return self._read(client_file(client), self.manifest.examples[client], self._dense(objective, known))
+        return self._rows(client_file(client), self.manifest.examples[client], self._dense(objective, known))
+
+    def sparse_client(self, client: int) -> SparseRows:
+        """The same without a matrix of labels, whatever the number of rows and classes."""
+        return self._rows(client_file(client), self.manifest.examples[client], self._sparse)
 
     def split(self, name: Split, objective: Objective) -> ClientData:
         """A split of the server, labelled as far as the raw data are."""
-        return self._read(f"{name}.parquet", self.size(name), self._dense(objective))
+        return self._rows(f"{name}.parquet", self.size(name), self._dense(objective))
 
-    def sparse_split(self, name: Split) -> SparseSplit:
+    def sparse_split(self, name: Split) -> SparseRows:
         """The same without a matrix of labels, whatever the number of classes."""
-        spec, classes = self.manifest.spec, len(self.manifest.class_names)
-        return self._read(f"{name}.parquet", self.size(name), lambda table: SparseSplit.of(table, spec, classes))
+        return self._rows(f"{name}.parquet", self.size(name), self._sparse)
+
+    def held(self) -> Held:
+        """Which client holds how many rows of which class. Raises InputError where the file is damaged."""
+        clients, classes = len(self.manifest.examples), len(self.manifest.class_names)
+        return self._read(HELD, lambda table: Held.from_table(table, clients, classes))
 
     def size(self, name: Split) -> int:
         """Rows of a split of the server."""
@@ -173,16 +143,22 @@ class Prepared:
         spec, classes = self.manifest.spec, len(self.manifest.class_names)
         return lambda table: client_data(table, spec, classes, objective, range(classes) if known is None else known)
 
-    def _read(self, name: str, rows: int, made: Callable[[Any], Read]) -> Read:
+    def _sparse(self, table: Any) -> SparseRows:
+        return SparseRows.of(table, self.manifest.spec, len(self.manifest.class_names))
+
+    def _rows(self, name: str, rows: int, made: Callable[[Any], Rows]) -> Rows:
+        data = self._read(name, made)
+        if len(data) != rows:
+            raise InputError(f"{self.file(name)} has {len(data)} rows, not {rows}; {MEND}")
+        return data
+
+    def _read(self, name: str, made: Callable[[Any], Read]) -> Read:
         path = self.file(name)
         try:
             # one thread, as its client has one CPU; no partitioning: a '=' in the path is not a column
-            data = made(pq.read_table(path, use_threads=False, partitioning=None))
+            return made(pq.read_table(path, use_threads=False, partitioning=None))
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             raise InputError(f"{path} is damaged ({error}); {MEND}") from error
-        if len(data) != rows:
-            raise InputError(f"{path} has {len(data)} rows, not {rows}; {MEND}")
-        return data
 
 
 def cache_root(cache: str) -> Path:
@@ -215,14 +191,15 @@ def client_file(client: int) -> str:
     return f"client-{client:05d}.parquet"
 
 
-def pairs(count_C: Ints, among: AbstractSet[int] | None = None) -> Counts:
-    """(class, rows) of the classes that occur; ``among``: only of these."""
-    return tuple((c, int(count_C[c])) for c in np.flatnonzero(count_C).tolist() if among is None or c in among)
-
-
 def file_list(clients: int) -> list[str]:
     """Names of all files that a complete folder holds, the manifest apart."""
-    return [*(client_file(client) for client in range(clients)), "test.parquet", "validation.parquet", "plan.json"]
+    return [
+        *(client_file(client) for client in range(clients)),
+        "test.parquet",
+        "validation.parquet",
+        HELD,
+        "plan.json",
+    ]
 
 
 def table_bytes(table: Any) -> tuple[bytes, str]:
@@ -241,11 +218,11 @@ def write_file(folder: str, name: str, data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def write_manifest(folder: str, manifest: Manifest, plan: Plan) -> None:
-    """Write plan and manifest, synced to disk; the manifest last, as it makes the folder complete."""
-    files = {**manifest.files, "plan.json": write_file(folder, "plan.json", plan_to_json(plan).encode())}
-    content = {"format": FORMAT, **asdict(replace(manifest, files=files))}
-    write_file(folder, MANIFEST, json.dumps(content, indent=1).encode())
+def write_manifest(folder: str, manifest: Manifest, plan: Plan, held: Held) -> None:
+    """Write plan, who holds what, and manifest, synced to disk; the manifest last, as it makes the folder complete."""
+    others = {HELD: table_bytes(held.table())[0], "plan.json": plan_to_json(plan).encode()}
+    files = {**manifest.files, **{name: write_file(folder, name, data) for name, data in others.items()}}
+    write_file(folder, MANIFEST, manifest_bytes(replace(manifest, files=files)))
     sync_folder(folder)
 
 
@@ -261,40 +238,3 @@ def sync_folder(folder: str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _read_manifest(folder: str) -> Manifest:
-    path = f"{folder}/{MANIFEST}"
-    try:
-        content: dict[str, Any] = parsed(Path(path).read_bytes(), dict[str, Any], path, MEND)
-        version = content.pop("format", None)
-        manifest = _manifest_of(content) if version == FORMAT else None
-    except FileNotFoundError as error:
-        raise InputError(f"{path} is missing, so this is no complete prepared data; {MEND}") from error
-    except InputError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is damaged ({error!r}); {MEND}") from error
-    if manifest is None:
-        raise InputError(f"{path} has format {version}, this version reads {FORMAT}; {MEND}")
-    return manifest
-
-
-def _manifest_of(content: dict[str, Any]) -> Manifest:
-    each = {key: content.pop(key) for key in ("examples", "counts", "held", "classes")}  # long, so looked at as a whole
-    if fault := misfit(content | {"examples": [], "counts": [], "held": [], "classes": []}, Manifest):
-        raise ValueError(fault)
-    pairs_ = (chain.from_iterable(each[key]) for key in ("counts", "held"))
-    whole = chain(each["examples"], chain.from_iterable(each["classes"]), *map(chain.from_iterable, pairs_))
-    if not set(map(type, whole)) <= {int}:
-        raise ValueError("examples, counts, held and classes must be whole numbers")
-    if len({len(value) for value in each.values()}) > 1:
-        raise ValueError("examples, counts, held and classes must have as many clients")
-    content["spec"] = InputSpec.of(content.pop("spec"))
-    content["options"] = TaskOptions(**content.pop("options"))
-    content["class_names"] = tuple(content["class_names"])
-    content["examples"] = tuple(each["examples"])
-    content["classes"] = tuple(tuple(row) for row in each["classes"])
-    for key in ("counts", "held"):
-        content[key] = tuple(tuple((class_, rows) for class_, rows in client) for client in each[key])
-    return Manifest(**content)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from pipeline.class_rows import Spreading
-from pipeline.contract import ServerSide, Tensors
+from pipeline.contract import Parts, ServerSide, Tensors
 from pipeline.label_sets import Matching, Shared, cooccurrence, merge, share
 from pipeline.privacy import PrivacyOptions, Terms, describe, noisy_sum
 from pipeline.spread import BLOCK, counts_at, gradient, kept_counts, terms
-from tasks.contract import Card, ClientData
+from tasks.contract import Card
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,8 @@ class FedALC(Spreading):
     def statement(self, rounds: int) -> str:
         return describe(self.privacy(), rounds)
 
-    def tell(self, card: Card, data: ClientData, key: bytes) -> Shared:
-        return share(data, self.matching, key if self.matching == "hmac" else b"")
+    def tell(self, card: Card, parts: Parts, key: bytes) -> Shared:
+        return share(parts, self.matching, key if self.matching == "hmac" else b"")
 
     def keep(self, side: ServerSide) -> Tensors:
         labels = merge(side.told, len(side.cards[0].aware_C))

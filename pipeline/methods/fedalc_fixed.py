@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pipeline.class_rows import OneClass, RowsGlobal
-from pipeline.contract import ServerSide, Tensors
+from pipeline.contract import Parts, ServerSide, Tensors
 from pipeline.label_sets import Matching, Shared, cooccurrence, merge, share
 from pipeline.privacy import PrivacyOptions, describe
 from pipeline.spread import fixed_gradient, kept_counts
-from tasks.contract import Card, ClientData
+from tasks.contract import Card
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,8 @@ class FedALCFixed(OneClass):
     def statement(self, rounds: int) -> str:
         return describe(PrivacyOptions(), rounds)
 
-    def tell(self, card: Card, data: ClientData, key: bytes) -> Shared:
-        return share(data, self.matching, key if self.matching == "hmac" else b"")
+    def tell(self, card: Card, parts: Parts, key: bytes) -> Shared:
+        return share(parts, self.matching, key if self.matching == "hmac" else b"")
 
     def keep(self, side: ServerSide) -> Tensors:
         labels = merge(side.told, len(side.cards[0].aware_C))

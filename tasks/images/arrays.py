@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 import math
 import struct
 import zipfile
@@ -20,8 +21,13 @@ from tasks.unpacking import check_growth
 
 KINDS = {"images": ("uif", "numbers"), "labels": ("iu", "whole numbers")}
 """Types of the arrays that are no texts."""
-FAULTS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
-"""What NumPy and zipfile raise on damaged files, and the others below."""
+FAULTS = (
+    OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
+    NotImplementedError, RuntimeError,
+)  # fmt: skip
+"""What NumPy and zipfile raise on damaged files. The last two: a member that is packed in a way that zipfile does not
+know; one with a password, and a header nested too deep (RecursionError).
+"""
 
 
 def load_arrays(path: Path, dimensions: Mapping[str, int]) -> dict[str, npt.NDArray[Any]]:
@@ -37,7 +43,11 @@ def load_arrays(path: Path, dimensions: Mapping[str, int]) -> dict[str, npt.NDAr
             arrays = {name: content[name] for name in dimensions if name in held}
     except InputError:
         raise
-    except (*FAULTS, zipfile.BadZipFile, NotImplementedError, RuntimeError, MemoryError) as error:
+    except MemoryError as error:
+        msg = f"{path}: its arrays need more memory than there is ({error}); use a machine with more memory, or get the"
+        msg += " file again where it should not hold so much"
+        raise InputError(msg) from error
+    except FAULTS as error:
         msg = f"{path}: this .npz file cannot be read: {error}; get it again"
         raise InputError(msg) from error
     for name, number in dimensions.items():

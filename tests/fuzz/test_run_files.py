@@ -165,6 +165,8 @@ def all_of(folder: Path, made: Path) -> None:
     found.cards()
     for client in range(len(found.manifest.examples)):
         found.client(client, objective)
+        found.sparse_client(client)
+    found.held()
     found.split("test", objective)
     found.sparse_split("validation")
 

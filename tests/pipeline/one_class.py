@@ -24,6 +24,7 @@ from pipeline.pooled import Step, pooled_step
 from pipeline.training import Training, fit
 from tasks.contract import Card, ClientData, Objective
 from tasks.labels import Labels
+from tasks.sparse_rows import Part
 
 F, D, C = 5, 6, 4
 ETA = 0.1
@@ -81,10 +82,19 @@ def server(model, cards, told=(), seed=0, round_=1):
     return ServerSide(model, cards, Objective("multi"), None, rng, round_, 3, told)
 
 
+def parts(rows):
+    """A client's rows as it makes its message from, two at a time."""
+    positive, known = rows.y_NC.numpy() > 0, rows.known_NC.numpy() > 0
+    for start in range(0, len(rows), 2):
+        at = slice(start, start + 2)
+        length = None if rows.length_N is None else rows.length_N[at]
+        yield Part(replace(rows, x=rows.x[at], length_N=length), Labels.of_matrix(positive[at]), known[at])
+
+
 def begun(method, model, data, seed=0):
     """The state before round 1, and the cards."""
     held = clients(data)
-    told = [method.tell(card, rows, run_key(seed)) for card, rows in held] if method.tells else []
+    told = [method.tell(card, parts(rows), run_key(seed)) for card, rows in held] if method.tells else []
     return method.begin(server(model, [card for card, _ in held], told, seed, 0)), [card for card, _ in held]
 
 

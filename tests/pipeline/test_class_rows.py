@@ -23,7 +23,7 @@ from tasks.contract import Objective
 from tasks.labels import Labels
 from tests.pipeline.compared import assert_close
 from tests.pipeline.compared import slope as differences
-from tests.pipeline.one_class import ETA, SGD, C, D, begun, clients, explicit, network, rows, sent_shapes, server
+from tests.pipeline.one_class import ETA, SGD, C, D, begun, clients, explicit, network, parts, rows, sent_shapes, server
 
 FEDALC, FEDAWS = METHODS["fedalc"], METHODS["fedaws"]
 
@@ -324,12 +324,16 @@ def test_a_client_that_was_missing_gets_its_fixed_row_later():
 def test_what_clients_tell_is_a_digest_per_row():
     data = rows()
     for name in ("fedalc", "fedalc-fixed"):
-        told = [METHODS[name]().tell(card, held, b"k" * 32) for card, held in clients(data)]
+        told = [METHODS[name]().tell(card, parts(held), b"k" * 32) for card, held in clients(data)]
         assert [tree.nbytes(t) for t in told] == [32 * card.num_examples + 12 for card, _ in clients(data)]
     plain = FEDALC(matching="sha256")
-    held = clients(data)[0]
-    assert tree.checksum(plain.tell(*held, b"k" * 32)) == tree.checksum(plain.tell(*held, b"o" * 32))
-    assert tree.checksum(FEDALC().tell(*held, b"k" * 32)) != tree.checksum(FEDALC().tell(*held, b"o" * 32))
+    card, held = clients(data)[0]
+
+    def checksum(method, key):
+        return tree.checksum(method.tell(card, parts(held), key))
+
+    assert checksum(plain, b"k" * 32) == checksum(plain, b"o" * 32)
+    assert checksum(FEDALC(), b"k" * 32) != checksum(FEDALC(), b"o" * 32)
     assert not METHODS["fedaws"].tells
 
 

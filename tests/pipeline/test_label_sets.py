@@ -14,6 +14,7 @@ from pipeline import tree
 from pipeline.label_sets import SIZE, canonical, cooccurrence, digests, merge, message, run_key, share
 from tasks.contract import ClientData
 from tasks.labels import Labels
+from tests.pipeline.one_class import parts
 
 SEEDS = st.integers(0, 2**32)
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -59,7 +60,7 @@ def clients(rows, y_NC, rng, pad=False):
 def collected(rows, y_NC, seed=0, key=KEY, matching="hmac"):
     """Label sets, the clients answering in an order of the seed's."""
     rng = np.random.default_rng(seed)
-    sent = [share(data, matching, key) for data in clients(rows, y_NC, rng, pad=True)]
+    sent = [share(parts(data), matching, key) for data in clients(rows, y_NC, rng, pad=True)]
     return merge([sent[at] for at in rng.permutation(len(sent))], y_NC.shape[1])
 
 
@@ -137,7 +138,7 @@ def test_rows_stand_in_the_order_of_the_digests():
 def test_a_message_costs_32_bytes_per_instance_and_tells_no_order():
     rows = [((k + 1, 1.0),) for k in range(50)]
     data = sparse(rows, np.ones((50, 1)))
-    sent = share(data, "hmac", KEY)
+    sent = share(parts(data), "hmac", KEY)
     assert tree.nbytes(sent) == 50 * 32 + 12
     told = [bytes(row) for row in sent.digest_P.numpy()]
     assert told == sorted(digests(data, "hmac", KEY)) != digests(data, "hmac", KEY)
@@ -146,12 +147,12 @@ def test_a_message_costs_32_bytes_per_instance_and_tells_no_order():
 def test_only_known_positives_are_sent():
     rows = [((1, 1.0),), ((2, 1.0),), ((3, 1.0),)]
     y_NC, known_NC = [[1, 1], [0, 1], [0, 0]], [[1, 0], [1, 1], [1, 1]]
-    sent = share(sparse(rows, y_NC, known_NC=known_NC), "hmac", KEY)
+    sent = share(parts(sparse(rows, y_NC, known_NC=known_NC)), "hmac", KEY)
     expected = digests(sparse(rows, y_NC), "hmac", KEY)
     assert sent.class_K.tolist() == [0, 1]
     assert sent.count_K.tolist() == [1, 1]
     assert [bytes(row) for row in sent.digest_P.numpy()] == expected[:2]
-    nothing = share(sparse(rows, np.zeros((3, 2))), "hmac", KEY)
+    nothing = share(parts(sparse(rows, np.zeros((3, 2)))), "hmac", KEY)
     assert tree.nbytes(nothing) == 0
     assert len(merge([nothing], 2)) == len(merge([], 2)) == 0
     assert cooccurrence(merge([nothing], 2)).toarray().tolist() == [[0, 0], [0, 0]]
@@ -215,6 +216,6 @@ def test_keys():
     ],
 )
 def test_a_message_that_does_not_fit_is_refused(change, why):
-    sent = share(sparse([[(1, 1.0)]], [[1, 0]]), "hmac", KEY)
+    sent = share(parts(sparse([[(1, 1.0)]], [[1, 0]])), "hmac", KEY)
     with pytest.raises(ValueError, match=why):
         merge([sent, type(sent)(*change(sent))], 2)

@@ -199,6 +199,8 @@ def _read_all(prepared):
     prepared.plan()
     for client in range(len(prepared.manifest.examples)):
         prepared.client(client, Objective(prepared.manifest.kind))
+        prepared.sparse_client(client)
+    prepared.held()
     for split in ("validation", "test"):
         prepared.split(split, Objective(prepared.manifest.kind))
         prepared.sparse_split(split)

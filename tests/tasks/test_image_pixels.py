@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import zipfile
 
 import numpy as np
 import pyarrow as pa
@@ -185,3 +187,29 @@ def test_arrays_are_checked(tmp_path):
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(InputError, match="cannot be read"):
         load_arrays(path, needs)
+
+
+def test_arrays_that_are_packed_by_lzma_and_damaged(tmp_path):
+    path = tmp_path / "a.npz"
+    array = io.BytesIO()
+    np.save(array, np.arange(10_000))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("labels.npy", array.getvalue())
+    whole = path.read_bytes()
+    assert load_arrays(path, {"labels": 1})["labels"].sum() == 49_995_000
+    for place in range(60, 400, 20):
+        path.write_bytes(whole[:place] + bytes(16) + whole[place + 16 :])
+        with pytest.raises(InputError, match=r"a\.npz"):
+            load_arrays(path, {"labels": 1})
+
+
+def test_arrays_that_need_more_memory_than_there_is(tmp_path, monkeypatch):
+    path = tmp_path / "a.npz"
+    np.savez(path, labels=np.zeros(2))
+
+    def full(*_, **__):
+        raise MemoryError("Unable to allocate 7.28 TiB")
+
+    monkeypatch.setattr(np, "load", full)
+    with pytest.raises(InputError, match=r"a\.npz: its arrays need more memory than there is \(Unable .*TiB\); use a"):
+        load_arrays(path, {"labels": 1})

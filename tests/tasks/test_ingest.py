@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks import ingest
+from tasks.chunks import Chunks
 from tasks.contract import InputError, Objective, TaskOptions
 from tasks.ingest import prepare
 from tasks.raw import raw_digest
@@ -43,6 +45,15 @@ def test_local_twice_gives_the_same_bytes(tmp_path, name, options):
     assert contents(made[0]) == contents(made[1])
     assert sum(made[0].manifest.examples) + made[0].manifest.test + made[0].manifest.validation in (240, 1797)
     assert [path.name for path in (tmp_path / "a").iterdir()] == [Path(made[0].folder).name]  # nothing left over
+
+
+@pytest.mark.parametrize(("name", "options"), FEDERATIONS)
+def test_a_table_in_many_pieces_gives_the_same_bytes(tmp_path, monkeypatch, name, options):
+    """As tables beyond a gigabyte are."""
+    task, options = find_task(name), TaskOptions(name=name, **options)
+    whole = prepare(task, replace(options, cache=str(tmp_path / "whole")), 3, engine="local")
+    monkeypatch.setattr(ingest, "Chunks", SimpleNamespace(of=lambda table: Chunks.of(table, 2000)))
+    assert contents(prepare(task, replace(options, cache=str(tmp_path / "cut")), 3, engine="local")) == contents(whole)
 
 
 @pytest.mark.ray

@@ -14,7 +14,7 @@ from tasks.images.pixels import IMAGENET_MEAN, IMAGENET_STD, encode_pixels, imag
 from tasks.ingest import prepare
 from tasks.scaling import Scaling
 from tasks.sources import find_task
-from tasks.sparse_split import SparseSplit
+from tasks.sparse_rows import SparseRows
 from tasks.tensors import client_data
 
 COLOUR, GREY = image_spec(TaskOptions(), 16), image_spec(TaskOptions(), 16, 1)
@@ -52,7 +52,7 @@ def test_a_batch_has_the_bits_of_a_table_scaled_at_once(spec):
     got = data.rows(index_B).x.numpy()
     assert got.dtype == np.float32
     assert got.tobytes() == want[[2, 0]].tobytes()
-    part = SparseSplit.of(table, spec, 2).part(1, 3).data
+    part = SparseRows.of(table, spec, 2).part(1, 3).data
     assert part.rows(torch.arange(2)).x.numpy().tobytes() == want[1:].tobytes()
 
 

@@ -59,10 +59,11 @@ def test_a_clients_file_never_holds_a_label_that_it_does_not_identify(made):
         assert (told.client, told.num_examples) == (number, len(client.rows))
         assert told.count_C.tolist() == (y_NC[client.rows] & known).sum(0).tolist()
         assert told.aware_C.tolist() == aware.tolist()
-        held = np.zeros(len(task.class_names), int)
-        for class_, rows in prepared.manifest.held[number]:
-            held[class_] = rows
-        assert held.tolist() == y_NC[client.rows].sum(0).tolist()
+        held_MC = prepared.held().matrix(len(plan.clients), len(task.class_names))
+        assert held_MC[number].tolist() == y_NC[client.rows].sum(0).tolist()
+        sparse = prepared.sparse_client(number).part(0, len(client.rows))
+        assert torch.equal(sparse.data.x, data.x)
+        assert np.array_equal(sparse.labels.matrix(), data.y_NC.numpy() > 0)
 
 
 def test_inputs_come_back_as_encoded(made):
@@ -116,7 +117,7 @@ def test_a_missing_file_is_named_with_the_mend(copy, name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 0}, "has format 0, this version reads 2"),
+        ({"format": 0}, "has format 0, this version reads 3"),
         ({"seed": None, "new": 1}, "damaged"),
         ({"spec": []}, "damaged"),
     ],

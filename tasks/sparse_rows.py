@@ -1,7 +1,7 @@
-"""A split of the server to be scored in parts: labels sparse, inputs as they are stored, so that a million rows of ten
-thousand classes are never a matrix.
+"""Rows of a client or a split of the server in parts: labels sparse, inputs as they are stored, so that a million rows
+of ten thousand classes are never a matrix.
 
-Shape suffixes: N rows of the split, B rows of a part, C classes.
+Shape suffixes: N all rows, B rows of a part, C classes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tasks.tensors import inputs
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some rows of a split. data: the inputs, with label matrices of no column; known_BC: None where every label is
+    """Some of the rows. data: the inputs, with label matrices of no column; known_BC: None where every label is
     known.
     """
 
@@ -31,8 +31,8 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class SparseSplit:
-    """A whole split. x, known: columns as stored (tasks/store.py)."""
+class SparseRows:
+    """All rows. x, known: columns as stored (tasks/store.py)."""
 
     x: Column
     known: Column
@@ -40,7 +40,7 @@ class SparseSplit:
     spec: InputSpec
 
     @classmethod
-    def of(cls, table: Any, spec: InputSpec, classes: int) -> SparseSplit:
+    def of(cls, table: Any, spec: InputSpec, classes: int) -> SparseRows:
         """From a stored table. Raises ValueError on a class outside 0..C-1 or twice in a row."""
         return cls(table["x"], table["known"], Labels.of_lists(table["labels"], classes), spec)
 
