@@ -75,19 +75,25 @@ def canonical(data: ClientData) -> Iterator[bytes]:
     if x_N.ndim == 2 and x_N.dtype.kind == "i":
         return (b"tokens|" + x_L[x_L != 0].astype("<i4").tobytes() for x_L in x_N)
     if x_N.ndim == 3 and x_N.shape[2] == 2:
-        return (b"sparse|" + _pairs(x_L2) for x_L2 in x_N)
+        return _pairs(x_N)
     msg = f"rows with a length must be tokens [N, L] or pairs [N, L, 2], not {x_N.dtype} {x_N.shape}"
     raise ValueError(msg)
 
 
-def _pairs(x_L2: npt.NDArray[np.float32]) -> bytes:
-    """A sparse row; a pair of value 0 says no more than a missing one."""
-    number_L, value_L = x_L2.T
-    there_L = (number_L != 0) & (value_L != 0)
-    number_L, value_L = number_L[there_L].astype("<i4"), value_L[there_L].astype("<f4")
-    order_L = np.lexsort((value_L, number_L))
-    content: bytes = number_L[order_L].tobytes() + value_L[order_L].tobytes()
-    return content
+def _pairs(x_NL2: npt.NDArray[np.float32]) -> Iterator[bytes]:
+    """Sparse rows, P pairs in all; a pair of value 0 says no more than a missing one."""
+    there_NL = (x_NL2[..., 0] != 0) & (x_NL2[..., 1] != 0)
+    number_P, value_P = (x_NL2[..., i][there_NL].astype(kind) for i, kind in enumerate(("<i4", "<f4")))
+    length_N = there_NL.sum(1)
+    row_P = np.repeat(np.arange(len(length_N)), length_N)
+    # stored rows ascend already, and sorting all pairs takes longer than all else here
+    if ((np.diff(row_P) == 0) & (np.diff(number_P) <= 0)).any():
+        order_P = np.lexsort((value_P, number_P, row_P))
+        number_P, value_P = number_P[order_P], value_P[order_P]
+    numbers, values = number_P.tobytes(), value_P.tobytes()
+    end_N = 4 * np.cumsum(length_N)
+    for start, end in zip((end_N - 4 * length_N).tolist(), end_N.tolist(), strict=True):
+        yield b"sparse|" + numbers[start:end] + values[start:end]
 
 
 def digests(data: ClientData, matching: Matching = "hmac", key: bytes = b"") -> list[bytes]:
