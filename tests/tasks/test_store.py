@@ -107,7 +107,7 @@ def test_loading_gives_the_same_manifest_and_data_stay_writable(made):
         again.client(4, Objective(task.kind))
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "client-00001.parquet", "test.parquet", "plan.json"])
+@pytest.mark.parametrize("name", ["manifest.json", "client-00001.parquet", "test.parquet", "held.parquet", "plan.json"])
 def test_a_missing_file_is_named_with_the_mend(copy, name):
     (copy / name).unlink()
     with pytest.raises(InputError, match=rf"{name} is missing.*delete the folder and prepare the data again"):
