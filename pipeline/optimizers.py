@@ -64,6 +64,9 @@ class OptimizerOptions:
     onednn: bool = False
     """Compute linear layers by oneDNN in place of the BLAS that torch was built with (CPU, float32): faster on AMD's
     processors with AVX-512, where MKL keeps to AVX2 (docs/speed.md). Same mathematics, other rounding."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the encoder's products in training; weights, losses, optimiser, merges and scores stay float32. ``bfloat16``:
+    other results, and faster where the processor or GPU has such products (docs/speed.md)."""
     crop: int = 0
     """Images only: cut each at random out of itself with so many black pixels on every side, anew in every epoch; 0:
     not (FedBM's generated images: 4)."""
@@ -79,6 +82,8 @@ class OptimizerOptions:
             raise ValueError(f"optimizer.batch_size = {self.batch_size}: must be at least 1, or 0 for all rows")
         if self.micro_tokens < 0:
             raise ValueError(f"optimizer.micro_tokens = {self.micro_tokens}: must be 0 (off) or more")
+        if self.onednn and self.precision != "float32":
+            raise ValueError("optimizer.onednn is for float32: set it to False, or optimizer.precision to 'float32'")
         if self.crop < 0:
             raise ValueError(f"optimizer.crop = {self.crop}: must be at least 0 pixels")
         if self.name == "adam" and self.momentum:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from models.build import build
 from models.classifier import Classifier
+from models.lower_precision import use_bfloat16
 from models.onednn import use_onednn
 from pipeline.experiment import Experiment
 from pipeline.seeds import seed_for
@@ -61,6 +62,8 @@ class Setup:
         )
         if e.optimizer.onednn:
             use_onednn(model)
+        if e.optimizer.precision == "bfloat16":
+            use_bfloat16(model.encoder)
         return model
 
     def training(self) -> Training:

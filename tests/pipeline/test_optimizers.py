@@ -152,6 +152,10 @@ def test_the_rate_of_the_method_goes_before_that_of_the_options():
         ({"name": "sgd", "momentum": 1.0}, "optimizer: momentum must be in [0, 1) and weight_decay at least 0"),
         ({"momentum": 0.9}, "optimizer.momentum is SGD's: set it to 0, or optimizer.name to 'sgd'"),
         ({"name": "sgd", "momentum": -0.1}, "optimizer: momentum must be in [0, 1) and weight_decay at least 0"),
+        (
+            {"onednn": True, "precision": "bfloat16"},
+            "optimizer.onednn is for float32: set it to False, or optimizer.precision to 'float32'",
+        ),
         ({"weight_decay": -1.0}, "optimizer: momentum must be in [0, 1) and weight_decay at least 0"),
     ],
 )

@@ -50,6 +50,15 @@ def test_serial_and_ray_give_one_checksum(experiment, tmp_path, method):
         assert got.scores == expected.scores
 
 
+def test_serial_and_ray_give_one_checksum_in_bfloat16(experiment, tmp_path):
+    e = experiment("fedavg")
+    plain = run(e, tmp_path / "plain", quiet)
+    low = dataclasses.replace(e, optimizer=dataclasses.replace(e.optimizer, precision="bfloat16"))
+    expected = run(low, tmp_path / "serial", quiet)
+    assert run(on_ray(low, clients_per_actor=2), tmp_path / "ray", quiet).checksum == expected.checksum
+    assert expected.checksum != plain.checksum
+
+
 @pytest.mark.parametrize(
     ("method", "task", "partition", "options"),
     [

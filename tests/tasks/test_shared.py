@@ -90,8 +90,8 @@ def test_the_manifest_comes_last(tmp_path, machine, monkeypatch):
     monkeypatch.setattr(places, "write_bytes", killed)
     with pytest.raises(KeyboardInterrupt):
         shared(cache)
-    assert sorted(order) == [*(f"client-0000{n}.parquet" for n in range(3)), "held.parquet", "plan.json", "test.parquet",
-                             "validation.parquet"]  # fmt: skip
+    clients = [f"client-0000{n}.parquet" for n in range(3)]
+    assert sorted(order) == [*clients, "held.parquet", "plan.json", "test.parquet", "validation.parquet"]
     monkeypatch.undo()
     machine("second")
     lines = []

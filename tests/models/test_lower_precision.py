@@ -1,0 +1,71 @@
+"""Training in bfloat16: what it changes and what it must not."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from models.dropout import MaskSource
+from models.encoders.sparse import SparseEncoder
+from models.lower_precision import use_bfloat16
+
+# 8 bits of precision: a relative error of 2^-9 per product, which partly cancel in a sum
+CLOSE = {"rtol": 0.0, "atol": 0.02}
+
+
+def twins():
+    """A sparse encoder, its copy in bfloat16, and inputs."""
+    plain = SparseEncoder(40, 32, 64, 0.0, MaskSource(), 0.5)
+    low = copy.deepcopy(plain)
+    use_bfloat16(low)
+    rng = torch.Generator().manual_seed(0)
+    x = torch.stack([torch.randint(1, 41, (16, 8), generator=rng).float(), torch.rand(16, 8, generator=rng)], 2)
+    return plain, low, x
+
+
+def gradients(encoder, x):
+    encoder.zero_grad()
+    z_BD = encoder(x)
+    z_BD.square().sum().backward()
+    return z_BD.detach(), torch.cat([p.grad.ravel() for p in encoder.parameters()])
+
+
+def test_training_is_near_float32_and_in_float32_outside():
+    plain, low, x = twins()
+    (z_BD, grad), (low_z_BD, low_grad) = gradients(plain, x), gradients(low, x)
+    assert low_z_BD.dtype == low_grad.dtype == torch.float32
+    assert all(p.dtype == torch.float32 for p in low.parameters())
+    torch.testing.assert_close(low_z_BD, z_BD, **CLOSE)
+    assert not torch.equal(low_z_BD, z_BD)
+    assert torch.cosine_similarity(grad, low_grad, 0) > 0.999
+
+
+def test_scores_are_in_float32():
+    plain, low, x = twins()
+    assert torch.equal(low.eval()(x), plain.eval()(x))
+
+
+def test_a_changed_weight_is_seen_within_an_outer_autocast():
+    """An optimiser changes weights in place, which autocast's cache of cast weights does not see."""
+    _, low, x = twins()
+    with torch.autocast("cpu", torch.bfloat16):
+        before = low(x)
+        with torch.no_grad():
+            low.layers[0].weight.mul_(2)
+        assert not torch.equal(low(x), before)
+
+
+def test_a_copy_trains_its_own_weights_and_the_state_fits():
+    plain, low, x = twins()
+    copied = copy.deepcopy(low)
+    nn.init.zeros_(copied.layers[-1].weight)
+    assert copied(x).abs().max() < 1 < 10 * low(x).abs().max()
+    low.load_state_dict(plain.state_dict())
+    assert isinstance(low, SparseEncoder)
+
+
+def test_the_same_bits_twice():
+    _, low, x = twins()
+    assert torch.equal(gradients(low, x)[1], gradients(low, x)[1])
