@@ -77,15 +77,15 @@ def round_seconds(case: Case) -> tuple[list[float], float, int]:
             taken.append(time.perf_counter() - began)
             first = first or time.time() - psutil.Process().create_time()
             size = outcome.bytes_down // case.clients
-        report(case.name, taken, first, size)
+        report_pss({"case": case.name, "seconds": taken, "first": first, "bytes": size})
     finally:
         executor.close()
     return taken, first, size
 
 
-def report(name: str, taken: list[float], first: float, size: int) -> None:
-    """One line of JSON about a measurement, while its processes still stand."""
-    print(json.dumps({"case": name, "seconds": taken, "first": first, "bytes": size, "pss": _pss()}), flush=True)
+def report_pss(measurement: dict[str, Any]) -> None:
+    """One line of JSON about a measurement and the memory of all processes, while they still stand."""
+    print(json.dumps(measurement | {"pss": _pss()}), flush=True)
 
 
 def _pss() -> int:
