@@ -26,6 +26,11 @@ class Classifier(nn.Module):
         self.masks.reseed(generator)
 
     @property
+    def looks_up(self) -> bool:
+        """True where a position of a row costs a look-up and no product, so that a pass wants many rows."""
+        return any(isinstance(m, nn.EmbeddingBag) for m in self.encoder.modules())
+
+    @property
     def couples_rows(self) -> bool:
         """True where the rows of a batch influence each other in training (BatchNorm), so that none may be left out."""
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.modules())

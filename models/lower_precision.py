@@ -7,13 +7,10 @@ switch.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor, nn
 
 
-@cache
 def _lowered(kind: type[nn.Module]) -> type[nn.Module]:
     """The same kind of encoder, whose training passes are in bfloat16."""
 

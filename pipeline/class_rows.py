@@ -76,7 +76,7 @@ class RowLocal(Local[RowsGlobal, RowUpdate]):
         theta = super().make_optimizers()["all"]
         if self.fixed:
             return {MOMENTS: theta}
-        return {MOMENTS: theta, "row": SGD([self.row_D], lr=self.method.row_lr)}
+        return {MOMENTS: theta, "row": SGD([self.row_D], lr=self.method.row_rate(self.side.round))}
 
     def loss(self, batch: Batch) -> Tensor:
         z_BD = self.model.encoder(batch.x)
@@ -118,6 +118,9 @@ class OneClass(Method[RowsGlobal, RowUpdate]):
     """Rate of the server's Adam."""
     server_decay: float = 1.0
     """Factor on ``server_lr`` after every round, in (0, 1]."""
+    row_decay: float = 1.0
+    """Factor on ``row_lr`` and on the regulariser's step after every round, in (0, 1]: rows that go on moving while
+    theta comes to rest leave it behind."""
     server_eps: float = 1e-8
     """Added to the root of its second moment, in units of a client's step."""
 
@@ -126,8 +129,17 @@ class OneClass(Method[RowsGlobal, RowUpdate]):
             raise ValueError(f"method.margin = {self.margin}: must be in (0, 1]")
         if self.row_lr < 0 or not self.server_lr > 0 or not self.server_eps > 0:
             raise ValueError("method: row_lr must be at least 0, server_lr and server_eps above 0")
-        if not 0 < self.server_decay <= 1:
-            raise ValueError(f"method.server_decay = {self.server_decay}: must be in (0, 1]")
+        for name in ("server_decay", "row_decay"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"method.{name} = {getattr(self, name)}: must be in (0, 1]")
+
+    def fallen(self, round_: int) -> float:
+        """What is left of the rows' rates in a round."""
+        return self.row_decay ** max(0, round_ - 1)
+
+    def row_rate(self, round_: int) -> float:
+        """Rate of a client's step on its row in a round."""
+        return self.row_lr * self.fallen(round_)
 
     def shares(self, rows_I: Tensor) -> Tensor:
         """Weights of clients in the mean, by their rows of data: float64 [I], of any sum."""
@@ -174,7 +186,7 @@ class OneClass(Method[RowsGlobal, RowUpdate]):
         return self.gather(state, weights | {ROWS: rows_CD}, answered_C, side)
 
     def pooling(self) -> Pooling[RowsGlobal]:
-        return Pooling(self._pair_loss, self.shares, self.row_lr, self.unit, self.gather)
+        return Pooling(self._pair_loss, self.shares, self.row_rate, self.unit, self.gather)
 
     def gather(self, state: RowsGlobal, weights: Tensors, answered_C: Tensor, side: ServerSide) -> RowsGlobal:
         """The state after a round, from the mean of theta and the rows that came back."""
@@ -246,7 +258,8 @@ class Spreading(OneClass):
             return rows_CD
         index_CK, cosine_CK, after_C = nearest(rows_CD, self.neighbours)
         slope_CK = self.pair_weights(index_CK, state.known) * slope(self.form, cosine_CK, after_C, self.nu)
-        return self.unit(rows_CD - self.lambda_ * self.eta_s * self.direction(rows_CD, index_CK, slope_CK, side))
+        rate = self.lambda_ * self.eta_s * self.fallen(side.round)
+        return self.unit(rows_CD - rate * self.direction(rows_CD, index_CK, slope_CK, side))
 
 
 def theta_of(weights: Tensors) -> Tensors:

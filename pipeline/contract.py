@@ -27,8 +27,7 @@ from tasks.contract import Batch, Card, ClientData, InputSpec, Kind, Objective
 from tasks.sparse_rows import Part
 
 Tensors = dict[str, Tensor]
-Parts = Iterable[Part]
-"""A client's rows, some at a time, with sparse labels."""
+Parts = Iterable[Part]  # a client's rows, some at a time, with sparse labels
 
 
 @dataclass(frozen=True)
@@ -99,6 +98,7 @@ class ClientSide(Generic[S]):
     rng: torch.Generator
     letter: Tensors = field(default_factory=dict)
     """What the server sent to this client alone (``Method.letter``)."""
+    round: int = 1
 
 
 class Local(ABC, Generic[S, U]):
@@ -182,14 +182,14 @@ class Pooling(Generic[S]):
     """A round of clients with one class each as one pass over their distinct rows (pipeline/pooled.py).
 
     loss(z_PD, row_PD) -> [P]: loss of every pair of a row and one of its classes, from its representation and that
-    class's row of the head. shares(rows_I) -> [I]: weights of clients in the mean, by their rows of data. row_lr: rate
-    of a client's step on its row, 0 for none. unit(rows): the rows at length 1. gather(state, weights, answered_C,
-    side): the state after the server's work, once theta is averaged and the rows are stacked.
+    class's row of the head. shares(rows_I) -> [I]: weights of clients in the mean, by their rows of data.
+    row_lr(round): rate of a client's step on its row, 0 for none. unit(rows): the rows at length 1. gather(state,
+    weights, answered_C, side): the state after the server's work, once theta is averaged and the rows are stacked.
     """
 
     loss: Callable[[Tensor, Tensor], Tensor]
     shares: Callable[[Tensor], Tensor]
-    row_lr: float
+    row_lr: Callable[[int], float]
     unit: Callable[[Tensor], Tensor]
     gather: Callable[[S, Tensors, Tensor, ServerSide], S]
 

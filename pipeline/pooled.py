@@ -41,7 +41,7 @@ from tasks.pool import Pool, pool
 @dataclass(frozen=True)
 class Step:
     """One client step, as all clients take it. weight_C: weight of a class's client in the mean, 0 for those that do
-    not take part; rows_C: its rows of data; lr, weight_decay: of theta; piece: rows of data per pass.
+    not take part; rows_C: its rows of data; lr, weight_decay: of theta; row_lr: of rows; piece: rows of data per pass.
     """
 
     pooling: Pooling[Any]
@@ -49,6 +49,7 @@ class Step:
     rows_C: Tensor
     lr: float
     weight_decay: float
+    row_lr: float
     piece: int
 
 
@@ -86,9 +87,9 @@ def _stepped(model: Classifier, weights: Tensors, step: Step) -> Tensors:
         if name != ROWS:
             out[name] = p - step.lr * (p.grad + step.weight_decay * p)
             continue
-        if step.pooling.row_lr:
+        if step.row_lr:
             took_C = (step.weight_C > 0).to(p.device)
-            rate_C1 = (step.pooling.row_lr / step.weight_C[step.weight_C > 0]).to(p)[:, None]
+            rate_C1 = (step.row_lr / step.weight_C[step.weight_C > 0]).to(p)[:, None]
             out[name] = p.clone()
             out[name][took_C] = step.pooling.unit(p[took_C] - rate_C1 * p.grad[took_C])
     return out
@@ -119,14 +120,15 @@ class PooledExecutor(InProcess):
         letters = sum(tree.nbytes(self.server.letter(client)) for client in selected)
         self.model.reseed(torch_rng(e.seed, "pool", "round", round_, "dropout", device=self.device))
         o = in_round(e.optimizer, round_)
-        step = Step(self.pooling, self._weights(classes), self.rows_C, o.lr, o.weight_decay, e.federation.pool_rows)
+        row_lr, weight_C, piece = self.pooling.row_lr(round_), self._weights(classes), e.federation.pool_rows
+        step = Step(self.pooling, weight_C, self.rows_C, o.lr, o.weight_decay, row_lr, piece)
         weights, loss_C = pooled_step(self.model, state.weights, self.pool, step)
         if wrong := tree.not_finite(weights):
             raise RuntimeError(f"round {round_}: {wrong}; lower optimizer.lr or method.row_lr")
         answered_C = torch.zeros(len(self.rows_C), dtype=torch.bool)
         answered_C[classes] = True
         self.server.gather(round_, weights, answered_C)
-        up = tree.nbytes(theta_of(weights)) + (tree.nbytes(weights[ROWS][0]) if self.pooling.row_lr else 0)
+        up = tree.nbytes(theta_of(weights)) + (tree.nbytes(weights[ROWS][0]) if row_lr else 0)
         return RoundOutcome(
             tuple(selected), bytes_down=tree.nbytes(sent) * len(selected) + letters, bytes_up=up * len(selected),
             loss=float(loss_C[classes].mean()), busy_seconds=time.perf_counter() - began, memory=usage.peak("process"),

@@ -27,6 +27,8 @@ from pipeline.seeds import torch_rng
 from tasks.contract import Batch, Card, ClientData, Objective
 
 INFERENCE_POSITIONS = 1024
+SPARSE = 64
+"""So many times more positions in one pass where they are features of sparse rows: the time is in the layers behind."""
 INFERENCE_ROWS, INFERENCE_VALUES = 512, 512 * 3 * 28 * 28
 """Rows without a length, and values of images, in one pass at most. ResNet-18 takes half a gigabyte for 512 images of
 28 pixels a side, and would take 2.6 for 512 of 64.
@@ -83,7 +85,7 @@ def fit(
     model.reseed(torch_rng(seed, "client", client, "round", round_, "dropout", device=device))
     side = ClientSide(
         model, broadcast, card, data, memory, training.objective, in_round(training.optimizer, round_), infer,
-        torch_rng(seed, "client", client, "round", round_, "method"), letter or {},
+        torch_rng(seed, "client", client, "round", round_, "method"), letter or {}, round_,
     )  # fmt: skip
     local: Local[Any, Any] = training.method.local(side)
     order_rng = torch_rng(seed, "client", client, "round", round_, "order")
@@ -154,7 +156,8 @@ def pieces(
         return []
     if not options.micro_tokens or data.length_N is None:
         return [data.rows(index_B, whole, change)]
-    return [data.rows(part, whole, change) for part in by_length(index_B, data.length_N, options.micro_tokens)]
+    positions = options.micro_tokens * (SPARSE if model.looks_up else 1)
+    return [data.rows(part, whole, change) for part in by_length(index_B, data.length_N, positions)]
 
 
 def by_length(index_B: Tensor, length_N: Tensor, positions: int) -> Iterator[Tensor]:
@@ -181,7 +184,8 @@ def infer(model: Classifier, data: ClientData) -> Tensor:
         most = INFERENCE_VALUES // math.prod(data.x.shape[1:]) if data.x.dim() == 4 else INFERENCE_ROWS
         parts: list[Tensor] = list(torch.split(index_N, min(INFERENCE_ROWS, max(1, most))))
     else:
-        parts = list(by_length(index_N, data.length_N, INFERENCE_POSITIONS))
+        positions = INFERENCE_POSITIONS * (SPARSE if model.looks_up else 1)
+        parts = list(by_length(index_N, data.length_N, positions))
     device = next(model.parameters()).device  # which the server's rows are not on
     scaling = data.scaling.to(device)
     z = torch.cat([model.encoder(scaling(data.stored(part).to(device))) for part in parts])

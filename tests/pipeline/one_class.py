@@ -19,7 +19,7 @@ from pipeline import tree
 from pipeline.class_rows import ROWS
 from pipeline.contract import Report, ServerSide
 from pipeline.label_sets import run_key
-from pipeline.optimizers import OptimizerOptions
+from pipeline.optimizers import OptimizerOptions, in_round
 from pipeline.pooled import Step, pooled_step
 from pipeline.training import Training, fit
 from tasks.contract import Card, ClientData, Objective
@@ -124,10 +124,11 @@ def at_once(method, data, rounds=3, *, options=SGD, piece=1000, chosen=range(C),
     rows_C = torch.tensor([card.num_examples for card in cards])
     weight_C = torch.zeros(C, dtype=torch.float64)
     weight_C[chosen] = pooling.shares(rows_C[chosen])
-    step = Step(pooling, weight_C / weight_C.sum(), rows_C, options.lr, options.weight_decay, piece)
     answered_C = torch.zeros(C, dtype=torch.bool)
     answered_C[chosen] = True
     for round_ in range(1, rounds + 1):
+        o = in_round(options, round_)
+        step = Step(pooling, weight_C / weight_C.sum(), rows_C, o.lr, o.weight_decay, pooling.row_lr(round_), piece)
         weights, loss_C = pooled_step(model, state.weights, data, step)
         state = pooling.gather(state, weights, answered_C, server(model, cards, round_=round_))
         out.append((state, float(loss_C[chosen].mean())))

@@ -288,10 +288,27 @@ def test_a_server_adam_step_is_adams(decay):
         assert np.abs(state.weights["encoder.0.weight"].numpy() - theta).max() < 1e-12
 
 
+def test_rows_come_to_rest_with_their_rates():
+    """A client's step on its row and the regulariser's in round 4 at a decay of 0.5 are those of an eighth of the rates."""
+    data, options = rows(), {"lambda_": 300.0, "neighbours": 2}
+    slow, eighth = FEDAWS(row_lr=0.4, row_decay=0.5, **options), FEDAWS(row_lr=0.05, **options | {"lambda_": 37.5})
+    model = network()
+    state, cards = begun(slow, model, data)
+    card, held = clients(data)[1]
+    sent = slow.broadcast(state, server(model, cards))
+    training = [Training(method, Objective("multi"), SGD, 1, 5) for method in (slow, eighth)]
+    moved = [fit(t, model, card, held, sent, {}, 4, slow.letter(state, card)).update.row_D for t in training]
+    assert torch.equal(*moved)
+    settled = [m.settle(state.weights[ROWS], state, replace(server(model, cards), round=4)) for m in (slow, eighth)]
+    assert torch.equal(*settled)
+    assert not torch.equal(settled[0], slow.settle(state.weights[ROWS], state, replace(server(model, cards), round=1)))
+
+
 @pytest.mark.parametrize("decay", [0.0, 1.5])
-def test_a_decay_out_of_range_is_refused(decay):
-    with pytest.raises(ValueError, match=r"method\.server_decay = .*: must be in \(0, 1\]"):
-        METHODS["fedalc"](server_decay=decay)
+@pytest.mark.parametrize("name", ["server_decay", "row_decay"])
+def test_a_decay_out_of_range_is_refused(name, decay):
+    with pytest.raises(ValueError, match=rf"method\.{name} = .*: must be in \(0, 1\]"):
+        METHODS["fedalc"](**{name: decay})
 
 
 # --------------------------------------------------------------------------------------------------------- what travels

@@ -28,11 +28,12 @@ from tests.pipeline.one_class import SGD, at_once, explicit, gap, network, rows
 METHOD_OPTIONS = {
     "fedalc": [
         {"form": "neg_d2", "lambda_": 300.0, "neighbours": 2},
+        {"form": "neg_d2", "lambda_": 300.0, "neighbours": 2, "row_decay": 0.7},
         {"form": "hinge_adaptive", "lambda_": 3000.0, "neighbours": 2, "weights": "gamma"},
         {"form": "hinge_const", "lambda_": 3000.0, "weights": "sigma", "dp_noise": 0.5, "dp_clip": 0.1},
     ],
     "fedaws": [{"lambda_": 300.0, "neighbours": 2}],
-    "fedavg-positive": [{}, {"row_lr": 0.0}],
+    "fedavg-positive": [{}, {"row_lr": 0.0}, {"row_decay": 0.5}],
     "fedalc-fixed": [{"steps": 20}],
     "flag": [{}, {"row_lr": 0.3, "label_weights": "uniform"}],
     "fedmlh": [{"parts": 2, "buckets": 3}],
