@@ -289,7 +289,7 @@ def test_a_server_adam_step_is_adams(decay):
 
 
 def test_rows_come_to_rest_with_their_rates():
-    """A client's step on its row and the regulariser's in round 4 at a decay of 0.5 are those of an eighth of the rates."""
+    """A step on a row and the regulariser's in round 4 at a decay of 0.5 are those of an eighth of the rates."""
     data, options = rows(), {"lambda_": 300.0, "neighbours": 2}
     slow, eighth = FEDAWS(row_lr=0.4, row_decay=0.5, **options), FEDAWS(row_lr=0.05, **options | {"lambda_": 37.5})
     model = network()
