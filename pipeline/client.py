@@ -13,6 +13,7 @@ from pipeline import tree
 from pipeline.contract import Global, Tensors
 from pipeline.evaluate import Scoring
 from pipeline.label_sets import run_key
+from pipeline.row_cache import RowCache
 from pipeline.setup import Setup
 from pipeline.training import Fitted, fit
 from tasks.contract import Card, ClientData
@@ -42,7 +43,7 @@ class ClientHost:
         self.model = setup.model().to(device)
         self.first_memory = self.training.method.first_memory(self.model)
         self.metrics = setup.experiment.evaluation.metrics
-        self._rows: dict[int, tuple[Card, ClientData]] = {}
+        self.rows = RowCache(setup.experiment.cluster.cached_mb)
 
     def fit(
         self, client: int, round_: int, broadcast: Global, memory: Tensors, letter: Tensors | None = None
@@ -75,10 +76,11 @@ class ClientHost:
         return self.training.method.tell(self.all_cards[client], parts, run_key(self.training.seed))
 
     def _client(self, client: int) -> tuple[Card, ClientData]:
-        if client not in self._rows:
-            card, rows = self.all_cards[client], self.prepared.client(client, self.training.objective)
-            # length_N stays on the CPU: it only decides how a mini-batch is cut.
-            moved = {n: getattr(rows, n).to(self.device) for n in ("x", "y_NC", "known_NC", "weight_NC")}
-            card = replace(card, count_C=card.count_C.to(self.device), aware_C=card.aware_C.to(self.device))
-            self._rows[client] = (card, replace(rows, **moved, scaling=rows.scaling.to(self.device)))
-        return self._rows[client]
+        return self.rows.get(client, lambda: self._read(client))
+
+    def _read(self, client: int) -> tuple[Card, ClientData]:
+        card, rows = self.all_cards[client], self.prepared.client(client, self.training.objective)
+        # length_N stays on the CPU: it only decides how a mini-batch is cut.
+        moved = {n: getattr(rows, n).to(self.device) for n in ("x", "y_NC", "known_NC", "weight_NC")}
+        card = replace(card, count_C=card.count_C.to(self.device), aware_C=card.aware_C.to(self.device))
+        return card, replace(rows, **moved, scaling=rows.scaling.to(self.device))

@@ -79,6 +79,9 @@ class ClusterOptions:
     """GPU share of a client actor, for example 0.25; the actor limits itself to that part of the memory."""
     server_gpus: float = 0.0
     """GPU share of the server actor."""
+    cached_mb: float = 1000.0
+    """Megabytes of clients' rows that a worker keeps from round to round, on a GPU in its memory; those that have not
+    been trained for longest are read again."""
     concurrent: int = 0
     """Clients that train at one time; 0: one per CPU of the cluster."""
     gather_cpus: int = 0
@@ -99,7 +102,7 @@ class ClusterOptions:
     def __post_init__(self) -> None:
         if self.mirror:
             places.check(self.mirror, "cluster.mirror")
-        for name in ("clients_per_actor", "concurrent", "gather_cpus", "gather_gpus", "gather_minutes"):
+        for name in ("clients_per_actor", "cached_mb", "concurrent", "gather_cpus", "gather_gpus", "gather_minutes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"cluster.{name} = {getattr(self, name)}: must be at least 0")
         for name in ("checkpoint_every", "checkpoints"):

@@ -41,7 +41,7 @@ def test_statistics_belong_to_fedreps_body(residual, tmp_path):
     assert not any(name.startswith("head.") for name in sent.weights)
     assert executor.round(1, [0, 1], compared.nobody).answered == (0, 1)
     state = executor.snapshot()
-    steps = [-(-len(executor.host._rows[c][1]) // 64) for c in (0, 1)]
+    steps = [-(-len(executor.host._client(c)[1]) // 64) for c in (0, 1)]
     assert int(state[f"weights/{COUNTER}"]) == 2 * max(steps)
     assert not tree.not_finite(state)
     for client in (0, 1):
@@ -63,7 +63,7 @@ def test_statistics_stay_with_fedprotos_clients(residual, tmp_path):
     assert not any(executor.memory(c) for c in (2, 4))
     assert not torch.equal(means[0], means[1])
     counts = {c: int(executor.memory(c)[f"own.{COUNTER}"]) for c in means}
-    steps = {c: -(-len(executor.host._rows[c][1]) // 64) for c in means}
+    steps = {c: -(-len(executor.host._client(c)[1]) // 64) for c in means}
     assert counts == {0: steps[0], 1: 2 * steps[1], 3: steps[3]}
     assert not tree.not_finite(executor.snapshot())
     result = run(e, tmp_path / "run", compared.quiet)
