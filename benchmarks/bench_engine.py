@@ -85,10 +85,11 @@ def round_seconds(case: Case) -> tuple[list[float], float, int]:
 
 def report_pss(measurement: dict[str, Any]) -> None:
     """One line of JSON about a measurement and the memory of all processes, while they still stand."""
-    print(json.dumps(measurement | {"pss": _pss()}), flush=True)
+    print(json.dumps(measurement | {"pss": pss()}), flush=True)
 
 
-def _pss() -> int:
+def pss() -> int:
+    """Memory of this process and all below it, in bytes; what they share counts once."""
     family = [psutil.Process(), *psutil.Process().children(recursive=True)]
     return sum(p.memory_full_info().pss for p in family if p.is_running())
 

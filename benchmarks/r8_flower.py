@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from functools import cache
 from pathlib import Path
 
 import psutil
@@ -26,15 +25,17 @@ HERE = str(Path(__file__).resolve().parent)
 client_app, server_app = ClientApp(), ServerApp()
 
 
-@cache
 def by_hand():
+    """The module by hand, the clients and a network, once in a process, though the app comes with every message."""
     sys.path.insert(0, HERE)
     import r8_by_hand
 
-    torch.set_num_threads(1)
-    about = torch.load(FILE, weights_only=True)
-    kind = r8_by_hand.Plain if WAY == "plain" else r8_by_hand.Fast
-    return r8_by_hand, about, kind(about["vocabulary"], about["length"], about["classes"])
+    if not hasattr(r8_by_hand, "LOADED"):
+        torch.set_num_threads(1)
+        about = torch.load(FILE, weights_only=True)
+        kind = r8_by_hand.Plain if WAY == "plain" else r8_by_hand.Fast
+        r8_by_hand.LOADED = about, kind(about["vocabulary"], about["length"], about["classes"])
+    return (r8_by_hand, *r8_by_hand.LOADED)
 
 
 @client_app.train()

@@ -33,7 +33,8 @@ def inputs(column: Any, spec: InputSpec) -> tuple[torch.Tensor, torch.Tensor | N
         x_NL, length_N = padded(column, np.float32)
         if x_NL.shape[1] % 2:  # a table without a feature is padded to one value
             x_NL = np.zeros((len(x_NL), 2), dtype=np.float32)
-        return torch.from_numpy(x_NL.reshape(len(x_NL), -1, 2)), torch.from_numpy(length_N // 2)
+        # not -1, which a split without rows leaves open
+        return torch.from_numpy(x_NL.reshape(len(x_NL), x_NL.shape[1] // 2, 2)), torch.from_numpy(length_N // 2)
     values, _ = list_parts(column)
     x_N = np.array(values, dtype=np.uint8 if spec.levels else np.float32).reshape(len(column), *spec.shape)
     return torch.from_numpy(x_N), None
