@@ -83,7 +83,7 @@ class RayExecutor:
 
         def fit(actor: Any, client: int) -> Sequence[Any]:
             refs: Sequence[Any] = actor.fit.options(num_returns=3).remote(
-                self.run, self.crew.setups[self.run], client, round_, sent, self.memories.get(client),
+                self.run, self.crew.setups[self.run], client, round_, [sent], self.memories.get(client),
                 self.server.letter.remote(self.run, client) if self.letters else None,
             )  # fmt: skip
             return refs

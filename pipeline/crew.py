@@ -7,6 +7,7 @@ without changing a result.
 from __future__ import annotations
 
 import uuid
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,8 @@ class ServerActor:
 
     def __init__(self, gpus: float) -> None:
         one_thread()
+        # torch's word on arrays of the object store, which the server only reads
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
         self.device = device_for(gpus)
         self.servers: dict[str, Server] = {}
 
@@ -53,7 +56,8 @@ class ServerActor:
     def merge(
         self, run: str, round_: int, clients: Sequence[int], *updates: tree.Packed
     ) -> tuple[dict[str, float], dict[str, float]]:
-        counts = self.servers[run].merge(round_, clients, [tree.unpack(u) for u in updates])
+        # read where they lie in the object store, which nobody else will read any more
+        counts = self.servers[run].merge(round_, clients, [tree.unpack(u, copy=False) for u in updates])
         return counts, usage.peak("server")
 
     def scores(self, run: str, splits: Sequence[str]) -> dict[str, Scores]:
@@ -85,6 +89,7 @@ class ClientActor:
         one_thread()
         self.device = device_for(gpus)
         self.hosts: dict[str, ClientHost] = {}
+        self._sent: tuple[str, int, Any] = ("", -1, None)
 
     def open(self, run: str, setup: list[Any]) -> None:
         """Get ready for ``run``, ahead of ``fit``, which meets any error again and reports it. ``setup``: a reference,
@@ -99,16 +104,23 @@ class ClientActor:
         setup: list[Any],
         client: int,
         round_: int,
-        broadcast: tree.Packed,
+        broadcast: list[Any],
         memory: tree.Packed | None,
         letter: tree.Packed | None,
     ) -> tuple[tree.Packed, tree.Packed, Stats]:
+        """broadcast: a reference in a list, like ``setup``, which is fetched once a round."""
         self.open(run, setup)
         own, alone = ({} if m is None else tree.unpack(m) for m in (memory, letter))
-        fitted = self.hosts[run].fit(client, round_, tree.unpack(broadcast), own, alone)
+        fitted = self.hosts[run].fit(client, round_, self._broadcast(run, round_, broadcast), own, alone)
         more, sizes = tree.nbytes(alone), tree.nbytes(fitted.update)
         stats = Stats(Answer(fitted.loss, fitted.seconds, sizes, more), usage.peak("client"))
         return tree.pack(fitted.update), tree.pack(fitted.memory), stats
+
+    def _broadcast(self, run: str, round_: int, reference: list[Any]) -> Any:
+        """What the server sends in a round: fetched once, and each client's own copy."""
+        if self._sent[:2] != (run, round_):
+            self._sent = run, round_, ray.get(reference[0])
+        return tree.unpack(self._sent[2])
 
     def scores(
         self, run: str, setup: list[Any], sent: tree.Packed, memory: tree.Packed | None, splits: Sequence[str]
@@ -123,6 +135,7 @@ class ClientActor:
 
     def forget(self, run: str) -> None:
         self.hosts.pop(run, None)
+        self._sent = ("", -1, None)
 
 
 @dataclass

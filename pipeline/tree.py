@@ -143,13 +143,13 @@ def pack(message: object) -> Packed:
     return Packed(skeleton, {k: torch.cat(v).numpy() for k, v in parts.items()})
 
 
-def unpack(packed: Packed) -> Any:
-    """The message again, in storage of its own.
+def unpack(packed: Packed, *, copy: bool = True) -> Any:
+    """The message again, in storage of its own; copy=False: where it lies, for whoever only reads it.
 
-    The copy is needed: ``torch.from_numpy`` of an array in Ray's object store is writable and would change what every
-    other reader sees (docs/adr/0007).
+    Else the copy is needed: ``torch.from_numpy`` of an array in Ray's object store is writable and would change what
+    every other reader sees (docs/adr/0007).
     """
-    own = {k: torch.from_numpy(np.array(v, copy=True)) for k, v in packed.buffers.items()}
+    own = {k: torch.from_numpy(np.array(v, copy=True) if copy else v) for k, v in packed.buffers.items()}
 
     def take(node: Any) -> Any:
         if isinstance(node, _Slot):

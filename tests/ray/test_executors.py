@@ -145,6 +145,28 @@ class Meddling(Averaging):
         return Meddler(side)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Overwriting(Averaging):
+    """Its merge spoils what it was given."""
+
+    name = "fedavg"
+
+    def merge(self, state, reports, side):
+        merged = super().merge(state, reports, side)
+        for report in reports:
+            for tensor in report.update.weights.values():
+                tensor.fill_(7.0)
+        return merged
+
+
+def test_a_merge_that_overwrites_the_updates_harms_nobody(experiment):
+    """The server reads them where they lie in the object store."""
+    e = on_ray(experiment("fedavg"), clients_per_actor=2)
+    setups = [make_setup(dataclasses.replace(e, method=kind()), quiet) for kind in (METHODS["fedavg"], Overwriting)]
+    expected = rounds(SerialExecutor(setups[0]), 3)[1]
+    assert rounds(RayExecutor(setups[1]), 3)[1] == expected
+
+
 def test_a_client_that_overwrites_its_broadcast_harms_nobody(experiment):
     """An array from the object store is shared and, as a torch tensor, writable: clients must get copies."""
     e = on_ray(experiment("fedavg"), clients_per_actor=2)
