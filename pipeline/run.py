@@ -15,7 +15,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pipeline.checkpoint import Checkpoints, write_atomically
-from pipeline.compare import compare
 from pipeline.concepts import concept_vectors
 from pipeline.config import read_experiment
 from pipeline.contract import Tensors
@@ -27,7 +26,6 @@ from pipeline.folder import CONFIG, RESULT, held, read_result, write_config
 from pipeline.journal import RunInfo, read_records
 from pipeline.mirror import Mirror
 from pipeline.mirrored import claim, place_of, refresh
-from pipeline.pictures import draw_partition, fits
 from pipeline.pooled import in_process
 from pipeline.progress import Progress
 from pipeline.rounds import Loop, final_checksum, weights_in
@@ -214,16 +212,24 @@ def _conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
     if summary := standing.summary(loop.recovered):
         loop.progress.say(summary)
     write_per_class(folder)
-    compare([folder], folder / "report")
-    data = setup.data()
-    if fits(data.manifest):
-        draw_partition(data.manifest, data.held(), folder / "report" / "partition.png")
-    write_atomically(folder / "plan.json", Path(data.file("plan.json")).read_bytes())
+    _draw(setup, folder)
+    write_atomically(folder / "plan.json", Path(setup.data().file("plan.json")).read_bytes())
     for name in (CONFIG, "plan.json", "per_class.csv", "report", *(["model"] if e.method.scored == "server" else [])):
         tracker.artifact(folder / name)
     # Last, since its presence says that the run is finished and everything else is there.
     write_atomically(folder / RESULT, json.dumps(content, indent=1).encode())
     return Result(folder, checksum, scores)
+
+
+def _draw(setup: Setup, folder: Path) -> None:
+    """The curves and the partition of a run, below its folder."""
+    from pipeline.compare import compare  # here, since matplotlib takes a second to import, and a run starts without
+    from pipeline.pictures import draw_partition, fits
+
+    compare([folder], folder / "report")
+    data = setup.data()
+    if fits(data.manifest):
+        draw_partition(data.manifest, data.held(), folder / "report" / "partition.png")
 
 
 def _scores_of(folder: Path, round_: int, names: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:

@@ -202,6 +202,13 @@ print(sorted({name.split(".")[0] for name in sys.modules} & {"sympy"}), "torch._
 """
 
 
+def test_a_run_starts_without_what_only_draws():
+    """matplotlib takes a second to import."""
+    script = "import sys, tuning.cli, pipeline.run, pipeline.crew; print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_training_does_without_torchs_compiler(tmp_path):
     done = subprocess.run([sys.executable, "-c", RUN, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[] False"
