@@ -17,6 +17,7 @@ from pipeline.faults import Answer, Failure, LostError, QuorumError, RejectedErr
 from pipeline.journal import read_records
 from pipeline.progress import Progress
 from pipeline.rounds import RECOVERIES, Loop
+from pipeline.row_cache import RowCache
 from pipeline.run import make_setup, run
 from pipeline.sampling import select, stand_ins
 from tests.faulty import KINDS, Faulty
@@ -147,14 +148,15 @@ def test_a_refusal_merges_nothing(experiment, tmp_path):
     assert tree.checksum(server.snapshot()) == before
 
 
-def test_a_client_without_rows_is_rejected(experiment, monkeypatch):
+def test_a_client_without_rows_is_rejected(experiment):
     """A mean over no rows would be NaN."""
     executor = SerialExecutor(make_setup(experiment("fedavg"), quiet))
     card, rows = executor.host._client(1)
     none = rows.rows(torch.arange(0), 1)
     empty = dataclasses.replace(rows, **{n: getattr(rows, n)[:0] for n in ("x", "y_NC", "known_NC", "weight_NC")})
     assert len(none.x) == len(empty) == 0
-    monkeypatch.setitem(executor.host._rows, 1, (card, empty))
+    executor.host.rows = RowCache(1000)
+    executor.host.rows.get(1, lambda: (card, empty))
     outcome = executor.round(1, [0, 1, 2], nobody)
     assert outcome.answered == (0, 2)
     assert (outcome.failed[0].kind, outcome.failed[0].reason) == (

@@ -15,6 +15,7 @@ from pipeline.client import ClientHost
 from pipeline.executor import SerialExecutor
 from pipeline.optimizers import OptimizerOptions
 from pipeline.pooled import in_process
+from pipeline.row_cache import RowCache
 from pipeline.run import make_setup, run
 from pipeline.training import augmentation, infer, pieces
 from tasks.contract import ClientData, InputError, TaskOptions
@@ -71,7 +72,8 @@ def test_training_and_inference_have_the_bits_of_rows_scaled_at_once(images):
     host, other = ClientHost(setup), ClientHost(setup)
     sent = SerialExecutor(setup).server.broadcast(1)
     card, rows = other._client(1)
-    other._rows[1] = (card, in_float(rows))
+    other.rows = RowCache(1000)
+    other.rows.get(1, lambda: (card, in_float(rows)))
     one, two = host.fit(1, 1, sent, {}), other.fit(1, 1, sent, {})
     assert tree.checksum(one.update.weights) == tree.checksum(two.update.weights)
     assert one.loss == two.loss

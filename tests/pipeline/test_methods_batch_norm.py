@@ -56,7 +56,7 @@ def test_two_rounds_with_batch_norm(executor, method):
     assert not any(name.startswith("drift/") and "running" in name for name in state)
     counter = state["weights/encoder.norm1.num_batches_tracked"]
     assert counter.dtype == torch.int64
-    steps = [-(-len(run.host._rows[c][1]) // 64) for c in (0, 1, 3)]
+    steps = [-(-len(run.host._client(c)[1]) // 64) for c in (0, 1, 3)]
     assert int(counter) == max(steps[:2]) + max(steps[1:])
     assert float(state["weights/encoder.norm1.running_var"].min()) > 0
     scores = run.scores(["test"])["test"].values
