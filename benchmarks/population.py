@@ -1,6 +1,6 @@
 """What a large population costs: 100 clients a round out of a thousand, and out of ten thousand or more.
 
-    python -m benchmarks.population [--populations 1000 10000] [--rounds 40]
+    python -m benchmarks.population [--populations 1000 10000] [--rounds 40] [--state keep]
 
 A made-up table of 20 rows a client, each client a subject of its own; FedAvg trains a small network for one epoch.
 Every population is a process of its own with a Ray of its own. Printed: seconds to prepare and to start, seconds of a
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,7 @@ from pipeline.actors import RayExecutor
 from pipeline.experiment import ClusterOptions, Experiment
 from pipeline.federation import FederationOptions
 from pipeline.methods import METHODS
+from pipeline.optimizers import OptimizerOptions
 from pipeline.own_data import settled
 from pipeline.run import make_setup
 from pipeline.sampling import select
@@ -52,7 +53,7 @@ def write(path: Path, clients: int) -> None:
     pq.write_table(pa.table(columns), path)
 
 
-def experiment(folder: Path, clients: int) -> Experiment:
+def experiment(folder: Path, clients: int, state: Literal["keep", "reset"]) -> Experiment:
     return Experiment(
         task=TaskOptions(
             parquet=str(folder / "made.parquet"), labels="label", client="who", split="part", validation=0.0,
@@ -61,17 +62,18 @@ def experiment(folder: Path, clients: int) -> Experiment:
         method=METHODS["fedavg"](),
         model=ModelOptions(width=64),
         federation=FederationOptions(clients_per_round=CHOSEN, epochs=1),
+        optimizer=OptimizerOptions(state=state),
         tracking=TrackingOptions(uri="none"),
     )  # fmt: skip
 
 
-def one(clients: int, rounds: int) -> None:
+def one(clients: int, rounds: int, state: Literal["keep", "reset"]) -> None:
     """A line of JSON about one population."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(folder / "made.parquet", clients)
         began = time.perf_counter()
-        e = settled(experiment(folder, clients), lambda line: None)
+        e = settled(experiment(folder, clients, state), lambda line: None)
         per_actor = -(-e.task.clients // ACTORS)
         e = dataclasses.replace(e, cluster=ClusterOptions(executor="ray", clients_per_actor=per_actor))
         cluster.start(e.cluster)
@@ -98,13 +100,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--populations", type=int, nargs="+", default=[1000, 10_000])
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--state", default="reset", choices=["keep", "reset"], help="of a client's Adam")
     parser.add_argument("--one", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        one(options.one, options.rounds)
+        one(options.one, options.rounds, options.state)
         return
     for clients in options.populations:
-        words = ["--one", str(clients), "--rounds", str(options.rounds)]
+        words = ["--one", str(clients), "--rounds", str(options.rounds), "--state", options.state]
         got = measured([sys.executable, "-m", "benchmarks.population", *words])
         early, late = (got["pss"][key] / MEGABYTE for key in ("5", str(options.rounds)))
         print(
