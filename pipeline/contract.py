@@ -84,7 +84,7 @@ class ServerSide:
 class ClientSide(Generic[S]):
     """What client hooks may touch. ``model`` holds the broadcast weights, in storage of its own; ``memory`` is what
     this client's last ``Local.memory`` gave (at first ``Method.first_memory``), and read only; ``infer(model, data) ->
-    z_ND`` is the encoder in evaluation mode.
+    z_ND`` is the encoder in evaluation mode; ``round``: counted from 1.
     """
 
     model: Classifier

@@ -96,14 +96,13 @@ class Prepared:
 
     def client(self, client: int, objective: Objective) -> ClientData:
         """All rows of one client, with the labels that it may see. Raises InputError where the file is damaged."""
-        if not 0 <= client < len(self.manifest.examples):
-            raise IndexError(f"there is no client {client}: the clients are 0..{len(self.manifest.examples) - 1}")
+        rows = self._rows_of(client)
         known = self.manifest.classes[client] if self.manifest.kind == "multi" else None
-        return self._rows(client_file(client), self.manifest.examples[client], self._dense(objective, known))
+        return self._rows(client_file(client), rows, self._dense(objective, known))
 
     def sparse_client(self, client: int) -> SparseRows:
         """The same without a matrix of labels, whatever the number of rows and classes."""
-        return self._rows(client_file(client), self.manifest.examples[client], self._sparse)
+        return self._rows(client_file(client), self._rows_of(client), self._sparse)
 
     def split(self, name: Split, objective: Objective) -> ClientData:
         """A split of the server, labelled as far as the raw data are."""
@@ -142,6 +141,11 @@ class Prepared:
         """known: the classes that are known in a row unless it says otherwise; None: every class."""
         spec, classes = self.manifest.spec, len(self.manifest.class_names)
         return lambda table: client_data(table, spec, classes, objective, range(classes) if known is None else known)
+
+    def _rows_of(self, client: int) -> int:
+        if not 0 <= client < len(self.manifest.examples):
+            raise IndexError(f"there is no client {client}: the clients are 0..{len(self.manifest.examples) - 1}")
+        return self.manifest.examples[client]
 
     def _sparse(self, table: Any) -> SparseRows:
         return SparseRows.of(table, self.manifest.spec, len(self.manifest.class_names))

@@ -105,6 +105,8 @@ def test_loading_gives_the_same_manifest_and_data_stay_writable(made):
     data.y_NC.add_(1)
     with pytest.raises(IndexError, match=r"0\.\.3"):
         again.client(4, Objective(task.kind))
+    with pytest.raises(IndexError, match=r"0\.\.3"):
+        again.sparse_client(-1)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "client-00001.parquet", "test.parquet", "held.parquet", "plan.json"])
