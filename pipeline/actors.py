@@ -10,27 +10,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
-from ray.exceptions import (
-    ActorDiedError,
-    ActorUnavailableError,
-    ObjectLostError,
-    ObjectStoreFullError,
-    OutOfDiskError,
-    OutOfMemoryError,
-    RayError,
-    RayTaskError,
-)
+from ray.exceptions import RayError, RayTaskError
 
 from pipeline import tree
 from pipeline.cluster import layout
 from pipeline.contract import Tensors
 from pipeline.crew import Crew, Stats
+from pipeline.dispatch import Dispatch
 from pipeline.evaluate import mean_of_models
 from pipeline.executor import NEXT, Watch, scored_as
-from pipeline.faults import Failure, Kind, LostError, RejectedError, Roster, RoundOutcome, kind_of
+from pipeline.faults import Failure, LostError, RejectedError, Roster, RoundOutcome
+from pipeline.ray_errors import is_lost, lost, node_died, one_line, ray_kind
 from pipeline.setup import Setup
 from tasks.metrics import Scores
 
@@ -40,19 +33,27 @@ LOOK_EVERY = 10.0
 
 @dataclass(slots=True)
 class _Job:
-    """A call to a client's actor; parts: references of what it gives beside its answer, which the driver reads; until:
-    when its answer is overdue.
+    """A call to an actor; parts: references of what it gives beside its answer, which the driver reads; until: when its
+    answer is overdue.
     """
 
-    client: int
+    clients: Sequence[int]
     slot: int
     actor: Any
     parts: tuple[Any, ...]
     until: float
 
 
-_Start = Callable[[Any, int], Sequence[Any]]
-"""Calls an actor for a client: (actor, client) -> references, the answer's last."""
+class _Given(NamedTuple):
+    """References of what a client gave: the updates of its call, its place there, and its memory."""
+
+    updates: Any
+    place: int
+    memory: Any
+
+
+_Start = Callable[[Any, Sequence[int]], Sequence[Any]]
+"""Calls an actor for clients: (actor, clients) -> references, the answer's last."""
 
 
 class RayExecutor:
@@ -68,7 +69,12 @@ class RayExecutor:
         self.own = crew is None
         self.crew = crew or Crew(layout(e.cluster, e.task.clients))
         self.layout = self.crew.layout
+        self.rows = setup.data().cards().rows
+        self.dispatch = self._dispatch(several=not e.federation.deadline)
         self._open()
+
+    def _dispatch(self, *, several: bool) -> Dispatch:
+        return Dispatch(self.layout.actors, self.layout.concurrent, self.rows, several)
 
     def _open(self) -> None:
         self.run, self._opened = self.crew.open(self.setup)
@@ -79,41 +85,58 @@ class RayExecutor:
         sent, size = self.server.broadcast.options(num_returns=2).remote(self.run, round_)
         each = self._get(size)
         roster = Roster(selected, stand_ins, self.federation.retries, self.federation.quorum)
-        jobs, memory, merged = dict[int, _Job](), dict[str, float](), None
+        given, peak, merged = dict[int, _Given](), dict[str, float](), None
 
-        def fit(actor: Any, client: int) -> Sequence[Any]:
-            refs: Sequence[Any] = actor.fit.options(num_returns=3).remote(
-                self.run, self.crew.setups[self.run], client, round_, [sent], self.memories.get(client),
-                self.server.letter.remote(self.run, client) if self.letters else None,
-            )  # fmt: skip
+        def fit(actor: Any, clients: Sequence[int]) -> Sequence[Any]:
+            own = [self.memories.get(c) for c in clients]
+            own += [self.server.letter.remote(self.run, c) for c in clients] if self.letters else []
+            refs: Sequence[Any] = actor.fit.options(num_returns=2 + len(clients)).remote(
+                self.run, self.crew.setups[self.run], clients, round_, [sent], *own
+            )
             return refs
 
-        stats: Stats
         while merged is None:
-            for job, stats in self._answers(roster, fit, watch):
-                jobs[job.client], roster.answers[job.client] = job, stats.answer
-                memory |= {k.replace("client", f"actor_{job.slot:03d}"): v for k, v in stats.memory.items()}
+            for job, stats in self._answers(roster, self.dispatch, fit, watch):
+                given |= self._take(job, stats, roster)
+                peak |= {k.replace("client", f"actor_{job.slot:03d}"): v for k, v in stats.memory.items()}
             roster.check_quorum()
-            answered = sorted(roster.answers)
             try:
-                updates = [jobs[c].parts[0] for c in answered]
-                merged = self._get(self.server.merge.remote(self.run, round_, answered, *updates))
+                merged = self._merge(round_, {c: given[c] for c in sorted(roster.answers)})
             except RejectedError as error:
                 roster.refuse(error)
-        self.memories |= {c: jobs[c].parts[1] for c in answered}
-        counts, peak = merged
-        return roster.outcome(each, memory | peak, counts)
+        self.memories |= {c: given[c].memory for c in roster.answers}
+        self.dispatch.learn(roster.answers.values())
+        counts, of_server = merged
+        return roster.outcome(each, peak | of_server, counts)
 
-    def _answers(self, roster: Roster, start: _Start, watch: Watch | None = None) -> Iterator[tuple[_Job, Any]]:
+    def _take(self, job: _Job, stats: Stats, roster: Roster) -> dict[int, _Given]:
+        """The answers of a call. Where a client failed, those after it have not been asked yet."""
+        roster.answers |= dict(zip(job.clients, stats.answers, strict=False))
+        if stats.failure is not None:
+            self.crew.retire(job.slot)  # the next attempt gets a fresh process
+            roster.fault(stats.failure)
+            roster.waiting.extend(job.clients[len(stats.answers) + 1 :])
+        updates, *memories = job.parts
+        return {c: _Given(updates, place, memories[place]) for place, c in enumerate(job.clients[: len(stats.answers)])}
+
+    def _merge(self, round_: int, given: Mapping[int, _Given]) -> Any:
+        """Of the server, over what these clients gave."""
+        calls = list(dict.fromkeys(g.updates for g in given.values()))
+        places = {client: (calls.index(g.updates), g.place) for client, g in given.items()}
+        return self._get(self.server.merge.remote(self.run, round_, places, *calls))
+
+    def _answers(
+        self, roster: Roster, dispatch: Dispatch, start: _Start, watch: Watch | None = None
+    ) -> Iterator[tuple[_Job, Any]]:
         """Call the actors of all who wait and yield the answers as they come in; the roster gets the faults. LostError
         where a fault is none of a client; no call is left running then, nor when the caller stops.
         """
-        running, done = dict[Any, _Job](), 0
+        running = dict[Any, _Job]()
         try:
             while roster.waiting or running:
-                self._submit(roster.waiting, running, start)
+                self._submit(roster.waiting, running, dispatch, start)
                 if watch is not None:
-                    watch(len(running), done, len(roster.failed))
+                    watch(sum(len(job.clients) for job in running.values()), len(roster.answers), len(roster.failed))
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=_patience(running))
                 if not ready:
                     self._overdue(running, roster)
@@ -124,7 +147,6 @@ class RayExecutor:
                 except RayError as error:
                     self._fault(job, roster, error)
                     continue
-                done += 1
                 yield job, answer
         finally:
             for job in running.values():
@@ -138,37 +160,37 @@ class RayExecutor:
             elif self.crew.stuck(job.slot):  # no fault of the client's
                 running.pop(ref)
                 self.crew.retire(job.slot)
-                roster.waiting.append(job.client)
+                roster.waiting.extend(job.clients)
 
-    def _submit(self, waiting: deque[int], running: dict[Any, _Job], start: _Start) -> None:
+    def _submit(self, waiting: deque[int], running: dict[Any, _Job], dispatch: Dispatch, start: _Start) -> None:
         """Hand out work: at most one call per actor in flight, at most ``concurrent`` in all."""
         busy = {job.slot for job in running.values()}
-        for _ in range(len(waiting)):
-            if len(running) >= self.layout.concurrent:
-                return
-            client = waiting.popleft()
-            slot = client % self.layout.actors
-            if slot in busy:
-                waiting.append(client)
-                continue
+        while (call := dispatch.next(waiting, busy, self.crew.up)) is not None:
+            slot, clients = call
             busy.add(slot)
             actor = self.crew.client(slot, self.run)
-            *parts, answer = start(actor, client)
+            *parts, answer = start(actor, clients)
             until = time.monotonic() + (self.federation.deadline or math.inf)
-            running[answer] = _Job(client, slot, actor, tuple(parts), until)
+            running[answer] = _Job(clients, slot, actor, tuple(parts), until)
 
     def _fault(self, job: _Job, roster: Roster, error: RayError | None) -> None:
         """Retire the actor, whatever happened to it: the next attempt gets a fresh process. error: None where the
         answer is overdue.
         """
         self.crew.retire(job.slot)
+        first, *others = job.clients
         if error is None:
             reason = f"no answer within {self.federation.deadline:g} s"
-            roster.fault(Failure(job.client, reason, "deadline"))
+            roster.fault(Failure(first, reason, "deadline"))
             return
         if is_lost(error, job.actor):
-            raise _lost(error)
-        roster.fault(Failure(job.client, one_line(error), ray_kind(error)), counted=not node_died(error))
+            raise lost(error)
+        reason = one_line(error)
+        if others:  # whose fault it was will show when each has a call of its own
+            reason += f" (or a fault of clients {', '.join(map(str, others))}, of the same call)"
+            self.dispatch.part(job.clients)
+            roster.waiting.extend(others)
+        roster.fault(Failure(first, reason, ray_kind(error)), counted=not others and not node_died(error))
 
     def _get(self, ref: Any) -> Any:
         try:
@@ -179,7 +201,7 @@ class RayExecutor:
             return ray.get(ref)
         except RayError as error:
             if is_lost(error):
-                raise _lost(error) from error
+                raise lost(error) from error
             raise (error.cause if isinstance(error, RayTaskError) else error) from error
 
     def recover(self) -> None:
@@ -188,8 +210,10 @@ class RayExecutor:
         self._open()
 
     def expect(self, clients: Sequence[int]) -> None:
-        for client in clients:
-            self.crew.client(client % self.layout.actors, self.run)
+        waiting, busy = deque(clients), set[int]()
+        while (call := self.dispatch.next(waiting, busy, self.crew.up)) is not None:
+            busy.add(call[0])
+            self.crew.client(call[0], self.run)
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         if self.at_clients:
@@ -204,11 +228,12 @@ class RayExecutor:
         models = scored_as(self.clients, self.memories)
         roster = Roster(list(dict.fromkeys(models)), (), self.federation.retries, 1.0)
 
-        def score(actor: Any, client: int) -> Sequence[Any]:
-            memory, setup = self.memories.get(client), self.crew.setups[self.run]
+        def score(actor: Any, clients: Sequence[int]) -> Sequence[Any]:
+            memory, setup = self.memories.get(clients[0]), self.crew.setups[self.run]
             return [actor.scores.remote(self.run, setup, sent, memory, list(splits))]
 
-        each = {job.client: scores for job, scores in self._answers(roster, score)}
+        alone = self._dispatch(several=False)
+        each = {job.clients[0]: scores for job, scores in self._answers(roster, alone, score)}
         for failure in roster.failed:
             raise RuntimeError(f"client {failure.client}'s model could not be scored: {failure.reason}")
         return mean_of_models([each[c] for c in models])
@@ -238,38 +263,3 @@ def _patience(running: Mapping[Any, _Job]) -> float:
     """Seconds to wait for an answer before looking what became of those that are awaited."""
     until = min(job.until for job in running.values())
     return min(LOOK_EVERY, max(0.0, until - time.monotonic()))
-
-
-def is_lost(error: RayError, actor: Any = None) -> bool:
-    """Whether an error says that something is gone that ``actor``, or any other, only used."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    if isinstance(cause, (ActorDiedError, ActorUnavailableError)):
-        return actor is None or cause.actor_id not in (None, actor._actor_id.hex())
-    return isinstance(cause, ObjectLostError)
-
-
-def node_died(error: RayError) -> bool:
-    """Whether an actor is gone because its node is: a fresh one may be put on the same node for as long as Ray has not
-    noticed, so several attempts may end like this. Ray says it in words alone.
-    """
-    return isinstance(error, ActorDiedError) and "its node has died" in str(error)
-
-
-def _lost(error: RayError) -> LostError:
-    return LostError(f"the server actor, or an object on a node that left, is gone ({one_line(error)})")
-
-
-def ray_kind(error: RayError) -> Kind:
-    """The kind of fault that an error of a client's call is."""
-    if isinstance(error, RayTaskError):
-        return kind_of(error.cause)
-    if isinstance(error, (OutOfMemoryError, ObjectStoreFullError, OutOfDiskError)):
-        return "memory"
-    return "crash"
-
-
-def one_line(error: BaseException) -> str:
-    """What happened, without the remote traceback."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    text = str(cause).strip().splitlines()
-    return f"{type(cause).__name__}: {text[0]}" if text else type(cause).__name__

@@ -15,8 +15,18 @@ PIECE = 1 << 15
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Every weight and buffer of the model's state dict, copied."""
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+    """Every weight and buffer of the model's state dict, copied; those of a type one behind the other in one storage,
+    as they travel (``tree.joined``).
+    """
+    values = {name: value.detach() for name, value in model.state_dict().items()}
+    kinds = dict.fromkeys((value.dtype, value.device) for value in values.values())
+    out = dict[str, Tensor]()
+    for kind in kinds:
+        own = {name: value for name, value in values.items() if (value.dtype, value.device) == kind}
+        flat = torch.cat([value.reshape(-1) for value in own.values()])
+        parts = torch.split(flat, [value.numel() for value in own.values()])
+        out |= {name: part.view(value.shape) for (name, value), part in zip(own.items(), parts, strict=True)}
+    return {name: out[name] for name in values}
 
 
 def load_sent(model: nn.Module, weights: Mapping[str, Tensor]) -> None:

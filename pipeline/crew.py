@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from pipeline import tree, usage
 from pipeline.client import ClientHost, device_for
 from pipeline.cluster import Layout, nodes
-from pipeline.faults import Answer
+from pipeline.faults import Answer, Failure, kind_of, one_line
 from pipeline.server import Server
 from pipeline.setup import Setup, one_thread
 from tasks.metrics import Scores
@@ -48,16 +48,19 @@ class ServerActor:
 
     def broadcast(self, run: str, round_: int) -> tuple[tree.Packed, int]:
         sent = self.servers[run].broadcast(round_)
-        return tree.pack(sent), tree.nbytes(sent)
+        return tree.pack(sent, copy=False), tree.nbytes(sent)
 
     def letter(self, run: str, client: int) -> tree.Packed:
         return tree.pack(self.servers[run].letter(client))
 
     def merge(
-        self, run: str, round_: int, clients: Sequence[int], *updates: tree.Packed
+        self, run: str, round_: int, places: dict[int, tuple[int, int]], *calls: Sequence[tree.Packed]
     ) -> tuple[dict[str, float], dict[str, float]]:
+        """calls: the updates of every call; places: client -> which call, and which update of it."""
+        clients = sorted(places)
+        packed = [calls[call][place] for call, place in (places[c] for c in clients)]
         # read where they lie in the object store, which nobody else will read any more
-        counts = self.servers[run].merge(round_, clients, [tree.unpack(u, copy=False) for u in updates])
+        counts = self.servers[run].merge(round_, clients, [tree.unpack(u, copy=False) for u in packed])
         return counts, usage.peak("server")
 
     def scores(self, run: str, splits: Sequence[str]) -> dict[str, Scores]:
@@ -75,9 +78,12 @@ class ServerActor:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The small part of an answer, which the driver reads."""
+    """The small part of what a call gives, which the driver reads. answers: of its clients, in their order, up to the
+    first that failed; failure: of that one; memory: of the process.
+    """
 
-    answer: Answer
+    answers: tuple[Answer, ...]
+    failure: Failure | None
     memory: dict[str, float]
 
 
@@ -102,25 +108,39 @@ class ClientActor:
         self,
         run: str,
         setup: list[Any],
-        client: int,
+        clients: Sequence[int],
         round_: int,
         broadcast: list[Any],
-        memory: tree.Packed | None,
-        letter: tree.Packed | None,
-    ) -> tuple[tree.Packed, tree.Packed, Stats]:
-        """broadcast: a reference in a list, like ``setup``, which is fetched once a round."""
+        *own: tree.Packed | None,
+    ) -> tuple[Any, ...]:
+        """Updates of the clients, then the memory of each, then ``Stats``. broadcast: a reference in a list, like
+        ``setup``, which is fetched once a round; own: every client's memory, then, where there are any, their letters.
+        """
         self.open(run, setup)
-        own, alone = ({} if m is None else tree.unpack(m) for m in (memory, letter))
-        fitted = self.hosts[run].fit(client, round_, self._broadcast(run, round_, broadcast), own, alone)
-        more, sizes = tree.nbytes(alone), tree.nbytes(fitted.update)
-        stats = Stats(Answer(fitted.loss, fitted.seconds, sizes, more), usage.peak("client"))
-        return tree.pack(fitted.update), tree.pack(fitted.memory), stats
+        sent = self._broadcast(run, round_, broadcast)
+        updates, answers = list[tree.Packed](), list[Answer]()
+        memories: list[tree.Packed | None] = [None] * len(clients)
+        failure = None
+        for place, client in enumerate(clients):
+            given = [*own[place :: len(clients)], None]
+            memory, letter = ({} if m is None else tree.unpack(m) for m in given[:2])
+            try:
+                fitted = self.hosts[run].fit(client, round_, tree.unpack(sent), memory, letter)
+            except Exception as error:  # any fault of a client costs that client only
+                failure = Failure(client, one_line(error), kind_of(error))
+                break
+            sizes = [tree.nbytes(m) for m in (fitted.update, letter, fitted.memory)]
+            updates.append(tree.pack(fitted.update, copy=False))
+            memories[place] = tree.pack(fitted.memory, copy=False)
+            answers.append(Answer(fitted.loss, fitted.seconds, *sizes))
+        return updates, *memories, Stats(tuple(answers), failure, usage.peak("client"))
 
-    def _broadcast(self, run: str, round_: int, reference: list[Any]) -> Any:
-        """What the server sends in a round: fetched once, and each client's own copy."""
+    def _broadcast(self, run: str, round_: int, reference: list[Any]) -> tree.Packed:
+        """What the server sends in a round, fetched once; each client gets a copy of its own."""
         if self._sent[:2] != (run, round_):
             self._sent = run, round_, ray.get(reference[0])
-        return tree.unpack(self._sent[2])
+        out: tree.Packed = self._sent[2]
+        return out
 
     def scores(
         self, run: str, setup: list[Any], sent: tree.Packed, memory: tree.Packed | None, splits: Sequence[str]
@@ -165,7 +185,9 @@ class Crew:
         run, e = uuid.uuid4().hex, setup.experiment
         self.setups[run] = [ray.put(setup)]
         clients = range(e.task.clients) if e.method.tells else ()
-        told = [self.client(c % self.layout.actors, run).tell.remote(run, self.setups[run], c) for c in clients]
+        # no more actors than can be busy: a process costs seconds to start
+        slots = min(self.layout.actors, self.layout.concurrent)
+        told = [self.client(c % slots, run).tell.remote(run, self.setups[run], c) for c in clients]
         return run, self.server.open.remote(run, self.setups[run][0], *told)
 
     def client(self, slot: int, run: str) -> Any:
@@ -179,6 +201,11 @@ class Crew:
         if run not in member.opened:
             member.opened[run] = member.actor.open.remote(run, self.setups[run])
         return member.actor
+
+    @property
+    def up(self) -> Collection[int]:
+        """Slots whose actors are started."""
+        return self._clients.keys()
 
     def stuck(self, slot: int) -> bool:
         """Whether the actor of a slot waits for CPUs that left with a node: a fresh one would not."""

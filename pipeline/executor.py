@@ -15,7 +15,7 @@ from pipeline import tree, usage
 from pipeline.client import CPU, ClientHost, device_for
 from pipeline.contract import Tensors
 from pipeline.evaluate import mean_of_models
-from pipeline.faults import Answer, Failure, RejectedError, Roster, RoundOutcome, kind_of
+from pipeline.faults import Answer, Failure, RejectedError, Roster, RoundOutcome, kind_of, one_line
 from pipeline.server import Server
 from pipeline.setup import Setup, one_thread
 from pipeline.training import Fitted
@@ -145,7 +145,7 @@ class SerialExecutor(InProcess):
                     letter = self.server.letter(client)
                     fitted[client] = one = self.host.fit(client, round_, sent, self.memories.get(client, {}), letter)
                 except Exception as error:  # any fault of a client costs that client only
-                    roster.fault(Failure(client, f"{type(error).__name__}: {error}", kind_of(error)))
+                    roster.fault(Failure(client, one_line(error), kind_of(error)))
                     continue
                 roster.answers[client] = Answer(one.loss, one.seconds, tree.nbytes(one.update), tree.nbytes(letter))
             roster.check_quorum()

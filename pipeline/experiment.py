@@ -72,7 +72,8 @@ class ClusterOptions:
     address: str = ""
     """Empty: a Ray of its own on loopback; ``auto``: the running cluster; or an address for ``ray.init``."""
     clients_per_actor: int = 0
-    """Clients that share an actor; 0: one each for up to 32 clients, above that as many actors as CPUs."""
+    """Clients that share an actor; 0: one each for up to 32 clients, above that as many actors as CPUs. An actor starts
+    when it is needed, and one that is idle takes over other clients sooner than that."""
     client_cpus: float = 0.0
     """CPU share of a client actor; 0: the CPUs of the cluster shared out evenly."""
     client_gpus: float = 0.0

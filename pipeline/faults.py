@@ -86,6 +86,8 @@ class Answer:
     seconds: float
     bytes_up: int
     bytes_letter: int
+    bytes_kept: int = 0
+    """Of the client's memory."""
 
 
 def kind_of(error: BaseException) -> Kind:
@@ -93,6 +95,12 @@ def kind_of(error: BaseException) -> Kind:
     if isinstance(error, UpdateError):
         return "rejected"
     return "memory" if isinstance(error, (MemoryError, torch.OutOfMemoryError)) else "exception"
+
+
+def one_line(error: BaseException) -> str:
+    """What happened."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
 @dataclass

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import cmath
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -96,11 +96,29 @@ def misfit(message: object, template: object) -> str:
     return ""
 
 
+def joined(parts: Sequence[Tensor]) -> Tensor | None:
+    """Contiguous tensors of a type as one flat tensor, without a copy, where each lies behind the one before it in one
+    storage; None where they do not.
+    """
+    first, end = parts[0], parts[0].storage_offset()
+    for t in parts:
+        same = t.dtype == first.dtype and t.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same or t.storage_offset() != end or not t.is_contiguous():
+            return None
+        end += t.numel()
+    return first.as_strided((end - first.storage_offset(),), (1,))
+
+
 def not_finite(message: object) -> str:
     """Names the first tensor that holds NaN or infinity, '' if none does."""
-    for path, t in tensors(message):
-        if not (t.is_floating_point() or t.is_complex()) or cmath.isfinite(t.sum().item()):
-            continue  # a finite sum has finite terms; the reverse does not hold, since a sum may overflow
+    # a finite sum has finite terms; the reverse does not hold, since a sum may overflow
+    inexact = [(path, t) for path, t in tensors(message) if t.is_floating_point() or t.is_complex()]
+    whole = joined([t for _, t in inexact]) if inexact else None
+    if whole is not None and cmath.isfinite(whole.sum().item()):
+        return ""
+    for path, t in inexact:
+        if cmath.isfinite(t.sum().item()):
+            continue
         if not bool(torch.isfinite(t).all()):
             return f"tensor {path!r} holds {int((~torch.isfinite(t)).sum())} non-finite values"
     return ""
@@ -127,20 +145,24 @@ class Packed:
     buffers: dict[str, npt.NDArray[Any]]
 
 
-def pack(message: object) -> Packed:
-    """Copy all tensors of a message into flat buffers (on the CPU)."""
+def pack(message: object, *, copy: bool = True) -> Packed:
+    """All tensors of a message in flat buffers (on the CPU); copy=False: where they lie, if they lie like that already,
+    for whoever serialises them at once.
+    """
     parts: dict[str, list[Tensor]] = {}
     used: dict[str, int] = {}
 
     def place(_: str, t: Tensor) -> _Slot:
         kind = str(t.dtype).removeprefix("torch.")
         slot = _Slot(kind, used.get(kind, 0), tuple(t.shape))
-        parts.setdefault(kind, []).append(t.detach().cpu().reshape(-1))
+        parts.setdefault(kind, []).append(t.detach().cpu())
         used[kind] = slot.start + t.numel()
         return slot
 
     skeleton = rebuild(message, place)
-    return Packed(skeleton, {k: torch.cat(v).numpy() for k, v in parts.items()})
+    whole = {k: None if copy else joined(v) for k, v in parts.items()}
+    flat = {k: torch.cat([t.reshape(-1) for t in parts[k]]) if w is None else w for k, w in whole.items()}
+    return Packed(skeleton, {k: w.numpy() for k, w in flat.items()})
 
 
 def unpack(packed: Packed, *, copy: bool = True) -> Any:

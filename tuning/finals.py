@@ -10,8 +10,8 @@ from typing import Any
 from ray import tune
 from ray.tune import Callback
 
-from pipeline.actors import one_line
 from pipeline.folder import RESULT, read_result
+from pipeline.ray_errors import one_line
 from tasks.contract import InputError
 from tuning.copies import bring
 from tuning.records import Records

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
 from models.dropout import MaskSource
 from models.encoders.sparse import SparseEncoder
-from models.lower_precision import use_bfloat16
+from models.encoders.transformer import TransformerEncoder
+from models.lower_precision import ROWS, use_bfloat16
 
 # 8 bits of precision: a relative error of 2^-9 per product, which partly cancel in a sum
 CLOSE = {"rtol": 0.0, "atol": 0.02}
@@ -71,3 +73,51 @@ def test_a_copy_trains_its_own_weights_and_the_state_fits():
 def test_the_same_bits_twice():
     _, low, x = twins()
     assert torch.equal(gradients(low, x)[1], gradients(low, x)[1])
+
+
+def whole(*shape, rng):
+    """Whole numbers, whose products and short sums bfloat16 holds exactly."""
+    return torch.randint(-2, 3, shape, generator=rng).float()
+
+
+@pytest.mark.parametrize("rows", [1, ROWS - 1, ROWS, ROWS + 1, 3 * ROWS - 5])
+def test_rows_that_fill_up_a_product_change_nothing(rows):
+    """Where bfloat16 is exact the products and both gradients are float32's to the bit, whatever the number of rows."""
+    rng = torch.Generator().manual_seed(rows)
+    plain = nn.Linear(6, 5)
+    with torch.no_grad():
+        for p in plain.parameters():
+            p.copy_(whole(*p.shape, rng=rng))
+    low = nn.Sequential(copy.deepcopy(plain))
+    use_bfloat16(low)
+    # so few rows with a gradient that no sum of the weight's gradient leaves what is exact
+    x, pull = whole(rows, 6, rng=rng), whole(rows, 5, rng=rng) * (torch.arange(rows) < 8)[:, None]
+    out = []
+    for layer in (plain, low):
+        inner = x.clone().requires_grad_()
+        y = layer(inner)
+        (y * pull).sum().backward()
+        out.append([y.detach(), inner.grad, *(p.grad for p in layer.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*out, strict=True))
+
+
+def test_a_transformer_trains_near_float32(transformer):
+    plain, low = transformer(), transformer()
+    use_bfloat16(low)
+    x = torch.randint(0, 30, (7, 11), generator=torch.Generator().manual_seed(0))
+    (z_BD, grad), (low_z_BD, low_grad) = gradients(plain.train(), x), gradients(low.train(), x)
+    torch.testing.assert_close(low_z_BD, z_BD, rtol=0.0, atol=0.05)
+    assert not torch.equal(low_z_BD, z_BD)
+    assert torch.cosine_similarity(grad, low_grad, 0) > 0.999
+    assert torch.equal(low.eval()(x), plain.eval()(x))
+
+
+@pytest.fixture
+def transformer():
+    def make():
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            entry = nn.Embedding(30, 16, padding_idx=0)
+            return TransformerEncoder(entry, 16, 4, 32, 0.0, 11, MaskSource())
+
+    return make

@@ -220,3 +220,39 @@ def test_writing_into_one_unpacked_tensor_leaves_its_neighbours():
 def test_the_checksum_of_a_message_survives_the_wire_though_a_type_has_no_elements(dtype):
     message = {"score_C": torch.empty(0, dtype=dtype), "flag": torch.tensor(True)}
     assert tree.checksum(tree.unpack(tree.pack(message))) == tree.checksum(message)
+
+
+def test_without_a_copy_what_lies_in_one_storage_is_packed_where_it_lies():
+    flat = torch.arange(10.0)
+    message = {"a": flat[2:5], "b": flat[5:9].view(2, 2), "n": torch.tensor([1, 2])}
+    packed = tree.pack(message, copy=False)
+    assert packed.buffers["float32"].ctypes.data == flat[2:].data_ptr()
+    assert packed.buffers["float32"].tolist() == flat[2:9].tolist()
+    assert tree.checksum(tree.unpack(packed)) == tree.checksum(message)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (slice(0, 3), slice(4, 6)),  # a hole between them
+        (slice(3, 6), slice(0, 3)),  # in another order
+        (slice(0, 3), slice(2, 6)),  # over each other
+        (slice(0, 6, 2), slice(6, 8)),  # not one behind the other
+    ],
+)
+def test_what_does_not_lie_one_behind_the_other_is_not_joined(parts):
+    flat = torch.arange(10.0)
+    tensors = [flat[part] for part in parts]
+    assert tree.joined(tensors) is None
+    assert tree.joined([flat[:3], torch.arange(3.0)]) is None
+    assert tree.unpack(tree.pack(dict(enumerate(tensors)), copy=False))[0].tolist() == tensors[0].tolist()
+
+
+def test_a_value_that_is_not_finite_is_named_in_joined_tensors_too():
+    flat = torch.zeros(6)
+    message = {"a": flat[:3], "b": flat[3:]}
+    assert tree.not_finite(message) == ""
+    flat[4] = torch.nan
+    assert tree.not_finite(message) == "tensor 'b' holds 1 non-finite values"
+    huge = torch.full((6,), 3e38)
+    assert tree.not_finite({"a": huge[:3], "b": huge[3:]}) == ""

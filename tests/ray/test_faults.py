@@ -14,7 +14,7 @@ import tests.faulty
 from pipeline import tree
 from pipeline.actors import RayExecutor
 from pipeline.executor import SerialExecutor
-from pipeline.faults import LostError, QuorumError
+from pipeline.faults import Answer, LostError, QuorumError
 from pipeline.journal import read_records
 from pipeline.run import make_setup, run
 from tests.faulty import DEADLY, KINDS, Faulty
@@ -158,3 +158,28 @@ def test_a_run_goes_on_with_a_new_server_and_the_same_bits(experiment, tmp_path,
     records = read_records(tmp_path / "ray")[0]
     assert [r.round for r in records] == [0, 1, 2, 3]
     assert sum(r.metrics["fault/recovered"] for r in records) == 1
+
+
+@pytest.mark.parametrize("kind", ["raise", "nan", "memory", "exit"])
+def test_a_fault_in_a_call_of_several_clients_costs_the_one_who_has_it(faulty, kind):
+    """Whose fault a dead process was shows when each has a call of its own."""
+    setup = faulty((2,), kind, 1)
+    executor = RayExecutor(setup)
+    executor.dispatch.learn([Answer(0.0, 1e-4, 1000, 0)] * 4)
+    outcomes = [executor.round(r, ALL, nobody) for r in (1, 2)]
+    assert tree.checksum(executor.snapshot()) == serial(setup)
+    executor.close()
+    assert [o.answered for o in outcomes] == [(0, 1, 2, 3)] * 2
+    (retried,) = outcomes[0].retried
+    assert retried.client == (0 if kind == "exit" else 2)
+    assert (retried.kind, "or a fault of clients 2" in retried.reason) == ((DEADLY | KINDS)[kind][0], kind == "exit")
+
+
+def test_a_client_that_ends_its_process_again_and_again_is_left_out_and_nobody_beside_it(faulty):
+    setup = faulty((2,), "exit", 3)
+    executor = RayExecutor(setup)
+    executor.dispatch.learn([Answer(0.0, 1e-4, 1000, 0)] * 4)
+    first, second = (executor.round(r, ALL, nobody) for r in (1, 2))
+    assert tree.checksum(executor.snapshot()) == serial(setup, absent=(2,))
+    executor.close()
+    assert (first.answered, [f.client for f in first.failed], second.answered) == ((0, 1, 3), [2], (0, 1, 2, 3))

@@ -1,0 +1,84 @@
+"""Which actor is called next, and for which clients: the largest first, and short ones several to a call.
+
+Nothing here changes a result, which depends on neither the actor nor the order. A call to an actor costs some
+milliseconds whatever it does (docs/speed.md), so clients that train for less share one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from pipeline.faults import Answer
+
+CALL_SECONDS = 0.1
+"""Of training that one call of several clients should take: many times what the call costs, and little to lose."""
+CALL_BYTES = 1 << 25
+"""Of answers that one call of several clients may return."""
+
+
+@dataclass
+class Dispatch:
+    """actors: how many there can be; concurrent: calls in flight; rows: of every client; several: whether a call may be
+    for more than one client (not under a deadline, which is one client's).
+    """
+
+    actors: int
+    concurrent: int
+    rows: Sequence[int]
+    several: bool = True
+    _each: tuple[float, int] | None = None  # of a client in the last round: median seconds, most bytes
+    _alone: set[int] = field(default_factory=set)
+
+    def learn(self, answers: Iterable[Answer]) -> None:
+        """After a round: what its clients took tells how many share a call in the next one."""
+        given = list(answers)
+        self._each = median(a.seconds for a in given), max(a.bytes_up + a.bytes_kept for a in given)
+        self._alone.clear()
+
+    def part(self, clients: Iterable[int]) -> None:
+        """A call for these ended with its process, and one of them may be why: each gets a call of its own."""
+        self._alone.update(clients)
+
+    def next(self, waiting: deque[int], busy: Collection[int], up: Collection[int]) -> tuple[int, list[int]] | None:
+        """The actor to call now and its clients, taken out of ``waiting``; None where all have enough to do. busy:
+        actors with a call in flight; up: those that run.
+        """
+        if not waiting or len(busy) >= self.concurrent:
+            return None
+        first = max(waiting, key=lambda c: (self.rows[c], -c))
+        slot = self._slot(first % self.actors, busy, up)
+        if slot is None:
+            return None
+        clients = [first] if first in self._alone else self._beside(first, slot, waiting, len(busy))
+        for client in clients:
+            waiting.remove(client)
+        return slot, clients
+
+    def _slot(self, own: int, busy: Collection[int], up: Collection[int]) -> int | None:
+        """The client's own actor if it is up and idle, else another one that is: a process that need not be started.
+        Else the own, or another one that does not run yet.
+        """
+        idle = sorted(set(up) - set(busy))
+        down = sorted(set(range(self.actors)) - set(up) - set(busy))
+        for choice in (idle, down):
+            if choice:
+                return own if own in choice else choice[0]
+        return None
+
+    def _beside(self, first: int, slot: int, waiting: Sequence[int], busy: int) -> list[int]:
+        """``first`` and those that share its call: of the actor's own clients before others, and no more than leave
+        as many for every other idle actor.
+        """
+        most = min(self._most(), -(-len(waiting) // (min(self.actors, self.concurrent) - busy)))
+        others = [c for c in waiting if c != first and c not in self._alone]
+        others.sort(key=lambda c: (c % self.actors != slot, -self.rows[c], c))
+        return [first, *others[: most - 1]]
+
+    def _most(self) -> int:
+        if self._each is None or not self.several:
+            return 1
+        seconds, size = self._each
+        return max(1, min(int(CALL_SECONDS / max(seconds, 1e-9)), CALL_BYTES // max(size, 1)))
