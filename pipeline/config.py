@@ -26,8 +26,8 @@ import tyro
 from pipeline.experiment import Experiment, recorded_tree, to_tree
 from pipeline.folder import CONFIG, read_config
 from pipeline.methods import METHODS
-from tasks import TASKS
 from tasks.contract import InputError
+from tasks.registry import TASKS
 from tasks.sources import nearest
 from tasks.typed import LARGEST
 

@@ -264,3 +264,26 @@ class Crew:
         if group is None:
             return {}
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle)}
+
+
+class Crews:
+    """The crew of the runs of one command, one after the other: a run with the layout of the one before it finds its
+    actors started.
+    """
+
+    def __init__(self) -> None:
+        self._crew: Crew | None = None
+
+    def crew(self, layout: Layout) -> Crew:
+        """For a run of this layout; that of a run with another one ends."""
+        if self._crew is not None and self._crew.layout != layout:
+            self.close()
+        if self._crew is None:
+            self._crew = Crew(layout)
+        return self._crew
+
+    def close(self) -> None:
+        """End its actors."""
+        if self._crew is not None:
+            self._crew.close()
+        self._crew = None

@@ -13,10 +13,10 @@ from pipeline.federation import FederationOptions
 from pipeline.methods import METHODS
 from pipeline.own_data import settled
 from pipeline.pictures import draw_partition, fits
-from tasks import TASKS
 from tasks.contract import InputError, Task, TaskOptions
 from tasks.ingest import prepare as prepare_task
 from tasks.raw import raw_digest, raw_files
+from tasks.registry import TASKS
 from tasks.sources import find_task, nearest, status, task_of, variants
 from tasks.twins import TWINS
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.checkpoint import Checkpoints, write_atomically
 from pipeline.concepts import concept_vectors
@@ -37,6 +38,9 @@ from tasks.ingest import prepare
 from tasks.sources import task_of
 from tasks.store import Prepared
 
+if TYPE_CHECKING:
+    from pipeline.crew import Crews
+
 Say = Callable[[str], None]
 
 
@@ -49,8 +53,11 @@ class Result:
     scores: dict[str, dict[str, float]]
 
 
-def run(experiment: Experiment, folder: Path, say: Say = print) -> Result:
-    """Run ``experiment`` in ``folder``, from its checkpoint where it holds one. InputError on bad options or data."""
+def run(experiment: Experiment, folder: Path, say: Say = print, crews: Crews | None = None) -> Result:
+    """Run ``experiment`` in ``folder``, from its checkpoint where it holds one. InputError on bad options or data.
+
+    crews: of several runs, one after the other.
+    """
     store_uri(experiment.tracking.uri, folder)  # a store that MLflow refuses is refused before anything is written
     with ExitStack() as stack:
         stack.enter_context(held(folder))
@@ -62,7 +69,7 @@ def run(experiment: Experiment, folder: Path, say: Say = print) -> Result:
             if cluster.start(experiment.cluster):
                 stack.callback(cluster.stop)
         setup = make_setup(experiment, say)
-        executor = _executor(setup)
+        executor = _executor(setup, crews)
         stack.callback(executor.close)
         write_config(folder, experiment)
         if statement := experiment.method.statement(experiment.federation.rounds):
@@ -137,12 +144,14 @@ def prepare_data(experiment: Experiment, say: Say) -> Prepared:
     return prepare(task, experiment.task, experiment.seed, engine=engine, log=say)  # type: ignore[arg-type]
 
 
-def _executor(setup: Setup) -> Executor:
-    if setup.experiment.cluster.executor == "serial" or setup.experiment.federation.pooled:
+def _executor(setup: Setup, crews: Crews | None) -> Executor:
+    e = setup.experiment
+    if e.cluster.executor == "serial" or e.federation.pooled:
         return in_process(setup)
     from pipeline.actors import RayExecutor
+    from pipeline.cluster import layout
 
-    return RayExecutor(setup)
+    return RayExecutor(setup, None if crews is None else crews.crew(layout(e.cluster, e.task.clients)))
 
 
 def open_loop(

@@ -34,7 +34,7 @@ class TaskOptions:
     """Which data, how they are cut into clients, and what a client knows."""
 
     name: str = "digits"
-    """Name of the data set, a key of ``tasks.TASKS``."""
+    """Name of the data set, a key of ``tasks.registry.TASKS``."""
     root: str = ""
     """Folder of the raw files; empty: ``$ANCHORFL_DATA/<folder of the data set>``, then ``$ANCHORFL_DATA`` itself."""
     cache: str = ""

@@ -45,7 +45,7 @@ class Status:
 
 def find_task(name: str) -> Task:
     """The task of that name. Raises InputError with the nearest name."""
-    from tasks import TASKS  # here, because the tasks of this registry import this file
+    from tasks.registry import TASKS  # here, because the tasks of the registry import this file
 
     if name not in TASKS:
         msg = f"[task] name = {name!r} is no task{nearest(name, TASKS)}; 'anchorfl data' lists them"

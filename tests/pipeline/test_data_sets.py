@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from pipeline.cli import main
-from tasks import TASKS
+from tasks.registry import TASKS
 from tasks.store import Prepared
 from tests.pipeline.test_cli import fails
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import tasks
+import tasks.registry
 from pipeline import methods
 from pipeline.concepts import asked_of
 from pipeline.config import read_preset
@@ -107,7 +107,7 @@ def test_concepts_of_the_page_are_what_a_run_asks_for(example, experiment, tmp_p
 
 def test_gestures_of_the_page_are_prepared_and_a_bad_line_is_named(example, tmp_path, monkeypatch):
     module = example("adding-a-data-set.md", "gestures")
-    monkeypatch.setitem(tasks.TASKS, "gestures", module.gestures)
+    monkeypatch.setitem(tasks.registry.TASKS, "gestures", module.gestures)
     numbers = ",".join(["9.81"] * 30)
     lines = [f"{split},{name},{numbers}" for split in ("train", "test") for name in module.CLASSES for _ in range(10)]
     file = tmp_path / "gestures.csv"

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config import PRESETS, preset_names, read_preset
 from pipeline.experiment import to_tree
-from tasks import TASKS
+from tasks.registry import TASKS
 from tasks.sources import variants
 
 NAMES = preset_names()

@@ -247,7 +247,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
 
 def test_a_twin_becomes_a_federation(tmp_path, monkeypatch):
     write(tmp_path, 240, 2, "emotions")
-    monkeypatch.setattr("tasks.TASKS", {"emotions": mulan.emotions})
+    monkeypatch.setattr("tasks.registry.TASKS", {"emotions": mulan.emotions})
     options = TaskOptions(name="emotions", root=str(tmp_path), cache=str(tmp_path / "cache"), clients=3, validation=0)
     prepared = prepare(mulan.emotions(), options, 0, engine="local")
     assert prepared.manifest.test == 80

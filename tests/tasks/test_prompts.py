@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from tasks import TASKS
 from tasks.images import ham10000_rows, kvasir, oct_c8, pbc
 from tasks.prompts import Wording, with_article
+from tasks.registry import TASKS
 from tasks.sources import find_task
 
 PAIRS = {

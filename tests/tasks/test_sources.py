@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tasks import TASKS
 from tasks.contract import InputError, Source, TaskOptions
+from tasks.registry import TASKS
 from tasks.sources import file_names, find_file, find_task, open_text, raw_folder, status
 
 R8_FILES = ("r8-train-stemmed.txt", "r8-test-stemmed.txt")

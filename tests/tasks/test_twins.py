@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks import TASKS
 from tasks.contract import InputError, Objective, TaskOptions
 from tasks.ingest import prepare
+from tasks.registry import TASKS
 from tasks.sources import find_task, status
 from tasks.twins import TWINS
 

@@ -1,0 +1,66 @@
+"""The tasks by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tasks.contract import Task
+from tasks.images.coco import coco2014
+from tasks.images.digits import digits
+from tasks.images.femnist import femnist
+from tasks.images.flair import flair
+from tasks.images.ham10000 import ham10000
+from tasks.images.kvasir import kvasir_v2
+from tasks.images.oct_c8 import oct_c8
+from tasks.images.pbc import pbc
+from tasks.images.voc import voc2007, voc2007_difficult_unknown, voc2012, voc2012_difficult_unknown
+from tasks.signals.extrasensory import extrasensory
+from tasks.signals.pamap2 import pamap2, pamap2_optional
+from tasks.sparse.extreme import amazon_670k, amazoncat_13k, amazontitles_670k, bibtex, eurlex_4k, wikilshtc_325k
+from tasks.sparse.mulan import birds, cal500, corel5k, delicious, emotions, enron, medical, scene, yeast
+from tasks.text.mimic3 import mimic3_50
+from tasks.text.r8 import r8
+from tasks.toy.multi import toy_multi
+from tasks.toy.single import toy_single
+
+TASKS: dict[str, Callable[[], Task]] = {
+    "digits": digits,
+    # FedAlign (KDD 2023)
+    "extrasensory": extrasensory,
+    "mimic3-50": mimic3_50,
+    "pamap2": pamap2,
+    "pamap2-optional": pamap2_optional,
+    "r8": r8,
+    # FedBM (2025)
+    "oct-c8": oct_c8,
+    "kvasir-v2": kvasir_v2,
+    "ham10000": ham10000,
+    "pbc": pbc,
+    "femnist": femnist,
+    # FedALC (2025)
+    "voc2007": voc2007,
+    "voc2007-difficult-unknown": voc2007_difficult_unknown,
+    "voc2012": voc2012,
+    "voc2012-difficult-unknown": voc2012_difficult_unknown,
+    "coco2014": coco2014,
+    "flair": flair,
+    "bibtex": bibtex,
+    "eurlex-4k": eurlex_4k,
+    "amazoncat-13k": amazoncat_13k,
+    "amazon-670k": amazon_670k,
+    "amazontitles-670k": amazontitles_670k,
+    "wikilshtc-325k": wikilshtc_325k,
+    # further sets of Mulan
+    "birds": birds,
+    "cal500": cal500,
+    "corel5k": corel5k,
+    "delicious": delicious,
+    "emotions": emotions,
+    "enron": enron,
+    "medical": medical,
+    "scene": scene,
+    "yeast": yeast,
+    # for tests
+    "toy-multi": toy_multi,
+    "toy-single": toy_single,
+}
