@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from pipeline import tree
+from pipeline.calls import LOOK_EVERY, Given, Job, Round, Start, patience
 from pipeline.cluster import layout
 from pipeline.contract import Tensors
 from pipeline.crew import Crew, Stats
@@ -26,34 +26,6 @@ from pipeline.faults import Failure, LostError, RejectedError, Roster, RoundOutc
 from pipeline.ray_errors import is_lost, lost, node_died, one_line, ray_kind
 from pipeline.setup import Setup
 from tasks.metrics import Scores
-
-LOOK_EVERY = 10.0
-"""Seconds."""
-
-
-@dataclass(slots=True)
-class _Job:
-    """A call to an actor; parts: references of what it gives beside its answer, which the driver reads; until: when its
-    answer is overdue.
-    """
-
-    clients: Sequence[int]
-    slot: int
-    actor: Any
-    parts: tuple[Any, ...]
-    until: float
-
-
-class _Given(NamedTuple):
-    """References of what a client gave: the updates of its call, its place there, and its memory."""
-
-    updates: Any
-    place: int
-    memory: Any
-
-
-_Start = Callable[[Any, Sequence[int]], Sequence[Any]]
-"""Calls an actor for clients: (actor, clients) -> references, the answer's last."""
 
 
 class RayExecutor:
@@ -71,6 +43,7 @@ class RayExecutor:
         self.layout = self.crew.layout
         self.rows = setup.data().cards().rows
         self.dispatch = self._dispatch(several=not e.federation.deadline)
+        self._next: Round | None = None
         self._open()
 
     def _dispatch(self, *, several: bool) -> Dispatch:
@@ -81,11 +54,15 @@ class RayExecutor:
         self.server = self.crew.server
         self.memories: dict[int, Any] = {}
 
-    def round(self, round_: int, selected: Sequence[int], watch: Watch, stand_ins: Sequence[int] = ()) -> RoundOutcome:
+    def ahead(self, round_: int, selected: Sequence[int], stand_ins: Sequence[int] = ()) -> None:
+        if self.at_clients:  # they are about to score their models
+            return self.expect(selected)
+        self._next = self._begin(round_, selected, stand_ins)
+        self._submit(self._next.roster.waiting, self._next.running, self.dispatch, self._next.fit)
+        return None
+
+    def _begin(self, round_: int, selected: Sequence[int], stand_ins: Sequence[int]) -> Round:
         sent, size = self.server.broadcast.options(num_returns=2).remote(self.run, round_)
-        each = self._get(size)
-        roster = Roster(selected, stand_ins, self.federation.retries, self.federation.quorum)
-        given, peak, merged = dict[int, _Given](), dict[str, float](), None
 
         def fit(actor: Any, clients: Sequence[int]) -> Sequence[Any]:
             own = [self.memories.get(c) for c in clients]
@@ -95,8 +72,16 @@ class RayExecutor:
             )
             return refs
 
+        roster = Roster(selected, stand_ins, self.federation.retries, self.federation.quorum)
+        return Round(round_, roster, fit, self._get(size))  # a fault of the server is none of a client
+
+    def round(self, round_: int, selected: Sequence[int], watch: Watch, stand_ins: Sequence[int] = ()) -> RoundOutcome:
+        if self._next is not None and self._next.number != round_:
+            self._drop()
+        going, self._next = self._next or self._begin(round_, selected, stand_ins), None
+        roster, given, peak, merged = going.roster, dict[int, Given](), dict[str, float](), None
         while merged is None:
-            for job, stats in self._answers(roster, self.dispatch, fit, watch):
+            for job, stats in self._answers(roster, self.dispatch, going.fit, going.running, watch):
                 given |= self._take(job, stats, roster)
                 peak |= {k.replace("client", f"actor_{job.slot:03d}"): v for k, v in stats.memory.items()}
             roster.check_quorum()
@@ -107,9 +92,9 @@ class RayExecutor:
         self.memories |= {c: given[c].memory for c in roster.answers}
         self.dispatch.learn(roster.answers.values())
         counts, of_server = merged
-        return roster.outcome(each, peak | of_server, counts)
+        return roster.outcome(going.sent, peak | of_server, counts)
 
-    def _take(self, job: _Job, stats: Stats, roster: Roster) -> dict[int, _Given]:
+    def _take(self, job: Job, stats: Stats, roster: Roster) -> dict[int, Given]:
         """The answers of a call. Where a client failed, those after it have not been asked yet."""
         roster.answers |= dict(zip(job.clients, stats.answers, strict=False))
         if stats.failure is not None:
@@ -117,27 +102,32 @@ class RayExecutor:
             roster.fault(stats.failure)
             roster.waiting.extend(job.clients[len(stats.answers) + 1 :])
         updates, *memories = job.parts
-        return {c: _Given(updates, place, memories[place]) for place, c in enumerate(job.clients[: len(stats.answers)])}
+        return {c: Given(updates, place, memories[place]) for place, c in enumerate(job.clients[: len(stats.answers)])}
 
-    def _merge(self, round_: int, given: Mapping[int, _Given]) -> Any:
+    def _merge(self, round_: int, given: Mapping[int, Given]) -> Any:
         """Of the server, over what these clients gave."""
         calls = list(dict.fromkeys(g.updates for g in given.values()))
         places = {client: (calls.index(g.updates), g.place) for client, g in given.items()}
         return self._get(self.server.merge.remote(self.run, round_, places, *calls))
 
     def _answers(
-        self, roster: Roster, dispatch: Dispatch, start: _Start, watch: Watch | None = None
-    ) -> Iterator[tuple[_Job, Any]]:
-        """Call the actors of all who wait and yield the answers as they come in; the roster gets the faults. LostError
-        where a fault is none of a client; no call is left running then, nor when the caller stops.
+        self,
+        roster: Roster,
+        dispatch: Dispatch,
+        start: Start,
+        running: dict[Any, Job],
+        watch: Watch | None = None,
+    ) -> Iterator[tuple[Job, Any]]:
+        """Call the actors of all who wait and yield the answers as they come in, also of the calls that are running
+        already; the roster gets the faults. LostError where a fault is none of a client; no call is left running then,
+        nor when the caller stops.
         """
-        running = dict[Any, _Job]()
         try:
             while roster.waiting or running:
                 self._submit(roster.waiting, running, dispatch, start)
                 if watch is not None:
                     watch(sum(len(job.clients) for job in running.values()), len(roster.answers), len(roster.failed))
-                ready, _ = ray.wait(list(running), num_returns=1, timeout=_patience(running))
+                ready, _ = ray.wait(list(running), num_returns=1, timeout=patience(running))
                 if not ready:
                     self._overdue(running, roster)
                     continue
@@ -149,10 +139,21 @@ class RayExecutor:
                     continue
                 yield job, answer
         finally:
-            for job in running.values():
-                self.crew.retire(job.slot)
+            self._end(running)
 
-    def _overdue(self, running: dict[Any, _Job], roster: Roster) -> None:
+    def _end(self, running: dict[Any, Job]) -> None:
+        """Calls in flight, and their processes with them."""
+        for job in running.values():
+            self.crew.retire(job.slot)
+        running.clear()
+
+    def _drop(self) -> None:
+        """A round that was begun ahead, and will not be asked for."""
+        if self._next is not None:
+            self._end(self._next.running)
+        self._next = None
+
+    def _overdue(self, running: dict[Any, Job], roster: Roster) -> None:
         """Nothing came for a while: look for answers that are overdue, and for actors that can never start."""
         for ref, job in list(running.items()):
             if time.monotonic() >= job.until:
@@ -162,7 +163,7 @@ class RayExecutor:
                 self.crew.retire(job.slot)
                 roster.waiting.extend(job.clients)
 
-    def _submit(self, waiting: deque[int], running: dict[Any, _Job], dispatch: Dispatch, start: _Start) -> None:
+    def _submit(self, waiting: deque[int], running: dict[Any, Job], dispatch: Dispatch, start: Start) -> None:
         """Hand out work: at most one call per actor in flight, at most ``concurrent`` in all."""
         busy = {job.slot for job in running.values()}
         while (call := dispatch.next(waiting, busy, self.crew.up)) is not None:
@@ -171,9 +172,9 @@ class RayExecutor:
             actor = self.crew.client(slot, self.run)
             *parts, answer = start(actor, clients)
             until = time.monotonic() + (self.federation.deadline or math.inf)
-            running[answer] = _Job(clients, slot, actor, tuple(parts), until)
+            running[answer] = Job(clients, slot, actor, tuple(parts), until)
 
-    def _fault(self, job: _Job, roster: Roster, error: RayError | None) -> None:
+    def _fault(self, job: Job, roster: Roster, error: RayError | None) -> None:
         """Retire the actor, whatever happened to it: the next attempt gets a fresh process. error: None where the
         answer is overdue.
         """
@@ -205,6 +206,7 @@ class RayExecutor:
             raise (error.cause if isinstance(error, RayTaskError) else error) from error
 
     def recover(self) -> None:
+        self._drop()
         self.crew.renew(self.server)
         self.crew.forget(self.run)
         self._open()
@@ -233,7 +235,7 @@ class RayExecutor:
             return [actor.scores.remote(self.run, setup, sent, memory, list(splits))]
 
         alone = self._dispatch(several=False)
-        each = {job.clients[0]: scores for job, scores in self._answers(roster, alone, score)}
+        each = {job.clients[0]: scores for job, scores in self._answers(roster, alone, score, {})}
         for failure in roster.failed:
             raise RuntimeError(f"client {failure.client}'s model could not be scored: {failure.reason}")
         return mean_of_models([each[c] for c in models])
@@ -252,14 +254,9 @@ class RayExecutor:
         self.memories = {c: ray.put(tree.pack(m)) for c, m in memories.items()}
 
     def close(self) -> None:
+        self._drop()
         self.memories.clear()
         if self.own:
             self.crew.close()
         else:
             self.crew.forget(self.run)
-
-
-def _patience(running: Mapping[Any, _Job]) -> float:
-    """Seconds to wait for an answer before looking what became of those that are awaited."""
-    until = min(job.until for job in running.values())
-    return min(LOOK_EVERY, max(0.0, until - time.monotonic()))

@@ -41,6 +41,11 @@ class Executor(Protocol):
     def expect(self, clients: Sequence[int]) -> None:
         """These clients come next: start what they need, without waiting for it."""
 
+    def ahead(self, round_: int, selected: Sequence[int], stand_ins: Sequence[int] = ()) -> None:
+        """This round comes next, for certain: begin it, without waiting for it. Scores, snapshot and memories are still
+        those of the round before, and may be asked for meanwhile.
+        """
+
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         """Scores on these of the server's splits: of the current weights, or the mean over all clients of their own
         models' (``Method.scored``).
@@ -102,6 +107,9 @@ class InProcess:
 
     def expect(self, clients: Sequence[int]) -> None:
         """Nothing to start."""
+
+    def ahead(self, round_: int, selected: Sequence[int], stand_ins: Sequence[int] = ()) -> None:
+        """One thing after the other."""
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         return self.server.scores(splits)

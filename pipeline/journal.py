@@ -162,7 +162,10 @@ def read_records(folder: Path, offset: int = 0) -> tuple[list[RoundRecord], int]
         except ValueError as error:
             if number == len(lines):  # a power cut may leave a last line of the right length and the wrong content
                 break
-            raise InputError(f"{path}: line {number} after byte {offset} is damaged; delete that line") from error
+            reason = str(error).partition("\n")[0]
+            raise InputError(
+                f"{path}: line {number} after byte {offset} is damaged ({reason}); delete that line"
+            ) from error
         offset += len(line)
     return records, offset
 

@@ -54,7 +54,7 @@ class Progress:
         faults = f", {len(outcome.failed)} failed" if outcome.failed else ""
         self.say(
             f"round {round_:>{len(str(self.rounds))}}/{self.rounds}  {self.last}  loss {outcome.loss:.4f}"
-            f"  clients {len(outcome.answered)} done{faults}  {self.moved / 1e6:.1f} MB moved"
+            f"  clients {len(outcome.answered)} done{faults}  {in_bytes(self.moved)} moved"
             f"  {seconds:.1f} s  {clock(left)} left"
         )
         for failure in outcome.retried:
@@ -83,3 +83,11 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def in_bytes(count: float) -> str:
+    """Bytes in the unit that shows one to three digits before the point, MB at least."""
+    for unit, size in (("MB", 1e6), ("GB", 1e9)):
+        if count < 999.95 * size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1e12:.1f} TB"

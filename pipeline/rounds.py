@@ -83,9 +83,12 @@ class Loop:
     """Round of the last checkpoint."""
     _unsaved: set[int] = field(default_factory=set)
     """Clients whose memories changed since then."""
+    _whole: bool = False
+    """Whether all rounds are computed, one after the other, by nobody but this loop."""
 
     def run(self) -> Tensors:
         """Run what is left of the rounds; the state of the selected model."""
+        self._whole = True
         for _ in self.steps():
             pass
         return self.best or self.executor.snapshot()
@@ -146,11 +149,13 @@ class Loop:
 
     def _round(self, round_: int) -> None:
         e, began = self.experiment, time.perf_counter()
-        selected, share = self._selected(round_), e.federation.over_selection
-        reserve = stand_ins(e.task.clients, selected, share, round_, e.seed)
-        outcome = self.executor.round(round_, selected, partial(self.progress.watch, round_), reserve)
+        outcome = self.executor.round(
+            round_, self._selected(round_), partial(self.progress.watch, round_), self._reserve(round_)
+        )
         last = round_ == e.federation.rounds
-        if not last:
+        if self._whole and not last:  # what follows decides nothing of the next round, so its clients train meanwhile
+            self.executor.ahead(round_ + 1, self._selected(round_ + 1), self._reserve(round_ + 1))
+        elif not last:
             self.executor.expect(self._selected(round_ + 1))
         scored = last or round_ % e.evaluation.every == 0
         scores, scoring = self._scores(round_) if scored else ({}, 0.0)
@@ -206,6 +211,10 @@ class Loop:
     def _selected(self, round_: int) -> list[int]:
         e = self.experiment
         return select(e.task.clients, e.selected_clients, round_, e.seed)
+
+    def _reserve(self, round_: int) -> list[int]:
+        e = self.experiment
+        return stand_ins(e.task.clients, self._selected(round_), e.federation.over_selection, round_, e.seed)
 
 
 def _standing(found: Checkpoint) -> Standing:

@@ -39,7 +39,7 @@ class FaultyLocal(AveragingLocal):
         m, client = self.method, self.side.card.client
         sent, folder = super().update(), Path(m.folder)
         failed = len(list(folder.glob(f"{client}-*")))
-        if client not in m.clients or failed >= m.times:
+        if client not in m.clients or self.side.round != m.round or failed >= m.times:
             return sent
         (folder / f"{client}-{failed}").touch()
         return dataclasses.replace(sent, weights=harmed(sent.weights, m.kind))

@@ -86,6 +86,9 @@ class Scripted:
     def expect(self, clients):
         """Nothing to start."""
 
+    def ahead(self, round_, selected, stand_ins=()):
+        """One thing after the other."""
+
     def scores(self, splits):
         self.asked.append(tuple(splits))
         return {s: Scores("classification", self.said[s][self.round_]) for s in splits}

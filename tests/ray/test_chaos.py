@@ -37,20 +37,29 @@ def on_ray(e):
     return dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="ray", clients_per_actor=2))
 
 
-def harmed(ref):
-    """The message, with one tensor cut short."""
-    update = tree.unpack(ray.get(ref))
+def changed(ref, place, change):
+    """The updates of a call, with the first tensor of one of them changed."""
+    updates = list(ray.get(ref))
+    update = tree.unpack(updates[place])
     name, first = next(iter(update.weights.items()))
-    return ray.put(tree.pack(dataclasses.replace(update, weights=update.weights | {name: first.reshape(-1)[:1]})))
+    updates[place] = tree.pack(dataclasses.replace(update, weights=update.weights | {name: change(first)}))
+    return ray.put(updates)
 
 
-def poisoned(ref):
-    """The message, with one bit of an exponent flipped to what is no number."""
-    update = tree.unpack(ray.get(ref))
-    name, first = next(iter(update.weights.items()))
-    values = first.clone().reshape(-1)
-    values[0] = torch.nan
-    return ray.put(tree.pack(dataclasses.replace(update, weights=update.weights | {name: values.view(first.shape)})))
+def harmed(ref, place):
+    """One tensor cut short."""
+    return changed(ref, place, lambda first: first.reshape(-1)[:1])
+
+
+def poisoned(ref, place):
+    """One bit of an exponent flipped to what is no number."""
+
+    def change(first):
+        values = first.clone().reshape(-1)
+        values[0] = torch.nan
+        return values.view(first.shape)
+
+    return changed(ref, place, change)
 
 
 @ray.remote(num_cpus=0)
@@ -61,7 +70,7 @@ class Owner:
         return [ray.put(value)]
 
 
-def dropped(ref):
+def dropped(ref, place=0):
     """The message, gone with the process that it belonged to, as it is with a node."""
     owner = Owner.remote()
     (gone,) = ray.get(owner.keep.remote(ref))
@@ -85,10 +94,11 @@ def test_messages_harmed_or_lost_between_client_and_server(experiment, tmp_path,
 
     def on_the_way(self, *given):
         for job, answer in plain(self, *given):
-            if not harms and job.client == 2 and self.memories:  # in round 2
+            if not harms and 2 in job.clients and self.memories:  # in round 2
                 harms.append(harm)
-                parts = list(job.parts)
-                parts[part] = harm(parts[part])
+                parts, place = list(job.parts), list(job.clients).index(2)
+                at = part and 1 + place
+                parts[at] = harm(parts[at], place)
                 job.parts = tuple(parts)
             yield job, answer
 

@@ -1,0 +1,20 @@
+"""What a run says of itself."""
+
+import pytest
+
+from pipeline.progress import clock, in_bytes
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0.0 MB"), (1.55e6, "1.6 MB"), (999.9e6, "999.9 MB"), (999.97e6, "1.0 GB"), (999.97e9, "1.0 TB"),
+        (1291647e6, "1.3 TB"), (2.5e15, "2500.0 TB"),
+    ],
+)  # fmt: skip
+def test_bytes_have_a_unit_that_can_be_read(count, text):
+    assert in_bytes(count) == text
+
+
+def test_seconds_as_a_clock_shows_them():
+    assert [clock(s) for s in (0.4, 61, 3599.6, 7325)] == ["0:00", "1:01", "1:00:00", "2:02:05"]

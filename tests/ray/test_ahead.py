@@ -1,0 +1,90 @@
+"""The next round begins while this one is scored and saved: what is seen meanwhile is of this one; same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+from ray import cloudpickle
+
+import tests.faulty
+from pipeline import tree
+from pipeline.actors import RayExecutor
+from pipeline.executor import SerialExecutor
+from pipeline.run import make_setup, run
+from tests.faulty import Faulty
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
+for module in (tests.faulty, sys.modules[__name__]):
+    cloudpickle.register_pickle_by_value(module)  # actors cannot import a test module
+ALL = [0, 1, 2, 3]
+
+
+def nobody(busy: int, done: int, failed: int) -> None:
+    """Nobody watches."""
+
+
+@pytest.fixture
+def setups(experiment):
+    """The setup of a run in this process, and on two actors."""
+    setup = make_setup(experiment("scaffold"), lambda line: None)
+    cluster = dataclasses.replace(setup.experiment.cluster, executor="ray", clients_per_actor=2)
+    return setup, dataclasses.replace(setup, experiment=dataclasses.replace(setup.experiment, cluster=cluster))
+
+
+@pytest.fixture
+def executor(setups):
+    out = RayExecutor(setups[1])
+    yield out
+    out.close()
+
+
+@pytest.fixture
+def reference(setups):
+    """After a round, and after two."""
+    out, states = SerialExecutor(setups[0]), []
+    for round_ in (1, 2):
+        out.round(round_, ALL, nobody)
+        memories = [tree.checksum(out.memory(c)) for c in ALL]
+        states.append((tree.checksum(out.snapshot()), out.scores(["test"])["test"].values, memories))
+    return states
+
+
+def seen(executor):
+    memories = [tree.checksum(executor.memory(c)) for c in ALL]
+    return tree.checksum(executor.snapshot()), executor.scores(["test"])["test"].values, memories
+
+
+def test_scores_state_and_memories_are_those_of_the_round_before(executor, reference):
+    executor.round(1, ALL, nobody)
+    executor.ahead(2, ALL)
+    assert sum(len(job.clients) for job in executor._next.running.values()) >= 2
+    assert seen(executor) == reference[0]
+    executor.round(2, ALL, nobody)
+    assert seen(executor) == reference[1]
+
+
+def test_a_round_that_is_not_asked_for_after_all_leaves_no_trace(executor, reference):
+    executor.round(1, ALL, nobody)
+    executor.ahead(3, [0, 2])
+    executor.round(2, ALL, nobody)
+    assert seen(executor) == reference[1]
+    executor.ahead(3, ALL)
+    executor.recover()
+    assert executor._next is None
+    for round_ in (1, 2):
+        executor.round(round_, ALL, nobody)
+    assert seen(executor) == reference[1]
+
+
+@pytest.mark.parametrize("kind", ["exit", "raise", "nan"])
+def test_a_fault_in_a_round_that_began_ahead_is_mended(experiment, tmp_path, kind):
+    folder = tmp_path / "failures"
+    folder.mkdir()
+    plain = run(experiment("fedavg"), tmp_path / "plain", print)
+    e = experiment("fedavg", cluster={"executor": "ray", "clients_per_actor": 2})
+    faulty = Faulty(clients=(2,), kind=kind, times=1, folder=str(folder), round=2)
+    got = run(dataclasses.replace(e, method=faulty), tmp_path / "faulty", print)
+    assert list(folder.iterdir())
+    assert (got.checksum, got.scores) == (plain.checksum, plain.scores)
