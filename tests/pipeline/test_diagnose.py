@@ -1,8 +1,7 @@
-"""``anchorfl diagnose`` on runs: tables, figures and records, and a run that is as it was."""
+"""``anchorfl diagnose`` on runs: tables and figures, what is refused, and a run that is as it was."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 
@@ -19,29 +18,19 @@ from pipeline.diagnosis.study import open_study
 from pipeline.folder import held
 from pipeline.journal import read_records
 from pipeline.methods.fedalign import AlignLocal
-from pipeline.rounds import Loop
-from pipeline.run import resumed, run
-from pipeline.tracking import TrackingOptions, send
+from pipeline.run import run
 from tasks.contract import ClientData, InputError, TaskOptions
 from tasks.sources import find_task
 from tasks.toy.single import TOPICS
+from tests.pipeline.compared import quiet
+from tests.pipeline.diagnosed import QUICK, table
 
-QUICK = DiagnoseOptions(pairs=2, cap=60, rows=40)
 TABLE = """label,engine,fruit,music,river
 engine,,0.5,,2
 fruit,0.5,,1.5,
 music,,1.5,,
 river,2,,,
 """
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
-
-
-def table(path):
-    with path.open(newline="") as stream:
-        return list(csv.DictReader(stream))
 
 
 def content(folder):
@@ -194,29 +183,6 @@ def test_without_alignment_there_are_none_either(run_of):
     assert lines == ["pseudo-labels: fedalign makes none here"]
 
 
-def test_an_interrupted_run_that_kept_nothing(experiment, tmp_path, monkeypatch):
-    """Its last completed round is there; diagnosed and resumed, it ends as one that was never looked at."""
-    e = experiment("fedalign")
-    whole = run(e, tmp_path / "whole", quiet)
-    plain = Loop._round
-    with monkeypatch.context() as patched:
-
-        def interrupted(self, round_):
-            if round_ == 2:
-                raise KeyboardInterrupt
-            plain(self, round_)
-
-        patched.setattr(Loop, "_round", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(e, tmp_path / "parts", quiet)
-    said = []
-    diagnose(tmp_path / "parts", QUICK, said.append)
-    assert any("only round 1 is there; --evaluation.keep 1" in line for line in said)
-    assert {r["round"] for r in table(tmp_path / "parts/diagnosis/divergence.csv")} == {"1"}
-    assert resumed(tmp_path / "parts", quiet).checksum == whole.checksum
-    assert "diagnosis" in json.loads((tmp_path / "parts/run.json").read_text())["artifacts"]
-
-
 def test_what_is_refused(run_of, tmp_path, capsys, monkeypatch):
     folder = run_of("fedavg")
 
@@ -252,33 +218,6 @@ def test_other_data_than_those_of_the_run_are_refused(run_of):
             diagnose(folder, QUICK, quiet)
     finally:
         (folder / "run.json").write_text(about)
-
-
-@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:sqlalchemy.exc.SADeprecationWarning")
-def test_mlflow_gets_numbers_and_figures_once(experiment, tmp_path):
-    import mlflow
-
-    e = dataclasses.replace(experiment("fedavg", evaluation={"keep": 2}), tracking=TrackingOptions())
-    folder = tmp_path / "runs" / "one"
-    run(e, folder, quiet)
-    assert diagnose(folder, QUICK, quiet)[-1] == "MLflow has the diagnosis"
-    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
-    experiment_id = client.get_experiment_by_name("toy-single").experiment_id
-    (found,) = client.search_runs([experiment_id])
-
-    def steps(key):
-        return [row.step for row in client.get_metric_history(found.info.run_id, key)]
-
-    assert steps("diagnosis/a_distance/pair") == [2, 3]
-    assert steps("diagnosis/agreement/match/a_b") == [3]
-    assert {"diagnosis/divergence.csv", "diagnosis/divergence.png", "diagnosis/representations.png"} <= {
-        f.path for f in client.list_artifacts(found.info.run_id, "diagnosis")
-    }
-    before = steps("fault/nonfinite")
-    diagnose(folder, QUICK, quiet)  # the same numbers at another time of day
-    assert send(folder) == 0
-    assert steps("diagnosis/a_distance/pair") == [2, 3]
-    assert steps("fault/nonfinite") == before == [0, 1, 2, 3]
 
 
 def test_a_dead_store_loses_nothing(run_of, monkeypatch):

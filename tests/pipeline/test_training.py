@@ -1,4 +1,4 @@
-"""Local training: the savings keep the mathematics, and ``fit`` is a pure function."""
+"""Local training: the savings keep the mathematics."""
 
 from __future__ import annotations
 
@@ -11,61 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from models.build import ModelOptions, build
 from models.classifier import Classifier
 from models.dropout import MaskSource
 from models.heads import LinearHead
 from pipeline import tree
 from pipeline.blocks import weights_of
 from pipeline.contract import ClientSide, Global
-from pipeline.methods.fedalign import AlignGlobal, FedAlign
 from pipeline.methods.fedavg import FedAvg
 from pipeline.optimizers import OptimizerOptions
-from pipeline.training import Training, UpdateError, fit, infer, pieces
-from tasks.contract import Card, ClientData, Objective
+from pipeline.training import Training, fit, infer, pieces
+from tasks.contract import ClientData
+from tests.pipeline.ragged import METHODS, PLAIN, SAVINGS, SINGLE, D, client, images, network, state_of
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
-C, D, WORDS, LENGTH = 4, 8, 15, 12
 KEYS = "encoder.layer.qkv.bias"
-SINGLE = Objective("single")
-PLAIN = OptimizerOptions(batch_size=8, skip_zero_rows=False, micro_tokens=0)
-SAVINGS = {
-    "rows": replace(PLAIN, skip_zero_rows=True),
-    "pieces": replace(PLAIN, micro_tokens=20),
-    "both": replace(PLAIN, skip_zero_rows=True, micro_tokens=20),
-}
-METHODS = {
-    "fedavg": FedAvg(),
-    "fedalign": FedAlign(q1=80.0, q2=40.0),
-    "joint": FedAlign(q1=80.0, q2=40.0, alternating=False),
-}
-
-
-def client(seed=0, rows=60, labelled=0.2):
-    """Ragged token rows, most of them unlabelled: about one mini-batch of 8 in six has no labelled row at all."""
-    rng = np.random.default_rng(seed)
-    length = torch.from_numpy(rng.integers(1, LENGTH + 1, size=rows))
-    x = torch.from_numpy(rng.integers(1, WORDS, size=(rows, LENGTH)).astype(np.int32))
-    x[torch.arange(LENGTH) >= length[:, None]] = 0
-    given = torch.from_numpy(rng.random(rows) < labelled).float()[:, None]
-    y = torch.eye(C)[torch.from_numpy(rng.integers(2, size=rows))] * given
-    known = given.expand(rows, C).clone()
-    aware = torch.tensor([True, True, False, False])
-    card = Card(seed, rows, y.sum(0).long(), aware)
-    return card, ClientData(x, y, known, SINGLE.weights(y, known), length)
-
-
-def network(method, dropout=0.0):
-    vectors = torch.randn(C, D, generator=torch.Generator().manual_seed(4))
-    return build(
-        ModelOptions(width=D, heads=2, feedforward=6, dropout=dropout), input_kind="tokens", shape=(LENGTH,),
-        vocabulary=WORDS, classes=C, head=method.head, unit=True, vectors_CP=vectors, seed=9,
-    )  # fmt: skip
-
-
-def state_of(method, model):
-    weights = weights_of(model)
-    return AlignGlobal(weights, torch.zeros(0)) if isinstance(method, FedAlign) else Global(weights)
 
 
 def trained(method, options, *, double=False, rounds=2, who=0):
@@ -104,18 +63,6 @@ def test_savings_change_no_update(name, saving, double, bound):
     steps = [k for k in plain.memory if k.endswith("step")]
     assert {float(plain.memory[k]) for k in steps} == {48.0}
     assert all(torch.equal(fast.memory[k], plain.memory[k]) for k in steps)
-
-
-def test_the_rate_falls_from_round_to_round():
-    """Round 3 at a rate of 0.1 that halves after every round is round 3 at 0.025, bit for bit."""
-    method, model = FedAvg(), network(FedAvg())
-    card, data = client()
-    halving = replace(PLAIN, name="sgd", lr=0.1, lr_decay=0.5)
-    got, want = (
-        fit(Training(method, SINGLE, options, 1, 5), model, card, data, state_of(method, network(method)), {}, 3)
-        for options in (halving, replace(halving, lr=0.025, lr_decay=1.0))
-    )
-    assert all(torch.equal(got.update.weights[n], value) for n, value in want.update.weights.items())
 
 
 def test_the_bias_of_the_keys_has_no_effect():
@@ -214,14 +161,6 @@ def test_pieces_cover_every_active_row_once_within_the_limit(limit, skip, seed):
         assert len(got) <= 1
 
 
-def images(n=6, fill=None):
-    """Rows without a length, all labelled."""
-    x = torch.randn(n, 3, generator=torch.Generator().manual_seed(1)) if fill is None else torch.full((n, 3), fill)
-    y = torch.eye(2)[torch.arange(n) % 2]
-    card = Card(3, n, y.sum(0).long(), torch.ones(2).bool())
-    return card, ClientData(x, y, torch.ones(n, 2), y)
-
-
 def test_rows_without_a_length_are_one_piece():
     _, data = images()
     model = Classifier(nn.Linear(3, 2), LinearHead(2, 2), MaskSource())
@@ -238,74 +177,3 @@ def test_batch_norm_with_a_saving_is_refused(saving):
         fit(Training(FedAvg(), SINGLE, SAVINGS[saving], 1, 0), model, card, data, state, {}, 1)
     got = fit(Training(FedAvg(), SINGLE, PLAIN, 2, 0), model, card, data, state, {}, 1)
     assert int(got.update.weights["encoder.num_batches_tracked"]) == 2
-
-
-@pytest.mark.parametrize("fill", [float("inf"), float("nan")])
-def test_an_update_that_is_not_finite_is_refused(fill):
-    model = Classifier(nn.Linear(3, 3), LinearHead(3, 2), MaskSource())
-    card, data = images(fill=fill)
-    state = Global(weights_of(model))
-    with pytest.raises(UpdateError, match=r"^client 3, round 7: tensor 'weights/[a-z.]+' holds \d+ non-finite values$"):
-        fit(Training(FedAvg(), SINGLE, OptimizerOptions(), 1, 0), model, card, data, state, {}, 7)
-
-
-def once(method, model, who, state, memory, round_=2, options=SAVINGS["both"], seed=5):
-    card, data = client(who)
-    return fit(Training(method, SINGLE, options, 2, seed), model, card, data, state, memory, round_)
-
-
-def digest(fitted):
-    return tree.checksum(fitted.update), tree.checksum(fitted.memory), fitted.loss
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_fit_is_a_pure_function(name):
-    """Twice the same bits on a work-space that the first call left dirty; arguments unchanged; clients in any order."""
-    method = METHODS[name]
-    model = network(method, dropout=0.5)
-    state = state_of(method, model)
-    memory = once(method, model, 0, state, {}, round_=1).memory
-    before = tree.checksum(state), tree.checksum(memory)
-    a0, a1 = once(method, model, 0, state, memory), once(method, model, 1, state, {})
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(77)  # no draw comes from the global generator
-        b1, b0 = once(method, model, 1, state, {}), once(method, model, 0, state, memory)
-    assert digest(a0) == digest(b0)
-    assert digest(a1) == digest(b1)
-    assert before == (tree.checksum(state), tree.checksum(memory))
-    with torch.no_grad():
-        for p in model.parameters():
-            p.fill_(3)  # whatever happens to the work-space reaches neither what was given nor what was returned
-    assert before == (tree.checksum(state), tree.checksum(memory))
-    assert digest(a0) == digest(b0)
-
-
-def test_round_seed_and_memory_matter():
-    method = FedAvg()
-    model = network(method, dropout=0.5)
-    state = state_of(method, model)
-    base = once(method, model, 0, state, {})
-    others = [
-        once(method, model, 0, state, {}, round_=3),
-        once(method, model, 0, state, {}, seed=6),
-        once(method, model, 0, state, base.memory),
-    ]
-    assert len({digest(f)[0] for f in [base, *others]}) == 4
-
-
-def test_reset_keeps_no_memory():
-    method = FedAvg()
-    model = network(method)
-    assert once(method, model, 0, state_of(method, model), {}, options=replace(PLAIN, state="reset")).memory == {}
-    kept = once(method, model, 0, state_of(method, model), {}).memory
-    assert {float(v) for k, v in kept.items() if k.endswith("step")} == {16.0}  # 2 epochs of 8 mini-batches
-
-
-def test_inference_keeps_the_order_of_rows_and_the_mode():
-    model = network(FedAvg(), dropout=0.5).train()
-    _, data = client(rows=300)
-    z = infer(model, data)
-    assert model.training
-    model.eval()
-    for i in (0, 7, 150, 299):
-        assert torch.allclose(z[i], model.encoder(data.x[i : i + 1])[0].detach(), atol=1e-6)

@@ -34,6 +34,7 @@ class Worker:
 worker = Worker.remote()
 seen = {"mode": ray.get(worker.ready.remote())}
 us = psutil.Process()
+seen["commands"] = [" ".join(process.cmdline()) for process in us.children(recursive=True)]
 listening = {}
 for process in (us, *us.children(recursive=True)):
     for c in process.net_connections(kind="inet"):
@@ -104,6 +105,12 @@ def test_everything_listens_on_loopback(seen):
             found = getattr(found, "ipv4_mapped", None) or found
             assert found.is_loopback, (name, place)
     assert seen["address"].startswith("127.0.0.1:")
+
+
+def test_processes_that_nobody_asks_are_not_started(seen):
+    commands = "\n".join(seen["commands"])
+    assert "raylet" in commands
+    assert not [name for name in ("dashboard/dashboard.py", "/monitor.py", "log_monitor.py") if name in commands]
 
 
 def test_who_has_no_token_is_refused(seen):

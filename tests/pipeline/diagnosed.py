@@ -1,0 +1,14 @@
+"""What the tests of ``anchorfl diagnose`` share: a quick diagnosis, and a table that it wrote."""
+
+from __future__ import annotations
+
+import csv
+
+from pipeline.diagnose import DiagnoseOptions
+
+QUICK = DiagnoseOptions(pairs=2, cap=60, rows=40)
+
+
+def table(path):
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
