@@ -73,6 +73,7 @@ class RayExecutor:
             return refs
 
         roster = Roster(selected, stand_ins, self.federation.retries, self.federation.quorum)
+        roster.waiting = self.dispatch.ordered(selected)
         return Round(round_, roster, fit, self._get(size))  # a fault of the server is none of a client
 
     def round(self, round_: int, selected: Sequence[int], watch: Watch, stand_ins: Sequence[int] = ()) -> RoundOutcome:
@@ -212,7 +213,7 @@ class RayExecutor:
         self._open()
 
     def expect(self, clients: Sequence[int]) -> None:
-        waiting, busy = deque(clients), set[int]()
+        waiting, busy = self.dispatch.ordered(clients), set[int]()
         while (call := self.dispatch.next(waiting, busy, self.crew.up)) is not None:
             busy.add(call[0])
             self.crew.client(call[0], self.run)

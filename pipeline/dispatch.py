@@ -42,19 +42,24 @@ class Dispatch:
         """A call for these ended with its process, and one of them may be why: each gets a call of its own."""
         self._alone.update(clients)
 
+    def ordered(self, clients: Iterable[int]) -> deque[int]:
+        """Clients that wait, in the order in which they are called: the largest first."""
+        return deque(sorted(clients, key=lambda c: (-self.rows[c], c)))
+
     def next(self, waiting: deque[int], busy: Collection[int], up: Collection[int]) -> tuple[int, list[int]] | None:
-        """The actor to call now and its clients, taken out of ``waiting``; None where all have enough to do. busy:
-        actors with a call in flight; up: those that run.
+        """The actor to call now and its clients, taken from the left of ``waiting``; None where all have enough to do.
+        busy: actors with a call in flight; up: those that run.
         """
         if not waiting or len(busy) >= self.concurrent:
             return None
-        first = max(waiting, key=lambda c: (self.rows[c], -c))
-        slot = self._slot(first % self.actors, busy, up)
+        slot = self._slot(waiting[0] % self.actors, busy, up)
         if slot is None:
             return None
-        clients = [first] if first in self._alone else self._beside(first, slot, waiting, len(busy))
-        for client in clients:
-            waiting.remove(client)
+        # no more than leave as many for every other idle actor
+        most = min(self._most(), -(-len(waiting) // (min(self.actors, self.concurrent) - len(busy))))
+        clients = [waiting.popleft()]
+        while waiting and len(clients) < most and not self._alone & {clients[0], waiting[0]}:
+            clients.append(waiting.popleft())
         return slot, clients
 
     def _slot(self, own: int, busy: Collection[int], up: Collection[int]) -> int | None:
@@ -67,15 +72,6 @@ class Dispatch:
             if choice:
                 return own if own in choice else choice[0]
         return None
-
-    def _beside(self, first: int, slot: int, waiting: Sequence[int], busy: int) -> list[int]:
-        """``first`` and those that share its call: of the actor's own clients before others, and no more than leave
-        as many for every other idle actor.
-        """
-        most = min(self._most(), -(-len(waiting) // (min(self.actors, self.concurrent) - busy)))
-        others = [c for c in waiting if c != first and c not in self._alone]
-        others.sort(key=lambda c: (c % self.actors != slot, -self.rows[c], c))
-        return [first, *others[: most - 1]]
 
     def _most(self) -> int:
         if self._each is None or not self.several:

@@ -1,7 +1,5 @@
 """Who is called next: every client once, nobody beside another on one actor, no process that is not needed."""
 
-from collections import deque
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +13,7 @@ def answer(seconds=1e-3, up=1000, kept=0):
 
 def played(dispatch, waiting, up=()):
     """All calls until nobody waits; every call in flight ends before the next ones are made."""
-    waiting, up, calls = deque(waiting), set(up), []
+    waiting, up, calls = dispatch.ordered(waiting), set(up), []
     while waiting:
         busy, now = set(), []
         while (call := dispatch.next(waiting, busy, up)) is not None:
@@ -49,18 +47,21 @@ def test_every_client_is_called_once_by_no_more_actors_than_can_be_busy(
 
 def test_the_largest_go_first_and_an_idle_process_is_taken_before_a_new_one():
     dispatch = Dispatch(8, 2, [5, 9, 7, 9, 1, 2, 3, 4])
-    assert dispatch.next(deque([0, 1, 2, 3]), (), ()) == (1, [1])  # of equal ones the first; its own actor
-    assert dispatch.next(deque([0, 2, 3]), {1}, {1}) == (3, [3])
-    assert dispatch.next(deque([0, 2]), {1, 3}, {1, 3}) is None
-    assert dispatch.next(deque([0, 2]), {3}, {1, 3}) == (1, [2])  # not its own, which does not run yet
-    assert dispatch.next(deque([0]), (), {0, 1, 3}) == (0, [0])
+    waiting = dispatch.ordered([0, 1, 2, 3])
+    assert list(waiting) == [1, 3, 2, 0]
+    assert dispatch.next(waiting, (), ()) == (1, [1])  # its own actor
+    assert dispatch.next(waiting, {1}, {1}) == (3, [3])
+    assert dispatch.next(waiting, {1, 3}, {1, 3}) is None
+    assert dispatch.next(waiting, {3}, {1, 3}) == (1, [2])  # not its own, which does not run yet
+    assert dispatch.next(waiting, (), {0, 1, 3}) == (0, [0])
+    assert dispatch.next(waiting, (), {0, 1, 3}) is None
 
 
 def test_short_clients_share_a_call_from_the_second_round_on():
     dispatch, all_ = Dispatch(2, 2, [10] * 8), range(8)
     assert [len(clients) for now in played(dispatch, all_)[0] for _, clients in now] == [1] * 8
     dispatch.learn([answer(1e-3)] * 8)
-    assert played(dispatch, all_)[0] == [[(0, [0, 2, 4, 6]), (1, [1, 3, 5, 7])]]  # an actor's own ones, half of all
+    assert played(dispatch, all_)[0] == [[(0, [0, 1, 2, 3]), (1, [4, 5, 6, 7])]]
     dispatch.learn([answer(1e-3), answer(0.06), answer(0.06)])
     assert [len(clients) for now in played(dispatch, all_)[0] for _, clients in now] == [1] * 8
     dispatch.learn([answer(1e-3, CALL_BYTES // 4, CALL_BYTES // 4)])
@@ -71,9 +72,9 @@ def test_where_a_call_ended_with_its_process_each_client_gets_one_of_its_own_for
     dispatch = Dispatch(2, 2, [10] * 8)
     dispatch.learn([answer()])
     dispatch.part([0, 2])
-    sizes = {tuple(clients) for now in played(dispatch, range(8))[0] for _, clients in now}
-    assert {(0,), (2,)} < sizes
-    assert max(map(len, sizes)) > 1
+    calls = {tuple(clients) for now in played(dispatch, range(8))[0] for _, clients in now}
+    assert {(0,), (2,)} < calls
+    assert max(map(len, calls)) > 1
     dispatch.learn([answer()])
     assert {len(clients) for now in played(dispatch, range(8))[0] for _, clients in now} == {4}
 
