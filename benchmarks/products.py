@@ -2,12 +2,14 @@
 
     python benchmarks/products.py
 
-Every pair is timed in turn, five times; medians. M, K, N: rows, entries, outputs. The last lines are a forward and a
-backward pass of ``nn.Linear`` and of ``OneDnnLinear``.
+Every pair is timed in turn, five times; medians. M, K, N: rows, entries, outputs. Then a forward and a backward pass of
+``nn.Linear`` and of ``OneDnnLinear``. At last such passes over numbers of rows that change from one to the next, as the
+pieces of mini-batches do: in float32, in bfloat16 as training has it, and in bfloat16 by torch's autocast.
 """
 
 from __future__ import annotations
 
+import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from models.lower_precision import use_bfloat16
 from models.onednn import product, use_onednn
 
 SHAPES = (4096, 1024, 1024), (1024, 256, 768), (1024, 256, 64), (1024, 64, 256)
@@ -56,6 +59,29 @@ def main() -> None:
         print(
             f"layer {m}, {k}, {n}, forward and backward: {1e3 * plain:.2f} ms, {1e3 * fast:.2f} ms: {plain / fast:.2f}"
         )
+    changing_rows()
+
+
+def changing_rows(entries: int = 256, outputs: int = 768, passes: int = 400) -> None:
+    """Passes of a layer over 600 to 1,024 rows, drawn anew each time."""
+    rng, layer = torch.Generator().manual_seed(0), nn.Linear(entries, outputs)
+    most_MK = torch.randn(1024, entries, generator=rng)
+    lowered = nn.Sequential(nn.Linear(entries, outputs))
+    use_bfloat16(lowered)
+    with_autocast = torch.autocast("cpu", torch.bfloat16)(layer.forward)
+    for name, forward in (
+        ("float32", layer),
+        ("bfloat16, as training has it", lowered),
+        ("bfloat16, autocast", with_autocast),
+    ):
+        rows = torch.randint(600, 1025, (passes,), generator=rng).tolist()
+        before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+        for count in rows:
+            x_MK = most_MK[:count].detach().requires_grad_()
+            forward(x_MK).float().sum().backward()
+        rate = 6e-9 * sum(rows) * entries * outputs / (time.perf_counter() - began)
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        print(f"{entries} x {outputs}, numbers of rows that change, {name}: {rate:.0f} GFLOP/s, {grown:.0f} MB more")
 
 
 if __name__ == "__main__":
