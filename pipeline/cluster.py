@@ -49,6 +49,8 @@ def start(options: ClusterOptions) -> bool:
         return False
     # Read by the workers that Ray starts ahead of need: torch is then imported while the driver still prepares data.
     os.environ.setdefault("RAY_preload_python_modules", "torch,pyarrow.parquet,pipeline.client")
+    # On Linux a process's large buffers then lie on huge pages: fewer faults, the same bits (docs/speed.md).
+    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
