@@ -63,6 +63,11 @@ BESIDE = ("shared-8", "shared-20-large", "shared-100")
 """Cases that Flower is asked for, too."""
 
 
+def clients_of(case: Case, round_: int) -> list[int]:
+    """Who takes part: in turn."""
+    return sorted((round_ * case.clients + i) % case.population for i in range(case.clients))
+
+
 def round_seconds(case: Case) -> tuple[list[float], float, int]:
     """Seconds of every round, seconds from the start of this process to the end of round 1, bytes sent to a client."""
     from benchmarks.no_op import no_op_executor
@@ -70,10 +75,10 @@ def round_seconds(case: Case) -> tuple[list[float], float, int]:
     executor = no_op_executor(case.population, case.clients, case.megabytes, case.actors)
     taken, first, size = [], 0.0, 0
     try:
+        executor.expect(clients_of(case, 1))  # as the round loop does
         for round_ in range(1, case.rounds + 1):
-            chosen = [(round_ * case.clients + i) % case.population for i in range(case.clients)]
             began = time.perf_counter()
-            outcome = executor.round(round_, sorted(chosen), lambda busy, done, failed: None)
+            outcome = executor.round(round_, clients_of(case, round_), lambda busy, done, failed: None)
             taken.append(time.perf_counter() - began)
             first = first or time.time() - psutil.Process().create_time()
             size = outcome.bytes_down // case.clients

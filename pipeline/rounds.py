@@ -139,10 +139,10 @@ class Loop:
         self._recorded = max(self._recorded, found.round)
 
     def _begin(self) -> None:
-        """Score the initial weights: a first sign of life before the first clients have started."""
+        """Score the initial weights, while the first clients start: a first sign of life."""
         began = time.perf_counter()
-        scores, scoring = self._scores(0)
         self.executor.expect(self._selected(1))
+        scores, scoring = self._scores(0)
         seconds = time.perf_counter() - began
         self._note(_record(0, RoundOutcome(()), scores, self.class_names, seconds, scoring))
         self.progress.round(0, RoundOutcome(()), scores, seconds)
