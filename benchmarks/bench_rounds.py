@@ -81,7 +81,7 @@ def table(readings: Readings) -> str:
 
 
 def draw(readings: Readings, path: Path) -> None:
-    """Bars of the medians on a logarithmic axis, a panel per case."""
+    """Bars of the medians, a panel per case."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -97,7 +97,7 @@ def draw(readings: Readings, path: Path) -> None:
             list(ways), list(ways.values()), color=["C0" if w.startswith("ours") else "0.7" for w in ways]
         )
         panel.bar_label(bars, fmt=" %.3g s")
-        panel.set(title=case, xscale="log")
+        panel.set(title=case)
         panel.margins(x=0.15)
         panel.invert_yaxis()
     panels[-1].set_xlabel("seconds a round, median")
