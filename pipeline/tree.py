@@ -147,7 +147,7 @@ class Packed:
 
 def pack(message: object, *, copy: bool = True) -> Packed:
     """All tensors of a message in flat buffers (on the CPU); copy=False: where they lie, if they lie like that already,
-    for whoever serialises them at once.
+    for whoever serialises them before they change.
     """
     parts: dict[str, list[Tensor]] = {}
     used: dict[str, int] = {}
