@@ -2,6 +2,7 @@
 
     python -m benchmarks.bench_engine                             # the table; ten minutes on two cores
     python -m benchmarks.bench_engine --flower flwr/bin/python    # beside Flower's simulation, installed there
+    python -m benchmarks.bench_engine --pfl pfl/bin/python        # beside pfl-research in one process, installed there
     python -m benchmarks.bench_engine --cases shared-8            # one of them
 
 Every measurement is a process of its own, with a Ray of its own; ``--repeats`` goes round all of them in turn, so that
@@ -28,7 +29,7 @@ from typing import Any
 
 import psutil
 
-FLOWER = Path(__file__).with_name("no_op_flower.py")
+FLOWER, PFL = (Path(__file__).with_name(f"no_op_{peer}.py") for peer in ("flower", "pfl"))
 MEGABYTE = 1e6
 SETTLED = 1
 """Rounds that are left out: the first starts the actors."""
@@ -59,8 +60,11 @@ CASES = {
         Case("own-8", 8, 8, "1.94", 8),
     )
 }
-BESIDE = ("shared-8", "shared-20-large", "shared-100")
-"""Cases that Flower is asked for, too."""
+BESIDE = {
+    "flower": ("shared-8", "shared-20-large", "shared-100"),
+    "pfl": ("serial-8",),
+}
+"""Cases that a peer is asked for, too."""
 
 
 def clients_of(case: Case, round_: int) -> list[int]:
@@ -109,15 +113,16 @@ def measured(command: list[str]) -> dict[str, Any]:
     return found
 
 
-def commands(names: Iterable[str], flower: str) -> dict[str, list[str]]:
+def commands(names: Iterable[str], flower: str, pfl: str) -> dict[str, list[str]]:
     """What is to be measured: its name in the table -> command."""
     out = {}
     for name in names:
         out[name] = [sys.executable, "-m", "benchmarks.bench_engine", "--one", name]
-        if flower and name in BESIDE:
-            case = CASES[name]
-            words = [str(case.clients), str(case.population), case.megabytes, str(case.rounds)]
-            out[f"flower {name}"] = [flower, str(FLOWER), *words]
+        case = CASES[name]
+        words = [str(case.clients), str(case.population), case.megabytes, str(case.rounds)]
+        for peer, python, script in (("flower", flower, FLOWER), ("pfl", pfl, PFL)):
+            if python and name in BESIDE[peer]:
+                out[f"{peer} {name}"] = [python, str(script), *words]
     return out
 
 
@@ -152,6 +157,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--flower", default="", help="a Python that has flwr[simulation] and torch")
+    parser.add_argument("--pfl", default="", help="a Python that has pfl, torch and psutil")
     parser.add_argument("--out", type=Path, default=None, help="JSON file")
     parser.add_argument("--one", default="", choices=["", *CASES], help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -160,7 +166,7 @@ def main() -> None:
         return
     readings: dict[str, list[dict[str, Any]]] = {}
     for _ in range(options.repeats):
-        for name, command in commands(options.cases, options.flower).items():
+        for name, command in commands(options.cases, options.flower, options.pfl).items():
             readings.setdefault(name, []).append(measured(command))
     print(table(readings))
     if options.out is not None:
