@@ -172,6 +172,11 @@ class OneClass(Method[RowsGlobal, RowUpdate]):
         c = class_of(card)
         return {} if bool(state.sent_C[c]) else {"row": state.weights[ROWS][c].clone()}
 
+    def letter_bytes(self, state: RowsGlobal, class_I: Tensor) -> int:
+        """Of the letters to the clients of these classes, without making thousands of them."""
+        row_D = state.weights[ROWS][0]
+        return int((~state.sent_C[class_I]).sum()) * row_D.numel() * row_D.element_size()
+
     def local(self, side: ClientSide[RowsGlobal]) -> RowLocal:
         return RowLocal(side, self)
 
@@ -186,7 +191,7 @@ class OneClass(Method[RowsGlobal, RowUpdate]):
         return self.gather(state, weights | {ROWS: rows_CD}, answered_C, side)
 
     def pooling(self) -> Pooling[RowsGlobal]:
-        return Pooling(self._pair_loss, self.shares, self.row_rate, self.unit, self.gather)
+        return Pooling(self._pair_loss, self.shares, self.row_rate, self.unit, self.letter_bytes, self.gather)
 
     def gather(self, state: RowsGlobal, weights: Tensors, answered_C: Tensor, side: ServerSide) -> RowsGlobal:
         """The state after a round, from the mean of theta and the rows that came back."""

@@ -183,14 +183,16 @@ class Pooling(Generic[S]):
 
     loss(z_PD, row_PD) -> [P]: loss of every pair of a row and one of its classes, from its representation and that
     class's row of the head. shares(rows_I) -> [I]: weights of clients in the mean, by their rows of data.
-    row_lr(round): rate of a client's step on its row, 0 for none. unit(rows): the rows at length 1. gather(state,
-    weights, answered_C, side): the state after the server's work, once theta is averaged and the rows are stacked.
+    row_lr(round): rate of a client's step on its row, 0 for none. unit(rows): the rows at length 1. letters(state,
+    class_I): bytes of the letters to these classes' clients. gather(state, weights, answered_C, side): the state after
+    the server's work, once theta is averaged and the rows are stacked.
     """
 
     loss: Callable[[Tensor, Tensor], Tensor]
     shares: Callable[[Tensor], Tensor]
     row_lr: Callable[[int], float]
     unit: Callable[[Tensor], Tensor]
+    letters: Callable[[S, Tensor], int]
     gather: Callable[[S, Tensors, Tensor, ServerSide], S]
 
 
@@ -241,9 +243,7 @@ class Method(ABC, Generic[S, U]):
         return {}
 
     def tell(self, card: Card, parts: Parts, key: bytes) -> object:
-        """A message that a client sends once, before round 1. ``parts``: its rows, some at a time; ``key``: a secret of
-        the clients, which the server does not have.
-        """
+        """A client's message before round 1. parts: its rows, some at a time; key: which the server does not have."""
         return {}
 
     def first_memory(self, model: Classifier) -> Tensors:

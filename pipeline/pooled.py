@@ -117,7 +117,7 @@ class PooledExecutor(InProcess):
         watch(len(selected), 0, 0)
         classes = [self.class_I[client] for client in selected]
         sent, state = self.server.broadcast(round_), self.server.state
-        letters = sum(tree.nbytes(self.server.letter(client)) for client in selected)
+        letters = self.pooling.letters(state, torch.tensor(classes))
         self.model.reseed(torch_rng(e.seed, "pool", "round", round_, "dropout", device=self.device))
         o = in_round(e.optimizer, round_)
         row_lr, weight_C, piece = self.pooling.row_lr(round_), self._weights(classes), e.federation.pool_rows
