@@ -36,8 +36,8 @@ test: $(STAMP) ## every test but the slow ones and those that need a GPU: those 
 SWEEPS = tests/ray/test_sweep.py
 
 test-rest: $(STAMP) ## the tests that do not start Ray, and those of sweeps
-	$(BIN)/python -m pytest -m "not ray and not slow and not gpu"
-	$(BIN)/python -m pytest -m "ray and not slow and not gpu" $(SWEEPS)
+	@status=0; $(BIN)/python -m pytest -m "not ray and not slow and not gpu" || status=$$?; \
+	    $(BIN)/python -m pytest -m "ray and not slow and not gpu" $(SWEEPS) || status=$$?; exit $$status
 
 test-fast: $(STAMP) ## the tests that need neither Ray nor real data
 	$(BIN)/python -m pytest -m "not ray and not data and not slow and not gpu"
