@@ -32,18 +32,14 @@ run: $(STAMP) ## train FedAvg and FedAlign on a small task, compare them, say wh
 test: $(STAMP) ## every test but the slow ones and those that need a GPU: those that start Ray beside the others
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going $(SYNC) test-rest test-ray
 
-# Sweeps start Rays of their own, so they may run beside the others: both halves then take as long.
-SWEEPS = tests/ray/test_sweep.py
-
-test-rest: $(STAMP) ## the tests that do not start Ray, and those of sweeps
-	@status=0; $(BIN)/python -m pytest -m "not ray and not slow and not gpu" || status=$$?; \
-	    $(BIN)/python -m pytest -m "ray and not slow and not gpu" $(SWEEPS) || status=$$?; exit $$status
+test-rest: $(STAMP) ## the tests that do not start Ray
+	$(BIN)/python -m pytest -m "not ray and not slow and not gpu"
 
 test-fast: $(STAMP) ## the tests that need neither Ray nor real data
 	$(BIN)/python -m pytest -m "not ray and not data and not slow and not gpu"
 
-test-ray: $(STAMP) ## the tests that start Ray, but for those of sweeps
-	$(BIN)/python -m pytest -m "ray and not slow and not gpu" $(addprefix --ignore=,$(SWEEPS))
+test-ray: $(STAMP) ## the tests that start Ray
+	$(BIN)/python -m pytest -m "ray and not slow and not gpu"
 
 test-slow: $(STAMP) ## the slow tests, which CI leaves out
 	$(BIN)/python -m pytest -m "slow and not gpu"
