@@ -45,8 +45,14 @@ def slim(folder: Path) -> dict[str, bytes]:
 
 def _round(line: dict[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in line["metrics"].items() if not name.startswith(DROPPED)}
-    metrics = {name: round(value, 3) if name.startswith("sys/") else value for name, value in kept.items()}
-    return {"round": line["round"], "time": round(line["time"], 2), "metrics": metrics}
+    metrics = {name: _short(name, value) for name, value in kept.items()}
+    return {"round": line["round"], "time": round(line["time"], 1), "metrics": metrics}
+
+
+def _short(name: str, value: float) -> float:
+    if name.startswith("train/"):
+        return float(f"{value:.4g}")
+    return round(value, 2) if name.startswith("sys/") else value
 
 
 def write(archive: Path, runs: dict[str, dict[str, bytes]]) -> None:
