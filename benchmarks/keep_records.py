@@ -4,8 +4,8 @@ Kept of a run: what it is (run.json, config.json), its result, and its rounds wi
 the machine did meanwhile and without names of users and folders. Seconds are rounded, scores are not. Runs that the
 archive holds already stay in it.
 
-    python -m benchmarks.keep_records runs --out benchmarks/results/bibtex.tar.xz
-    mkdir kept && tar -xf benchmarks/results/bibtex.tar.xz -C kept
+    python -m benchmarks.keep_records runs --out benchmarks/results/bibtex-lambda.tar.xz
+    mkdir kept && tar -xf benchmarks/results/bibtex-lambda.tar.xz -C kept
     anchorfl table fedalc --data bibtex --task.validation 0 --runs kept --show
 """
 
@@ -45,14 +45,8 @@ def slim(folder: Path) -> dict[str, bytes]:
 
 def _round(line: dict[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in line["metrics"].items() if not name.startswith(DROPPED)}
-    metrics = {name: _short(name, value) for name, value in kept.items()}
-    return {"round": line["round"], "time": round(line["time"], 1), "metrics": metrics}
-
-
-def _short(name: str, value: float) -> float:
-    if name.startswith("train/"):
-        return float(f"{value:.4g}")
-    return round(value, 2) if name.startswith("sys/") else value
+    metrics = {name: round(value, 3) if name.startswith("sys/") else value for name, value in kept.items()}
+    return {"round": line["round"], "time": round(line["time"], 2), "metrics": metrics}
 
 
 def write(archive: Path, runs: dict[str, dict[str, bytes]]) -> None:
