@@ -3,7 +3,7 @@
     pfl/bin/python benchmarks/no_op_pfl.py CLIENTS POPULATION MEGABYTES ROUNDS
 
 Users load the weights and take no step; their differences are summed in float32 and added to the model. Ten tensors
-make the megabytes. The environment: pfl 0.6, torch, psutil.
+make the megabytes; one thread, as our serial executor. The environment: pfl 0.6 with what it needs, torch, psutil.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def user(_):
 
 
 def main():
+    torch.set_num_threads(1)
     turn = itertools.cycle(range(POPULATION))
     users = FederatedDataset(user, lambda: next(turn))
     network = Network()

@@ -243,7 +243,7 @@ class Method(ABC, Generic[S, U]):
         return {}
 
     def tell(self, card: Card, parts: Parts, key: bytes) -> object:
-        """A client's message before round 1. parts: its rows, some at a time; key: which the server does not have."""
+        """A client's message before round 1. parts: its rows, some at a time; key: a secret that the server lacks."""
         return {}
 
     def first_memory(self, model: Classifier) -> Tensors:
