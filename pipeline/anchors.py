@@ -19,15 +19,15 @@ from tasks.contract import ClientData, Objective
 
 @dataclass(frozen=True)
 class Thresholds:
-    """q1, q2: percentiles of similarity per class; ``clamp``: keep both on their side of 0.5 (reference code,
-    multi-label); ``allowed_C``: classes that may get positives (None: all); ``alpha``: weight of a pseudo-annotated
-    entry in the loss.
+    """q1, q2: percentiles of similarity per class; ``clamp``: keep both on their side of it (reference code,
+    multi-label: 0.5; None: not); ``allowed_C``: classes that may get positives (None: all); ``alpha``: weight of a
+    pseudo-annotated entry in the loss.
     """
 
     q1: float
     q2: float
     alpha: float = 1.0
-    clamp: bool = False
+    clamp: float | None = None
     allowed_C: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -45,16 +45,28 @@ class Thresholds:
 def anchor_scores(kind: str, head: nn.Module, z_ND: Tensor, objective: Objective) -> Tensor:
     """How much every sample belongs to every class [N, C], for a head with class embeddings.
 
-    ``cosine`` or ``dot``: similarity of representation and anchor; ``confidence``: the model's own prediction.
+    ``cosine`` or ``dot``: similarity of representation and anchor; ``confidence``: the model's own prediction, as its
+    log-odds. They have the order of the confidence, which itself is 1 in float32 from log-odds of 17 on, and no row
+    lies above a percentile of equal numbers.
     """
     if kind == "confidence":
-        return objective.scores(head(z_ND))
+        return log_odds(head(z_ND), objective)
     if not isinstance(head, LabelHead):
         raise TypeError(f"anchors are class embeddings, which a {type(head).__name__} does not have")
     anchor_CD = head.classes()
     if kind == "cosine":
         z_ND, anchor_CD = F.normalize(z_ND, dim=-1), F.normalize(anchor_CD, dim=-1)
     return z_ND @ anchor_CD.T
+
+
+def log_odds(logits_NC: Tensor, objective: Objective) -> Tensor:
+    """Log p / (1 - p) of ``objective.scores``: [N, C]. Single-label: the logit less log-sum-exp of all others."""
+    if objective.kind == "multi":
+        return logits_NC
+    best_NC = F.one_hot(logits_NC.argmax(-1), logits_NC.shape[1]).bool()
+    others_N1 = logits_NC.masked_fill(best_NC, -torch.inf).logsumexp(-1, keepdim=True)  # of the best, whose 1 - p is
+    share_NC = logits_NC.softmax(-1).masked_fill(best_NC, 0.0)  # lost in rounding; the p of all others is at most 1/2
+    return logits_NC - torch.where(best_NC, others_N1, logits_NC.logsumexp(-1, keepdim=True) + (-share_NC).log1p())
 
 
 def pseudo_annotate(
@@ -68,8 +80,8 @@ def pseudo_annotate(
     negative must not.
     """
     high_C, low_C = percentiles(score_NC, t.q1), percentiles(score_NC, t.q2)
-    if t.clamp and objective.kind == "multi":
-        high_C, low_C = high_C.clamp(min=0.5), low_C.clamp(max=0.5)
+    if t.clamp is not None and objective.kind == "multi":
+        high_C, low_C = high_C.clamp(min=t.clamp), low_C.clamp(max=t.clamp)
     open_NC = (data.known_NC == 0) & ~aware_C
     positive_NC = open_NC & (score_NC.double() > high_C)
     negative_NC = open_NC & (score_NC.double() < low_C)

@@ -2,7 +2,7 @@
 rarest class (FedAlign, 4.1: ExtraSensory and MIMIC-III).
 
 Shape suffixes: N rows, C classes, G groups, M clients, P positives; U units, the rows that stay together: single rows,
-or all rows of a subject; K pairs of a unit and a client that occur.
+the pieces of a whole, or all rows of a subject; K pairs of a unit and a client that occur.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def categories(rows: Rows, task: Task, options: TaskOptions, seed: int) -> tuple
     owner_C = np.empty(len(task.class_names), dtype=np.int64)
     for client, classes in enumerate(sets):
         owner_C[classes] = client
-    unit_N = _subjects(rows, task, options.clients) if options.keep_subjects else np.arange(len(rows.row_N))
+    unit_N = _subjects(rows, task, options.clients) if options.keep_subjects else _wholes(rows)
     client_U = _voted(rows.labels, unit_N, owner_C, options.clients, generator(seed, "rows without a class"))
     client_U = _moved(client_U, rows.labels, unit_N, owner_C)
     starved_C = _at_home(client_U, rows.labels, unit_N, owner_C) == 0
@@ -43,6 +43,13 @@ def categories(rows: Rows, task: Task, options: TaskOptions, seed: int) -> tuple
         raise InputError(msg)
     parts = dealt(client_U[unit_N], options.clients)
     return tuple(ClientPlan(rows.row_N[part], tuple(own.tolist())) for part, own in zip(parts, sets, strict=True))
+
+
+def _wholes(rows: Rows) -> Ints:
+    """The whole of every row, numbered from 0."""
+    if rows.whole_N is None:
+        return np.arange(len(rows.row_N))
+    return np.unique(rows.whole_N, return_inverse=True)[1].astype(np.int64)
 
 
 def _subjects(rows: Rows, task: Task, clients: int) -> Ints:

@@ -267,12 +267,12 @@ class Task:
     """A data set with its label space. ``read`` gives the raw rows and never touches the network.
 
     read(folder, options) -> table with ``row`` int64 (unique id), ``split`` string (train, test, and validation where
-    one is published), ``labels`` list<int32> (positive classes), the raw payload column, and where they apply
-    ``known`` list<int32> (classes whose label the raw data give; null: all of them) and ``subject`` string, in file
-    order. fit(train rows without the validation split, options) -> InputSpec. encode(table, spec) -> the same rows
-    with ``x`` in place of the payload: tokens list<int32>; image with levels list<uint8>; sparse list<float32>
-    (number of a feature from 1, value, number, value, ...); else list<float32>, flattened. It is applied block by
-    block and must not look across rows.
+    one is published), ``labels`` list<int32> (positive classes), the raw payload column, and where they apply ``known``
+    list<int32> (classes whose label the raw data give; null: all of them), ``subject`` string, ``piece_of`` int64 (rows
+    with one number are pieces of one sequence), in file order. fit(train rows without the validation split, options) ->
+    InputSpec. encode(table, spec) -> the same rows with ``x`` in place of the payload: tokens list<int32>; image with
+    levels list<uint8>; sparse list<float32> (number of a feature from 1, value, number, value, ...); else
+    list<float32>, flattened. It is applied block by block and must not look across rows.
     """
 
     name: str

@@ -165,7 +165,8 @@ def _planned(task: Task, options: TaskOptions, seed: int, table: Any, labels: La
     )
     subject_N = np.asarray(table["subject"].to_pylist(), dtype=np.str_) if task.subjects else None
     training = np.flatnonzero(~np.isin(row_N, test_N))
-    rows = Rows(labels, row_N, subject_N).take(training)
+    whole_N = table["piece_of"].to_numpy() if "piece_of" in table.column_names else None
+    rows = Rows(labels, row_N, subject_N, whole_N).take(training)
     plan = make_plan(rows, task, options, seed, published_N if len(published_N) else None)
     return plan, owners(plan, row_N, test_N)
 

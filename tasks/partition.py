@@ -14,7 +14,7 @@ from tasks.columns import Bools, Ints
 from tasks.contract import InputError, Task, TaskOptions
 from tasks.one_class import one_class
 from tasks.plans import ClientPlan, Plan
-from tasks.strata import Rows, check_present, generator, held, largest_remainder, named, stratified_holdout
+from tasks.strata import Rows, check_present, generator, held, largest_remainder, named
 from tasks.subjects import subjects
 
 PARTITIONS = ("k_classes", "dirichlet", "iid", "categories", "subjects", "one_class")
@@ -43,7 +43,7 @@ def make_plan(rows: Rows, task: Task, options: TaskOptions, seed: int, validatio
         return _held_from_clients(rows, task, options, seed)
     if validation is None:
         rng = generator(seed, "validation")
-        validation = stratified_holdout(rows.labels.rarest(), rows.row_N, options.validation, rng)
+        validation = rows.held_out(rows.labels.rarest(), options.validation, rng)
     rows = rows.take(np.flatnonzero(~np.isin(rows.row_N, validation)))
     _check(task, options, len(rows.row_N))
     return Plan(_clients(rows, task, options, seed), np.sort(validation), seed)
@@ -57,7 +57,7 @@ def _held_from_clients(rows: Rows, task: Task, options: TaskOptions, seed: int) 
         own = rows.take(np.searchsorted(rows.row_N, client.rows))
         rng = generator(seed, f"validation of client {number}")
         known = own.labels.where(np.isin(own.labels.class_P, client.classes))
-        held.append(stratified_holdout(known.rarest(), own.row_N, options.validation, rng))
+        held.append(own.held_out(known.rarest(), options.validation, rng))
         clients.append(ClientPlan(np.setdiff1d(client.rows, held[-1]), client.classes))
     row_V, client_V = np.concatenate(held), np.repeat(np.arange(len(held)), [len(part) for part in held])
     order_V = np.argsort(row_V)

@@ -21,17 +21,29 @@ from tasks.labels import Labels
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Rows that a partition cuts. labels: of N rows; row_N: their ids; subject_N: the subject of each, None where the
-    data set has no subjects.
+    data set has no subjects; whole_N: the whole that each is a piece of, None where every row is one by itself.
     """
 
     labels: Labels
     row_N: Ints
     subject_N: npt.NDArray[np.str_] | None = None
+    whole_N: Ints | None = None
 
     def take(self, index: Ints) -> Rows:
         """Some of the rows."""
         subject_N = None if self.subject_N is None else self.subject_N[index]
-        return Rows(self.labels.take(index), self.row_N[index], subject_N)
+        whole_N = None if self.whole_N is None else self.whole_N[index]
+        return Rows(self.labels.take(index), self.row_N[index], subject_N, whole_N)
+
+    def held_out(self, rarest_N: Ints, share: float, rng: np.random.Generator) -> Ints:
+        """Ascending ids of a share of the wholes, stratified by the class of their first row: a model that has seen a
+        piece of a sequence is not asked for its neighbour. Raises InputError where so many cannot be taken.
+        """
+        if self.whole_N is None:
+            return stratified_holdout(rarest_N, self.row_N, share, rng)
+        _, first_W, code_N = np.unique(self.whole_N, return_index=True, return_inverse=True)
+        taken = stratified_holdout(rarest_N[first_W], np.arange(len(first_W)), share, rng, "sequences")
+        return np.sort(self.row_N[np.isin(code_N, taken)])
 
 
 def generator(seed: int, *purpose: str) -> np.random.Generator:
@@ -40,10 +52,13 @@ def generator(seed: int, *purpose: str) -> np.random.Generator:
     return np.random.default_rng(int.from_bytes(name[:8], "big"))
 
 
-def stratified_holdout(labels_N: Ints, row_ids: Ints, share: float, rng: np.random.Generator) -> Ints:
+def stratified_holdout(
+    labels_N: Ints, row_ids: Ints, share: float, rng: np.random.Generator, rows: str = "rows"
+) -> Ints:
     """Ascending ids of ``round(share * N)`` rows, each class in proportion, each class keeping at least one row.
 
-    labels_N: (primary) class of every row. Raises InputError where so many cannot be taken.
+    labels_N: (primary) class of every row; rows: what they are, in words. Raises InputError where so many cannot be
+    taken.
     """
     if not 0 <= share < 1:
         msg = f"[task] validation = {share} must lie in [0, 1)"
@@ -52,7 +67,7 @@ def stratified_holdout(labels_N: Ints, row_ids: Ints, share: float, rng: np.rand
     total = round(share * len(labels_N))
     if total > (count_K - 1).sum():
         msg = (
-            f"[task] validation = {share} takes {total} of {len(labels_N)} rows, but each of {len(count_K)} classes "
+            f"[task] validation = {share} takes {total} of {len(labels_N)} {rows}, but each of {len(count_K)} classes "
             f"must keep one for training; use at most {(count_K - 1).sum() / len(labels_N):.3f}"
         )
         raise InputError(msg)

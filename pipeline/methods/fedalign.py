@@ -1,5 +1,4 @@
-"""FedAlign (Zhang et al., KDD 2023): data and label encoders trained in turn, anchors that label locally-unaware
-classes.
+"""FedAlign (Zhang et al., KDD 2023): data and label encoder trained in turn, anchors label locally-unaware classes.
 
 Facts, and where paper and reference code differ: docs/methods/fedalign.md. Suffixes: N rows of the client, C classes.
 """
@@ -86,7 +85,7 @@ class FedAlign(Method[AlignGlobal, AlignUpdate]):
     """A class gets positives only where its validation F1 exceeds this (reference, multi-label: 0.75; paper: none)."""
     refresh: Literal["round", "epoch"] = "round"  # annotate before training (text, reference) or each epoch (Alg. 1)
     aggregate_pseudo: bool = False
-    """Average row c also over clients that pseudo-annotated c (reference); false: those that identify it (paper)."""
+    """Average row c also over clients that pseudo-annotated c; false: those that identify it (paper, reference)."""
     skip_unlabelled_clients: bool = True  # leave clients without a labelled row out of the mean of theta (reference)
     alignment: bool = True  # False: "w/o AL" of Table 3, no pseudo-annotation
     semantic: bool = True  # False: "w/o SE", random label table, annotation by predicted confidence
@@ -98,7 +97,8 @@ class FedAlign(Method[AlignGlobal, AlignUpdate]):
             raise ValueError(f"method.data_lr = {self.data_lr}, method.label_lr = {self.label_lr}: must be above 0")
 
     def limits(self, allowed_C: Tensor | None) -> Thresholds:
-        return Thresholds(self.q1, self.q2, self.alpha, clamp=self.anchor_score == "dot", allowed_C=allowed_C)
+        side = {"dot": 0.5 if self.semantic else 0.0}.get(self.anchor_score)  # log-odds of 0: a confidence of 0.5
+        return Thresholds(self.q1, self.q2, self.alpha, clamp=side, allowed_C=allowed_C)
 
     def begin(self, side: ServerSide) -> AlignGlobal:
         classes = 0 if self.positive_f1_gate is None else len(side.cards[0].aware_C)

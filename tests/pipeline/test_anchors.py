@@ -47,8 +47,8 @@ def by_the_rules(y, known, aware, score, kind, q1, q2, clamp, allowed):
             continue
         column = score[:, c].astype(np.float64)
         high, low = np.percentile(column, q1), np.percentile(column, q2)
-        if clamp and kind == "multi":
-            high, low = max(0.5, high), min(0.5, low)
+        if clamp is not None and kind == "multi":
+            high, low = max(clamp, high), min(clamp, low)
         for i in range(len(score)):
             if kind == "single" and not unlabelled[i]:
                 continue
@@ -62,7 +62,7 @@ def by_the_rules(y, known, aware, score, kind, q1, q2, clamp, allowed):
     return y, known, pseudo, got
 
 
-@pytest.mark.parametrize("clamp", [False, True])
+@pytest.mark.parametrize("clamp", [None, 0.5, 0.0])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("objective", [SINGLE, MULTI, PLAIN], ids=["single", "multi", "plain"])
 @QUICK
@@ -168,8 +168,31 @@ def test_scores_are_cosines_dot_products_or_the_models_confidence(width):
         assert not got.requires_grad
     logits = head(z_ND).detach().numpy()
     softmax = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    assert np.allclose(anchor_scores("confidence", head, z_ND, SINGLE), softmax, atol=1e-6)
-    assert np.allclose(anchor_scores("confidence", head, z_ND, MULTI), 1 / (1 + np.exp(-logits)), atol=1e-6)
+    assert np.allclose(anchor_scores("confidence", head, z_ND, SINGLE), np.log(softmax / (1 - softmax)), atol=1e-5)
+    assert np.array_equal(anchor_scores("confidence", head, z_ND, MULTI), logits)
+
+
+@pytest.mark.parametrize("objective", [SINGLE, MULTI], ids=["single", "multi"])
+@pytest.mark.parametrize("scale", [3, 60])
+def test_confidences_of_1_still_have_an_order(objective, scale):
+    """The rows are those above and below the percentiles of the confidences themselves, in numbers that can tell them
+    apart: at a scale of 60 most are 1 in float32, and some in float64."""
+    rng = np.random.default_rng(0)
+    logits = torch.from_numpy(scale * np.abs(rng.normal(size=(200, 4)))).float()
+    y, known = np.zeros((200, 4)), np.zeros((200, 4))
+    unaware, limits = torch.zeros(4).bool(), Thresholds(q1=90, q2=50, clamp=0.0)
+    score_NC = anchor_scores("confidence", torch.nn.Identity(), logits, objective)
+    got, _ = pseudo_annotate(client(y, known, objective), score_NC, unaware, objective, limits)
+    x = logits.double().numpy().astype(np.longdouble)
+    if objective.kind == "multi":
+        rest = 1 / (1 + np.exp(x))  # 1 less the confidence
+    else:
+        e = np.exp(x - x.max(1, keepdims=True))
+        rest = (e.sum(1, keepdims=True) - e) / e.sum(1, keepdims=True)
+    best = np.eye(4, dtype=bool)[x.argmax(1)] if objective.kind == "single" else np.ones((200, 4), bool)
+    least = np.sort(rest, axis=0)[20]  # 10 % of 200 rows lie above the 90th percentile
+    assert np.array_equal(got.y_NC.numpy() > 0, (rest < least) & best)
+    assert got.y_NC.sum(0).tolist() == [20] * 4 or objective.kind == "single"
 
 
 def test_a_head_without_class_embeddings_has_no_anchors():

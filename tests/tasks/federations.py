@@ -41,9 +41,9 @@ def task_of(classes, groups=None, subjects="", kind="multi"):
     )
 
 
-def rows_of(y_NC, row_N=None, subject_N=None):
+def rows_of(y_NC, row_N=None, subject_N=None, whole_N=None):
     row_N = np.arange(len(y_NC)) if row_N is None else row_N
-    return Rows(Labels.of_matrix(np.asarray(y_NC, dtype=bool)), row_N, subject_N)
+    return Rows(Labels.of_matrix(np.asarray(y_NC, dtype=bool)), row_N, subject_N, whole_N)
 
 
 def shuffled(rows, seed):

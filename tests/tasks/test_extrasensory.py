@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -107,6 +108,23 @@ def test_folds_of_sequences_keep_the_pieces_of_a_sequence_together(es_twin):
     share_F = tested_FN.mean(1)
     assert (abs(share_F - 0.2) < 0.08).all()
     assert same(tables[0].drop_columns(["split"]), read(es_twin, options()).drop_columns(["split"]))
+
+
+def test_a_sequence_is_on_one_side_of_the_validation_split(es_twin, tmp_path):
+    made = options(root=str(es_twin), cache=str(tmp_path), clients=3, partition="categories", validation=0.25)
+    table = read(es_twin, made)
+    sequence_of = dict(zip(table["row"].to_pylist(), table["piece_of"].to_pylist(), strict=True))
+    assert len(set(sequence_of.values())) < len(sequence_of), "some sequence is cut"
+    for piece in range(1, table.num_rows):  # pieces of a sequence follow each other, whole but for the last
+        if table["piece_of"][piece] == table["piece_of"][piece - 1]:
+            assert table["labels"][piece] == table["labels"][piece - 1]
+            assert len(table["readings"][piece - 1]) == STEPS * F
+    for where in ("server", "clients"):
+        plan = prepare(extrasensory(), replace(made, validation_from=where), 1, engine="local").plan()
+        parts = [*(client.rows for client in plan.clients), plan.validation]
+        sides = [{sequence_of[row] for row in part.tolist()} for part in parts]
+        training = {sequence_of[r] for r in table.filter(pc.equal(table["split"], "train"))["row"].to_pylist()}
+        assert sum(map(len, sides)) == len(set().union(*sides)) == len(training)
 
 
 def test_without_published_folds_whole_users_are_drawn(folder):

@@ -53,6 +53,26 @@ def test_the_partition_comes_first_and_a_share_of_each_client_is_held_out(case, 
     assert np.array_equal(again.validation_client, plan.validation_client)
 
 
+@QUICK
+@given(cases(), st.integers(0, 2**40), st.sampled_from(["clients", "server"]))
+def test_pieces_of_a_sequence_are_held_out_together(case, seed, where):
+    """Nor does ``categories`` give them to two clients; as many sequences are held out as rows would be."""
+    rows, task, chosen = case
+    rng = np.random.default_rng(seed)
+    count = len(rows.row_N)
+    index_N = np.repeat(np.arange(count), rng.integers(1, 4, count))
+    whole_N = rng.permutation(count)[index_N] + 3
+    cut = rows_of(rows.labels.matrix()[index_N], rng.permutation(len(index_N)) + 5, None, whole_N)
+    chosen = replace(chosen, partition="categories", validation_from=where)
+    plan = make_plan(cut, task, chosen, seed)
+    whole_of = dict(zip(cut.row_N.tolist(), whole_N.tolist(), strict=True))
+    parts = [{whole_of[row] for row in own.tolist()} for own in [*(c.rows for c in plan.clients), plan.validation]]
+    assert sum(len(part) for part in parts) == len(set(whole_N.tolist()))  # no sequence is in two of them
+    if where == "server":
+        assert len(parts[-1]) == round(chosen.validation * count)
+    assert digest(make_plan(shuffled(cut, 1), task, chosen, seed)) == digest(plan)
+
+
 @pytest.mark.parametrize("name", ["toy-multi", "toy-single"])
 def test_the_file_of_the_server_holds_what_the_clients_knew(name, tmp_path):
     task = find_task(name)
