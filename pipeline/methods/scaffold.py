@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -67,7 +68,7 @@ class ScaffoldLocal(Local[ControlGlobal, ControlUpdate]):
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(Method[ControlGlobal, ControlUpdate]):
     """Client: every gradient is corrected by c - c_i. Server: x moves by server_lr times the mean way that the clients
-    went, c by the sum of the changes of c_i divided by the number of ALL clients.
+    went, c by the sum of the changes of c_i divided by the number of ALL clients; so c stays the mean of all c_i.
     """
 
     name = "scaffold"
@@ -75,6 +76,9 @@ class Scaffold(Method[ControlGlobal, ControlUpdate]):
 
     server_lr: float = 1.0
     """Global step size eta_g, > 0."""
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """What counts in both means: clients (paper; the least mean of the clients' losses is sought), or samples (that of
+    the samples' losses, as in FedAvg)."""
 
     def __post_init__(self) -> None:
         if not self.server_lr > 0:
@@ -88,11 +92,12 @@ class Scaffold(Method[ControlGlobal, ControlUpdate]):
         return ScaffoldLocal(side)
 
     def merge(self, state: ControlGlobal, reports: Sequence[Report[ControlUpdate]], side: ServerSide) -> ControlGlobal:
-        even = [1] * len(reports)
-        weights = mean_of([r.update.weights for r in reports], even)
+        by_samples = self.weighting == "samples"
+        weight_of = [r.card.num_examples if by_samples else 1 for r in reports]
+        weights = mean_of([r.update.weights for r in reports], weight_of)
         if self.server_lr != 1:
             for name in state.control:
                 weights[name] = torch.lerp(state.weights[name], weights[name], self.server_lr)
-        change = mean_of([r.update.control for r in reports], even)
-        share = len(reports) / len(side.cards)
+        change = mean_of([r.update.control for r in reports], weight_of)
+        share = sum(weight_of) / sum(c.num_examples if by_samples else 1 for c in side.cards)
         return ControlGlobal(weights, {name: c + share * change[name] for name, c in state.control.items()})

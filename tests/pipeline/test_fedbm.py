@@ -209,6 +209,18 @@ def test_training_goes_on_from_the_last_and_moves_the_generator_alone():
     assert not source.generator.training
 
 
+@pytest.mark.parametrize(("side", "room"), [(8, 1), (28, 1), (64, 2), (128, 4), (224, 7)])
+def test_the_room_of_a_crop_grows_with_the_image(side, room):
+    """So many rows or columns at most are black at each edge, in some image so many."""
+    spec = InputSpec("image", (1, side, side), mean=(0.0,), std=(1.0,), levels=255)
+    method = FedBM(**QUICK)
+    values = method.begin(replace(server(network(method), [client(0)[0]]), spec=spec)).generator
+    source = source_of(values, concepts(), True, spec.scaling())
+    seen = source.prepared(torch.ones(60, 1, side, side), rng(1))[:, 0]
+    black = torch.cat([(seen.sum(2) == 0).sum(1), (seen.sum(1) == 0).sum(1)])
+    assert int(black.max()) == room
+
+
 def test_forty_trainings_leave_no_hook_behind():
     """The reference's hooks stay: 40 trainings make 40 of them on every layer."""
     method = FedBM(**{**QUICK, "every": 1, "steps": 1, "lambda_dis": 0.1})

@@ -33,11 +33,11 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("task", ["toy-single", "toy-multi"])
-def test_the_first_round_is_uniform_fedavg_bit_for_bit(experiment, task):
+@pytest.mark.parametrize(("task", "weighting"), [("toy-single", "uniform"), ("toy-multi", "samples")])
+def test_the_first_round_is_fedavgs_bit_for_bit(experiment, task, weighting):
     """All control variates are zeros; from round 2 on they are not."""
-    plain = compared.history(experiment("fedavg", task, options={"weighting": "uniform"}))
-    got = compared.history(experiment("scaffold", task))
+    plain = compared.history(experiment("fedavg", task, options={"weighting": weighting}))
+    got = compared.history(experiment("scaffold", task, options={"weighting": weighting}))
     compared.assert_same_bits(got[:1], plain[:1])
     assert tree.checksum(got[1][0]) != tree.checksum(plain[1][0])
 
@@ -63,11 +63,14 @@ def steps(options, w, corrections, data, count):
     return w, {name: value / count for name, value in total.items()}
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_three_rounds_equal_numpy(rule):
-    """3 clients of which 2 take part, the third once; K = 2 steps of the whole client; eta_g = 0.5."""
-    options, method, selected = RULES[rule], Scaffold(server_lr=0.5), [(0, 1), (1, 2), (0, 1)]
+@pytest.mark.parametrize(("rule", "rows"), [*((rule, ()) for rule in RULES), ("sgd", (5, 10, 30))])
+def test_three_rounds_equal_numpy(rule, rows):
+    """3 clients of which 2 take part, the third once; K = 2 steps of the whole client; eta_g = 0.5. rows: of the
+    clients, by which they count; none: they count alike."""
+    options, selected = RULES[rule], [(0, 1), (1, 2), (0, 1)]
+    method = Scaffold(server_lr=0.5, weighting="samples" if rows else "uniform")
     cards = [compared.rows_of(seed=i)[0] for i in range(3)]
+    cards = [replace(card, num_examples=n) for card, n in zip(cards, rows, strict=True)] if rows else cards
     side = compared.server(compared.dense(), cards)
     state, memory = method.begin(side), [{}, {}, {}]
     x, c = arrays(state.weights), {name: np.zeros(shape) for name, shape in SHAPES.items()}
@@ -87,8 +90,10 @@ def test_three_rounds_equal_numpy(rule):
             dy.append({name: y[name] - x[name] for name in x})
             dc.append({name: new[name] - own[i][name] for name in x})
             own[i] = new
-        x = {name: x[name] + 0.5 * np.mean([d[name] for d in dy], axis=0) for name in x}
-        c = {name: c[name] + 2 / 3 * np.mean([d[name] for d in dc], axis=0) for name in x}
+        n = [rows[i] if rows else 1 for i in chosen]
+        x = {name: x[name] + 0.5 * sum(a * d[name] for a, d in zip(n, dy, strict=True)) / sum(n) for name in x}
+        every = sum(rows) if rows else 3
+        c = {name: c[name] + sum(a * d[name] for a, d in zip(n, dc, strict=True)) / every for name in x}
         state = method.merge(state, reports, side)
         assert_close(arrays(state.weights), x, 1e-7)
         assert_close(arrays(state.control), c, 1e-7)
