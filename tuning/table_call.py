@@ -15,7 +15,19 @@ from tuning.papers import paper_of
 from tuning.table_numbers import Table, table_of
 from tuning.table_page import write_page
 from tuning.table_record import TableRecord
-from tuning.table_runs import Cell, Job, cells_of, changing, jobs_of, look, matched, prepare_all, told, without_data
+from tuning.table_runs import (
+    Cell,
+    Job,
+    cells_of,
+    changing,
+    jobs_of,
+    look,
+    matched,
+    of_other_data,
+    prepare_all,
+    told,
+    without_data,
+)
 from tuning.table_vary import without_own
 from tuning.tables import chosen, rows_of
 
@@ -79,7 +91,8 @@ class Call:
         there = {cell.row.data for cell in cells if cell.folder is not None}
         known = there | self.absent
         none = [data for data in dict.fromkeys(cell.row.data for cell in cells) if data not in known]
-        notes = [*self.notes, *found.notes(cells), *([f"No finished run: {', '.join(none)}."] if none else [])]
+        met = [*found.notes(cells), *of_other_data(cells)]
+        notes = [*self.notes, *met, *([f"No finished run: {', '.join(none)}."] if none else [])]
         a = self.asked
         return table_of(self.paper, cells, options=changing(a.overrides), command=a.command, notes=notes)
 

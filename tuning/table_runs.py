@@ -149,6 +149,27 @@ def matched(cells: Sequence[Cell], found: Found) -> list[Cell]:
     return [replace(c, folder=next(iter(found.finished.get(c.digest, [])), None)) for c in cells]
 
 
+def of_other_data(cells: Sequence[Cell]) -> list[str]:
+    """Runs whose data were prepared otherwise than those of other rows with the same options and seed, as by an older
+    version: a line for each such data set and seed, since their scores cannot stand beside each other.
+    """
+    groups: dict[tuple[str, str, int], dict[str, list[Path]]] = {}
+    for cell in cells:
+        if cell.folder is not None:
+            made = read_about(cell.folder).get("tags", {}).get("data_digest", "")
+            key = (cell.row.data, repr(cell.experiment.task), cell.seed)
+            groups.setdefault(key, {}).setdefault(made, []).append(cell.folder)
+    out = []
+    for (data, _, seed), folders in groups.items():
+        if len(folders) > 1:
+            parts = "; against ".join(", ".join(map(str, dict.fromkeys(found))) for found in folders.values())
+            out.append(
+                f"{data} seed {seed}: the data were prepared in {len(folders)} ways: {parts}. Move the older runs away"
+                " and call again: they are run anew"
+            )
+    return out
+
+
 class Job(NamedTuple):
     """A run to make or to go on with."""
 

@@ -40,14 +40,24 @@ def toy(folder: Path, figures: str = DIGITS, **fields: object) -> Paper:
     return replace(paper, **fields)  # type: ignore[arg-type]
 
 
-def made_run(cell: Cell, runs: Path, scores: Mapping[str, Sequence[float]], *, failed: int = 0, **result) -> Cell:
+def made_run(
+    cell: Cell,
+    runs: Path,
+    scores: Mapping[str, Sequence[float]],
+    *,
+    failed: int = 0,
+    tags: Mapping[str, str] | None = None,
+    **result,
+) -> Cell:
     """A finished run of a cell: for every metric a score per round from round 0; each client gets 2 MB and sends 1 MB a
     round, and a round is 90 s of training and 10 s of scoring. failed: clients left out of every round.
     """
     folder = runs / f"{re.sub(r'[ /-]+', '-', cell.row.key)}-s{cell.seed}"
     e = cell.experiment
     journal = JsonLines(folder)
-    journal.begin(RunInfo(name=folder.name, experiment=e.task.name, params=flat(e), folder=folder))
+    journal.begin(
+        RunInfo(name=folder.name, experiment=e.task.name, params=flat(e), folder=folder, tags=dict(tags or {}))
+    )
     answered = e.federation.clients_per_round - failed
     for number, values in enumerate(zip(*scores.values(), strict=True)):
         wire = {"wire/down/bytes": 2e6 * answered, "wire/up/bytes": 1e6 * answered} if number else {}

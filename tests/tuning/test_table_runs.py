@@ -18,7 +18,7 @@ from tests.tuning.made_tables import made_run, toy
 from tuning import papers
 from tuning.cli import main
 from tuning.table_command import asked
-from tuning.table_runs import cells_of, changing, jobs_of, look, matched, prepare_all, told, without_data
+from tuning.table_runs import cells_of, changing, jobs_of, look, matched, of_other_data, prepare_all, told, without_data
 from tuning.tables import rows_of
 
 SCORES = {"test/f1_macro": [0.1, 0.2], "test/accuracy": [0.1, 0.3]}
@@ -111,6 +111,24 @@ def test_two_runs_with_other_weights_are_told(paper):
         "digits/fedavg seed 1: runs/a/digits-fedavg-s1 is shown; runs/b/digits-fedavg-s1: the same options and seed,"
         " other weights"
     )
+
+
+def test_runs_of_other_data_are_told(paper):
+    """Scores on data that were prepared in two ways do not stand beside each other unremarked."""
+    one, two = (c for c in cells_of(rows_of(paper), [1], []) if c.row.data == "Digits")
+    first = made_run(one, Path("runs"), SCORES, tags={"data_digest": "new"})
+    again = made_run(two, Path("runs"), SCORES, tags={"data_digest": "new"})
+    assert of_other_data([first, again, replace(one, seed=2)]) == []
+    again = made_run(two, Path("runs"), SCORES, tags={"data_digest": "old"})
+    (line,) = of_other_data([first, again])
+    assert line == (
+        f"Digits seed 1: the data were prepared in 2 ways: {first.folder}; against {again.folder}."
+        " Move the older runs away and call again: they are run anew"
+    )
+    other = made_run(replace(two, seed=2), Path("runs"), SCORES, tags={"data_digest": "third"})
+    assert of_other_data([first, other]) == []
+    assert main(["table", "toy", "--show", "--seeds", "1"]) == 0
+    assert line in Path("runs/table-toy/table.md").read_text()
 
 
 def test_missing_data_are_told(tmp_path, monkeypatch, paper, capsys):
