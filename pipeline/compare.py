@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.curves import draw
 from pipeline.folder import read_result
-from pipeline.journal import RoundRecord, read_about, read_records
+from pipeline.journal import RoundRecord, read_about, with_late
 from tasks.contract import InputError
 from tasks.metrics import FAMILIES, Family, Measure
 
@@ -88,7 +88,7 @@ def load_run(folder: Path) -> RunSummary:
         raise InputError(
             f"{folder} is no run folder (run.json is not there); name folders such as runs/<name of the run>"
         )
-    records = tuple(read_records(folder)[0])
+    records = tuple(with_late(folder))
     if not records:
         raise InputError(f"{folder} holds no finished round (metrics.jsonl); go on with: anchorfl resume {folder}")
     params: dict[str, Any] = about["params"]
@@ -178,9 +178,9 @@ def _values(records: Sequence[RoundRecord], family: Family) -> dict[str, float |
 
 
 def _best(records: Sequence[RoundRecord], by: Measure) -> RoundRecord | None:
-    """The first round with the best validation figure, of those that were tested."""
-    select, tested = f"validation/{by.name}", f"test/{by.name}"
-    chosen = [record for record in records if select in record.metrics and tested in record.metrics]
+    """The first round with the best validation figure; its test scores are missing where it was not tested."""
+    select = f"validation/{by.name}"
+    chosen = [record for record in records if select in record.metrics]
     return max(chosen, key=lambda record: (record.metrics[select], -record.round), default=None)
 
 

@@ -15,6 +15,18 @@ from matplotlib.figure import Figure
 Curve = Mapping[int, float]
 """Round -> score, 0 to 1."""
 STYLES = ("-", "--", ":", "-.")
+NAME = 28
+"""Longer names are cut at an axis."""
+
+
+def verbatim(text: str) -> str:
+    """A user's text for a picture: matplotlib would read what stands between two dollar signs as a formula."""
+    return text.replace("$", r"\$")
+
+
+def short(name: str, most: int = NAME) -> str:
+    """A name for an axis."""
+    return verbatim(name if len(name) <= most else f"{name[: most - 1]}\u2026")
 
 
 def draw(groups: Mapping[str, Sequence[Mapping[str, Curve]]], panels: Mapping[str, str], path: Path) -> None:
@@ -36,7 +48,7 @@ def draw(groups: Mapping[str, Sequence[Mapping[str, Curve]]], panels: Mapping[st
         ax.grid(alpha=0.3)
         ax.xaxis.get_major_locator().set_params(integer=True)
     handles = axes[0].get_legend_handles_labels()[0]
-    labels = ["\n".join(textwrap.wrap(_label(name, len(group)), 100)) for name, group in groups.items()]
+    labels = ["\n".join(textwrap.wrap(verbatim(_label(name, len(group))), 100)) for name, group in groups.items()]
     figure.legend(handles, labels, loc="outside lower center", ncols=1, frameon=False)
     figure.savefig(path, dpi=130)
 

@@ -15,7 +15,7 @@ from typing import Any, NotRequired, TypedDict
 
 from pipeline import description, stores
 from pipeline.description import KEY_LENGTH, MARK, METRICS_PER_BATCH, PARAMS_PER_BATCH, PARENT_TAG, RUN_TAG
-from pipeline.journal import RoundRecord, read_about, read_json, read_records, write_json
+from pipeline.journal import RoundRecord, read_about, read_json, read_records, with_late, write_json
 from pipeline.logged_model import send_model
 from pipeline.stores import artifact_place, open_store, reason, shown, store_uri
 from tasks.contract import InputError
@@ -96,7 +96,7 @@ class Delivery:
             if sent.get(name) == stamp:
                 continue
             if is_model:
-                mine["model"] = send_model(self._client, self.run_id, path, about, read_records(self.folder)[0])
+                mine["model"] = send_model(self._client, self.run_id, path, about, with_late(self.folder))
             else:
                 self._send_metrics(path)
                 inside = "" if Path(name).is_absolute() else Path(name).parent.as_posix().removeprefix(".")

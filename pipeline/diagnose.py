@@ -72,14 +72,19 @@ def diagnose(folder: Path, options: DiagnoseOptions, say: Say = print) -> list[s
         study = open_study(folder, say)
         if len(study.rounds()) == 1:
             say(f"{folder}: only round {study.last.round} is there; --evaluation.keep 1 keeps every round of a new run")
-        draft = folder / f".{FOLDER}"
-        shutil.rmtree(draft, ignore_errors=True)  # of a diagnosis that was interrupted
+        draft, older = folder / f".{FOLDER}", folder / f".{FOLDER}-older"
+        if older.exists() and not (folder / FOLDER).exists():
+            older.rename(folder / FOLDER)  # a diagnosis was interrupted between its two renames
+        for rest in (draft, older):
+            shutil.rmtree(rest, ignore_errors=True)
         draft.mkdir()
         try:
             found = _parts(study, options, draft, say)
             _write(study, found, options, draft)
-            shutil.rmtree(folder / FOLDER, ignore_errors=True)
+            if (folder / FOLDER).exists():
+                (folder / FOLDER).rename(older)
             draft.rename(folder / FOLDER)
+            shutil.rmtree(older, ignore_errors=True)
         finally:
             shutil.rmtree(draft, ignore_errors=True)  # there is none where all went well
         note_artifact(folder, FOLDER)

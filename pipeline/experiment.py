@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ from models.build import ModelOptions
 from pipeline.contract import Method
 from pipeline.federation import FederationOptions
 from pipeline.optimizers import OptimizerOptions
+from pipeline.sampling import needed
 from pipeline.stores import recorded
 from pipeline.tracking import TrackingOptions
 from tasks import places
@@ -154,7 +154,7 @@ class Experiment:
                 "federation.deadline needs client actors, which can be ended: set cluster.executor to 'ray' and"
                 " federation.pooled to false, or leave the deadline out"
             )
-        least = math.ceil(self.federation.quorum * self.selected_clients)
+        least = needed(self.federation.quorum, self.selected_clients)
         if not unsettled and (lack := self.federation.rule.lack(least)):
             raise ValueError(
                 f"federation.merge = {self.federation.merge!r}: {lack}; federation.quorum = {self.federation.quorum:g}"

@@ -14,6 +14,8 @@ from typing import Literal
 
 import torch
 
+from pipeline.sampling import needed
+
 Kind = Literal["exception", "crash", "deadline", "memory", "rejected"]
 """Of a fault: the client raised; its process died; it did not answer in time; it ran out of memory; its update cannot
 be merged."""
@@ -151,7 +153,7 @@ class Roster:
     def check_quorum(self) -> None:
         """QuorumError where fewer than the quorum of the selected clients, or of their stand-ins, answered."""
         answered, selected = len(self.answers), len(self.selected)
-        if answered == 0 or answered < self.quorum * selected:
+        if answered < needed(self.quorum, selected):
             reasons = "; ".join(f"client {f.client}: {f.reason}" for f in self.failed)
             raise QuorumError(f"{answered} of {selected} selected clients answered, quorum {self.quorum:g}: {reasons}")
 

@@ -21,6 +21,8 @@ from tasks.typed import misfit, parsed
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 Value = str | int | float | bool
+LATE = "selected"
+"""Folder of a run: the test scores of the selected round, where they were taken at the end."""
 LARGEST = 1e100
 """No finite metric is larger: losses and norms are those of float32 numbers."""
 
@@ -183,6 +185,31 @@ def note_artifact(folder: Path, name: str) -> None:
     about = read_about(folder)
     if about and name not in about["artifacts"]:
         write_json(folder / "run.json", about | {"artifacts": [*about["artifacts"], name]})
+
+
+def note_finished(folder: Path) -> None:
+    """Close the record of a run that has its result, where a kill kept ``JsonLines.end`` from it."""
+    about = read_about(folder)
+    if about and about["status"] != "FINISHED":
+        write_json(folder / "run.json", about | {"status": "FINISHED", "ended": time.time()})
+
+
+def write_late(folder: Path, record: RoundRecord) -> None:
+    """Keep what was measured of a round after the last one: the test scores of the selected model."""
+    (folder / LATE).mkdir(exist_ok=True)
+    write_records(folder / LATE, [record])
+
+
+def with_late(folder: Path) -> list[RoundRecord]:
+    """The rounds of a run, each with what was measured of it late."""
+    late = {record.round: record for record in read_records(folder / LATE)[0]}
+    return [_joined(record, late.get(record.round)) for record in read_records(folder)[0]]
+
+
+def _joined(record: RoundRecord, late: RoundRecord | None) -> RoundRecord:
+    if late is None:
+        return record
+    return replace(record, metrics=record.metrics | late.metrics, per_class=record.per_class | late.per_class)
 
 
 def _user() -> str:

@@ -102,12 +102,25 @@ def in_round(options: OptimizerOptions, round_: int) -> OptimizerOptions:
     return replace(options, lr=options.lr * options.lr_decay ** (round_ - 1))
 
 
-def make(options: OptimizerOptions, parameters: Iterable[Tensor], lr: float | None = None) -> torch.optim.Optimizer:
-    """The optimiser over ``parameters``; ``lr`` overrides the rate of the options."""
-    rate = options.lr if lr is None else lr
+def make(
+    options: OptimizerOptions, parameters: Iterable[Tensor], lr: float | None = None, round_: int = 1
+) -> torch.optim.Optimizer:
+    """The optimiser over ``parameters``. lr: in place of the options' rate, which ``in_round`` has decayed; it is
+    decayed here, as in round ``round_``.
+    """
+    rate = options.lr if lr is None else lr * options.lr_decay ** (round_ - 1)
     if options.name == "adam":
         return Adam(parameters, lr=rate, weight_decay=options.weight_decay, fused=True)
     return SGD(parameters, lr=rate, momentum=options.momentum, weight_decay=options.weight_decay, fused=True)
+
+
+MOMENTS = frozenset(("step", "exp_avg", "exp_avg_sq", "momentum_buffer"))
+"""What the names of an optimiser's state end with."""
+
+
+def without_moments(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a client's memory holds beside the state of its optimisers."""
+    return {name: value for name, value in memory.items() if name.rpartition(".")[2] not in MOMENTS}
 
 
 def state_of(optimizer: torch.optim.Optimizer, prefix: str) -> dict[str, Tensor]:

@@ -14,11 +14,12 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from pipeline.curves import short, verbatim
 from tasks.held import Held
 from tasks.manifest import Manifest
 
-CELLS, LABELS, NAME = 600, 60, 28
-"""Numbers stand in the cells of so small a picture; names at axes with so few ticks; longer names are cut."""
+CELLS, LABELS = 600, 60
+"""Numbers stand in the cells of so small a picture; names at axes with so few ticks."""
 LARGEST = 4_000_000
 """Cells that are drawn at most."""
 IDENTIFIED, UNKNOWN = colormaps["Blues"], colormaps["Greys"]
@@ -47,7 +48,7 @@ def draw_partition(manifest: Manifest, held: Held, path: Path, title: str = "") 
     _cells(left, held_MC, aware_MC, manifest.class_names)
     _imbalance(right, held_MC)
     if title:
-        figure.suptitle(title)
+        figure.suptitle(verbatim(title))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130, metadata={"Software": None})
 
@@ -69,9 +70,7 @@ def _cells(ax: Axes, held_MC: npt.NDArray[np.int64], aware_MC: npt.NDArray[np.bo
         shades = ScalarMappable(scale, IDENTIFIED)
         ax.figure.colorbar(shades, ax=ax, label="rows", pad=0.01, fraction=0.03, aspect=30)
     if classes <= LABELS:
-        ax.set_xticks(
-            range(classes), [n if len(n) <= NAME else f"{n[: NAME - 1]}\u2026" for n in names], rotation=90, size=7
-        )
+        ax.set_xticks(range(classes), [short(n) for n in names], rotation=90, size=7)
     if clients <= LABELS:
         ax.set_yticks(range(clients), [str(c) for c in range(clients)], size=7)
     ax.set(xlabel="class", ylabel="client")

@@ -5,8 +5,8 @@ set.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pipeline import tree, usage
@@ -250,6 +250,15 @@ def _record(
     }
     if outcome.answered:
         metrics["train/loss"] = outcome.loss
+    if outcome.stood_in:
+        metrics["fault/stood_in"] = len(outcome.stood_in)
+    scored = record_of(round_, scores, class_names)
+    return replace(scored, metrics=metrics | scored.metrics)
+
+
+def record_of(round_: int, scores: Mapping[str, Scores], class_names: Sequence[str]) -> RoundRecord:
+    """The record of what was scored of a round; scores: by split."""
+    metrics: dict[str, float] = {}
     per_class: dict[str, dict[str, float]] = {}
     for split, s in scores.items():
         metrics |= {f"{split}/{name}": value for name, value in (s.values | s.counts).items()}

@@ -4,35 +4,32 @@ call.
 
 from __future__ import annotations
 
-import csv
-import json
 import platform
 import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.checkpoint import Checkpoints, write_atomically
+from pipeline.checkpoint import Checkpoints
+from pipeline.closing import Result, conclude
 from pipeline.concepts import concept_vectors
 from pipeline.config import read_experiment
-from pipeline.contract import Tensors
 from pipeline.delivery import store_uri
 from pipeline.executor import Executor
 from pipeline.experiment import Experiment, digest, flat
 from pipeline.first_values import encoder_start, name_vectors
-from pipeline.folder import CONFIG, RESULT, held, read_result, write_config
-from pipeline.journal import RunInfo, read_records
+from pipeline.folder import RESULT, held, read_result, write_config
+from pipeline.journal import RunInfo, note_finished
 from pipeline.mirror import Mirror
 from pipeline.mirrored import claim, place_of, refresh
 from pipeline.pooled import in_process
 from pipeline.progress import Progress
-from pipeline.rounds import Loop, final_checksum, weights_in
-from pipeline.saved import NO_MODEL, save_model
+from pipeline.rounds import Loop
 from pipeline.setup import Setup
-from pipeline.tracking import Status, Trackers, open_tracker
+from pipeline.tracking import Status, Trackers, open_tracker, send
 from tasks.contract import InputError
 from tasks.ingest import prepare
 from tasks.sources import task_of
@@ -42,15 +39,6 @@ if TYPE_CHECKING:
     from pipeline.crew import Crews
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Result:
-    """Where a run is and what it gave; ``checksum``: SHA-256 of the final weights."""
-
-    folder: Path
-    checksum: str
-    scores: dict[str, dict[str, float]]
 
 
 def run(experiment: Experiment, folder: Path, say: Say = print, crews: Crews | None = None) -> Result:
@@ -83,11 +71,24 @@ def resumed(folder: Path, say: Say = print) -> Result:
     done = folder / RESULT
     if done.exists():
         content = read_result(folder, "checksum", "scores")
-        say(f"{folder} is finished: nothing to do")
+        say(f"{folder} is finished: nothing to train")
+        _deliver(experiment, folder, say)
         if experiment.cluster.mirror:
             refresh(place_of(experiment.cluster.mirror, folder), folder, say)
         return Result(folder, content["checksum"], content["scores"])
     return run(experiment, folder, say)
+
+
+def _deliver(experiment: Experiment, folder: Path, say: Say) -> None:
+    """Close the record of a finished run and send MLflow what it lacks: a kill may have come before the end of that."""
+    uri = store_uri(experiment.tracking.uri, folder)
+    with held(folder):
+        note_finished(folder)
+        try:
+            if uri:
+                send(folder, uri)
+        except InputError as error:
+            say(f"{error}; send it later with: anchorfl track {folder}")
 
 
 def make_setup(experiment: Experiment, say: Say, prepared: Prepared | None = None) -> Setup:
@@ -104,6 +105,11 @@ def make_setup(experiment: Experiment, say: Say, prepared: Prepared | None = Non
             f" {data.manifest.task!r} is {data.manifest.kind}-label: choose another method or task"
         )
     _check_merge(experiment)
+    if experiment.evaluation.chosen_by is not None and not data.size("validation"):
+        raise InputError(
+            f"evaluation.select = {experiment.evaluation.select!r} needs validation rows, and task.validation ="
+            f" {experiment.task.validation:g} of these data is none: raise it, or set evaluation.select to 'last'"
+        )
     if experiment.evaluation.metrics == "classification" and data.manifest.kind == "multi":
         raise InputError(
             f"evaluation.metrics = 'classification' is for single-label tasks, and {data.manifest.task!r} is"
@@ -186,7 +192,7 @@ def federate(
     loop = open_loop(setup, executor, folder, progress, say, parent)
     status: Status = "FAILED"
     try:
-        result = _conclude(setup, folder, loop.run(), loop)
+        result = conclude(setup, folder, loop.run(), loop)
         status = "FINISHED"
     except KeyboardInterrupt:
         status = "KILLED"
@@ -196,73 +202,6 @@ def federate(
         if loop.mirror is not None:
             loop.mirror.close()
     return result
-
-
-def _conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
-    """Save the selected model, the result and the pictures, and hand them to the tracker."""
-    e, standing, tracker = setup.experiment, loop.standing, loop.tracker
-    checksum = final_checksum(state)
-    scores = standing.scores
-    if standing.best_round:
-        scores = _scores_of(folder, standing.best_round, scores)
-        if e.tested == "last":
-            loop.executor.restore(state, {})
-            scores |= {s: dict(v.values) for s, v in loop.executor.scores(["test"]).items()}
-    chosen = standing.best_round or standing.round
-    about = {"round": chosen, "scores": scores, "run": folder.name}
-    if e.method.scored == "server":
-        save_model(folder / "model", setup, weights_in(state), about)
-    else:
-        loop.progress.say(f"{e.method.name} {NO_MODEL}: none is saved")
-    content = {
-        "checksum": checksum, "scores": scores, "round": chosen, "rounds": standing.round, "seconds": standing.seconds,
-        "failed": standing.failures, "retried": standing.retries, "faults": standing.faults, "digest": digest(e),
-    }  # fmt: skip
-    if summary := standing.summary(loop.recovered):
-        loop.progress.say(summary)
-    write_per_class(folder)
-    _draw(setup, folder)
-    write_atomically(folder / "plan.json", Path(setup.data().file("plan.json")).read_bytes())
-    for name in (CONFIG, "plan.json", "per_class.csv", "report", *(["model"] if e.method.scored == "server" else [])):
-        tracker.artifact(folder / name)
-    # Last, since its presence says that the run is finished and everything else is there.
-    write_atomically(folder / RESULT, json.dumps(content, indent=1).encode())
-    return Result(folder, checksum, scores)
-
-
-def _draw(setup: Setup, folder: Path) -> None:
-    """The curves and the partition of a run, below its folder."""
-    from pipeline.compare import compare  # here, since matplotlib takes a second to import, and a run starts without
-    from pipeline.pictures import draw_partition, fits
-
-    compare([folder], folder / "report")
-    data = setup.data()
-    if fits(data.manifest):
-        draw_partition(data.manifest, data.held(), folder / "report" / "partition.png")
-
-
-def _scores_of(folder: Path, round_: int, names: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """The scores of a round in the records, split by split as ``names`` has them. InputError where they are gone."""
-    found = {r.round: r.metrics for r in read_records(folder)[0]}
-    try:
-        return {split: {name: found[round_][f"{split}/{name}"] for name in values} for split, values in names.items()}
-    except KeyError as error:
-        lacking = f"{folder / 'metrics.jsonl'} lacks {error} of round {round_}"
-        raise InputError(f"{lacking}; restore it from a copy") from error
-
-
-def write_per_class(folder: Path) -> None:
-    """``per_class.csv``: one line per round and class, one column per score."""
-    records = [r for r in read_records(folder)[0] if r.per_class]
-    columns = sorted({key for r in records for key in r.per_class})
-    with (folder / "per_class.csv").open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["round", "class", *columns])
-        for r in records:
-            for name in next(iter(r.per_class.values())):
-                writer.writerow(
-                    [r.round, name, *(f"{r.per_class[c][name]:.6f}" if c in r.per_class else "" for c in columns)]
-                )
 
 
 def run_info(setup: Setup, folder: Path) -> RunInfo:

@@ -23,3 +23,10 @@ def stand_ins(clients: int, selected: Sequence[int], share: float, round_: int, 
     count = min(math.ceil(share * len(selected) - 1e-9), len(others))
     drawn = numpy_rng(seed, "stand-ins", "round", round_).choice(others, size=count, replace=False) if count else ()
     return [int(i) for i in drawn]
+
+
+def needed(quorum: float, selected: int) -> int:
+    """How many of the selected clients must answer: the share of them rounded up, at least one. 0.28 of 25 are 7,
+    though 0.28 * 25 is a little more.
+    """
+    return max(1, math.ceil(quorum * selected - 1e-9))

@@ -95,7 +95,11 @@ def recorded(uri: str) -> str:
         host, slash, path = rest.partition("/")
         rest = host.rpartition("@")[2] + slash + path
     else:
-        rest = re.sub(r"^([^/:@?]*):[^?]*@", r"\1@", rest)
+        # A password may hold / and @, and a ?, which SQLAlchemy takes for its own up to the first @.
+        rest, found = re.subn(r"^([^/:@?]*):[^?]*@", r"\1@", rest)
+        rest = rest if found else re.sub(r"^([^/:@]*):[^@]*@", r"\1@", rest)
+        user, at, place = rest.partition("@")
+        rest = user + at + re.sub(r"^[^/]*@", "", place)
     head, question, query = rest.partition("?")
     kept = [part for part in query.split("&") if not re.match(rf"{SECRET}=", part, re.IGNORECASE)]
     return f"{scheme}://{head}" + (question + "&".join(kept) if any(kept) else "")

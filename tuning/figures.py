@@ -19,6 +19,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from pipeline.curves import verbatim
 from tasks.metrics import MEASURES
 from tuning.results import Sweep, Trial
 from tuning.spaces import Choice, Dimension, Range
@@ -214,7 +215,7 @@ def _ticks(dimension: Dimension) -> list[object]:
 
 def _axis(ax: Axes, dimension: Dimension, name: str, which: str) -> None:
     ticks = _ticks(dimension)
-    places, labels = [_place(dimension, v) for v in ticks], [_word(v) for v in ticks]
+    places, labels = [_place(dimension, v) for v in ticks], [verbatim(_word(v)) for v in ticks]
     if which == "x":
         ax.set_xticks(places, labels)
         ax.set_xlabel(name)

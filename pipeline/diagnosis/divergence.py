@@ -107,7 +107,7 @@ def row_ids(prepared: Prepared, client: int) -> Ints:
 
 def divergence(study: Study, out: Path, *, clients: tuple[int, int], pairs: int, cap: int) -> Part:
     """``divergence.csv`` and ``divergence.png``: every comparison in every round whose state is there, always of the
-    same rows.
+    same rows; local models in those from which they can be trained (``Study.trainable``).
 
     clients: whose local models are compared, too; cap: rows that are sampled of a client at most.
     """
@@ -119,11 +119,14 @@ def divergence(study: Study, out: Path, *, clients: tuple[int, int], pairs: int,
     two = contrasts([ids[m] for m in clients], (1, 1), 1, drawn)
     local = [replace(c, kind="local") for c in two if c.kind == "pair"]
     rows: list[tuple[int, Contrast, float]] = []
+    trained = study.trainable()
     for round_ in study.rounds():
         weights = study.at(round_).state.weights
         z_RD = _represented(study, {m: weights for m in range(len(sizes))}, order)
         rows += [(round_, c, _distance(study, c, z_RD)) for c in planned]
-        z_RD = _represented(study, {m: study.local_weights(round_, m, {}) for m in clients}, order)
+        if round_ not in trained:
+            continue
+        z_RD = _represented(study, {m: study.local_weights(round_, m, study.lasting(m)) for m in clients}, order)
         rows += [(round_, replace(c, client=clients[0], other=clients[1]), _distance(study, c, z_RD)) for c in local]
     return _written(rows, out, {"clients": list(clients), "rows_per_client_at_most": cap})
 

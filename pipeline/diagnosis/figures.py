@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from pipeline.curves import short
 from pipeline.diagnosis.part import Floats
 from tasks.columns import Bools, Ints
 
@@ -36,10 +37,6 @@ def _figure(width: float, height: float) -> Figure:
 
 def _save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=130, metadata={"Software": None})
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= NAME else f"{name[: NAME - 1]}\u2026"
 
 
 def draw_divergence(values: Mapping[str, Mapping[int, Floats]], path: Path) -> None:
@@ -88,7 +85,7 @@ def draw_precision(
         _numbers(right, 100 * precision_RC.T, "{:.0f}", 100 * precision_RC.T < 55)
     right.set_xticks(range(len(rounds)), [str(r) for r in rounds], size=7, rotation=90 if len(rounds) > 20 else 0)
     if len(names) <= LABELS:
-        right.set_yticks(range(len(names)), [_short(n) for n in names], size=7)
+        right.set_yticks(range(len(names)), [short(n, NAME) for n in names], size=7)
     right.set(xlabel="round", title="precision of every class (white: no pseudo-positive)")
     figure.colorbar(image, ax=right, label="percent")
     _save(figure, path)
@@ -126,7 +123,9 @@ def draw_frames(
             ax.scatter(*plane_KN2[model][class_N == c].T, s=size if known else 1.6 * size, color=colour, **style)
         ax.set(title=title, xticks=[], yticks=[])
     handles = [
-        Line2D([], [], color=colour_of[int(c)], marker="o", linestyle="", markersize=5, label=_short(names[int(c)]))
+        Line2D(
+            [], [], color=colour_of[int(c)], marker="o", linestyle="", markersize=5, label=short(names[int(c)], NAME)
+        )
         for c in coloured
     ]
     more = f"; {len(classes) - len(coloured)} more classes are grey" if len(classes) > len(coloured) else ""
@@ -201,7 +200,7 @@ def _matrix(
     if classes * classes <= CELLS:
         _numbers(ax, inner_CC, "{:.2f}", np.abs(inner_CC) > 0.65 * high)
     if classes <= LABELS:
-        labels = [_short(names[c]) for c in order_C]
+        labels = [short(names[c], NAME) for c in order_C]
         ax.set_xticks(range(classes), labels, rotation=90, size=7)
         ax.set_yticks(range(classes), labels, size=7)
     for edge in np.flatnonzero(np.diff(cluster_C[order_C])):
@@ -224,7 +223,7 @@ def draw_images(images_TC: Pixels, names: Sequence[str], heads: Sequence[str], p
         if c == 0:
             ax.set_title(heads[t], size=8)
         if t == 0:
-            ax.set_ylabel(_short(names[c]), size=8, rotation=0, ha="right", va="center")
+            ax.set_ylabel(short(names[c], NAME), size=8, rotation=0, ha="right", va="center")
     _save(figure, path)
 
 
@@ -239,7 +238,7 @@ def draw_confusion(count_CC: Ints, names: Sequence[str], path: Path) -> None:
     if classes * classes <= CELLS:
         _numbers(ax, share_CC, "{:.2f}", share_CC > 0.6)
     if classes <= LABELS:
-        labels = [_short(name) for name in names]
+        labels = [short(name, NAME) for name in names]
         ax.set_xticks(range(classes), labels, rotation=90, size=7)
         ax.set_yticks(range(classes), labels, size=7)
     ax.set(xlabel="taken for", ylabel="true class")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.blocks import load_sent
 from pipeline.contract import ClientSide, Local
 from pipeline.diagnosis.divergence import row_ids
 from pipeline.diagnosis.figures import draw_precision
@@ -94,22 +95,24 @@ def judge(given: ClientData, annotated: ClientData, aware_C: Bools, y_NC: Bools,
 def annotate(study: Study, round_: int, client: int, card: Card, sent: Any) -> ClientData:
     """The client's rows as it would train on them at the start of round ``round_ + 1``."""
     server, e = study.server, study.setup.experiment
-    server.model.load_state_dict(sent.weights)
+    load_sent(server.model, sent.weights)
     side = ClientSide(
-        server.model, sent, card, study.rows(client), {}, server.objective, e.optimizer, infer,
-        torch_rng(study.seed, "client", client, "round", round_ + 1, "method"),
+        server.model, sent, card, study.rows(client), study.lasting(client), server.objective, e.optimizer, infer,
+        torch_rng(study.seed, "client", client, "round", round_ + 1, "method"), server.letter(client), round_ + 1,
     )  # fmt: skip
     local: Local[Any, Any] = e.method.local(side)
     return local.data()
 
 
 def pseudo_labels(study: Study, out: Path, say: Callable[[str], None]) -> Part:
-    """``pseudo_labels.csv``: counts and shares per class, and in all, in every round whose state is there."""
+    """``pseudo_labels.csv``: counts and shares per class, and in all, in every round from which clients can go on
+    (``Study.trainable``).
+    """
     clients = [c for c in study.server.cards if c.num_examples]
     ids = {c.client: row_ids(study.prepared, c.client) for c in clients}
     truth: Truth | None = None
     found: dict[int, Counts] = {}
-    for round_ in study.rounds():
+    for round_ in study.trainable():
         server = study.at(round_)
         sent = server.broadcast(round_ + 1)
         total: Counts | None = None

@@ -17,6 +17,7 @@ from pipeline.contract import Tensors
 from pipeline.executor import server_of
 from pipeline.experiment import ClusterOptions
 from pipeline.journal import read_about
+from pipeline.optimizers import without_moments
 from pipeline.rounds import MEMORY, STATE
 from pipeline.run import make_setup
 from pipeline.saved import NO_MODEL
@@ -75,6 +76,17 @@ class Study:
     def memory(self, client: int) -> Tensors:
         """The client's memory after the last completed round; empty where it was never selected."""
         return self.last.parts.get(f"{MEMORY}{client:05d}", {})
+
+    def lasting(self, client: int) -> Tensors:
+        """``memory`` without the moments of optimisers: what the method itself keeps at the client (FedRep's head)."""
+        return without_moments(self.memory(client)) or self.host.first_memory
+
+    def trainable(self) -> list[int]:
+        """The rounds from which local training can be repeated. Memories are there of the last one alone, so earlier
+        ones are out where clients keep more than moments.
+        """
+        alone = any(self.lasting(card.client) for card in self.server.cards)
+        return [self.last.round] if alone else self.rounds()
 
     @cached_property
     def host(self) -> ClientHost:

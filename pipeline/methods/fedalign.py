@@ -38,8 +38,9 @@ class AlignLocal(Local[AlignGlobal, AlignUpdate]):
         super().__init__(side)
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        theta = make(self.side.optimizer, self.model.encoder.parameters(), self.method.data_lr)
-        return {"theta": theta, "omega": make(self.side.optimizer, self.model.head.parameters(), self.method.label_lr)}
+        side, m = self.side, self.method
+        theta = make(side.optimizer, self.model.encoder.parameters(), m.data_lr, side.round)
+        return {"theta": theta, "omega": make(side.optimizer, self.model.head.parameters(), m.label_lr, side.round)}
 
     def data(self) -> ClientData:
         m, side = self.method, self.side
@@ -55,8 +56,7 @@ class AlignLocal(Local[AlignGlobal, AlignUpdate]):
     def step(self, pieces: Sequence[Batch]) -> Tensor:
         if not self.method.alternating:
             return super().step(pieces)
-        theta, omega = self.model.encoder, self.model.head
-        for freeze, optimizer in ((omega, "theta"), (theta, "omega")):
+        for freeze, optimizer in ((self.model.head, "theta"), (self.model.encoder, "omega")):
             freeze.requires_grad_(False)
             loss = self.gradients(pieces)
             freeze.requires_grad_(True)

@@ -91,6 +91,9 @@ def test_no_password_is_said():
         ("postgresql://host/db?user=me&password=secret", "postgresql://host/db?user=me"),
         ("postgresql://me:secret@host/db?sslpassword=secret", "postgresql://me@host/db"),
         ("mysql://host/db?email=a:b@c", "mysql://host/db?email=a:b@c"),
+        ("postgresql://me:se?cret@host/db", "postgresql://me@host/db"),
+        ("postgresql://me:se@c?re@t@host/db?sslmode=require", "postgresql://me@host/db?sslmode=require"),
+        ("postgresql://me:secret@/db?host=/run/a@b", "postgresql://me@/db?host=/run/a@b"),
     ],
 )
 def test_what_is_recorded_of_an_address_can_be_used_and_has_no_password(uri, kept):
