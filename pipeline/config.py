@@ -273,6 +273,13 @@ def options_of(experiment: Experiment) -> dict[str, Any]:
     return out
 
 
+def typed_option(experiment: Experiment, option: str, value: Any) -> Any:
+    """A value as the type of an option, by its dotted name, has it. InputError where it is of another type."""
+    section, _, key = option.rpartition(".")
+    kind: Any = type(getattr(experiment, section)) if section else Experiment
+    return _typed(_hints(kind)[key], value, option)
+
+
 def with_options(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
     """The experiment with options replaced by dotted name. InputError where a value is refused."""
     tree = to_tree(experiment)

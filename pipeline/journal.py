@@ -194,6 +194,13 @@ def note_finished(folder: Path) -> None:
         write_json(folder / "run.json", about | {"status": "FINISHED", "ended": time.time()})
 
 
+def note_register(folder: Path, name: str) -> None:
+    """Note under which name the model of a run becomes a version in MLflow's registry, once it was named later."""
+    about = read_about(folder)
+    if about and about.get("register", "") != name:
+        write_json(folder / "run.json", about | {"register": name})
+
+
 def write_late(folder: Path, record: RoundRecord) -> None:
     """Keep what was measured of a round after the last one: the test scores of the selected model."""
     (folder / LATE).mkdir(exist_ok=True)

@@ -250,8 +250,8 @@ def _record(
     }
     if outcome.answered:
         metrics["train/loss"] = outcome.loss
-    if outcome.stood_in:
-        metrics["fault/stood_in"] = len(outcome.stood_in)
+    if outcome.failed:  # where stand-ins came, not the selected ones without those that failed
+        metrics["fault/answered"] = len(outcome.answered)
     scored = record_of(round_, scores, class_names)
     return replace(scored, metrics=metrics | scored.metrics)
 

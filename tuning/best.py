@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import tomllib
+from typing import Any
 
+from pipeline.config import from_tree, to_toml
 from tuning.results import Sweep
 from tuning.spaces import Value
 
@@ -16,9 +19,13 @@ def best_preset(sweep: Sweep, text: str) -> str:
     if trial is None:
         raise ValueError("a sweep without a scored trial has chosen nothing")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
+    chosen = tomllib.loads(text)
     for name, value in trial.point.items():
         section, _, key = (name if "." in name else f"method.{name}").rpartition(".")
         lines = _put(lines, section, key, value)
+        chosen.setdefault(section, {})[key] = value
+    if not _says("\n".join(lines), chosen):
+        lines = to_toml(from_tree(chosen)).splitlines()
     score = 100 * statistics.fmean(trial.scores(sweep.rule))
     head = [
         f"# {sweep.preset} with the point that {sweep.name} chose: trial {trial.number} of {len(sweep.trials)}.",
@@ -26,6 +33,14 @@ def best_preset(sweep: Sweep, text: str) -> str:
         f"{', '.join(map(str, sorted(trial.curves)))}).",
     ]
     return "\n".join([*head, *lines]).rstrip() + "\n"
+
+
+def _says(text: str, tree: dict[str, Any]) -> bool:
+    """Whether a text is TOML that says this. Tables may be written in ways that no replaced line fits."""
+    try:
+        return tomllib.loads(text) == tree
+    except tomllib.TOMLDecodeError:
+        return False
 
 
 def _put(lines: list[str], section: str, key: str, value: Value) -> list[str]:

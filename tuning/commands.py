@@ -70,7 +70,7 @@ def _run(plan: Any, folder: Path) -> int:
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"anchorfl sweep --resume {folder}") from stop
     print(f"\n{summary(view)}\n\nreport: {folder / 'report' / 'report.html'}")
-    return 0
+    return 0 if view.whole else 3
 
 
 def summary(view: Any) -> str:
@@ -90,7 +90,9 @@ def summary(view: Any) -> str:
         if runs:
             seeds = ", ".join(str(r.seed) for r in runs)
             scores = "  ".join(f"{m} {spread([r.scores['test'][m] for r in runs])}" for m in runs[0].scores["test"])
-            lines.append(f"test, {word}, {runs[0].rounds} rounds, seeds {seeds}: {scores}")
+            missing = ", ".join(map(str, view.lacking(runs)))
+            without = f" (no result of seeds {missing})" if missing else ""
+            lines.append(f"test, {word}, {runs[0].rounds} rounds, seeds {seeds}{without}: {scores}")
     return "\n".join(lines)
 
 

@@ -38,6 +38,8 @@ class Entry:
     error: str = ""
     trace: str = ""
     """The whole traceback of ``error``, where it happened in this start."""
+    unseen: float = 0.0
+    """Seconds that its process does not know of: those of the processes that were lost before it."""
 
     @property
     def trial_id(self) -> str:

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.folder import RESULT
+from pipeline.experiment import Experiment, digest
+from pipeline.folder import CONFIG, LOCK, RESULT
+from pipeline.journal import read_json
 from pipeline.mirror import Mirror
 from pipeline.mirrored import catch_up, claim, place_of
 from tasks import places
@@ -34,6 +36,22 @@ def bring(mirror: str, sweep: Path, folder: Path, say: Callable[[str], None]) ->
     """Fetch a run that another node has finished, where it is not here."""
     if mirror and not (folder / RESULT).exists():
         catch_up(place_of(mirror_of(mirror, sweep, folder), folder), folder, say, finished=True)
+
+
+def set_aside(folder: Path, experiment: Experiment, place: str, say: Callable[[str], None]) -> None:
+    """Make room for a run of ``experiment``, where ``folder``, which this process holds, has one of other options:
+    after the end of a ledger was lost, a trial may be another point. place: of the folder's copy, "" for none.
+    """
+    if read_json(folder / CONFIG).get("digest", digest(experiment)) == digest(experiment):
+        return
+    aside = next(p for n in range(1, 10_000) if not (p := folder.with_name(f"{folder.name}-other-{n}")).exists())
+    aside.mkdir()
+    for path in sorted(folder.iterdir(), key=lambda p: p.name == CONFIG):  # what tells that it is another one goes last
+        if path.name != LOCK:
+            path.rename(aside / path.name)
+    for name in places.sizes(place) if place else ():
+        places.delete(places.join(place, name))
+    say(f"{folder} held a run of other options: moved to {aside}")
 
 
 class Copies:

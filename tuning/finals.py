@@ -10,14 +10,17 @@ from typing import Any
 from ray import tune
 from ray.tune import Callback
 
+from pipeline.experiment import digest
 from pipeline.folder import RESULT, read_result
+from pipeline.journal import note_register
 from pipeline.ray_errors import one_line
 from tasks.contract import InputError
 from tuning.copies import bring
 from tuning.records import Records
 from tuning.results import Final
 from tuning.search import Point
-from tuning.trial import Work, train_final
+from tuning.spaces import Value
+from tuning.trial import Work, final_experiment, train_final
 from tuning.tuner import ERROR, Unsaved, fit, last_line
 
 LOOK_S = 5.0
@@ -67,8 +70,11 @@ def run_finals(
     jobs[0]["register"] = register
     for job in jobs:  # those of an earlier start, too: their records may not have arrived
         bring(mirror, folder.parent, folder / job["name"], records.say)
+        if job["register"]:  # a resumed sweep may be the first that names it
+            note_register(folder / job["name"], job["register"])
         records.add(folder / job["name"])
-    missing = [job for job in jobs if not (folder / job["name"] / RESULT).exists()]
+    wanted = {job["name"]: digest_of(work, job["point"], job["seed"]) for job in jobs}
+    missing = [job for job in jobs if not has_result(folder / job["name"], wanted[job["name"]])]
     if not missing:
         return []
     results = fit(
@@ -78,9 +84,19 @@ def run_finals(
     )  # fmt: skip
     errors = {r.config["job"]["name"]: why(r, folder / r.config["job"]["name"]) for r in results}
     failed = [f"final run {name} failed: {error}" for name, error in errors.items() if error]
-    if len(failed) < sum(not (folder / job["name"] / RESULT).exists() for job in missing):
+    if len(failed) < sum(not has_result(folder / job["name"], wanted[job["name"]]) for job in missing):
         raise KeyboardInterrupt
     return failed
+
+
+def digest_of(work: Work, point: Mapping[str, Value], seed: int) -> str:
+    """Of the options of a final run."""
+    return digest(final_experiment(work.setups[seed].experiment, work.names, dict(point), seed))
+
+
+def has_result(folder: Path, wanted: str) -> bool:
+    """Whether a final run of these options has ended: there may be one of another point, of a ledger that was cut."""
+    return bool(content := read_result(folder)) and content.get("digest", wanted) == wanted
 
 
 def why(result: Any, folder: Path) -> str:
@@ -93,14 +109,14 @@ def why(result: Any, folder: Path) -> str:
     return last_line(told.get(ERROR, ""))
 
 
-def read_finals(folder: Path, word: str, seeds: Sequence[int]) -> tuple[Final, ...]:
-    """The final runs of a word that have a result. InputError where one has other scores on the test split than the
-    first, or none.
+def read_finals(folder: Path, word: str, digests: Mapping[int, str]) -> tuple[Final, ...]:
+    """The final runs of a word that have a result. digests: seed -> of the run's options. InputError where one has
+    other scores on the test split than the first, or none.
     """
     out = list[Final]()
-    for seed in seeds:
+    for seed, wanted in digests.items():
         place = folder / f"{word}-seed-{seed}"
-        if (place / RESULT).exists():
+        if has_result(place, wanted):
             content = read_result(place, "rounds", "scores", "seconds")
             names = content["scores"].get("test", {}).keys()
             if not names or (out and names != out[0].scores["test"].keys()):

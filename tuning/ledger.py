@@ -69,11 +69,17 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._whole = 0
+        self._torn = False
         self.events = list(self._read())
 
     def write(self, event: Event) -> None:
         """Append one event."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self._torn:
+            with self.path.open("r+b") as stream:
+                stream.truncate(self._whole)
+            self._torn = False
         with self.path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(event, allow_nan=False) + "\n")
             stream.flush()
@@ -81,14 +87,14 @@ class Ledger:
         self.events.append(event)
 
     def _read(self) -> Iterator[Event]:
-        """All whole lines; a half-written last one, which a kill leaves, is cut off. InputError names a damaged one."""
+        """All whole lines. A half-written last one, which a kill leaves, is not among them, and cut off when something
+        is written: a report may read while another process writes. InputError names a damaged line.
+        """
         if not self.path.exists():
             return
         data = self.path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            with self.path.open("r+b") as stream:
-                stream.truncate(len(whole))
+        self._whole, self._torn = len(whole), len(whole) < len(data)
         mend = (
             "delete that line and what follows, then resume again: trials that had finished keep their folders and are"
             " not trained again"

@@ -11,12 +11,12 @@ from typing import Any, TypedDict
 
 from pipeline.checkpoint import write_atomically
 from pipeline.config import from_tree, options_of, preset_path, to_toml
-from pipeline.experiment import Experiment, recorded_tree
+from pipeline.experiment import Experiment, recorded_tree, to_tree
 from pipeline.folder import RUNS
 from tasks.contract import InputError
 from tasks.typed import misfit, parsed
 from tuning.options import Rounds, SweepOptions, resolve_metric, resolve_rounds
-from tuning.spaces import SPACES, Choice, Dimension, Range, Space, Value, resolve
+from tuning.spaces import SPACES, Choice, Dimension, Range, Space, Value, none_as_text, resolve
 
 Say = Callable[[str], None]
 FILE = "sweep.json"
@@ -61,7 +61,7 @@ class Plan:
     def own(self) -> dict[str, Value]:
         """The preset's own point."""
         known = options_of(self.experiment)
-        return {name: known[option] for name, option in self.names.items()}
+        return {name: none_as_text(known[option]) for name, option in self.names.items()}
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -122,9 +122,12 @@ def load_plan(folder: Path, changes: Mapping[str, Any]) -> Plan:
 
 
 def preset_text(preset: str, experiment: Experiment, overridden: bool) -> str:
-    """The preset as TOML: its own text, or the resolved options where it extends another or options were overridden."""
+    """The preset as TOML: its own text, or the resolved options where it extends another, holds a password, which no
+    record has, or options were overridden.
+    """
     text = preset_path(preset).read_text(encoding="utf-8")
-    if not overridden and "extends" not in tomllib.loads(text):
+    secret = to_tree(experiment) != recorded_tree(experiment)
+    if not (overridden or secret or "extends" in tomllib.loads(text)):
         return text
     return f"# {preset}, with options from the command line.\n{to_toml(experiment)}"
 

@@ -107,8 +107,11 @@ def _finals(sweep: Sweep) -> list[list[str]]:
         rows += [
             [word, str(r.seed), str(r.rounds), *(f"{100 * r.scores['test'][m]:.2f}" for m in metrics)] for r in runs
         ]
+        lacking = sweep.lacking(runs) if runs or word == "chosen" or sweep.compared else []
+        rows += [[word, str(seed), "-", *("no result" for _ in metrics)] for seed in lacking]
         if len(runs) > 1:
-            rows.append([f"{word}, mean ± sd", "", "", *(spread(_test(runs, m)) for m in metrics)])
+            of = f", {len(runs)} of {len(sweep.fresh)}" if lacking else ""
+            rows.append([f"{word}, mean ± sd{of}", "", "", *(spread(_test(runs, m)) for m in metrics)])
     return [head, *rows]
 
 

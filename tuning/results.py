@@ -6,7 +6,7 @@ A point maps the name of a searched option, as it stands in the space (``q1``, `
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -68,7 +68,8 @@ class Sweep:
     """A whole sweep. metric: name of a measure (``f1_macro``), on the validation split; rounds: of a whole trial.
 
     Trial 0 is the preset's own point. finals: runs of the chosen point; references: runs of the preset's own point on
-    the same seeds, where they were asked for. seconds: wall time so far, over all starts.
+    the same seeds, where they were asked for (``compared``); fresh: these seeds. seconds: wall time so far, over all
+    starts.
     """
 
     name: str
@@ -87,6 +88,22 @@ class Sweep:
     references: tuple[Final, ...] = ()
     seconds: float = 0.0
     notes: tuple[str, ...] = field(default=())
+    fresh: tuple[int, ...] = ()
+    compared: bool = False
+
+    def lacking(self, runs: Sequence[Final]) -> list[int]:
+        """The seeds of final runs that are not among ``runs``."""
+        return [seed for seed in self.fresh if seed not in {run.seed for run in runs}]
+
+    @property
+    def whole(self) -> bool:
+        """Whether a trial was chosen and no final run lacks its result."""
+        reference = self.compared and self.best is not None and self.best.number != 0
+        return (
+            self.best is not None
+            and not self.lacking(self.finals)
+            and not (reference and self.lacking(self.references))
+        )
 
     def ranked(self) -> list[Trial]:
         """Trials with a score, best first: those with more rounds first, then by the mean over seeds of the rule's

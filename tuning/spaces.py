@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.config import options_of
+from pipeline.config import options_of, typed_option
 from pipeline.experiment import Experiment
 from tasks.contract import InputError
 from tasks.sources import nearest
@@ -208,14 +208,31 @@ def space_of(experiment: Experiment, given: Sequence[str] = ()) -> Space:
         name, equals, spec = text.partition("=")
         if not equals:
             raise InputError(f"--space {text!r}: write name=...; {SYNTAX}")
-        resolve(experiment, name)
+        option = resolve(experiment, name)
         if name in space:
             raise InputError(f"--space names {name} twice")
         try:
             space[name] = parse(spec)
+            _check(experiment, option, space[name])
         except ValueError as error:
             raise InputError(f"--space {name}: {error}; {SYNTAX}") from error
     return space
+
+
+def _check(experiment: Experiment, option: str, dimension: Dimension) -> None:
+    """InputError where an option's type refuses values of a dimension, all of which a search would leave out."""
+    for value in dimension.grid():
+        typed_option(experiment, option, value)
+    own = options_of(experiment)[option]
+    if isinstance(dimension, Range) and not isinstance(own, int | float):
+        raise InputError(
+            f"{option}: the preset's own value, {none_as_text(own)}, lies on no range: give values with commas"
+        )
+
+
+def none_as_text(value: Value | None) -> Value:
+    """A value of an option as a point has it: no value is the text that options read as none."""
+    return "none" if value is None else value
 
 
 def resolve(experiment: Experiment, name: str) -> str:

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from pipeline import token_file
 from pipeline.cli import EXIT_INTERRUPT
+from pipeline.stores import shown
 from tasks.contract import InputError
 
 DEFAULT = "http://127.0.0.1:8265"
@@ -51,7 +52,7 @@ def submit(options: argparse.Namespace) -> int:
     address = resolve_address(options.address)
     client = _connect(address)
     job = _asked(address, lambda: client.submit_job(entrypoint=command, runtime_env=environment))
-    print(f"job {job} at {address}: {command}", flush=True)
+    print(f"job {job} at {address}: {shown(command)}", flush=True)
     if options.no_wait:
         print(f"{_ray_job('logs', address, job)} --follow\n{_ray_job('stop', address, job)}")
         return 0

@@ -10,11 +10,11 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from pipeline import cluster
-from pipeline.experiment import Experiment
+from pipeline.experiment import Experiment, digest
 from pipeline.folder import held
 from pipeline.journal import Status
 from pipeline.run import make_setup, version_of
@@ -31,8 +31,8 @@ from tuning.records import Records, as_trial
 from tuning.report import write_report
 from tuning.results import Sweep
 from tuning.search import Point, make_scheduler, make_searcher, most_trials
-from tuning.spaces import describe
-from tuning.trial import Work, bundles, point_experiment, train_trial
+from tuning.spaces import Value, describe
+from tuning.trial import Work, bundles, final_experiment, point_experiment, train_trial
 from tuning.tuner import Budget, room, search
 
 LEDGER = "ledger.jsonl"
@@ -66,6 +66,8 @@ class _Run:
     at_once: int
     copies: Copies
     say: Say
+    refused: list[str] = field(default_factory=list)
+    """Why the options refused points that were drawn."""
 
     def go(self) -> Sweep:
         ledger = Ledger(self.folder / LEDGER)
@@ -99,6 +101,12 @@ class _Run:
             setups = {seed: self.setups[seed] for seed in self.plan.seeds}
             work = self._work(setups, self.folder / "trials")
             search(conductor, train_trial, work, bundles(cluster_options, o), self.at_once, budget)
+        if conductor.exhausted and self.refused:
+            count, wanted = len(conductor.entries), self.plan.options.trials
+            self.say(
+                f"{count} trials in place of {wanted}: the options refused {len(self.refused)} points that were drawn,"
+                f" the last with: {self.refused[-1]}"
+            )
         if not conductor.done:
             if not budget.stop_all():
                 raise KeyboardInterrupt
@@ -145,7 +153,8 @@ class _Run:
         """Whether the options take a point: FedAlign refuses q2 above q1, for example."""
         try:
             self._experiment_of(point)
-        except InputError:
+        except InputError as error:
+            self.refused.append(str(error))
             return False
         return True
 
@@ -184,13 +193,19 @@ def view_of(plan: Plan, folder: Path) -> Sweep:
         name=folder.name, preset=plan.preset, task=plan.experiment.task.name, method=plan.experiment.method.name,
         space=plan.space, searcher=o.searcher, scheduler=o.scheduler, metric=o.metric, rule=o.rule, seeds=plan.seeds,
         rounds=plan.rounds.whole, trials=tuple(as_trial(e) for e in read_entries(ledger.events)),
-        seconds=seconds_of(ledger.events), notes=_notes(plan),
+        seconds=seconds_of(ledger.events), notes=_notes(plan), fresh=plan.fresh,
+        compared=plan.options.reference,
     )  # fmt: skip
     if view.best is None:
         return view
-    finals = read_finals(folder / "final", _word(view.best.number), plan.fresh)
-    references = read_finals(folder / "final", _word(0), plan.fresh) if view.best.number else ()
+    finals = read_finals(folder / "final", _word(view.best.number), _digests(plan, view.best.point))
+    references = read_finals(folder / "final", _word(0), _digests(plan, plan.own)) if view.best.number else ()
     return replace(view, finals=finals, references=references)
+
+
+def _digests(plan: Plan, point: Mapping[str, Value]) -> dict[int, str]:
+    """Of the final runs of a point, by seed."""
+    return {s: digest(final_experiment(plan.experiment, plan.names, dict(point), s)) for s in plan.fresh}
 
 
 def seconds_of(events: list[Event]) -> float:

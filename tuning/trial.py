@@ -23,6 +23,7 @@ from ray import tune
 from ray.util import get_current_placement_group
 
 from pipeline.actors import RayExecutor
+from pipeline.closing import Result
 from pipeline.cluster import Layout
 from pipeline.config import with_options
 from pipeline.crew import Crew
@@ -34,10 +35,10 @@ from pipeline.mirrored import catch_up, place_of
 from pipeline.pooled import in_process
 from pipeline.progress import Progress
 from pipeline.rounds import Loop
-from pipeline.run import Result, federate, open_loop
+from pipeline.run import federate, open_loop
 from pipeline.setup import Setup
 from tasks.contract import InputError
-from tuning.copies import mirror_of
+from tuning.copies import mirror_of, set_aside
 from tuning.options import SweepOptions
 from tuning.search import Point
 from tuning.tuner import ERROR
@@ -81,6 +82,12 @@ def point_experiment(experiment: Experiment, names: Mapping[str, str], point: Po
     """The experiment of a point. InputError where the options refuse it."""
     got = with_options(experiment, {names[n]: v for n, v in point.items()})
     return replace(got, seed=seed, output="", tracking=replace(got.tracking, uri="none", run_name=""))
+
+
+def final_experiment(experiment: Experiment, names: Mapping[str, str], point: Point, seed: int) -> Experiment:
+    """The experiment of a final run. InputError where the options refuse the point."""
+    e = point_experiment(experiment, names, point, seed)
+    return replace(e, evaluation=replace(e.evaluation, test="last"))
 
 
 def train_trial(config: dict[str, Any], work: Work) -> None:
@@ -133,10 +140,9 @@ def _train_final(config: dict[str, Any], work: Work) -> None:
     job, began = config["job"], time.perf_counter()
     seed, folder, sweep = job["seed"], Path(work.folder) / job["name"], Path(work.folder).parent
     setup = work.setups[seed]
-    e = point_experiment(setup.experiment, work.names, job["point"], seed)
+    e = final_experiment(setup.experiment, work.names, job["point"], seed)
     e = replace(
         e,
-        evaluation=replace(e.evaluation, test="last"),
         cluster=replace(e.cluster, mirror=mirror_of(e.cluster.mirror, sweep, folder)),
         tracking=replace(e.tracking, run_name=f"{sweep.name}-{job['name']}", register=job["register"]),
     )
@@ -152,8 +158,10 @@ def whole_run(setup: Setup, folder: Path, parent: Path | None = None, written: E
     """
     with ExitStack() as stack:
         stack.enter_context(held_soon(folder))
-        if setup.experiment.cluster.mirror:
-            catch_up(place_of(setup.experiment.cluster.mirror, folder), folder, _log)
+        mirror = setup.experiment.cluster.mirror
+        if mirror:
+            catch_up(place_of(mirror, folder), folder, _log)
+        set_aside(folder, written or setup.experiment, place_of(mirror, folder) if mirror else "", _log)
         executor = _executor(setup)
         stack.callback(executor.close)
         write_config(folder, written or setup.experiment)
@@ -164,6 +172,8 @@ def whole_run(setup: Setup, folder: Path, parent: Path | None = None, written: E
 def _open(setup: Setup, folder: Path, work: Work, stack: ExitStack) -> Loop:
     stack.enter_context(held_soon(folder))
     setup = _caught_up(setup, folder, work)
+    mirror = setup.experiment.cluster.mirror
+    set_aside(folder, setup.experiment, place_of(mirror, folder) if mirror else "", _log)
     executor = _executor(setup)
     stack.callback(executor.close)
     write_config(folder, setup.experiment)

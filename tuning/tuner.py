@@ -80,14 +80,21 @@ class _Scheduler(Unsaved, TrialScheduler):
         self.conductor, self.entries = conductor, entries
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        """The conductor made it."""
+        """It was made, or its process was lost and Tune starts it again: then what it met is over, and its clock starts
+        from what the config says, which is older than what it spent.
+        """
+        entry = self.entries[trial.trial_id]
+        entry.trace = ""
+        entry.unseen = entry.records[entry.rounds]["seconds"] - trial.config["seconds"] if entry.records else 0.0
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
         entry = self.entries[trial.trial_id]
         if result.get(ERROR):
             entry.trace = result[ERROR]
             return str(TrialScheduler.STOP)
-        return self.conductor.result(entry, result["round"], json.loads(result["record"]))
+        record = json.loads(result["record"])
+        record["seconds"] += entry.unseen
+        return self.conductor.result(entry, result["round"], record)
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> None:
         entry = self.entries[trial.trial_id]
