@@ -42,7 +42,9 @@ def check(arguments: list[str]) -> int:
     options = TaskOptions(parquet=given.pop("file"), **given)
     found = look(options)
     print(found.text())
-    print(f"\nnext: {next_command(options, found, base().federation.clients_per_round)}")
+    blocked = len(found.stops) > found.bad_rows
+    step = "mend what stops a run" if blocked else next_command(options, found, base().federation.clients_per_round)
+    print(f"\nnext: {step}")
     return 2 if found.stops else 0
 
 

@@ -150,6 +150,13 @@ def _texts(file: Path, saved: SavedModel) -> tuple[list[str], list[int] | None]:
 
 
 def _values(file: Path, saved: SavedModel) -> tuple[Any, list[int] | None]:
+    payload = find_task(saved.task).payload
+    if payload in ("path", "features"):
+        what = "files of images" if payload == "path" else "sparse features"
+        raise InputError(
+            f"a model of {saved.task} is trained on {what}, which predict has no form for: name such a table with"
+            " --task.parquet for training, or call pipeline.predict.encoded"
+        )
     rows = [(number, _fields(line, f"{file}:{number}")) for number, line in open_text(_existing(file)) if line.strip()]
     if len(rows) < 2:
         raise InputError(f"{file}: give a header line and at least one sample")

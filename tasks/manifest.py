@@ -16,7 +16,7 @@ from tasks.columns import Ints
 from tasks.contract import InputError, InputSpec, Kind, TaskOptions
 from tasks.typed import misfit, parsed
 
-FORMAT = 4
+FORMAT = 5
 """Version of the layout; part of the name of every cache folder."""
 MANIFEST = "manifest.json"
 MEND = "delete the folder and prepare the data again"

@@ -15,7 +15,7 @@ from tasks.contract import InputError, Task, TaskOptions
 from tasks.one_class import one_class
 from tasks.plans import ClientPlan, Plan
 from tasks.strata import Rows, check_present, generator, held, largest_remainder, named
-from tasks.subjects import subjects
+from tasks.subjects import subject_codes, subjects
 
 PARTITIONS = ("k_classes", "dirichlet", "iid", "categories", "subjects", "one_class")
 TRIES_COVER = 1000
@@ -44,14 +44,37 @@ def make_plan(rows: Rows, task: Task, options: TaskOptions, seed: int, validatio
     if validation is None:
         rng = generator(seed, "validation")
         validation = rows.held_out(rows.labels.rarest(), options.validation, rng)
+        if options.partition == "subjects" and rows.subject_N is not None:
+            validation = _without_last_rows(rows, validation)
     rows = rows.take(np.flatnonzero(~np.isin(rows.row_N, validation)))
     _check(task, options, len(rows.row_N))
     return Plan(_clients(rows, task, options, seed), np.sort(validation), seed)
 
 
+def _without_last_rows(rows: Rows, validation: Ints) -> Ints:
+    """The validation rows without those that take a subject's last training row with a class: of each such subject, the
+    first row with a class (and its whole sequence) stays.
+    """
+    out_N, known_N = np.isin(rows.row_N, validation), rows.labels.length_N > 0
+    code_N = subject_codes(rows)
+    lost_S = (np.bincount(code_N, known_N) > 0) & (np.bincount(code_N, known_N & ~out_N) == 0)
+    index_L = np.flatnonzero(lost_S[code_N] & known_N)
+    back_N = np.zeros(len(out_N), dtype=np.bool_)
+    back_N[index_L[np.unique(code_N[index_L], return_index=True)[1]]] = True
+    if rows.whole_N is not None:
+        back_N = np.isin(rows.whole_N, rows.whole_N[back_N])
+    return rows.row_N[out_N & ~back_N]
+
+
 def _held_from_clients(rows: Rows, task: Task, options: TaskOptions, seed: int) -> Plan:
     """The partition of all rows first; then a share of every client's rows, which are the server's from then on."""
     _check(task, options, len(rows.row_N))
+    if rows.whole_N is not None and options.partition in ("iid", "k_classes", "dirichlet"):
+        msg = (
+            f"[task] validation_from = 'clients': partition = {options.partition!r} deals the pieces of a sequence to "
+            "several clients, so that a validation row of one would have its neighbours with another; use 'server'"
+        )
+        raise InputError(msg)
     clients, held = list[ClientPlan](), list[Ints]()
     for number, client in enumerate(_clients(rows, task, options, seed)):
         own = rows.take(np.searchsorted(rows.row_N, client.rows))
@@ -131,13 +154,15 @@ def dirichlet(rows: Rows, class_names: Sequence[str], options: TaskOptions, seed
     """The rows of every class cut over the clients in ratios Dir(beta); a client identifies the classes that it holds.
 
     A multi-label row counts as its rarest positive class. Ratios are drawn again (bounded) until every client has
-    ``min(2, N // M)`` rows; if no draw does, rows move from the largest clients to the too small ones.
+    ``min(2, N // M)`` rows, N of them with a class; if no draw does, rows move from the largest clients to the too
+    small ones. Rows without a class are shuffled and dealt, as many to each.
     """
     check_present(rows.labels, class_names)
     clients = options.clients
-    need = min(MIN_ROWS, len(rows.row_N) // clients)
     rarest_N = rows.labels.rarest()
+    need = min(MIN_ROWS, int((rarest_N >= 0).sum()) // clients)
     order_N = np.argsort(rarest_N, kind="stable")
+    order_N, rest_N = order_N[rarest_N[order_N] >= 0], np.flatnonzero(rarest_N < 0)
     strata = [part for part in np.split(order_N, np.flatnonzero(np.diff(rarest_N[order_N])) + 1) if len(part)]
     size_KM = _dirichlet_sizes([len(part) for part in strata], options, need, generator(seed, "ratios"))
     rng = generator(seed, "rows")
@@ -147,6 +172,8 @@ def dirichlet(rows: Rows, class_names: Sequence[str], options: TaskOptions, seed
         for client, piece in enumerate(cut):
             pieces[client].append(piece)
     parts = _repair([rng.permutation(np.concatenate(piece)) for piece in pieces], need)
+    dealt_M = np.array_split(rng.permutation(rest_N), clients)
+    parts = [np.concatenate(both) for both in zip(parts, dealt_M, strict=True)]
     return tuple(ClientPlan(np.sort(rows.row_N[part]), held(rows.labels.take(part))) for part in parts)
 
 

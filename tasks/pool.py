@@ -50,15 +50,14 @@ def pool(prepared: Prepared, owner_I: Sequence[int], owners: int) -> Pool:
     Raises InputError where a file is damaged, or a client holds a row without its label.
     """
     kept, row_of, holder_of = list[Any](), list[Ints](), list[Ints]()
-    seen = np.zeros(0, dtype=np.bool_)
+    seen = set[int]()  # ids may be any numbers, such as those of photographs: no table has their size
     for client in range(len(prepared.manifest.examples)):
         table = _read(prepared, client)
         row_B = table["row"].to_numpy()
-        if len(row_B) and row_B.max() >= len(seen):
-            seen = np.append(seen, np.zeros(int(row_B.max()) + 1, dtype=np.bool_))  # at least doubles
-        new_B = ~seen[row_B]
-        seen[row_B] = True
-        kept.append(table.select(["row", "x"]).filter(pa.array(new_B)))
+        own = row_B.tolist()
+        new_B = [row not in seen for row in own]
+        seen.update(own)
+        kept.append(table.select(["row", "x"]).filter(pa.array(new_B, pa.bool_())))
         row_of.append(row_B)
         holder_of.append(np.full(len(row_B), owner_I[client]))
     rows = pa.concat_tables(kept)

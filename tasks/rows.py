@@ -202,10 +202,10 @@ def owners(plan: Plan, row_N: Ints, test_N: Ints) -> Owners:
 
 
 def _check_names(names: Sequence[str], task: str) -> None:
-    """InputError where two classes have one name, or names that differ by case or spaces only."""
+    """InputError where two classes have one name, or names that differ by case, spaces or underscores only."""
     first = dict[str, str]()
     for name in names:
-        key = re.sub(r"[\W_]+", " ", name).strip().casefold() or name
+        key = re.sub(r"[\s_]+", " ", name).strip().casefold()
         if key in first:
             msg = f"{task}: the classes {first[key]!r} and {name!r} have one name; give each a name of its own"
             raise InputError(msg)

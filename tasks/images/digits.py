@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.columns import fixed_lists, list_parts
-from tasks.contract import InputSpec, Source, Task, TaskOptions
+from tasks.contract import InputError, InputSpec, Source, Task, TaskOptions
 from tasks.prompts import Wording
 from tasks.strata import stratified_holdout
 
@@ -69,7 +69,10 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
 
 
 def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """One grey image of 8x8; nothing is learnt from the rows."""
+    """One grey image of 8x8; nothing is learnt from the rows. InputError on another ``image_size``."""
+    if options.image_size not in (0, 8):
+        msg = f"[task] image_size = {options.image_size}: digits are images of 8x8; leave it at 0"
+        raise InputError(msg)
     return InputSpec("image", (1, 8, 8))
 
 

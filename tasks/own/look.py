@@ -36,6 +36,8 @@ class Look:
     lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     stops: list[str] = field(default_factory=list)
+    bad_rows: int = 0
+    """How many of the stops are about bad rows, which ``on_bad_row = "skip"`` leaves out."""
     clients: int = 0
     """Values of the column ``client`` that have training rows."""
 
@@ -83,7 +85,7 @@ def look(options: TaskOptions) -> Look:
     found.lines += ["", *_roles(file, schema)]
     _bad_rows(raw, options, found)
     _splits(rows, schema, found)
-    _classes(rows, schema, found)
+    _classes(rows, schema, found, needed=bool(schema.client) or options.partition not in ("iid", "one_class"))
     if schema.client:
         _clients(rows, schema, found)
     _inputs(rows, task, schema, found)
@@ -99,7 +101,7 @@ def next_command(options: TaskOptions, found: Look, selected: int) -> str:
     for name in ("parquet", "labels", "inputs", "client", "split", "class_names", "root"):
         if (value := getattr(options, name)) and (options.labels or name != "parquet"):
             words += [f"{prefix}{name}", value]
-    if options.labels and found.stops:
+    if options.labels and found.bad_rows:
         words += ["--task.on_bad_row", "skip"]
     if options.client and found.clients < selected:
         words += ["--federation.clients_per_round", str(found.clients)]
@@ -162,6 +164,7 @@ def _bad_rows(raw: Any, options: TaskOptions, found: Look) -> None:
         where = found.problems if left_out else found.stops
         where.append(f"{count} bad rows{', left out' if left_out else ''}; the first: {messages[0]}")
         where += messages[1:FEW]
+        found.bad_rows = len(found.stops)
 
 
 def _splits(rows: _Rows, schema: Schema, found: Look) -> None:
@@ -180,7 +183,8 @@ def _splits(rows: _Rows, schema: Schema, found: Look) -> None:
             )
 
 
-def _classes(rows: _Rows, schema: Schema, found: Look) -> None:
+def _classes(rows: _Rows, schema: Schema, found: Look, *, needed: bool) -> None:
+    """needed: whether the partition needs a training row of every class."""
     splits = [split for split in SPLITS if rows.of(split).any()]
     count_SC = {split: rows.labels.take(np.flatnonzero(rows.of(split))).counts() for split in splits}
     total = len(rows.labels)
@@ -193,19 +197,21 @@ def _classes(rows: _Rows, schema: Schema, found: Look) -> None:
     if rows.labels.classes > SHOWN:
         found.lines.append(f"  ... and {rows.labels.classes - SHOWN} more classes")
     train_C, test_C = count_SC["train"], count_SC["test"]
-    _name(found, "no positive training row", train_C == 0, schema.class_names)
-    _name(found, f"fewer than {FEW} positive training rows", (train_C > 0) & (train_C < FEW), schema.class_names)
-    _name(found, "no positive test row", test_C == 0, schema.class_names)
+    _name(found.stops if needed else found.problems, "no positive training row", train_C == 0, schema.class_names)
+    _name(
+        found.problems, f"fewer than {FEW} positive training rows", (train_C > 0) & (train_C < FEW), schema.class_names
+    )
+    _name(found.problems, "no positive test row", test_C == 0, schema.class_names)
     if all(name.lstrip("-").isdigit() for name in schema.class_names):
         found.problems.append(
             "the class names are numbers, which say nothing to methods that use names: give --class_names"
         )
 
 
-def _name(found: Look, what: str, which_C: Bools, names: Sequence[str]) -> None:
+def _name(where: list[str], what: str, which_C: Bools, names: Sequence[str]) -> None:
     chosen = [repr(names[c]) for c in np.flatnonzero(which_C).tolist()]
     if chosen:
-        found.problems.append(f"{what}: class {listed(chosen)}")
+        where.append(f"{what}: class {listed(chosen)}")
 
 
 def _clients(rows: _Rows, schema: Schema, found: Look) -> None:
@@ -228,7 +234,7 @@ def _clients(rows: _Rows, schema: Schema, found: Look) -> None:
     if len(names) > SHOWN:
         found.lines.append(f"  ... and {len(names) - SHOWN} more")
     if without:
-        found.problems.append(f"no labelled training row: client {listed(without)}")
+        found.stops.append(f"no labelled training row: client {listed(without)}")
     if nowhere:
         found.problems.append(f"no training row, so no client: {listed(nowhere)}")
 

@@ -24,6 +24,7 @@ from tasks.images.pixels import encode_images, image_spec, path_column
 from tasks.images.pixels import faults as image_faults
 from tasks.own.reading import Faults
 from tasks.own.schema import Inputs, Schema
+from tasks.signals.series import REAL
 from tasks.text.words import encode_text, token_spec
 
 IMAGE_SIZE = 64
@@ -116,9 +117,11 @@ def encode_vectors(table: Any, spec: InputSpec) -> Any:
 
 
 def encode_series(table: Any, spec: InputSpec) -> Any:
-    """``x`` list<float32>, flattened, in place of ``values``, standardised."""
+    """``x`` list<float32>, flattened, in place of ``values``, standardised. No step is all zeros: those are padding."""
     steps, features = spec.shape
-    x = _standardised(table["values"], spec).reshape(-1, steps * features).astype(np.float32)
+    x_SF = _standardised(table["values"], spec).astype(np.float32)
+    x_SF[~x_SF.any(1), 0] = REAL
+    x = x_SF.reshape(-1, steps * features)
     return table.drop_columns(["values"]).append_column("x", _lists(x))
 
 

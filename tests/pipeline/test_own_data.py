@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from pipeline import predict
 from pipeline.cli import main
+from tasks.contract import InputError
 
 SMALL = ["--cluster.executor", "serial", "--tracking.uri", "none", "--federation.rounds", "2", "--federation.epochs",
          "1", "--model.width", "16", "--model.names_width", "16"]  # fmt: skip
@@ -145,3 +148,22 @@ def test_check_of_a_table_with_bad_rows_says_how_to_go_on(here, capsys):
     assert "1 bad rows; the first: t.parquet: row 2: column 'x' is not finite" in shown
     assert shown.rstrip().endswith("--task.labels kind --task.on_bad_row skip")
     assert main(["data", "check", "t.parquet", "--labels", "kind", "--on_bad_row", "skip"]) == 0
+
+
+def test_check_offers_no_command_where_skipping_rows_mends_nothing(here, capsys):
+    """A client without a label stops a run; leaving out bad rows would not help."""
+    lines = ["who,x,kind", *(f"a,{i},{i % 2}" for i in range(30)), *(f"b,{i}," for i in range(30))]
+    Path("t.csv").write_text("\n".join(lines) + "\n")
+    assert main(["data", "check", "t.csv", "--labels", "kind", "--client", "who"]) == 2
+    said = capsys.readouterr().out
+    assert "stops a run, and other problems:\n  - no labelled training row: client 'b'" in said
+    assert said.rstrip().endswith("next: mend what stops a run")
+
+
+@pytest.mark.parametrize(("task", "what"), [("kvasir-v2", "files of images"), ("bibtex", "sparse features")])
+def test_models_that_predict_has_no_form_for(here, task, what):
+    """One line, where encoding would meet numbers in place of files, or take numbers for pairs."""
+    Path("t.csv").write_text("a,b\n1,2\n")
+    saved = SimpleNamespace(task=task, spec=SimpleNamespace(columns=None, kind="image", shape=(2,)))
+    with pytest.raises(InputError, match=f"a model of {task} is trained on {what}, which predict has no form for"):
+        predict._values(Path("t.csv"), saved)

@@ -23,6 +23,7 @@ from tasks.images.pixels import (
     path_column,
     pixel_column,
 )
+from tasks.sources import find_task
 from tasks.tensors import inputs
 
 RGB = InputSpec("image", (3, 4, 6), levels=255)
@@ -213,3 +214,10 @@ def test_arrays_that_need_more_memory_than_there_is(tmp_path, monkeypatch):
     monkeypatch.setattr(np, "load", full)
     with pytest.raises(InputError, match=r"a\.npz: its arrays need more memory than there is \(Unable .*TiB\); use a"):
         load_arrays(path, {"labels": 1})
+
+
+def test_digits_have_one_size():
+    task = find_task("digits")
+    assert task.fit(None, TaskOptions(name="digits", image_size=8)).shape == (1, 8, 8)
+    with pytest.raises(InputError, match="image_size = 16: digits are images of 8x8; leave it at 0"):
+        task.fit(None, TaskOptions(name="digits", image_size=16))

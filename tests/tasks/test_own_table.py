@@ -269,3 +269,42 @@ def test_the_place_of_the_file(tmp_path, monkeypatch):
     assert checked(task.read(raw_folder(task, options), options), task).num_rows == 60
     with pytest.raises(ValueError, match="needs the folder"):
         read(None, options, schema=None)
+
+
+def test_no_step_of_a_series_is_taken_for_padding(tmp_path):
+    """The mean of a feature is 0 when it is standardised, and so is a missing value: a step of both would be none."""
+    steps = [[[-1.0], [0.0], [1.0]], [[1.0], [0.0], [-1.0]], [[0.0], [0.0], [0.0]], [[None], [-1.0], [1.0]]] * 15
+    path = parquet(tmp_path, {"kind": ["a", "b", "a", "b"] * 15, "steps": steps})
+    task, raw, options = table(path, inputs="steps")
+    spec = task.fit(raw, options)
+    x = np.array(task.encode(raw, spec)["x"].to_pylist()).reshape(-1, 3, 1)
+    assert np.abs(x[0, 1, 0]) == np.float32(1e-6)
+    assert (x != 0).any(-1).all()
+    assert np.allclose(x[1, :, 0], [-x[0, 0, 0], 0, x[0, 0, 0]], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("names", "same"),
+    [(("-1", "1"), False), (("<=50K", ">50K"), False), (("c", "c#"), False), (("a b", "A_B "), True)],
+)
+def test_names_that_differ_by_a_sign_are_two(tmp_path, names, same):
+    path = parquet(tmp_path, {"x": [float(i) for i in range(60)], "kind": [names[i % 2] for i in range(60)]})
+    if same:
+        with pytest.raises(InputError, match=r"rename one|one name"):
+            table(path, inputs="x")
+        return
+    assert set(table(path, inputs="x")[0].class_names) == set(names)
+
+
+def test_small_clients_of_a_table_stay_clients(tmp_path):
+    """With the default share for validation: clients are counted before that is drawn."""
+    who = [f"s{i // 60}" for i in range(300)] + [f"t{i}" for i in range(40)]
+    columns = {"x": [float(i) for i in range(340)], "kind": [f"k{i % 2}" for i in range(340)], "who": who}
+    options = TaskOptions(
+        parquet=parquet(tmp_path, columns), labels="kind", client="who", cache=str(tmp_path / "cache")
+    )
+    options = settled(options, lambda _: None)
+    for seed in range(3):
+        prepared = prepare(task_of(options), options, seed, engine="local")
+        assert len(prepared.manifest.examples) == options.clients
+        assert min(prepared.manifest.examples) >= 1

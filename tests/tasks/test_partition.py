@@ -171,6 +171,21 @@ def test_dirichlet_gives_every_client_its_rows_however_few_there_are(size, class
     assert min(len(c.rows) for c in plan.clients) >= min(2, size // clients)
 
 
+def test_dirichlet_deals_rows_without_a_class_evenly():
+    """They count towards no client's share: each has two rows with a class, so that it identifies something."""
+    y_NC = np.zeros((1000, 4), dtype=bool)
+    y_NC[np.arange(400), np.arange(400) % 4] = True
+    rows = rows_of(y_NC)
+    for beta in (0.05, 0.1, 10.0):
+        for seed in range(5):
+            options = TaskOptions(clients=20, partition="dirichlet", beta=beta, validation=0)
+            plan = plan_of(y_NC, options, seed)
+            owner_N = owner_of(plan, rows)
+            assert np.bincount(owner_N[400:]).tolist() == [30] * 20
+            assert np.bincount(owner_N[:400], minlength=20).min() >= 2
+            assert all(client.classes for client in plan.clients)
+
+
 def test_dirichlet_with_as_many_clients_as_rows_gives_each_one():
     y_NC = np.eye(2, dtype=bool)[np.arange(30) % 2]
     options = TaskOptions(clients=30, partition="dirichlet", beta=0.1, validation=0)

@@ -119,7 +119,7 @@ def test_a_missing_file_is_named_with_the_mend(copy, name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 0}, "has format 0, this version reads 4"),
+        ({"format": 0}, "has format 0, this version reads 5"),
         ({"seed": None, "new": 1}, "damaged"),
         ({"spec": []}, "damaged"),
     ],

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tasks.contract import InputError, TaskOptions
-from tasks.partition import make_plan
+from tasks.partition import _without_last_rows, make_plan
 from tasks.plans import digest
 from tasks.subjects import balanced
 from tests.tasks.federations import QUICK, multi_labels, owner_of, rows_of, shuffled, task_of
@@ -49,6 +49,47 @@ def test_a_subject_is_with_one_client_which_identifies_what_it_holds(case, seed)
     if clients == len(names):
         assert [set(rows.subject_N[owner_N == c]) for c in range(clients)] == [{name} for name in names]
     assert digest(make_plan(shuffled(rows, 1), task, options(clients), seed)) == digest(plan)
+
+
+@QUICK
+@given(cases(), st.integers(0, 2**40), st.sampled_from([0.1, 0.3]), st.booleans())
+def test_every_subject_keeps_a_training_row_with_a_class(case, seed, share, pieces):
+    """Validation takes no client's last row: as many clients as there were subjects have rows, with a class."""
+    rows, _ = case
+    y_NC = rows.labels.matrix()
+    rng = np.random.default_rng(seed)
+    bare_N = (rng.random(len(y_NC)) < 0.3) & (y_NC.sum(0)[y_NC.argmax(1)] > 9)
+    whole_N = np.arange(len(y_NC)) // 2 if pieces else None
+    subject_N = rows.subject_N[whole_N * 2] if pieces else rows.subject_N  # a sequence is of one subject
+    rows = rows_of(np.where(bare_N[:, None], False, y_NC), rows.row_N, subject_N, whole_N)
+    labelled_N = rows.labels.length_N > 0
+    named = np.unique(rows.subject_N[labelled_N])
+    try:
+        drawn = rows.held_out(rows.labels.rarest(), share, np.random.default_rng(0))
+    except InputError:
+        assume(False)
+    validation = _without_last_rows(rows, drawn)
+    assert set(validation) <= set(drawn)
+    kept_N = ~np.isin(rows.row_N, validation)
+    assert set(rows.subject_N[kept_N & labelled_N]) == set(named)
+    if pieces:
+        assert not set(rows.whole_N[kept_N]) & set(rows.whole_N[~kept_N])
+    lost = set(named) - set(rows.subject_N[labelled_N & ~np.isin(rows.row_N, drawn)])
+    back_N = np.isin(rows.row_N, np.setdiff1d(drawn, validation))
+    assert set(rows.subject_N[back_N & labelled_N]) == lost
+    if not pieces:
+        assert back_N.sum() == len(lost)
+
+
+def test_small_clients_beside_large_ones_stay():
+    """Five clients of 60 rows and 30 of one: with a tenth for validation, all of them are clients."""
+    subject_N = np.array([f"s{i // 60}" for i in range(300)] + [f"t{i}" for i in range(30)])
+    rows = rows_of(np.eye(2)[np.arange(330) % 2], subject_N=subject_N)
+    for seed in range(5):
+        plan = make_plan(rows, task_of(2, subjects="client"), options(35, validation=0.1), seed)
+        assert min(len(c.rows) for c in plan.clients) == 1
+        assert len(plan.clients) == 35
+        assert 20 < len(plan.validation) <= 33
 
 
 def test_another_seed_deals_otherwise_unless_every_subject_has_a_client():

@@ -121,3 +121,14 @@ def test_it_is_refused_where_the_validation_rows_are_published():
     assert (
         len(make_plan(rows, task_of(4), replace(chosen, validation_from="server"), 0, np.array([1, 2])).validation) == 2
     )
+
+
+@pytest.mark.parametrize("partition", ["iid", "k_classes", "dirichlet"])
+def test_clients_that_share_a_sequence_hold_none_of_it_out(partition):
+    """Its pieces lie with several clients; what one holds out, another trains on. The server's share is whole."""
+    rows = rows_of(np.eye(4)[np.arange(80) // 4 % 4], None, None, np.arange(80) // 4)
+    chosen = TaskOptions(clients=4, classes_per_client=2, partition=partition, validation_from="clients", beta=10.0)
+    with pytest.raises(InputError, match=f"partition = '{partition}' deals the pieces of a sequence"):
+        make_plan(rows, task_of(4), chosen, 0)
+    plan = make_plan(rows, task_of(4), replace(chosen, validation_from="server"), 0)
+    assert len(set(plan.validation // 4)) * 4 == len(plan.validation) == 8
