@@ -81,11 +81,10 @@ def resumed(folder: Path, say: Say = print) -> Result:
 
 def _deliver(experiment: Experiment, folder: Path, say: Say) -> None:
     """Close the record of a finished run and send MLflow what it lacks: a kill may have come before the end of that."""
-    uri = store_uri(experiment.tracking.uri, folder)
     with held(folder):
         note_finished(folder)
         try:
-            if uri:
+            if uri := store_uri(experiment.tracking.uri, folder):
                 send(folder, uri)
         except InputError as error:
             say(f"{error}; send it later with: anchorfl track {folder}")
