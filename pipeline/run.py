@@ -22,7 +22,7 @@ from pipeline.executor import Executor
 from pipeline.experiment import Experiment, digest, flat
 from pipeline.first_values import encoder_start, name_vectors
 from pipeline.folder import RESULT, held, read_result, write_config
-from pipeline.journal import RunInfo, note_finished
+from pipeline.journal import RunInfo, note_finished, read_about
 from pipeline.mirror import Mirror
 from pipeline.mirrored import claim, place_of, refresh
 from pipeline.pooled import in_process
@@ -174,6 +174,8 @@ def open_loop(
     )
     loop.resume()
     done = loop.standing.round
+    if done:
+        _check_same_data(setup, folder)
     loop.tracker = open_tracker(e.tracking, folder, done + 1 if done else 0, say)
     loop.tracker.begin(replace(run_info(setup, folder), parent=parent))
     if e.cluster.mirror:
@@ -182,6 +184,19 @@ def open_loop(
         progress.start = done
         progress.say(f"going on after round {done}")
     return loop
+
+
+def _check_same_data(setup: Setup, folder: Path) -> None:
+    """InputError where a run would go on with other data than it began with: a version of this package may prepare the
+    same options otherwise (CHANGELOG.md, *Numbers*), and raw files may have changed.
+    """
+    manifest, tags = setup.data().manifest, read_about(folder).get("tags", {})
+    for name in ("data_digest", "partition_digest"):
+        if tags.get(name, getattr(manifest, name)) != getattr(manifest, name):
+            raise InputError(
+                f"{folder}: its data are prepared otherwise now ({name} differs): go on with the version and the raw"
+                " files that it began with, or start anew in another --output"
+            )
 
 
 def federate(

@@ -68,12 +68,12 @@ def run_finals(
         for seed in seeds
     ]
     jobs[0]["register"] = register
+    wanted = {job["name"]: digest_of(work, job["point"], job["seed"]) for job in jobs}
     for job in jobs:  # those of an earlier start, too: their records may not have arrived
         bring(mirror, folder.parent, folder / job["name"], records.say)
-        if job["register"]:  # a resumed sweep may be the first that names it
+        if job["register"] and has_result(folder / job["name"], wanted[job["name"]]):  # named by a resumption first
             note_register(folder / job["name"], job["register"])
         records.add(folder / job["name"])
-    wanted = {job["name"]: digest_of(work, job["point"], job["seed"]) for job in jobs}
     missing = [job for job in jobs if not has_result(folder / job["name"], wanted[job["name"]])]
     if not missing:
         return []
