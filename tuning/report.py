@@ -107,7 +107,7 @@ def _finals(sweep: Sweep) -> list[list[str]]:
         rows += [
             [word, str(r.seed), str(r.rounds), *(f"{100 * r.scores['test'][m]:.2f}" for m in metrics)] for r in runs
         ]
-        lacking = sweep.lacking(runs) if runs or word == "chosen" or sweep.compared else []
+        lacking = sweep.lacking(runs) if word == "chosen" or sweep.referred else []
         rows += [[word, str(seed), "-", *("no result" for _ in metrics)] for seed in lacking]
         if len(runs) > 1:
             of = f", {len(runs)} of {len(sweep.fresh)}" if lacking else ""

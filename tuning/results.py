@@ -96,14 +96,16 @@ class Sweep:
         return [seed for seed in self.fresh if seed not in {run.seed for run in runs}]
 
     @property
+    def referred(self) -> bool:
+        """Whether the preset's own point has final runs of its own: asked for, and not the chosen one."""
+        return self.compared and self.best is not None and self.best.number != 0
+
+    @property
     def whole(self) -> bool:
         """Whether a trial was chosen and no final run lacks its result."""
-        reference = self.compared and self.best is not None and self.best.number != 0
-        return (
-            self.best is not None
-            and not self.lacking(self.finals)
-            and not (reference and self.lacking(self.references))
-        )
+        if self.best is None or self.lacking(self.finals):
+            return False
+        return not (self.referred and self.lacking(self.references))
 
     def ranked(self) -> list[Trial]:
         """Trials with a score, best first: those with more rounds first, then by the mean over seeds of the rule's

@@ -225,7 +225,7 @@ def _clients(rows: _Rows, schema: Schema, found: Look) -> None:
         own_N = code_N == code
         held: Ints = rows.labels.take(np.flatnonzero(own_N & train_N)).counts()
         train, labelled = int((own_N & train_N).sum()), int((own_N & train_N & labelled_N).sum())
-        without += [repr(name)] if train and not labelled else []
+        without += [repr(name)] if train and not held.any() else []
         nowhere += [repr(name)] if not train else []
         if code < SHOWN:
             classes = [f"{schema.class_names[c]} {held[c]}" for c in np.flatnonzero(held).tolist()]
@@ -234,7 +234,7 @@ def _clients(rows: _Rows, schema: Schema, found: Look) -> None:
     if len(names) > SHOWN:
         found.lines.append(f"  ... and {len(names) - SHOWN} more")
     if without:
-        found.stops.append(f"no labelled training row: client {listed(without)}")
+        found.stops.append(f"no training row with a class: client {listed(without)}")
     if nowhere:
         found.problems.append(f"no training row, so no client: {listed(nowhere)}")
 

@@ -94,3 +94,17 @@ def test_rates_of_a_methods_own_decay_as_the_options():
     assert make(in_round(options, 5), parameter).param_groups[0]["lr"] == 0.5**5
     assert make(in_round(options, 5), parameter, 0.001, 5).param_groups[0]["lr"] == 0.001 * 0.5**4
     assert make(in_round(options, 5), parameter, 0.001).param_groups[0]["lr"] == 0.001
+
+
+def test_a_run_does_not_go_on_with_data_that_are_prepared_otherwise(experiment, tmp_path):
+    """As after a new version: the rows would be others, and nobody would see it."""
+    folder, e = tmp_path / "run", experiment()
+    run(e, folder, quiet)
+    (folder / "result.json").unlink()
+    about = read_about(folder)
+    run(e, folder, quiet)  # the same data: it goes on
+    (folder / "result.json").unlink()
+    write_json(folder / "run.json", about | {"tags": about["tags"] | {"partition_digest": "another"}})
+    with pytest.raises(InputError, match=r"prepared otherwise now \(partition_digest differs\)"):
+        run(e, folder, quiet)
+    assert read_about(folder)["tags"]["partition_digest"] == "another"

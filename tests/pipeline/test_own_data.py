@@ -156,7 +156,7 @@ def test_check_offers_no_command_where_skipping_rows_mends_nothing(here, capsys)
     Path("t.csv").write_text("\n".join(lines) + "\n")
     assert main(["data", "check", "t.csv", "--labels", "kind", "--client", "who"]) == 2
     said = capsys.readouterr().out
-    assert "stops a run, and other problems:\n  - no labelled training row: client 'b'" in said
+    assert "stops a run, and other problems:\n  - no training row with a class: client 'b'" in said
     assert said.rstrip().endswith("next: mend what stops a run")
 
 

@@ -44,7 +44,7 @@ def test_look_names_what_will_hurt(tmp_path):
         "a constant in training: 2 of 4 features: girth, flat",
     ):
         assert part in text
-    assert found.stops == ["no positive training row: class 'b', 'c'"]
+    assert found.stops == ["no positive training row: class 'b', 'c'", "no training row with a class: client 'h1'"]
     assert found.bad_rows == 0
     assert found.clients == 2
 
@@ -57,7 +57,7 @@ def test_look_lists_bad_rows_and_unlabelled_clients(tmp_path):
     assert found.stops[0] == (
         f"2 bad rows; the first: {path}: row 5: column 'height' is not finite; leave the cell empty or correct it"
     )
-    assert found.stops[-1] == "no labelled training row: client 'h3'"
+    assert found.stops[-1] == "no training row with a class: client 'h3'"
     assert found.bad_rows == len(found.stops) - 1
     assert "rows without any label: they stay, unlabelled" in found.text()
     numbers = {"x": [1.0, 2.0] * 10, "kind": [1, 2] * 10}

@@ -18,6 +18,7 @@ from pipeline.run import make_setup
 from tasks.contract import InputError
 from tests.pipeline.compared import quiet
 from tests.tuning.test_report import final, sweep, trial
+from tuning import report
 from tuning.best import best_preset
 from tuning.copies import set_aside
 from tuning.finals import has_result, read_finals, run_finals
@@ -110,6 +111,10 @@ def test_missing_final_runs_are_on_the_page(tmp_path):
     assert text.count("no result") == 2  # of two metrics
     assert dataclasses.replace(view, finals=(*view.finals, final(4))).whole
     assert not dataclasses.replace(view, trials=()).whole
+    own = dataclasses.replace(view, finals=(final(3), final(4), final(5)), references=())
+    assert own.best.number == 0
+    assert own.whole  # the preset's own point was chosen: its final runs are the chosen one's
+    assert "no result" not in str(report._finals(own))
 
 
 def test_a_report_leaves_a_half_written_line_alone(tmp_path):
