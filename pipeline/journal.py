@@ -9,6 +9,7 @@ import getpass
 import json
 import math
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -111,7 +112,8 @@ def _portable(value: float) -> float | str:
     return value if math.isfinite(value) else str(float(value))
 
 
-def _line(record: RoundRecord) -> str:
+def line_of(record: RoundRecord) -> str:
+    """A round as a line of metrics.jsonl."""
     content = asdict(record)
     content["metrics"] = {key: _portable(value) for key, value in record.metrics.items()}
     content["per_class"] = {k: {c: _portable(v) for c, v in row.items()} for k, row in record.per_class.items()}
@@ -176,7 +178,7 @@ def write_records(folder: Path, records: Sequence[RoundRecord]) -> None:
     """Write metrics.jsonl of a folder, in place of an older one."""
     path = folder / "metrics.jsonl"
     draft = path.with_name(path.name + ".tmp")
-    draft.write_text("".join(map(_line, records)), encoding="utf-8")
+    draft.write_text("".join(map(line_of, records)), encoding="utf-8")
     draft.replace(path)
 
 
@@ -210,12 +212,15 @@ def write_late(folder: Path, record: RoundRecord) -> None:
 def with_late(folder: Path) -> list[RoundRecord]:
     """The rounds of a run, each with what was measured of it late."""
     late = {record.round: record for record in read_records(folder / LATE)[0]}
-    return [_joined(record, late.get(record.round)) for record in read_records(folder)[0]]
+    return [_joined(record, late.get(record.round), folder) for record in read_records(folder)[0]]
 
 
-def _joined(record: RoundRecord, late: RoundRecord | None) -> RoundRecord:
+def _joined(record: RoundRecord, late: RoundRecord | None, folder: Path) -> RoundRecord:
     if late is None:
         return record
+    classes = [next(iter(r.per_class.values()), {}).keys() for r in (record, late)]
+    if all(classes) and classes[0] != classes[1]:
+        raise InputError(f"{folder / LATE / 'metrics.jsonl'} has scores of other classes than the run: delete {LATE}/")
     return replace(record, metrics=record.metrics | late.metrics, per_class=record.per_class | late.per_class)
 
 
@@ -252,6 +257,8 @@ class JsonLines:
         same = bool(old) and (self.resume_at > 0 or _agree(old.get("params", {}), info.params))
         if not same:
             (self.folder / "tracking.json").unlink(missing_ok=True)
+            if (self.folder / LATE).exists():
+                shutil.rmtree(self.folder / LATE)
             old = {"id": uuid.uuid4().hex, "created": time.time(), "artifacts": []}
         parent = info.parent and os.path.relpath(info.parent.resolve(), self.folder.resolve())
         about = asdict(replace(info, datasets=list(info.datasets))) | {"folder": str(info.folder), "parent": parent}
@@ -264,7 +271,7 @@ class JsonLines:
     def round(self, record: RoundRecord) -> None:
         """Append one line; it is on the disk when this returns."""
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(_line(record))
+            file.write(line_of(record))
             file.flush()
             os.fsync(file.fileno())
 

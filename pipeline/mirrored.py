@@ -50,6 +50,12 @@ def standing(place: str) -> Standing:
     return Standing(run, places.exists(places.join(place, RESULT)), round_)
 
 
+def digest_at(place: str) -> str | None:
+    """Digest of the options of the run at a place; None where it has none. InputError: as for ``standing``."""
+    found = _json(place, CONFIG).get("digest")
+    return found if isinstance(found, str) else None
+
+
 def place_of(mirror: str, folder: Path) -> str:
     """Where the copy of a run folder belongs."""
     return places.join(mirror, folder.resolve().name)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -173,11 +173,11 @@ def open_loop(
         e, setup.data().manifest.class_names, executor, none, Checkpoints(folder, e.cluster.checkpoints), progress
     )
     loop.resume()
-    done = loop.standing.round
+    done, info = loop.standing.round, run_info(setup, folder)
     if done:
-        _check_same_data(setup, folder)
+        check_same_data(info.tags, folder)
     loop.tracker = open_tracker(e.tracking, folder, done + 1 if done else 0, say)
-    loop.tracker.begin(replace(run_info(setup, folder), parent=parent))
+    loop.tracker.begin(replace(info, parent=parent))
     if e.cluster.mirror:
         loop.mirror = Mirror(folder, place_of(e.cluster.mirror, folder), say, loop.checkpoints)
     if done:
@@ -186,13 +186,13 @@ def open_loop(
     return loop
 
 
-def _check_same_data(setup: Setup, folder: Path) -> None:
+def check_same_data(now: Mapping[str, str], folder: Path) -> None:
     """InputError where a run would go on with other data than it began with: a version of this package may prepare the
-    same options otherwise (CHANGELOG.md, *Numbers*), and raw files may have changed.
+    same options otherwise (CHANGELOG.md, *Numbers*), and raw files may have changed. now: tags of ``run_info``.
     """
-    manifest, tags = setup.data().manifest, read_about(folder).get("tags", {})
+    tags = read_about(folder).get("tags", {})
     for name in ("data_digest", "partition_digest"):
-        if tags.get(name, getattr(manifest, name)) != getattr(manifest, name):
+        if tags.get(name, now[name]) != now[name]:
             raise InputError(
                 f"{folder}: its data are prepared otherwise now ({name} differs): go on with the version and the raw"
                 " files that it began with, or start anew in another --output"

@@ -86,8 +86,11 @@ def summary(view: Any) -> str:
     own = view.trials[0]
     if view.best.number and own.scores(view.rule):
         lines.append(f"the preset's own point, round {own.rounds}: {spread(own.scores(view.rule))}")
-    for word, runs in (("chosen point", view.finals), ("preset's own point", view.references)):
-        if runs:
+    own_runs = [("preset's own point", view.references)] if view.referred or view.references else []
+    for word, runs in (("chosen point", view.finals), *own_runs):
+        if not runs and view.tested:
+            lines.append(f"test, {word}: no result of seeds {', '.join(map(str, view.fresh))}")
+        elif runs:
             seeds = ", ".join(str(r.seed) for r in runs)
             scores = "  ".join(f"{m} {spread([r.scores['test'][m] for r in runs])}" for m in runs[0].scores["test"])
             missing = ", ".join(map(str, view.lacking(runs)))

@@ -6,7 +6,7 @@ the driver. So no node needs another node's disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,9 @@ from pipeline.experiment import Experiment, digest
 from pipeline.folder import CONFIG, LOCK, RESULT
 from pipeline.journal import read_json
 from pipeline.mirror import Mirror
-from pipeline.mirrored import catch_up, claim, place_of
+from pipeline.mirrored import catch_up, claim, digest_at, fetch, place_of
 from tasks import places
+from tasks.contract import InputError
 
 if TYPE_CHECKING:  # it imports Ray, which the command line does without
     from tuning.conductor import Entry
@@ -38,20 +39,36 @@ def bring(mirror: str, sweep: Path, folder: Path, say: Callable[[str], None]) ->
         catch_up(place_of(mirror_of(mirror, sweep, folder), folder), folder, say, finished=True)
 
 
+def move_aside(folder: Path, names: Iterable[str]) -> Path:
+    """Move what there is of ``names`` from a folder to a new one beside it, in this order; the new one."""
+    aside = next(p for n in range(1, 10_000) if not (p := folder.with_name(f"{folder.name}-other-{n}")).exists())
+    aside.mkdir()
+    for name in names:
+        if (folder / name).exists():
+            (folder / name).rename(aside / name)
+    return aside
+
+
 def set_aside(folder: Path, experiment: Experiment, place: str, say: Callable[[str], None]) -> None:
     """Make room for a run of ``experiment``, where ``folder``, which this process holds, has one of other options:
     after the end of a ledger was lost, a trial may be another point. place: of the folder's copy, "" for none.
     """
-    if read_json(folder / CONFIG).get("digest", digest(experiment)) == digest(experiment):
+    wanted = digest(experiment)
+    if read_json(folder / CONFIG).get("digest", wanted) == wanted:
         return
-    aside = next(p for n in range(1, 10_000) if not (p := folder.with_name(f"{folder.name}-other-{n}")).exists())
-    aside.mkdir()
-    for path in sorted(folder.iterdir(), key=lambda p: p.name == CONFIG):  # what tells that it is another one goes last
-        if path.name != LOCK:
-            path.rename(aside / path.name)
-    for name in places.sizes(place) if place else ():
-        places.delete(places.join(place, name))
+    here = [path.name for path in folder.iterdir() if path.name != LOCK]
+    aside = move_aside(folder, sorted(here, key=lambda name: name == CONFIG))  # what says whose it is goes last
     say(f"{folder} held a run of other options: moved to {aside}")
+    if not place:
+        return
+    try:
+        if digest_at(place) == wanted:  # another node has begun it
+            fetch(place, folder)
+        else:
+            for name in sorted(places.sizes(place), key=lambda name: name == CONFIG):
+                places.delete(places.join(place, name))
+    except InputError as error:
+        say(f"mirror: {error}; the run begins anew")
 
 
 class Copies:

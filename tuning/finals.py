@@ -14,6 +14,7 @@ from pipeline.experiment import digest
 from pipeline.folder import RESULT, read_result
 from pipeline.journal import note_register
 from pipeline.ray_errors import one_line
+from pipeline.run import check_same_data, run_info
 from tasks.contract import InputError
 from tuning.copies import bring
 from tuning.records import Records
@@ -59,7 +60,8 @@ def run_finals(
     """Run every point (by the word that opens its folders' names) on every seed, those that have no result yet;
     returns what failed, a line each. ``register``: name in MLflow's registry for the model of the first.
 
-    KeyboardInterrupt where Ctrl-C ended it early.
+    KeyboardInterrupt where Ctrl-C ended it early; InputError where one has a result on data that are prepared otherwise
+    now.
     """
     folder, mirror = Path(work.folder), next(iter(work.setups.values())).experiment.cluster.mirror
     jobs: list[dict[str, Any]] = [
@@ -68,11 +70,14 @@ def run_finals(
         for seed in seeds
     ]
     jobs[0]["register"] = register
+    folder.mkdir(parents=True, exist_ok=True)  # that there were final runs is seen where all of them failed
     wanted = {job["name"]: digest_of(work, job["point"], job["seed"]) for job in jobs}
     for job in jobs:  # those of an earlier start, too: their records may not have arrived
         bring(mirror, folder.parent, folder / job["name"], records.say)
-        if job["register"] and has_result(folder / job["name"], wanted[job["name"]]):  # named by a resumption first
-            note_register(folder / job["name"], job["register"])
+        if has_result(folder / job["name"], wanted[job["name"]]):
+            check_same_data(run_info(work.setups[job["seed"]], folder).tags, folder / job["name"])
+            if job["register"]:  # named by a resumption first
+                note_register(folder / job["name"], job["register"])
         records.add(folder / job["name"])
     missing = [job for job in jobs if not has_result(folder / job["name"], wanted[job["name"]])]
     if not missing:

@@ -17,14 +17,17 @@ from pipeline.deliveries import Deliveries
 from pipeline.delivery import store_uri
 from pipeline.experiment import Experiment, digest, flat
 from pipeline.journal import JsonLines, RoundRecord, RunInfo, Status, read_about, read_records
-from pipeline.run import run_info
+from pipeline.run import check_same_data, run_info
 from pipeline.setup import Setup
 from pipeline.tracking import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
 from tuning.conductor import Entry
+from tuning.copies import move_aside
 from tuning.results import Trial
 
 ENDED: Mapping[str, Status] = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED"}
 """MLflow has no word for a trial that the scheduler stopped, which did what it was asked to."""
+RECORD = ("metrics.jsonl", "tracking.json", "error.txt", "run.json")
+"""The record of a trial beside the run folders of its seeds. What says whose it is comes last."""
 
 
 @dataclass
@@ -43,6 +46,10 @@ class Records:
     _trials: dict[int, JsonLines] = field(default_factory=dict)
     _known: dict[int, int] = field(default_factory=dict)
     _ended: dict[str, int] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """InputError where the sweep has trials on data that are prepared otherwise now."""
+        check_same_data(self._base().tags, self.folder)
 
     def begin(self) -> None:
         """Open the sweep's own record and start the writer."""
@@ -67,11 +74,14 @@ class Records:
 
     def suggested(self, entry: Entry) -> None:
         """Open the record of a trial; one that an earlier start closed stays as it is."""
-        folder = self.trial_folder(entry.number)
+        folder, e, base = self.trial_folder(entry.number), self.experiment_of(entry.point), self._base()
+        about = read_about(folder)
+        if about and about["tags"].get("config_digest", digest(e)) != digest(e):  # the end of a ledger was lost
+            self.say(f"{folder} held the record of another point: moved to {move_aside(folder, RECORD)}")
+            about = {}
         self._send(folder)
-        if read_about(folder).get("status") in ENDED.values():
+        if about.get("status") in ENDED.values():
             return
-        e, base = self.experiment_of(entry.point), self._base()
         rows = read_records(folder)[0]
         self._known[entry.number] = max((r.round for r in rows), default=0)
         journal = JsonLines(folder, self._known[entry.number] + 1 if rows else 0)

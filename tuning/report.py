@@ -51,7 +51,7 @@ def write_report(sweep: Sweep, out: Path, preset_toml: str | None = None) -> lis
 def _blocks(sweep: Sweep) -> Iterator[Block]:
     yield Block(rows=_facts(sweep))
     yield Block("What was chosen", paragraphs=_verdict(sweep))
-    if sweep.finals:
+    if sweep.tested:
         yield Block("On fresh seeds, tested once", rows=_finals(sweep))
     yield from _pictures(sweep)
     yield Block("Trials", rows=_table(sweep), paragraphs=[_how_to_read(sweep), *sweep.notes])
@@ -100,7 +100,8 @@ def _verdict(sweep: Sweep) -> list[str]:
 
 
 def _finals(sweep: Sweep) -> list[list[str]]:
-    metrics = list(sweep.finals[0].scores["test"])
+    some = next(iter((*sweep.finals, *sweep.references)), None)
+    metrics = list(some.scores["test"]) if some else [sweep.metric]
     head = ["point", "seed", "rounds", *(f"test {m}" for m in metrics)]
     rows: list[list[str]] = []
     for word, runs in (("chosen", sweep.finals), ("preset's own", sweep.references)):

@@ -68,7 +68,8 @@ class Sweep:
     """A whole sweep. metric: name of a measure (``f1_macro``), on the validation split; rounds: of a whole trial.
 
     Trial 0 is the preset's own point. finals: runs of the chosen point; references: runs of the preset's own point on
-    the same seeds, where they were asked for (``compared``); fresh: these seeds. seconds: wall time so far, over all
+    the same seeds, where they were asked for (``compared``); fresh: these seeds; tested: whether final runs were begun,
+    which may all have failed. seconds: wall time so far, over all
     starts.
     """
 
@@ -90,6 +91,7 @@ class Sweep:
     notes: tuple[str, ...] = field(default=())
     fresh: tuple[int, ...] = ()
     compared: bool = False
+    tested: bool = False
 
     def lacking(self, runs: Sequence[Final]) -> list[int]:
         """The seeds of final runs that are not among ``runs``."""

@@ -52,8 +52,10 @@ def run_sweep(plan: Plan, folder: Path, say: Say = print) -> Sweep:
         at_once = room(bundles(plan.experiment.cluster, plan.options), plan.options.concurrent)
         # Here and once: a trial that prepared data would wait for CPUs that the trials themselves hold.
         everywhere = {s: make_setup(replace(plan.experiment, seed=s), say) for s in (*plan.seeds, *plan.fresh)}
+        started = _Run(plan, folder, everywhere, at_once, copies, say)
+        started.records().check()
         plan.save(folder)
-        return _Run(plan, folder, everywhere, at_once, copies, say).go()
+        return started.go()
 
 
 @dataclass
@@ -73,7 +75,7 @@ class _Run:
         ledger = Ledger(self.folder / LEDGER)
         count = most_trials(self.plan.options, self.plan.space, self.plan.own)
         watch = Watch(count, self.at_once, self.say, live if sys.stdout.isatty() else None)
-        records = self._records()
+        records = self.records()
         before = seconds_of(ledger.events)
         ledger.write({"event": "start", "time": time.time(), "versions": _versions()})
         began = time.time()
@@ -161,7 +163,8 @@ class _Run:
     def _experiment_of(self, point: Mapping[str, object]) -> Experiment:
         return point_experiment(self.plan.experiment, self.plan.names, dict(point), self.plan.experiment.seed)  # type: ignore[arg-type]
 
-    def _records(self) -> Records:
+    def records(self) -> Records:
+        """The records of the sweep and its trials."""
         plan, o = self.plan, self.plan.options
         about = {
             **{f"sweep.{k}": v for k, v in asdict(o).items()},
@@ -194,7 +197,7 @@ def view_of(plan: Plan, folder: Path) -> Sweep:
         space=plan.space, searcher=o.searcher, scheduler=o.scheduler, metric=o.metric, rule=o.rule, seeds=plan.seeds,
         rounds=plan.rounds.whole, trials=tuple(as_trial(e) for e in read_entries(ledger.events)),
         seconds=seconds_of(ledger.events), notes=_notes(plan), fresh=plan.fresh,
-        compared=plan.options.reference,
+        compared=plan.options.reference, tested=(folder / "final").exists(),
     )  # fmt: skip
     if view.best is None:
         return view

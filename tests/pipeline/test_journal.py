@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipeline.journal import JsonLines, RoundRecord, RunInfo, read_records
+from pipeline.journal import LATE, JsonLines, RoundRecord, RunInfo, read_records, with_late, write_late
 from tasks.contract import InputError
 
 
@@ -54,6 +54,22 @@ def test_what_json_cannot_write_survives(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("{broken}\n" + text)
     with pytest.raises(InputError, match="line 1"):
         read_records(tmp_path)
+
+
+def test_late_scores_of_another_run(tmp_path):
+    """Those of other classes are damage; a new run in the folder does not take over those of the old one."""
+    journal = JsonLines(tmp_path)
+    journal.begin(about(tmp_path))
+    journal.round(record(0))
+    write_late(tmp_path, RoundRecord(0, 1.0, {"test/f1_macro": 0.9}, {"test/recall": {"zero": 0.25}}))
+    assert with_late(tmp_path)[0].per_class == {"test/f1": {"zero": 0.5}, "test/recall": {"zero": 0.25}}
+    write_late(tmp_path, RoundRecord(0, 1.0, {"test/f1_macro": 0.9}, {"test/recall": {"one": 0.25}}))
+    with pytest.raises(InputError, match=r"selected/metrics.jsonl has scores of other classes than the run: delete"):
+        with_late(tmp_path)
+    JsonLines(tmp_path, resume_at=1).begin(about(tmp_path))
+    assert (tmp_path / LATE).exists()
+    JsonLines(tmp_path).begin(about(tmp_path, params={"seed": 1}))
+    assert not (tmp_path / LATE).exists()
 
 
 def test_a_half_line_is_dropped_and_replaced(tmp_path):

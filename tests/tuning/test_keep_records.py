@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import tarfile
 
 import pytest
 
 from benchmarks.keep_records import read, slim, write
 from pipeline.compare import load_run
+from pipeline.journal import RoundRecord, write_late
 from tests.fuzz.runs import finished
 from tuning.table_numbers import traffic
 from tuning.table_runs import look
@@ -29,6 +32,15 @@ def test_what_is_kept_gives_the_same_numbers(run, tmp_path):
     assert after.result == before.result
     assert traffic(after) == traffic(before)
     assert look(tmp_path / "kept").finished.keys() == look(run).finished.keys()
+
+
+def test_scores_of_a_selected_round_are_kept(run, tmp_path):
+    """They were measured after the last round, and stand in a folder of their own."""
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    write_late(copy, RoundRecord(1, 1.0, {"test/selected_only": 0.25}))
+    lines = [json.loads(line) for line in slim(copy)["metrics.jsonl"].splitlines()]
+    assert [line["metrics"].get("test/selected_only") for line in lines] == [None, 0.25, None]
 
 
 def test_no_name_of_a_user_or_a_folder_is_kept(run):

@@ -44,7 +44,7 @@ def final(seed: int) -> Final:
 
 def test_everything_is_in_one_file(tmp_path):
     """Headline, figures, tables; nothing is fetched from anywhere."""
-    view = sweep(finals=(final(3), final(4)), references=(final(3),), notes=("Trials ran 6 rounds.",))
+    view = sweep(finals=(final(3), final(4)), references=(final(3),), tested=True, notes=("Trials ran 6 rounds.",))
     files = write_report(view, tmp_path, (read_text("r8-8/fedalign")))
     assert {f.name for f in files} == {"report.html", "report.md", "figures", "trials.csv", "best.toml"}
     page = (tmp_path / "report.html").read_text()

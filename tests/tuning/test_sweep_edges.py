@@ -103,6 +103,7 @@ def test_a_name_for_the_registry_that_comes_late(experiment, tmp_path):
 
 def test_missing_final_runs_are_on_the_page(tmp_path):
     view = sweep(finals=(final(3), final(5)), references=(final(3), final(4), final(5)), fresh=(3, 4, 5), compared=True)
+    view = dataclasses.replace(view, tested=True)
     assert not view.whole
     write_report(view, tmp_path)
     text = (tmp_path / "report.md").read_text()
