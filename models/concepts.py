@@ -30,7 +30,7 @@ from torch import Tensor
 from models import name_cache
 from models.label_names import NamesError
 from models.language import each_name
-from models.text_encoders import NoEncoderError, Pooling, folder_of, library, text_encoder
+from models.text_encoders import CLIP, NoEncoderError, Pooling, folder_of, library, text_encoder
 
 FORMAT = 1  # part of every digest: raise it when the same input would give other vectors
 PARTS = ("*.json", "*.txt", "*.model", "*.safetensors", "*.bin")
@@ -90,12 +90,29 @@ def concepts(asked: Asked, cache: Path, log: Callable[[str], None] = _LOG.warnin
     try:
         vector_CMD, made_by = encoded(asked), library(asked.model)
     except NoEncoderError as error:
-        raise NamesError(
-            f"class concepts: {error}; or copy {file.name}, made by the same options on a machine with"
-            f" 'anchorfl[plm]' and the model {asked.model!r}, into {cache}"
-        ) from error
+        raise _neither(asked, cache, error) from error
     keep(asked, file, vector_CMD, made_by, log)
     return Concepts(torch.from_numpy(vector_CMD), made_by)
+
+
+def look_for(asked: Asked, cache: Path) -> None:
+    """Raises NamesError where neither the file is in the cache, nor the encoder's library on this machine: to be told
+    before the data are prepared, which may take long.
+    """
+    asked.check()
+    if not asked.file(cache).exists():
+        try:
+            library(asked.model)
+        except NoEncoderError as error:
+            raise _neither(asked, cache, error) from error
+
+
+def _neither(asked: Asked, cache: Path, error: NoEncoderError) -> NamesError:
+    package = "open_clip_torch" if asked.model.startswith(CLIP) else "'anchorfl[plm]'"
+    return NamesError(
+        f"class concepts: {error}; or copy {asked.file(cache).name}, made by the same options on a machine with"
+        f" {package} and the model {asked.model!r}, into {cache}"
+    )
 
 
 def encoded(asked: Asked, source: str = "") -> npt.NDArray[np.float32]:

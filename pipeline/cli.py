@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ Command = Callable[[argparse.Namespace], int]
 Own = Mapping[str, Callable[[list[str]], int]]
 Add = Callable[[str, Command | None, str], argparse.ArgumentParser]
 """Adds a command (name, function, one line about it); None: it has commands of its own."""
-EXIT_INPUT, EXIT_QUORUM, EXIT_INTERRUPT = 2, 3, 130
+EXIT_INPUT, EXIT_QUORUM, EXIT_INTERRUPT, EXIT_PIPE = 2, 3, 130, 141
 FULL = errno.ENOSPC, errno.EDQUOT
 """Errors of a disk that has no room, or no room for this user."""
 
@@ -67,7 +68,13 @@ def run_console(main: Callable[[], int]) -> None:
     # A deprecation in a library is for its developers, not for the reader of a progress line.
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
-    sys.exit(main())
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads (``| head``) has enough; Python would tell it once more at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_PIPE
+    sys.exit(code)
 
 
 def _dispatch(arguments: list[str], own: Own, more: Callable[[Add], None] | None) -> int:

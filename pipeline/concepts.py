@@ -7,14 +7,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from models.concepts import Asked, concepts
+from models.concepts import Asked, concepts, look_for
 from pipeline import tree
 from pipeline.experiment import Experiment
 from pipeline.first_values import Say
 from pipeline.seeds import numpy_rng
+from tasks import places
 from tasks.contract import InputError
 from tasks.sources import task_of
-from tasks.store import Prepared
+from tasks.store import Prepared, cache_root
 
 
 def concept_vectors(e: Experiment, prepared: Prepared, say: Say) -> Tensor | None:
@@ -34,6 +35,15 @@ def concept_vectors(e: Experiment, prepared: Prepared, say: Say) -> Tensor | Non
     say(f"class concepts: {classes} classes, {prompts} prompts, width {width}, checksum {checksum}")
     say(f"they are by {e.model.names_model}, {found.made_by}")
     return vectors_CMD
+
+
+def look_for_encoder(e: Experiment) -> None:
+    """NamesError where the run will lack its text encoder, before its data are prepared. Where only the raw files say
+    which classes there are, it is told afterwards.
+    """
+    names = task_of(e.task).class_names
+    if e.method.concepts and names and not places.is_remote(e.task.cache):
+        look_for(asked_of(e, names), cache_root(e.task.cache))
 
 
 def asked_of(e: Experiment, class_names: tuple[str, ...]) -> Asked:

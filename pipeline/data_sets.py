@@ -17,10 +17,11 @@ from tasks.contract import InputError, Task, TaskOptions
 from tasks.ingest import prepare as prepare_task
 from tasks.raw import raw_digest, raw_files
 from tasks.registry import TASKS
-from tasks.sources import find_task, nearest, status, task_of, variants
+from tasks.sources import find_task, nearest, other_forms, status, task_of
 from tasks.twins import TWINS
 
 ROWS, LISTED = 400, 4
+USAGE = "usage: anchorfl data prepare PRESET|NAME [--task.option value ...] [--seed N] [--cluster.executor ray]"
 
 
 def show(arguments: list[str]) -> int:
@@ -46,12 +47,11 @@ def _about(task: Task, presets: list[str]) -> list[str]:
     classes = f"{len(task.class_names)} classes" if task.class_names else "classes as in its files"
     lines = [f"{task.name:<19} {word}{f' in {state.folder}' if state.folder else ''}"]
     lines.append(f"{indent}{task.title}; {classes}, {task.kind}-label")
-    others = [v for v in variants(task) if status(task, replace(options, variant=v)).found]
     if state.missing:
         looked = ", ".join(map(str, state.places)) or "nowhere: $ANCHORFL_DATA is not set"
         more = f" and {len(state.missing) - LISTED} more" if len(state.missing) > LISTED else ""
         lines.append(f"{indent}lacks {', '.join(state.missing[:LISTED])}{more}; looked in {looked}")
-        lines += [f"{indent}found in another form: --task.variant {v}" for v in others]
+        lines += [f"{indent}found in another form: --task.variant {v}" for v in other_forms(task, options)]
     elif state.folder:
         files = [path.stat().st_size for _, path in raw_files(task, options, state.folder)]
         digest = raw_digest(task, options, state.folder)[:16]
@@ -72,6 +72,9 @@ def _presets() -> dict[str, list[str]]:
 
 def prepare(arguments: list[str]) -> int:
     """Prepare the data of a preset, or a data set by its name, ahead of a run; draw the partition."""
+    if arguments[:1] in (["--help"], ["-h"]):
+        print(f"{USAGE}\n\n{prepare.__doc__}")
+        return 0
     e = _experiment(arguments)
     began, task = time.perf_counter(), task_of(e.task)
     if e.cluster.executor == "ray":
@@ -99,9 +102,8 @@ def prepare(arguments: list[str]) -> int:
 
 def _experiment(arguments: list[str]) -> Experiment:
     """The preset or data set that is named first, with the overrides; in one process unless they say otherwise."""
-    usage = "usage: anchorfl data prepare PRESET|NAME [--task.option value ...] [--seed N] [--cluster.executor ray]"
     if not arguments or arguments[0].startswith("-"):
-        raise InputError(usage)
+        raise InputError(USAGE)
     name, overrides = arguments[0], arguments[1:]
     if name in TASKS:
         federation = FederationOptions(clients_per_round=1)  # nobody trains; any number of clients will do

@@ -144,7 +144,7 @@ class Experiment:
         unsettled = self.task.clients == 0 and self.task.partition == "one_class"  # the data will say
         if self.task.clients < 1 and not unsettled:
             raise ValueError(f"task.clients = {self.task.clients}: must be at least 1")
-        if self.federation.clients_per_round > self.task.clients and not unsettled:
+        if self.selected_clients > self.task.clients and not unsettled:
             raise ValueError(
                 f"federation.clients_per_round = {self.federation.clients_per_round} exceeds"
                 f" task.clients = {self.task.clients}: lower it"
@@ -184,7 +184,7 @@ class Experiment:
     @property
     def selected_clients(self) -> int:
         """How many clients take part in a round."""
-        return self.federation.clients_per_round or self.task.clients
+        return self.federation.selected(self.task.clients)
 
 
 def to_tree(experiment: Experiment) -> dict[str, Any]:

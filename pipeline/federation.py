@@ -16,6 +16,9 @@ class FederationOptions:
     """Communication rounds T."""
     clients_per_round: int = 5
     """Selected clients |S_t|, uniform without replacement; 0: all."""
+    participation: float = 0.0
+    """In place of ``clients_per_round``: share of the clients that are selected, rounded down, at least one; 0:
+    ``clients_per_round`` says."""
     epochs: int = 5
     """Local epochs E."""
     pooled: bool = False
@@ -56,6 +59,8 @@ class FederationOptions:
             raise ValueError(
                 f"federation.clients_per_round = {self.clients_per_round}: must be at least 1, or 0 for all"
             )
+        if not 0 <= self.participation <= 1:
+            raise ValueError(f"federation.participation = {self.participation}: must be in [0, 1]")
         if not 0 < self.quorum <= 1:
             raise ValueError(f"federation.quorum = {self.quorum}: must be in (0, 1]")
         for name in ("retries", "deadline", "over_selection"):
@@ -67,6 +72,12 @@ class FederationOptions:
                 f"{uses[0][1]}: federation.pooled computes the mean of a round at once, without the clients'"
                 " updates: set it to False, or merge to 'mean' and clip_norm to 0"
             )
+
+    def selected(self, clients: int) -> int:
+        """How many of so many clients take part in a round."""
+        if self.participation:  # 0.29 * 100 is a little below 29
+            return max(1, math.floor(round(self.participation * clients, 9)))
+        return self.clients_per_round or clients
 
     @property
     def rule(self) -> MergeRule:

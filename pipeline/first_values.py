@@ -50,7 +50,7 @@ def names_table(e: Experiment, names: Sequence[str]) -> tuple[Cooccurrence, list
 
 
 def _table(e: Experiment) -> Path:
-    mend = " (docs/label-names.md says what it holds); --model.names random does without"
+    mend = " (docs/label-names.md says where to get it, or how to make one); --model.names random does without"
     return _file("names_table", e.model.names_table, mend)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.checkpoint import Checkpoints
 from pipeline.closing import Result, conclude
-from pipeline.concepts import concept_vectors
+from pipeline.concepts import concept_vectors, look_for_encoder
 from pipeline.config import read_experiment
 from pipeline.delivery import store_uri
 from pipeline.executor import Executor
@@ -97,6 +97,8 @@ def make_setup(experiment: Experiment, say: Say, prepared: Prepared | None = Non
     if not experiment.task.clients:
         raise ValueError("task.clients = 0: count the clients first (pipeline.own_data.settled)")
     start = encoder_start(experiment, say)
+    if prepared is None:
+        look_for_encoder(experiment)
     data = prepared or prepare_data(experiment, say)
     if data.manifest.kind not in experiment.method.kinds:
         raise InputError(

@@ -13,7 +13,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, cast
 
@@ -117,11 +117,19 @@ def raw_folder(task: Task, options: TaskOptions) -> Path | None:
         return state.folder
     looked = ", ".join(str(place) for place in state.places) or "nowhere: [task] root and $ANCHORFL_DATA are empty"
     gate = ", access must be applied for" if task.source.gated else ""
+    others = " or ".join(f"--task.variant {name}" for name in other_forms(task, options))
     msg = (
-        f"{task.name}: no {', '.join(state.missing)} (plain or .gz); looked in {looked}. Get the files from "
+        f"{task.name}: no {', '.join(state.missing)} (plain or .gz); looked in {looked}. "
+        f"{f'Another form of the data is there: {others}. Or get' if others else 'Get'} the files from "
         f"{task.source.url} (licence: {task.source.licence}{gate}) and set [task] root or $ANCHORFL_DATA"
     )
     raise InputError(msg)
+
+
+def other_forms(task: Task, options: TaskOptions) -> list[str]:
+    """The variants whose files are there, but for the one that is asked for."""
+    rest = [name for name in variants(task) if name != variant(task, options)]
+    return [name for name in rest if status(task, replace(options, variant=name)).found]
 
 
 def matches(folder: Path, name: str) -> bool:

@@ -110,7 +110,7 @@ def _split(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any], li
 
     if "--help" in arguments or "-h" in arguments:
         print(USAGE + "\n")
-        tyro.cli(SweepOptions, args=["--help"], prog="anchorfl sweep")
+        tyro.cli(SweepOptions, args=["--help"], prog="anchorfl sweep", config=(tyro.conf.FlagConversionOff,))
     parser = argparse.ArgumentParser(prog="anchorfl sweep", add_help=False, exit_on_error=False)
     parser.add_argument("--space", nargs="+", action="extend", default=[])
     parser.add_argument("--resume", default=None)

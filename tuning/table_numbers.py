@@ -195,7 +195,7 @@ def _cost(runs: Sequence[RunSummary]) -> Cost:
 
 def traffic(run: RunSummary) -> tuple[float, float]:
     """Megabytes down and up per client and round, over all clients that answered."""
-    selected = int(run.params["federation.clients_per_round"] or run.params["task.clients"])
+    selected = int(run.params["federation.clients_per_round"] or run.params["task.clients"])  # of older records
     rounds = [record.metrics for record in run.records if record.round]
     answered = sum(metrics.get("fault/answered", selected - metrics["fault/failed"]) for metrics in rounds)
     down, up = (sum(metrics[f"wire/{way}/bytes"] for metrics in rounds) / 1e6 for way in ("down", "up"))

@@ -37,6 +37,13 @@ CONVENTION = (
     " the network, eight for a value of a class row, and all rows sent to everybody in every round; once where they are"
     " fixed."
 )
+SCORED = {
+    "fedrep": "FedRep: the scores are those of the mean body with the mean of the participants' heads"
+    " (method.scored = 'server').",
+    "fedproto": "FedProto trains no global model: its scores are means over the clients' own models, each on all rows.",
+    "feddyn": "FedDyn: the scores are those of the mean of the participants' weights, not of what clients are sent.",
+}
+"""Whose scores a row shows, where it is not plain, by the name of its preset."""
 VARIED = "A published figure, and with it a verdict, stands at the preset's own value alone."
 REPORTED = {
     "last": "last round",
@@ -87,7 +94,8 @@ def _blocks(table: Table) -> Iterator[Block]:
     reported = REPORTED[table.paper.reported].format(primary=table.paper.primary)
     words = {"reported": reported, "own": own, "family": family}
     how = [*HOW, CONVENTION] if table.paper.convention else HOW
-    yield Block("How to read it", paragraphs=[text.format(**words) for text in how])
+    scored = [text for name, text in SCORED.items() if any(row.name == name for row in table.rows)]
+    yield Block("How to read it", paragraphs=[*(text.format(**words) for text in how), *scored])
 
 
 def _against(table: Table, rows: Sequence[Row]) -> str:

@@ -24,6 +24,8 @@ from tasks.store import Prepared
 from tuning.table_vary import Vary, free, ordered, with_change
 from tuning.tables import Row
 
+ENCODERS = ("fedbm-bert", "fedbm-roberta", "fedbm-biomedclip")
+"""Rows that compare text encoders (Table XII of FedBM)."""
 TAKEN = {"seed": "--seeds 4321,4322", "output": "--runs FOLDER and --out FOLDER"}
 """Options of a run that a table sets itself -> what to write in their place."""
 
@@ -58,6 +60,12 @@ def cells_of(
     named = {word[2:].partition("=")[0].replace("-", "_") for word in overrides if word.startswith("--")}
     if vary is not None and vary.option in named:
         raise InputError(f"--{vary.option}: --vary sets it for its runs; give one of them")
+    encoders = sorted({row.name for row in rows if row.name in ENCODERS})
+    if "model.names_model" in named and encoders:
+        raise InputError(
+            f"--model.names_model: rows {', '.join(encoders)} are named after the text encoder that is published; leave"
+            " them out with --rows"
+        )
     for option in (named | {vary.option} if vary else named) & TAKEN.keys():
         raise InputError(f"--{option}: a table sets it for its runs; give {TAKEN[option]}")
     out = []

@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from pipeline.cli import main, run_main
+from tuning.cli import main as tuning_main
 
 SERIAL = ["--cluster.executor", "serial", "--tracking.uri", "none"]
 SMALL = [*SERIAL, "--federation.rounds", "2", "--federation.epochs", "1"]
@@ -163,6 +166,27 @@ def test_data_tells_what_is_there(here, capsys, monkeypatch):
 def test_presets_are_listed(capsys):
     assert main(["presets"]) == 0
     assert "published macro F1 83.76" in capsys.readouterr().out
+
+
+def test_a_reader_that_has_enough(tmp_path):
+    """As ``anchorfl presets | head -1`` does."""
+    code = "from pipeline.cli import main, run_console\nrun_console(lambda: main(['presets']))"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as asked:
+        asked.stdout.close()
+        assert asked.stderr.read() == ""
+    assert asked.returncode == 141
+
+
+def test_help_of_what_parses_its_own_arguments(here, capsys):
+    assert main(["data", "prepare", "--help"]) == 0
+    assert "usage: anchorfl data prepare PRESET|NAME" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        tuning_main(["sweep", "--help"])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    assert "--reference {True,False}" in shown
+    assert "--no-reference" not in shown
 
 
 @pytest.mark.parametrize(

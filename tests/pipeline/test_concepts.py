@@ -12,6 +12,7 @@ import torch
 
 from models.build import ModelOptions
 from models.concepts import Asked, keep
+from models.label_names import NamesError
 from pipeline.concepts import asked_of, share_of
 from pipeline.methods.fedavg import FedAvg
 from pipeline.run import make_setup, prepare_data, run
@@ -82,6 +83,14 @@ def test_a_run_without_library_or_model_uses_the_file(named, own_cache, monkeypa
     setup = make_setup(e, quiet)
     assert torch.equal(setup.concepts_CMD, torch.from_numpy(made_up(asked)))
     assert 0 <= run(e, tmp_path / "run", quiet).scores["test"]["f1_macro"] <= 1
+
+
+def test_a_missing_encoder_is_told_before_the_data_are_prepared(named, own_cache, tmp_path):
+    with pytest.raises(
+        NamesError, match=r"open_clip_torch; or copy .*with open_clip_torch and the model 'open_clip:a@b'"
+    ):
+        run(named(names_model="open_clip:a@b", names_prompts=PROMPTS), tmp_path / "run", quiet)
+    assert not own_cache.exists()
 
 
 def test_rows_follow_the_classes_that_the_data_have(named):

@@ -103,6 +103,20 @@ def test_the_digest_is_of_what_can_change_a_result():
         assert digest(override(base, change)) != digest(base)
 
 
+def test_a_share_of_the_clients_takes_part():
+    """Rounded down, at least one; ``clients_per_round`` does not count then, even where it is more than there are."""
+    base = read_preset("digits/fedavg")
+    assert (base.task.clients, base.selected_clients) == (10, 5)
+    for share, clients, selected in ((0.5, 8, 4), (0.5, 4, 2), (0.29, 100, 29), (0.1, 3, 1), (1.0, 4, 4)):
+        words = ["--federation.participation", str(share), "--task.clients", str(clients)]
+        assert override(base, words).selected_clients == selected
+    for share in ("-0.1", "1.5"):
+        with pytest.raises(InputError, match=r"federation.participation = .*: must be in \[0, 1\]"):
+            override(base, ["--federation.participation", share])
+    with pytest.raises(InputError, match=r"clients_per_round = 5 exceeds task.clients = 4"):
+        override(base, ["--task.clients", "4"])
+
+
 def test_the_names_that_people_sweep_stay_short():
     names = flat(read_preset("r8-8/fedalign"))
     assert {"q1", "q2", "alpha", "method", "task", "seed"} <= names.keys()

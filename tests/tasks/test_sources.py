@@ -9,7 +9,7 @@ import pytest
 
 from tasks.contract import InputError, Source, TaskOptions
 from tasks.registry import TASKS
-from tasks.sources import file_names, find_file, find_task, open_text, raw_folder, status
+from tasks.sources import file_names, find_file, find_task, open_text, raw_folder, status, variants
 
 R8_FILES = ("r8-train-stemmed.txt", "r8-test-stemmed.txt")
 
@@ -72,6 +72,20 @@ def test_missing_files_are_named_with_every_place_and_the_source(tmp_path, monke
         raw_folder(gated, TaskOptions())
     with pytest.raises(InputError, match=r"no a\.csv or a\.csv\.gz there"):
         find_file(tmp_path, "a.csv")
+
+
+def test_another_form_that_is_there_is_named(tmp_path, monkeypatch):
+    """Whoever has the small images of PBC learns the option that takes them."""
+    task = find_task("r8")
+    monkeypatch.setenv("ANCHORFL_DATA", str(tmp_path))
+    stemmed = TaskOptions(name="r8", variant="stemmed")
+    other = next(name for name in variants(task) if name != "stemmed")
+    for name in file_names(task, TaskOptions(name="r8", variant=other)):
+        (tmp_path / name).touch()
+    with pytest.raises(
+        InputError, match=rf"Another form of the data is there: --task.variant {other}\. Or get the files"
+    ):
+        raw_folder(task, stemmed)
 
 
 def test_bundled_tasks_need_no_folder():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.tuning.made_tables import made_run, rising, toy
 from tuning.papers import PAPERS
 from tuning.table_figures import curves_csv
 from tuning.table_numbers import NOISE, NOT, ONE, REPRODUCED, Entry, table_of
-from tuning.table_page import reproducibility, table_csv, text, write_page
+from tuning.table_page import _blocks, reproducibility, table_csv, text, write_page
 from tuning.table_runs import cells_of
 from tuning.tables import MACRO_ACCURACY, MACRO_F1, Figure, chosen, rows_of
 
@@ -127,6 +128,15 @@ def test_rows_for_reproducibility(tmp_path):
         " 30.00, 31.00, 29.00 | reproduced |",
     ]
     assert rows[5:] == ["", "6 of 6 runs, 0.333 CPU hours in all. Command: `anchorfl table toy`."]
+
+
+def test_whose_scores_stand_in_a_row(tmp_path):
+    """FedProto trains no global model; the page says what is scored instead, where it has such a row."""
+    write_page(made(tmp_path), tmp_path / "without")
+    assert "FedProto" not in (tmp_path / "without/table.md").read_text()
+    table = made(tmp_path)
+    rows = tuple(replace(cell, row=replace(cell.row, name="fedproto", label="FedProto")) for cell in table.cells)
+    assert "means over the clients' own models" in str(list(_blocks(replace(table, cells=rows)))[-1].paragraphs)
 
 
 def test_other_options_are_said(tmp_path):
