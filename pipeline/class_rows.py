@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from models.heads import unit
 from pipeline.blocks import weights_of
 from pipeline.contract import ClientSide, Global, Local, Method, Pooling, Report, ServerSide, Tensors, Update
-from pipeline.optimizers import SGD, Adam, restore, state_of
+from pipeline.optimizers import SGD, Adam, make, restore, state_of
 from pipeline.spread import Form, gradient, nearest, slope
 from tasks.contract import Batch, Card, InputError
 
@@ -73,7 +73,8 @@ class RowLocal(Local[RowsGlobal, RowUpdate]):
         super().__init__(side)
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        theta = super().make_optimizers()["all"]
+        # without the rows of the head, which this client is never sent
+        theta = make(self.side.optimizer, [p for name, p in self.model.named_parameters() if name != ROWS])
         if self.fixed:
             return {MOMENTS: theta}
         return {MOMENTS: theta, "row": SGD([self.row_D], lr=self.method.row_rate(self.side.round))}

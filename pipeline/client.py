@@ -16,7 +16,7 @@ from pipeline.label_sets import run_key
 from pipeline.row_cache import RowCache
 from pipeline.setup import Setup
 from pipeline.training import Fitted, fit
-from tasks.contract import Card, ClientData
+from tasks.contract import Card, ClientData, InputError
 from tasks.metrics import Scores
 
 CPU = torch.device("cpu")
@@ -25,9 +25,17 @@ TOLD_ROWS = 1 << 13
 
 
 def device_for(gpus: float) -> torch.device:
-    """The device of an actor with this GPU share; on a GPU the process limits itself to its part of the memory."""
-    if gpus <= 0 or not torch.cuda.is_available():
+    """The device of a process with this GPU share; on a GPU it limits itself to its part of the memory, and float32 is
+    float32 in convolutions, too (cuDNN's default rounds their factors to 10 bits). InputError where there is none.
+    """
+    if gpus <= 0:
         return CPU
+    if not torch.cuda.is_available():  # Ray counts GPUs by itself, whatever torch can use
+        raise InputError(
+            f"cluster: {gpus:g} of a GPU is asked for, but this torch ({torch.__version__}) sees none: set client_gpus"
+            " and server_gpus to 0, or install torch for CUDA"
+        )
+    torch.backends.cudnn.allow_tf32 = False
     torch.cuda.set_per_process_memory_fraction(min(1.0, gpus))
     return torch.device("cuda")
 

@@ -58,9 +58,7 @@ class Report(Generic[U]):
 
 @dataclass(frozen=True)
 class ServerSide:
-    """What server hooks may touch. ``validate(weights) -> score_C``: macro-free F1 per class on the validation
-    split; ``told``: in ``begin``, what the clients told before round 1 (``Method.tell``), in their order.
-    """
+    """What server hooks may touch. validate: weights -> F1 per class on validation; told: what ``Method.tell`` told."""
 
     model: Classifier
     cards: Sequence[Card]
@@ -216,7 +214,6 @@ class Method(ABC, Generic[S, U]):
     scored: Literal["server", "clients"] = "server"
     """Whose models are scored: the server's, or every client's (``own``), for the mean of their scores; then there is
     no model to save."""
-
     semantic: bool = True
     """Whether class embeddings start from the class names' vectors (label heads only)."""
 
@@ -247,9 +244,7 @@ class Method(ABC, Generic[S, U]):
         return {}
 
     def first_memory(self, model: Classifier) -> Tensors:
-        """A client's memory before its first round. model: with its first weights, which every client makes itself from
-        the run's options and seed, so that nothing travels.
-        """
+        """A client's memory before its first round; it makes that itself from the model's first weights."""
         return {}
 
     def own(self, model: Classifier, sent: S, memory: Tensors) -> Classifier:
@@ -264,6 +259,10 @@ class Method(ABC, Generic[S, U]):
     def pooling(self) -> Pooling[S] | None:
         """How a round of clients with one class each is computed at once; None where it is not the same."""
         return None
+
+    def heaviest(self, state: S, rounds: int) -> tuple[S, int]:
+        """A state and the number of a round in which a run needs most memory: what ``anchorfl probe`` measures."""
+        return state, 1
 
     @abstractmethod
     def local(self, side: ClientSide[S]) -> Local[S, U]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import torch
-
 from pipeline import tree, usage
 from pipeline.client import CPU, ClientHost, device_for
 from pipeline.contract import Tensors
@@ -19,7 +17,6 @@ from pipeline.faults import Answer, Failure, RejectedError, Roster, RoundOutcome
 from pipeline.server import Server
 from pipeline.setup import Setup, one_thread
 from pipeline.training import Fitted
-from tasks.contract import InputError
 from tasks.metrics import Scores
 
 NEXT = 0
@@ -82,13 +79,7 @@ def host_of(setup: Setup) -> ClientHost:
     where there is none.
     """
     cluster = setup.experiment.cluster
-    gpus = max(cluster.client_gpus, cluster.server_gpus)
-    if gpus and not torch.cuda.is_available():
-        raise InputError(
-            f"cluster: {gpus:g} of a GPU is asked for, but this torch ({torch.__version__}) sees none: set client_gpus"
-            " and server_gpus to 0, or install torch for CUDA"
-        )
-    return ClientHost(setup, device_for(gpus))
+    return ClientHost(setup, device_for(max(cluster.client_gpus, cluster.server_gpus)))
 
 
 def scored_as(clients: int, memories: Mapping[int, Any]) -> list[int]:

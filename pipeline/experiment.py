@@ -65,7 +65,9 @@ class EvaluationOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterOptions:
-    """Where clients run. No option here changes a result."""
+    """Where clients run. No option here changes a result, but for GPUs: they round otherwise, and draw other dropout
+    masks.
+    """
 
     executor: Literal["ray", "serial"] = "ray"
     """``ray``: client actors and a server actor; ``serial``: all in this process (debugger, tests, reference)."""

@@ -89,9 +89,11 @@ def measure_server(setup: Setup, client: int, update: tree.Packed) -> ServerUse:
     """Merge one client's update and score both splits, as the server's actor would, in a fresh process."""
     one_thread()
     server = server_of(setup)
+    e = setup.experiment
+    server.state, round_ = e.method.heaviest(server.state, e.federation.rounds)
     baseline, began = resident(), time.perf_counter()
-    server.merge(1, [client], [tree.unpack(update)])
-    tree.pack(server.broadcast(2))
+    server.merge(round_, [client], [tree.unpack(update)])
+    tree.pack(server.broadcast(round_ + 1))
     if setup.experiment.method.scored == "server":
         server.scores(SPLITS)
     return ServerUse(baseline, peak_resident(), time.perf_counter() - began)

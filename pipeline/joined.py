@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.classifier import Classifier
 from models.heads import ConceptHead
 from pipeline.blocks import weights_of
 from pipeline.contract import ClientSide, Global, Local, Tensors, Update
-from pipeline.generation import RowLoss, Source, source_of
-from tasks.contract import Batch
+from pipeline.generation import Source, source_of
+from tasks.contract import Batch, ClientData
 
 FROZEN = ("head.mean", "head.variance", "head.tau")
 Frozen = Literal["distribution", "mean", "random"]
@@ -39,9 +40,15 @@ class Part:
     drawn from the concept embeddings.
     """
 
-    row_loss: RowLoss
     generated: int
     named: bool
+
+
+def row_loss(model: Classifier, x: Tensor, class_B: Tensor) -> Tensor:
+    """Loss of every row [B] against the frozen classifier (its bound, eq. 4), or a linear one."""
+    if isinstance(model.head, ConceptHead):
+        return model.head.bound(model.encoder(x), class_B)
+    return F.cross_entropy(model(x), class_B, reduction="none")
 
 
 class BMLocal(Local[BMGlobal, Update]):
@@ -61,6 +68,12 @@ class BMLocal(Local[BMGlobal, Update]):
         values = {k.removeprefix(GENERATOR): v for k, v in self.kept.items() if k.startswith(GENERATOR)}
         return source_of(values, self.kept[CONCEPTS], self.part.named, self.side.data.scaling)
 
+    def active(self, data: ClientData) -> Tensor:
+        if self.source is None:
+            return super().active(data)
+        # generated images join every mini-batch, also one without a labelled row
+        return torch.ones(len(data), dtype=torch.bool, device=data.y_NC.device)
+
     def loss(self, batch: Batch) -> Tensor:
         if self.source is None and not isinstance(self.model.head, ConceptHead):
             return super().loss(batch)  # neither of the method's halves: FedAvg's, bit for bit
@@ -70,7 +83,7 @@ class BMLocal(Local[BMGlobal, Update]):
             made, of_B = self.source.draw(self.part.generated, self.side.rng)
             x, class_B = torch.cat([x, made]), torch.cat([class_B, of_B])
             weight_B, count = torch.cat([weight_B, torch.ones_like(of_B, dtype=weight_B.dtype)]), count + len(of_B)
-        return (weight_B * self.part.row_loss(self.model, x, class_B)).sum() / count
+        return (weight_B * row_loss(self.model, x, class_B)).sum() / count
 
     def update(self) -> Update:
         return Update(trained(weights_of(self.model)))

@@ -70,7 +70,8 @@ def pooled_step(model: Classifier, weights: Tensors, pool: Pool, step: Step) -> 
         held = pool.holders.take(index_B)
         held = held.where(taking_C[held.class_P])
         place_P, class_P = (torch.from_numpy(a).long().to(device) for a in (held.row_P, held.class_P))
-        z_BD = model.encoder(pool.inputs(index_B, device).to(rows_CD))
+        x = pool.inputs(index_B, device)
+        z_BD = model.encoder(x.to(rows_CD) if x.is_floating_point() else x)  # token ids stay numbers of rows
         loss_P = step.pooling.loss(z_BD[place_P], rows_CD[class_P])
         (pair_C[class_P] * loss_P).sum().backward()  # type: ignore[no-untyped-call]
         loss_C.index_add_(0, class_P.cpu(), loss_P.detach().double().cpu())

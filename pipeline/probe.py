@@ -160,7 +160,8 @@ def _measure(setup: Setup, chosen: Chosen, places: list[Place], apart: Apart) ->
     on_gpu = has_gpu(places)
     device = "a GPU, as soon as one is free" if on_gpu else "the CPU"
     print(f"training client {chosen.client} alone for {footprint.ROUNDS} rounds on {device}", flush=True)
-    sender = server_of(setup)
+    sender, e = server_of(setup), setup.experiment
+    sender.state, _ = e.method.heaviest(sender.state, e.federation.rounds)
     sent = tree.pack({"broadcast": sender.broadcast(1), "letter": sender.letter(chosen.client)})
     what = f"client {chosen.client}"
     try:

@@ -11,16 +11,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from models.build import Head
-from models.classifier import Classifier
-from models.heads import ConceptHead
 from pipeline.blocks import weights_of
 from pipeline.contract import ClientSide, Method, Report, ServerSide, Tensors, Update
 from pipeline.generation import Lesson, first_generator, retrained
-from pipeline.joined import CONCEPTS, FROZEN, GENERATOR, BMGlobal, BMLocal, Frozen, Part, frozen, trained
+from pipeline.joined import CONCEPTS, FROZEN, GENERATOR, BMGlobal, BMLocal, Frozen, Part, frozen, row_loss, trained
 from tasks.contract import Card, Kind
 
 
@@ -31,7 +27,6 @@ class FedBM(Method[BMGlobal, Update]):
     """
 
     name = "fedbm"
-    concepts = True
     kinds: ClassVar[tuple[Kind, ...]] = ("single",)
 
     weighting: Literal["samples", "uniform"] = "samples"
@@ -70,17 +65,22 @@ class FedBM(Method[BMGlobal, Update]):
             raise ValueError(f"method.generator_batch = {self.generator_batch}: must be at least 2")
 
     @property
+    def concepts(self) -> bool:  # type: ignore[override]  # a field of the base, which two switches decide here
+        return self.lkcc or self.cgde
+
+    @property
     def head(self) -> Head:
         return "concept" if self.lkcc else "linear"
 
     def begin(self, side: ServerSide) -> BMGlobal:
-        assert side.concepts_CMD is not None  # ``concepts``
-        weights = weights_of(side.model)
-        if self.lkcc:
-            weights |= frozen(side.concepts_CMD, self.classifier, self.tau, side.rng)
+        weights, concepts_CMD = weights_of(side.model), side.concepts_CMD
+        if concepts_CMD is None:  # neither half: FedAvg
+            concepts_CMD = torch.zeros(0)
+        elif self.lkcc:
+            weights |= frozen(concepts_CMD, self.classifier, self.tau, side.rng)
         generator = first_generator(side, self.lambda_dis > 0) if self.cgde else {}
         nobody_I = torch.zeros(len(side.cards), dtype=torch.int64)
-        return BMGlobal(weights, side.concepts_CMD, generator, torch.zeros((), dtype=torch.int64), nobody_I)
+        return BMGlobal(weights, concepts_CMD, generator, torch.zeros((), dtype=torch.int64), nobody_I)
 
     def broadcast(self, state: BMGlobal, side: ServerSide) -> BMGlobal:
         nothing = torch.zeros(0)
@@ -96,12 +96,12 @@ class FedBM(Method[BMGlobal, Update]):
         return out
 
     def local(self, side: ClientSide[BMGlobal]) -> BMLocal:
-        return BMLocal(side, Part(self.row_loss, self.generated, self.named))
+        return BMLocal(side, Part(self.generated, self.named))
 
-    def row_loss(self, model: Classifier, x: Tensor, class_B: Tensor) -> Tensor:
-        if isinstance(model.head, ConceptHead):
-            return model.head.bound(model.encoder(x), class_B)
-        return F.cross_entropy(model(x), class_B, reduction="none")
+    def heaviest(self, state: BMGlobal, rounds: int) -> tuple[BMGlobal, int]:
+        if not self.cgde or self.every >= rounds:  # the generator is never trained
+            return state, 1
+        return replace(state, version=torch.ones_like(state.version)), self.every
 
     def merge(self, state: BMGlobal, reports: Sequence[Report[Update]], side: ServerSide) -> BMGlobal:
         shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]
@@ -113,8 +113,6 @@ class FedBM(Method[BMGlobal, Update]):
         # after the last round nobody would see what it learns
         if not self.cgde or side.round % self.every or side.round == side.rounds:
             return state
-        lesson = Lesson(
-            self.row_loss, self.lambda_div, self.lambda_dis, self.steps, self.generator_batch, self.generator_lr
-        )
+        lesson = Lesson(row_loss, self.lambda_div, self.lambda_dis, self.steps, self.generator_batch, self.generator_lr)
         generator = retrained(state.generator, weights, state.concepts_CMD, self.named, lesson, side)
         return replace(state, generator=generator, version=state.version + 1)

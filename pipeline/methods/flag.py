@@ -29,6 +29,11 @@ class Flag(OneClass):
     label_weights: Literal["occurrence", "uniform"] = "occurrence"
     """q_c: share of class c in all occurrences of labels, or 1 / C, which is plain averaging here."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weighting != "uniform":
+            raise ValueError("method.weighting has no effect on FLAG: leave it out, and set method.label_weights")
+
     def shares(self, rows_I: Tensor) -> Tensor:
         return rows_I.double() if self.label_weights == "occurrence" else torch.ones(len(rows_I), dtype=torch.float64)
 

@@ -19,7 +19,7 @@ from models.heads import ConceptHead
 from pipeline import tree
 from pipeline.contract import ClientSide, Report, ServerSide
 from pipeline.generation import Lesson, source_of, taught
-from pipeline.joined import CONCEPTS, FROZEN, GENERATOR, trained
+from pipeline.joined import CONCEPTS, FROZEN, GENERATOR, row_loss, trained
 from pipeline.methods.fedavg import FedAvg
 from pipeline.methods.fedbm import FedBM
 from pipeline.optimizers import OptimizerOptions
@@ -99,6 +99,41 @@ def test_before_the_generators_first_training_it_is_lkcc_alone():
     want, _ = federation(FedBM(cgde=False), 3)
     same = [tree.checksum(a.weights) == tree.checksum(b.weights) for a, b in zip(got, want, strict=True)]
     assert same == [True, True, False]
+
+
+def test_generated_images_join_mini_batches_without_a_labelled_row():
+    """So leaving rows without a loss out changes nothing, in this method as in others."""
+
+    def half_labelled(options):
+        card, data = client(0)
+        data = replace(data, weight_NC=data.weight_NC * (torch.arange(ROWS) < 3)[:, None])
+        model = network(FedBM(**QUICK))
+        state = FedBM(**QUICK).begin(server(model, [card]))
+        state, round_ = FedBM(**QUICK).heaviest(state, 10)
+        assert round_ == 2
+        method = FedBM(**QUICK)
+        training = Training(method, SINGLE, options, 2, 5)
+        return fit(training, model, card, data, method.broadcast(state, server(model, [card])), {}, 1,
+                   method.letter(state, card)).update.weights  # fmt: skip
+
+    got, want = (
+        half_labelled(replace(SGD, batch_size=2, skip_zero_rows=True)),
+        half_labelled(replace(SGD, batch_size=2)),
+    )
+    assert tree.checksum(got) == tree.checksum(want)
+
+
+def test_what_is_measured_for_memory():
+    """The round of the generator's first training, with a generator in the letter; without one, round 1."""
+    method, card = FedBM(**QUICK), client(0)[0]
+    state = method.begin(server(network(method), [card]))
+    heavy, round_ = method.heaviest(state, 10)
+    assert round_ == 2
+    assert any(name.startswith(GENERATOR) for name in method.letter(heavy, card))
+    assert not any(name.startswith(GENERATOR) for name in method.letter(state, card))
+    assert method.heaviest(state, 2) == (state, 1)
+    assert FedBM(cgde=False).heaviest(state, 10) == (state, 1)
+    assert [FedBM(lkcc=a, cgde=b).concepts for a in (True, False) for b in (True, False)] == [True, True, True, False]
 
 
 def by_differences(model, loss):
@@ -202,7 +237,7 @@ def test_training_goes_on_from_the_last_and_moves_the_generator_alone():
     model.load_state_dict(state.weights)
     before = {n: v.clone() for n, v in model.state_dict().items()}
     source = source_of(state.generator, state.concepts_CMD, True, SPEC.scaling())
-    lesson = Lesson(method.row_loss, 1.0, 0.0, 30, 16, 3e-3)
+    lesson = Lesson(row_loss, 1.0, 0.0, 30, 16, 3e-3)
     losses = taught(source, model, lesson, rng(3))
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
     assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())

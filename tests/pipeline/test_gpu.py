@@ -50,6 +50,24 @@ def test_pooled_rounds_there_as_here(experiment):
         torch.testing.assert_close(there[name], here[name], rtol=1e-3, atol=1e-4)
 
 
+def test_fedbms_generator_there_as_here(experiment):
+    """It is trained on the server's device, and its images join on the clients'; here draws differ between devices, so
+    what is held equal is the classifier up to the first training, and that the rest stays finite and on the CPU.
+    """
+    options = {"cgde": True, "lambda_dis": 0.0, "every": 1, "steps": 2, "generator_batch": 4, "generated": 4}
+    e = experiment("fedbm", "digits", options=options, model={"dropout": 0.0}, federation={"epochs": 1})
+    e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition="iid"))
+    e = dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, client_gpus=1.0))
+    executor = SerialExecutor(make_setup(e, lambda line: None))
+    first = executor.snapshot()
+    for round_ in (1, 2):
+        executor.round(round_, range(e.task.clients), lambda *counts: None)
+    there = executor.snapshot()
+    moved = [name for name in there if "generator" in name and not torch.equal(there[name], first[name])]
+    assert moved
+    assert all(t.device == HERE and bool(t.isfinite().all()) for _, t in tree.tensors(there))
+
+
 def test_dropout_there_is_drawn_from_the_seed(experiment):
     e = experiment("fedavg", model={"dropout": 0.5})
     first, again = (rounds(SerialExecutor, e, 1.0)[0] for _ in range(2))

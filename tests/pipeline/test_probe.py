@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -12,10 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import footprint, usage
+from pipeline import footprint, tree, usage
 from pipeline.cli import OWN, run_main
 from pipeline.config import override, read_preset
-from pipeline.probe import described, largest, probe
+from pipeline.executor import server_of
+from pipeline.methods import fedbm
+from pipeline.probe import _measure, described, largest, probe
 from pipeline.run import make_setup
 from pipeline.shares import GpuNeed
 
@@ -121,6 +124,20 @@ def test_probe_writes_overrides_and_figures(here, capsys):
     read = override(read_preset("digits/fedalign"), text.split()).cluster
     assert math.ceil(10 / read.clients_per_actor) == figures["shares"]["actors"]
     assert f"{figures['shares']['actors']} actors of 1 CPU and 0 GPU" in shown
+
+
+def test_fedbm_is_measured_with_its_generator(experiment, monkeypatch):
+    """Which its first rounds lack: a client keeps it, and the server trains it."""
+    options = {"cgde": True, "lambda_dis": 0.0, "every": 2, "steps": 1, "generator_batch": 2, "generated": 2}
+    e = experiment("fedbm", "digits", options=options)
+    e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition="iid"))
+    trained = []
+    monkeypatch.setattr(fedbm, "retrained", lambda values, *rest: trained.append(1) or values)
+    setup = make_setup(e, print)
+    got = _measure(setup, described(setup, 0), [], lambda function, *arguments: function(*arguments))
+    generator = tree.nbytes(server_of(setup).state.generator)
+    assert got.client.kept > generator > 1e5
+    assert trained == [1]
 
 
 def test_bad_arguments_are_said_in_one_line(here, capsys):
