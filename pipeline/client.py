@@ -24,13 +24,14 @@ TOLD_ROWS = 1 << 13
 """Rows at a time from which a client makes its message before round 1."""
 
 
-def device_for(gpus: float) -> torch.device:
+def device_for(gpus: float, *, must: bool = False) -> torch.device:
     """The device of a process with this GPU share; on a GPU it limits itself to its part of the memory, and float32 is
-    float32 in convolutions, too (cuDNN's default rounds their factors to 10 bits). InputError where there is none.
+    float32 in convolutions, too (cuDNN's default rounds their factors to 10 bits). must: InputError where there is no
+    GPU; otherwise the CPU, since Ray's GPUs may be logical ones, which a node was started with.
     """
-    if gpus <= 0:
+    if gpus <= 0 or not (must or torch.cuda.is_available()):
         return CPU
-    if not torch.cuda.is_available():  # Ray counts GPUs by itself, whatever torch can use
+    if not torch.cuda.is_available():
         raise InputError(
             f"cluster: {gpus:g} of a GPU is asked for, but this torch ({torch.__version__}) sees none: set client_gpus"
             " and server_gpus to 0, or install torch for CUDA"

@@ -79,7 +79,7 @@ def host_of(setup: Setup) -> ClientHost:
     where there is none.
     """
     cluster = setup.experiment.cluster
-    return ClientHost(setup, device_for(max(cluster.client_gpus, cluster.server_gpus)))
+    return ClientHost(setup, device_for(max(cluster.client_gpus, cluster.server_gpus), must=True))
 
 
 def scored_as(clients: int, memories: Mapping[int, Any]) -> list[int]:

@@ -171,11 +171,11 @@ def test_a_share_of_a_gpu_that_is_not_there_is_refused(one_class, monkeypatch, p
 
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
-    """By an actor, too: Ray counts GPUs by itself."""
+    """But for Ray's actors, whose GPUs may be logical ones."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert device_for(0.0) == torch.device("cpu")
+    assert device_for(0.0, must=True) == device_for(0.25) == torch.device("cpu")
     with pytest.raises(InputError, match=r"0\.25 of a GPU is asked for, but this torch .* sees none"):
-        device_for(0.25)
+        device_for(0.25, must=True)
 
 
 def test_a_client_keeps_nothing_of_rows_that_it_never_had(one_class):
