@@ -85,7 +85,15 @@ def dropped(ref, place=0):
 
 
 @pytest.mark.usefixtures("ray_running")
-@pytest.mark.parametrize(("harm", "part"), [(harmed, 0), (poisoned, 0), (dropped, 0), (dropped, 1)])
+@pytest.mark.parametrize(
+    ("harm", "part"),
+    [
+        (harmed, 0),
+        pytest.param(poisoned, 0, marks=pytest.mark.slow),
+        pytest.param(dropped, 0, marks=pytest.mark.slow),
+        (dropped, 1),
+    ],
+)
 def test_messages_harmed_or_lost_between_client_and_server(experiment, tmp_path, monkeypatch, harm, part):
     """An update (part 0) or a client's memory (1): asked for again, or fetched from the checkpoint; same bits."""
     e = experiment("scaffold", federation={"rounds": 3, "clients_per_round": 4, "epochs": 1})

@@ -131,7 +131,11 @@ def test_a_server_actor_that_dies_in_a_round_is_named(faulty):
 
 @pytest.mark.parametrize(
     ("when", "method"),
-    [(when, "fedalign") for when in ("start", "clients", "scores", "snapshot", "memory")] + [("merge", "scaffold")],
+    [
+        *((when, "fedalign") for when in ("start", "clients", "memory")),
+        *(pytest.param(when, "fedalign", marks=pytest.mark.slow) for when in ("scores", "snapshot")),
+        ("merge", "scaffold"),
+    ],
 )
 def test_a_run_goes_on_with_a_new_server_and_the_same_bits(experiment, tmp_path, monkeypatch, when, method):
     """Killed before round 1 is done, while clients train, or after the merge: as if nothing had been."""

@@ -93,7 +93,7 @@ class Faulty(FedProto):
         return super().own(model, sent, memory)
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_an_actor_that_dies_while_it_scores(experiment, tmp_path, times):
     """Once: a fresh one gives the same scores. Twice: a mean over all clients there is not, and the run says why."""
     setup = make_setup(experiment("fedproto"), quiet)
