@@ -22,7 +22,7 @@ from pipeline.crew import Crew, Stats
 from pipeline.dispatch import Dispatch
 from pipeline.evaluate import mean_of_models
 from pipeline.executor import NEXT, Watch, scored_as
-from pipeline.faults import Failure, LostError, RejectedError, Roster, RoundOutcome
+from pipeline.faults import WITHOUT_GPU, Failure, LostError, RejectedError, Roster, RoundOutcome
 from pipeline.ray_errors import is_lost, lost, node_died, one_line, ray_kind
 from pipeline.setup import Setup
 from tasks.metrics import Scores
@@ -81,10 +81,12 @@ class RayExecutor:
             self._drop()
         going, self._next = self._next or self._begin(round_, selected, stand_ins), None
         roster, given, peak, merged = going.roster, dict[int, Given](), dict[str, float](), None
+        without_gpu = set[int]()
         while merged is None:
             for job, stats in self._answers(roster, self.dispatch, going.fit, going.running, watch):
                 given |= self._take(job, stats, roster)
                 peak |= {k.replace("client", f"actor_{job.slot:03d}"): v for k, v in stats.memory.items()}
+                without_gpu |= {job.slot} if stats.without_gpu else set()
             roster.check_quorum()
             try:
                 merged = self._merge(round_, {c: given[c] for c in sorted(roster.answers)})
@@ -93,6 +95,8 @@ class RayExecutor:
         self.memories |= {c: given[c].memory for c in roster.answers}
         self.dispatch.learn(roster.answers.values())
         counts, of_server = merged
+        if without_gpu:
+            counts = counts | {WITHOUT_GPU: len(without_gpu) + counts.get(WITHOUT_GPU, 0.0)}
         return roster.outcome(going.sent, peak | of_server, counts)
 
     def _take(self, job: Job, stats: Stats, roster: Roster) -> dict[int, Given]:

@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from pipeline import tree, usage
 from pipeline.client import ClientHost, device_for
 from pipeline.cluster import Layout, nodes
-from pipeline.faults import Answer, Failure, kind_of, one_line
+from pipeline.faults import WITHOUT_GPU, Answer, Failure, kind_of, one_line
 from pipeline.server import Server
 from pipeline.setup import Setup, one_thread
 from tasks.metrics import Scores
@@ -41,6 +41,7 @@ class ServerActor:
         # torch's word on arrays of the object store, which the server only reads
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
         self.device = device_for(gpus)
+        self.without_gpu = gpus > 0 and self.device.type == "cpu"
         self.servers: dict[str, Server] = {}
 
     def open(self, run: str, setup: Setup, *told: tree.Packed) -> None:
@@ -61,7 +62,7 @@ class ServerActor:
         packed = [calls[call][place] for call, place in (places[c] for c in clients)]
         # read where they lie in the object store, which nobody else will read any more
         counts = self.servers[run].merge(round_, clients, [tree.unpack(u, copy=False) for u in packed])
-        return counts, usage.peak("server")
+        return counts | ({WITHOUT_GPU: 1.0} if self.without_gpu else {}), usage.peak("server")
 
     def scores(self, run: str, splits: Sequence[str]) -> dict[str, Scores]:
         return self.servers[run].scores(splits)
@@ -79,12 +80,14 @@ class ServerActor:
 @dataclass(frozen=True, slots=True)
 class Stats:
     """The small part of what a call gives, which the driver reads. answers: of its clients, in their order, up to the
-    first that failed; failure: of that one; memory: of the process.
+    first that failed; failure: of that one; memory: of the process; without_gpu: it has a share of one by Ray, and its
+    torch sees none.
     """
 
     answers: tuple[Answer, ...]
     failure: Failure | None
     memory: dict[str, float]
+    without_gpu: bool
 
 
 @ray.remote
@@ -94,6 +97,7 @@ class ClientActor:
     def __init__(self, gpus: float) -> None:
         one_thread()
         self.device = device_for(gpus)
+        self.without_gpu = gpus > 0 and self.device.type == "cpu"
         self.hosts: dict[str, ClientHost] = {}
         self._sent: tuple[str, int, Any] = ("", -1, None)
 
@@ -133,7 +137,7 @@ class ClientActor:
             updates.append(tree.pack(fitted.update, copy=False))
             memories[place] = tree.pack(fitted.memory, copy=False)
             answers.append(Answer(fitted.loss, fitted.seconds, *sizes))
-        return updates, *memories, Stats(tuple(answers), failure, usage.peak("client"))
+        return updates, *memories, Stats(tuple(answers), failure, usage.peak("client"), self.without_gpu)
 
     def _broadcast(self, run: str, round_: int, reference: list[Any]) -> tree.Packed:
         """What the server sends in a round, fetched once; each client gets a copy of its own."""

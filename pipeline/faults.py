@@ -53,6 +53,10 @@ class LostError(RuntimeError):
     """The server, or an object that only a lost node had, is gone; the last completed round is on the disk."""
 
 
+WITHOUT_GPU = "system/without_gpu"
+"""Metric: processes that have a share of a GPU by Ray and whose torch sees none; it is there where there are any."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
     """answered: clients whose updates were merged, ascending; failed: those left out; retried: attempts that went
@@ -72,7 +76,7 @@ class RoundOutcome:
     stood_in: tuple[int, ...] = ()
     """Those of ``answered`` that were drawn as stand-ins."""
     counts: Mapping[str, float] = field(default_factory=dict)
-    """What ``Server.merge`` counted, by the name of its metric."""
+    """What ``Server.merge`` counted, by the name of its metric; ``WITHOUT_GPU``."""
 
     @property
     def kinds(self) -> Counter[str]:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from pipeline.faults import RoundOutcome
+from pipeline.faults import WITHOUT_GPU, RoundOutcome
 from tasks.metrics import Scores
+
+BARE = (
+    "  cluster: workers that have a share of a GPU by Ray train on the CPU, since their torch sees none: set"
+    " --cluster.client_gpus and --cluster.server_gpus to 0, or install torch for CUDA on the nodes"
+)
 
 
 class Progress:
@@ -63,11 +68,12 @@ class Progress:
             self.say(f"  client {failure.client} left out of round {round_} ({failure.kind}): {failure.reason}")
         for client in outcome.stood_in:
             self.say(f"  client {client} stood in")
-        self._notes(scores)
+        self._notes(scores, [BARE] if WITHOUT_GPU in outcome.counts else [])
 
-    def _notes(self, scores: Mapping[str, Scores]) -> None:
-        """What a person must know to read the scores, each note once."""
+    def _notes(self, scores: Mapping[str, Scores], more: Sequence[str] = ()) -> None:
+        """What a person must know to read the scores, and of the run, each note once."""
         lines = [f"  {split}: {note}" for split, shown in scores.items() for note in shown.notes]
+        lines += more
         for line in lines:
             if line not in self.noted:
                 self.say(line)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pipeline.progress import clock, in_bytes
+from pipeline.faults import WITHOUT_GPU, RoundOutcome
+from pipeline.progress import BARE, Progress, clock, in_bytes
 
 
 @pytest.mark.parametrize(
@@ -18,3 +19,10 @@ def test_bytes_have_a_unit_that_can_be_read(count, text):
 
 def test_seconds_as_a_clock_shows_them():
     assert [clock(s) for s in (0.4, 61, 3599.6, 7325)] == ["0:00", "1:01", "1:00:00", "2:02:05"]
+
+
+def test_workers_without_their_gpu_are_said_once(capsys):
+    progress = Progress(3)
+    for round_, counts in ((1, {}), (2, {WITHOUT_GPU: 2.0}), (3, {WITHOUT_GPU: 1.0})):
+        progress.round(round_, RoundOutcome((0, 1), loss=0.5, counts=counts), {}, 1.0)
+    assert [line for line in capsys.readouterr().out.splitlines() if "GPU" in line] == [BARE]

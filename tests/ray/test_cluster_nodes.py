@@ -219,6 +219,7 @@ def test_clients_train_on_both_workers_and_none_on_the_head(cluster, serial_chec
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert checksum(done.stdout) == serial_checksum
+    assert done.stdout.count("their torch sees none") == 1  # the nodes' GPUs are logical ones
     places = cluster.places()
     assert len(places["heads"]) == 1
     assert len(places["workers"]) == 2
