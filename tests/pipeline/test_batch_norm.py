@@ -34,9 +34,12 @@ def quiet(line):
     """Nobody listens."""
 
 
-def network(norm="batch", size=8, seed=1):
+SMALL, LARGE = ({"network": name, "width": width} for name, width in (("resnet8", 64), ("resnet18", 512)))
+
+
+def network(norm="batch", size=8, seed=1, kind=LARGE):
     return build(
-        ModelOptions(network="resnet18", width=512, norm=norm), input_kind="image", shape=(1, size, size), vocabulary=0,
+        ModelOptions(norm=norm, **kind), input_kind="image", shape=(1, size, size), vocabulary=0,
         classes=3, head="linear", unit=True, vectors_CP=None, seed=seed,
     )  # fmt: skip
 
@@ -65,14 +68,14 @@ class Side:
 
 @pytest.fixture
 def digits(experiment):
-    """Two rounds of a residual network on the digits, two of five clients a round; keywords are of the model."""
+    """Two rounds of a small residual network on the digits, two of five clients a round; keywords are of the model."""
 
     def make(norm="batch", **model):
         e = experiment(
             "fedavg", "digits", federation={"rounds": 2, "clients_per_round": 2, "epochs": 1},
             optimizer={"name": "sgd", "skip_zero_rows": False, "micro_tokens": 0, "batch_size": 64},
         )  # fmt: skip
-        options = ModelOptions(network="resnet18", width=512, norm=norm, **model)
+        options = ModelOptions(norm=norm, **SMALL, **model)
         task = dataclasses.replace(e.task, clients=5, classes_per_client=4)
         return dataclasses.replace(e, model=options, task=task)
 
@@ -144,7 +147,7 @@ def test_a_client_whose_last_batch_has_one_row_trains():
 
 
 def test_inference_of_large_images_goes_in_parts_and_changes_nothing():
-    model = network("group", size=96)
+    model = network("group", size=96, kind=SMALL)
     _, data = client(7, size=96)
     whole = infer(model, data)
     seen = []
@@ -195,17 +198,17 @@ def test_stopped_after_a_round_and_resumed(digits, tmp_path, monkeypatch):
 
 def test_frozen_statistics_of_a_file_end_as_they_began(digits, tmp_path):
     """From a run's model folder; the model that comes of it is read where that file is not."""
-    pretrained = network().train()
+    pretrained = network(kind=SMALL).train()
     with torch.no_grad():
         pretrained(client(16)[1].x)
     start, said = tmp_path / "start.safetensors", []
     save_file(weights_of(pretrained), start)
     run(digits("frozen", weights=str(start)), tmp_path / "run", said.append)
-    assert any(line.startswith(f"the encoder starts from {start}: 120 tensors, checksum ") for line in said)
+    assert any(line.startswith(f"the encoder starts from {start}: 54 tensors, checksum ") for line in said)
     start.unlink()
     got, before = load_model(tmp_path / "run" / "model"), weights_of(pretrained)
     buffers = {name for name, _ in got.model.named_buffers()}
-    assert len(buffers) == 60
+    assert len(buffers) == 27
     for name, value in got.model.state_dict().items():
         if not name.startswith("head."):
             assert torch.equal(value, before[name]) is (name in buffers), name
@@ -261,10 +264,10 @@ def test_weights_of_another_network_are_refused_and_those_below_the_data_folder_
     digits, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("ANCHORFL_DATA", str(tmp_path))
-    save_file(weights_of(network("group").encoder), tmp_path / "w.safetensors")
+    save_file(weights_of(network("group", kind=SMALL).encoder), tmp_path / "w.safetensors")
     same = digits("group", weights="w.safetensors")
-    e = dataclasses.replace(same, model=dataclasses.replace(same.model, network="resnet34"))
-    with pytest.raises(InputError, match=r"^w.safetensors: tensor 'layer1.2.conv1.weight' is missing; give weights of"):
+    e = dataclasses.replace(same, model=dataclasses.replace(same.model, network="resnet20"))
+    with pytest.raises(InputError, match=r"^w.safetensors: tensor 'layer1.1.conv1.weight' is missing; give weights of"):
         make_setup(e, quiet)
     got = make_setup(same, quiet).model().encoder.state_dict()
-    assert torch.equal(got["conv1.weight"], network("group").encoder.state_dict()["conv1.weight"])
+    assert torch.equal(got["conv1.weight"], network("group", kind=SMALL).encoder.state_dict()["conv1.weight"])

@@ -99,7 +99,7 @@ def test_serial_and_ray_give_one_checksum_with_batch_norm(experiment, tmp_path):
     e = experiment(
         "fedavg", "digits", federation={"rounds": 2, "clients_per_round": 2, "epochs": 1},
         optimizer={"name": "sgd", "skip_zero_rows": False, "micro_tokens": 0, "crop": 1, "flip": "both"},
-        model={"network": "resnet18", "norm": "batch"},
+        model={"network": "resnet8", "norm": "batch"},
     )  # fmt: skip
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, clients=4, classes_per_client=5))
     expected = run(e, tmp_path / "serial", quiet)
