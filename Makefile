@@ -32,6 +32,8 @@ encoder: $(STAMP) ## add the small sentence encoder that a test and the FedBM be
 run: $(STAMP) ## train FedAvg and FedAlign on a small task, compare them, say where the records are
 	$(BIN)/anchorfl run digits/fedavg digits/fedalign
 
+# one thread each: threads that wait for a core which another test has spin, and a test may take ten times as long
+test: export OMP_NUM_THREADS ?= 1
 test: $(STAMP) ## every test but the slow ones and those that need a GPU: those that start Ray beside the others
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going $(SYNC) test-rest test-ray
 

@@ -20,6 +20,7 @@ from pipeline.journal import RoundRecord, read_about, with_late
 from tasks.contract import InputError
 from tasks.metrics import FAMILIES, Family, Measure
 
+SPLITS = ("validation/", "test/")
 WIRE = ("wire/down/bytes", "wire/up/bytes")
 FREE = ("seed", "output", "task.root", "task.cache", "tracking.", "cluster.", "evaluation.keep")
 """Params, or how they begin, in which the runs of one group may differ: none but the seed changes a result."""
@@ -160,16 +161,17 @@ def _heads(families: Sequence[Family], every: bool = False) -> dict[str, str]:
 def _values(records: Sequence[RoundRecord], family: Family) -> dict[str, float | None]:
     """Numbers of a run. Bytes are those of each round; the median second leaves out the pause before a resume."""
     records = [record for record in records if record.round] or records  # round 0: the initial weights
+    scored = [record for record in records if any(name.startswith(SPLITS) for name in record.metrics)]
     values: dict[str, float | None] = {}
     best = {"best": _best(records, family.primary), **{f"best_{m.value}": _best(records, m) for m in family.also}}
     for measure in family.measures:
         key = f"test/{measure.name}"
-        scores = [record.metrics[key] for record in records if key in record.metrics]
-        values[f"{measure.value}_last"] = scores[-1] if scores else None
+        last5 = [score for r in scored[-5:] if (score := r.metrics.get(key)) is not None]
+        values[f"{measure.value}_last"] = scored[-1].metrics.get(key) if scored else None
         values |= {
             f"{measure.value}_{end}": record.metrics.get(key) if record else None for end, record in best.items()
         }
-        values[f"{measure.value}_last5"] = statistics.fmean(scores[-5:]) if scores else None
+        values[f"{measure.value}_last5"] = statistics.fmean(last5) if last5 and len(last5) == len(scored[-5:]) else None
     moved = [record.metrics[key] for record in records for key in WIRE if key in record.metrics]
     values["megabytes"] = sum(moved) / 1e6 if moved else None
     steps = [after.time - before.time for before, after in pairwise(records)]

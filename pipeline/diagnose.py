@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ def diagnose(folder: Path, options: DiagnoseOptions, say: Say = print) -> list[s
 
 
 def _parts(study: Study, o: DiagnoseOptions, out: Path, say: Say) -> dict[str, Part]:
+    @cache
     def pair() -> tuple[int, int]:
         cards = study.server.cards
         return checked(o.clients, cards) if o.clients else farthest(cards)

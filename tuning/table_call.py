@@ -20,6 +20,7 @@ from tuning.table_runs import (
     Job,
     cells_of,
     changing,
+    check_scored,
     jobs_of,
     look,
     matched,
@@ -51,6 +52,7 @@ class Call:
         a = self.asked
         self.paper = paper_of(a.name)
         self.cells = cells_of(chosen(rows_of(self.paper), a.data, a.rows), a.seeds, a.overrides, a.vary)
+        check_scored(self.paper, self.cells)
         self.notes += without_own({cell.row.key: cell.row for cell in self.cells}.values())
 
     def show(self) -> tuple[Table, list[Path]]:

@@ -34,7 +34,11 @@ def dots(table: Table) -> Figure:
     for (data, rows), line in zip(table.data, axes, strict=True):
         for metric, ax in zip(metrics, line, strict=True):
             entries = [e for e in table.entries if e.row in rows and e.metric is metric]
-            _panel(ax, entries, [table.reference(e.row) == e.row for e in entries], named=ax is line[0])
+            if not entries:  # the paper has no such figure of these data
+                ax.set_visible(False)
+                continue
+            named = not any(before.get_visible() for before in line[: metrics.index(metric)])
+            _panel(ax, entries, [table.reference(e.row) == e.row for e in entries], named)
             ax.set_title(f"{data}: {metric.shown} (%)", fontsize=10, loc="left")
     handles, labels = _legend(axes[0][0])
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from pipeline.compare import RunSummary, load_run
+from pipeline.federation import FederationOptions
 from tuning.significance import Paired, corrected, paired
 from tuning.table_runs import Cell
 from tuning.tables import Figure, Metric, Paper, Row, metrics_of
@@ -154,11 +155,15 @@ class Table:
     def _family(self, rows: Sequence[Row], metric: Metric) -> list[Entry]:
         scores = {row.key: self._scores(row, metric) for row in rows}
         own = self.reference(rows[0])
-        tests = {key: paired(scores[own.key], s) for key, s in scores.items() if key != own.key} if own else {}
-        tests = corrected(tests)
+        runs = {row.key: tuple(c.digest for c in self.cells if c.row == row) for row in rows}
+        # two rows of one set of options (FedAvg, and a study's baseline) are one comparison of the family
+        once = {runs[key]: key for key in reversed(scores)} if own else {}
+        others = [key for cells, key in once.items() if own and cells != runs[own.key]]
+        tests = corrected({key: paired(scores[own.key], scores[key]) for key in reversed(others)}) if own else {}
         return [
-            Entry(row, metric, scores[row.key], self.seeds, row.figures.get(metric.published), tests.get(row.key))
+            Entry(row, metric, scores[row.key], self.seeds, row.figures.get(metric.published), found)
             for row in rows
+            for found in [tests.get(once.get(runs[row.key], ""))]
         ]
 
     def _scores(self, row: Row, metric: Metric) -> dict[int, float]:
@@ -195,7 +200,11 @@ def _cost(runs: Sequence[RunSummary]) -> Cost:
 
 def traffic(run: RunSummary) -> tuple[float, float]:
     """Megabytes down and up per client and round, over all clients that answered."""
-    selected = int(run.params["federation.clients_per_round"] or run.params["task.clients"])  # of older records
+    federation = FederationOptions(
+        clients_per_round=int(run.params["federation.clients_per_round"]),
+        participation=float(run.params.get("federation.participation", 0.0)),  # older records have none
+    )
+    selected = federation.selected(int(run.params["task.clients"]))
     rounds = [record.metrics for record in run.records if record.round]
     answered = sum(metrics.get("fault/answered", selected - metrics["fault/failed"]) for metrics in rounds)
     down, up = (sum(metrics[f"wire/{way}/bytes"] for metrics in rounds) / 1e6 for way in ("down", "up"))

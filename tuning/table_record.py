@@ -20,9 +20,9 @@ EXPERIMENT = "tables"
 
 
 class TableRecord:
-    """A run folder in ``out`` of kind table, whose step is the number of runs that the table has: one call more adds a
-    step, a call with other options is a run of its own. uri: as ``tracking.uri``; runs: beside which the default store
-    lies; params: what was asked for. InputError where ``out`` holds a run of another kind.
+    """A run folder in ``out`` of kind table. A call that changes the page's numbers adds a step; a call with other
+    options is a run of its own. uri: as ``tracking.uri``; runs: beside which the default store lies; params: what was
+    asked for. InputError where ``out`` holds a run of another kind.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class TableRecord:
         info = RunInfo(name=out.name, experiment=EXPERIMENT, params=dict(params), tags=tags, folder=out)
         rows = read_records(out)[0] if read_about(out).get("params") == info.params else []
         self.last = max((record.round for record in rows), default=-1)
+        self.metrics = rows[-1].metrics if rows else {}
         self.journal = JsonLines(out, self.last + 1)
         self.journal.begin(info)
         self.writer: MlflowWriter | None = None
@@ -63,15 +64,14 @@ class TableRecord:
 
     def page(self, table: Table, files: Sequence[Path]) -> None:
         """Keep the page's files, and its means and costs as metrics."""
-        count = len(table.runs)
-        if count > self.last:
-            metrics = {"runs": float(count), "cpu_hours": table.hours}
-            means = {f"{e.row.key}/{e.metric.published}": e.mean for e in table.entries}
-            for row in table.rows:
-                cost = table.cost(row)
-                means |= {f"{row.key}/mb_down": cost.down, f"{row.key}/mb_up": cost.up}
-            metrics |= {name: value for name, value in means.items() if value is not None}
-            self.journal.round(RoundRecord(count, time.time(), metrics))
+        metrics = {"runs": float(len(table.runs)), "cpu_hours": table.hours}
+        means = {f"{e.row.key}/{e.metric.published}": e.mean for e in table.entries}
+        for row in table.rows:
+            cost = table.cost(row)
+            means |= {f"{row.key}/mb_down": cost.down, f"{row.key}/mb_up": cost.up}
+        metrics |= {name: value for name, value in means.items() if value is not None}
+        if metrics != self.metrics:  # runs may be other ones of the same number
+            self.journal.round(RoundRecord(self.last + 1, time.time(), metrics))
         for path in files:
             self.journal.artifact(path)
 

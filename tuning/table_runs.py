@@ -19,13 +19,16 @@ from pipeline.own_data import settled
 from pipeline.run import Say, make_setup, prepare_data
 from pipeline.setup import Setup
 from tasks.contract import InputError, TaskOptions
+from tasks.metrics import FAMILIES
 from tasks.sources import raw_folder, task_of
 from tasks.store import Prepared
 from tuning.table_vary import Vary, free, ordered, with_change
-from tuning.tables import Row
+from tuning.tables import Paper, Row
 
 ENCODERS = ("fedbm-bert", "fedbm-roberta", "fedbm-biomedclip")
 """Rows that compare text encoders (Table XII of FedBM)."""
+SELECTED = {"last": "last", "best": "best_validation", "best_sum": "best_validation_sum"}
+"""What a paper reports -> the rule by which its round is the selected one, and tested even where no other is."""
 TAKEN = {"seed": "--seeds 4321,4322", "output": "--runs FOLDER and --out FOLDER"}
 """Options of a run that a table sets itself -> what to write in their place."""
 
@@ -94,10 +97,28 @@ def _experiments(
             e = settled(override(preset, words, f"anchorfl table ... (options of {row.preset})"), count=False)
         except InputError as error:
             raise InputError(f"{row.preset}: {error} (--rows leaves rows out)") from error
-        if e.evaluation.test == "never":
-            raise InputError("--evaluation.test never: a table shows scores of the test split")
         out.append((with_change(row, vary.option, e, preset) if vary else row, e))
     return ordered(out)
+
+
+def check_scored(paper: Paper, cells: Sequence[Cell]) -> None:
+    """InputError where runs of the cells would lack a score that the table shows."""
+    for cell in cells:
+        e = cell.experiment
+        having = FAMILIES[e.evaluation.metrics].measures
+        lacking = [m.shown for m in paper.metrics if m.value not in {measure.value for measure in having}]
+        if lacking:
+            raise InputError(
+                f"--evaluation.metrics {e.evaluation.metrics}: a table of this paper shows {', '.join(lacking)}, which"
+                " such runs have not: leave the option out"
+            )
+        if e.tested == "never":
+            raise InputError("--evaluation.test never: a table shows scores of the test split")
+        if e.tested == "last" and SELECTED.get(paper.reported) != e.evaluation.select:
+            raise InputError(
+                f"--evaluation.test last with evaluation.select {e.evaluation.select}: {cell.row.preset} is reported"
+                f" otherwise ({paper.reported}), and would have no score: leave --evaluation.test out"
+            )
 
 
 def _is_presets(experiment: Experiment, preset: Experiment, row: Row) -> bool:

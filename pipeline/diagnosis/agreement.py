@@ -156,4 +156,5 @@ def _told(study: Study, found: Agreement, apart: dict[str, float], clients: tupl
         f" {values['cosine/a_b']:.3f}, match {values['match/a_b']:.3f}, joint silhouette {values['silhouette']:.3f}",
     )
     metrics = {f"agreement/{n}": v for n, v in values.items() if np.isfinite(v)}
-    return Part({study.last.round: metrics}, lines, {"clients": list(clients), "test_rows": rows})
+    measured = {name: value for name, value in apart.items() if np.isfinite(value)}
+    return Part({study.last.round: metrics}, lines, {"clients": list(clients), "test_rows": rows} | measured)

@@ -22,6 +22,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from pipeline.contract import Tensors
+from pipeline.diagnosis.clients import MOST
 from pipeline.diagnosis.figures import draw_divergence
 from pipeline.diagnosis.part import Part, write_table
 from pipeline.diagnosis.study import Study
@@ -112,6 +113,8 @@ def divergence(study: Study, out: Path, *, clients: tuple[int, int], pairs: int,
     clients: whose local models are compared, too; cap: rows that are sampled of a client at most.
     """
     sizes = study.prepared.manifest.examples
+    if len(sizes) > MOST:  # each is compared with all
+        return Part({}, (f"A-distance: {len(sizes)} clients are too many to compare (at most {MOST})",))
     order = [numpy_rng(study.seed, "diagnosis", "sample", m).permutation(size)[:cap] for m, size in enumerate(sizes)]
     ids = [row_ids(study.prepared, m)[order[m]] for m in range(len(sizes))]
     drawn = numpy_rng(study.seed, "diagnosis", "pairs")

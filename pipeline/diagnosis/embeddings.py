@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 from sklearn.cluster import SpectralClustering
 from sklearn.manifold import spectral_embedding
 
-from models.heads import CosineHead, LabelHead
+from models.heads import CosineHead, LabelHead, PrototypeHead
 from pipeline.diagnosis.figures import PHI, PMI, draw_matrices
 from pipeline.diagnosis.part import Floats, Part, write_table
 from pipeline.diagnosis.study import Study
@@ -25,7 +25,7 @@ from pipeline.seeds import seed_for
 from tasks.columns import Ints
 
 
-def cosines(head: LabelHead | CosineHead) -> Floats:
+def cosines(head: LabelHead | CosineHead | PrototypeHead) -> Floats:
     """Cosine of every two class representations [C, C]."""
     unit_CD = F.normalize(head.classes().detach().double(), dim=-1)
     return np.asarray((unit_CD @ unit_CD.T).numpy(), dtype=np.float64)
@@ -93,7 +93,7 @@ def embeddings(study: Study, out: Path, *, clusters: int, say: Callable[[str], N
     """
     server = study.at(study.last.round)
     server.model.load_state_dict(server.state.weights)
-    if not isinstance(server.model.head, LabelHead | CosineHead):
+    if not isinstance(server.model.head, LabelHead | CosineHead | PrototypeHead):
         return Part({}, (f"class embeddings: {study.setup.experiment.method.name} has none",))
     cosine_CC, names = cosines(server.model.head), study.class_names
     number = min(clusters or max(2, round(len(names) ** 0.5)), len(names))

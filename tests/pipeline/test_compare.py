@@ -52,6 +52,14 @@ def test_rounds_without_scores_and_runs_without_validation(tmp_path):
     assert load_run(make_run(tmp_path / "b", [None])).values["seconds"] is None
 
 
+def test_a_selected_round_that_alone_was_tested_is_not_the_last_one(tmp_path):
+    """As the final runs of a sweep are, and any with ``evaluation.test last`` and a selected round."""
+    values = load_run(make_run(tmp_path / "a", [0.7, None, None], validation=[0.9, 0.3, 0.2])).values
+    assert (values["f1_best"], values["f1_last"], values["f1_last5"]) == (0.7, None, None)
+    last = load_run(make_run(tmp_path / "b", [None, None, 0.7], validation=[0.2, 0.3, 0.9])).values
+    assert (last["f1_best"], last["f1_last"], last["f1_last5"]) == (0.7, 0.7, None)
+
+
 def test_mean_and_sd_over_seeds(tmp_path):
     last = [0.70, 0.74, 0.81]
     folders = [

@@ -139,6 +139,7 @@ def test_multi_label_with_a_gate(run_of):
     rows = table(folder / "diagnosis/pseudo_labels.csv")
     assert all(int(r["right"]) <= int(r["positive"]) and int(r["hidden"]) <= int(r["open"]) for r in rows)
     assert sum(int(r["negative"]) for r in rows) > 0
+    assert sum(int(r["positive"]) for r in rows) > 0  # the gate looks at the server's scores of that round
 
 
 def test_class_rows_stand_beside_the_correlation_of_the_labels(run_of, experiment):
@@ -238,4 +239,13 @@ def test_the_command(run_of, capsys):
     assert main(["diagnose", str(folder), "--parts", "agreement", "--clients", "2, 0", "--rows", "30"]) == 0
     shown = capsys.readouterr().out
     assert "local models of clients 2 and 0 after round 4, 30 test rows" in shown
+    cards, found = open_study(folder, quiet).server.cards, table(folder / "diagnosis/agreement.csv")
+    for name, client in (("known_to_a", 2), ("known_to_b", 0)):
+        assert [row[name] == "1" for row in found] == cards[client].aware_C.tolist()
+    assert cards[2].aware_C.tolist() != cards[0].aware_C.tolist()
+    facts = json.loads((folder / "diagnosis/diagnosis.json").read_text())["parts"]["agreement"]
+    assert (
+        facts["a_distance/a_b"]
+        == read_records(folder / "diagnosis")[0][-1].metrics["diagnosis/agreement/a_distance/a_b"]
+    )
     assert f"Tables and figures: {folder / 'diagnosis'}" in shown

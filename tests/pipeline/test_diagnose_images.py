@@ -11,6 +11,7 @@ from PIL import Image
 
 from pipeline.diagnose import DiagnoseOptions, diagnose
 from pipeline.diagnosis.confusion import counted
+from pipeline.diagnosis.study import open_study
 from pipeline.journal import read_records
 from pipeline.run import run
 
@@ -49,6 +50,10 @@ def test_a_run_with_a_generator_is_pictured(finished):
         rows = list(csv.reader(stream))
     count_CC = np.array([[int(v) for v in row[1:]] for row in rows[1:]])
     assert np.trace(count_CC) / count_CC.sum() == pytest.approx(result.scores["test"]["accuracy"])
+    study = open_study(folder, quiet)
+    test = study.prepared.split("test", study.server.objective)
+    assert count_CC.sum(1).tolist() == test.y_NC.sum(0).tolist()  # a row of the table is a true class
+    assert count_CC.sum(0).tolist() != count_CC.sum(1).tolist()
     with np.load(out / "generated.npz") as data:
         assert data["rounds"].tolist() == [2, 4]
         assert data["over_rounds"].shape == (2, 10, 1, 8, 8)

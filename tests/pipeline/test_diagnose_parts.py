@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -124,6 +126,25 @@ def test_the_clients_that_share_least():
             checked(wrong, cards)
     with pytest.raises(InputError, match="only 1 client has rows"):
         farthest(cards[3:])
+
+
+def test_the_clients_that_share_least_are_those_of_a_search_over_all_pairs():
+    draw = rng()
+    for _ in range(50):
+        cards = [card(m, np.flatnonzero(draw.random(6) < 0.4), rows=int(draw.integers(2))) for m in range(7)]
+        there = [c for c in cards if c.num_examples]
+        if len(there) < 2:
+            continue
+        best = min(
+            itertools.combinations(there, 2),
+            key=lambda p: (int((p[0].aware_C & p[1].aware_C).sum()), -int((p[0].aware_C | p[1].aware_C).sum())),
+        )
+        assert farthest(cards) == (best[0].client, best[1].client)
+
+
+def test_no_two_are_chosen_of_thousands():
+    with pytest.raises(InputError, match=r"^1001 clients are too many to choose two of: name them with --clients 0,1"):
+        farthest([card(m, (0,)) for m in range(1001)])
 
 
 def test_rows_of_the_picture_are_even_over_the_classes():

@@ -11,7 +11,7 @@ import pytest
 
 from tests.tuning.made_tables import made_run, rising, toy
 from tuning.papers import PAPERS
-from tuning.table_figures import curves_csv
+from tuning.table_figures import curves_csv, dots
 from tuning.table_numbers import NOISE, NOT, ONE, REPRODUCED, Entry, table_of
 from tuning.table_page import _blocks, reproducibility, table_csv, text, write_page
 from tuning.table_runs import cells_of
@@ -163,6 +163,38 @@ def test_curves_by_hand(tmp_path):
     (last,) = (r for r in got if (r["row"], r["metric"], r["round"]) == ("FedAvg", "macro_f1", "2"))
     assert (last["runs"], float(last["mean"]), float(last["lowest"]), float(last["highest"])) == ("3", 18.0, 10.0, 24.0)
     assert float(last["sd"]) == pytest.approx(7.2111, abs=1e-4)
+
+
+def test_rows_are_named_where_a_metric_is_not_published(tmp_path):
+    """COCO has no P@1 in the paper: the names stand at the next panel, and the empty one is gone."""
+    paper = PAPERS["fedalc"]
+    cells = [
+        made_run(cell, tmp_path / "runs", {metric.record: [0.1, 0.5] for metric in paper.metrics})
+        for cell in cells_of(chosen(rows_of(paper), ["coco14"], ["fedavg", "fedaws"]), [1], [])
+    ]
+    panels = dots(table_of(paper, cells)).axes
+    shown = [ax for ax in panels if ax.get_visible()]
+    assert 0 < len(shown) < len(panels)
+    names = [[label.get_text() for label in ax.get_yticklabels() if label.get_visible()] for ax in shown]
+    assert names[0] == [row.shown for row in (cell.row for cell in cells)]
+    assert [ax.yaxis.get_tick_params()["labelleft"] for ax in shown] == [True] + [False] * (len(shown) - 1)
+    drawn = {round(float(x), 6) for ax in shown for line in ax.lines for x in line.get_xdata()}
+    published = {
+        cell.row.figures[m.published].mean for cell in cells for m in paper.metrics if m.published in cell.row.figures
+    }
+    assert published
+    assert drawn >= {50.0} | published
+
+
+def test_rows_of_one_set_of_options_are_one_comparison(tmp_path):
+    """As FedAvg and the baseline of an ablation are."""
+    table = made(tmp_path)
+    twin = replace(table.rows[0], name="twin", label="Baseline")
+    cells = [*table.cells, *(replace(c, row=twin) for c in table.cells if c.row == table.rows[0])]
+    both = replace(table, cells=cells)
+    own = {e.row.name: e.against for e in both.entries if e.metric is MACRO_F1}
+    assert own["twin"] == own["fedavg"] == next(e.against for e in table.entries if e.row.name == "fedavg")
+    assert own["twin"].holm == own["twin"].p
 
 
 def test_a_whole_data_set_is_drawn(tmp_path):

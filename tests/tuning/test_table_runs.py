@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from dataclasses import replace
@@ -17,8 +18,20 @@ from tasks.contract import InputError
 from tests.tuning.made_tables import made_run, toy
 from tuning import papers
 from tuning.cli import main
+from tuning.papers import paper_of
 from tuning.table_command import asked
-from tuning.table_runs import cells_of, changing, jobs_of, look, matched, of_other_data, prepare_all, told, without_data
+from tuning.table_runs import (
+    cells_of,
+    changing,
+    check_scored,
+    jobs_of,
+    look,
+    matched,
+    of_other_data,
+    prepare_all,
+    told,
+    without_data,
+)
 from tuning.tables import rows_of
 
 SCORES = {"test/f1_macro": [0.1, 0.2], "test/accuracy": [0.1, 0.3]}
@@ -59,7 +72,32 @@ def test_cells_are_experiments(paper):
 )
 def test_refused_overrides(paper, overrides, message):
     with pytest.raises(InputError, match=message):
-        cells_of(rows_of(paper), [1], overrides)
+        check_scored(paper, cells_of(rows_of(paper), [1], overrides))
+
+
+@pytest.mark.parametrize(
+    ("paper", "overrides", "message"),
+    [
+        (
+            "fedalign",
+            "--evaluation.metrics ranking",
+            "shows macro F1, accuracy, which such runs have not",
+        ),
+        (
+            "fedbm",
+            "--evaluation.select last --evaluation.test last",
+            r"is reported otherwise \(best_sum\)",
+        ),
+        ("fedalign", "--evaluation.select best_validation --evaluation.test last", r"is reported otherwise \(last\)"),
+        ("fedbm", "--evaluation.test last", ""),
+        ("fedalign", "--evaluation.test last", ""),
+    ],
+)
+def test_runs_without_the_score_of_a_table_are_refused(paper, overrides, message):
+    paper = paper_of(paper)
+    cells = cells_of([row for row in rows_of(paper) if row.name in ("fedavg", "fedprox")][:1], [1], overrides.split())
+    with pytest.raises(InputError, match=message) if message else contextlib.nullcontext():
+        check_scored(paper, cells)
 
 
 def test_options_that_change_a_result():

@@ -268,6 +268,17 @@ def test_values_are_told_apart(paper):
     assert means == pytest.approx(
         {f"digits/fedalign --method.q1 {q}/macro_f1": m for q, m in (("90", 23), ("95", 30), ("99.5", 26))}
     )
+    better = {
+        key: replace(run, values=run.values | {"f1_last": run.values["f1_last"] + 0.1})
+        for key, run in table.runs.items()
+    }
+    for again, steps in ((table, 1), (replace(table, runs=better), 2)):  # as many runs, other scores
+        record = TableRecord(Path("page"), Path("runs"), "none", {"table": "toy"}, print)
+        record.page(again, [])
+        record.end("FINISHED")
+        rows = read_records(Path("page"))[0]
+        assert len(rows) == steps
+    assert rows[-1].metrics["digits/fedalign --method.q1 90/macro_f1"] == pytest.approx(33)
     cells = table.cells
     assert told(cells, {cells[0].digest: "why", cells[1].digest: "why", cells[3].digest: "why"}) == [
         "digits/fedalign --method.q1 90 seeds 1, 2 failed: why",

@@ -166,7 +166,12 @@ def test_the_round_with_the_best_sum(tmp_path):
     runs = {}
     for seed in paper.seeds:
         folder = tmp_path / f"run-{seed}"
-        params = {"evaluation.metrics": "classification", "seed": seed, "federation.clients_per_round": 1}
+        params = {
+            "evaluation.metrics": "classification",
+            "seed": seed,
+            "federation.clients_per_round": 1,
+            "task.clients": 2,
+        }
         journal = JsonLines(folder)
         journal.begin(RunInfo(name=folder.name, experiment="digits", params=params, folder=folder))
         for round_, (f1, total, test) in enumerate([(0.9, 0.5, 0.1), (0.3, 0.8, 0.25), (0.2, 0.8, 0.4)], 1):
