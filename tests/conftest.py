@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from models.build import ModelOptions
+from pipeline import closing
 from pipeline.experiment import ClusterOptions, Experiment
 from pipeline.federation import FederationOptions
 from pipeline.methods import METHODS
@@ -59,6 +60,12 @@ def s3(monkeypatch, _s3_server):
 
 SMALL = {"fedbm": {"cgde": False}}
 """Options of methods that do not fit the toys by their defaults: the generator makes images."""
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Runs draw none at their end, which is most of the time of a run on a toy task."""
+    monkeypatch.setattr(closing, "_draw", lambda setup, folder: (folder / "report").mkdir(exist_ok=True))
 
 
 @pytest.fixture

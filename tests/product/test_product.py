@@ -42,6 +42,7 @@ def quiet(line: str) -> None:
     [(m, o, TOYS[kind]) for m, o in VARIANTS for kind in METHODS[m].kinds],
     ids=lambda v: str(v),
 )
+@pytest.mark.usefixtures("no_pictures")
 def test_every_method_trains_on_every_toy_task(experiment, tmp_path, method, options, task):
     e = experiment(method, task, options=options)
     result = run(e, tmp_path / "run", quiet)
@@ -78,6 +79,7 @@ def test_methods_for_one_kind_of_task_refuse_the_other(experiment, tmp_path):
     ("method", "partition"),  # a partition knows nothing of methods, so two of them are enough for the others
     [(m, p) for m in METHODS for p in PARTITIONS if p == PARTITIONS[0] or m in ("fedalign", "fedavg")],
 )
+@pytest.mark.usefixtures("no_pictures")
 def test_two_runs_with_one_seed_give_one_checksum(experiment, tmp_path, method, partition):
     e = experiment(method)
     if e.task.partition != "one_class":  # which its method needs

@@ -190,6 +190,7 @@ print(main(["run", "digits/fedalign", "--output", "whole", "--cluster.executor",
 """
 
 
+@pytest.mark.slow
 def test_an_object_store_that_is_smaller_than_what_a_round_keeps(tmp_path):
     """Updates and memories of ten clients are some times its size: Ray moves them to the disk; same bits."""
     assert python(STORE, tmp_path).count("\n0\n") == 2

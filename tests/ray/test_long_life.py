@@ -57,6 +57,7 @@ def many_rounds(executor_of, experiment, folder, rounds: int, settled: int, ever
     return series.slopes(settled)
 
 
+@pytest.mark.slow
 def test_nothing_grows_but_the_journal(experiment, tmp_path):
     slopes = many_rounds(RayExecutor, experiment, tmp_path / "run", 150, 30, 30)
     assert grown(slopes, LIMITS) == {}
