@@ -20,9 +20,10 @@ EXPERIMENT = "tables"
 
 
 class TableRecord:
-    """A run folder in ``out`` of kind table. A call that changes the page's numbers adds a step; a call with other
-    options is a run of its own. uri: as ``tracking.uri``; runs: beside which the default store lies; params: what was
-    asked for. InputError where ``out`` holds a run of another kind.
+    """A run folder in ``out`` of kind table. A call that changes the page's numbers adds a step: the number of runs
+    that the table has, or the next one where it has as many as before. A call with other options is a run of its own.
+    uri: as ``tracking.uri``; runs: beside which the default store lies; params: what was asked for. InputError where
+    ``out`` holds a run of another kind.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class TableRecord:
             means |= {f"{row.key}/mb_down": cost.down, f"{row.key}/mb_up": cost.up}
         metrics |= {name: value for name, value in means.items() if value is not None}
         if metrics != self.metrics:  # runs may be other ones of the same number
-            self.journal.round(RoundRecord(self.last + 1, time.time(), metrics))
+            self.journal.round(RoundRecord(max(len(table.runs), self.last + 1), time.time(), metrics))
         for path in files:
             self.journal.artifact(path)
 
