@@ -62,10 +62,21 @@ SMALL = {"fedbm": {"cgde": False}}
 """Options of methods that do not fit the toys by their defaults: the generator makes images."""
 
 
+DRAW = closing._draw
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_pictures():
+    """Runs draw none at their end, which is most of the time of a run on a toy task; ``pictures`` has them drawn."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(closing, "_draw", lambda setup, folder: (folder / "report").mkdir(exist_ok=True))
+        yield
+
+
 @pytest.fixture
-def no_pictures(monkeypatch):
-    """Runs draw none at their end, which is most of the time of a run on a toy task."""
-    monkeypatch.setattr(closing, "_draw", lambda setup, folder: (folder / "report").mkdir(exist_ok=True))
+def pictures(monkeypatch):
+    """Runs of this process draw their pictures, as they do for users."""
+    monkeypatch.setattr(closing, "_draw", DRAW)
 
 
 @pytest.fixture

@@ -69,21 +69,22 @@ def against(sweep: Sweep, name: str) -> Figure:
     dimension = sweep.space[name]
     figure = Figure(figsize=(4.6, 3.2), layout="constrained")
     ax = figure.add_subplot()
-    for t in _scored(sweep):
-        scores, place = [100 * s for s in t.scores(sweep.rule)], _place(dimension, t.point[name])
-        colour = "#31688e" if _whole(t) else GREY
-        mean = statistics.fmean(scores)
-        ax.vlines(place, min(scores), max(scores), color=colour, linewidth=1, alpha=0.7)
-        ax.scatter(place, mean, s=26, color=colour if _whole(t) else "white", edgecolor=colour, zorder=3)
+    shown = _scored(sweep)
+    places = [_place(dimension, t.point[name]) for t in shown]
+    scores = [[100 * s for s in t.scores(sweep.rule)] for t in shown]
+    edge = ["#31688e" if _whole(t) else GREY for t in shown]
+    face = [colour if _whole(t) else "white" for colour, t in zip(edge, shown, strict=True)]
+    ax.vlines(places, [*map(min, scores)], [*map(max, scores)], color=edge, linewidth=1, alpha=0.7)
+    ax.scatter(places, [*map(statistics.fmean, scores)], s=26, color=face, edgecolor=edge, zorder=3)
     if sweep.searcher == "grid":
         groups: dict[float, list[float]] = {}
-        for t in filter(_whole, _scored(sweep)):
+        for t in filter(_whole, shown):
             groups.setdefault(_place(dimension, t.point[name]), []).append(_mean(sweep, t))
         places = sorted(groups)
         ax.plot(places, [statistics.fmean(groups[p]) for p in places], color="#31688e", linewidth=1.2, zorder=2)
-    if sweep.best is not None:
-        mean = _mean(sweep, sweep.best)
-        ax.scatter(_place(dimension, sweep.best.point[name]), mean, s=150, facecolor="none", edgecolor=INK, zorder=4)
+    if (best := sweep.best) is not None:
+        place = _place(dimension, best.point[name])
+        ax.scatter(place, _mean(sweep, best), s=150, facecolor="none", edgecolor=INK, zorder=4)
     _axis(ax, dimension, name, "x")
     ax.set_ylabel(f"validation {_metric(sweep)}")
     ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
@@ -94,7 +95,7 @@ def parallel(sweep: Sweep) -> Figure:
     """Every trial as a line over one axis per dimension and one for the score; stopped trials thin and grey."""
     names = [*sweep.space, "score"]
     shown = sorted(_scored(sweep), key=lambda t: (_whole(t), _mean(sweep, t)))  # the best is drawn last, on top
-    norm = _norm(sweep, shown)
+    norm, chosen = _norm(sweep, shown), sweep.best
     figure = Figure(figsize=(1.7 * len(names) + 1.6, 3.8), layout="constrained")
     ax = figure.add_subplot()
     spans = {n: _span(sweep, n, shown) for n in names}
@@ -102,7 +103,7 @@ def parallel(sweep: Sweep) -> Figure:
         places = [_mean(sweep, t) if n == "score" else _place(sweep.space[n], t.point[n]) for n in names]
         heights = [_share(p, *spans[n]) for n, p in zip(names, places, strict=True)]
         whole = _whole(t)
-        best = t is sweep.best
+        best = t is chosen
         ax.plot(
             range(len(names)), heights, color=MAP(norm(_mean(sweep, t))) if whole else "#c9c9c9",
             linewidth=2.6 if best else 1.4 if whole else 0.8, zorder=3 if best else 2 if whole else 1,
@@ -125,13 +126,13 @@ def parallel(sweep: Sweep) -> Figure:
 def curves(sweep: Sweep) -> Figure:
     """Validation score by round, mean over seeds, coloured by the trial's score; stopped trials end with a ring."""
     shown = _scored(sweep)
-    norm = _norm(sweep, shown)
+    norm, chosen = _norm(sweep, shown), sweep.best
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
     ax = figure.add_subplot()
     for t in shown:
         rounds = sorted(set.intersection(*(set(curve) for curve in t.curves.values())))
         means = [100 * statistics.fmean(curve[r] for curve in t.curves.values()) for r in rounds]
-        ax.plot(rounds, means, color=MAP(norm(_mean(sweep, t))), linewidth=2.4 if t is sweep.best else 1.1)
+        ax.plot(rounds, means, color=MAP(norm(_mean(sweep, t))), linewidth=2.4 if t is chosen else 1.1)
         ax.plot(rounds[-1], means[-1], "o", markersize=4, color=MAP(norm(_mean(sweep, t))),
                 markerfacecolor=MAP(norm(_mean(sweep, t))) if _whole(t) else "white")  # fmt: skip
     ax.set_xlabel("round")

@@ -8,7 +8,7 @@ import csv
 import io
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
 
@@ -147,7 +147,8 @@ def _pictures(sweep: Sweep) -> Iterator[Block]:
 
 
 def _picture(title: str, file: str, draw: Callable[[], Figure], caption: str) -> Block:
-    return Block(title, picture=draw, file=f"{file.replace('.', '-')}.png", paragraphs=[caption])
+    # drawn once, for the page and for its own file
+    return Block(title, picture=cache(draw), file=f"{file.replace('.', '-')}.png", paragraphs=[caption])
 
 
 def _table(sweep: Sweep) -> list[list[str]]:

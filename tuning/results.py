@@ -43,9 +43,9 @@ class Trial:
 
         ``last``: of the last round; ``mean5``: mean of the last five scored rounds; ``best``: of the best round.
         """
-        out = []
+        out, last = [], self.rounds
         for seed in sorted(self.curves):
-            curve = [value for round_, value in sorted(self.curves[seed].items()) if 0 < round_ <= self.rounds]
+            curve = [value for round_, value in sorted(self.curves[seed].items()) if 0 < round_ <= last]
             if not curve:
                 return []
             out.append({"last": curve[-1], "mean5": statistics.fmean(curve[-5:]), "best": max(curve)}[rule])

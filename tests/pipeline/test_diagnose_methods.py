@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch.nn.functional as F
+from safetensors.torch import load_file
 
 from pipeline.diagnose import diagnose
+from pipeline.diagnosis import divergence
 from pipeline.diagnosis.study import Study, open_study
 from pipeline.optimizers import without_moments
 from pipeline.run import run
+from tasks.sources import find_task
 from tests.pipeline.compared import quiet
 from tests.pipeline.diagnosed import QUICK, table
 
@@ -92,3 +96,25 @@ def test_an_interrupted_diagnosis_leaves_the_older_one(finished, monkeypatch):
     monkeypatch.undo()
     diagnose(folder, quick, quiet)
     assert not (folder / ".diagnosis-older").exists()
+
+
+def test_the_prototypes_of_fednh_are_its_class_embeddings(finished):
+    """They stand in the model's state, which the server moves; no gradient does."""
+    folder = finished("fednh")
+    lines = diagnose(folder, dataclasses.replace(QUICK, parts=("embeddings",)), quiet)
+    assert any(line.startswith("class embeddings after round 2: ") for line in lines)
+    rows_CD = F.normalize(load_file(folder / "model" / "weights.safetensors")["head.rows"].double(), dim=-1)
+    names = list(find_task("toy-single").class_names)
+    shown = {row["class"]: row for row in table(folder / "diagnosis" / "class_cosine.csv")}
+    for a, one in enumerate(names):
+        for b, other in enumerate(names):
+            assert float(shown[one][other]) == pytest.approx(float(rows_CD[a] @ rows_CD[b]), abs=1e-5)
+
+
+def test_the_distance_is_left_out_where_clients_are_too_many(finished, monkeypatch):
+    """In one line, and no table is written."""
+    monkeypatch.setattr(divergence, "MOST", 3)
+    folder = finished("fedavg")
+    lines = diagnose(folder, dataclasses.replace(QUICK, parts=("divergence",), clients=(0, 1)), quiet)
+    assert lines == ["A-distance: 4 clients are too many to compare (at most 3)"]
+    assert not (folder / "diagnosis" / "divergence.csv").exists()

@@ -112,10 +112,10 @@ def test_whole_after_every_single_step(experiment, tmp_path, monkeypatch):
 
 
 def test_killed_with_sigkill(experiment, tmp_path, monkeypatch, s3):
-    """The real thing, at three instants: a process of its own, whose every request takes a while, so that most kills
+    """The real thing, at two instants: a process of its own, whose every request takes a while, so that most kills
     come in the middle of a copy. The folder is thrown away each time.
     """
-    e = dataclasses.replace(experiment("fedalign", federation={"rounds": 30}), tracking=experiment().tracking)
+    e = dataclasses.replace(experiment("fedalign", federation={"rounds": 12}), tracking=experiment().tracking)
     expected = run(e, tmp_path / "expected", quiet)
     copy = f"{s3}/runs/killed"
     code = (
@@ -125,7 +125,7 @@ def test_killed_with_sigkill(experiment, tmp_path, monkeypatch, s3):
     )
     (tmp_path / "toy.toml").write_text(to_toml(mirrored(e, f"{s3}/runs")))
     words = ["run", str(tmp_path / "toy.toml"), "--output", "runs/killed"]
-    for round_ in (2, 6, 11):
+    for round_ in (2, 7):
         machine = tmp_path / f"until-{round_}"
         machine.mkdir()
         log = (machine / "log").open("w")
@@ -155,7 +155,7 @@ def test_killed_with_sigkill(experiment, tmp_path, monkeypatch, s3):
     folder = Path("runs/killed")
     assert json.loads((folder / "result.json").read_text())["checksum"] == expected.checksum
     assert rows(folder) == rows(tmp_path / "expected")
-    assert whole(contents(copy)) == 30
+    assert whole(contents(copy)) == 12
 
 
 def test_a_run_whose_mirror_is_lost_is_a_run(experiment, tmp_path, monkeypatch):

@@ -67,7 +67,7 @@ def test_stopped_and_resumed(experiment, tmp_path, monkeypatch, method, select):
 
 def test_killed_with_sigkill_and_resumed(experiment, tmp_path):
     """The real thing: a process of its own, SIGKILL in the middle of training."""
-    e = experiment("fedalign", federation={"rounds": 40})
+    e = experiment("fedalign", federation={"rounds": 16})
     e = dataclasses.replace(e, optimizer=dataclasses.replace(e.optimizer, batch_size=8))
     whole = run(e, tmp_path / "whole", quiet)
     folder = tmp_path / "killed"

@@ -42,7 +42,6 @@ def quiet(line: str) -> None:
     [(m, o, TOYS[kind]) for m, o in VARIANTS for kind in METHODS[m].kinds],
     ids=lambda v: str(v),
 )
-@pytest.mark.usefixtures("no_pictures")
 def test_every_method_trains_on_every_toy_task(experiment, tmp_path, method, options, task):
     e = experiment(method, task, options=options)
     result = run(e, tmp_path / "run", quiet)
@@ -79,7 +78,6 @@ def test_methods_for_one_kind_of_task_refuse_the_other(experiment, tmp_path):
     ("method", "partition"),  # a partition knows nothing of methods, so two of them are enough for the others
     [(m, p) for m in METHODS for p in PARTITIONS if p == PARTITIONS[0] or m in ("fedalign", "fedavg")],
 )
-@pytest.mark.usefixtures("no_pictures")
 def test_two_runs_with_one_seed_give_one_checksum(experiment, tmp_path, method, partition):
     e = experiment(method)
     if e.task.partition != "one_class":  # which its method needs
@@ -96,6 +94,7 @@ def test_another_seed_gives_another_result(experiment, tmp_path):
     )
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_run_leaves_what_the_docs_promise(experiment, tmp_path):
     run(experiment("fedalign"), tmp_path / "run", quiet)
     names = {p.name for p in (tmp_path / "run").iterdir()}

@@ -36,11 +36,17 @@ def on_ray(e, **cluster):  # two actors are enough for most tests, and start in 
     return dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="ray", **cluster))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedalign", "feddyn", "fedrep", "fedrod", "moon", "scaffold"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fedalign", "feddyn", "fedrep",
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "fedrod", "moon", "scaffold")),
+    ],
+)  # fmt: skip
 def test_serial_and_ray_give_one_checksum(experiment, tmp_path, method):
     """One actor per client, two clients per actor, all clients in one actor: the serial run's bits. MOON and FedROD
     remember more than FedAvg, SCAFFOLD also sends more, FedDyn sends another model than the one that is scored, FedRep
-    a part of it; the other methods differ from it inside a client alone.
+    a part of it; the other methods differ from it inside a client alone, and every method has two rounds below.
     """
     e = experiment(method)
     expected = run(e, tmp_path / "serial", quiet)

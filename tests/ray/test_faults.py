@@ -74,7 +74,13 @@ def deadline_for(kind):
     return {"deadline": 40.0} if kind == "hang" else {}  # a fresh process has to start within it, on any machine
 
 
-@pytest.mark.parametrize(("kind", "failure"), [*DEADLY.items(), *((k, KINDS[k]) for k in ("raise", "memory", "nan"))])
+@pytest.mark.parametrize(
+    ("kind", "failure"),
+    [
+        *DEADLY.items(), ("raise", KINDS["raise"]),
+        *(pytest.param(k, KINDS[k], marks=pytest.mark.slow) for k in ("memory", "nan")),
+    ],
+)  # fmt: skip
 def test_a_fault_that_a_retry_mends_changes_no_bit(faulty, kind, failure):
     setup = faulty((2,), kind, 1, **deadline_for(kind))
     executor = RayExecutor(setup)
@@ -87,7 +93,7 @@ def test_a_fault_that_a_retry_mends_changes_no_bit(faulty, kind, failure):
     assert failure[1] in retried.reason
 
 
-@pytest.mark.parametrize("kind", ["exit", "nan", "empty"])
+@pytest.mark.parametrize("kind", ["exit", "nan", pytest.param("empty", marks=pytest.mark.slow)])
 def test_a_client_that_keeps_failing_is_left_out_and_the_others_are_averaged(faulty, kind):
     """Out of that round, back in the next; both actors answer in it. One peer's simulator loses a slot for good."""
     setup = faulty((1,), kind, 2)
@@ -164,7 +170,9 @@ def test_a_run_goes_on_with_a_new_server_and_the_same_bits(experiment, tmp_path,
     assert sum(r.metrics["fault/recovered"] for r in records) == 1
 
 
-@pytest.mark.parametrize("kind", ["raise", "nan", "memory", "exit"])
+@pytest.mark.parametrize(
+    "kind", ["raise", "exit", *(pytest.param(k, marks=pytest.mark.slow) for k in ("nan", "memory"))]
+)
 def test_a_fault_in_a_call_of_several_clients_costs_the_one_who_has_it(faulty, kind):
     """Whose fault a dead process was shows when each has a call of its own."""
     setup = faulty((2,), kind, 1)

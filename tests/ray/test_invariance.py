@@ -67,7 +67,13 @@ def interrupted(e: Experiment, folder, monkeypatch) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("actors", "fault", "stop"), [(1, "nan", False), (2, "exit", True), (4, "", True), (8, "", False)]
+    ("actors", "fault", "stop"),
+    [
+        (1, "nan", False),
+        (2, "exit", True),
+        (4, "", True),
+        pytest.param(8, "", False, marks=pytest.mark.slow),
+    ],
 )
 def test_one_result(whole, tmp_path, monkeypatch, actors, fault, stop):
     e, expected = whole
