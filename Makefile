@@ -12,7 +12,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 export MLFLOW_DISABLE_TELEMETRY ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help setup encoder run test test-rest test-fast test-ray test-slow cluster-test test-data check audit static format lint types imports spelling bench ui clean
+.PHONY: help setup encoder run test test-rest test-fast test-ray test-ray-shared test-ray-apart test-slow cluster-test test-data check audit static format lint types imports spelling bench ui clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,7 @@ setup: $(STAMP) ## create .venv with the exact versions of requirements.lock
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 14) else "AnchorFL needs Python 3.11, 3.12 or 3.13; $(PYTHON) is %d.%d: try make setup PYTHON=python3.12" % v)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip==26.3 # older ones look through an index for minutes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
@@ -35,7 +36,7 @@ run: $(STAMP) ## train FedAvg and FedAlign on a small task, compare them, say wh
 # one thread each: threads that wait for a core which another test has spin, and a test may take ten times as long
 test: export OMP_NUM_THREADS ?= 1
 test: $(STAMP) ## every test but the slow ones and those that need a GPU: those that start Ray beside the others
-	@$(MAKE) --no-print-directory --jobs 2 --keep-going $(SYNC) test-rest test-ray
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going $(SYNC) test-rest test-ray-shared test-ray-apart
 
 test-rest: $(STAMP) ## the tests that do not start Ray
 	$(BIN)/python -m pytest -m "not ray and not slow and not gpu"
@@ -45,6 +46,12 @@ test-fast: $(STAMP) ## the tests that need neither Ray nor real data
 
 test-ray: $(STAMP) ## the tests that start Ray
 	$(BIN)/python -m pytest -m "ray and not slow and not gpu"
+
+test-ray-shared: $(STAMP)
+	$(BIN)/python -m pytest -m "ray and not apart and not cluster and not slow and not gpu"
+
+test-ray-apart: $(STAMP)
+	$(BIN)/python -m pytest -m "ray and (apart or cluster) and not slow and not gpu"
 
 test-slow: $(STAMP) ## the slow tests, which CI leaves out
 	$(BIN)/python -m pytest -m "slow and not gpu"
@@ -58,7 +65,7 @@ test-data: $(STAMP) ## the tests that read real data below $ANCHORFL_DATA
 check: static audit ## everything CI checks, with the fast tests, and the audit of the pinned packages
 	$(MAKE) --no-print-directory test-fast
 
-static: lint types imports spelling ## format, lint, types, import contracts, spelling
+static: types lint imports spelling ## format, lint, types, import contracts, spelling
 
 audit: $(STAMP) ## known vulnerabilities of the pinned packages; says so where the service does not answer
 	$(BIN)/python .ci/audit.py

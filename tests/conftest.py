@@ -89,7 +89,7 @@ def experiment():
             method=METHODS[method](**(SMALL.get(method, {}) | (options or {}))),
             model=ModelOptions(width=16, heads=2, feedforward=8, dropout=0.1, names_width=16),
             federation=FederationOptions(rounds=3, clients_per_round=3, epochs=2),
-            optimizer=OptimizerOptions(lr=0.01, batch_size=16, micro_tokens=64),
+            optimizer=OptimizerOptions(lr=0.01, batch_size=16, micro_tokens=128),
             cluster=ClusterOptions(executor="serial"),
             tracking=TrackingOptions(uri="none"),
             seed=seed,

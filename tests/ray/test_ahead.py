@@ -78,7 +78,7 @@ def test_a_round_that_is_not_asked_for_after_all_leaves_no_trace(executor, refer
     assert seen(executor) == reference[1]
 
 
-@pytest.mark.parametrize("kind", ["exit", "raise", pytest.param("nan", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["exit", *(pytest.param(k, marks=pytest.mark.slow) for k in ("raise", "nan"))])
 def test_a_fault_in_a_round_that_began_ahead_is_mended(experiment, tmp_path, kind):
     folder = tmp_path / "failures"
     folder.mkdir()

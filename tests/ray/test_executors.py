@@ -39,8 +39,8 @@ def on_ray(e, **cluster):  # two actors are enough for most tests, and start in 
 @pytest.mark.parametrize(
     "method",
     [
-        "fedalign", "feddyn", "fedrep",
-        *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "fedrod", "moon", "scaffold")),
+        "fedalign", "fedrep",
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "feddyn", "fedrod", "moon", "scaffold")),
     ],
 )  # fmt: skip
 def test_serial_and_ray_give_one_checksum(experiment, tmp_path, method):
@@ -56,6 +56,7 @@ def test_serial_and_ray_give_one_checksum(experiment, tmp_path, method):
         assert got.scores == expected.scores
 
 
+@pytest.mark.slow
 def test_serial_and_ray_give_one_checksum_in_bfloat16(experiment, tmp_path):
     e = experiment("fedavg")
     plain = run(e, tmp_path / "plain", quiet)
@@ -68,7 +69,7 @@ def test_serial_and_ray_give_one_checksum_in_bfloat16(experiment, tmp_path):
 @pytest.mark.parametrize(
     ("method", "task", "partition", "options"),
     [
-        ("fedalc", "toy-multi", "one_class", {}),
+        pytest.param("fedalc", "toy-multi", "one_class", {}, marks=pytest.mark.slow),
         ("fedalc-fixed", "toy-multi", "one_class", {}),
         (
             "fedbm",

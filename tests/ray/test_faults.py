@@ -93,7 +93,7 @@ def test_a_fault_that_a_retry_mends_changes_no_bit(faulty, kind, failure):
     assert failure[1] in retried.reason
 
 
-@pytest.mark.parametrize("kind", ["exit", "nan", pytest.param("empty", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["exit", *(pytest.param(k, marks=pytest.mark.slow) for k in ("nan", "empty"))])
 def test_a_client_that_keeps_failing_is_left_out_and_the_others_are_averaged(faulty, kind):
     """Out of that round, back in the next; both actors answer in it. One peer's simulator loses a slot for good."""
     setup = faulty((1,), kind, 2)
@@ -138,8 +138,8 @@ def test_a_server_actor_that_dies_in_a_round_is_named(faulty):
 @pytest.mark.parametrize(
     ("when", "method"),
     [
-        *((when, "fedalign") for when in ("start", "clients", "memory")),
-        *(pytest.param(when, "fedalign", marks=pytest.mark.slow) for when in ("scores", "snapshot")),
+        *((when, "fedalign") for when in ("clients", "memory")),
+        *(pytest.param(when, "fedalign", marks=pytest.mark.slow) for when in ("start", "scores", "snapshot")),
         ("merge", "scaffold"),
     ],
 )
@@ -171,7 +171,7 @@ def test_a_run_goes_on_with_a_new_server_and_the_same_bits(experiment, tmp_path,
 
 
 @pytest.mark.parametrize(
-    "kind", ["raise", "exit", *(pytest.param(k, marks=pytest.mark.slow) for k in ("nan", "memory"))]
+    "kind", ["exit", *(pytest.param(k, marks=pytest.mark.slow) for k in ("raise", "nan", "memory"))]
 )
 def test_a_fault_in_a_call_of_several_clients_costs_the_one_who_has_it(faulty, kind):
     """Whose fault a dead process was shows when each has a call of its own."""

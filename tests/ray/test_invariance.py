@@ -71,7 +71,7 @@ def interrupted(e: Experiment, folder, monkeypatch) -> Result:
     [
         (1, "nan", False),
         (2, "exit", True),
-        (4, "", True),
+        pytest.param(4, "", True, marks=pytest.mark.slow),
         pytest.param(8, "", False, marks=pytest.mark.slow),
     ],
 )
