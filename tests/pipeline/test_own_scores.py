@@ -138,7 +138,7 @@ def test_the_selected_round_counts_by_its_scores(experiment, tmp_path, method, o
     """``last`` cannot wait for the end, when the models of an earlier round are gone: it scores with validation."""
     e = experiment(
         method, options=options, seed=4, evaluation={"select": "best_validation", "test": test},
-        federation={"clients_per_round": 2, "rounds": 6, "epochs": 1}, optimizer={"lr": 0.05},
+        federation={"clients_per_round": 2, "rounds": 6, "epochs": 1}, optimizer={"lr": 0.05, "micro_tokens": 64},
     )  # fmt: skip
     result = run(e, tmp_path / "run", compared.quiet)
     records = read_records(tmp_path / "run")[0]
