@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import math
 import os
@@ -83,8 +84,19 @@ def start(options: ClusterOptions) -> bool:
 
 
 def stop() -> None:
-    """Leave Ray; a Ray of our own ends with it."""
-    ray.shutdown()
+    """Leave Ray; a Ray of our own ends with it.
+
+    While Ray shuts down it ends the process at once, with status 1, where another thread frees a reference to one of
+    its objects. Python's garbage collector does so in any thread, such as the one that writes to MLflow.
+    """
+    automatic = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        ray.shutdown()
+    finally:
+        if automatic:
+            gc.enable()
 
 
 def _start_own(quiet: dict[str, Any]) -> None:
@@ -100,7 +112,7 @@ def _start_own(quiet: dict[str, Any]) -> None:
         ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, _temp_dir=_own_folder(), **quiet)
     address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # as in ``nodes``
     if not ipaddress.ip_address(address).is_loopback:
-        ray.shutdown()
+        stop()
         raise InputError(
             f"Ray {ray.__version__} listens on {address} and not on loopback alone: install the version of"
             " requirements.lock, or start Ray yourself ('ray start --head') and give --cluster.address"
