@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from models.classifier import Classifier
 from models.dropout import MaskSource
 from models.encoders.cnn import SmallCNN
-from models.encoders.resnet import LINEAR, ResNet, stem_for
+from models.encoders.resnet import LINEAR, Init, ResNet, stem_for
 from models.encoders.side_by_side import SideBySide
 from models.encoders.sparse import SparseEncoder
 from models.encoders.transformer import TransformerEncoder
@@ -36,6 +36,9 @@ class ModelOptions:
     norm: Literal["group", "batch", "frozen"] = "group"
     """Normalisation of a residual network: ``group``, in 32 groups; ``batch``, whose statistics are averaged with the
     weights; ``frozen``, BatchNorm with the statistics of ``weights``, which stay as they are."""
+    init: Init = "he"
+    """First values of a residual network's convolutions: ``he``, He-normal by the fan-out; ``torch``, torch's own,
+    uniform by the fan-in (FedBM)."""
     weights: str = ""
     """Weights that the encoder starts from: a .safetensors file, or that of a run's ``model`` folder; a relative path
     is looked up below ``$ANCHORFL_DATA`` too. Empty: drawn from the seed."""
@@ -83,7 +86,7 @@ class ModelOptions:
             raise ValueError(f"model.embedding_std = {self.embedding_std}: must be above 0")
         if not 0 < self.names_share <= 1:
             raise ValueError(f"model.names_share = {self.names_share}: must be in (0, 1]")
-        for name, standard in (("stem", "auto"), ("norm", "group")):
+        for name, standard in (("stem", "auto"), ("norm", "group"), ("init", "he")):
             if self.network == "auto" and getattr(self, name) != standard:
                 raise ValueError(
                     f"model.{name} = {getattr(self, name)!r} is for residual networks: set model.network, for example"
@@ -169,7 +172,7 @@ def _drawn(o: ModelOptions, kind: str, shape: tuple[int, ...], vocabulary: int, 
                 f"model.network = {o.network!r} is for images, the input is of kind {kind!r}: set it to 'auto'"
             )
         stem = stem_for(shape) if o.stem == "auto" else o.stem
-        return ResNet(o.network, shape[0], o.width, stem=stem, norm=o.norm)
+        return ResNet(o.network, shape[0], o.width, stem=stem, norm=o.norm, init=o.init)
     match kind:
         case "tokens":
             entry: nn.Module = nn.Embedding(vocabulary, o.width)

@@ -13,13 +13,13 @@ from pipeline.run import Say
 from pipeline.stores import shown
 from tuning.papers import paper_of
 from tuning.table_numbers import Table, table_of
+from tuning.table_options import changing, of_one_method
 from tuning.table_page import write_page
 from tuning.table_record import TableRecord
 from tuning.table_runs import (
     Cell,
     Job,
     cells_of,
-    changing,
     check_scored,
     jobs_of,
     look,
@@ -53,6 +53,11 @@ class Call:
         self.paper = paper_of(a.name)
         self.cells = cells_of(chosen(rows_of(self.paper), a.data, a.rows), a.seeds, a.overrides, a.vary)
         check_scored(self.paper, self.cells)
+        presets = {cell.row.preset: cell.experiment for cell in self.cells}
+        alone = of_one_method(a.overrides, presets).items()
+        self.notes += [
+            f"--{option} goes to the rows of {method} alone: others have no such option" for option, method in alone
+        ]
         self.notes += without_own({cell.row.key: cell.row for cell in self.cells}.values())
 
     def show(self) -> tuple[Table, list[Path]]:

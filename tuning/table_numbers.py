@@ -212,6 +212,7 @@ def traffic(run: RunSummary) -> tuple[float, float]:
 
 
 def busy_hours(run: RunSummary) -> float:
-    """Hours in which clients trained or models were scored."""
-    keys = ("sys/client_seconds", "sys/score_seconds")
-    return sum(record.metrics[key] for record in run.records for key in keys) / 3600
+    """Hours in which clients trained, models were scored or the server merged (and trained: FedBM's generator)."""
+    keys = ("sys/client_seconds", "sys/score_seconds", "sys/merge_seconds")
+    # round 0 merges nothing, and older records do not say how long it took
+    return sum(record.metrics.get(key, 0.0) for record in run.records for key in keys) / 3600

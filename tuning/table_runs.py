@@ -22,6 +22,7 @@ from tasks.contract import InputError, TaskOptions
 from tasks.metrics import FAMILIES
 from tasks.sources import raw_folder, task_of
 from tasks.store import Prepared
+from tuning.table_options import name_of, of_one_method, without
 from tuning.table_vary import Vary, free, ordered, with_change
 from tuning.tables import Paper, Row
 
@@ -56,11 +57,12 @@ def cells_of(
     rows: Sequence[Row], seeds: Sequence[int], overrides: Sequence[str], vary: Vary | None = None
 ) -> list[Cell]:
     """Every row, with every value of what is varied, with every seed: data set by data set and seed by seed, so that a
-    whole comparison is there early. InputError on an override that a row's preset refuses, or that a table sets itself.
+    whole comparison is there early. An option that one method alone has goes to its rows. InputError on an override
+    that a row's preset refuses, or that a table sets itself.
 
     Runs are serial unless the overrides say otherwise: one process each is the cheapest way through many runs.
     """
-    named = {word[2:].partition("=")[0].replace("-", "_") for word in overrides if word.startswith("--")}
+    named = {name for word in overrides if (name := name_of(word))}
     if vary is not None and vary.option in named:
         raise InputError(f"--{vary.option}: --vary sets it for its runs; give one of them")
     encoders = sorted({row.name for row in rows if row.name in ENCODERS})
@@ -71,10 +73,13 @@ def cells_of(
         )
     for option in (named | {vary.option} if vary else named) & TAKEN.keys():
         raise InputError(f"--{option}: a table sets it for its runs; give {TAKEN[option]}")
+    presets = {row.preset: read_preset(row.preset) for row in rows}
+    others = of_one_method(overrides, presets)
     out = []
     for row in rows:
-        preset = read_preset(row.preset)
-        for changed, read in _experiments(row, preset, overrides, vary):
+        preset = presets[row.preset]
+        words = without(overrides, [option for option, method in others.items() if method != preset.method.name])
+        for changed, read in _experiments(row, preset, words, vary):
             e = read
             if "cluster.executor" not in named:
                 e = replace(e, cluster=replace(e.cluster, executor="serial"))
@@ -127,17 +132,6 @@ def _is_presets(experiment: Experiment, preset: Experiment, row: Row) -> bool:
     return all(
         value == theirs[name] for name, value in options_of(experiment).items() if not (free(name) or name == changed)
     )
-
-
-def changing(overrides: Sequence[str]) -> list[str]:
-    """Of overrides, those that may change a result: not where runs go, or what is kept of them."""
-    out, keep = list[str](), True
-    for word in overrides:
-        if word.startswith("--"):
-            keep = not free(word[2:].partition("=")[0].replace("-", "_"))
-        if keep:
-            out.append(word)
-    return out
 
 
 @dataclass(slots=True)

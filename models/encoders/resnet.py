@@ -18,6 +18,7 @@ from torch import Tensor, nn
 Network = Literal["resnet8", "resnet20", "resnet18", "resnet34", "resnet50"]
 Stem = Literal["imagenet", "small"]
 Norm = Literal["group", "batch", "frozen"]
+Init = Literal["he", "torch"]
 MakeNorm = Callable[[int], nn.Module]
 
 GROUPS = 32
@@ -121,12 +122,14 @@ class ResNet(nn.Module):
 
     ``width``: D. The trunk gives 512 numbers a row (ResNet-50: 2048; ResNet-8 and -20: 64); a linear layer
     follows where ``width`` is another number. ``stem``: ``imagenet``, a 7x7 convolution with stride 2 and max-pooling,
-    which quarters height and width, or ``small``, a 3x3 convolution with stride 1, which keeps them. Convolutions start
-    He-normal (fan-out; He et al., ICCV 2015), normalisations as the identity, biases of the linear layer as torch's.
-    There is no dropout.
+    which quarters height and width, or ``small``, a 3x3 convolution with stride 1, which keeps them. ``init``:
+    convolutions start ``he``, normal with variance 2 / fan-out (He et al., ICCV 2015), or ``torch``, uniform within 1 /
+    sqrt(fan-in); normalisations as the identity, the linear layer as torch's. There is no dropout.
     """
 
-    def __init__(self, network: Network, channels: int, width: int, *, stem: Stem, norm: Norm) -> None:
+    def __init__(
+        self, network: Network, channels: int, width: int, *, stem: Stem, norm: Norm, init: Init = "he"
+    ) -> None:
         super().__init__()
         block, first, depths = LAYERS[network]
         make_norm = norm_of(norm)
@@ -142,7 +145,7 @@ class ResNet(nn.Module):
             self.add_module(self.stages[stage], nn.Sequential(*blocks))
         self.linear = nn.Identity() if entry == width else nn.Linear(entry, width)
         for module in self.modules():
-            if isinstance(module, nn.Conv2d):
+            if init == "he" and isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:

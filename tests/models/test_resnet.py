@@ -237,6 +237,18 @@ def test_convolutions_start_he_normal_by_fan_out_and_norms_as_the_identity():
             assert float(value.min()) == float(value.max()) == name.endswith("weight"), name
 
 
+def test_convolutions_start_as_torchs_own_where_asked_for():
+    """Uniform within 1 / sqrt(fan-in), as FedBM's reference leaves them; all else starts as with the other way."""
+    model, other = made("resnet18", (3, 64, 64), init="torch"), made("resnet18", (3, 64, 64))
+    for (name, value), he in zip(model.encoder.state_dict().items(), other.encoder.state_dict().values(), strict=True):
+        if value.dim() == 4:
+            bound = (value.shape[1] * value.shape[2] * value.shape[3]) ** -0.5
+            assert 1.0001 * bound > float(value.abs().max()) > 0.95 * bound, name
+            assert float(value.std()) == pytest.approx(bound / 3**0.5, rel=0.1), name
+        else:
+            assert torch.equal(value, he), name
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "text"),
     [
@@ -255,7 +267,9 @@ def test_a_network_that_does_not_fit_the_input_is_refused(options, kind, text):
     assert str(caught.value) == text
 
 
-@pytest.mark.parametrize(("name", "value"), [("stem", "small"), ("norm", "batch"), ("norm", "frozen")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("stem", "small"), ("norm", "batch"), ("norm", "frozen"), ("init", "torch")]
+)
 def test_options_of_residual_networks_need_one(name, value):
     with pytest.raises(ValueError, match="residual") as caught:
         ModelOptions(**{name: value})

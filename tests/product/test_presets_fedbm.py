@@ -77,7 +77,13 @@ def test_rows_of_a_data_set_share_all_but_the_method(row):
                 (1, 1), SETTINGS[row.folder.rsplit("-0.", 1)[0]][:2],
             )  # fmt: skip
             tree["task"].pop("partition")
+            tree["task"].pop("beta")
     assert one == base
+
+
+@pytest.mark.parametrize("data", ["oct-c8", "kvasir-v2", "ham10000", "pbc"])
+def test_central_training_is_one_run_for_both_betas(data):
+    assert digest(read_preset(f"{data}-0.05/central")) == digest(read_preset(f"{data}-0.1/central"))
 
 
 @pytest.mark.parametrize(("data", "folder"), PAPER.data.items())
@@ -93,7 +99,7 @@ def test_settings_are_the_papers(data, folder):
     o = e.optimizer
     assert (o.name, o.lr, o.lr_decay, o.momentum, o.weight_decay) == ("sgd", 0.01, 0.99, 0.9, 5e-4)
     assert (o.batch_size, o.state) == (8, "keep")
-    assert (e.model.network, e.model.norm, e.model.width) == ("resnet18", "batch", 512)
+    assert (e.model.network, e.model.norm, e.model.width, e.model.init) == ("resnet18", "batch", 512, "torch")
     assert (e.evaluation.metrics, e.evaluation.select) == ("classification", "best_validation_sum")
 
 

@@ -19,10 +19,11 @@ from tests.tuning.made_tables import made_run, toy
 from tuning import papers
 from tuning.cli import main
 from tuning.papers import paper_of
+from tuning.table_call import Call
 from tuning.table_command import asked
+from tuning.table_options import changing
 from tuning.table_runs import (
     cells_of,
-    changing,
     check_scored,
     jobs_of,
     look,
@@ -67,7 +68,7 @@ def test_cells_are_experiments(paper):
         (["--seed", "3"], r"--seed: a table sets it for its runs; give --seeds 4321,4322"),
         (["--output=x"], r"--output: a table sets it for its runs; give --runs FOLDER and --out FOLDER"),
         (["--evaluation.test", "never"], r"a table shows scores of the test split"),
-        (["--method.q1", "90"], r"digits/fedavg: no option --method.q1.*\(--rows leaves rows out\)"),
+        (["--method.q7", "90"], r"digits/fedavg: no option --method.q7.*\(--rows leaves rows out\)"),
     ],
 )
 def test_refused_overrides(paper, overrides, message):
@@ -98,6 +99,30 @@ def test_runs_without_the_score_of_a_table_are_refused(paper, overrides, message
     cells = cells_of([row for row in rows_of(paper) if row.name in ("fedavg", "fedprox")][:1], [1], overrides.split())
     with pytest.raises(InputError, match=message) if message else contextlib.nullcontext():
         check_scored(paper, cells)
+
+
+def test_an_option_of_one_method_goes_to_its_rows(paper):
+    """With its values, and what every row has still goes to every row."""
+    cells = cells_of(rows_of(paper), [5], ["--method.q1", "90", "--federation.rounds=2", "--method.q2=40"])
+    assert [(c.row.name, c.experiment.federation.rounds) for c in cells] == [("fedavg", 2), ("fedalign", 2)]
+    assert (cells[1].experiment.method.q1, cells[1].experiment.method.q2) == (90, 40)
+    plain = cells_of(rows_of(paper), [5], ["--federation.rounds", "2"])
+    assert [c.digest == p.digest for c, p in zip(cells, plain, strict=True)] == [True, False]
+
+
+def test_an_option_of_several_methods_is_for_named_rows():
+    """alpha is FedAlign's weight of pseudo-labels and FedRS's scale of other classes."""
+    rows = [r for r in rows_of(paper_of("fedalign")) if r.folder == "r8-8"]
+    with pytest.raises(InputError, match=r"--method.alpha: .*fedrs.*say with --rows which rows it is for"):
+        cells_of(rows, [1], ["--method.alpha", "0.5"])
+    own = [r for r in rows if r.name in ("fedavg", "fedalign", "fedalign-no-se")]
+    assert [c.experiment.method.alpha for c in cells_of(own, [1], ["--method.alpha", "0.5"])[1:]] == [0.5, 0.5]
+
+
+def test_the_page_says_whose_option_it_was(paper):
+    assert Call(asked(["toy", "--method.q1", "90"])).notes == [
+        "--method.q1 goes to the rows of fedalign alone: others have no such option"
+    ]
 
 
 def test_options_that_change_a_result():
