@@ -228,6 +228,7 @@ def run_info(setup: Setup, folder: Path) -> RunInfo:
         "data_digest": manifest.data_digest,
         "partition_digest": manifest.partition_digest,
         "config_digest": digest(e),
+        **setup.vectors(),
         "git_commit": _commit(),
         **({"statement": statement} if (statement := e.method.statement(e.federation.rounds)) else {}),
         "python": platform.python_version(),

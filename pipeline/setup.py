@@ -16,6 +16,7 @@ from models.onednn import use_onednn
 from pipeline.experiment import Experiment
 from pipeline.seeds import seed_for
 from pipeline.training import Training
+from pipeline.tree import checksum
 from tasks.contract import Objective
 from tasks.store import Prepared
 
@@ -36,6 +37,11 @@ class Setup:
     def data(self) -> Prepared:
         """The prepared data, read lazily."""
         return Prepared.load(self.prepared)
+
+    def vectors(self) -> dict[str, str]:
+        """Checksums of what is known of the class names beforehand: options say how it is made, not what came of it."""
+        known = {"names_digest": self.vectors_CP, "concepts_digest": self.concepts_CMD}
+        return {name: checksum({"vectors": value}) for name, value in known.items() if value is not None}
 
     def objective(self) -> Objective:
         """Single- or multi-label."""

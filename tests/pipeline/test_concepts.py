@@ -15,7 +15,7 @@ from models.concepts import Asked, keep
 from models.label_names import NamesError
 from pipeline.concepts import asked_of, share_of
 from pipeline.methods.fedavg import FedAvg
-from pipeline.run import make_setup, prepare_data, run
+from pipeline.run import make_setup, prepare_data, run, run_info
 from tasks.contract import InputError
 from tasks.sources import find_task
 from tests.tiny_bert import WIDTH, saved_bert
@@ -83,6 +83,20 @@ def test_a_run_without_library_or_model_uses_the_file(named, own_cache, monkeypa
     setup = make_setup(e, quiet)
     assert torch.equal(setup.concepts_CMD, torch.from_numpy(made_up(asked)))
     assert 0 <= run(e, tmp_path / "run", quiet).scores["test"]["f1_macro"] <= 1
+
+
+def test_a_record_tells_vectors_apart_that_options_do_not(named, own_cache, tmp_path):
+    """Two files that were made under one name of a model: one digest of options, two of vectors."""
+    e, tags = named(names_model="somebody/encoder"), []
+    asked = asked_of(e, find_task("digits").class_names)
+    for seed in (0, 1, 1):
+        keep(asked, asked.file(own_cache), made_up(asked, seed), "an encoder", quiet)
+        tags.append(run_info(make_setup(e, quiet), tmp_path / "run").tags)
+    one, other, same = (t["concepts_digest"] for t in tags)
+    assert one != other == same
+    assert len({t["config_digest"] for t in tags}) == 1
+    assert "names_digest" not in tags[0]  # no class embeddings, no concepts: neither stands there
+    assert "concepts_digest" not in make_setup(dataclasses.replace(e, method=FedAvg()), quiet).vectors()
 
 
 def test_a_missing_encoder_is_told_before_the_data_are_prepared(named, own_cache, tmp_path):
