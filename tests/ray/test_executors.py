@@ -24,6 +24,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module
 
 
+LESSON = {"cgde": True, "every": 1, "steps": 2, "generator_batch": 6, "generated": 3}
+
+
 def quiet(line: str) -> None:
     """Nobody listens."""
 
@@ -67,25 +70,24 @@ def test_serial_and_ray_give_one_checksum_in_bfloat16(experiment, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("method", "task", "partition", "options"),
+    ("method", "task", "partition", "options", "norm"),
     [
-        pytest.param("fedalc", "toy-multi", "one_class", {}, marks=pytest.mark.slow),
-        ("fedalc-fixed", "toy-multi", "one_class", {}),
-        (
-            "fedbm",
-            "digits",
-            "iid",
-            {"cgde": True, "every": 1, "steps": 2, "generator_batch": 6, "generated": 3, "lambda_dis": 0.0},
-        ),
+        pytest.param("fedalc", "toy-multi", "one_class", {}, "", marks=pytest.mark.slow),
+        ("fedalc-fixed", "toy-multi", "one_class", {}, ""),
+        ("fedbm", "digits", "iid", LESSON | {"lambda_dis": 0.1}, "batch"),
+        pytest.param("fedbm", "digits", "iid", LESSON | {"lambda_dis": 0.0}, "", marks=pytest.mark.slow),
     ],
 )
-def test_serial_and_ray_give_one_checksum_with_letters(experiment, tmp_path, method, task, partition, options):
+def test_serial_and_ray_give_one_checksum_with_letters(experiment, tmp_path, method, task, partition, options, norm):
     """Clients tell something before round 1 and get their row in every round, or once (FedALC), or the frozen
-    classifier once and the generator whenever it was trained (FedBM); bytes are counted alike.
+    classifier once and the generator whenever it was trained (FedBM, also against BatchNorm's statistics of the mean);
+    bytes are counted alike.
     """
+    whole = {"skip_zero_rows": False, "micro_tokens": 0} if norm else {}  # BatchNorm needs a mini-batch at once
     e = experiment(
         method, task, options=options, federation={"rounds": 3, "clients_per_round": 3, "epochs": 2},
-        optimizer={"name": "sgd", "lr": 0.1, "batch_size": 8 if task == "toy-multi" else 128},
+        optimizer={"name": "sgd", "lr": 0.1, "batch_size": 8 if task == "toy-multi" else 128, **whole},
+        model={"network": "resnet8", "norm": norm} if norm else {},
     )  # fmt: skip
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, clients=5, partition=partition))
     expected = run(e, tmp_path / "serial", quiet)
