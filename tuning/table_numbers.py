@@ -183,7 +183,23 @@ class Table:
 def table_of(paper: Paper, cells: Sequence[Cell], **about: Sequence[str] | str) -> Table:
     """The table of the cells that have a finished run. InputError where one of these is damaged."""
     folders: dict[str, Path] = {cell.digest: cell.folder for cell in cells if cell.folder is not None}
-    return Table(paper, cells, {digest: load_run(folder) for digest, folder in folders.items()}, **about)  # type: ignore[arg-type]
+    runs = {digest: load_run(folder) for digest, folder in folders.items()}
+    about["notes"] = [*about.get("notes", ()), *left_out(cells, runs)]
+    return Table(paper, cells, runs, **about)  # type: ignore[arg-type]
+
+
+def left_out(cells: Sequence[Cell], runs: Mapping[str, RunSummary]) -> list[str]:
+    """A line for every run that went on without some of its clients, such as those whose training diverged."""
+    out = []
+    for cell in {cell.digest: cell for cell in reversed(cells)}.values():
+        records = runs[cell.digest].records if cell.digest in runs else []
+        failed_R = [count for r in records if (count := r.metrics.get("fault/failed", 0.0))]
+        if failed_R:
+            out.append(
+                f"{cell.name}: clients failed {sum(failed_R):.0f} times, in {len(failed_R)} rounds, which went on"
+                " without them (fault/* in its metrics.jsonl)"
+            )
+    return out[::-1]
 
 
 def _cost(runs: Sequence[RunSummary]) -> Cost:

@@ -15,7 +15,7 @@ from pipeline.executor import SerialExecutor
 from pipeline.run import make_setup
 from tests.pipeline import compared
 
-METHODS = ("feddyn", "fedetf", "fednh", "fedrod")
+METHODS = ("feddyn", "fedetf", "fednh", "fedprox", "fedrod", "scaffold")
 
 
 @pytest.fixture

@@ -63,12 +63,19 @@ def test_every_number_by_hand(tmp_path):
 
 
 def test_a_client_that_failed_moved_nothing(tmp_path):
-    """Megabytes are per client that answered."""
+    """Megabytes are per client that answered; and the page says that some are missing from the means."""
     paper = toy(tmp_path)
-    (cell, *_) = cells_of(rows_of(paper), [1], [])
-    run = made_run(cell, tmp_path / "runs", {"test/f1_macro": [0, 0.2], "test/accuracy": [0, 0.2]}, failed=2)
-    cost = table_of(paper, [run]).cost(cell.row)
+    cell, other = cells_of(rows_of(paper), [1], [])
+    scores = {"test/f1_macro": [0, 0.2, 0.3], "test/accuracy": [0, 0.2, 0.3]}
+    run = made_run(cell, tmp_path / "runs", scores, failed=2)
+    table = table_of(paper, [run, made_run(other, tmp_path / "runs", scores)], notes=["A note."])
+    cost = table.cost(cell.row)
     assert (cost.down, cost.up, cost.runs) == (2.0, 1.0, 1)
+    assert table.notes == [
+        "A note.",
+        "digits/fedavg seed 1: clients failed 6 times, in 3 rounds, which went on without them (fault/* in its"
+        " metrics.jsonl)",
+    ]
 
 
 @pytest.mark.parametrize(
