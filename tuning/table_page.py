@@ -38,12 +38,20 @@ CONVENTION = (
     " fixed."
 )
 SCORED = {
-    "fedrep": "FedRep: the scores are those of the mean body with the mean of the participants' heads"
+    ("fedrep", "server"): "FedRep: the scores are those of the mean body with the mean of the participants' heads"
     " (method.scored = 'server').",
-    "fedproto": "FedProto trains no global model: its scores are means over the clients' own models, each on all rows.",
-    "feddyn": "FedDyn: the scores are those of the mean of the participants' weights, not of what clients are sent.",
+    ("fedrep", "clients"): "FedRep: the scores are means over the clients' heads on the mean body, each on all rows"
+    " (method.scored = 'clients').",
+    (
+        "fedproto",
+        "clients",
+    ): "FedProto trains no global model: its scores are means over the clients' own models, each on all rows.",
+    (
+        "feddyn",
+        "server",
+    ): "FedDyn: the scores are those of the mean of the participants' weights, not of what clients are sent.",
 }
-"""Whose scores a row shows, where it is not plain, by the name of its preset."""
+"""Whose scores a row shows, where it is not plain, by its method and whom that scores."""
 VARIED = "A published figure, and with it a verdict, stands at the preset's own value alone."
 REPORTED = {
     "last": "last round",
@@ -94,7 +102,8 @@ def _blocks(table: Table) -> Iterator[Block]:
     reported = REPORTED[table.paper.reported].format(primary=table.paper.primary)
     words = {"reported": reported, "own": own, "family": family}
     how = [*HOW, CONVENTION] if table.paper.convention else HOW
-    scored = [text for name, text in SCORED.items() if any(row.name == name for row in table.rows)]
+    methods = [cell.experiment.method for cell in table.cells if cell.digest in table.runs]
+    scored = [text for whose, text in SCORED.items() if whose in {(m.name, m.scored) for m in methods}]
     yield Block("How to read it", paragraphs=[*(text.format(**words) for text in how), *scored])
 
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.methods.feddyn import FedDyn
+from pipeline.methods.fedproto import FedProto
+from pipeline.methods.fedrep import FedRep
 from tests.tuning.made_tables import made_run, rising, toy
 from tuning.papers import PAPERS
 from tuning.table_figures import curves_csv, dots
@@ -137,13 +140,24 @@ def test_rows_for_reproducibility(tmp_path):
     assert rows[5:] == ["", "6 of 6 runs, 0.333 CPU hours in all. Command: `anchorfl table toy`."]
 
 
-def test_whose_scores_stand_in_a_row(tmp_path):
-    """FedProto trains no global model; the page says what is scored instead, where it has such a row."""
-    write_page(made(tmp_path), tmp_path / "without")
-    assert "FedProto" not in (tmp_path / "without/table.md").read_text()
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (FedProto(), "FedProto trains no global model: its scores are means over the clients' own models"),
+        (FedRep(), "the mean body with the mean of the participants' heads"),
+        (FedRep(scored="clients"), "means over the clients' heads on the mean body"),
+        (FedDyn(), "FedDyn: the scores are those of the mean of the participants' weights"),
+    ],
+)
+def test_whose_scores_stand_in_a_row(tmp_path, method, words):
+    """Where it is not plain, as FedProto's, which trains no global model; the page says it where it has such a row."""
     table = made(tmp_path)
-    rows = tuple(replace(cell, row=replace(cell.row, name="fedproto", label="FedProto")) for cell in table.cells)
-    assert "means over the clients' own models" in str(list(_blocks(replace(table, cells=rows)))[-1].paragraphs)
+    assert words not in str(list(_blocks(table))[-1].paragraphs)
+    first, *others = table.cells
+    row = replace(first, experiment=replace(first.experiment, method=method))
+    (line,) = [p for p in list(_blocks(replace(table, cells=(row, *others))))[-1].paragraphs if words in p]
+    unrun = replace(row, digest="of no run")
+    assert line not in list(_blocks(replace(table, cells=(unrun, *others))))[-1].paragraphs
 
 
 def test_other_options_are_said(tmp_path):
