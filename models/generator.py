@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 FILTERS = 128
@@ -46,7 +47,7 @@ class Generator(nn.Module):
         layers: list[nn.Module] = [*_block(FILTERS, FILTERS)]
         before = FILTERS
         for filters in DOUBLINGS[len(DOUBLINGS) - steps :]:
-            layers += [nn.Upsample(scale_factor=2), *_block(before, filters)]
+            layers += _block(before, filters, DoublingConv)
             before = filters
         self.layers = nn.Sequential(*layers, nn.Conv2d(before, channels, 3, padding=1), nn.Sigmoid())
 
@@ -56,8 +57,28 @@ class Generator(nn.Module):
         return x[..., cut : cut + self.side, cut : cut + self.side]  # type: ignore[no-any-return]
 
 
-def _block(before: int, after: int) -> tuple[nn.Module, ...]:
-    return nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.LeakyReLU(0.2)
+class DoublingConv(nn.Conv2d):
+    """The nearest-neighbour doubling of the size, then a 3x3 convolution with padding 1: [B, in, H, W] -> [B, out, 2H,
+    2W]. Half of a 3x3 window on doubled maps looks at the same pixel twice: a 2x2 convolution of the small maps, with
+    those weights added, gives each of the four corners of a doubled pixel with 4/9 of the multiplications.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, breadth = x.shape[-2:]
+        corners = torch.cat([corner for rows in _halves(self.weight, 2) for corner in _halves(rows, 3)])
+        y = F.conv2d(x, corners, padding=1).view(len(x), 2, 2, self.out_channels, height + 1, breadth + 1)
+        at = [[y[:, i, j, :, i : i + height, j : j + breadth] for j in (0, 1)] for i in (0, 1)]
+        return torch.stack([torch.stack(row, -1) for row in at], 3).flatten(4).flatten(2, 3)
+
+
+def _halves(weight: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """A 3-wide kernel on doubled pixels as 2-wide ones on the pixels: for the first and the second of each double."""
+    one, two, three = weight.unbind(dim)
+    return torch.stack([one, two + three], dim), torch.stack([one + two, three], dim)
+
+
+def _block(before: int, after: int, convolution: type[nn.Conv2d] = nn.Conv2d) -> tuple[nn.Module, ...]:
+    return convolution(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.LeakyReLU(0.2)
 
 
 def conditions(concepts_CMD: Tensor, class_B: Tensor, rng: torch.Generator) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from models.encoders.resnet import ResNet
-from models.generator import Generator, conditions, diversity, noise, normalisations, watched
+from models.generator import DoublingConv, Generator, conditions, diversity, noise, normalisations, watched
 
 C, M, D = 3, 5, 6
 
@@ -38,6 +38,17 @@ def test_any_square_size(side, first):
     assert x.shape == (2, 1, side, side)
     assert made.first == first
     assert 0 < float(x.min()) <= float(x.max()) < 1
+
+
+@pytest.mark.parametrize("size", [(1, 1), (4, 7), (14, 14)])
+def test_a_doubling_convolution_is_doubling_and_convolution(size):
+    layer = DoublingConv(3, 5, 3, padding=1, bias=False).double()
+    x = torch.randn(2, 3, *size, generator=rng(), dtype=torch.float64, requires_grad=True)
+    two_steps = nn.functional.conv2d(nn.Upsample(scale_factor=2)(x), layer.weight, padding=1)
+    weighing = torch.randn(two_steps.shape, generator=rng(2), dtype=torch.float64)
+    torch.testing.assert_close(layer(x), two_steps, rtol=0, atol=1e-12)
+    ours, plain = (torch.autograd.grad((y * weighing).sum(), [x, layer.weight]) for y in (layer(x), two_steps))
+    torch.testing.assert_close(ours, plain, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("shape", [(3, 28, 32), (3, 7, 7), (3, 28)])

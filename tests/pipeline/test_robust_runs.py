@@ -74,7 +74,13 @@ def scored(e, method=None):
     for round_ in range(1, e.federation.rounds + 1):
         outcome = executor.round(round_, range(e.task.clients), nobody)
         assert outcome.answered == tuple(range(e.task.clients)), "who is clipped or not chosen has answered"
-    return executor.scores(["test"])["test"].values["accuracy"], dict(outcome.counts)
+    return executor.scores(["test"])["test"].values["accuracy"], faults(dict(outcome.counts))
+
+
+def faults(counts):
+    """What a merge did to updates, without how long it took."""
+    assert counts.pop("sys/merge_seconds") > 0
+    return counts
 
 
 def test_one_poisoned_client_ruins_the_mean(five):
@@ -165,7 +171,7 @@ def merged(setup, e, updates, clients=None, **options):
     server = server_of(replace(setup, experiment=replace(e, federation=replace(e.federation, **options))))
     clients = list(range(len(updates))) if clients is None else clients
     counts = server.merge(1, clients, [updates[c] for c in clients])
-    return server.state.weights, counts
+    return server.state.weights, faults(counts)
 
 
 @pytest.mark.parametrize("merge", ["median", "trimmed_mean"])
