@@ -25,6 +25,10 @@ GROUPS = 32
 """Of GroupNorm at most (Wu and He, ECCV 2018, section 4); at least two channels each."""
 SMALL = 64
 """Largest height or width in pixels that gets the small stem where none is named."""
+NARROW = 16
+"""Channels of the first stage up to which a CPU has the channels of a pixel side by side, unless GroupNorm is used. The
+same sums: where a convolution has few channels, putting them into its order and back costs as much as the products.
+"""
 LINEAR = "linear."
 """Prefix of the tensors behind the trunk; a file of weights that was made with another width lacks them."""
 
@@ -134,6 +138,7 @@ class ResNet(nn.Module):
         block, first, depths = LAYERS[network]
         make_norm = norm_of(norm)
         self.stem = stem
+        self.channels_last = first <= NARROW and norm != "group"
         self.conv1 = _conv(channels, first, 7, 2) if stem == "imagenet" else _conv(channels, first, 3)
         self.norm1 = make_norm(first)
         entry, self.stages = first, [f"layer{i}" for i in range(1, len(depths) + 1)]
@@ -149,7 +154,10 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.norm1(self.conv1(x)), inplace=True)
+        h = self.conv1(x)
+        if self.channels_last and h.device.type == "cpu":
+            h = h.contiguous(memory_format=torch.channels_last)
+        h = F.relu(self.norm1(h), inplace=True)
         if self.stem == "imagenet":
             h = F.max_pool2d(h, 3, stride=2, padding=1)
         for stage in self.stages:

@@ -149,6 +149,26 @@ def test_a_network_is_stem_stages_mean_and_linear_layer(network, stem, size):
     torch.testing.assert_close(encoder(x), want, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize("network", ["resnet8", "resnet20"])
+@pytest.mark.parametrize(("norm", "stem"), [("batch", "small"), ("batch", "imagenet"), ("frozen", "small")])
+def test_the_order_of_numbers_in_memory_changes_no_sum(network, norm, stem):
+    encoder = stirred(made(network, (3, 12, 12), width=64, stem=stem, norm=norm).encoder).train()
+    assert encoder.channels_last
+    x, got = images(4, 3, 12, 12, dtype=torch.float64), []
+    for order in (True, False):
+        one = copy.deepcopy(encoder)
+        one.channels_last = order
+        z_BD = one(x)
+        z_BD.square().sum().backward()
+        got.append([z_BD, *one.buffers(), *(p.grad for p in one.parameters())])
+    torch.testing.assert_close(*got, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("network", "norm"), [("resnet18", "batch"), ("resnet8", "group")])
+def test_where_that_order_costs_time_it_stays(network, norm):
+    assert not made(network, norm=norm).encoder.channels_last
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(("size", "stem"), [(28, "small"), (64, "small"), (65, "imagenet"), (112, "imagenet")])
 def test_any_size_gives_one_vector_a_row(size, stem, channels):
