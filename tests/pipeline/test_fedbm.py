@@ -264,13 +264,14 @@ def test_forty_trainings_leave_nothing_behind():
     model = Classifier(nn.Sequential(*layers), ConceptHead(C, 6, D), MaskSource())
     state = method.begin(server(model, [client(0)[0]]))
     report = Report(client(0)[0], type("Sent", (), {"weights": trained(state.weights)})())
-    alive = []
+    alive = {}
     for round_ in range(1, 41):
         state = method.merge(state, [report], server(model, [client(0)[0]], round_, 50))
-        gc.collect()
-        alive.append(sum(t.nbytes for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter)))
+        if round_ in (5, 20, 40):  # behind thousands of other tests this takes a second
+            gc.collect()
+            alive[round_] = sum(t.nbytes for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter))
     assert int(state.version) == 40
-    assert 0 < alive[39] <= alive[4]
+    assert 0 < alive[40] <= alive[20] <= alive[5]
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
 
