@@ -71,6 +71,26 @@ def test_the_score_is_the_mean_over_all_clients_of_their_networks(experiment):
     assert executor.scores(["test"])["test"].values == got["test"].values  # scoring changes nothing
 
 
+@pytest.mark.parametrize(("inference", "passes"), [("classifier", [3, 1, 0]), ("prototype", [3, 3, 3])])
+def test_a_model_that_has_not_changed_is_scored_once(experiment, monkeypatch, inference, passes):
+    """With the nearest prototype every model may have other scores after a round."""
+    e = experiment("fedproto", options={"inference": inference})
+    executor, asked = SerialExecutor(make_setup(e, compared.quiet)), []
+    score = executor.host.scoring.scores
+    monkeypatch.setattr(executor.host.scoring, "scores", lambda *given: asked.append(given) or score(*given))
+    for number, (clients, expected) in enumerate(zip(([1, 3], [3], []), passes, strict=True), 1):
+        if clients:
+            executor.round(number, clients, compared.nobody)
+        asked.clear()
+        got = executor.scores(["test"])["test"]
+        assert len(asked) == expected
+        assert len(executor.host.scored) <= e.task.clients
+        executor.host.scored, kept = {}, executor.host.scored
+        plain = executor.scores(["test"])["test"]
+        executor.host.scored = kept
+        assert got.values == plain.values
+
+
 def test_fedreps_own_models_are_the_mean_body_with_own_heads(experiment):
     e = experiment("fedrep", options={"scored": "clients", "head_epochs": 2})
     setup = make_setup(e, compared.quiet)
