@@ -199,7 +199,7 @@ def skip_gram(
 
 
 def random_vectors(class_names: Sequence[str], width: int, seed: int) -> Tensor:
-    """Float32 [C, width] of N(0, 1) draws ("w/o SE"). A row depends on its name, width and seed, not on other names."""
+    """Float32 [C, width] of N(0, 1) draws (of "w/o SE"). A row depends on name, width and seed, not on other names."""
     if width < 1:
         raise NamesError(f"class-name vectors: width {width}; give at least 1")
     if twice := [name for name, count in Counter(class_names).items() if count > 1]:

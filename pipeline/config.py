@@ -234,9 +234,9 @@ def one_line(parse: Callable[[], T]) -> T:
     except SystemExit as stop:
         if not stop.code:
             raise
-        words = re.sub(r"[─│╭╮╰╯┌┐└┘]+", " ", re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue()))
+        words = re.sub(r"[─│╭╮╰╯┌┐└┘]+|-{4,}", " ", re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue()))
         text = re.sub(r" ?For full helptext.*$", "", " ".join(words.split()))
-        raise InputError(re.sub(r"^Value error Error parsing \S+: (?=\w+\.\w+ )", "", text)) from stop
+        raise InputError(re.sub(r"^Value error Error parsing \S+: (?=\w+\.\w+[ :]|method:)", "", text)) from stop
 
 
 def _parse(experiment: Experiment, arguments: Sequence[str], command: str) -> Experiment:

@@ -138,7 +138,12 @@ SPACES: Mapping[str, Declared] = {
     "fedmlh": Declared(
         {
             "buckets": Range(
-                5, 10_000, "log", integer=True, steps=8, reason="about a quarter of the classes, from VOC to Wikipedia"
+                5,
+                10_000,
+                "log",
+                integer=True,
+                steps=8,
+                reason="from a quarter of VOC's classes to the presets of Amazon and Wikipedia",
             ),
             "optimizer.lr": Range(0.01, 1, "log", reason="a decade to each side of FedALC's 0.1"),
         }

@@ -29,8 +29,8 @@ HOW = (
     " three pairs on; Holm: corrected for all {family}; Wilcoxon: signed-rank test, uncorrected, from"
     " six pairs on. -: not tested.",
     "MB (10^6 bytes): tensors that one client got (down) and sent (up) in a round, mean over the clients that answered."
-    " CPU hours: seconds in which clients trained or models were scored, one thread each; without the start of"
-    " processes, preparation of data and waiting.",
+    " CPU hours: seconds in which clients trained, updates were merged or models were scored, one thread each;"
+    " without the start of processes, preparation of data and waiting.",
 )
 CONVENTION = (
     "Run, Table IV: megabytes of one client over a whole run as FedALC's Table IV counts them: a byte for a weight of"

@@ -79,8 +79,7 @@ class FedAlign(Method[AlignGlobal, AlignUpdate]):
     alpha: float = 1.0  # weight of the alignment loss L' (preprint; KDD version and reference code: 1), >= 0
     data_lr: float = 0.001  # learning rate of the data encoder theta
     label_lr: float = 0.005  # learning rate of the label encoder omega (ExtraSensory: 0.001)
-    anchor_score: Literal["cosine", "dot"] = "cosine"
-    """Similarity to anchors (paper: cosine; reference, multi-label: dot, thresholds kept on their side of 0.5)."""
+    anchor_score: Literal["cosine", "dot"] = "cosine"  # dot: reference, multi-label; thresholds on their side of 0.5
     positive_f1_gate: float | None = None
     """A class gets positives only where its validation F1 exceeds this (reference, multi-label: 0.75; paper: none)."""
     refresh: Literal["round", "epoch"] = "round"  # annotate before training (text, reference) or each epoch (Alg. 1)
@@ -88,7 +87,8 @@ class FedAlign(Method[AlignGlobal, AlignUpdate]):
     """Average row c also over clients that pseudo-annotated c; false: those that identify it (paper, reference)."""
     skip_unlabelled_clients: bool = True  # leave clients without a labelled row out of the mean of theta (reference)
     alignment: bool = True  # False: "w/o AL" of Table 3, no pseudo-annotation
-    semantic: bool = True  # False: "w/o SE", random label table, annotation by predicted confidence
+    semantic: bool = True
+    """False: "w/o SE", class embeddings start from random vectors, and annotation is by predicted confidence."""
     alternating: bool = True  # False: "w/o AT", both encoders updated in one step
 
     def __post_init__(self) -> None:

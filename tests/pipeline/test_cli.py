@@ -141,6 +141,7 @@ def test_bad_lines_are_named(here, capsys, lines, message):
         ),
         (["run", "digits/fedavg", "--tracking.uri", "mlruns", "--cluster.executor", "serial"], "mlruns"),
         (["run", "digits/fedavg", "digits/fedalign", "--output", "x"], "one preset at a time"),
+        (["run", "bibtex/fedmlh", "--method.row_lr", "0.1"], "anchorfl: method.row_lr: fedmlh does not move rows"),
         (["resume", "nowhere"], "nowhere holds no run"),
         (["compare", "nowhere"], "nowhere"),
         (["predict", "nowhere", "file"], "holds no trained model"),
