@@ -88,6 +88,8 @@ def main() -> None:
                 runs[path.parent.name] = slim(path.parent)
         except InputError as error:
             parser.exit(2, f"{error}\n")
+    if not runs:
+        parser.exit(2, f"no finished run below {', '.join(map(str, options.runs))}; {options.out} is not written\n")
     write(options.out, runs)
     print(
         f"{options.out}: {len(runs)} runs, {len(runs) - before} of them new, {options.out.stat().st_size / 1e3:.0f} kB"

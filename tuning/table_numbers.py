@@ -19,6 +19,8 @@ from tuning.tables import Figure, Metric, Paper, Row, metrics_of
 
 REPRODUCED, NOISE, NOT, ONE = "reproduced", "within noise", "not reproduced", "below, one seed"
 """Verdicts; one seed has no sd, so nothing says whether it is noise."""
+OTHER = "other settings"
+"""In place of a verdict, where the options are not the preset's: such runs say nothing about the published figure."""
 DIGITS = 2
 """Of the published figures, to which ours is rounded before it is compared."""
 
@@ -27,7 +29,7 @@ DIGITS = 2
 class Entry:
     """A row of a table and one metric. scores: seed -> score of the seeds that have a finished run; asked: seeds in
     all; published: None where the paper has no such figure; against: the row's reference (``Table.reference``) less
-    this row, None where it is its own or has none in the table.
+    this row, None where it is its own or has none in the table; own: whether all options are the preset's.
     """
 
     row: Row
@@ -36,6 +38,7 @@ class Entry:
     asked: tuple[int, ...]
     published: Figure | None
     against: Paired | None = None
+    own: bool = True
 
     @property
     def mean(self) -> float | None:
@@ -54,9 +57,11 @@ class Entry:
 
     @property
     def verdict(self) -> str:
-        """A word of the four; "" where there is nothing to compare."""
+        """A word of the four, or OTHER; "" where there is nothing to compare."""
         if self.difference is None:
             return ""
+        if not self.own:
+            return OTHER
         if round(self.difference, DIGITS) >= 0:
             return REPRODUCED
         if self.sd is None:
@@ -161,10 +166,12 @@ class Table:
         others = [key for cells, key in once.items() if own and cells != runs[own.key]]
         tests = corrected({key: paired(scores[own.key], scores[key]) for key in reversed(others)}) if own else {}
         return [
-            Entry(row, metric, scores[row.key], self.seeds, row.figures.get(metric.published), found)
+            Entry(
+                row, metric, scores[row.key], self.seeds, row.figures.get(metric.published),
+                tests.get(once.get(runs[row.key], "")), all(c.own for c in self.cells if c.row == row),
+            )
             for row in rows
-            for found in [tests.get(once.get(runs[row.key], ""))]
-        ]
+        ]  # fmt: skip
 
     def _scores(self, row: Row, metric: Metric) -> dict[int, float]:
         name = f"{metric.value}_{self.paper.reported}"

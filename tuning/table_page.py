@@ -24,7 +24,7 @@ FIGURES = "figures"
 HOW = (
     "Scores: percent, test split, {reported}. Ours: mean ± sd (ddof 1) over the seeds. Verdicts: reproduced (mean at or"
     " above the published figure, to two digits), within noise (below it by at most one sd), not reproduced; below, one"
-    " seed: a single seed has no sd.",
+    " seed: a single seed has no sd; other settings: some options are not the preset's, so there is no verdict.",
     "Paired tests: {own} less the row, score by score on the seeds that both have (n). p: two-sided paired t-test, from"
     " three pairs on; Holm: corrected for all {family}; Wilcoxon: signed-rank test, uncorrected, from"
     " six pairs on. -: not tested.",
@@ -69,7 +69,7 @@ def write_page(table: Table, out: Path) -> list[Path]:
         write_atomically(figures / f"{_curves_of(rows)}.csv", curves_csv(table, rows).encode())
     if table.varied:
         write_atomically(figures / f"{_sensitivity_of(table)}.csv", sensitivity_csv(table).encode())
-    title = f"{table.paper.title}: table{'s' * (len(table.paper.tables) > 1)} {' and '.join(table.paper.tables)}"
+    title = f"{table.paper.title}: {_named(table.paper.tables, 'table')}"
     write_atomically(out / "table.md", markdown(title, list(_blocks(table)), figures).encode())
     write_atomically(out / "table.csv", table_csv(table).encode())
     write_atomically(out / "reproducibility.md", reproducibility(table).encode())
@@ -141,6 +141,12 @@ def _changed(table: Table) -> list[str]:
     return out
 
 
+def _named(tables: Sequence[str], word: str) -> str:
+    """Table 2; Tables 2 and 3; Tables I, II and III."""
+    *most, last = tables
+    return f"{word}s {', '.join(most)} and {last}" if most else f"{word} {last}"
+
+
 def total(table: Table) -> str:
     """Number of runs and what they cost together, in a line."""
     wanted = len({cell.digest for cell in table.cells})
@@ -192,15 +198,14 @@ def reproducibility(table: Table) -> str:
     """The rows that have a published figure and a run, as the first table of REPRODUCIBILITY.md."""
     out = [f"| Row | Preset | Metric | Published | Ours, mean ± sd | Seeds {_list(table.seeds)} | Verdict |"]
     out.append("|---" * 7 + "|")
-    options = "".join(f" {word}" for word in table.options)
+    words = {cell.row.key: cell.words for cell in table.cells}
     before = ""
     for e in table.entries:
         if not e.verdict:
             continue
-        tables = f"Table{'s' * (len(e.row.tables) > 1)} {' and '.join(e.row.tables)}"
         first = e.row.key != before
-        about = f"{table.paper.title}, {tables}, {e.row.data}, {e.row.label}" if first else ""
-        preset = f"`{e.row.preset}{options}`" if first else ""
+        about = f"{table.paper.title}, {_named(e.row.tables, 'Table')}, {e.row.data}, {e.row.label}" if first else ""
+        preset = f"`{' '.join([e.row.preset, *words[e.row.key]])}`" if first else ""
         scores = _list([_score(e, seed) for seed in table.seeds])
         cells = [about, preset, e.metric.shown, _published(e), _ours(e), scores, e.verdict]
         out.append("| " + " | ".join(cells) + " |")

@@ -30,14 +30,16 @@ ENCODERS = ("fedbm-bert", "fedbm-roberta", "fedbm-biomedclip")
 """Rows that compare text encoders (Table XII of FedBM)."""
 SELECTED = {"last": "last", "best": "best_validation", "best_sum": "best_validation_sum"}
 """What a paper reports -> the rule by which its round is the selected one, and tested even where no other is."""
+SAVINGS = {f"optimizer.{name}" for name in ("onednn", "skip_zero_rows", "micro_tokens", "lookup_dropout")}
+"""The same mathematics by another way: they do not make other settings than the paper's."""
 TAKEN = {"seed": "--seeds 4321,4322", "output": "--runs FOLDER and --out FOLDER"}
 """Options of a run that a table sets itself -> what to write in their place."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One row with one seed: one run. own: whether its options are the preset's, but for the row's change; folder: of
-    the finished run; None: there is none.
+    """One row with one seed: one run. own: whether its options are the preset's, but for the row's change and for
+    savings; words: those of the command line that it takes; folder: of the finished run; None: there is none.
     """
 
     row: Row
@@ -45,6 +47,7 @@ class Cell:
     experiment: Experiment
     digest: str
     own: bool
+    words: tuple[str, ...] = ()
     folder: Path | None = None
 
     @property
@@ -86,7 +89,9 @@ def cells_of(
             own = _is_presets(e, preset, changed)
             for seed in seeds:
                 one = replace(e, seed=seed)
-                out.append(Cell(row=changed, seed=seed, experiment=one, digest=digest(one), own=own))
+                out.append(
+                    Cell(row=changed, seed=seed, experiment=one, digest=digest(one), own=own, words=tuple(words))
+                )
     places = {folder: i for i, folder in enumerate(dict.fromkeys(row.folder for row in rows))}
     return sorted(out, key=lambda cell: (places[cell.row.folder], seeds.index(cell.seed)))
 
@@ -127,10 +132,10 @@ def check_scored(paper: Paper, cells: Sequence[Cell]) -> None:
 
 
 def _is_presets(experiment: Experiment, preset: Experiment, row: Row) -> bool:
-    """Whether whatever can change a result is as in the preset, but for the row's change."""
-    theirs, changed = options_of(preset), row.change.option if row.change else ""
+    """Whether whatever can change a result, beyond its last bits, is as in the preset, but for the row's change."""
+    theirs, others = options_of(preset), {row.change.option if row.change else "", *SAVINGS}
     return all(
-        value == theirs[name] for name, value in options_of(experiment).items() if not (free(name) or name == changed)
+        value == theirs[name] for name, value in options_of(experiment).items() if not (free(name) or name in others)
     )
 
 

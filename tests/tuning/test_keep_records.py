@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tarfile
 
 import pytest
 
-from benchmarks.keep_records import read, slim, write
+from benchmarks.keep_records import main, read, slim, write
 from pipeline.compare import load_run
 from pipeline.journal import RoundRecord, write_late
 from tests.fuzz.runs import finished
@@ -60,3 +61,12 @@ def test_runs_are_added_and_the_same_runs_give_the_same_bytes(run, tmp_path):
     assert read(archive)["b"] == slim(run)
     write(archive, {"b": read(archive)["b"]})
     assert archive.read_bytes() == first
+
+
+def test_nothing_to_keep_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["keep_records", str(tmp_path), "--out", str(tmp_path / "kept.tar.xz")])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert "no finished run below" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -15,7 +15,7 @@ from pipeline.methods.fedrep import FedRep
 from tests.tuning.made_tables import made_run, rising, toy
 from tuning.papers import PAPERS
 from tuning.table_figures import curves_csv, dots
-from tuning.table_numbers import NOISE, NOT, ONE, REPRODUCED, Entry, table_of
+from tuning.table_numbers import NOISE, NOT, ONE, OTHER, REPRODUCED, Entry, table_of
 from tuning.table_page import _blocks, reproducibility, table_csv, text, write_page
 from tuning.table_runs import cells_of
 from tuning.tables import MACRO_ACCURACY, MACRO_F1, Figure, chosen, rows_of
@@ -166,6 +166,17 @@ def test_other_options_are_said(tmp_path):
     page = (tmp_path / "page" / "table.md").read_text()
     assert "**Not the paper's settings**: every run has `--federation.rounds 2`" in page
     assert "`digits/fedavg --federation.rounds 2`" in reproducibility(table)
+    assert {e.verdict for e in table.entries if e.published} == {OTHER}
+    assert "| 18.00 ± 7.21 | -2.00 | 10.00, 20.00, 24.00 | 3 of 3 | other settings |" in page
+
+
+def test_savings_are_no_other_settings_and_each_row_names_its_own_options(tmp_path):
+    """oneDNN computes the same; q1 is FedAlign's alone, so FedAvg's row is the preset's, and its command has no q1."""
+    table = made(tmp_path, options=("--optimizer.onednn", "True", "--method.q1", "90"))
+    assert [e.verdict for e in table.entries if e.published] == [NOISE, NOT, OTHER]
+    rows = reproducibility(table)
+    assert "`digits/fedavg --optimizer.onednn True`" in rows
+    assert "`digits/fedalign --optimizer.onednn True --method.q1 90`" in rows
 
 
 def test_nothing_yet(tmp_path):
