@@ -22,7 +22,7 @@ from pipeline.crew import Crew, Stats
 from pipeline.dispatch import Dispatch
 from pipeline.evaluate import mean_of_models
 from pipeline.executor import NEXT, Watch, scored_as
-from pipeline.faults import WITHOUT_GPU, Failure, LostError, RejectedError, Roster, RoundOutcome
+from pipeline.faults import WITHOUT_GPU, Failure, LostError, QuorumError, RejectedError, Roster, RoundOutcome
 from pipeline.ray_errors import is_lost, lost, node_died, one_line, ray_kind
 from pipeline.setup import Setup
 from tasks.metrics import Scores
@@ -210,8 +210,16 @@ class RayExecutor:
                 raise lost(error) from error
             raise (error.cause if isinstance(error, RayTaskError) else error) from error
 
+    def _ask(self, verb: str, *arguments: Any) -> Any:
+        """What the server says. It is asked once it is open: before, the call would have a fault of its own."""
+        self._get(self._opened)
+        return self._get(getattr(self.server, verb).remote(self.run, *arguments))
+
     def recover(self) -> None:
         self._drop()
+        if self.setup.experiment.method.tells:  # what is gone may be a client that told
+            for slot in list(self.crew.up):
+                self.crew.retire(slot)
         self.crew.renew(self.server)
         self.crew.forget(self.run)
         self._open()
@@ -225,11 +233,11 @@ class RayExecutor:
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         if self.at_clients:
             return self._own_scores(splits)
-        out: dict[str, Scores] = self._get(self.server.scores.remote(self.run, list(splits)))
+        out: dict[str, Scores] = self._ask("scores", list(splits))
         return out
 
     def _own_scores(self, splits: Sequence[str]) -> dict[str, Scores]:
-        """Of the clients' own models, where they are; RuntimeError where one of them cannot be scored."""
+        """Of the clients' own models, where they are; QuorumError where one of them cannot be scored."""
         sent, size = self.server.broadcast.options(num_returns=2).remote(self.run, NEXT)
         self._get(size)  # a fault of the server is none of a client
         models = scored_as(self.clients, self.memories)
@@ -242,11 +250,11 @@ class RayExecutor:
         alone = self._dispatch(several=False)
         each = {job.clients[0]: scores for job, scores in self._answers(roster, alone, score, {})}
         for failure in roster.failed:
-            raise RuntimeError(f"client {failure.client}'s model could not be scored: {failure.reason}")
+            raise QuorumError(f"client {failure.client}'s model could not be scored: {failure.reason}")
         return mean_of_models([each[c] for c in models])
 
     def snapshot(self) -> Tensors:
-        out: Tensors = tree.unpack(self._get(self.server.snapshot.remote(self.run)))
+        out: Tensors = tree.unpack(self._ask("snapshot"))
         return out
 
     def memory(self, client: int) -> Tensors:
@@ -255,7 +263,7 @@ class RayExecutor:
         return out
 
     def restore(self, state: Tensors, memories: dict[int, Tensors]) -> None:
-        self._get(self.server.restore.remote(self.run, tree.pack(state)))
+        self._ask("restore", tree.pack(state))
         self.memories = {c: ray.put(tree.pack(m)) for c, m in memories.items()}
 
     def close(self) -> None:

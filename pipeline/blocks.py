@@ -67,6 +67,9 @@ def mean_of(values: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> 
 
 def _mean(values: Sequence[Tensor], parts: Sequence[float]) -> Tensor:
     """Of one tensor of every client, piece by piece, so that sum and term stay in the processor's cache."""
+    if unlike := [v for v in values if v.shape != values[0].shape or v.dtype != values[0].dtype]:
+        (first, *_), other = values, unlike[0]
+        raise ValueError(f"no mean of {first.dtype} {tuple(first.shape)} and {other.dtype} {tuple(other.shape)}")
     if not values[0].is_floating_point():
         return torch.stack(list(values)).amax(0)
     flat = [value.reshape(-1) for value in values]

@@ -35,8 +35,7 @@ def conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
     if standing.best_round:
         scores = _scores_of(folder, standing.best_round, scores)
         if e.tested == "last":
-            loop.executor.restore(state, {})
-            late = loop.executor.scores(["test"])
+            late = loop.tested(state)
             scores |= {s: dict(v.values) for s, v in late.items()}
             write_late(folder, record_of(standing.best_round, late, loop.class_names))
             tracker.artifact(folder / LATE)

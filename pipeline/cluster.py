@@ -8,7 +8,6 @@ import math
 import os
 import stat
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,11 +22,14 @@ from ray.exceptions import RayError, RayTaskError
 from pipeline import token_file
 from pipeline.capacity import Node, largest_share, wherever
 from pipeline.experiment import ClusterOptions
+from pipeline.gathering import busy, gather
 from tasks.contract import InputError
 
 T = TypeVar("T")
 PER_CLIENT_ACTORS_UP_TO = 32
 LOOPBACK = "127.0.0.1"
+LONGEST = 41
+"""Characters of the folder around Ray's own, so that the path of a socket in it stays within Linux's 107."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ def start(options: ClusterOptions) -> bool:
             f"the cluster at {options.address!r} has no CPUs now: start workers, or have its autoscaler start them with"
             " --cluster.gather_cpus or --cluster.gather_gpus"
         )
+    if line := busy(sum(node.cpus for node in nodes())):
+        _tell(line)
     return True
 
 
@@ -172,6 +176,9 @@ def _own_folder() -> str | None:
         return None
     place = os.environ.get("TMPDIR") if sys.platform.startswith("linux") else ""  # macOS has one that is too long
     around = Path(place or "/tmp") / f"ray-{os.getuid()}"
+    if len(str(around)) > LONGEST:  # as batch systems make them
+        _tell(f"TMPDIR ({place}) is too long for Ray's sockets, which go to /tmp; RAY_TMPDIR names another place")
+        around = Path("/tmp") / around.name
     around.mkdir(mode=0o700, exist_ok=True)
     found = around.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & token_file.OTHERS:
@@ -189,34 +196,6 @@ def _wants_token() -> bool:
 
 def _tell(line: str) -> None:
     print(f"anchorfl: {line}", file=sys.stderr, flush=True)
-
-
-def gather(options: ClusterOptions, pause_s: float = 2.0) -> None:
-    """Wait until the cluster has the CPUs and GPUs that ``options`` ask for, and tell its autoscaler to make nodes for
-    them. InputError where they do not come in time.
-    """
-    wanted = {"CPU": options.gather_cpus, "GPU": options.gather_gpus}
-    if not any(wanted.values()):
-        return
-    from ray.autoscaler.sdk import request_resources
-
-    deadline = time.monotonic() + 60 * options.gather_minutes
-    request_resources(bundles=[{name: 1} for name, count in wanted.items() for _ in range(count)])
-    try:
-        while True:
-            have: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # as in ``nodes``
-            missing = {name: count for name, count in wanted.items() if have.get(name, 0.0) < count}
-            if not missing:
-                return
-            if time.monotonic() > deadline:
-                asked = " and ".join(f"{count} {name}s (has {have.get(name, 0):g})" for name, count in missing.items())
-                raise InputError(
-                    f"the cluster did not get {asked} within {options.gather_minutes:g} minutes: look at 'ray status'"
-                    " for why, ask for less with --cluster.gather_gpus, or wait longer with --cluster.gather_minutes"
-                )
-            time.sleep(pause_s)
-    finally:
-        request_resources(bundles=[])  # a request outlives its maker, and would keep paid nodes for ever
 
 
 def nodes() -> list[Node]:

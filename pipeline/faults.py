@@ -46,7 +46,7 @@ class RejectedError(RuntimeError):
 
 
 class QuorumError(RuntimeError):
-    """Too few clients answered to go on; the state is that of the last completed round."""
+    """Too few clients answered to go on, or to score their models; the last completed round is on the disk."""
 
 
 class LostError(RuntimeError):

@@ -61,9 +61,13 @@ class RoundRecord:
 
 def write_json(path: Path, content: object) -> None:
     """Replace a JSON file so that a reader, or a kill, meets the old or the new one and never half of one."""
+    _replace(path, json.dumps(content, indent=1))
+
+
+def _replace(path: Path, text: str) -> None:
     draft = path.with_name(path.name + ".tmp")
     with draft.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
@@ -176,10 +180,7 @@ def read_records(folder: Path, offset: int = 0) -> tuple[list[RoundRecord], int]
 
 def write_records(folder: Path, records: Sequence[RoundRecord]) -> None:
     """Write metrics.jsonl of a folder, in place of an older one."""
-    path = folder / "metrics.jsonl"
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_text("".join(map(line_of, records)), encoding="utf-8")
-    draft.replace(path)
+    _replace(folder / "metrics.jsonl", "".join(map(line_of, records)))
 
 
 def note_artifact(folder: Path, name: str) -> None:
@@ -251,8 +252,16 @@ class JsonLines:
         self._run: dict[str, Any] = {}
 
     def begin(self, info: RunInfo) -> None:
-        """Write run.json and drop what will be computed again from metrics.jsonl."""
+        """Write run.json and drop what will be computed again from metrics.jsonl. InputError where that lacks a round
+        that will not be.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
+        kept = [record for record in read_records(self.folder)[0] if record.round < self.resume_at]
+        if lacking := sorted({*range(self.resume_at)} - {record.round for record in kept}):
+            raise InputError(
+                f"{self.folder / 'metrics.jsonl'} lacks round {lacking[0]} ({len(lacking)} that are done by the"
+                " checkpoint); restore it from a copy, or start the run anew in another --output"
+            )
         old = read_about(self.folder)
         same = bool(old) and (self.resume_at > 0 or _agree(old.get("params", {}), info.params))
         if not same:
@@ -264,7 +273,6 @@ class JsonLines:
         about = asdict(replace(info, datasets=list(info.datasets))) | {"folder": str(info.folder), "parent": parent}
         about |= {"status": "RUNNING", "begun": time.time(), "user": _user()}
         self._run = {key: old[key] for key in ("id", "created", "artifacts")} | about
-        kept = [record for record in read_records(self.folder)[0] if record.round < self.resume_at]
         write_records(self.folder, kept)
         write_json(self.folder / "run.json", self._run)
 

@@ -9,6 +9,7 @@ the next round. ``pipeline/mirrored.py`` has the way back.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -92,7 +93,7 @@ class Mirror:
         with self.checkpoints.pinned() if self.checkpoints else nullcontext() as index:
             parts = parts_of(index, self.folder / INDEX)
             if not self._looked:
-                self._look(parts)
+                self._look(parts, index)
             names = [*self._files(), *(f"{CHECKPOINT}/{file}" for file in parts)]
             for name in names:
                 self._copy(name)
@@ -104,12 +105,19 @@ class Mirror:
                 places.delete(places.join(self.place, name))
                 del self._known[name]
 
-    def _look(self, parts: dict[str, str]) -> None:
-        """Learn what the copy holds: parts of a checkpoint by their checksum; of other files only that they exist."""
+    def _look(self, parts: dict[str, str], own: bytes | None) -> None:
+        """Learn what the copy holds: parts of a checkpoint by their checksum; of other files only that they exist.
+        InputError where its checkpoint is further: the store did not answer when the run began to go on.
+        """
         there = places.sizes(self.place)
         self._known = {name: None for name in there if not is_left(name, self.leave)}
         index = places.read_bytes(places.join(self.place, INDEX)) if INDEX in there else None
-        old = parts_of(index, f"{places.shown(self.place)}/{INDEX}")
+        old, (here, further) = parts_of(index, f"{places.shown(self.place)}/{INDEX}"), map(_round_of, (own, index))
+        if further > here:
+            raise InputError(
+                f"{places.shown(self.place)} is further (at {further}) than {self.folder} (at {here}), and stays as it"
+                " is until that is as far: stop here and go on with the copy"
+            )
         for file in parts.keys() & old.keys():
             name, stamp = f"{CHECKPOINT}/{file}", _stamp(self.folder / CHECKPOINT / file)
             if parts[file] == old[file] and there.get(name) == stamp[0]:
@@ -162,9 +170,9 @@ class Mirror:
             self.send()
         except Exception as error:  # whatever goes wrong with the mirror: said, counted, tried again; the run goes on
             self.failures += 1
-            self._error = str(error)
+            self._error = str(error) or type(error).__name__  # a MemoryError says nothing
             if not before:
-                self.say(f"mirror: {error}; the run goes on, and the mirror is tried again after every round")
+                self.say(f"mirror: {self._error}; the run goes on, and the mirror is tried again after every round")
             return False
         self._error = ""
         if before:
@@ -190,6 +198,11 @@ def parts_of(index: bytes | None, where: object) -> dict[str, str]:
     """
     entries = index_of(index, where, "restore it from a copy")["parts"].values() if index else ()
     return {entry["file"]: entry["sha256"] for entry in entries}
+
+
+def _round_of(index: bytes | None) -> int:
+    """Of a checkpoint that a parse of its parts has found whole; -1 without one."""
+    return int(json.loads(index)["round"]) if index else -1
 
 
 def is_left(name: str, leave: tuple[str, ...]) -> bool:

@@ -111,7 +111,7 @@ def fetched(source: str, say: Say, again: str = "anchorfl resume", **scope: Any)
     places.check(source, again)
     marker, where = scope.get("marker", CONFIG), places.shown(source)
     folder = RUNS / places.last_name(source)
-    if not places.exists(places.join(source, marker)):
+    if marker not in places.sizes(source):  # which says where the bucket itself is missing
         raise InputError(f"{where} holds no copy to go on with ({marker} is missing)")
     with held(folder):
         there, here = standing(source), standing(str(folder))

@@ -125,7 +125,7 @@ class PooledExecutor(InProcess):
         step = Step(self.pooling, weight_C, self.rows_C, o.lr, o.weight_decay, row_lr, piece)
         weights, loss_C = pooled_step(self.model, state.weights, self.pool, step)
         if wrong := tree.not_finite(weights):
-            raise RuntimeError(f"round {round_}: {wrong}; lower optimizer.lr or method.row_lr")
+            raise InputError(f"round {round_}: {wrong}; lower optimizer.lr or method.row_lr")
         answered_C = torch.zeros(len(self.rows_C), dtype=torch.bool)
         answered_C[classes] = True
         self.server.gather(round_, weights, answered_C)

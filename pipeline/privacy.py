@@ -94,7 +94,7 @@ def _scale(term: Terms, clip: float) -> Tensor:
         raise ValueError("a class row stands twice in a term, so that its norm is not what is cut; add the two up")
     norm_U = torch.linalg.vector_norm(term.grad_UKD, dim=(1, 2), dtype=torch.float64)
     if not bool(torch.isfinite(norm_U).all()):
-        raise ValueError("a term of the class rows' gradient is not finite, so that no clip bounds it; lower the rate")
+        raise InputError("a term of the class rows' gradient is not finite, so that no clip bounds it; lower the rate")
     scale_U: Tensor = (clip / norm_U).clamp(max=1.0).to(term.grad_UKD.dtype)
     return scale_U
 

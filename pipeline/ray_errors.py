@@ -36,7 +36,10 @@ def node_died(error: RayError) -> bool:
 
 def lost(error: RayError) -> LostError:
     """The error that such a one becomes."""
-    return LostError(f"the server actor, or an object on a node that left, is gone ({one_line(error)})")
+    return LostError(
+        "the server actor, a client that told it of its data, or an object on a node that left, is gone"
+        f" ({one_line(error)})"
+    )
 
 
 def ray_kind(error: RayError) -> Kind:

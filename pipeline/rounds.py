@@ -5,9 +5,10 @@ set.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from pipeline import tree, usage
 from pipeline.checkpoint import Checkpoint, Checkpoints
@@ -24,6 +25,7 @@ from tasks.contract import InputError
 from tasks.metrics import Scores
 from tasks.typed import misfit
 
+T = TypeVar("T")
 STATE, SELECTED, MEMORY = "state", "selected", "memory-"
 """Names of a checkpoint's parts."""
 RECOVERIES = 2
@@ -91,27 +93,41 @@ class Loop:
         self._whole = True
         for _ in self.steps():
             pass
-        return self.best or self.executor.snapshot()
+        return self.best or self._surely(self.executor.snapshot, "the end")
+
+    def tested(self, state: Tensors) -> dict[str, Scores]:
+        """The test scores of the selected model, after the last round."""
+
+        def test() -> dict[str, Scores]:
+            self.executor.restore(state, {})
+            return self.executor.scores(["test"])
+
+        return self._surely(test, "the test of the selected model")
 
     def steps(self) -> Iterator[int]:
         """Run what is left of the rounds one by one; yields each round's number when it is recorded and saved, and at
         first the round that the loop stands at.
         """
         for round_ in range(self.standing.round, self.experiment.federation.rounds + 1):
-            self._surely(round_)
+            self._surely(partial(self._compute, round_), f"round {round_}")
             yield round_
 
-    def _surely(self, round_: int) -> None:
-        """Compute a round; where the server is lost on the way, all since the last checkpoint again, on a new one."""
-        for _ in range(RECOVERIES):
+    def _surely(self, work: Callable[[], T], what: str) -> T:
+        """Do something; where the server is lost on the way, all since the last checkpoint again, on a new one."""
+        gone = False
+        for attempt in range(RECOVERIES + 1):
             try:
-                return self._compute(round_)
+                if gone:
+                    self.executor.recover()
+                    self.resume()
+                return work()
             except LostError as error:
+                if attempt == RECOVERIES:
+                    raise
+                gone = True
                 self.recovered += 1
-                self.progress.say(f"  round {round_}: {error}; starting it anew and going on from the last checkpoint")
-                self.executor.recover()
-                self.resume()
-        self._compute(round_)
+                self.progress.say(f"  {what}: {error}; starting it anew and going on from the last checkpoint")
+        raise AssertionError("the last attempt returns or raises")
 
     def _compute(self, round_: int) -> None:
         """All rounds up to ``round_`` that are not done; 0: score the initial weights."""

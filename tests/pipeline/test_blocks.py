@@ -199,3 +199,10 @@ def test_balanced_softmax_equals_numpy(gamma):
 def test_equal_counts_and_a_power_of_zero_shift_nothing():
     assert torch.equal(log_prior(torch.tensor([0, 3, 9]), 0.0), torch.zeros(3, dtype=torch.float64))
     assert len(log_prior(torch.tensor([5, 5, 5]), 1.0).unique()) == 1
+
+
+@pytest.mark.parametrize("other", [torch.zeros(1), torch.zeros(4), torch.zeros(3, dtype=torch.float64)])
+def test_no_mean_of_unlike_tensors(other):
+    """A value in place of three would be broadcast, one too many left out."""
+    with pytest.raises(ValueError, match=r"no mean of torch.float32 \(3,\) and torch.float"):
+        mean_of([{"row": torch.zeros(3)}, {"row": other}], [1, 1])

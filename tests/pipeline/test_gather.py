@@ -8,8 +8,8 @@ import pytest
 import ray
 import ray.autoscaler.sdk
 
-from pipeline.cluster import gather
 from pipeline.experiment import ClusterOptions
+from pipeline.gathering import busy, gather
 from tasks.contract import InputError
 
 OPTIONS = ClusterOptions(address="auto", gather_cpus=4, gather_gpus=1, gather_minutes=1.0)
@@ -46,3 +46,10 @@ def test_the_options_are_checked():
         ClusterOptions(gather_gpus=1)
     with pytest.raises(ValueError, match=r"cluster.gather_minutes = -1"):
         ClusterOptions(gather_minutes=-1)
+
+
+@pytest.mark.parametrize(("free", "line"), [(4.0, ""), (1.5, "others use 2.5 of the cluster's 4 CPUs")])
+def test_what_others_use_is_said(monkeypatch, free, line):
+    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": free})
+    assert busy(4.0).startswith(line)
+    assert bool(busy(4.0)) == bool(line)

@@ -111,3 +111,34 @@ def test_an_outage_is_said_once_and_made_good(tmp_path, monkeypatch):
     assert mirror.failures == 3
     assert lines[1:] == [f"mirror: {place} is up to date again (3 attempts failed)"]
     assert contents(place) == files(tmp_path / "run")
+
+
+def test_a_copy_that_is_further_stays_as_it_is_until_the_run_is_as_far(tmp_path):
+    """Such as one that was not seen when the run began to go on, since the store did not answer then."""
+    place, lines = f"file://{tmp_path}/copy", []
+    for name, round_ in (("elsewhere", 3), ("run", 1)):
+        (tmp_path / name).mkdir()
+        save(Checkpoints(tmp_path / name), round_)
+    Mirror(tmp_path / "elsewhere", place, pytest.fail, Checkpoints(tmp_path / "elsewhere")).send()
+    before, checkpoints = contents(place), Checkpoints(tmp_path / "run")
+    mirror = Mirror(tmp_path / "run", place, lines.append, checkpoints)
+    with pytest.raises(InputError, match=r"copy is further \(at 3\) than .*run \(at 1\), and stays as it is"):
+        mirror.send()
+    assert contents(place) == before
+    save(checkpoints, 3)
+    mirror.send()
+    assert contents(place) == files(tmp_path / "run")
+
+
+def test_an_error_without_words_is_an_error(tmp_path, monkeypatch):
+    """As a MemoryError is: the copy is not complete."""
+    lines = []
+
+    def full(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(places, "sizes", full)
+    (tmp_path / "run").mkdir()
+    mirror = Mirror(tmp_path / "run", f"file://{tmp_path}/copy", lines.append, patience_s=0.0)
+    assert not mirror.close()
+    assert lines[0].startswith("mirror: MemoryError; the run goes on")

@@ -103,3 +103,9 @@ def test_a_damaged_copy_is_named(experiment, tmp_path):
     catch_up(f"{mirror}/run", tmp_path / "fetched", lines.append)
     assert "state-000003.safetensors is missing or damaged" in lines[0]
     assert lines[0].endswith(f"going on with what {tmp_path / 'fetched'} holds")
+
+
+def test_resume_from_a_bucket_that_is_not_there(s3, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["resume", "s3://no-such-bucket/runs/nothing"]) == 2
+    assert "there is no such bucket" in capsys.readouterr().err

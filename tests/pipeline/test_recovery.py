@@ -122,3 +122,34 @@ def test_checkpoints_every_so_many_rounds_lose_nothing(experiment, tmp_path, mon
         got = run(e, folder, quiet)
         assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
         assert [r.round for r in read_records(folder)[0]] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("select", ["last", "best_validation"])
+def test_a_server_that_is_lost_after_the_last_round_is_made_good(experiment, tmp_path, monkeypatch, select):
+    """In the last snapshot, or in the test of the selected model."""
+    e = experiment("fedavg", evaluation={"select": select, "test": "last"})
+    expected, lost = run(e, tmp_path / "whole", quiet), []
+    name = "snapshot" if select == "last" else "restore"
+    plain = getattr(SerialExecutor, name)
+
+    def vanishing(self, *given):
+        if armed and not lost:
+            lost.append(1)
+            raise LostError("the server actor is gone")
+        return plain(self, *given)
+
+    def recover(self):
+        self.server, self.memories = type(self.server)(self.server.setup), {}
+
+    armed = []
+    rounds = Loop.steps
+
+    def steps(self):
+        yield from rounds(self)
+        armed.append(1)
+
+    monkeypatch.setattr(SerialExecutor, name, vanishing)
+    monkeypatch.setattr(SerialExecutor, "recover", recover)
+    monkeypatch.setattr(Loop, "steps", steps)
+    got = run(e, tmp_path / "lost", quiet)
+    assert (got.checksum, got.scores, lost) == (expected.checksum, expected.scores, [1])

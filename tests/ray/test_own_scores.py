@@ -14,6 +14,7 @@ from ray import cloudpickle
 from pipeline import tree
 from pipeline.actors import RayExecutor
 from pipeline.executor import SerialExecutor
+from pipeline.faults import QuorumError
 from pipeline.journal import read_records
 from pipeline.methods.fedproto import FedProto
 from pipeline.run import make_setup, run
@@ -106,7 +107,7 @@ def test_an_actor_that_dies_while_it_scores(experiment, tmp_path, times):
     if times == 1:
         assert as_lists(executor.scores(SPLITS)) == as_lists(serial.scores(SPLITS))
     else:
-        with pytest.raises(RuntimeError, match=r"\Aclient 1's model could not be scored: ActorDiedError"):
+        with pytest.raises(QuorumError, match=r"\Aclient 1's model could not be scored: ActorDiedError"):
             executor.scores(SPLITS)
         assert as_lists(executor.scores(SPLITS)) == as_lists(serial.scores(SPLITS))  # nothing else was lost
     executor.close()

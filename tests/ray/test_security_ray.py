@@ -141,9 +141,20 @@ def test_a_ray_without_a_token_is_said_aloud(tmp_path):
     assert not (tmp_path / ".ray").exists()
 
 
+def test_a_long_folder_for_temporary_files_is_left(tmp_path, monkeypatch, capsys):
+    """As of batch systems: a path of a socket has 107 characters at most."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / ("long" * 10)))
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    assert cluster._own_folder() == f"/tmp/ray-{os.getuid()}/r"
+    assert "is too long for Ray's sockets, which go to /tmp; RAY_TMPDIR names another place" in capsys.readouterr().err
+    path = f"{'x' * cluster.LONGEST}/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+    assert len(path) <= 107
+
+
 def test_a_folder_that_others_may_enter_is_refused(tmp_path, monkeypatch):
     """Somebody else may have made it first."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(cluster, "LONGEST", 1000)
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     around = tmp_path / f"ray-{os.getuid()}"
     assert cluster._own_folder() == str(around / "r")
