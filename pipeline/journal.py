@@ -252,16 +252,8 @@ class JsonLines:
         self._run: dict[str, Any] = {}
 
     def begin(self, info: RunInfo) -> None:
-        """Write run.json and drop what will be computed again from metrics.jsonl. InputError where that lacks a round
-        that will not be.
-        """
+        """Write run.json and drop what will be computed again from metrics.jsonl."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        kept = [record for record in read_records(self.folder)[0] if record.round < self.resume_at]
-        if lacking := sorted({*range(self.resume_at)} - {record.round for record in kept}):
-            raise InputError(
-                f"{self.folder / 'metrics.jsonl'} lacks round {lacking[0]} ({len(lacking)} that are done by the"
-                " checkpoint); restore it from a copy, or start the run anew in another --output"
-            )
         old = read_about(self.folder)
         same = bool(old) and (self.resume_at > 0 or _agree(old.get("params", {}), info.params))
         if not same:
@@ -273,6 +265,7 @@ class JsonLines:
         about = asdict(replace(info, datasets=list(info.datasets))) | {"folder": str(info.folder), "parent": parent}
         about |= {"status": "RUNNING", "begun": time.time(), "user": _user()}
         self._run = {key: old[key] for key in ("id", "created", "artifacts")} | about
+        kept = [record for record in read_records(self.folder)[0] if record.round < self.resume_at]
         write_records(self.folder, kept)
         write_json(self.folder / "run.json", self._run)
 

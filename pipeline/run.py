@@ -22,7 +22,7 @@ from pipeline.executor import Executor
 from pipeline.experiment import Experiment, digest, flat
 from pipeline.first_values import encoder_start, name_vectors
 from pipeline.folder import RESULT, held, read_result, write_config
-from pipeline.journal import RunInfo, note_finished, read_about
+from pipeline.journal import RunInfo, note_finished, read_about, read_records
 from pipeline.mirror import Mirror
 from pipeline.mirrored import claim, place_of, refresh
 from pipeline.pooled import in_process
@@ -178,6 +178,7 @@ def open_loop(
     done, info = loop.standing.round, run_info(setup, folder)
     if done:
         check_same_data(info.tags, folder)
+        check_records(folder, done)
     loop.tracker = open_tracker(e.tracking, folder, done + 1 if done else 0, say)
     loop.tracker.begin(replace(info, parent=parent))
     if e.cluster.mirror:
@@ -186,6 +187,15 @@ def open_loop(
         progress.start = done
         progress.say(f"going on after round {done}")
     return loop
+
+
+def check_records(folder: Path, done: int) -> None:
+    """InputError where the records lack one of the rounds 0 to ``done``, which are not computed again."""
+    if lacking := sorted({*range(done + 1)} - {record.round for record in read_records(folder)[0]}):
+        raise InputError(
+            f"{folder / 'metrics.jsonl'} lacks round {lacking[0]} ({len(lacking)} that are done by the checkpoint);"
+            " restore it from a copy, or start the run anew in another --output"
+        )
 
 
 def check_same_data(now: Mapping[str, str], folder: Path) -> None:

@@ -100,15 +100,3 @@ def test_artifacts_are_noted_once_and_must_be_there(tmp_path):
     assert noted == ["inside.txt", str(tmp_path / "outside.txt")]
     with pytest.raises(FileNotFoundError):
         journal.artifact(folder / "nothing")
-
-
-def test_a_run_does_not_go_on_over_a_gap_in_its_records(tmp_path):
-    """The checkpoint says that rounds 0 to 2 are done, and the record of one is gone."""
-    journal = JsonLines(tmp_path)
-    journal.begin(about(tmp_path))
-    for number in (0, 2):
-        journal.round(record(number))
-    before = (tmp_path / "metrics.jsonl").read_bytes()
-    with pytest.raises(InputError, match=r"metrics.jsonl lacks round 1 \(1 that are done by the checkpoint\); restore"):
-        JsonLines(tmp_path, 3).begin(about(tmp_path))
-    assert (tmp_path / "metrics.jsonl").read_bytes() == before

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import to_toml
+from pipeline.journal import read_records
 from pipeline.methods import METHODS
+from pipeline.rounds import Loop
 from pipeline.run import resumed, run
 from tasks.contract import InputError
 
@@ -111,3 +113,27 @@ def test_two_processes_never_share_a_folder(experiment, tmp_path):
 
     with held(tmp_path / "run"), pytest.raises(InputError, match=rf"is in use by process {os.getpid()}: wait for it"):
         run(experiment("fedavg"), tmp_path / "run", quiet)
+
+
+def test_a_run_does_not_go_on_over_a_gap_in_its_records(experiment, tmp_path, monkeypatch):
+    """The checkpoint says that rounds 0 to 2 are done, and the record of one is gone: nothing is changed."""
+    e, plain = experiment(), Loop._round
+
+    def stopping(self, number):
+        if number == 3:
+            raise KeyboardInterrupt
+        plain(self, number)
+
+    monkeypatch.setattr(Loop, "_round", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        run(e, tmp_path / "run", quiet)
+    monkeypatch.setattr(Loop, "_round", plain)
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(lines[0] + lines[2])
+    with pytest.raises(InputError, match=r"metrics.jsonl lacks round 1 \(1 that are done by the checkpoint\); restore"):
+        resumed(tmp_path / "run", quiet)
+    assert path.read_text() == lines[0] + lines[2]
+    path.write_text("".join(lines))
+    resumed(tmp_path / "run", quiet)
+    assert [record.round for record in read_records(tmp_path / "run")[0]] == [0, 1, 2, 3]
