@@ -132,7 +132,9 @@ def check_scored(paper: Paper, cells: Sequence[Cell]) -> None:
 
 
 def _is_presets(experiment: Experiment, preset: Experiment, row: Row) -> bool:
-    """Whether whatever can change a result, beyond its last bits, is as in the preset, but for the row's change."""
+    """Whether whatever makes another experiment is as in the preset, but for the row's change: savings, which give
+    other last bits or other draws of the same dropout, do not.
+    """
     theirs, others = options_of(preset), {row.change.option if row.change else "", *SAVINGS}
     return all(
         value == theirs[name] for name, value in options_of(experiment).items() if not (free(name) or name in others)

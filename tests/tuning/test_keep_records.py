@@ -10,6 +10,7 @@ import tarfile
 import pytest
 
 from benchmarks.keep_records import main, read, slim, write
+from benchmarks.last_rounds import swing
 from pipeline.compare import load_run
 from pipeline.journal import RoundRecord, write_late
 from tests.fuzz.runs import finished
@@ -70,3 +71,14 @@ def test_nothing_to_keep_writes_nothing(tmp_path, monkeypatch, capsys):
     assert stop.value.code == 2
     assert "no finished run below" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_how_rounds_swing_is_read_from_what_is_kept():
+    values = [0.1, 0.5, None, 0.3, 0.4]  # a round that was not scored
+    lines = [json.dumps({"metrics": {} if value is None else {"v": value}}) for value in values]
+    best, last, mean, sd = swing(lines, "v", 3)
+    assert (best, last, mean) == pytest.approx((50, 40, 40))
+    assert sd == pytest.approx(10)
+    assert swing(lines, "v", 1) == pytest.approx((50, 40, 40, 0))
+    with pytest.raises(ValueError, match="no round has w; the first has v"):
+        swing(lines, "w", 3)
