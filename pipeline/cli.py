@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from models.label_names import NamesError
-from pipeline import commands, names
+from pipeline import commands, ending, names
 from pipeline.faults import LostError, QuorumError
 from tasks.contract import InputError
 
@@ -19,7 +19,7 @@ Command = Callable[[argparse.Namespace], int]
 Own = Mapping[str, Callable[[list[str]], int]]
 Add = Callable[[str, Command | None, str], argparse.ArgumentParser]
 """Adds a command (name, function, one line about it); None: it has commands of its own."""
-EXIT_INPUT, EXIT_QUORUM, EXIT_INTERRUPT, EXIT_PIPE = 2, 3, 130, 141
+EXIT_INPUT, EXIT_QUORUM, EXIT_INTERRUPT, EXIT_PIPE, EXIT_TERMINATED = 2, 3, 130, 141, 143
 FULL = errno.ENOSPC, errno.EDQUOT
 """Errors of a disk that has no room, or no room for this user."""
 
@@ -30,7 +30,7 @@ OWN: Own = {"run": commands.run, "data": commands.data}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code: 0, 2 (bad input), 3 (too few clients answered, the server was lost again and
-    again, or the disk is full; ``anchorfl resume`` goes on) or 130 (interrupted).
+    again, or the disk is full; ``anchorfl resume`` goes on) or 130 (interrupted; the console script: 143 by SIGTERM).
     """
     return run_main(list(sys.argv[1:] if argv is None else argv))
 
@@ -64,7 +64,8 @@ def _full(error: OSError) -> str:
 
 
 def run_console(main: Callable[[], int]) -> None:
-    """Run ``main`` as a console script."""
+    """Run ``main`` as a console script; SIGTERM interrupts it as Ctrl-C does, with exit code 143."""
+    ending.as_ctrl_c()
     # A deprecation in a library is for its developers, not for the reader of a progress line.
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
@@ -74,7 +75,7 @@ def run_console(main: Callable[[], int]) -> None:
     except BrokenPipeError:  # whoever reads (``| head``) has enough; Python would tell it once more at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_PIPE
-    sys.exit(code)
+    sys.exit(EXIT_TERMINATED if code == EXIT_INTERRUPT and ending.received() else code)
 
 
 def _dispatch(arguments: list[str], own: Own, more: Callable[[Add], None] | None) -> int:

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from pipeline import token_file
+from pipeline import ending, token_file
 from pipeline.capacity import Node, largest_share, wherever
 from pipeline.experiment import ClusterOptions
 from pipeline.gathering import busy, gather
@@ -63,6 +63,7 @@ def start(options: ClusterOptions) -> bool:
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if not options.address:
         _start_own(quiet)
+        ending.renew()
         return True
     token_file.closed()
     try:
@@ -72,6 +73,7 @@ def start(options: ClusterOptions) -> bool:
             f"cluster.address = {options.address!r}: no Ray cluster answers there ({error}); start one with"
             " 'ray start --head', or leave cluster.address empty"
         ) from error
+    ending.renew()
     if not _wants_token():
         _tell(
             f"the Ray cluster at {options.address} wants no token: whoever reaches it can run code on it (SECURITY.md)"
