@@ -37,15 +37,19 @@ class Chunks:
 
     def take(self, index_B: Ints) -> Any:
         """The rows at these positions, in that order, as a table."""
+        if (np.diff(index_B) >= 0).all():
+            return self._ascending(index_B)
+        # so many rows at a time that putting them in order stays within what Arrow can concatenate
+        rows = max(1, int(LARGEST * max(1, len(self)) / max(1, sum(chunk.nbytes for chunk in self.chunks))))
+        parts = [index_B[start : start + rows] for start in range(0, len(index_B), rows)]
+        return pa.concat_tables([self._ascending(np.sort(p)).take(np.argsort(np.argsort(p))) for p in parts])
+
+    def _ascending(self, index_B: Ints) -> Any:
         chunk_B = np.searchsorted(self.start_Q1, index_B, side="right") - 1
-        order_B = np.argsort(chunk_B, kind="stable")
-        index_B, chunk_B = index_B[order_B], chunk_B[order_B]
         taken = [
             self.chunks[q].take(index_B[chunk_B == q] - self.start_Q1[q]) for q in np.unique(chunk_B).tolist()
         ] or [self.chunks[0].slice(0, 0)]
-        table = pa.concat_tables(taken)
-        in_order = bool((np.diff(order_B) > 0).all())  # as where positions ascend: no second copy
-        return table if in_order else table.take(np.argsort(order_B))
+        return pa.concat_tables(taken)
 
 
 def _cut(table: Any, largest: int) -> Iterator[Any]:

@@ -15,6 +15,8 @@ import pyarrow.compute as pc
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
+MOST_VALUES = 1 << 31
+"""Values that one array of lists can hold, and one group of rows in a Parquet file."""
 Column = Any  # pa.Array or pa.ChunkedArray: pyarrow has no complete stubs
 
 
@@ -28,6 +30,12 @@ def list_parts(column: Column) -> tuple[npt.NDArray[Any], Ints]:
     values = [pc.list_flatten(chunk).to_numpy(zero_copy_only=False) for chunk in chunks]
     length_N = [pc.list_value_length(chunk).to_numpy(zero_copy_only=False) for chunk in chunks]
     return values[0] if len(values) == 1 else np.concatenate(values), np.concatenate(length_N).astype(np.int64)
+
+
+def in_one(column: Column) -> Column:
+    """A list column in one chunk, where one can hold all its values."""
+    values = sum(pc.sum(pc.list_value_length(chunk)).as_py() or 0 for chunk in column.chunks)
+    return column.combine_chunks() if values < MOST_VALUES else column
 
 
 def nulls(column: Column) -> Bools:

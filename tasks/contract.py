@@ -5,7 +5,7 @@ Shape suffixes: N rows of a client, B rows of a batch, C classes, L positions (t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -279,11 +279,9 @@ class Task:
     title: str
     class_names: tuple[str, ...]
     kind: Kind
-    payload: str
-    """Name of the raw payload column (``text``, ``pixels``)."""
+    payload: str  # name of the raw payload column (``text``, ``pixels``)
     source: Source
-    folder: str
-    """Folder of the raw files below ``$ANCHORFL_DATA``; empty where nothing is needed."""
+    folder: str  # of the raw files below ``$ANCHORFL_DATA``; empty where nothing is needed
     read: Callable[[Path | None, TaskOptions], pa.Table]
     fit: Callable[[pa.Table, TaskOptions], InputSpec]
     encode: Encode
@@ -295,5 +293,7 @@ class Task:
     """Number of published folds, for ``options.fold``; 0: none."""
     table_names: Mapping[str, str] = field(default_factory=dict)
     """Class name -> what the co-occurrence table of a paper's authors calls it, where that is another word."""
+    named_files: Callable[[Path, TaskOptions], Iterable[str]] | None = None
+    """Paths of further raw files, which those of ``source`` name: the images of a table."""
     wording: Wording | None = None
     """How sentences speak of its pictures and classes, for text encoders; None: it has no prompts of its own."""

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.columns import Bools, Column, nulls
+from tasks.chunks import Chunks
+from tasks.columns import Bools, Column, in_one, nulls
 from tasks.contract import Kind
 from tasks.labels import Labels
 
@@ -58,13 +59,15 @@ def disclosed_table(table: Any, classes: Sequence[int], total: int, kind: Kind) 
     table: row, x, all positive ``labels`` and where the raw data have it ``known``; total: C. Lists become
     list<int32>; x of other inputs than tokens becomes list<float32>, or list<uint8> where it is.
     """
-    table = table.take(np.argsort(table["row"].to_numpy(), kind="stable"))
+    row_N = table["row"].to_numpy()
+    if (np.diff(row_N) < 0).any():
+        table = Chunks.of(table).take(np.argsort(row_N, kind="stable"))
     labels = Labels.of_lists(table["labels"], total)
     given = table["known"].combine_chunks() if "known" in table.column_names else None
     seen, known = disclosed(labels, given, classes, kind)
     columns = {
         "row": table["row"].cast(pa.int64()).combine_chunks(),
-        "x": table["x"].cast(pa.list_(stored_type(table["x"].type.value_type))).combine_chunks(),
+        "x": in_one(table["x"].cast(pa.list_(stored_type(table["x"].type.value_type)))),
         "labels": seen.lists(),
         "known": known,
     }

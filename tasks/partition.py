@@ -43,12 +43,19 @@ def make_plan(rows: Rows, task: Task, options: TaskOptions, seed: int, validatio
         return _held_from_clients(rows, task, options, seed)
     if validation is None:
         rng = generator(seed, "validation")
-        validation = rows.held_out(rows.labels.rarest(), options.validation, rng)
+        validation = _labelled(rows, task).held_out(options.validation, rng)
         if options.partition == "subjects" and rows.subject_N is not None:
             validation = _without_last_rows(rows, validation)
     rows = rows.take(np.flatnonzero(~np.isin(rows.row_N, validation)))
     _check(task, options, len(rows.row_N))
     return Plan(_clients(rows, task, options, seed), np.sort(validation), seed)
+
+
+def _labelled(rows: Rows, task: Task) -> Rows:
+    """The rows that scores can be made of. Single-label: those with a class, but for pieces, which go by sequences."""
+    if task.kind == "multi" or rows.whole_N is not None:
+        return rows
+    return rows.take(np.flatnonzero(rows.labels.length_N > 0))
 
 
 def _without_last_rows(rows: Rows, validation: Ints) -> Ints:
@@ -80,7 +87,7 @@ def _held_from_clients(rows: Rows, task: Task, options: TaskOptions, seed: int) 
         own = rows.take(np.searchsorted(rows.row_N, client.rows))
         rng = generator(seed, f"validation of client {number}")
         known = own.labels.where(np.isin(own.labels.class_P, client.classes))
-        held.append(own.held_out(known.rarest(), options.validation, rng))
+        held.append(own.held_out(options.validation, rng, known.rarest()))
         clients.append(ClientPlan(np.setdiff1d(client.rows, held[-1]), client.classes))
     row_V, client_V = np.concatenate(held), np.repeat(np.arange(len(held)), [len(part) for part in held])
     order_V = np.argsort(row_V)

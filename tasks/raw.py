@@ -40,8 +40,8 @@ def raw_digest(task: Task, options: TaskOptions, folder: Path | None) -> str:
 
 
 def raw_files(task: Task, options: TaskOptions, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Name and path of every raw file that this variant needs, and of the optional ones that are there; a pattern gives
-    the names below the folder.
+    """Name and path of every raw file that this variant needs, of the optional ones that are there and of those that
+    they name; a pattern gives the names below the folder.
     """
     there = [name for name in task.source.optional if matches(folder, name)]
     for name in (*file_names(task, options), *there):
@@ -50,6 +50,9 @@ def raw_files(task: Task, options: TaskOptions, folder: Path) -> Iterator[tuple[
             continue
         for path in find_files(folder, name):
             yield path.relative_to(folder).as_posix(), path
+    for name in task.named_files(folder, options) if task.named_files else ():
+        if (folder / name).is_file():  # else the row that names it is bad, which is for its reader to say
+            yield name, folder / name
 
 
 def _digest(path: Path) -> str:

@@ -169,14 +169,22 @@ def find_one(folder: Path, pattern: str) -> Path:
     return find_file(folder, found.pop().name)
 
 
+def open_bytes(path: Path) -> IO[bytes]:
+    """A file, plain or gzip by its name. Raises InputError where it may not be read."""
+    try:
+        # the gzip module's file is a binary stream, whatever its stub calls it
+        return cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else path.open("rb")
+    except PermissionError as error:
+        raise InputError(f"{path}: {error.strerror}; make the file readable") from error
+
+
 def open_text(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines (from 1, without line ends) of a UTF-8 text, plain or gzip.
 
     Raises InputError with file and line on a damaged gzip stream or on bytes that are no UTF-8.
     """
     number = size = checked = 0
-    # the gzip module's file is a binary stream, whatever its stub calls it
-    with cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as stream:
+    with open_bytes(path) as stream:
         while True:
             number += 1
             try:
@@ -189,7 +197,7 @@ def open_text(path: Path) -> Iterator[tuple[int, str]]:
                     checked = size + CHECKED
                 if len(line) == LONGEST_LINE:
                     raise InputError(f"{path}:{number}: the line is longer than {LONGEST_LINE} bytes; cut the text up")
-                text = line.decode("utf-8").rstrip("\r\n")
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 msg = f"{path}:{number}: the gzip file is damaged or cut short ({error}); get it again"
                 raise InputError(msg) from error

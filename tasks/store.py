@@ -32,7 +32,11 @@ from tasks.plans import Plan, digest, plan_from_json, plan_to_json
 from tasks.sparse_rows import SparseRows
 from tasks.tensors import client_data
 
+OWN_FORMAT = 2
+"""How tables of the user's own are read; a change of it makes their prepared data anew, and no others'."""
 HELD = "held.parquet"
+GROUP_ROWS, GROUP_BYTES = 1 << 20, 1 << 30
+"""Most rows, and about so many bytes, of a group of rows in a file: a group with 2^31 values cannot be read."""
 
 Split = Literal["test", "validation"]
 SPLITS: tuple[Split, ...] = ("validation", "test")
@@ -186,7 +190,8 @@ def cache_folder(name: str, options: TaskOptions, seed: int, raw: str) -> Path:
     here = replace(options, root="", cache="", parquet=parquet, class_names=names)
     # only what differs from its default, so that a new option leaves prepared data as they are
     changed = {f.name: getattr(here, f.name) for f in fields(here) if getattr(here, f.name) != f.default}
-    content = json.dumps([FORMAT, raw, changed, seed], sort_keys=True)
+    own = [OWN_FORMAT] if options.parquet else []
+    content = json.dumps([FORMAT, raw, changed, seed, *own], sort_keys=True)
     return cache_root(options.cache) / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
@@ -209,7 +214,8 @@ def file_list(clients: int) -> list[str]:
 def table_bytes(table: Any) -> tuple[bytes, str]:
     """A table as a Parquet file, and the digest of its content."""
     stream = io.BytesIO()
-    pq.write_table(table, stream, compression="zstd")
+    rows = max(1, int(GROUP_BYTES * table.num_rows / max(1, table.nbytes)))
+    pq.write_table(table, stream, row_group_size=min(rows, GROUP_ROWS), compression="zstd")
     return stream.getvalue(), table_digest(table)
 
 

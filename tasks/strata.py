@@ -17,6 +17,9 @@ from tasks.columns import Bools, Ints
 from tasks.contract import InputError
 from tasks.labels import Labels
 
+TEST = "the share of the test split"
+"""What takes rows where the data set has no split of its own, in messages."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -35,10 +38,12 @@ class Rows:
         whole_N = None if self.whole_N is None else self.whole_N[index]
         return Rows(self.labels.take(index), self.row_N[index], subject_N, whole_N)
 
-    def held_out(self, rarest_N: Ints, share: float, rng: np.random.Generator) -> Ints:
-        """Ascending ids of a share of the wholes, stratified by the class of their first row: a model that has seen a
-        piece of a sequence is not asked for its neighbour. Raises InputError where so many cannot be taken.
+    def held_out(self, share: float, rng: np.random.Generator, rarest_N: Ints | None = None) -> Ints:
+        """Ascending ids of a share of the wholes, stratified by the class (``rarest_N``; else by the rarest) of their
+        first row: a model that has seen a piece of a sequence is not asked for its neighbour. Raises InputError where
+        so many cannot be taken.
         """
+        rarest_N = self.labels.rarest() if rarest_N is None else rarest_N
         if self.whole_N is None:
             return stratified_holdout(rarest_N, self.row_N, share, rng)
         _, first_W, code_N = np.unique(self.whole_N, return_index=True, return_inverse=True)
@@ -53,22 +58,27 @@ def generator(seed: int, *purpose: str) -> np.random.Generator:
 
 
 def stratified_holdout(
-    labels_N: Ints, row_ids: Ints, share: float, rng: np.random.Generator, rows: str = "rows"
+    labels_N: Ints,
+    row_ids: Ints,
+    share: float,
+    rng: np.random.Generator,
+    rows: str = "rows",
+    option: str = "[task] validation",
 ) -> Ints:
     """Ascending ids of ``round(share * N)`` rows, each class in proportion, each class keeping at least one row.
 
-    labels_N: (primary) class of every row; rows: what they are, in words. Raises InputError where so many cannot be
-    taken.
+    labels_N: (primary) class of every row; rows: what they are, and option: what asks for it, in words. Raises
+    InputError where so many cannot be taken.
     """
     if not 0 <= share < 1:
-        msg = f"[task] validation = {share} must lie in [0, 1)"
+        msg = f"{option} = {share} must lie in [0, 1)"
         raise InputError(msg)
     _, code_N, count_K = np.unique(labels_N, return_inverse=True, return_counts=True)
     total = round(share * len(labels_N))
     if total > (count_K - 1).sum():
         msg = (
-            f"[task] validation = {share} takes {total} of {len(labels_N)} {rows}, but each of {len(count_K)} classes "
-            f"must keep one for training; use at most {(count_K - 1).sum() / len(labels_N):.3f}"
+            f"{option} = {share} takes {total} of {len(labels_N)} {rows}, but each of {len(count_K)} classes must keep "
+            f"one for training; use at most {(count_K - 1).sum() / len(labels_N):.3f}, or more data"
         )
         raise InputError(msg)
     take_K = largest_remainder(share * count_K, total, count_K - 1)

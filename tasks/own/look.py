@@ -216,21 +216,22 @@ def _name(where: list[str], what: str, which_C: Bools, names: Sequence[str]) -> 
 
 def _clients(rows: _Rows, schema: Schema, found: Look) -> None:
     subject_N = np.array(rows.table["subject"].to_pylist(), dtype=np.str_)
-    train_N, labelled_N = rows.of("train"), rows.labelled_N
+    train_N = rows.of("train")
     names, code_N = np.unique(subject_N, return_inverse=True)
+    train_S, labelled_S, all_S = (
+        np.bincount(code_N[which_N], minlength=len(names))
+        for which_N in (train_N, train_N & rows.labelled_N, np.ones(len(code_N), dtype=np.bool_))
+    )
+    held_S = np.bincount(code_N[train_N], rows.labels.length_N[train_N], minlength=len(names)) > 0
     found.lines += ["", f"  {schema.client:<24}{'train':>8}{'labelled':>10}{'other':>8}  classes (training rows)"]
     found.clients = len(np.unique(code_N[train_N]))
-    without, nowhere = list[str](), list[str]()
-    for code, name in enumerate(names.tolist()):
-        own_N = code_N == code
-        held: Ints = rows.labels.take(np.flatnonzero(own_N & train_N)).counts()
-        train, labelled = int((own_N & train_N).sum()), int((own_N & train_N & labelled_N).sum())
-        without += [repr(name)] if train and not held.any() else []
-        nowhere += [repr(name)] if not train else []
-        if code < SHOWN:
-            classes = [f"{schema.class_names[c]} {held[c]}" for c in np.flatnonzero(held).tolist()]
-            other = int(own_N.sum()) - train
-            found.lines.append(f"  {name:<24}{train:>8}{labelled:>10}{other:>8}  {listed(classes) or 'none'}")
+    without = [repr(name) for name in names[(train_S > 0) & ~held_S].tolist()]
+    nowhere = [repr(name) for name in names[train_S == 0].tolist()]
+    for code, name in enumerate(names[:SHOWN].tolist()):
+        held: Ints = rows.labels.take(np.flatnonzero((code_N == code) & train_N)).counts()
+        classes = [f"{schema.class_names[c]} {held[c]}" for c in np.flatnonzero(held).tolist()]
+        numbers = f"{train_S[code]:>8}{labelled_S[code]:>10}{all_S[code] - train_S[code]:>8}"
+        found.lines.append(f"  {name:<24}{numbers}  {listed(classes) or 'none'}")
     if len(names) > SHOWN:
         found.lines.append(f"  ... and {len(names) - SHOWN} more")
     if without:

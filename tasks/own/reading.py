@@ -6,14 +6,13 @@ written as JSON. An empty cell is a missing value.
 
 from __future__ import annotations
 
-import gzip
 import io
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -25,8 +24,9 @@ import pyarrow.parquet as pq
 from tasks.bad_rows import BadRows
 from tasks.columns import Bools, Ints
 from tasks.contract import InputError
-from tasks.sources import open_text
-from tasks.unpacking import Watched, check_growth
+from tasks.own.quotes import QuotedCells
+from tasks.sources import open_bytes, open_text
+from tasks.unpacking import NUMBERS, check_growth
 
 Form = Literal["numbers", "text", "vector", "series", "names", "other"]
 """What a column holds: a number, a text, a list of numbers, a list of lists of numbers, a list of texts; or else."""
@@ -34,6 +34,7 @@ CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 PARQUET = (".parquet", ".pq")
 BATCH_ROWS = 1 << 16
 """Rows of a Parquet file that are unpacked at a time."""
+FEWER = "get it again, or give labels as one column of lists of classes, and numbers as int8 or float32"
 BLOCK_BYTES = 1 << 26
 """A CSV row may be this long."""
 
@@ -69,11 +70,13 @@ class TableFile:
 
     def _unpacked(self, names: Sequence[str]) -> Any:
         """Columns of a Parquet file, by so many rows at a time that one that unpacks to no end is refused early."""
-        parts, size = list[Any](), 0
+        parts, numbers, rest = list[Any](), 0, 0
         for batch in self.content.iter_batches(BATCH_ROWS, columns=names):
             parts.append(pa.table({name: plain(pa.chunked_array([batch[name]]), self.types[name]) for name in names}))
-            size += parts[-1].nbytes
-            check_growth(self.path, size)
+            plainly = sum(parts[-1][name].nbytes for name in names if self.form(name) == "numbers")
+            numbers, rest = numbers + plainly, rest + parts[-1].nbytes - plainly
+            check_growth(self.path, numbers, NUMBERS, FEWER)
+            check_growth(self.path, rest, mend=FEWER)
         return pa.concat_tables(parts) if parts else self.content.read(columns=names)
 
 
@@ -191,12 +194,10 @@ def _csv(path: Path, bad: BadRows) -> tuple[Any, list[str], int, Ints]:
         broken.append(row)
         return "skip"
 
-    # the gzip module's file is a binary stream, whatever its stub calls it
-    packed = path.name.lower().endswith(".gz")
-    with cast("IO[bytes]", gzip.open(path, "rb")) if packed else path.open("rb") as stream:
+    with open_bytes(path) as stream:
         try:
             table = pyarrow.csv.read_csv(
-                Watched(path, stream),
+                QuotedCells(path, stream, delimiter),
                 # threads would lose the row numbers
                 pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
                 pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=keep),
@@ -232,6 +233,8 @@ def _cells(column: Any, name: str, path: Path) -> Any:
     if not pc.any(filled).as_py() or not pc.all(pc.or_(bracketed, pc.invert(filled))).as_py():
         return column
     text = pc.replace_substring(pc.if_else(filled, text, "null"), "\n", " ")
+    if not pc.any(pc.match_substring(text, '"')).as_py():  # as Python and pandas write it; JSON has NaN
+        text = pc.replace_substring_regex(text, r"\bnan\b", "NaN")
     lines = pc.binary_join_element_wise('{"cell": ', text, "}", "").combine_chunks()
     data = "\n".join(lines.to_pylist()).encode()
     try:

@@ -34,6 +34,9 @@ ROWS = 1 << 14
 CHUNK_VALUES = 1 << 28
 """An Arrow list array counts its values in 31 bits: longer columns are cut into chunks of about this many."""
 
+LARGEST = float(np.finfo(np.float32).max)
+"""What a value may be: samples are stored in float32."""
+
 Floats = npt.NDArray[np.floating[Any]]
 
 
@@ -109,7 +112,7 @@ def moments(column: Any, features: int) -> tuple[Floats, Floats]:
 def encode_vectors(table: Any, spec: InputSpec) -> Any:
     """``x`` list<float32> (1, value, 2, value, ...) in place of ``values``, standardised."""
     features = spec.shape[0]
-    x_NF = _standardised(table["values"], spec)
+    x_NF = _standardised(table, spec)
     x_NF2 = np.empty((len(x_NF), features, 2), dtype=np.float32)
     x_NF2[:, :, 0] = np.arange(1, features + 1)
     x_NF2[:, :, 1] = x_NF
@@ -119,15 +122,15 @@ def encode_vectors(table: Any, spec: InputSpec) -> Any:
 def encode_series(table: Any, spec: InputSpec) -> Any:
     """``x`` list<float32>, flattened, in place of ``values``, standardised. No step is all zeros: those are padding."""
     steps, features = spec.shape
-    x_SF = _standardised(table["values"], spec).astype(np.float32)
+    x_SF = _standardised(table, spec).astype(np.float32)
     x_SF[~x_SF.any(1), 0] = REAL
     x = x_SF.reshape(-1, steps * features)
     return table.drop_columns(["values"]).append_column("x", _lists(x))
 
 
-def _standardised(column: Any, spec: InputSpec) -> Floats:
-    """Float64 [N or N x S, F]."""
-    values, length_N = list_parts(column)
+def _standardised(table: Any, spec: InputSpec) -> Floats:
+    """Float64 [N or N x S, F] of the column ``values``."""
+    values, length_N = list_parts(table["values"])
     wrong_N = length_N != np.prod(spec.shape)
     if wrong_N.any():
         msg = f"a sample has {length_N[wrong_N][0]} values; this task takes {np.prod(spec.shape)}"
@@ -135,6 +138,11 @@ def _standardised(column: Any, spec: InputSpec) -> Floats:
     x_NF = values.astype(np.float64).reshape(-1, spec.shape[-1])
     x_NF = np.where(np.isnan(x_NF), spec.mean, x_NF)
     scaled: Floats = (x_NF - np.array(spec.mean)) / np.array(spec.std)
+    beyond = np.abs(scaled) > LARGEST
+    if beyond.any():
+        row = table["row"][int(np.flatnonzero(beyond.reshape(table.num_rows, -1).any(1))[0])].as_py()
+        msg = f"row {row + 1}: {x_NF[beyond][0]:g} is too far from the training rows' mean to be stored; correct it"
+        raise InputError(msg)
     return scaled
 
 
@@ -143,8 +151,8 @@ def _numbers(table: Any, inputs: Sequence[str], faults: Faults) -> Any:
     x_NF = np.empty((table.num_rows, len(inputs)), dtype=np.float32 if small else np.float64)
     for feature, name in enumerate(inputs):
         x_NF[:, feature] = _numeric(table[name]).to_numpy()
-        what = f"column {name!r} is not finite; leave the cell empty or correct it"
-        faults.add(np.isinf(x_NF[:, feature]), partial(_same, what))
+        what = f"column {name!r} is not finite, or beyond {LARGEST:.1e}; leave the cell empty or correct it"
+        faults.add(np.abs(x_NF[:, feature]) > LARGEST, partial(_same, what))
     return _lists(x_NF)
 
 
@@ -165,10 +173,14 @@ def _vectors(column: Any, name: str, features: int, faults: Faults) -> Any:
         faults.add(ragged_N, lambda i: f"column {name!r} has a step that does not hold {features} values; give as many")
         good_N, width, flat = good_N & ~ragged_N, steps * features, pc.list_flatten(flat)
         length_N = np.bincount(row_S, length_S, minlength=len(length_N)).astype(np.int64)
+    if not width:
+        raise InputError(f"{faults.path}: column {name!r} holds only empty lists; name another input")
     x_NV = np.full((len(length_N), width), np.nan, dtype=np.float32 if flat.type == pa.float32() else np.float64)
     value_V = _numeric(flat).to_numpy(zero_copy_only=False)
     x_NV[good_N] = value_V[np.repeat(good_N, length_N)].reshape(-1, width)
-    faults.add(np.isinf(x_NV).any(1), lambda i: f"column {name!r} holds a value that is not finite; correct it")
+    too_large_N = (np.abs(x_NV) > LARGEST).any(1)
+    what = f"column {name!r} holds a value that is not finite, or beyond {LARGEST:.1e}; correct it"
+    faults.add(too_large_N, partial(_same, what))
     return _lists(x_NV)
 
 
@@ -184,7 +196,7 @@ def _numeric(column: Any) -> Any:
 
 def _paths(column: Any, name: str, empty_N: Bools, faults: Faults) -> Any:
     folder = faults.path.parent
-    paths: list[Path | str] = [folder / text for text in column.to_pylist()]
+    paths: list[Path | str] = [folder / text for text in pc.utf8_trim_whitespace(column).to_pylist()]
     found = iter(image_faults([paths[i] for i in np.flatnonzero(~empty_N).tolist()], faults.whole))
     fault = ["" if empty else next(found) for empty in empty_N.tolist()]
     faults.add(np.array([bool(f) for f in fault], dtype=np.bool_), lambda i: f"image {paths[i]}: {fault[i]}")

@@ -9,9 +9,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.contract import Columns, InputError, Kind, TaskOptions
+from tasks.own.odd_cells import all_images, check_cells
 from tasks.own.reading import Faults, TableFile, listed
 from tasks.own.targets import Style, words
 from tasks.sources import nearest, open_text
@@ -20,7 +22,6 @@ Inputs = Literal["numbers", "vector", "series", "text", "image"]
 """Columns of numbers; or one column of lists of numbers, of lists of those, of texts, or of paths of images."""
 IDS = re.compile(r"id|index|row|unnamed: 0|__index_level_\d+__|.*[_ ]id|", re.IGNORECASE)
 """Names of columns that number the rows: no feature, unless asked for."""
-IMAGE = r"(?i)\.(png|jpe?g|bmp|gif|tiff?|webp|ppm|pgm)$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,9 @@ def schema_of(file: TableFile, options: TaskOptions) -> Schema:
         if (name := getattr(options, option)) and name not in names:
             msg = f"[task] {option} = {name!r} is no column of {file.path}{nearest(name, names)}"
             raise InputError(f"{msg}; there are {listed(names, 40)}")
+        if name and not (file.form(name) in ("numbers", "text") or pa.types.is_temporal(file.types[name])):
+            msg = f"{file.path}: column {name!r} ([task] {option}) holds {file.types[name]}; give names or numbers"
+            raise InputError(msg)
     taken = {name for name in (options.client, options.split) if name}
     labels = chosen(options.labels, names, "labels", taken, file.path)
     style = _style(file, labels)
@@ -115,6 +119,9 @@ def guess(file: TableFile, taken: Iterable[str]) -> tuple[str, ...]:
     rest = [name for name in file.types if name not in set(taken)]
     numbers = tuple(name for name in rest if file.form(name) == "numbers" and not IDS.fullmatch(name))
     other = [name for name in rest if file.form(name) in ("text", "vector", "series") and not IDS.fullmatch(name)]
+    if numbers:
+        for name in other:  # a column that would be left out
+            check_cells(file, name, ", or name the inputs with --task.inputs")
     if numbers or len(other) == 1:
         return numbers or tuple(other)
     msg = f"{file.path}: no column of numbers is left to be the input; name the inputs with --task.inputs"
@@ -128,13 +135,15 @@ def form_of_inputs(file: TableFile, inputs: Sequence[str]) -> Inputs:
         return "numbers"
     if len(inputs) > 1:
         odd = next(name for name in inputs if forms[name] != "numbers")
+        check_cells(file, odd)
         msg = f"{file.path}: column {odd!r} holds {file.types[odd]}, no number; several inputs are numbers, or give one"
         raise InputError(msg)
     form = forms[inputs[0]]
     if form == "vector" or form == "series":
         return form
     if form == "text":
-        return "image" if _all_images(file, inputs[0]) else "text"
+        check_cells(file, inputs[0])
+        return "image" if all_images(file, inputs[0]) else "text"
     msg = f"{file.path}: column {inputs[0]!r} holds {file.types[inputs[0]]}; give numbers, text or lists of numbers"
     raise InputError(msg)
 
@@ -252,8 +261,3 @@ def _present(file: TableFile, name: str, style: Style) -> list[str]:
         if str(form) == "string"
         else sorted(values, key=lambda v: (int(v) if v.lstrip("-").isdigit() else 0, v))
     )
-
-
-def _all_images(file: TableFile, name: str) -> bool:
-    column = file.read([name])[name].drop_null()
-    return bool(len(column)) and bool(pc.all(pc.match_substring_regex(column, IMAGE)).as_py())

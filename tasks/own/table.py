@@ -29,7 +29,7 @@ from tasks.own.schema import Schema, option_path, schema_of, schema_of_model
 from tasks.own.targets import Targets, targets
 from tasks.rows import SPLITS
 from tasks.sources import nearest
-from tasks.strata import stratified_holdout
+from tasks.strata import TEST, stratified_holdout
 
 TEST_SHARE = 0.2
 TEST_SEED = 20
@@ -37,9 +37,16 @@ TEST_SEED = 20
 
 def table_task(options: TaskOptions) -> Task:
     """The task of ``options.parquet``. Reads the file; raises InputError on what cannot be a task."""
-    path = option_path(options.parquet, options)
+    path = _plainly_named(option_path(options.parquet, options))
     schema = schema_of(open_file(path, BadRows(skip=options.on_bad_row == "skip")), options)
     return task_of_schema(path, schema, options)
+
+
+def _plainly_named(path: Path) -> Path:
+    if odd := set(path.name) & set("{}*"):
+        msg = f"{path}: the name of the file must not hold {' or '.join(sorted(odd))}, which mean several files; rename"
+        raise InputError(f"{msg} it")
+    return path
 
 
 def task_of_schema(path: Path, schema: Schema, options: TaskOptions) -> Task:
@@ -61,7 +68,15 @@ def task_of_schema(path: Path, schema: Schema, options: TaskOptions) -> Task:
         fit=partial(samples.fit, schema=schema),
         encode=samples.encoder(samples.kind_of(form))[1],
         subjects=schema.client,
+        named_files=partial(images, schema=schema) if form == "image" else None,
     )
+
+
+def images(folder: Path, options: TaskOptions, *, schema: Schema) -> list[str]:
+    """The paths that the table's rows name, each once."""
+    file = open_file(folder / Path(options.parquet).name, BadRows(skip=True))
+    text = pc.utf8_trim_whitespace(file.read(schema.inputs)[schema.inputs[0]])
+    return sorted(path for path in pc.unique(text.drop_null()).to_pylist() if path)
 
 
 def settled(options: TaskOptions, say: Callable[[str], None]) -> TaskOptions:
@@ -74,11 +89,11 @@ def settled(options: TaskOptions, say: Callable[[str], None]) -> TaskOptions:
             msg = f"[task] {wrong} is for a table of your own: name its file with --task.parquet"
             raise InputError(msg)
         return options
-    path = option_path(options.parquet, options)
+    path = _plainly_named(option_path(options.parquet, options))
     file = open_file(path, BadRows(skip=options.on_bad_row == "skip"))
     schema = schema_of(file, options)
     if schema.guessed:
-        say(f"{path.name}: inputs guessed (--task.inputs names them): {listed(schema.inputs)}")
+        say(f"{path.name}: inputs guessed (--task.inputs names them), as {schema.form}: {listed(schema.inputs)}")
     task = task_of_schema(path, schema, options)
     options = replace(options, name=task.name)
     if not schema.client:
@@ -169,6 +184,8 @@ def _check_width(column: Any, schema: Schema, spec: InputSpec, path: Path) -> No
 
 
 def _subjects(column: Any, name: str, faults: Faults) -> Any:
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
     column = column.cast(pa.string())
     empty_N = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(column), ""), True).to_numpy()
     faults.add(empty_N, lambda i: f"column {name!r} is empty; say whose row it is or remove the row")
@@ -208,5 +225,5 @@ def _drawn(table: Any, given_N: Bools, classes: int, path: Path) -> Any:
         )
         raise InputError(msg)
     row_N = table["row"].to_numpy()
-    test = stratified_holdout(rarest, row_N[index], TEST_SHARE, np.random.default_rng(TEST_SEED))
+    test = stratified_holdout(rarest, row_N[index], TEST_SHARE, np.random.default_rng(TEST_SEED), option=TEST)
     return pa.array(np.where(np.isin(row_N, test), "test", "train").tolist(), pa.string())

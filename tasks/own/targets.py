@@ -20,6 +20,8 @@ from tasks.labels import Labels
 from tasks.own.reading import Faults
 from tasks.sources import nearest
 
+EXACT = 2.0**53
+"""From here on not every whole number is a float64."""
 Style = Literal["columns", "value", "lists"]
 
 
@@ -56,6 +58,12 @@ def words(column: Any, name: str, faults: Faults) -> Any:
         if fraction.any():
             msg = f"{faults.path}: column {name!r} holds {value_N[fraction][0]}; a class is a name or a whole number"
             raise InputError(msg)
+        large = np.isfinite(value_N) & (np.abs(value_N) >= EXACT)
+        if large.any():
+            msg = (
+                f"{faults.path}: column {name!r} holds {value_N[large][0]:g}: numbers of classes from 2^53 on run into"
+            )
+            raise InputError(f"{msg} each other; store them as text")
         column = pc.if_else(pc.is_finite(column), column, pa.scalar(None, kind)).cast(pa.int64())
     elif not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind)):
         msg = f"{faults.path}: column {name!r} holds {kind}; a class is a name or a whole number"

@@ -32,7 +32,7 @@ from tasks.contract import InputError, InputSpec, Source, Task, TaskOptions
 from tasks.signals.recordings import Recording, read_bytes, recording
 from tasks.signals.series import PAYLOAD, encode_series, fit_series
 from tasks.sources import find_files
-from tasks.strata import stratified_holdout
+from tasks.strata import TEST, stratified_holdout
 
 PROTOCOL = {
     **{1: "lying", 2: "sitting", 3: "standing", 4: "walking", 5: "running", 6: "cycling", 7: "Nordic walking"},
@@ -157,7 +157,7 @@ def _read(paths: Sequence[Path], activities: Mapping[int, str], options: TaskOpt
         msg = f"{paths[0].parent}: no recording has {STEPS} steps of one activity in a row; get the files again"
         raise InputError(msg)
     row_N = np.arange(len(label_N), dtype=np.int64)
-    test_N = stratified_holdout(label_N, row_N, TEST_SHARE, np.random.default_rng(TEST_SEED))
+    test_N = stratified_holdout(label_N, row_N, TEST_SHARE, np.random.default_rng(TEST_SEED), option=TEST)
     columns = {
         "row": row_N,
         "split": pa.array(np.where(np.isin(row_N, test_N), "test", "train")),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 from tasks.columns import list_parts, padded, table_digest
 from tasks.disclose import disclosed, disclosed_table, known_matrix
 from tasks.labels import Labels
+from tasks.store import table_bytes
 
 Y = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1]], dtype=bool)
 MULTI = np.array([[1, 1, 0], [0, 0, 0], [0, 0, 1]], dtype=bool)
@@ -71,3 +75,24 @@ def test_bad_columns_are_refused():
         Labels.of_lists(pa.array([[2]]), 2)
     with pytest.raises(ValueError, match="null"):
         list_parts(pa.array([[1], None]))
+
+
+def test_more_values_than_an_array_can_hold(monkeypatch):
+    """They stay in chunks, in a file of several groups of rows; the content and its digest are the same."""
+    x = [pa.array([[row, row + 1]], pa.list_(pa.uint8())) for row in (3, 0, 2, 1)]
+    columns = {"row": [3, 0, 2, 1], "x": pa.chunked_array(x), "labels": pa.array([[0]] * 4, pa.list_(pa.int32()))}
+    table = pa.table(columns)
+    whole = disclosed_table(table, (0, 1), 2, "single")
+    assert whole["x"].num_chunks == 1
+    data, digest = table_bytes(whole)
+    assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 1
+    monkeypatch.setattr("tasks.columns.MOST_VALUES", 8)
+    monkeypatch.setattr("tasks.chunks.LARGEST", 8)
+    monkeypatch.setattr("tasks.store.GROUP_BYTES", 40)
+    cut = disclosed_table(table, (0, 1), 2, "single")
+    assert cut["x"].num_chunks > 1
+    assert cut.equals(whole)
+    data, same = table_bytes(cut)
+    assert same == digest
+    assert pq.ParquetFile(io.BytesIO(data)).num_row_groups > 1
+    assert pq.read_table(io.BytesIO(data)).equals(whole)

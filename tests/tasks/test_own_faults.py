@@ -11,7 +11,8 @@ import pyarrow.csv
 import pytest
 
 from tasks.bad_rows import skipped
-from tasks.contract import InputError
+from tasks.contract import InputError, TaskOptions
+from tasks.own.table import settled
 from tests.tasks.own_tables import KINDS, csv, parquet, table, trees
 
 LISTS = {"kind": list(KINDS) * 4, "v": [[1.0, 2.0]] * 12}
@@ -46,6 +47,13 @@ TEXT = "x,kind\n" + "1,a\n2,b\n" * 10
          "row 4: a test row without a label"),
         (LISTS | {"c": ["u", None] * 6}, {"client": "c"}, "row 2: column 'c' is empty; say whose row it is"),
         ({"x": [1.0] * 3, "kind": KINDS}, {}, "3 labelled rows are too few to draw a test split from"),
+        (LISTS | {"v": [1.0] * 11 + [1e39]}, {}, "row 12: column 'v' is not finite, or beyond 3.4e+38"),
+        (LISTS | {"v": [[1.0]] * 11 + [[-1e39]]}, {}, "row 12: column 'v' holds a value that is not finite, or beyond"),
+        (LISTS | {"v": [[]] * 12}, {}, "column 'v' holds only empty lists; name another input"),
+        (LISTS | {"c": [1.0, np.nan] * 6}, {"client": "c"}, "row 2: column 'c' is empty; say whose row it is"),
+        (LISTS | {"c": [[1]] * 12}, {"client": "c"}, "column 'c' ([task] client) holds list<"),
+        (LISTS | {"c": [[1]] * 12}, {"split": "c"}, "column 'c' ([task] split) holds list<"),
+        ({"x": [1.0] * 2, "kind": [2.0**53, 1.0]}, {}, "column 'kind' holds 9.0072e+15: numbers of classes from"),
     ],
 )  # fmt: skip
 def test_bad_tables_are_named(tmp_path, columns, options, message):
@@ -116,3 +124,32 @@ def test_rows_that_cannot_be_taken_apart_keep_the_numbers_of_the_others(tmp_path
     _, raw, _ = table(path, on_bad_row="skip")
     assert raw["row"].to_pylist()[:3] == [0, 2, 3]
     assert skipped(raw)[0] == 1
+
+
+def test_a_value_that_standardising_takes_out_of_range(tmp_path):
+    task, raw, options = table(parquet(tmp_path, {"x": [1.0, 1.0 + 1e-7] * 10, "kind": ["a", "b"] * 10}))
+    spec = task.fit(raw, options)
+    far = parquet(tmp_path, {"x": [1.0, 1e38] * 10, "kind": ["a", "b"] * 10})
+    with pytest.raises(
+        InputError, match=r"row 2: 1e\+38 is too far from the training rows' mean to be stored; correct"
+    ):
+        task.encode(table(far)[1], spec)
+
+
+@pytest.mark.parametrize("name", ["t{1}.csv", "t*.csv"])
+def test_a_name_that_would_mean_several_files(tmp_path, name):
+    with pytest.raises(InputError, match=r"the name of the file must not hold .* which mean several files; rename it"):
+        table(csv(tmp_path, TEXT, name))
+    with pytest.raises(InputError, match="which mean several files"):
+        settled(TaskOptions(parquet=str(tmp_path / name), labels="kind"), print)
+
+
+def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
+    path = csv(tmp_path, TEXT)
+
+    def refuse(self, mode):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.open", refuse)
+    with pytest.raises(InputError, match=r"t\.csv: Permission denied; make the file readable"):
+        table(path)

@@ -55,7 +55,8 @@ def test_look_lists_bad_rows_and_unlabelled_clients(tmp_path):
     path = parquet(tmp_path, columns)
     found = look(TaskOptions(parquet=path, labels="kind", client="site"))
     assert found.stops[0] == (
-        f"2 bad rows; the first: {path}: row 5: column 'height' is not finite; leave the cell empty or correct it"
+        f"2 bad rows; the first: {path}: row 5: column 'height' is not finite, or beyond 3.4e+38; leave "
+        "the cell empty or correct it"
     )
     assert found.stops[-1] == "no training row with a class: client 'h3'"
     assert found.bad_rows == len(found.stops) - 1

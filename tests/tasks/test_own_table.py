@@ -18,7 +18,7 @@ from tasks.ingest import prepare
 from tasks.own.reading import open_file
 from tasks.own.samples import moments
 from tasks.own.table import read, samples_of, settled, table_task
-from tasks.raw import raw_digest
+from tasks.raw import raw_digest, raw_files
 from tasks.rows import checked
 from tasks.sources import raw_folder, status, task_of
 from tests.tasks.own_tables import KINDS, csv, parquet, table, trees
@@ -157,6 +157,22 @@ def test_images_are_found_beside_the_file(tmp_path):
     assert raw.num_rows == 10
 
 
+def test_images_are_part_of_the_digest(tmp_path):
+    """Those that rows name, each once, and no others; spaces around a path are none of it."""
+    for i in range(12):
+        Image.fromarray(np.full((9, 9, 3), 20 * i, np.uint8)).save(tmp_path / f"{i}.png")
+    path = csv(tmp_path, "file,kind\n" + "".join(f" {i % 10}.png ,{'ab'[i % 2]}\n" for i in range(20)))
+    task, raw, options = table(path, image_size=4, cache=str(tmp_path / "cache"))
+    assert raw.num_rows == 20
+    assert [name for name, _ in raw_files(task, options, tmp_path)] == ["t.csv", *(f"{i}.png" for i in range(10))]
+    before = raw_digest(task, options, tmp_path)
+    (tmp_path / "11.png").write_bytes((tmp_path / "1.png").read_bytes())
+    assert raw_digest(task, options, tmp_path) == before
+    (tmp_path / "3.png").write_bytes((tmp_path / "1.png").read_bytes())
+    assert raw_digest(task, options, tmp_path) != before
+    assert status(task, options).found
+
+
 def test_clients_and_splits_come_from_columns(tmp_path):
     columns = trees() | {"part": ["train"] * 40 + ["validation"] * 10 + ["test"] * 10, "kind": list(KINDS) * 20}
     task, raw, _ = table(parquet(tmp_path, columns), client="site", split="part")
@@ -168,7 +184,7 @@ def test_clients_and_splits_come_from_columns(tmp_path):
     options = settled(TaskOptions(parquet=path, labels="kind", client="site", split="part"), said.append)
     assert (options.partition, options.clients, options.name) == ("subjects", 4, "table-t")
     assert said == [
-        "t.parquet: inputs guessed (--task.inputs names them): height, girth",
+        "t.parquet: inputs guessed (--task.inputs names them), as numbers: height, girth",
         "t.parquet: 4 clients, one for every 'site' that has training rows",
     ]
     assert settled(TaskOptions(), said.append) == TaskOptions()

@@ -65,7 +65,7 @@ def test_every_subject_keeps_a_training_row_with_a_class(case, seed, share, piec
     labelled_N = rows.labels.length_N > 0
     named = np.unique(rows.subject_N[labelled_N])
     try:
-        drawn = rows.held_out(rows.labels.rarest(), share, np.random.default_rng(0))
+        drawn = rows.held_out(share, np.random.default_rng(0))
     except InputError:
         assume(False)
     validation = _without_last_rows(rows, drawn)
@@ -79,6 +79,22 @@ def test_every_subject_keeps_a_training_row_with_a_class(case, seed, share, piec
     assert set(rows.subject_N[back_N & labelled_N]) == lost
     if not pieces:
         assert back_N.sum() == len(lost)
+
+
+@QUICK
+@given(st.integers(0, 10**6), st.sampled_from([0.1, 0.3]), st.booleans())
+def test_validation_takes_rows_with_a_class_alone(seed, share, subjects):
+    """Where a row has one class or none, a row without one has no score; a share of the others is held out."""
+    rng = np.random.default_rng(seed)
+    y_NC = np.eye(3, dtype=bool)[np.arange(90) % 3] & (rng.random(90) > 0.4)[:, None]
+    y_NC[:9] = np.eye(3)[np.arange(9) % 3]
+    rows = rows_of(y_NC, rng.permutation(90) + 4, np.array([f"s{i % 3}" for i in range(90)]))
+    task = task_of(3, subjects="s", kind="single")
+    partition = "subjects" if subjects else "iid"
+    validation = make_plan(rows, task, options(3, validation=share, partition=partition), seed).validation
+    labelled_N = rows.labels.length_N > 0
+    assert set(validation) <= set(rows.row_N[labelled_N].tolist())
+    assert len(validation) == round(share * labelled_N.sum()) or subjects
 
 
 def test_small_clients_beside_large_ones_stay():
