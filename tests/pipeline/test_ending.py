@@ -14,8 +14,8 @@ from pipeline.cli import run_console, run_main
 
 def stand(arguments):
     {before}
-    print("ready", flush=True)
-    try:
+    try:  # before it says that it is ready: the signal comes at once
+        print("ready", flush=True)
         time.sleep(60)
     finally:
         {after}
