@@ -13,8 +13,6 @@ FREE, RATIO = 64 << 20, 200
 gzip can do 1000, and a Parquet column any number."""
 NUMBERS = 5000
 """So many times for columns of numbers in Parquet: label columns of 0 and 1 pack 250 to 1000 times."""
-
-
 GIVE_PLAIN = "get it again, or unpack it and give it plain"
 
 

@@ -20,7 +20,7 @@ NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 COMMA = r"^[+-]?\d*,\d+$"
 LIST = r"^\[[-\s\d.,+eEnaN\[\]]*\]$"
 KINDS = (
-    (NUMBER, "a number", "leave it empty where nothing is known, or correct it"),
+    (NUMBER, "a number", "leave it empty where nothing is known, or correct it (texts that look so: give Parquet)"),
     (IMAGE, "the path of an image", "correct it or remove the row"),
 )
 WRITTEN = (
