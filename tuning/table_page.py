@@ -17,6 +17,7 @@ from tuning.convention import counted_of
 from tuning.page import Block, markdown
 from tuning.table_figures import curves, curves_csv, dots
 from tuning.table_numbers import Entry, Table
+from tuning.table_options import changing
 from tuning.table_sensitivity import sensitivity, sensitivity_csv
 from tuning.tables import Row, quoted
 
@@ -195,7 +196,9 @@ def _costs(table: Table, rows: Sequence[Row]) -> list[list[str]]:
 
 
 def reproducibility(table: Table) -> str:
-    """The rows that have a published figure and a run, as the first table of REPRODUCIBILITY.md."""
+    """The rows that have a published figure and a run, as the first table of REPRODUCIBILITY.md. Beside a preset stand
+    the options that may change a result, and not those that name places on this machine.
+    """
     out = [f"| Row | Preset | Metric | Published | Ours, mean ± sd | Seeds {_list(table.seeds)} | Verdict |"]
     out.append("|---" * 7 + "|")
     words = {cell.row.key: cell.words for cell in table.cells}
@@ -205,7 +208,7 @@ def reproducibility(table: Table) -> str:
             continue
         first = e.row.key != before
         about = f"{table.paper.title}, {_named(e.row.tables, 'Table')}, {e.row.data}, {e.row.label}" if first else ""
-        preset = f"`{' '.join([e.row.preset, *words[e.row.key]])}`" if first else ""
+        preset = f"`{' '.join([e.row.preset, *changing(words[e.row.key])])}`" if first else ""
         scores = _list([_score(e, seed) for seed in table.seeds])
         cells = [about, preset, e.metric.shown, _published(e), _ours(e), scores, e.verdict]
         out.append("| " + " | ".join(cells) + " |")
