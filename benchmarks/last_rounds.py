@@ -1,4 +1,4 @@
-"""How much a kept run's rounds swing: its best, its last, and the mean and sd of its last rounds.
+"""How much a kept run's rounds swing: its best, its last, and of its last rounds the mean, the sd and the largest fall.
 
 Reads an archive of benchmarks/keep_records.py; --only shows the runs whose names start so.
 
@@ -11,22 +11,34 @@ import argparse
 import json
 import statistics
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.keep_records import read
 
 
-def swing(lines: Sequence[str], metric: str, count: int) -> tuple[float, float, float, float]:
-    """Best, last, mean and sd (ddof 1; 0 of one round) of `metric`, in percent.
+class Swing(NamedTuple):
+    """A metric's best and last value, and mean, sd (ddof 1; 0 of one round) and largest fall from one round to the
+    next (0 where it never falls) over the last rounds; percent."""
 
-    Mean and sd over the last `count` rounds that have the metric. ValueError where no round has it.
-    """
+    best: float
+    last: float
+    mean: float
+    sd: float
+    fall: float
+
+
+def swing(lines: Sequence[str], metric: str, count: int) -> Swing:
+    """How `metric` swings over the last `count` rounds that have it. ValueError where no round has it."""
     metrics = [json.loads(line)["metrics"] for line in lines]
     values = [100 * float(entry[metric]) for entry in metrics if metric in entry]
     if not values:
         raise ValueError(f"no round has {metric}; the first has {', '.join(sorted(metrics[0]))}")
     tail = values[-count:]
-    return max(values), values[-1], statistics.mean(tail), statistics.stdev(tail) if len(tail) > 1 else 0.0
+    fall = max([0.0, *(before - after for before, after in pairwise(tail))])
+    sd = statistics.stdev(tail) if len(tail) > 1 else 0.0
+    return Swing(max(values), values[-1], statistics.mean(tail), sd, fall)
 
 
 def main() -> None:
@@ -39,13 +51,15 @@ def main() -> None:
     runs = {name: files for name, files in read(options.archive).items() if name.startswith(options.only)}
     if not runs:
         parser.exit(2, f"{options.archive}: no run whose name starts with {options.only!r}\n")
-    print(f"{options.metric}, percent; mean ± sd of the last {options.rounds} rounds")
+    print(
+        f"{options.metric}, percent; mean ± sd, and largest fall to the next round, of the last {options.rounds} rounds"
+    )
     for name, files in sorted(runs.items()):
         try:
-            best, last, mean, sd = swing(files["metrics.jsonl"].decode().splitlines(), options.metric, options.rounds)
+            of = swing(files["metrics.jsonl"].decode().splitlines(), options.metric, options.rounds)
         except ValueError as error:
             parser.exit(2, f"{options.archive}, {name}: {error}\n")
-        print(f"{name}  best {best:.2f}, last {last:.2f}, {mean:.2f} ± {sd:.2f}")
+        print(f"{name}  best {of.best:.2f}, last {of.last:.2f}, {of.mean:.2f} ± {of.sd:.2f}, fall {of.fall:.2f}")
 
 
 if __name__ == "__main__":

@@ -76,9 +76,8 @@ def test_nothing_to_keep_writes_nothing(tmp_path, monkeypatch, capsys):
 def test_how_rounds_swing_is_read_from_what_is_kept():
     values = [0.1, 0.5, None, 0.3, 0.4]  # a round that was not scored
     lines = [json.dumps({"metrics": {} if value is None else {"v": value}}) for value in values]
-    best, last, mean, sd = swing(lines, "v", 3)
-    assert (best, last, mean) == pytest.approx((50, 40, 40))
-    assert sd == pytest.approx(10)
-    assert swing(lines, "v", 1) == pytest.approx((50, 40, 40, 0))
+    assert swing(lines, "v", 3) == pytest.approx((50, 40, 40, 10, 20))
+    assert swing(lines, "v", 2) == pytest.approx((50, 40, 35, 50**0.5, 0))  # rises alone
+    assert swing(lines, "v", 1) == pytest.approx((50, 40, 40, 0, 0))
     with pytest.raises(ValueError, match="no round has w; the first has v"):
         swing(lines, "w", 3)
