@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-PIECE = 1 << 15
+AVERAGED_AT_ONCE = 1 << 15
 """Values of a tensor that are averaged at a time: 256 KB in float64."""
 
 
@@ -74,9 +74,9 @@ def _mean(values: Sequence[Tensor], parts: Sequence[float]) -> Tensor:
         return torch.stack(list(values)).amax(0)
     flat = [value.reshape(-1) for value in values]
     out = torch.empty_like(flat[0])
-    total, term = torch.empty((2, min(len(out), PIECE)), dtype=torch.float64, device=out.device)
-    for start in range(0, len(out), PIECE):
-        end = min(start + PIECE, len(out))
+    total, term = torch.empty((2, min(len(out), AVERAGED_AT_ONCE)), dtype=torch.float64, device=out.device)
+    for start in range(0, len(out), AVERAGED_AT_ONCE):
+        end = min(start + AVERAGED_AT_ONCE, len(out))
         sum_, product = total[: end - start].zero_(), term[: end - start]
         for value, part in zip(flat, parts, strict=True):
             # two roundings, as in a sum of products: add_ with alpha would have one

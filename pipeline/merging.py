@@ -27,7 +27,7 @@ Combine = Callable[[Sequence[Mapping[str, Tensor]], Sequence[float]], dict[str, 
 """The average of what clients send whole: (tensors of every client, weights) -> tensors."""
 ROBUST = ("median", "trimmed_mean", "krum", "clip_norm")
 """What a run can have in place of, or before, the mean; a method says which of them it allows."""
-PIECE = 1 << 18
+SORTED_AT_ONCE = 1 << 18
 """Coordinates that are sorted at one time, so that memory grows with answers times this and not times the model."""
 
 
@@ -69,8 +69,8 @@ def _between(values: Sequence[Mapping[str, Tensor]], left_out: int) -> dict[str,
         wide = first.dtype if first.dtype == torch.float64 else torch.float32
         flat = [v[name].reshape(-1).to(wide) for v in values]
         pieces = []
-        for start in range(0, max(1, first.numel()), PIECE):
-            rows_PN = torch.stack([f[start : start + PIECE] for f in flat], dim=1)
+        for start in range(0, max(1, first.numel()), SORTED_AT_ONCE):
+            rows_PN = torch.stack([f[start : start + SORTED_AT_ONCE] for f in flat], dim=1)
             sorted_PN = torch.from_numpy(np.sort(rows_PN.numpy(), axis=1))  # up to 17 times as fast as torch's
             kept_PN = sorted_PN[:, left_out : len(values) - left_out]
             pieces.append(kept_PN.double().mean(1) + 0.0)  # which of 0.0 and -0.0 comes first is the processor's choice

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.heads import LinearHead
-from pipeline.blocks import PIECE, load_sent, log_prior, mean_of, percentiles, rows_by_holder, weights_of
+from pipeline.blocks import AVERAGED_AT_ONCE, load_sent, log_prior, mean_of, percentiles, rows_by_holder, weights_of
 
 QUICK = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 SEEDS = st.integers(0, 2**32)
@@ -42,7 +42,7 @@ def test_mean_equals_numpy_in_float64(seed, count, scale):
     assert got["n"].dtype == torch.int64
 
 
-@pytest.mark.parametrize("length", [1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 7])
+@pytest.mark.parametrize("length", [1, AVERAGED_AT_ONCE - 1, AVERAGED_AT_ONCE, AVERAGED_AT_ONCE + 1, 3 * AVERAGED_AT_ONCE + 7])
 def test_a_mean_in_pieces_is_the_sum_of_products_bit_for_bit(length):
     rng = np.random.default_rng(length)
     values = [rng.normal(size=(length, 1)).astype(np.float32) for _ in range(5)]

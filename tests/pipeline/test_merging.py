@@ -112,7 +112,7 @@ def test_the_order_of_clients_is_of_no_matter(seed, count):
 def test_sorting_in_pieces_changes_no_bit(monkeypatch):
     values = answers(3, 5)
     want = [median_of(values), trimmed_mean_of(values, 0.2)]
-    monkeypatch.setattr(merging, "PIECE", 5)
+    monkeypatch.setattr(merging, "SORTED_AT_ONCE", 5)
     for one, other in zip(want, [median_of(values), trimmed_mean_of(values, 0.2)], strict=True):
         assert all(torch.equal(v, other[name]) for name, v in one.items())
 
