@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models.generator import DoublingConv, Generator
-from pipeline.setup import one_thread
+from pipeline.training.run_spec import one_thread
 
 WIDTH, BATCH, PAIRS = 512, 32, 7
 SIDES = (28, 64, 128)

@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from models.build import ModelOptions, build
-from pipeline.contract import Global
+from pipeline.algorithm.contract import Global
+from pipeline.algorithm.optimizers import OptimizerOptions, make
+from pipeline.algorithm.seeds import torch_rng
 from pipeline.methods.fedavg import FedAvg
-from pipeline.optimizers import OptimizerOptions, make
-from pipeline.seeds import torch_rng
-from pipeline.setup import one_thread
-from pipeline.training import Training, augmentation, batches, fit, pieces
+from pipeline.training.local_training import Training, augmentation, batches, fit, pieces
+from pipeline.training.run_spec import one_thread
 from tasks.contract import Card, ClientData, InputSpec, Objective
 from tasks.images.pixels import IMAGENET_MEAN, IMAGENET_STD, LEVELS
 

@@ -13,11 +13,11 @@ import dataclasses
 import statistics
 import time
 
-from pipeline.client import ClientHost
-from pipeline.config import read_preset
-from pipeline.run import make_setup
-from pipeline.server import Server
-from pipeline.setup import one_thread
+from pipeline.config.presets import read_preset
+from pipeline.run.prepare import make_setup
+from pipeline.training.client import ClientHost
+from pipeline.training.run_spec import one_thread
+from pipeline.training.server import Server
 
 OFF = {"skip_zero_rows": False, "micro_tokens": 0, "lookup_dropout": False, "onednn": False}
 VARIANTS = {

@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 import torch
 
-from pipeline.blocks import mean_of
-from pipeline.merging import clipped, krum, median_of, trimmed_mean_of
-from pipeline.setup import one_thread
+from pipeline.algorithm.aggregation import clipped, krum, mean_of, median_of, trimmed_mean_of
+from pipeline.training.run_spec import one_thread
 
 NUMBERS, TIMES = 1_000_000, 5
 

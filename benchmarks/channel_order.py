@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.build import ModelOptions, build
 from models.encoders.resnet import ResNet
-from pipeline.setup import one_thread
+from pipeline.training.run_spec import one_thread
 
 BATCH, PAIRS = 32, 9
 CASES = (

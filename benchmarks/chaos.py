@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from pipeline.folder import CONFIG
+from pipeline.storage.run_folder import CONFIG
 
 ROOT = Path(__file__).resolve().parents[1]
 MAIN = "import sys; from tuning.cli import main; sys.exit(main(sys.argv[1:]))"

@@ -61,21 +61,21 @@ def timed(work) -> tuple[float, float]:
 
 
 def on_ray(text: str, scanner: Scanner) -> None:
-    from pipeline import cluster
-    from pipeline.experiment import ClusterOptions
+    from pipeline.cluster import ray_cluster
+    from pipeline.config.cluster import ClusterOptions
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "corpus.txt")
         with file.open("wb") as stream:
             for _ in range(20):
                 stream.write(text.encode())
-        cluster.start(ClusterOptions())
+        ray_cluster.start(ClusterOptions())
         try:
             for turn in ("first, with the start of the workers", "second"):
                 found = count_names([str(file)], scanner, engine="ray")
                 print(f"Ray, 20 copies, {turn}: {found.size / 1e6:.0f} MB, {found.size / 1e6 / found.seconds:.1f} MB/s")
         finally:
-            cluster.stop()
+            ray_cluster.stop()
 
 
 def main() -> None:

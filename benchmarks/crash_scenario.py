@@ -22,12 +22,13 @@ from io import StringIO
 from pathlib import Path
 
 from models.build import ModelOptions
-from pipeline.contract import Averaging, AveragingLocal
-from pipeline.experiment import ClusterOptions, Experiment, FederationOptions
-from pipeline.journal import read_records
-from pipeline.optimizers import OptimizerOptions
-from pipeline.run import run
-from pipeline.tracking import TrackingOptions
+from pipeline.algorithm.contract import Averaging, AveragingLocal
+from pipeline.algorithm.optimizers import OptimizerOptions
+from pipeline.config.cluster import ClusterOptions
+from pipeline.config.experiment import Experiment, FederationOptions
+from pipeline.config.tracking import TrackingOptions
+from pipeline.run.lifecycle import run
+from pipeline.storage.run_record import read_records
 from tasks.contract import TaskOptions
 
 CLIENTS, ROUNDS, SLOTS, DYING, ROUND, WORK_S = 10, 8, 2, 3, 2, 0.1

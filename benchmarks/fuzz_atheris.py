@@ -19,8 +19,8 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["tasks.sparse", "tasks.signals", "tasks.text", "tasks.typed", "pipeline"]):
-    from pipeline.checkpoint import index_of, seal
-    from pipeline.config import read_preset
+    from pipeline.config.presets import read_preset
+    from pipeline.storage.checkpoint import index_of, seal
     from tasks.bad_rows import BadRows
     from tasks.contract import InputError
     from tasks.signals.recordings import recording

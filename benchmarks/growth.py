@@ -23,7 +23,7 @@ import psutil
 import ray
 from scipy import stats
 
-from pipeline.actors import RayExecutor
+from pipeline.execution.ray_executor import RayExecutor
 
 DAEMONS = ("raylet", "gcs_server")
 

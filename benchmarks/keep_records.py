@@ -18,8 +18,8 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from pipeline.folder import CONFIG, RESULT, read_result
-from pipeline.journal import line_of, read_about, with_late
+from pipeline.storage.run_folder import CONFIG, RESULT, read_result
+from pipeline.storage.run_record import line_of, read_about, with_late
 from tasks.contract import InputError
 
 RECORDS = ("run.json", CONFIG, RESULT, "metrics.jsonl")

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipeline.label_sets import SIZE, Shared, cooccurrence, digests, merge, run_key
+from pipeline.algorithm.label_collection import SIZE, Shared, cooccurrence, digests, merge, run_key
 from tasks.contract import ClientData
 
 MIB = 1 << 20

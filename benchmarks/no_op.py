@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 
 from models.build import ModelOptions
-from pipeline import cluster
-from pipeline.actors import RayExecutor
-from pipeline.contract import Averaging, AveragingLocal, ClientSide, Global, Local, Update
-from pipeline.executor import Executor, SerialExecutor
-from pipeline.experiment import ClusterOptions, Experiment, FederationOptions
-from pipeline.run import make_setup
-from pipeline.tracking import TrackingOptions
+from pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global, Local, Update
+from pipeline.cluster import ray_cluster
+from pipeline.config.cluster import ClusterOptions
+from pipeline.config.experiment import Experiment, FederationOptions
+from pipeline.config.tracking import TrackingOptions
+from pipeline.execution.executor import Executor, SerialExecutor
+from pipeline.execution.ray_executor import RayExecutor
+from pipeline.run.prepare import make_setup
 from tasks.contract import TaskOptions
 
 SIZES: Mapping[str, ModelOptions] = {
@@ -56,6 +57,6 @@ def no_op_executor(population: int, clients: int, megabytes: str, actors: int) -
         tracking=TrackingOptions(uri="none"),
     )
     if actors:
-        cluster.start(e.cluster)
+        ray_cluster.start(e.cluster)
     setup = make_setup(e, lambda line: None)
     return RayExecutor(setup) if actors else SerialExecutor(setup)

@@ -22,20 +22,19 @@ from pathlib import Path
 import numpy as np
 
 from models.build import ModelOptions
-from pipeline import cluster, usage
-from pipeline.executor import Executor
-from pipeline.experiment import (
-    ClusterOptions,
-    EvaluationOptions,
-    Experiment,
-)
-from pipeline.federation import FederationOptions
+from pipeline.algorithm.optimizers import OptimizerOptions
+from pipeline.cluster import ray_cluster
+from pipeline.config.cluster import ClusterOptions
+from pipeline.config.evaluation import EvaluationOptions
+from pipeline.config.experiment import Experiment
+from pipeline.config.federation import FederationOptions
+from pipeline.config.tracking import TrackingOptions
+from pipeline.execution import system_metrics
+from pipeline.execution.executor import Executor
+from pipeline.execution.pooled_executor import in_process
 from pipeline.methods import METHODS
-from pipeline.optimizers import OptimizerOptions
-from pipeline.pooled import in_process
-from pipeline.run import make_setup
-from pipeline.setup import Setup
-from pipeline.tracking import TrackingOptions
+from pipeline.run.prepare import make_setup
+from pipeline.training.run_spec import Setup
 from tasks.contract import TaskOptions
 from tasks.twins.xc import SIZES, write_rows
 
@@ -78,13 +77,13 @@ def rounds(executor: Executor, clients: int, count: int) -> list[float]:
 
 def peak() -> float:
     """Most megabytes that this process held since the last call (Linux)."""
-    most = usage.peak("process")["process"]
+    most = system_metrics.peak("process")["process"]
     Path("/proc/self/clear_refs").write_text("5")
     return most
 
 
 def explicit(setup: Setup) -> Executor:
-    from pipeline.actors import RayExecutor
+    from pipeline.execution.ray_executor import RayExecutor
 
     e = setup.experiment
     federation = replace(e.federation, pooled=False)
@@ -121,7 +120,7 @@ def main() -> None:
         if options.only_pooled:
             return
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        cluster.start(ClusterOptions())
+        ray_cluster.start(ClusterOptions())
         actors = explicit(setup)
         warm, *after = rounds(actors, e.task.clients, 4)
         taken = statistics.median(after)
@@ -134,7 +133,7 @@ def main() -> None:
         gaps = {k: float((got[k].double() - want[k].double()).abs().max()) for k in want if k.startswith("weights/")}
         print(f"largest difference of a weight after four rounds: {max(gaps.values()):.1e}")
         actors.close()
-        cluster.stop()
+        ray_cluster.stop()
 
 
 if __name__ == "__main__":

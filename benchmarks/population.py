@@ -26,16 +26,16 @@ import pyarrow.parquet as pq
 
 from benchmarks.bench_engine import MEGABYTE, measured, pss
 from models.build import ModelOptions
-from pipeline import cluster
-from pipeline.actors import RayExecutor
-from pipeline.experiment import ClusterOptions, Experiment
-from pipeline.federation import FederationOptions
+from pipeline.algorithm.optimizers import OptimizerOptions
+from pipeline.cluster import ray_cluster
+from pipeline.config.cluster import ClusterOptions
+from pipeline.config.experiment import Experiment
+from pipeline.config.federation import FederationOptions
+from pipeline.config.tracking import TrackingOptions
+from pipeline.execution.ray_executor import RayExecutor
 from pipeline.methods import METHODS
-from pipeline.optimizers import OptimizerOptions
-from pipeline.own_data import settled
-from pipeline.run import make_setup
-from pipeline.sampling import select
-from pipeline.tracking import TrackingOptions
+from pipeline.run.prepare import make_setup, settled
+from pipeline.training.sampling import select
 from tasks.contract import TaskOptions
 
 ROWS, FEATURES, CLASSES, CHOSEN, ACTORS = 20, 32, 10, 100, 2
@@ -76,7 +76,7 @@ def one(clients: int, rounds: int, state: Literal["keep", "reset"]) -> None:
         e = settled(experiment(folder, clients, state), lambda line: None)
         per_actor = -(-e.task.clients // ACTORS)
         e = dataclasses.replace(e, cluster=ClusterOptions(executor="ray", clients_per_actor=per_actor))
-        cluster.start(e.cluster)
+        ray_cluster.start(e.cluster)
         setup = make_setup(e, lambda line: None)
         prepared = time.perf_counter() - began
         executor, taken, memory = RayExecutor(setup), [], {}
@@ -93,7 +93,7 @@ def one(clients: int, rounds: int, state: Literal["keep", "reset"]) -> None:
         line = {"case": e.task.clients, "prepared": prepared, "seconds": taken, "pss": memory}
         print(json.dumps(line | {"files": len(files), "bytes": sum(files)}), flush=True)
         executor.close()
-        cluster.stop()
+        ray_cluster.stop()
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import round_ways
 from benchmarks.round_ways import Round
-from pipeline.experiment import Experiment
+from pipeline.config.experiment import Experiment
 
 CASES: dict[str, Callable[..., Experiment]] = {
     "r8-8": round_ways.r8,

@@ -15,18 +15,17 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import r8_by_hand
-from pipeline import cluster
-from pipeline.actors import RayExecutor
-from pipeline.class_rows import ROWS
-from pipeline.client import ClientHost
-from pipeline.config import read_preset
-from pipeline.experiment import Experiment
-from pipeline.own_data import settled
-from pipeline.pooled import in_process
-from pipeline.run import make_setup
-from pipeline.seeds import torch_rng
-from pipeline.server import Server
-from pipeline.setup import Setup, one_thread
+from pipeline.algorithm.class_embeddings import ROWS
+from pipeline.algorithm.seeds import torch_rng
+from pipeline.cluster import ray_cluster
+from pipeline.config.experiment import Experiment
+from pipeline.config.presets import read_preset
+from pipeline.execution.pooled_executor import in_process
+from pipeline.execution.ray_executor import RayExecutor
+from pipeline.run.prepare import make_setup, settled
+from pipeline.training.client import ClientHost
+from pipeline.training.run_spec import Setup, one_thread
+from pipeline.training.server import Server
 from tasks.contract import ClientData
 
 MARGIN = 0.9
@@ -64,7 +63,7 @@ def chosen(e: Experiment, rounds: int) -> list[list[int]]:
 
 def on_ray(e: Experiment, rounds: int) -> Round:
     e = dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="ray", clients_per_actor=4))
-    cluster.start(e.cluster)
+    ray_cluster.start(e.cluster)
     executor, clients = RayExecutor(make_setup(e, quiet)), chosen(e, rounds)
     return lambda round_: check(executor.round(round_, clients[round_ - 1], nobody))
 

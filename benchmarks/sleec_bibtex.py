@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from models.sleec import Sleec, SleecOptions, embed
-from pipeline.seeds import numpy_rng, torch_rng
+from pipeline.algorithm.seeds import numpy_rng, torch_rng
 from tasks.columns import list_parts
 from tasks.contract import TaskOptions
 from tasks.labels import Labels

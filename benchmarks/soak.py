@@ -27,17 +27,19 @@ import numpy as np
 
 from benchmarks.growth import Reader, Series, Slope
 from models.build import ModelOptions
-from pipeline import cluster
-from pipeline.actors import RayExecutor
-from pipeline.experiment import ClusterOptions, Experiment, FederationOptions
-from pipeline.folder import held, write_config
-from pipeline.journal import write_json
+from pipeline.algorithm.optimizers import OptimizerOptions
+from pipeline.cluster import ray_cluster
+from pipeline.config.cluster import ClusterOptions
+from pipeline.config.experiment import Experiment, FederationOptions
+from pipeline.config.tracking import TrackingOptions
+from pipeline.execution.ray_executor import RayExecutor
 from pipeline.methods import METHODS
-from pipeline.optimizers import OptimizerOptions
-from pipeline.progress import Progress
-from pipeline.rounds import Loop
-from pipeline.run import make_setup, open_loop
-from pipeline.tracking import TrackingOptions
+from pipeline.run.lifecycle import open_loop
+from pipeline.run.prepare import make_setup
+from pipeline.run.progress import Progress
+from pipeline.run.round_loop import Loop
+from pipeline.storage.atomic_files import write_json
+from pipeline.storage.run_folder import held, write_config
 from tasks.contract import TaskOptions
 
 MIB = 2**20
@@ -86,7 +88,7 @@ def soak(options: argparse.Namespace, path: Path) -> dict[str, Any]:
         return {"about": about(options, time.perf_counter() - began), "rounds": series.rounds, "values": series.values}
 
     with held(folder):
-        cluster.start(e.cluster)
+        ray_cluster.start(e.cluster)
         setup = make_setup(e, print)
         executor = RayExecutor(setup)
         write_config(folder, e)
@@ -95,7 +97,7 @@ def soak(options: argparse.Namespace, path: Path) -> dict[str, Any]:
         watch(loop, reader, options.every, 10 * options.every, lambda: write_json(path, content()))
         loop.tracker.end("FINISHED")
         executor.close()
-        cluster.stop()
+        ray_cluster.stop()
     return content()
 
 

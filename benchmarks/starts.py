@@ -20,8 +20,8 @@ from collections.abc import Callable
 
 import psutil
 
-from pipeline import cluster
-from pipeline.config import read_preset
+from pipeline.cluster import ray_cluster
+from pipeline.config.presets import read_preset
 
 ROUNDS = 3
 PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -30,15 +30,15 @@ PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 def start_ray(way: str) -> list[float]:
     """Seconds of the start and of the end, MB (PSS) of this process and Ray's between the two."""
     if way == "as Ray does":
-        cluster._few_processes = contextlib.nullcontext  # type: ignore[assignment]  # what it would patch stays
+        ray_cluster._few_processes = contextlib.nullcontext  # type: ignore[assignment]  # what it would patch stays
     e = read_preset("digits/fedavg")
     began = time.perf_counter()
-    cluster.start(e.cluster)
+    ray_cluster.start(e.cluster)
     started = time.perf_counter()
     family = [psutil.Process(), *psutil.Process().children(recursive=True)]
     used = sum(p.memory_full_info().pss for p in family if p.is_running()) / 1e6
     before_end = time.perf_counter()
-    cluster.stop()
+    ray_cluster.stop()
     return [started - began, time.perf_counter() - before_end, used]
 
 

@@ -22,14 +22,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from models.build import ModelOptions
-from pipeline.diagnose import DiagnoseOptions, diagnose
-from pipeline.experiment import ClusterOptions, EvaluationOptions, Experiment
-from pipeline.federation import FederationOptions
+from pipeline.algorithm.optimizers import OptimizerOptions
+from pipeline.config.cluster import ClusterOptions
+from pipeline.config.evaluation import EvaluationOptions
+from pipeline.config.experiment import Experiment
+from pipeline.config.federation import FederationOptions
+from pipeline.config.tracking import TrackingOptions
+from pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
 from pipeline.methods import METHODS
-from pipeline.optimizers import OptimizerOptions
-from pipeline.own_data import settled
-from pipeline.run import run
-from pipeline.tracking import TrackingOptions
+from pipeline.run.lifecycle import run
+from pipeline.run.prepare import settled
 from tasks.bad_rows import BadRows
 from tasks.contract import TaskOptions
 from tasks.images.voc import ABSENT, CLASSES, SETS, labels_of

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.evaluate import logits_of
-from pipeline.packing import TEXT
-from pipeline.predict import encoded
-from pipeline.saved import SavedModel, load_model
-from pipeline.setup import one_thread
+from pipeline.results.predict import encoded
+from pipeline.storage.saved_model import SavedModel, load_model
+from pipeline.tracking.mlflow_model import TEXT
+from pipeline.training.evaluation import logits_of
+from pipeline.training.run_spec import one_thread
 from tasks.contract import InputError
 
 

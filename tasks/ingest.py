@@ -272,7 +272,7 @@ def _check_ray() -> None:
     import ray  # only this engine needs it
 
     if not ray.is_initialized():
-        msg = "the engine 'ray' needs a running Ray: call ray.init first (anchorfl does so in pipeline/cluster.py)"
+        msg = "the engine 'ray' needs a running Ray: call ray.init first (as pipeline/cluster/ray_cluster.py does)"
         raise RuntimeError(msg)
 
 

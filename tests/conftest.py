@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from models.build import ModelOptions
-from pipeline import closing
-from pipeline.experiment import ClusterOptions, Experiment
-from pipeline.federation import FederationOptions
+from pipeline.algorithm.optimizers import OptimizerOptions
+from pipeline.config.cluster import ClusterOptions
+from pipeline.config.experiment import Experiment
+from pipeline.config.federation import FederationOptions
+from pipeline.config.tracking import TrackingOptions
 from pipeline.methods import METHODS
-from pipeline.optimizers import OptimizerOptions
-from pipeline.tracking import TrackingOptions
+from pipeline.run import lifecycle
 from tasks.contract import TaskOptions
 from tasks.sources import find_task
 from tests.made_concepts import with_concepts
@@ -62,21 +63,21 @@ SMALL = {"fedbm": {"cgde": False}}
 """Options of methods that do not fit the toys by their defaults: the generator makes images."""
 
 
-DRAW = closing._draw
+DRAW = lifecycle._draw
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_pictures():
     """Runs draw none at their end, which is most of the time of a run on a toy task; ``pictures`` has them drawn."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(closing, "_draw", lambda setup, folder: (folder / "report").mkdir(exist_ok=True))
+        patch.setattr(lifecycle, "_draw", lambda setup, folder: (folder / "report").mkdir(exist_ok=True))
         yield
 
 
 @pytest.fixture
 def pictures(monkeypatch):
     """Runs of this process draw their pictures, as they do for users."""
-    monkeypatch.setattr(closing, "_draw", DRAW)
+    monkeypatch.setattr(lifecycle, "_draw", DRAW)
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from models.concepts import keep
-from pipeline.concepts import asked_of
-from pipeline.experiment import Experiment
+from pipeline.config.experiment import Experiment
+from pipeline.training.class_vectors import asked_of
 from tasks.sources import find_task
 
 WIDTH = 6

@@ -8,7 +8,7 @@ import statistics
 import tomllib
 from typing import Any
 
-from pipeline.config import from_tree, to_toml
+from pipeline.config.schema import from_tree, to_toml
 from tuning.results import Sweep
 from tuning.spaces import Value
 

@@ -9,17 +9,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import pipeline.cli
-from pipeline.cli import Add, run_console, run_main
-from pipeline.probe import probe
+import pipeline.cli.main
+from pipeline.cli.main import Add, run_console, run_main
+from pipeline.cli.probe import probe
 from tuning import cloud, commands, submit, table_command
 
-OWN = {**pipeline.cli.OWN, "sweep": commands.sweep, "probe": probe, "table": table_command.table}
+OWN = {**pipeline.cli.main.OWN, "sweep": commands.sweep, "probe": probe, "table": table_command.table}
 """Commands that take a preset and overrides, and so parse their own arguments."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; exit codes as in ``pipeline.cli``."""
+    """Run a command; exit codes as in ``pipeline.cli.main``."""
     return run_main(list(sys.argv[1:] if argv is None else argv), OWN, _more)
 
 

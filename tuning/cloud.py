@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli import EXIT_INPUT
+from pipeline.cli.main import EXIT_INPUT
 from tasks.contract import InputError
 from tuning import cloud_rules as rules
 from tuning import cloud_security as security
@@ -110,7 +110,7 @@ def _demand(options: argparse.Namespace) -> Demand:
         )
     if not options.preset:
         return Demand(share or 0.0)
-    from pipeline.config import read_preset
+    from pipeline.config.presets import read_preset
 
     experiment = read_preset(options.preset)
     cluster = experiment.cluster
@@ -209,7 +209,7 @@ def _notes(config: Config, options: argparse.Namespace, demand: Demand) -> Itera
     """What is not wrong but worth knowing."""
     cache = ""
     if options.preset:
-        from pipeline.config import read_preset
+        from pipeline.config.presets import read_preset
 
         cache = read_preset(options.preset).task.cache
     if not any(store in json.dumps(config) + cache for store in STORES):

@@ -140,8 +140,8 @@ class Demand:
     clients_per_actor: int = 0
 
     def actors(self, cpus: int) -> int:
-        """Client actors, as ``pipeline.cluster.layout`` counts them."""
-        from pipeline.cluster import PER_CLIENT_ACTORS_UP_TO
+        """Client actors, as ``pipeline.cluster.layout.layout`` counts them."""
+        from pipeline.cluster.layout import PER_CLIENT_ACTORS_UP_TO
 
         if self.clients_per_actor:
             return math.ceil(self.clients / self.clients_per_actor)

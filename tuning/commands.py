@@ -17,9 +17,10 @@ RANGE: low:high, log:low:high, tail:low:high (percentiles near 100), int:low:hig
 
 def sweep(arguments: list[str]) -> int:
     """Search hyper-parameters of a preset, or go on with a sweep."""
-    from pipeline.config import override, read_preset, some_presets
-    from pipeline.mirrored import fetched
-    from pipeline.own_data import settled
+    from pipeline.config.overrides import override
+    from pipeline.config.presets import read_preset, some_presets
+    from pipeline.run.prepare import settled
+    from pipeline.storage.restore import fetched
     from tuning.copies import LEAVE, RESUME
     from tuning.plan import FILE, Plan, load_plan, new_sweep_folder, preset_text
     from tuning.spaces import space_of
@@ -105,7 +106,7 @@ def _split(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any], li
 
     import tyro
 
-    from pipeline.config import one_line
+    from pipeline.config.overrides import one_line
     from tuning.options import SweepOptions
 
     if "--help" in arguments or "-h" in arguments:

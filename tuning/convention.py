@@ -7,7 +7,7 @@ in every round, though a client needs and gets its own alone; where rows are fix
 
 from __future__ import annotations
 
-from pipeline.compare import RunSummary
+from pipeline.results.compare import RunSummary
 
 MIB = 2**20
 VALUE = 8

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.experiment import Experiment, digest
-from pipeline.folder import CONFIG, LOCK, RESULT
-from pipeline.journal import read_json
-from pipeline.mirror import Mirror
-from pipeline.mirrored import catch_up, claim, digest_at, fetch, place_of
+from pipeline.config.experiment import Experiment, digest
+from pipeline.storage.atomic_files import read_json
+from pipeline.storage.backup import Mirror
+from pipeline.storage.restore import catch_up, claim, digest_at, fetch, place_of
+from pipeline.storage.run_folder import CONFIG, LOCK, RESULT
 from tasks import places
 from tasks.contract import InputError
 

@@ -19,7 +19,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from pipeline.curves import verbatim
+from pipeline.results.curves import verbatim
 from tasks.metrics import MEASURES
 from tuning.results import Sweep, Trial
 from tuning.spaces import Choice, Dimension, Range

@@ -10,11 +10,11 @@ from typing import Any
 from ray import tune
 from ray.tune import Callback
 
-from pipeline.experiment import digest
-from pipeline.folder import RESULT, read_result
-from pipeline.journal import note_register
-from pipeline.ray_errors import one_line
-from pipeline.run import check_same_data, run_info
+from pipeline.config.experiment import digest
+from pipeline.execution.ray_errors import one_line
+from pipeline.run.provenance import check_same_data, run_info
+from pipeline.storage.run_folder import RESULT, read_result
+from pipeline.storage.run_record import note_register
 from tasks.contract import InputError
 from tuning.copies import bring
 from tuning.records import Records

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from pipeline.checkpoint import write_atomically
-from pipeline.config import from_tree, options_of, preset_path, to_toml
-from pipeline.experiment import Experiment, recorded_tree, to_tree
-from pipeline.folder import RUNS
+from pipeline.config.experiment import Experiment, recorded_tree, to_tree
+from pipeline.config.presets import preset_path
+from pipeline.config.schema import from_tree, options_of, to_toml
+from pipeline.storage.atomic_files import write_atomically
+from pipeline.storage.run_folder import RUNS
 from tasks.contract import InputError
 from tasks.typed import misfit, parsed
 from tuning.options import Rounds, SweepOptions, resolve_metric, resolve_rounds

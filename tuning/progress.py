@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from pipeline.progress import clock
+from pipeline.run.progress import clock
 from tuning.conductor import Entry
 
 

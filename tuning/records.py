@@ -1,7 +1,7 @@
 """The records of a sweep: a run folder for the sweep and one per trial, and from there MLflow, by one writer.
 
 In MLflow the experiment is the study, the sweep a parent run, every trial a child. They are found again by the tag that
-``pipeline.journal`` gives a folder, so that a resumed sweep doubles none.
+``pipeline.storage.run_record`` gives a folder, so that a resumed sweep doubles none.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.deliveries import Deliveries
-from pipeline.delivery import store_uri
-from pipeline.experiment import Experiment, digest, flat
-from pipeline.journal import JsonLines, RoundRecord, RunInfo, Status, read_about, read_records
-from pipeline.run import check_same_data, run_info
-from pipeline.setup import Setup
-from pipeline.tracking import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
+from pipeline.config.experiment import Experiment, digest, flat
+from pipeline.run.provenance import check_same_data, run_info
+from pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about, read_records
+from pipeline.tracking.jsonl import JsonLines
+from pipeline.tracking.mlflow_run_tree import Deliveries
+from pipeline.tracking.mlflow_upload import store_uri
+from pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
+from pipeline.training.run_spec import Setup
 from tuning.conductor import Entry
 from tuning.copies import move_aside
 from tuning.results import Trial

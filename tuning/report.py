@@ -14,8 +14,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from pipeline.checkpoint import write_atomically
-from pipeline.progress import clock
+from pipeline.run.progress import clock
+from pipeline.storage.atomic_files import write_atomically
 from tuning import figures
 from tuning.best import best_preset
 from tuning.importance import importances

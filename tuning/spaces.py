@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.config import options_of, typed_option
-from pipeline.experiment import Experiment
+from pipeline.config.experiment import Experiment
+from pipeline.config.schema import options_of, typed_option
 from tasks.contract import InputError
 from tasks.sources import nearest
 

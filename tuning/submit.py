@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipeline import token_file
-from pipeline.cli import EXIT_INTERRUPT
-from pipeline.stores import shown
+from pipeline.cli.main import EXIT_INTERRUPT
+from pipeline.cluster import auth_token
+from pipeline.config.redaction import shown
 from tasks.contract import InputError
 
 DEFAULT = "http://127.0.0.1:8265"
@@ -141,13 +141,13 @@ def _probe(address: str) -> None:
 
 def _use_token(address: str) -> None:
     """Send a token where there is one, as ``ray start`` does: Ray's job client by itself does so only if told."""
-    named = os.environ.get(token_file.TOKEN) or os.environ.get(token_file.PATH)
-    if named or token_file.usual().exists():
-        os.environ.setdefault(token_file.MODE, "token")
-    if os.environ.get(token_file.MODE, "").lower() != "token":
+    named = os.environ.get(auth_token.TOKEN) or os.environ.get(auth_token.PATH)
+    if named or auth_token.usual().exists():
+        os.environ.setdefault(auth_token.MODE, "token")
+    if os.environ.get(auth_token.MODE, "").lower() != "token":
         return
-    if not os.environ.get(token_file.TOKEN):
-        token_file.closed()
+    if not os.environ.get(auth_token.TOKEN):
+        auth_token.closed()
     url = urlsplit(address)
     if url.scheme == "http" and not _on_loopback(url.hostname or ""):
         print(

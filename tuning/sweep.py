@@ -13,13 +13,14 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from pipeline import cluster
-from pipeline.experiment import Experiment, digest
-from pipeline.folder import held
-from pipeline.journal import Status
-from pipeline.run import make_setup, version_of
-from pipeline.seeds import seed_for
-from pipeline.setup import Setup
+from pipeline.algorithm.seeds import seed_for
+from pipeline.cluster import ray_cluster
+from pipeline.config.experiment import Experiment, digest
+from pipeline.run.prepare import make_setup
+from pipeline.run.provenance import version_of
+from pipeline.storage.run_folder import held
+from pipeline.storage.run_record import Status
+from pipeline.training.run_spec import Setup
 from tasks.contract import InputError
 from tuning.conductor import Conductor, Observer, read_entries
 from tuning.copies import Copies
@@ -47,8 +48,8 @@ def run_sweep(plan: Plan, folder: Path, say: Say = print) -> Sweep:
     with ExitStack() as stack:
         stack.enter_context(held(folder))
         copies = Copies(plan.experiment.cluster.mirror, folder, LEDGER, say)
-        if cluster.start(plan.experiment.cluster):
-            stack.callback(cluster.stop)
+        if ray_cluster.start(plan.experiment.cluster):
+            stack.callback(ray_cluster.stop)
         at_once = room(bundles(plan.experiment.cluster, plan.options), plan.options.concurrent)
         # Here and once: a trial that prepared data would wait for CPUs that the trials themselves hold.
         everywhere = {s: make_setup(replace(plan.experiment, seed=s), say) for s in (*plan.seeds, *plan.fresh)}

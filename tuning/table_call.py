@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.journal import Status
-from pipeline.run import Say
-from pipeline.stores import shown
+from pipeline.config.redaction import shown
+from pipeline.run.progress import Say
+from pipeline.storage.run_record import Status
 from tuning.papers import paper_of
 from tuning.table_numbers import Table, table_of
 from tuning.table_options import changing, of_one_method
@@ -129,12 +129,12 @@ class Call:
         )
 
     def _run(self, jobs: Sequence[Job], cells: Sequence[Cell], record: TableRecord) -> None:
-        from pipeline import cluster  # Ray, which the page alone does without
+        from pipeline.cluster import ray_cluster  # Ray, which the page alone does without
         from tuning.table_tune import run_jobs
 
         with ExitStack() as stack:
-            if cluster.start(jobs[0].cell.experiment.cluster):
-                stack.callback(cluster.stop)
+            if ray_cluster.start(jobs[0].cell.experiment.cluster):
+                stack.callback(ray_cluster.stop)
             ready = prepare_all(jobs, self.say)
             self.failed |= ready.failures
             able = [job for job in jobs if job.cell.digest in ready.setups]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipeline.stores import shown
+from pipeline.config.redaction import shown
 from tasks.contract import InputError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def table(arguments: list[str]) -> int:
         print(USAGE)
         return 0
     ask = asked(arguments)
-    from pipeline.folder import held
+    from pipeline.storage.run_folder import held
     from tuning.table_call import Call
     from tuning.table_page import text, total
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from pipeline.compare import RunSummary
+from pipeline.results.compare import RunSummary
 from tuning.table_numbers import Entry, Table
 from tuning.tables import Metric, Row
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pipeline.compare import RunSummary, load_run
-from pipeline.federation import FederationOptions
+from pipeline.config.federation import FederationOptions
+from pipeline.results.compare import RunSummary, load_run
 from tuning.significance import Paired, corrected, paired
 from tuning.table_runs import Cell
 from tuning.tables import Figure, Metric, Paper, Row, metrics_of

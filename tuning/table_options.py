@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from pipeline.config import options_of
-from pipeline.experiment import Experiment
+from pipeline.config.experiment import Experiment
+from pipeline.config.schema import options_of
 from tasks.contract import InputError
 from tuning.table_vary import free
 

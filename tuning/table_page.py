@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from pipeline.checkpoint import write_atomically
+from pipeline.storage.atomic_files import write_atomically
 from tasks.metrics import SUM
 from tuning.convention import counted_of
 from tuning.page import Block, markdown

@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipeline.deliveries import Deliveries
-from pipeline.delivery import read_notes, shown, store_uri
-from pipeline.folder import CONFIG
-from pipeline.journal import JsonLines, RoundRecord, RunInfo, Status, read_about, read_json, read_records
-from pipeline.run import version_of
-from pipeline.tracking import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
+from pipeline.run.provenance import version_of
+from pipeline.storage.atomic_files import read_json
+from pipeline.storage.run_folder import CONFIG
+from pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about, read_records
+from pipeline.tracking.jsonl import JsonLines
+from pipeline.tracking.mlflow_run_tree import Deliveries
+from pipeline.tracking.mlflow_upload import read_notes, shown, store_uri
+from pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
 from tasks.contract import InputError
 from tuning.table_numbers import Table
 

@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from models.label_names import NamesError
-from pipeline.config import options_of, override, read_preset
-from pipeline.experiment import Experiment, digest
-from pipeline.folder import CONFIG, RESULT, new_folder, read_result
-from pipeline.journal import read_about, read_json
-from pipeline.mirrored import catch_up, place_of
-from pipeline.own_data import settled
-from pipeline.run import Say, make_setup, prepare_data
-from pipeline.setup import Setup
+from pipeline.config.experiment import Experiment, digest
+from pipeline.config.overrides import override
+from pipeline.config.presets import read_preset
+from pipeline.config.schema import options_of
+from pipeline.run.prepare import make_setup, prepare_data, settled
+from pipeline.run.progress import Say
+from pipeline.storage.atomic_files import read_json
+from pipeline.storage.restore import catch_up, place_of
+from pipeline.storage.run_folder import CONFIG, RESULT, new_folder, read_result
+from pipeline.storage.run_record import read_about
+from pipeline.training.run_spec import Setup
 from tasks.contract import InputError, TaskOptions
 from tasks.metrics import FAMILIES
 from tasks.sources import raw_folder, task_of

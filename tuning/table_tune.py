@@ -16,10 +16,10 @@ from typing import Any
 from ray import tune
 from ray.tune import Callback
 
-from pipeline.folder import RESULT, read_result
-from pipeline.mirrored import catch_up, place_of
-from pipeline.progress import clock
-from pipeline.setup import Setup
+from pipeline.run.progress import clock
+from pipeline.storage.restore import catch_up, place_of
+from pipeline.storage.run_folder import RESULT, read_result
+from pipeline.training.run_spec import Setup
 from tuning.finals import LOOK_S, why
 from tuning.options import SweepOptions
 from tuning.table_runs import Job

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from pipeline.compare import FREE
-from pipeline.config import options_of
-from pipeline.experiment import Experiment
+from pipeline.config.experiment import Experiment
+from pipeline.config.schema import options_of
+from pipeline.results.compare import FREE
 from tasks.contract import InputError
 from tuning.tables import Change, Row, plain
 

@@ -22,21 +22,21 @@ from typing import Any
 from ray import tune
 from ray.util import get_current_placement_group
 
-from pipeline.actors import RayExecutor
-from pipeline.closing import Result
-from pipeline.cluster import Layout
-from pipeline.config import with_options
-from pipeline.crew import Crew
-from pipeline.executor import Executor
-from pipeline.experiment import ClusterOptions, Experiment
-from pipeline.folder import held_soon, write_config
-from pipeline.journal import RoundRecord, read_records
-from pipeline.mirrored import catch_up, place_of
-from pipeline.pooled import in_process
-from pipeline.progress import Progress
-from pipeline.rounds import Loop
-from pipeline.run import federate, open_loop
-from pipeline.setup import Setup
+from pipeline.cluster.layout import Layout
+from pipeline.config.cluster import ClusterOptions
+from pipeline.config.experiment import Experiment
+from pipeline.config.schema import with_options
+from pipeline.execution.actor_pool import Crew
+from pipeline.execution.executor import Executor
+from pipeline.execution.pooled_executor import in_process
+from pipeline.execution.ray_executor import RayExecutor
+from pipeline.run.lifecycle import Result, federate, open_loop
+from pipeline.run.progress import Progress
+from pipeline.run.round_loop import Loop
+from pipeline.storage.restore import catch_up, place_of
+from pipeline.storage.run_folder import held_soon, write_config
+from pipeline.storage.run_record import RoundRecord, read_records
+from pipeline.training.run_spec import Setup
 from tasks.contract import InputError
 from tuning.copies import mirror_of, set_aside
 from tuning.options import SweepOptions

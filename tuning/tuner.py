@@ -21,8 +21,8 @@ from ray.tune import FailureConfig, PlacementGroupFactory, RunConfig, Stopper, T
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
-from pipeline.capacity import copies
-from pipeline.cluster import nodes
+from pipeline.cluster.layout import nodes
+from pipeline.cluster.placement import copies
 from tasks.contract import InputError
 from tuning.conductor import Conductor, Entry
 from tuning.search import SCORE

@@ -17,11 +17,11 @@ import torch
 from sklearn.manifold import TSNE
 from sklearn.metrics import silhouette_samples
 
+from pipeline.algorithm.seeds import numpy_rng, seed_for
 from pipeline.diagnosis.divergence import LEAST, proxy_a_distance
 from pipeline.diagnosis.figures import draw_frames
-from pipeline.diagnosis.part import Floats, Part, write_table
+from pipeline.diagnosis.result import Floats, Part, write_table
 from pipeline.diagnosis.study import Study, part_of
-from pipeline.seeds import numpy_rng, seed_for
 from tasks.columns import Bools, Ints
 from tasks.contract import InputError
 from tasks.labels import Labels

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.diagnosis.figures import draw_confusion
-from pipeline.diagnosis.part import Part, write_table
+from pipeline.diagnosis.result import Part, write_table
 from pipeline.diagnosis.study import Study
-from pipeline.evaluate import logits_of
+from pipeline.training.evaluation import logits_of
 from tasks.columns import Ints
 
 

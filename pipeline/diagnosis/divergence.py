@@ -21,12 +21,12 @@ import pyarrow.parquet as pq
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from pipeline.contract import Tensors
+from pipeline.algorithm.contract import Tensors
+from pipeline.algorithm.seeds import numpy_rng
 from pipeline.diagnosis.clients import MOST
 from pipeline.diagnosis.figures import draw_divergence
-from pipeline.diagnosis.part import Part, write_table
+from pipeline.diagnosis.result import Part, write_table
 from pipeline.diagnosis.study import Study
-from pipeline.seeds import numpy_rng
 from tasks.columns import Ints
 from tasks.store import Prepared, client_file
 from tasks.strata import largest_remainder

@@ -16,12 +16,12 @@ from sklearn.cluster import SpectralClustering
 from sklearn.manifold import spectral_embedding
 
 from models.heads import CosineHead, LabelHead, PrototypeHead
+from pipeline.algorithm.seeds import seed_for
 from pipeline.diagnosis.figures import PHI, PMI, draw_matrices
-from pipeline.diagnosis.part import Floats, Part, write_table
+from pipeline.diagnosis.result import Floats, Part, write_table
 from pipeline.diagnosis.study import Study
 from pipeline.diagnosis.truth import read_truth
-from pipeline.first_values import names_table
-from pipeline.seeds import seed_for
+from pipeline.training.class_vectors import names_table
 from tasks.columns import Ints
 
 

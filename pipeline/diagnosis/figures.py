@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from pipeline.curves import short
-from pipeline.diagnosis.part import Floats
+from pipeline.diagnosis.result import Floats
+from pipeline.results.curves import short
 from tasks.columns import Bools, Ints
 
 Pixels = npt.NDArray[np.uint8]

@@ -9,21 +9,21 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pipeline.blocks import weights_of
-from pipeline.checkpoint import Checkpoint, Checkpoints
-from pipeline.client import ClientHost
-from pipeline.config import read_experiment
-from pipeline.contract import Tensors
-from pipeline.executor import server_of
-from pipeline.experiment import ClusterOptions
-from pipeline.journal import read_about
-from pipeline.optimizers import without_moments
-from pipeline.rounds import MEMORY, STATE
-from pipeline.run import make_setup
-from pipeline.saved import NO_MODEL
-from pipeline.server import Server
-from pipeline.setup import Setup, one_thread
-from pipeline.training import infer
+from pipeline.algorithm.contract import Tensors
+from pipeline.algorithm.optimizers import without_moments
+from pipeline.algorithm.parameters import weights_of
+from pipeline.config.cluster import ClusterOptions
+from pipeline.execution.executor import server_of
+from pipeline.run.prepare import make_setup
+from pipeline.run.round_loop import MEMORY, STATE
+from pipeline.storage.checkpoint import Checkpoint, Checkpoints
+from pipeline.storage.run_folder import read_experiment
+from pipeline.storage.run_record import read_about
+from pipeline.storage.saved_model import NO_MODEL
+from pipeline.training.client import ClientHost
+from pipeline.training.local_training import infer
+from pipeline.training.run_spec import Setup, one_thread
+from pipeline.training.server import Server
 from tasks.contract import ClientData, InputError
 from tasks.store import Prepared
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.contract import Method
+from pipeline.algorithm.contract import Method
 from pipeline.methods.fedalc import FedALC
 from pipeline.methods.fedalc_fixed import FedALCFixed
 from pipeline.methods.fedalign import FedAlign

@@ -11,11 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pipeline.class_rows import Spreading
-from pipeline.contract import Parts, ServerSide, Tensors
-from pipeline.label_sets import Matching, Shared, cooccurrence, merge, share
-from pipeline.privacy import PrivacyOptions, Terms, describe, noisy_sum
-from pipeline.spread import BLOCK, counts_at, gradient, kept_counts, terms
+from pipeline.algorithm.class_embeddings import Spreading
+from pipeline.algorithm.contract import Parts, ServerSide, Tensors
+from pipeline.algorithm.differential_privacy import PrivacyOptions, Terms, describe, noisy_sum
+from pipeline.algorithm.label_collection import Matching, Shared, cooccurrence, merge, share
+from pipeline.algorithm.spreadout import BLOCK, counts_at, gradient, kept_counts, terms
 from tasks.contract import Card
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pipeline.class_rows import OneClass, RowsGlobal
-from pipeline.contract import Parts, ServerSide, Tensors
-from pipeline.label_sets import Matching, Shared, cooccurrence, merge, share
-from pipeline.privacy import PrivacyOptions, describe
-from pipeline.spread import fixed_gradient, kept_counts
+from pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
+from pipeline.algorithm.contract import Parts, ServerSide, Tensors
+from pipeline.algorithm.differential_privacy import PrivacyOptions, describe
+from pipeline.algorithm.label_collection import Matching, Shared, cooccurrence, merge, share
+from pipeline.algorithm.spreadout import fixed_gradient, kept_counts
 from tasks.contract import Card
 
 

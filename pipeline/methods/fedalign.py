@@ -12,10 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pipeline.anchors import Thresholds, anchor_scores, pseudo_annotate
-from pipeline.blocks import rows_by_holder, weights_of
-from pipeline.contract import ClientSide, Global, Local, Method, Report, ServerSide, Update
-from pipeline.optimizers import make
+from pipeline.algorithm.aggregation import rows_by_holder
+from pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Update
+from pipeline.algorithm.optimizers import make
+from pipeline.algorithm.parameters import weights_of
+from pipeline.algorithm.pseudo_labels import Thresholds, anchor_scores, pseudo_annotate
 from tasks.contract import Batch, ClientData
 
 ROWS = "head.table"

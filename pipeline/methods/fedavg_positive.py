@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pipeline.class_rows import OneClass, RowsGlobal
-from pipeline.contract import ServerSide
+from pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
+from pipeline.algorithm.contract import ServerSide
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.class_rows import Spreading
+from pipeline.algorithm.class_embeddings import Spreading
 
 
 @dataclass(frozen=True, kw_only=True)

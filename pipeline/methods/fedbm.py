@@ -13,10 +13,23 @@ from typing import ClassVar, Literal
 import torch
 
 from models.build import Head
-from pipeline.blocks import weights_of
-from pipeline.contract import ClientSide, Method, Report, ServerSide, Tensors, Update
-from pipeline.generation import Lesson, first_generator, retrained
-from pipeline.joined import CONCEPTS, FROZEN, GENERATOR, BMGlobal, BMLocal, Frozen, Part, frozen, row_loss, trained
+from pipeline.algorithm.contract import ClientSide, Method, Report, ServerSide, Tensors, Update
+from pipeline.algorithm.generator_training import (
+    CONCEPTS,
+    FROZEN,
+    GENERATOR,
+    BMGlobal,
+    BMLocal,
+    Frozen,
+    Lesson,
+    Part,
+    first_generator,
+    frozen,
+    retrained,
+    row_loss,
+    trained,
+)
+from pipeline.algorithm.parameters import weights_of
 from tasks.contract import Card, Kind
 
 

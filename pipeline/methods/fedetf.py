@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pipeline.blocks import log_prior
-from pipeline.contract import Averaging, AveragingLocal, ClientSide, Global
+from pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global
+from pipeline.algorithm.parameters import log_prior
 from tasks.contract import Batch
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.class_rows import OneClass, RowsGlobal
-from pipeline.contract import ServerSide, Tensors
-from pipeline.seeds import seed_for
+from pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
+from pipeline.algorithm.contract import ServerSide, Tensors
+from pipeline.algorithm.seeds import seed_for
 
 
 @dataclass(frozen=True, kw_only=True)

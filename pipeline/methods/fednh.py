@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.contract import Averaging, AveragingLocal, ClientSide, Global, Report, ServerSide, Update
+from pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global, Report, ServerSide, Update
 
 ROWS = "head.rows"
 

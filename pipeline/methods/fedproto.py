@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from models.classifier import Classifier
-from pipeline.blocks import below, prefixed, rows_by_holder, weights_of
-from pipeline.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+from pipeline.algorithm.aggregation import rows_by_holder
+from pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+from pipeline.algorithm.parameters import below, prefixed, weights_of
 from tasks.contract import Batch
 
 OWN = "own."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.contract import Averaging, AveragingLocal, ClientSide, Global
+from pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global
 
 
 class ProxLocal(AveragingLocal):

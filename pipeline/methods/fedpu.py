@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.contract import Averaging, AveragingLocal, ClientSide, Global
+from pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global
 from tasks.contract import Batch, ClientData
 
 EPS = 1e-6

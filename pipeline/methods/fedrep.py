@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from models.classifier import Classifier
-from pipeline.blocks import below, prefixed, weights_of
-from pipeline.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
-from pipeline.optimizers import make
+from pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+from pipeline.algorithm.optimizers import make
+from pipeline.algorithm.parameters import below, prefixed, weights_of
 from tasks.contract import Batch
 
 HEAD, OWN = "head.", "own."

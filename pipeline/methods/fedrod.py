@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.blocks import log_prior
-from pipeline.contract import Averaging, AveragingLocal, ClientSide, Global, Tensors
-from pipeline.optimizers import SGD
+from pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global, Tensors
+from pipeline.algorithm.optimizers import SGD
+from pipeline.algorithm.parameters import log_prior
 from tasks.contract import Batch
 
 ROWS, BIAS = "head.weight", "head.bias"

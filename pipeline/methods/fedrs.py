@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from pipeline.contract import Averaging, AveragingLocal, ClientSide, Global
+from pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global
 from tasks.contract import Batch, Card
 
 

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pipeline.class_rows import OneClass, RowsGlobal
-from pipeline.contract import ServerSide
+from pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
+from pipeline.algorithm.contract import ServerSide
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.blocks import weights_of
-from pipeline.contract import Averaging, AveragingLocal, ClientSide, Global, Tensors
+from pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global, Tensors
+from pipeline.algorithm.parameters import weights_of
 from tasks.contract import Batch, ClientData
 
 LAST = "last."

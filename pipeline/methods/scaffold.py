@@ -12,8 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pipeline.blocks import mean_of, weights_of
-from pipeline.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+from pipeline.algorithm.aggregation import mean_of
+from pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+from pipeline.algorithm.parameters import weights_of
 from tasks.contract import Batch
 
 OWN = "own."

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from models.build import ModelOptions
-from pipeline import checkpoint
-from pipeline.experiment import ClusterOptions, EvaluationOptions, Experiment, FederationOptions
+from pipeline.algorithm.optimizers import OptimizerOptions
+from pipeline.config.cluster import ClusterOptions
+from pipeline.config.evaluation import EvaluationOptions
+from pipeline.config.experiment import Experiment, FederationOptions
+from pipeline.config.tracking import TrackingOptions
 from pipeline.methods import METHODS
-from pipeline.optimizers import OptimizerOptions
-from pipeline.run import run
-from pipeline.tracking import TrackingOptions
+from pipeline.run.lifecycle import run
+from pipeline.storage import checkpoint
 from tasks.contract import TaskOptions
 
 

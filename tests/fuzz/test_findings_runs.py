@@ -13,13 +13,13 @@ import pytest
 from safetensors.torch import save
 
 from models.start import StartError, read_start
-from pipeline.checkpoint import Checkpoints
-from pipeline.cli import run_main
-from pipeline.compare import compare
-from pipeline.config import read_experiment
-from pipeline.journal import read_records
-from pipeline.predict import model_of, predict
-from pipeline.run import resumed
+from pipeline.cli.main import run_main
+from pipeline.results.compare import compare
+from pipeline.results.predict import model_of, predict
+from pipeline.run.lifecycle import resumed
+from pipeline.storage.checkpoint import Checkpoints
+from pipeline.storage.run_folder import read_experiment
+from pipeline.storage.run_record import read_records
 from tasks.sources import nearest
 from tests.fuzz.found import file, refused
 from tests.fuzz.mutations import DEEP

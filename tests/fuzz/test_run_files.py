@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.checkpoint import Checkpoints
-from pipeline.compare import compare
-from pipeline.config import read_experiment
 from pipeline.diagnosis.study import open_study
-from pipeline.journal import read_records
-from pipeline.mirrored import fetch, standing
-from pipeline.predict import model_of, predict, write_to
-from pipeline.run import resumed, run
+from pipeline.results.compare import compare
+from pipeline.results.predict import model_of, predict, write_to
+from pipeline.run.lifecycle import resumed, run
+from pipeline.storage.checkpoint import Checkpoints
+from pipeline.storage.restore import fetch, standing
+from pipeline.storage.run_folder import read_experiment
+from pipeline.storage.run_record import read_records
 from tasks.contract import Objective, TaskOptions
 from tasks.ingest import prepare
 from tasks.sources import find_task

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config import read_preset
+from pipeline.config.presets import read_preset
 from tests.fuzz.parsers import Bench, Parser
 from tests.fuzz.promise import QUICK
 from tuning import cloud

@@ -15,7 +15,7 @@ from models.build import ModelOptions
 from models.concepts import Asked, _load, keep
 from models.label_names import Training, from_cooccurrence, read_table
 from models.language import from_language_model
-from pipeline.run import make_setup
+from pipeline.run.prepare import make_setup
 from tasks.corpus import count_names
 from tasks.scan import Scanner
 from tests.fuzz.parsers import Bench, Parser

@@ -87,7 +87,7 @@ def test_second_start_loads_no_model(folder, tmp_path, monkeypatch):
 
 
 def test_a_run_starts_from_the_vectors_of_the_model(folder, experiment, tmp_path, monkeypatch):
-    from pipeline.run import make_setup
+    from pipeline.run.prepare import make_setup
 
     monkeypatch.setenv("ANCHORFL_CACHE", str(tmp_path))
     options = {"names": "language_model", "names_model": str(folder), "names_prompts": "{name} | a {name}"}

@@ -17,14 +17,14 @@ from models.build import ModelOptions, build
 from models.classifier import Classifier
 from models.dropout import MaskSource
 from models.heads import LinearHead
-from pipeline import tree
-from pipeline.contract import ClientSide, Report, ServerSide
-from pipeline.executor import SerialExecutor
-from pipeline.optimizers import OptimizerOptions
-from pipeline.run import make_setup
-from pipeline.sampling import select
-from pipeline.setup import one_thread
-from pipeline.training import Training, fit, infer
+from pipeline.algorithm import messages
+from pipeline.algorithm.contract import ClientSide, Report, ServerSide
+from pipeline.algorithm.optimizers import OptimizerOptions
+from pipeline.execution.executor import SerialExecutor
+from pipeline.run.prepare import make_setup
+from pipeline.training.local_training import Training, fit, infer
+from pipeline.training.run_spec import one_thread
+from pipeline.training.sampling import select
 from tasks.contract import Card, ClientData, Objective
 
 N, F, D, C = 12, 5, 3, 4
@@ -150,7 +150,7 @@ def assert_close(got, want, bound):
 
 def shapes(message) -> dict[str, tuple[int, ...]]:
     """What travels: path -> shape, in order."""
-    return {path: tuple(t.shape) for path, t in tree.tensors(message)}
+    return {path: tuple(t.shape) for path, t in messages.tensors(message)}
 
 
 def fitted(method, kind="single", *, memory=None, state=None, options=PLAIN, epochs=2, round_=1, seed=0, model=None):
@@ -206,10 +206,10 @@ def trained(method, options, *, dropout=0.0, double=False):
 
 def gap(one, other):
     """Largest difference of a sent tensor over its largest value, without the bias of the attention's keys, whose
-    gradient is rounding (tests/pipeline/test_training.py).
+    gradient is rounding (tests/pipeline/training/test_local_training.py).
     """
-    worst, others = 0.0, dict(tree.tensors(other))
-    for path, value in tree.tensors(one):
+    worst, others = 0.0, dict(messages.tensors(other))
+    for path, value in messages.tensors(one):
         distance = (value - others[path]).abs()
         if path.endswith(KEYS):
             distance[8:16] = 0
@@ -246,10 +246,10 @@ def history(e):
 def assert_same_bits(got, want):
     """Every round: the same weights and loss, and every tensor that FedAvg's clients remember is remembered alike."""
     for (weights, loss, memories, _), (weights0, loss0, memories0, _) in zip(got, want, strict=True):
-        assert tree.checksum(weights) == tree.checksum(weights0)
+        assert messages.checksum(weights) == messages.checksum(weights0)
         assert loss == loss0
         for client, memory in memories0.items():
-            assert tree.checksum({k: memories[client][k] for k in memory}) == tree.checksum(memory)
+            assert messages.checksum({k: memories[client][k] for k in memory}) == messages.checksum(memory)
     assert any(memories0.values())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 
-from pipeline.diagnose import DiagnoseOptions
+from pipeline.diagnosis.diagnose import DiagnoseOptions
 
 QUICK = DiagnoseOptions(pairs=2, cap=60, rows=40)
 

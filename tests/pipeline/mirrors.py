@@ -7,7 +7,7 @@ import hashlib
 import json
 from pathlib import Path
 
-import pipeline.rounds
+import pipeline.run.round_loop
 from tasks import places
 from tasks.contract import InputError
 
@@ -46,14 +46,14 @@ def rows(folder: Path) -> list[dict]:
 
 
 def stop_at(monkeypatch, round_: int) -> None:
-    plain = pipeline.rounds.Loop._round
+    plain = pipeline.run.round_loop.Loop._round
 
     def interrupted(self, number):
         if number == round_:
             raise KeyboardInterrupt
         plain(self, number)
 
-    monkeypatch.setattr(pipeline.rounds.Loop, "_round", interrupted)
+    monkeypatch.setattr(pipeline.run.round_loop.Loop, "_round", interrupted)
 
 
 def whole(content: dict[str, bytes]) -> int:

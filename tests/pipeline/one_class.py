@@ -15,13 +15,13 @@ from torch import nn
 from models.classifier import Classifier
 from models.dropout import MaskSource
 from models.heads import CosineHead
-from pipeline import tree
-from pipeline.class_rows import ROWS
-from pipeline.contract import Report, ServerSide
-from pipeline.label_sets import run_key
-from pipeline.optimizers import OptimizerOptions, in_round
-from pipeline.pooled import Step, pooled_step
-from pipeline.training import Training, fit
+from pipeline.algorithm import messages
+from pipeline.algorithm.class_embeddings import ROWS
+from pipeline.algorithm.contract import Report, ServerSide
+from pipeline.algorithm.label_collection import run_key
+from pipeline.algorithm.optimizers import OptimizerOptions, in_round
+from pipeline.execution.pooled_executor import Step, pooled_step
+from pipeline.training.local_training import Training, fit
 from tasks.contract import Card, ClientData, Objective
 from tasks.labels import Labels
 from tasks.sparse_rows import Part
@@ -147,7 +147,7 @@ def gap(got, want):
 
 def sent_shapes(message):
     """What travels: path -> shape."""
-    return {path: tuple(t.shape) for path, t in tree.tensors(message)}
+    return {path: tuple(t.shape) for path, t in messages.tensors(message)}
 
 
 __all__ = [

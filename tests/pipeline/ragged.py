@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from models.build import ModelOptions, build
-from pipeline.blocks import weights_of
-from pipeline.contract import Global
+from pipeline.algorithm.contract import Global
+from pipeline.algorithm.optimizers import OptimizerOptions
+from pipeline.algorithm.parameters import weights_of
 from pipeline.methods.fedalign import AlignGlobal, FedAlign
 from pipeline.methods.fedavg import FedAvg
-from pipeline.optimizers import OptimizerOptions
 from tasks.contract import Card, ClientData, Objective
 
 C, D, WORDS, LENGTH = 4, 8, 15, 12

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import read_preset
-from pipeline.experiment import EPOCH, Experiment, digest
+from pipeline.config.experiment import EPOCH, Experiment, digest
+from pipeline.config.presets import read_preset
 from pipeline.methods import METHODS
 from pipeline.methods.fedavg import FedAvg
 
@@ -34,8 +34,8 @@ def now():
 
 def test_defaults_are_those_of_the_epoch():
     """To mend a failure: a new option goes into defaults.json; a CHANGED default also needs EPOCH + 1 in
-    pipeline/experiment.py, and a line under Numbers in CHANGELOG.md: ``python -m tests.product.test_defaults`` writes
-    the file anew.
+    pipeline/config/experiment.py, and a line under Numbers in CHANGELOG.md: ``python -m tests.product.test_defaults``
+    writes the file anew.
     """
     held = json.loads(HELD.read_text())
     assert held["epoch"] == EPOCH

@@ -13,13 +13,13 @@ import torch
 
 import tasks.registry
 from pipeline import methods
-from pipeline.concepts import asked_of
-from pipeline.config import read_preset
-from pipeline.experiment import ClusterOptions
+from pipeline.config.cluster import ClusterOptions
+from pipeline.config.presets import read_preset
+from pipeline.config.tracking import TrackingOptions
 from pipeline.methods import fedprox
-from pipeline.own_data import settled
-from pipeline.run import run
-from pipeline.tracking import TrackingOptions
+from pipeline.run.lifecycle import run
+from pipeline.run.prepare import settled
+from pipeline.training.class_vectors import asked_of
 from tasks.contract import InputError, Objective, TaskOptions
 from tasks.ingest import prepare
 from tasks.sources import find_task
@@ -53,7 +53,7 @@ def example(tmp_path, monkeypatch):
 
 
 def test_fedprox_of_the_page_is_the_one_that_ships():
-    """What it does is tested in tests/pipeline/test_fedprox.py."""
+    """What it does is tested in tests/pipeline/methods/test_fedprox.py."""
     assert block("adding-a-method.md", "fedprox") == Path(fedprox.__file__).read_text(encoding="utf-8")
 
 

@@ -18,13 +18,15 @@ import torch
 
 from models import name_cache
 from models.start import read_start
-from pipeline.checkpoint import Checkpoints
-from pipeline.compare import compare as compare_runs
-from pipeline.config import read_preset
+from pipeline.config.presets import read_preset
 from pipeline.diagnosis.study import open_study
-from pipeline.journal import read_json, read_records
-from pipeline.run import prepare_data, resumed, run
-from pipeline.saved import load_model
+from pipeline.results.compare import compare as compare_runs
+from pipeline.run.lifecycle import resumed, run
+from pipeline.run.prepare import prepare_data
+from pipeline.storage.atomic_files import read_json
+from pipeline.storage.checkpoint import Checkpoints
+from pipeline.storage.run_record import read_records
+from pipeline.storage.saved_model import load_model
 from tasks.contract import InputError, Objective, TaskOptions
 from tasks.images.arrays import load_arrays
 from tasks.rows import checked

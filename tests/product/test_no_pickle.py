@@ -20,7 +20,10 @@ CALLS = {
 WORDS = {"allow_pickle": False, "shell": False, "trust_remote_code": False, "weights_only": True, "verify": True}
 """Keyword arguments that must have this value, written out, where they are given."""
 ALLOWED = {
-    ("pipeline/footprint.py", "pickle"): "bytes of a pipe between this process and the child that it has just started",
+    (
+        "pipeline/execution/memory_probe.py",
+        "pickle",
+    ): "bytes of a pipe between this process and the child that it has just started",
     ("tuning/cloud.py", "yaml.load"): "with a loader that inherits from SafeLoader, to refuse a key that stands twice",
 }
 

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from pipeline.config import PRESETS, preset_names, read_preset
-from pipeline.experiment import to_tree
+from pipeline.config.experiment import to_tree
+from pipeline.config.presets import PRESETS, preset_names, read_preset
 from tasks.registry import TASKS
 from tasks.sources import variants
 

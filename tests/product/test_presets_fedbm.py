@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from pipeline.config import PRESETS, preset_names, read_preset
-from pipeline.experiment import digest, to_tree
+from pipeline.config.experiment import digest, to_tree
+from pipeline.config.presets import PRESETS, preset_names, read_preset
 from tuning.papers import PAPERS
 from tuning.tables import rows_of
 

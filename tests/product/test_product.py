@@ -9,11 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.evaluate import logits_of
-from pipeline.journal import read_records
 from pipeline.methods import METHODS
-from pipeline.run import make_setup, run
-from pipeline.saved import load_model
+from pipeline.run.lifecycle import run
+from pipeline.run.prepare import make_setup
+from pipeline.storage.run_record import read_records
+from pipeline.storage.saved_model import load_model
+from pipeline.training.evaluation import logits_of
 from tasks.contract import InputError
 from tasks.metrics import score
 
@@ -46,7 +47,7 @@ def test_every_method_trains_on_every_toy_task(experiment, tmp_path, method, opt
     e = experiment(method, task, options=options)
     result = run(e, tmp_path / "run", quiet)
     assert 0 <= result.scores["test"]["f1_macro"] <= 1
-    if e.method.scored == "clients":  # their models are theirs: tests/pipeline/test_own_scores.py
+    if e.method.scored == "clients":  # their models are theirs: tests/pipeline/run/test_own_scores.py
         records = read_records(tmp_path / "run")[0]
         assert records[-1].metrics["test/accuracy"] != records[0].metrics["test/accuracy"]
         assert not (tmp_path / "run" / "model").exists()

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import cluster
-from pipeline.config import to_toml
-from pipeline.experiment import ClusterOptions
+from pipeline.cluster import ray_cluster
+from pipeline.config.cluster import ClusterOptions
+from pipeline.config.schema import to_toml
 
 
 @pytest.fixture(scope="session")
 def ray_running():
-    started = cluster.start(ClusterOptions())
+    started = ray_cluster.start(ClusterOptions())
     yield
     if started:
-        cluster.stop()
+        ray_cluster.stop()
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ import pytest
 from ray import cloudpickle
 
 import tests.faulty
-from pipeline import tree
-from pipeline.actors import RayExecutor
-from pipeline.executor import SerialExecutor
-from pipeline.run import make_setup, run
+from pipeline.algorithm import messages
+from pipeline.execution.executor import SerialExecutor
+from pipeline.execution.ray_executor import RayExecutor
+from pipeline.run.lifecycle import run
+from pipeline.run.prepare import make_setup
 from tests.faulty import Faulty
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
@@ -46,14 +47,14 @@ def reference(setups):
     out, states = SerialExecutor(setups[0]), []
     for round_ in (1, 2):
         out.round(round_, ALL, nobody)
-        memories = [tree.checksum(out.memory(c)) for c in ALL]
-        states.append((tree.checksum(out.snapshot()), out.scores(["test"])["test"].values, memories))
+        memories = [messages.checksum(out.memory(c)) for c in ALL]
+        states.append((messages.checksum(out.snapshot()), out.scores(["test"])["test"].values, memories))
     return states
 
 
 def seen(executor):
-    memories = [tree.checksum(executor.memory(c)) for c in ALL]
-    return tree.checksum(executor.snapshot()), executor.scores(["test"])["test"].values, memories
+    memories = [messages.checksum(executor.memory(c)) for c in ALL]
+    return messages.checksum(executor.snapshot()), executor.scores(["test"])["test"].values, memories
 
 
 def test_scores_state_and_memories_are_those_of_the_round_before(executor, reference):

@@ -17,11 +17,11 @@ from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, ObjectLostError
 
 from benchmarks.chaos import in_peace, until_killed
-from pipeline import tree
-from pipeline.actors import RayExecutor
-from pipeline.faults import LostError
-from pipeline.journal import read_records
-from pipeline.run import run
+from pipeline.algorithm import messages
+from pipeline.execution.ray_executor import RayExecutor
+from pipeline.run.lifecycle import run
+from pipeline.storage.run_record import read_records
+from pipeline.training.errors import LostError
 
 pytestmark = pytest.mark.ray
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module
@@ -40,9 +40,9 @@ def on_ray(e):
 def changed(ref, place, change):
     """The updates of a call, with the first tensor of one of them changed."""
     updates = list(ray.get(ref))
-    update = tree.unpack(updates[place])
+    update = messages.unpack(updates[place])
     name, first = next(iter(update.weights.items()))
-    updates[place] = tree.pack(dataclasses.replace(update, weights=update.weights | {name: change(first)}))
+    updates[place] = messages.pack(dataclasses.replace(update, weights=update.weights | {name: change(first)}))
     return ray.put(updates)
 
 
@@ -122,7 +122,7 @@ def test_messages_harmed_or_lost_between_client_and_server(experiment, tmp_path,
 @pytest.mark.usefixtures("ray_running")
 def test_a_lost_object_is_no_fault_of_the_client_that_needed_it(experiment, tmp_path):
     """No client is retried, and none left out, because what the server or the driver kept is gone."""
-    from pipeline.run import make_setup
+    from pipeline.run.prepare import make_setup
 
     e = experiment("scaffold", federation={"rounds": 3, "clients_per_round": 4, "epochs": 1})
     e = dataclasses.replace(e, model=dataclasses.replace(e.model, width=256, names_width=256, feedforward=256))
@@ -151,8 +151,8 @@ from ray.cluster_utils import Cluster
 made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
 nodes = [made.add_node(num_cpus=2), made.add_node(num_cpus=2)]
 ray.init(address=made.address, logging_level="ERROR", log_to_driver=False)
-from pipeline import rounds
-from pipeline.cli import main
+from pipeline.run import round_loop as rounds
+from pipeline.cli.main import main
 plain, lost = rounds.Loop._round, []
 def losing(self, number):
     if number == 3 and not lost:
@@ -182,7 +182,7 @@ STORE = """
 import ray
 ray.init(num_cpus=2, object_store_memory=80 * 2**20, include_dashboard=False, logging_level="ERROR",
          log_to_driver=False, _node_ip_address="127.0.0.1")
-from pipeline.cli import main
+from pipeline.cli.main import main
 big = ["--model.width", "1024", "--federation.clients_per_round", "10"]
 words = [*big, "--federation.rounds", "2", "--federation.epochs", "1", "--tracking.uri", "none"]
 print(main(["run", "digits/fedalign", "--output", "small", "--cluster.clients_per_actor", "5", *words]))

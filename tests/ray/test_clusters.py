@@ -35,7 +35,9 @@ def checksum(shown: str) -> str:
 @pytest.fixture(scope="module")
 def serial_checksum(tmp_path_factory):
     folder = tmp_path_factory.mktemp("serial")
-    code = f"from pipeline.cli import main; main(['run', 'digits/fedavg', '--cluster.executor', 'serial', {SMALL}])"
+    code = (
+        f"from pipeline.cli.main import main; main(['run', 'digits/fedavg', '--cluster.executor', 'serial', {SMALL}])"
+    )
     return checksum(python(code, folder).stdout)
 
 
@@ -45,7 +47,7 @@ def test_logical_gpus_are_shared_out(tmp_path, serial_checksum):
     code = f"""
 import ray
 ray.init(num_cpus=2, num_gpus=1, include_dashboard=False, logging_level='ERROR', log_to_driver=False)
-from pipeline.cli import main
+from pipeline.cli.main import main
 print(main(['run', 'digits/fedavg', '--cluster.client_gpus', '0.5', {SMALL}]))
 print(main(['run', 'digits/fedavg', '--cluster.client_gpus', '0.75', {SMALL}]))
 """
@@ -61,7 +63,7 @@ def test_a_running_cluster_is_joined_and_left_alone(tmp_path, serial_checksum):
 import ray
 from ray.cluster_utils import Cluster
 cluster = Cluster(initialize_head=True, head_node_args={{'num_cpus': 2, 'include_dashboard': False}})
-from pipeline.cli import main
+from pipeline.cli.main import main
 print(main(['run', 'digits/fedavg', '--cluster.address', cluster.address, {SMALL}]))
 ray.init(cluster.address, logging_level='ERROR')
 print('nodes', len(ray.nodes()))
@@ -79,7 +81,7 @@ def test_where_no_cluster_runs_one_line_says_so(tmp_path):
 from functools import cache
 from ray._private import services
 services.find_gcs_addresses, services.find_bootstrap_address = cache(set), lambda *_: None
-from pipeline.cli import main
+from pipeline.cli.main import main
 print(main(['run', 'digits/fedavg', '--cluster.address', 'auto', {SMALL}]))
 """
     done = python(code, tmp_path)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.cli import main
+from pipeline.cli.main import main
 from tasks.contract import InputError
 from tasks.corpus import count_names
 from tasks.scan import Scanner

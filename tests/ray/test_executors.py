@@ -9,15 +9,16 @@ from dataclasses import dataclass
 import pytest
 from ray import cloudpickle
 
-from pipeline import tree
-from pipeline.actors import RayExecutor
-from pipeline.cluster import layout
-from pipeline.contract import Averaging, AveragingLocal
-from pipeline.crew import Crew
-from pipeline.executor import SerialExecutor
-from pipeline.journal import read_records
+from pipeline.algorithm import messages
+from pipeline.algorithm.contract import Averaging, AveragingLocal
+from pipeline.cluster.layout import layout
+from pipeline.execution.actor_pool import Crew
+from pipeline.execution.executor import SerialExecutor
+from pipeline.execution.ray_executor import RayExecutor
 from pipeline.methods import METHODS
-from pipeline.run import make_setup, run
+from pipeline.run.lifecycle import run
+from pipeline.run.prepare import make_setup
+from pipeline.storage.run_record import read_records
 from tasks.contract import InputError
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
@@ -117,7 +118,7 @@ def test_serial_and_ray_give_one_checksum_with_batch_norm(experiment, tmp_path):
 
 def rounds(executor, count: int):
     outcomes = [executor.round(r, [0, 1, 2, 3], nobody) for r in range(1, count + 1)]
-    checksum = tree.checksum(executor.snapshot())
+    checksum = messages.checksum(executor.snapshot())
     executor.close()
     return outcomes, checksum
 

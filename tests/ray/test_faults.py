@@ -11,12 +11,14 @@ import ray
 from ray import cloudpickle
 
 import tests.faulty
-from pipeline import tree
-from pipeline.actors import RayExecutor
-from pipeline.executor import SerialExecutor
-from pipeline.faults import Answer, LostError, QuorumError
-from pipeline.journal import read_records
-from pipeline.run import make_setup, run
+from pipeline.algorithm import messages
+from pipeline.execution.cohort import Answer
+from pipeline.execution.executor import SerialExecutor
+from pipeline.execution.ray_executor import RayExecutor
+from pipeline.run.lifecycle import run
+from pipeline.run.prepare import make_setup
+from pipeline.storage.run_record import read_records
+from pipeline.training.errors import LostError, QuorumError
 from tests.faulty import DEADLY, KINDS, Faulty
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
@@ -67,7 +69,7 @@ def serial(setup, absent=()):
     executor = SerialExecutor(dataclasses.replace(setup, experiment=plain))
     executor.round(1, [c for c in ALL if c not in absent], nobody)
     executor.round(2, ALL, nobody)
-    return tree.checksum(executor.snapshot())
+    return messages.checksum(executor.snapshot())
 
 
 def deadline_for(kind):
@@ -85,7 +87,7 @@ def test_a_fault_that_a_retry_mends_changes_no_bit(faulty, kind, failure):
     setup = faulty((2,), kind, 1, **deadline_for(kind))
     executor = RayExecutor(setup)
     outcomes = [executor.round(r, ALL, nobody) for r in (1, 2)]
-    assert tree.checksum(executor.snapshot()) == serial(setup)
+    assert messages.checksum(executor.snapshot()) == serial(setup)
     executor.close()
     assert [o.answered for o in outcomes] == [(0, 1, 2, 3)] * 2
     (retried,) = outcomes[0].retried
@@ -99,7 +101,7 @@ def test_a_client_that_keeps_failing_is_left_out_and_the_others_are_averaged(fau
     setup = faulty((1,), kind, 2)
     executor = RayExecutor(setup)
     first, second = (executor.round(r, ALL, nobody) for r in (1, 2))
-    assert tree.checksum(executor.snapshot()) == serial(setup, absent=(1,))
+    assert messages.checksum(executor.snapshot()) == serial(setup, absent=(1,))
     executor.close()
     assert (first.answered, [f.client for f in first.failed], second.answered) == ((0, 2, 3), [1], (0, 1, 2, 3))
 
@@ -108,21 +110,21 @@ def test_a_stand_in_trains_in_place_of_a_client_that_died(faulty):
     setup = faulty((1,), "exit", 2)
     executor = RayExecutor(setup)
     outcome = executor.round(1, [0, 1], nobody, [3, 2])
-    got = tree.checksum(executor.snapshot())
+    got = messages.checksum(executor.snapshot())
     executor.close()
     assert (outcome.answered, outcome.stood_in) == ((0, 3), (3,))
     reference = SerialExecutor(dataclasses.replace(setup, experiment=dataclasses.replace(
         setup.experiment, cluster=dataclasses.replace(setup.experiment.cluster, executor="serial"))))  # fmt: skip
     reference.round(1, [0, 3], nobody)
-    assert got == tree.checksum(reference.snapshot())
+    assert got == messages.checksum(reference.snapshot())
 
 
 def test_below_the_quorum_the_state_stays(faulty):
     executor = RayExecutor(faulty((1,), "raise", 2))
-    before = tree.checksum(executor.snapshot())
+    before = messages.checksum(executor.snapshot())
     with pytest.raises(QuorumError, match=r"0 of 1 selected clients answered.*client 1: RuntimeError: the disk"):
         executor.round(1, [1], nobody)
-    assert tree.checksum(executor.snapshot()) == before
+    assert messages.checksum(executor.snapshot()) == before
     executor.close()
 
 
@@ -182,7 +184,7 @@ def test_a_fault_in_a_call_of_several_clients_costs_the_one_who_has_it(faulty, k
     executor = RayExecutor(setup)
     executor.dispatch.learn([Answer(0.0, 1e-4, 1000, 0)] * 4)
     outcomes = [executor.round(r, ALL, nobody) for r in (1, 2)]
-    assert tree.checksum(executor.snapshot()) == serial(setup)
+    assert messages.checksum(executor.snapshot()) == serial(setup)
     executor.close()
     assert [o.answered for o in outcomes] == [(0, 1, 2, 3)] * 2
     (retried,) = outcomes[0].retried
@@ -197,6 +199,6 @@ def test_a_client_that_ends_its_process_again_and_again_is_left_out_and_nobody_b
     executor = RayExecutor(setup)
     executor.dispatch.learn([Answer(0.0, 1e-4, 1000, 0)] * 4)
     first, second = (executor.round(r, ALL, nobody) for r in (1, 2))
-    assert tree.checksum(executor.snapshot()) == serial(setup, absent=(2,))
+    assert messages.checksum(executor.snapshot()) == serial(setup, absent=(2,))
     executor.close()
     assert (first.answered, [f.client for f in first.failed], second.answered) == ((0, 1, 3), [2], (0, 1, 2, 3))

@@ -13,9 +13,9 @@ from ray import cloudpickle
 
 import tests.faulty
 from benchmarks.chaos import rows_of
-from pipeline.experiment import Experiment
-from pipeline.rounds import Loop
-from pipeline.run import Result, run
+from pipeline.config.experiment import Experiment
+from pipeline.run.lifecycle import Result, run
+from pipeline.run.round_loop import Loop
 from tests.faulty import Faulty
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]

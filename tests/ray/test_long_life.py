@@ -16,11 +16,12 @@ import torch
 from ray import cloudpickle
 
 from benchmarks.growth import Reader, Series, Slope, grown
-from pipeline.actors import RayExecutor
-from pipeline.contract import Averaging, AveragingLocal
-from pipeline.folder import held
-from pipeline.progress import Progress
-from pipeline.run import make_setup, open_loop
+from pipeline.algorithm.contract import Averaging, AveragingLocal
+from pipeline.execution.ray_executor import RayExecutor
+from pipeline.run.lifecycle import open_loop
+from pipeline.run.prepare import make_setup
+from pipeline.run.progress import Progress
+from pipeline.storage.run_folder import held
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module

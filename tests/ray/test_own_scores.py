@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from ray import cloudpickle
 
-from pipeline import tree
-from pipeline.actors import RayExecutor
-from pipeline.executor import SerialExecutor
-from pipeline.faults import QuorumError
-from pipeline.journal import read_records
+from pipeline.algorithm import messages
+from pipeline.execution.executor import SerialExecutor
+from pipeline.execution.ray_executor import RayExecutor
 from pipeline.methods.fedproto import FedProto
-from pipeline.run import make_setup, run
+from pipeline.run.lifecycle import run
+from pipeline.run.prepare import make_setup
+from pipeline.storage.run_record import read_records
+from pipeline.training.errors import QuorumError
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module
@@ -71,7 +72,7 @@ def test_memories_of_a_checkpoint_are_scored(experiment):
     serial.round(2, [1, 2], nobody)
     executor.round(2, [1, 2], nobody)
     assert as_lists(executor.scores(SPLITS)) == as_lists(serial.scores(SPLITS))
-    assert tree.checksum(executor.memory(2)) == tree.checksum(serial.memory(2))
+    assert messages.checksum(executor.memory(2)) == messages.checksum(serial.memory(2))
     executor.close()
 
 

@@ -32,8 +32,8 @@ def python(code, folder, **env):
 def test_a_fresh_ray_worker_and_what_became_of_it(tmp_path):
     code = """
 import os, signal
-from pipeline import cluster, usage
-from pipeline.experiment import ClusterOptions
+from pipeline.cluster import ray_cluster as cluster; from pipeline.execution import system_metrics as usage
+from pipeline.config.cluster import ClusterOptions
 cluster.start(ClusterOptions())
 import ray
 def ballast(n):
@@ -65,8 +65,8 @@ def test_probe_on_a_cluster_and_a_run_with_what_it_wrote(tmp_path):
     code = """
 import ray
 ray.init(num_cpus=4, num_gpus=1, include_dashboard=False, logging_level='ERROR', log_to_driver=False)
-from pipeline.cli import main
-from pipeline.probe import probe
+from pipeline.cli.main import main
+from pipeline.cli.probe import probe
 from tasks.contract import InputError
 SHORT = ['--federation.rounds', '1', '--federation.epochs', '1', '--tracking.uri', 'none']
 try:

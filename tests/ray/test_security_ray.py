@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 import ray
 
-from pipeline import cluster
-from pipeline.experiment import ClusterOptions
+from pipeline.cluster import ray_cluster
+from pipeline.config.cluster import ClusterOptions
 from tasks.contract import InputError
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).resolve().parents[2]
 LOOK = """
 import json, os, stat, subprocess, sys, psutil
-from pipeline import cluster
-from pipeline.experiment import ClusterOptions
+from pipeline.cluster import ray_cluster as cluster
+from pipeline.config.cluster import ClusterOptions
 cluster.start(ClusterOptions())
 import ray
 
@@ -134,7 +134,10 @@ def test_the_token_and_the_folder_are_nobody_else_s(seen):
 
 
 def test_a_ray_without_a_token_is_said_aloud(tmp_path):
-    code = "from pipeline import cluster; from pipeline.experiment import ClusterOptions as C; cluster.start(C())"
+    code = (
+        "from pipeline.cluster import ray_cluster; from pipeline.config.cluster import ClusterOptions;"
+        " ray_cluster.start(ClusterOptions())"
+    )
     done = python(code, tmp_path, RAY_AUTH_MODE="disabled")
     assert done.returncode == 0, done.stderr
     assert "RAY_AUTH_MODE = 'disabled': every user of this machine can run code in this Ray" in done.stderr
@@ -145,41 +148,41 @@ def test_a_long_folder_for_temporary_files_is_left(tmp_path, monkeypatch, capsys
     """As of batch systems: a path of a socket has 107 characters at most."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / ("long" * 10)))
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
-    assert cluster._own_folder() == f"/tmp/ray-{os.getuid()}/r"
+    assert ray_cluster._own_folder() == f"/tmp/ray-{os.getuid()}/r"
     assert "is too long for Ray's sockets, which go to /tmp; RAY_TMPDIR names another place" in capsys.readouterr().err
-    path = f"{'x' * cluster.LONGEST}/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+    path = f"{'x' * ray_cluster.LONGEST}/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
     assert len(path) <= 107
 
 
 def test_a_folder_that_others_may_enter_is_refused(tmp_path, monkeypatch):
     """Somebody else may have made it first."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(cluster, "LONGEST", 1000)
+    monkeypatch.setattr(ray_cluster, "LONGEST", 1000)
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     around = tmp_path / f"ray-{os.getuid()}"
-    assert cluster._own_folder() == str(around / "r")
+    assert ray_cluster._own_folder() == str(around / "r")
     assert stat.S_IMODE(around.stat().st_mode) == 0o700
     around.chmod(0o770)
     with pytest.raises(InputError, match="no folder that only you may enter"):
-        cluster._own_folder()
+        ray_cluster._own_folder()
     around.rmdir()
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     around.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="no folder that only you may enter"):
-        cluster._own_folder()
+        ray_cluster._own_folder()
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    assert cluster._own_folder() is None
+    assert ray_cluster._own_folder() is None
 
 
 def test_a_ray_that_listens_elsewhere_is_ended(monkeypatch):
     """As other versions of Ray may do."""
     ended = []
-    monkeypatch.setattr(cluster.token_file, "made", lambda: None)
-    monkeypatch.setattr(cluster, "_own_folder", lambda: None)
+    monkeypatch.setattr(ray_cluster.token_file, "made", lambda: None)
+    monkeypatch.setattr(ray_cluster, "_own_folder", lambda: None)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **_: None)
     monkeypatch.setattr(ray, "shutdown", lambda: ended.append(True))
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "192.0.2.7")
     with pytest.raises(InputError, match=r"listens on 192\.0\.2\.7 and not on loopback alone"):
-        cluster.start(ClusterOptions())
+        ray_cluster.start(ClusterOptions())
     assert ended == [True]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import read_preset
-from pipeline.journal import read_records
-from pipeline.run import run
+from pipeline.config.presets import read_preset
+from pipeline.run.lifecycle import run
+from pipeline.storage.run_record import read_records
 from tests.ray.sweeps import SHORT, SPACE, entries, mlflow_runs, scores, sweep_process, wait_for_ends
 from tuning.cli import main
 from tuning.ledger import Ledger
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.ray
 @pytest.fixture(scope="module")
 def one_ray():
     """One Ray for the sweeps of this file that run in this process."""
-    from pipeline import cluster
-    from pipeline.experiment import ClusterOptions
+    from pipeline.cluster import ray_cluster
+    from pipeline.config.cluster import ClusterOptions
 
-    started = cluster.start(ClusterOptions())
+    started = ray_cluster.start(ClusterOptions())
     yield
     if started:
-        cluster.stop()
+        ray_cluster.stop()
 
 
 def test_trials_are_runs(preset, one_ray):

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import override, read_preset
-from pipeline.journal import read_records
-from pipeline.run import run
+from pipeline.config.overrides import override
+from pipeline.config.presets import read_preset
+from pipeline.run.lifecycle import run
+from pipeline.storage.run_record import read_records
 from tests.tuning.made_tables import toy
 from tuning import papers
 from tuning.cli import main

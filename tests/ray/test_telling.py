@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 
 from pipeline.methods.fedalc import FedALC
-from pipeline.run import run
+from pipeline.run.lifecycle import run
 from tests.pipeline.compared import quiet
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]

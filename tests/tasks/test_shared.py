@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.run import run
+from pipeline.run.lifecycle import run
 from tasks import places
 from tasks.contract import InputError, Objective, TaskOptions
 from tasks.ingest import prepare
@@ -144,10 +144,10 @@ def test_actors_read_from_object_storage(experiment, s3, tmp_path, machine):
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, cache=f"{s3}/cache"))
     assert run(e, tmp_path / "serial", str.strip).checksum == expected  # fills the bucket
     here = machine("second")
-    from pipeline.config import to_toml
+    from pipeline.config.schema import to_toml
 
     (tmp_path / "toy.toml").write_text(to_toml(e))
-    code = "import sys; from pipeline.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from pipeline.cli.main import main; sys.exit(main(sys.argv[1:]))"
     words = ["run", "toy.toml", "--cluster.executor", "ray", "--cluster.clients_per_actor", "2"]
     done = subprocess.run(
         [sys.executable, "-c", code, *words], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},

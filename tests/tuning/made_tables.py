@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.checkpoint import write_atomically
-from pipeline.experiment import flat
-from pipeline.folder import write_config
-from pipeline.journal import JsonLines, RoundRecord, RunInfo, write_json
+from pipeline.config.experiment import flat
+from pipeline.storage.atomic_files import write_atomically, write_json
+from pipeline.storage.run_folder import write_config
+from pipeline.storage.run_record import RoundRecord, RunInfo
+from pipeline.tracking.jsonl import JsonLines
 from tuning.table_runs import Cell
 from tuning.tables import MACRO_ACCURACY, MACRO_F1, Paper
 

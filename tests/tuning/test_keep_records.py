@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.keep_records import main, read, slim, write
 from benchmarks.last_rounds import swing
-from pipeline.compare import load_run
-from pipeline.journal import RoundRecord, write_late
+from pipeline.results.compare import load_run
+from pipeline.storage.run_record import RoundRecord, write_late
 from tests.fuzz.runs import finished
 from tuning.table_numbers import traffic
 from tuning.table_runs import look

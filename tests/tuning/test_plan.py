@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from pipeline.config import override, read_preset
+from pipeline.config.overrides import override
+from pipeline.config.presets import read_preset
 from tasks.contract import InputError
 from tuning.cli import main
 from tuning.commands import _split

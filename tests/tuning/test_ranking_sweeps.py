@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from pipeline.journal import JsonLines, RoundRecord, RunInfo
+from pipeline.storage.run_record import RoundRecord, RunInfo
+from pipeline.tracking.jsonl import JsonLines
 from tasks.contract import InputError
 from tests.tuning.test_report import sweep
 from tuning.figures import against, heat_map

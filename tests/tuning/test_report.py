@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from pipeline.config import read_preset
+from pipeline.config.presets import read_preset
 from tuning.best import best_preset
 from tuning.importance import importances
 from tuning.report import write_report
@@ -62,7 +62,7 @@ def test_everything_is_in_one_file(tmp_path):
 
 
 def read_text(name: str) -> str:
-    from pipeline.config import preset_path
+    from pipeline.config.presets import preset_path
 
     return preset_path(name).read_text()
 

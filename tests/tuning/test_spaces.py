@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config import preset_names, read_preset
+from pipeline.config.presets import preset_names, read_preset
 from pipeline.methods import METHODS
 from tasks.contract import InputError
 from tuning.spaces import SPACES, Choice, Range, describe, parse, resolve, space_of

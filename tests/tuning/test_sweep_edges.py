@@ -10,11 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 import tuning.trial as trials
-from pipeline.config import from_tree, preset_path, read_preset
-from pipeline.experiment import digest
-from pipeline.folder import CONFIG, LOCK, held, write_config
-from pipeline.journal import RoundRecord, read_about, write_json
-from pipeline.run import make_setup
+from pipeline.config.experiment import digest
+from pipeline.config.presets import preset_path, read_preset
+from pipeline.config.schema import from_tree
+from pipeline.run.prepare import make_setup
+from pipeline.storage.atomic_files import write_json
+from pipeline.storage.run_folder import CONFIG, LOCK, held, write_config
+from pipeline.storage.run_record import RoundRecord, read_about
 from tasks.contract import InputError
 from tests.pipeline.compared import quiet
 from tests.tuning.test_report import final, sweep, trial

@@ -7,10 +7,12 @@ import json
 
 import pytest
 
-from pipeline.experiment import digest
-from pipeline.folder import CONFIG, held, write_config
-from pipeline.journal import read_about, read_records, write_json
-from pipeline.run import make_setup, run_info
+from pipeline.config.experiment import digest
+from pipeline.run.prepare import make_setup
+from pipeline.run.provenance import run_info
+from pipeline.storage.atomic_files import write_json
+from pipeline.storage.run_folder import CONFIG, held, write_config
+from pipeline.storage.run_record import read_about, read_records
 from tasks import places
 from tasks.contract import InputError
 from tests.pipeline.compared import quiet

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.experiment import digest
-from pipeline.own_data import settled
-from pipeline.run import run
+from pipeline.config.experiment import digest
+from pipeline.run.lifecycle import run
+from pipeline.run.prepare import settled
 from tuning.convention import counted, counted_of
 from tuning.papers import paper_of
 from tuning.table_numbers import table_of

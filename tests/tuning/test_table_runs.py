@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import override, read_preset
-from pipeline.experiment import digest
-from pipeline.folder import held, write_config
-from pipeline.journal import write_json
+from pipeline.config.experiment import digest
+from pipeline.config.overrides import override
+from pipeline.config.presets import read_preset
+from pipeline.storage.atomic_files import write_json
+from pipeline.storage.run_folder import held, write_config
 from tasks.contract import InputError
 from tests.tuning.made_tables import made_run, toy
 from tuning import papers

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import override, read_preset
-from pipeline.experiment import digest
-from pipeline.journal import read_records
+from pipeline.config.experiment import digest
+from pipeline.config.overrides import override
+from pipeline.config.presets import read_preset
+from pipeline.storage.run_record import read_records
 from tasks.contract import InputError
 from tests.tuning.made_tables import made_run, toy
 from tuning import papers

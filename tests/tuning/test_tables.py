@@ -8,9 +8,10 @@ import re
 
 import pytest
 
-from pipeline.compare import load_run, rounds_of
-from pipeline.config import preset_names, preset_path, read_preset
-from pipeline.journal import JsonLines, RoundRecord, RunInfo
+from pipeline.config.presets import preset_names, preset_path, read_preset
+from pipeline.results.compare import load_run, rounds_of
+from pipeline.storage.run_record import RoundRecord, RunInfo
+from pipeline.tracking.jsonl import JsonLines
 from tasks.contract import InputError
 from tasks.metrics import FAMILIES
 from tests.tuning.made_tables import DIGITS, HEAD, toy

@@ -1,0 +1,1 @@
+"""What every method is made of: the contract, and the mathematics that methods share."""

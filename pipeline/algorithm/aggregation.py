@@ -1,0 +1,228 @@
+"""Merges that a few faulty clients cannot steer: coordinate median, trimmed mean, Krum, and a clip of clients' steps.
+
+Pure functions over plain dicts of tensors, whose values are finite (an update with others is refused before). A client
+counts once, whatever number of samples it says it has, in ``median_of`` and ``trimmed_mean_of``; the mean that follows
+``krum`` or ``clipped`` has the method's weights. As in ``mean_of``, integer tensors are counters and take the largest
+value, and floats are computed in float64 and come back in their own type. What none of this protects:
+docs/robust-merges.md.
+
+Shape suffixes: N answers of a round, P coordinates of a piece.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Merge = Literal["mean", "median", "trimmed_mean", "krum"]
+Combine = Callable[[Sequence[Mapping[str, Tensor]], Sequence[float]], dict[str, Tensor]]
+"""The average of what clients send whole: (tensors of every client, weights) -> tensors."""
+ROBUST = ("median", "trimmed_mean", "krum", "clip_norm")
+"""What a run can have in place of, or before, the mean; a method says which of them it allows."""
+SORTED_AT_ONCE = 1 << 18
+"""Coordinates that are sorted at one time, so that memory grows with answers times this and not times the model."""
+
+
+def median_of(values: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Coordinate-wise median of each tensor; the mean of the two in the middle where their number N is even.
+
+    It stays within the range of the others in every coordinate while fewer than N / 2 clients are faulty (Yin et al.,
+    ICML 2018, Definition 1; Algorithm 1, option I). ValueError where there is none.
+    """
+    return _between(values, (len(values) - 1) // 2)
+
+
+def trimmed_mean_of(values: Sequence[Mapping[str, Tensor]], trim: float) -> dict[str, Tensor]:
+    """Coordinate-wise mean without the ``cut(N, trim)`` largest and as many of the smallest values.
+
+    It stays within the range of the others in every coordinate while no more clients than those are faulty (Yin et al.,
+    ICML 2018, Definition 2; Algorithm 1, option II). ValueError where there is none.
+    """
+    return _between(values, cut(len(values), trim))
+
+
+def cut(answers: int, trim: float) -> int:
+    """How many of N answers a trimmed mean leaves out at each side: trim * N rounded down, and never all."""
+    if not 0 <= trim < 0.5:
+        raise ValueError(f"trim = {trim}: must be in [0, 0.5)")
+    whole = math.floor(trim * answers + 1e-9)  # 0.29 * 100 is 28.999999999999996
+    return max(0, min(whole, (answers - 1) // 2))
+
+
+def _between(values: Sequence[Mapping[str, Tensor]], left_out: int) -> dict[str, Tensor]:
+    """Mean of what is left in every coordinate when the ``left_out`` smallest and largest values are gone."""
+    if not values:
+        raise ValueError("0 updates: nothing to merge")
+    out: dict[str, Tensor] = {}
+    for name, first in values[0].items():
+        if not first.is_floating_point():
+            out[name] = torch.stack([v[name] for v in values]).amax(0)
+            continue
+        wide = first.dtype if first.dtype == torch.float64 else torch.float32
+        flat = [v[name].reshape(-1).to(wide) for v in values]
+        pieces = []
+        for start in range(0, max(1, first.numel()), SORTED_AT_ONCE):
+            rows_PN = torch.stack([f[start : start + SORTED_AT_ONCE] for f in flat], dim=1)
+            sorted_PN = torch.from_numpy(np.sort(rows_PN.numpy(), axis=1))  # up to 17 times as fast as torch's
+            kept_PN = sorted_PN[:, left_out : len(values) - left_out]
+            pieces.append(kept_PN.double().mean(1) + 0.0)  # which of 0.0 and -0.0 comes first is the processor's choice
+        out[name] = torch.cat(pieces).reshape(first.shape).to(first.dtype)
+    return out
+
+
+def krum(values: Sequence[Mapping[str, Tensor]], faulty: int, keep: int = 1) -> list[int]:
+    """Places of the ``keep`` updates with the lowest scores, ascending; of equal scores the first come first.
+
+    The score of an update is the sum of its squared distances to the N - faulty - 2 nearest of the others, over all
+    float tensors at once (Blanchard et al., NeurIPS 2017, section 4; keep > 1: Multi-Krum, section 6, whose mean is the
+    caller's). ValueError unless N >= 2 faulty + 3 (Proposition 1) and 1 <= keep <= N - faulty - 2, the range in which
+    Multi-Krum is studied (El-Mhamdi, Guerraoui and Rouault, arXiv 1905.04374).
+    """
+    count = len(values)
+    if faulty < 0 or count < 2 * faulty + 3:
+        raise ValueError(f"Krum with {faulty} faulty clients needs {2 * max(0, faulty) + 3} updates, not {count}")
+    nearest = count - faulty - 2
+    if not 1 <= keep <= nearest:
+        raise ValueError(f"Krum of {count} updates, {faulty} of them faulty, keeps 1 to {nearest}, not {keep}")
+    square_NN = _squared_distances(values).fill_diagonal_(math.inf)
+    score_N = square_NN.sort(dim=1).values[:, :nearest].sum(1)
+    chosen: list[int] = score_N.argsort(stable=True)[:keep].tolist()
+    return sorted(chosen)
+
+
+def _squared_distances(values: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    """Of every pair, float64 [N, N]. By differences: by products they would drown in the size of the weights."""
+    square_NN = torch.zeros(len(values), len(values), dtype=torch.float64)
+    names = [name for name, first in values[0].items() if first.is_floating_point()]
+    for i, one in enumerate(values):
+        for j in range(i):
+            for name in names:
+                square_NN[i, j] += (one[name].double() - values[j][name].double()).square().sum()
+    return square_NN + square_NN.T
+
+
+def clipped(weights: Mapping[str, Tensor], sent: Mapping[str, Tensor], norm: float) -> tuple[dict[str, Tensor], bool]:
+    """A client's weights with its step, the difference from what it was sent, cut to L2 norm ``norm`` over all float
+    tensors at once, and whether that changed them; a shorter step comes back bit for bit.
+
+    ``sent + step / max(1, |step| / norm)`` (Sun et al., arXiv 1911.07963: norm thresholding of updates). BatchNorm's
+    statistics are float tensors and count.
+    """
+    names = [name for name, value in weights.items() if value.is_floating_point()]
+    step = {name: weights[name].double() - sent[name].double() for name in names}
+    length = math.sqrt(math.fsum(float(s.square().sum()) for s in step.values()))
+    if length <= norm:
+        return dict(weights), False
+    scale = norm / length
+    cut_off = {name: (sent[name].double() + scale * s).to(weights[name].dtype) for name, s in step.items()}
+    return dict(weights) | cut_off, True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MergeRule:
+    """How a run merges: the options ``merge``, ``trim``, ``krum_faulty``, ``krum_keep`` and ``clip_norm`` of
+    [federation], which names its errors (ValueError).
+    """
+
+    merge: Merge = "mean"
+    trim: float = 0.2
+    faulty: int = 1
+    keep: int = 1
+    clip: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.trim < 0.5:
+            raise ValueError(f"federation.trim = {self.trim}: must be in [0, 0.5), the share cut at each side")
+        for name, value in (("krum_faulty", self.faulty), ("krum_keep", self.keep)):
+            if value < 1:
+                raise ValueError(f"federation.{name} = {value}: must be at least 1")
+        if not 0 <= self.clip < math.inf:
+            raise ValueError(f"federation.clip_norm = {self.clip}: must be above 0 and finite, or 0 for no clip")
+
+    @property
+    def uses(self) -> tuple[tuple[str, str], ...]:
+        """Which of ``ROBUST`` are on, each with how the options say so."""
+        merge = () if self.merge == "mean" else ((self.merge, f"federation.merge = {self.merge!r}"),)
+        return merge + ((("clip_norm", f"federation.clip_norm = {self.clip:g}"),) if self.clip else ())
+
+    @property
+    def combine(self) -> Combine:
+        """The average of what clients send whole: ``mean_of`` itself, also of those that Krum chose; or one that takes
+        no notice of the weights.
+        """
+        if self.merge == "median":
+            return lambda values, _: median_of(values)
+        if self.merge == "trimmed_mean":
+            return lambda values, _: trimmed_mean_of(values, self.trim)
+        return mean_of
+
+    def lack(self, answers: int) -> str:
+        """Why a round of so many answers would not withstand a single faulty client, '' where it does or where the
+        merge is the mean.
+        """
+        if self.merge == "median" and answers < 3:
+            return f"the median of {answers} withstands no faulty client, that of 3 does"
+        if self.merge == "trimmed_mean" and not cut(answers, self.trim):
+            return f"trim = {self.trim:g} of {answers} answers cuts nobody"
+        if self.merge == "krum" and answers < 2 * self.faulty + 3:
+            return f"krum_faulty = {self.faulty} needs {2 * self.faulty + 3} answers, not {answers}"
+        if self.merge == "krum" and self.keep > answers - self.faulty - 2:
+            most = answers - self.faulty - 2
+            return f"krum_keep = {self.keep} is more than answers - krum_faulty - 2, which is {most}"
+        return ""
+
+
+AVERAGED_AT_ONCE = 1 << 15
+"""Values of a tensor that are averaged at a time: 256 KB in float64."""
+
+
+def mean_of(values: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
+    """Weighted mean of each tensor, summed in float64 in the given order; integer tensors take the largest value.
+
+    ``shares`` are renormalised to sum to 1. Integer tensors are counters (BatchNorm's batches), which have no mean.
+    """
+    total = float(sum(shares))
+    if not total > 0 or len(values) != len(shares):
+        raise ValueError(f"{len(values)} updates with weights that sum to {total}: nothing to average")
+    parts = [share / total for share in shares]
+    return {name: _mean([value[name] for value in values], parts) for name in values[0]}
+
+
+def _mean(values: Sequence[Tensor], parts: Sequence[float]) -> Tensor:
+    """Of one tensor of every client, piece by piece, so that sum and term stay in the processor's cache."""
+    if unlike := [v for v in values if v.shape != values[0].shape or v.dtype != values[0].dtype]:
+        (first, *_), other = values, unlike[0]
+        raise ValueError(f"no mean of {first.dtype} {tuple(first.shape)} and {other.dtype} {tuple(other.shape)}")
+    if not values[0].is_floating_point():
+        return torch.stack(list(values)).amax(0)
+    flat = [value.reshape(-1) for value in values]
+    out = torch.empty_like(flat[0])
+    total, term = torch.empty((2, min(len(out), AVERAGED_AT_ONCE)), dtype=torch.float64, device=out.device)
+    for start in range(0, len(out), AVERAGED_AT_ONCE):
+        end = min(start + AVERAGED_AT_ONCE, len(out))
+        sum_, product = total[: end - start].zero_(), term[: end - start]
+        for value, part in zip(flat, parts, strict=True):
+            # two roundings, as in a sum of products: add_ with alpha would have one
+            sum_ += product.copy_(value[start:end]).mul_(part)
+        out[start:end] = sum_
+    return out.view(values[0].shape)
+
+
+def rows_by_holder(rows_CD: Tensor, reports: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Per class, the mean row over those who hold the class; a class that nobody holds keeps its row.
+
+    ``rows_CD``: the rows before; ``reports``: (rows_CD, holds_C bool) of every client, in order. Summed in float64.
+    """
+    total_CD = torch.zeros(rows_CD.shape, dtype=torch.float64, device=rows_CD.device)
+    count_C = torch.zeros(len(rows_CD), dtype=torch.float64, device=rows_CD.device)
+    for theirs_CD, holds_C in reports:
+        total_CD[holds_C] += theirs_CD[holds_C].double()
+        count_C += holds_C.double()
+    mean_CD = total_CD / count_C.clamp(min=1)[:, None]
+    return torch.where(count_C[:, None] > 0, mean_CD, rows_CD.double()).to(rows_CD.dtype)

@@ -1,0 +1,283 @@
+"""One client per class: what FedAwS, FedALC and the methods that they are compared with have in common.
+
+A client has rows of one class and trains the encoder theta and that class's unit row with the one term that it can
+compute (arXiv 2404.15598, eq. 14): ``max(0, margin - cos(g_theta(x), w_y))^2``. The server takes the mean of theta,
+stacks the rows, and moves them, method by method. A client never sees the row of another class.
+
+Shape suffixes: B rows of data, P pairs of a row of data and one of its classes, C classes, D width.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.heads import unit
+from pipeline.algorithm.contract import ClientSide, Global, Local, Method, Pooling, Report, ServerSide, Tensors, Update
+from pipeline.algorithm.optimizers import SGD, Adam, make, restore, state_of
+from pipeline.algorithm.parameters import weights_of
+from pipeline.algorithm.spreadout import Form, gradient, nearest, slope
+from tasks.contract import Batch, Card, InputError
+
+ROWS = "head.rows"
+MOMENTS = "theta"
+"""Prefix of the server optimiser's state."""
+
+
+@dataclass(frozen=True)
+class RowsGlobal(Global):
+    """weights: theta and all rows; moments: of the server's optimiser; sent_C: bool, classes whose client has its row,
+    where rows never change; known: what the method keeps of what the clients told. Clients get theta alone.
+    """
+
+    moments: Tensors
+    sent_C: Tensor
+    known: Tensors
+
+
+@dataclass(frozen=True)
+class RowUpdate(Update):
+    """weights: theta; row_D: the client's row, empty where rows are fixed."""
+
+    row_D: Tensor
+
+
+def class_of(card: Card) -> int:
+    """The one class that a client identifies."""
+    return int(card.aware_C.nonzero())
+
+
+def positive_loss(z_PD: Tensor, row_PD: Tensor, margin: float, parts: int) -> Tensor:
+    """``max(0, margin - cos)^2`` of every pair, summed over the parts (one, except FedMLH): [P]. Rows are unit."""
+    product_PD = unit(z_PD, parts) * row_PD
+    cosine_PR = product_PD.view(len(product_PD), parts, -1).sum(-1)
+    return F.relu(margin - cosine_PR).square().sum(-1)
+
+
+class RowLocal(Local[RowsGlobal, RowUpdate]):
+    """Trains theta and one row. Its row comes with every broadcast, or once where rows are fixed."""
+
+    def __init__(self, side: ClientSide[RowsGlobal], method: OneClass) -> None:
+        self.method = method
+        self.fixed = not method.row_lr
+        row_D = side.letter.get("row", side.memory.get("row"))
+        if row_D is None:
+            raise ValueError("the client was sent no row of its class")
+        self.row_D = nn.Parameter(row_D.clone(), requires_grad=not self.fixed)
+        super().__init__(side)
+
+    def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        # without the rows of the head, which this client is never sent
+        theta = make(self.side.optimizer, [p for name, p in self.model.named_parameters() if name != ROWS])
+        if self.fixed:
+            return {MOMENTS: theta}
+        return {MOMENTS: theta, "row": SGD([self.row_D], lr=self.method.row_rate(self.side.round))}
+
+    def loss(self, batch: Batch) -> Tensor:
+        z_BD = self.model.encoder(batch.x)
+        loss_B = positive_loss(z_BD, self.row_D.expand(len(z_BD), -1), self.method.margin, self.method.parts)
+        return loss_B.sum() / batch.denominator
+
+    def step(self, pieces: Sequence[Batch]) -> Tensor:
+        self.row_D.grad = None
+        loss = super().step(pieces)
+        if not self.fixed:
+            with torch.no_grad():
+                self.row_D.copy_(self.method.unit(self.row_D))
+        return loss
+
+    def update(self) -> RowUpdate:
+        row_D = self.row_D.detach()
+        return RowUpdate(theta_of(weights_of(self.model)), row_D.new_zeros(0) if self.fixed else row_D.clone())
+
+    def memory(self) -> Tensors:
+        return super().memory() | ({"row": self.row_D.detach().clone()} if self.fixed else {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneClass(Method[RowsGlobal, RowUpdate]):
+    """Server and client of one-class federations; a method says what becomes of the rows."""
+
+    head = "cosine"
+
+    margin: float = 0.9
+    """Cosine above which a row has no loss (FedALC, eq. 14)."""
+    weighting: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in the mean of theta: 1 / C (FedALC, Algorithm 1, line 19), or its rows (eq. 5)."""
+    row_lr: float = 0.1
+    """Rate of a client's step on its row (FedALC: the .1 of theta); 0: rows are fixed, and sent once."""
+    server: Literal["average", "adam"] = "average"
+    """What becomes of the mean of theta: it is the new theta, or the way to it is a gradient for Adam (Reddi et al.,
+    ICLR 2021, with bias correction)."""
+    server_lr: float = 0.001
+    """Rate of the server's Adam."""
+    server_decay: float = 1.0
+    """Factor on ``server_lr`` after every round, in (0, 1]."""
+    row_decay: float = 1.0
+    """Factor on ``row_lr`` and on the regulariser's step after every round, in (0, 1]: rows that go on moving while
+    theta comes to rest leave it behind."""
+    server_eps: float = 1e-8
+    """Added to the root of its second moment, in units of a client's step."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.margin <= 1:
+            raise ValueError(f"method.margin = {self.margin}: must be in (0, 1]")
+        if self.row_lr < 0 or not self.server_lr > 0 or not self.server_eps > 0:
+            raise ValueError("method: row_lr must be at least 0, server_lr and server_eps above 0")
+        for name in ("server_decay", "row_decay"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"method.{name} = {getattr(self, name)}: must be in (0, 1]")
+
+    def fallen(self, round_: int) -> float:
+        """What is left of the rows' rates in a round."""
+        return self.row_decay ** max(0, round_ - 1)
+
+    def row_rate(self, round_: int) -> float:
+        """Rate of a client's step on its row in a round."""
+        return self.row_lr * self.fallen(round_)
+
+    def shares(self, rows_I: Tensor) -> Tensor:
+        """Weights of clients in the mean, by their rows of data: float64 [I], of any sum."""
+        return rows_I.double() if self.weighting == "samples" else torch.ones(len(rows_I), dtype=torch.float64)
+
+    @abstractmethod
+    def settle(self, rows_CD: Tensor, state: RowsGlobal, side: ServerSide) -> Tensor:
+        """The rows after a round, from those that the clients sent: the regulariser's step."""
+
+    def first_rows(self, rows_CD: Tensor, known: Tensors, side: ServerSide) -> Tensor:
+        """The rows before round 1, from random unit ones."""
+        return rows_CD
+
+    def keep(self, side: ServerSide) -> Tensors:
+        """What is kept of what the clients told."""
+        return {}
+
+    def begin(self, side: ServerSide) -> RowsGlobal:
+        _one_class_each(side.cards)
+        weights, known = weights_of(side.model), self.keep(side)
+        weights[ROWS] = self.first_rows(weights[ROWS], known, side)
+        sent_C = torch.zeros(len(weights[ROWS]), dtype=torch.bool)
+        state = RowsGlobal(weights, {}, sent_C, known)
+        return replace(state, moments=self._first_moments(state, side))
+
+    def broadcast(self, state: RowsGlobal, side: ServerSide) -> RowsGlobal:
+        return RowsGlobal(theta_of(state.weights), {}, torch.zeros(0, dtype=torch.bool), {})
+
+    def letter(self, state: RowsGlobal, card: Card) -> Tensors:
+        c = class_of(card)
+        return {} if bool(state.sent_C[c]) else {"row": state.weights[ROWS][c].clone()}
+
+    def letter_bytes(self, state: RowsGlobal, class_I: Tensor) -> int:
+        """Of the letters to the clients of these classes, without making thousands of them."""
+        row_D = state.weights[ROWS][0]
+        return int((~state.sent_C[class_I]).sum()) * row_D.numel() * row_D.element_size()
+
+    def local(self, side: ClientSide[RowsGlobal]) -> RowLocal:
+        return RowLocal(side, self)
+
+    def merge(self, state: RowsGlobal, reports: Sequence[Report[RowUpdate]], side: ServerSide) -> RowsGlobal:
+        shares_I = self.shares(torch.tensor([r.card.num_examples for r in reports]))
+        weights = side.combine([r.update.weights for r in reports], shares_I.tolist())
+        answered_C, rows_CD = torch.zeros_like(state.sent_C), state.weights[ROWS].clone()
+        for r in reports:
+            answered_C[class_of(r.card)] = True
+            if self.row_lr:
+                rows_CD[class_of(r.card)] = r.update.row_D
+        return self.gather(state, weights | {ROWS: rows_CD}, answered_C, side)
+
+    def pooling(self) -> Pooling[RowsGlobal]:
+        return Pooling(self._pair_loss, self.shares, self.row_rate, self.unit, self.letter_bytes, self.gather)
+
+    def gather(self, state: RowsGlobal, weights: Tensors, answered_C: Tensor, side: ServerSide) -> RowsGlobal:
+        """The state after a round, from the mean of theta and the rows that came back."""
+        theta, moments = self._server_step(state, theta_of(weights), side)
+        rows_CD = self.settle(weights[ROWS], state, side)
+        sent_C = state.sent_C if self.row_lr else state.sent_C | answered_C
+        return replace(state, weights=theta | {ROWS: rows_CD}, moments=moments, sent_C=sent_C)
+
+    def _pair_loss(self, z_PD: Tensor, row_PD: Tensor) -> Tensor:
+        return positive_loss(z_PD, row_PD, self.margin, self.parts)
+
+    def unit(self, rows_CD: Tensor) -> Tensor:
+        """Rows brought back to length 1."""
+        return unit(rows_CD, self.parts)
+
+    def _server_step(self, state: RowsGlobal, mean: Tensors, side: ServerSide) -> tuple[Tensors, Tensors]:
+        """Theta and the moments, from the mean of the clients' theta."""
+        if self.server == "average":
+            return mean, state.moments
+        names = [name for name, _ in side.model.named_parameters() if name != ROWS]
+        before = {name: nn.Parameter(state.weights[name].clone()) for name in names}
+        for name, p in before.items():
+            p.grad = state.weights[name] - mean[name]
+        rate = self.server_lr * self.server_decay ** max(0, side.round - 1)
+        adam = Adam(before.values(), lr=rate, eps=self.server_eps)
+        restore(adam, MOMENTS, state.moments)
+        adam.step()
+        return mean | {name: p.detach() for name, p in before.items()}, state_of(adam, MOMENTS)
+
+    def _first_moments(self, state: RowsGlobal, side: ServerSide) -> Tensors:
+        """Moments of zero: a state has the same tensors in every round."""
+        _, moments = self._server_step(state, theta_of(state.weights), side)
+        return {name: torch.zeros_like(value) for name, value in moments.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spreading(OneClass):
+    """Server: one step per round that moves every row and its K nearest apart."""
+
+    lambda_: float = 10.0
+    """Weight of the regulariser, >= 0; 0 is FedAvg on positive labels."""
+    eta_s: float = 1e-4
+    """Step of the server, which lambda_ multiplies (FedALC, section V: 1e-4)."""
+    neighbours: int = 5
+    """K: nearest rows that are pushed (FedALC: 5 for Bibtex, 10 for EURLex-4K, 50 for the larger sets)."""
+    form: Form = "neg_d2"
+    """Term of a pair: ``neg_d2``: -d^2 (FedAwS, eq. 7); ``hinge_adaptive``: max(0, nu - d)^2, nu the distance of the
+    (K+1)-th nearest (FedALC, eq. 11); ``hinge_const``: nu as given (FedAwS, eq. 6)."""
+    nu: float = 1.0
+    """Distance beyond which ``hinge_const`` does not push, in (0, 2]."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lambda_ < 0 or not self.eta_s > 0:
+            raise ValueError("method: lambda_ must be at least 0, eta_s above 0")
+        if self.neighbours < 1 or not 0 < self.nu <= 2:
+            raise ValueError("method: neighbours must be at least 1, nu in (0, 2]")
+
+    def pair_weights(self, index_CK: Tensor, known: Tensors) -> Tensor:
+        """Weight of every pair, [C, K]."""
+        return torch.ones(index_CK.shape)
+
+    def direction(self, rows_CD: Tensor, index_CK: Tensor, slope_CK: Tensor, side: ServerSide) -> Tensor:
+        """Gradient [C, D] of the regulariser."""
+        return gradient(rows_CD, index_CK, slope_CK)
+
+    def settle(self, rows_CD: Tensor, state: RowsGlobal, side: ServerSide) -> Tensor:
+        if not self.lambda_:
+            return rows_CD
+        index_CK, cosine_CK, after_C = nearest(rows_CD, self.neighbours)
+        slope_CK = self.pair_weights(index_CK, state.known) * slope(self.form, cosine_CK, after_C, self.nu)
+        rate = self.lambda_ * self.eta_s * self.fallen(side.round)
+        return self.unit(rows_CD - rate * self.direction(rows_CD, index_CK, slope_CK, side))
+
+
+def theta_of(weights: Tensors) -> Tensors:
+    """All weights but the rows."""
+    return {name: value for name, value in weights.items() if name != ROWS}
+
+
+def _one_class_each(cards: Sequence[Card]) -> None:
+    """InputError unless every client identifies one class, and no two the same; a class may have no client."""
+    known = [card.aware_C.nonzero().flatten().tolist() for card in cards]
+    if any(len(one) != 1 for one in known) or len({one[0] for one in known}) < len(known):
+        raise InputError(
+            "this method has one client per class, which knows that class alone: set task.partition = 'one_class'"
+            " and task.clients to 0"
+        )

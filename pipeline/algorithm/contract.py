@@ -1,0 +1,301 @@
+"""What a federated method is: the one file that a method's author has to read.
+
+A method is a frozen dataclass of hyper-parameters with a server half (pure functions over a typed state) and a
+client half (an object that lives for one client in one round). Five verbs: begin, broadcast, step, update, merge.
+FedAvg is the five defaults; FedProx changes the loss; SCAFFOLD adds a tensor to each message; FedAlign labels some
+data and steps twice; FedBM trains a generator inside merge; FedALC regularises class embeddings there.
+
+Shape suffixes: B rows, C classes, D width.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from models.build import Head
+from models.classifier import Classifier
+from pipeline.algorithm.aggregation import ROBUST, Combine, mean_of
+from pipeline.algorithm.optimizers import OptimizerOptions, make, restore, state_of
+from pipeline.algorithm.parameters import load_sent, weights_of
+from tasks.contract import Batch, Card, ClientData, InputSpec, Kind, Objective
+from tasks.sparse_rows import Part
+
+Tensors = dict[str, Tensor]
+Parts = Iterable[Part]  # a client's rows, some at a time, with sparse labels
+
+
+@dataclass(frozen=True)
+class Global:
+    """Server state; a method that needs more subclasses it. Every field is a tensor or a dict of tensors."""
+
+    weights: Tensors
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client sends. Every field is a tensor or a dict of tensors."""
+
+    weights: Tensors
+
+
+S = TypeVar("S", bound=Global)
+U = TypeVar("U", bound=Update)
+
+
+@dataclass(frozen=True)
+class Report(Generic[U]):
+    """An update with the sender's card; ``merge`` gets them in the order of client ids."""
+
+    card: Card
+    update: U
+
+
+@dataclass(frozen=True)
+class ServerSide:
+    """What server hooks may touch. validate: weights -> F1 per class on validation; told: what ``Method.tell`` told."""
+
+    model: Classifier
+    cards: Sequence[Card]
+    objective: Objective
+    validate: Callable[[Tensors], Tensor]
+    rng: torch.Generator
+    round: int
+    rounds: int
+    told: Sequence[Any] = ()
+    concepts_CMD: Tensor | None = None
+    """Where ``Method.concepts``: vectors of length 1 of M prompts with each class's concept (FedBM)."""
+    spec: InputSpec | None = None
+    """What an input is."""
+    workspace: Classifier | None = None
+    """A network on the server's device, for what is computed there; it holds whatever was left in it."""
+    combine: Combine = mean_of
+    """The average of what clients send whole (``federation.merge``): (tensors of every client, weights) -> tensors."""
+
+
+@dataclass(frozen=True)
+class ClientSide(Generic[S]):
+    """What client hooks may touch. ``model`` holds the broadcast weights, in storage of its own; ``memory`` is what
+    this client's last ``Local.memory`` gave (at first ``Method.first_memory``), and read only; ``infer(model, data) ->
+    z_ND`` is the encoder in evaluation mode; ``round``: counted from 1.
+    """
+
+    model: Classifier
+    state: S
+    card: Card
+    data: ClientData
+    memory: Tensors
+    objective: Objective
+    optimizer: OptimizerOptions
+    infer: Callable[[Classifier, ClientData], Tensor]
+    rng: torch.Generator
+    letter: Tensors = field(default_factory=dict)
+    """What the server sent to this client alone (``Method.letter``)."""
+    round: int = 1
+
+
+class Local(ABC, Generic[S, U]):
+    """One client's work in one round: built, stepped, asked for its update and its memory, dropped."""
+
+    refresh: Literal["round", "epoch"] = "round"
+    """How often ``data`` is asked for the rows to train on."""
+
+    def __init__(self, side: ClientSide[S]) -> None:
+        self.side = side
+        self.model = side.model
+        self.optimizers = self.make_optimizers()
+        for name, optimizer in self.optimizers.items():
+            restore(optimizer, name, side.memory)
+        for p in self.model.parameters():
+            # Zeros, not None: a mini-batch without a labelled row has a gradient of zero, and Adam still moves.
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
+
+    def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Optimisers by name; the name is the prefix of their state in the client's memory."""
+        return {"all": make(self.side.optimizer, self.model.parameters())}
+
+    def epochs(self, given: int) -> Iterable[object]:
+        """An item for every local epoch; given: ``federation.epochs``. What stands before a ``yield`` is done right
+        before that epoch (FedRep's two phases).
+        """
+        return range(given)
+
+    def data(self) -> ClientData:
+        """The rows to train on. FedAlign pseudo-labels here."""
+        return self.side.data
+
+    def active(self, data: ClientData) -> Tensor:
+        """Bool [N]: rows that can have a loss or a gradient; the others may be left out of the computation."""
+        return (data.weight_NC != 0).any(-1)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Sum of the rows' losses over ``batch.denominator``: additive over the pieces of a mini-batch."""
+        return self.side.objective.loss(self.model(batch.x), batch)
+
+    def penalty(self) -> Tensor | None:
+        """A loss that does not depend on the rows, added once per step (FedProx)."""
+        return None
+
+    def gradients(self, pieces: Iterable[Batch]) -> Tensor:
+        """Zero the gradients, add those of all pieces and of the penalty; the loss of the mini-batch."""
+        total = torch.zeros((), device=next(self.model.parameters()).device)
+        for p in self.model.parameters():
+            if p.grad is not None:
+                p.grad.zero_()
+        for piece in pieces:
+            loss = self.loss(piece)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total = total + loss.detach()
+        extra = self.penalty()
+        if extra is not None:
+            extra.backward()  # type: ignore[no-untyped-call]
+            total = total + extra.detach()
+        return total
+
+    def step(self, pieces: Sequence[Batch]) -> Tensor:
+        """One mini-batch, given as pieces whose losses add up; returns its loss."""
+        loss = self.gradients(pieces)
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+        return loss
+
+    @abstractmethod
+    def update(self) -> U:
+        """What is sent to the server."""
+
+    def memory(self) -> Tensors:
+        """What this client will be given again in its next round; it never leaves the run."""
+        if self.side.optimizer.state == "reset":
+            return {}
+        return {k: v for name, o in self.optimizers.items() for k, v in state_of(o, name).items()}
+
+
+@dataclass(frozen=True)
+class Pooling(Generic[S]):
+    """A round of clients with one class each as one pass over their distinct rows
+    (pipeline/execution/pooled_executor.py).
+
+    loss(z_PD, row_PD) -> [P]: loss of every pair of a row and one of its classes, from its representation and that
+    class's row of the head. shares(rows_I) -> [I]: weights of clients in the mean, by their rows of data.
+    row_lr(round): rate of a client's step on its row, 0 for none. unit(rows): the rows at length 1. letters(state,
+    class_I): bytes of the letters to these classes' clients. gather(state, weights, answered_C, side): the state after
+    the server's work, once theta is averaged and the rows are stacked.
+    """
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    shares: Callable[[Tensor], Tensor]
+    row_lr: Callable[[int], float]
+    unit: Callable[[Tensor], Tensor]
+    letters: Callable[[S, Tensor], int]
+    gather: Callable[[S, Tensors, Tensor, ServerSide], S]
+
+
+class Method(ABC, Generic[S, U]):
+    """A frozen dataclass of hyper-parameters and five verbs. Server hooks are pure: state in, state out."""
+
+    name: ClassVar[str]
+    """The method's key in ``pipeline.methods.METHODS``, presets and records."""
+    kinds: ClassVar[tuple[Kind, ...]] = ("single", "multi")
+    """Kinds of task that the method is for; a run on another stops before round 1
+    (``pipeline.run.prepare.make_setup``)."""
+    tells: ClassVar[bool] = False
+    """Whether clients tell something before round 1, beside their cards (``tell``)."""
+    concepts: bool = False
+    """Whether the server needs what a language model makes of the class names (``ServerSide.concepts_CMD``)."""
+    first_scale: float = 1.0
+    """First value of a trained scale (prototype and frame heads only)."""
+    parts: int = 1
+    """Encoders side by side, each with its part of every row of the head (cosine heads only)."""
+    robust: ClassVar[tuple[str, ...]] = ROBUST
+    """Which of the robust merges it allows; a run with another stops before round 1
+    (``pipeline.run.prepare.make_setup``)."""
+    scored: Literal["server", "clients"] = "server"
+    """Whose models are scored: the server's, or every client's (``own``), for the mean of their scores; then there is
+    no model to save."""
+    semantic: bool = True
+    """Whether class embeddings start from the class names' vectors (label heads only)."""
+
+    @property
+    def letters(self) -> bool:
+        """Whether some of what the server sends is for one client alone: the class has a ``letter`` of its own."""
+        return type(self).letter is not Method.letter
+
+    @property
+    def head(self) -> Head:
+        """Which head ``models.build`` puts on the task's encoder."""
+        return "linear"
+
+    @abstractmethod
+    def begin(self, side: ServerSide) -> S:
+        """The state before round 1."""
+
+    def broadcast(self, state: S, side: ServerSide) -> S:
+        """What is sent to the selected clients: the state, private fields blanked."""
+        return state
+
+    def letter(self, state: S, card: Card) -> Tensors:
+        """What one client gets beside the broadcast: its own row of the head, for example."""
+        return {}
+
+    def tell(self, card: Card, parts: Parts, key: bytes) -> object:
+        """A client's message before round 1. parts: its rows, some at a time; key: a secret that the server lacks."""
+        return {}
+
+    def first_memory(self, model: Classifier) -> Tensors:
+        """A client's memory before its first round; it makes that itself from the model's first weights."""
+        return {}
+
+    def own(self, model: Classifier, sent: S, memory: Tensors) -> Classifier:
+        """A client's own model, for its scores. model: a work-space; sent: what a client would be sent now."""
+        load_sent(model, sent.weights)
+        return model
+
+    def statement(self, rounds: int) -> str:
+        """A line for the log of a run: what else must be known about it. Empty: nothing."""
+        return "" if self.scored == "server" else "scores are means over all clients of what their own models score"
+
+    def pooling(self) -> Pooling[S] | None:
+        """How a round of clients with one class each is computed at once; None where it is not the same."""
+        return None
+
+    def heaviest(self, state: S, rounds: int) -> tuple[S, int]:
+        """A state and the number of a round in which a run needs most memory: what ``anchorfl probe`` measures."""
+        return state, 1
+
+    @abstractmethod
+    def local(self, side: ClientSide[S]) -> Local[S, U]:
+        """The client half for one round."""
+
+    @abstractmethod
+    def merge(self, state: S, reports: Sequence[Report[U]], side: ServerSide) -> S:
+        """The state after a round. ``reports`` is not empty and sorted by client."""
+
+
+class AveragingLocal(Local[Global, Update]):
+    """Sends its weights; all else is the default."""
+
+    def update(self) -> Update:
+        return Update(weights_of(self.model))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging(Method[Global, Update]):
+    """FedAvg's server: a method that differs on the client alone starts here."""
+
+    weighting: Literal["samples", "uniform"] = "samples"
+    """Weight of a client in the mean: its number of samples (McMahan et al., 2017), or 1 (FedAlign's tables)."""
+
+    def begin(self, side: ServerSide) -> Global:
+        return Global(weights_of(side.model))
+
+    def local(self, side: ClientSide[Global]) -> Local[Global, Update]:
+        return AveragingLocal(side)
+
+    def merge(self, state: Global, reports: Sequence[Report[Update]], side: ServerSide) -> Global:
+        shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]
+        return Global(side.combine([r.update.weights for r in reports], shares))

@@ -1,0 +1,248 @@
+"""FedBM's generator at work: what both sides know of it, how the server trains it, what a client draws from it.
+
+Shape suffixes: C classes, M prompts, D width of the concepts, B images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.augment import augment
+from models.classifier import Classifier
+from models.generator import Generator, conditions, diversity, noise, normalisations, watched
+from models.heads import ConceptHead
+from pipeline.algorithm.contract import ClientSide, Global, Local, ServerSide, Tensors, Update
+from pipeline.algorithm.optimizers import Adam
+from pipeline.algorithm.parameters import weights_of
+from tasks.contract import Batch, ClientData, InputError
+from tasks.scaling import Scaling
+
+RowLoss = Callable[[Classifier, Tensor, Tensor], Tensor]
+"""(classifier, images, classes [B]) -> loss of each image [B]."""
+SHAPE = "shape"
+"""Of the images, beside the generator's weights."""
+BETAS = (0.5, 0.999)
+"""Of the generator's Adam (FedBM's reference code)."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where images come from. concepts_CMD: what conditions are drawn from; named: false draws them from a standard
+    normal; scaling: how images of the data become a network's input.
+    """
+
+    generator: Generator
+    concepts_CMD: Tensor
+    named: bool
+    scaling: Scaling
+
+    def labels(self, count: int, rng: torch.Generator) -> Tensor:
+        """Classes, uniform and independent: int64 [B]."""
+        class_B = torch.randint(len(self.concepts_CMD), (count,), generator=rng, device=rng.device)
+        return class_B.to(self.concepts_CMD.device)
+
+    def conditions(self, class_B: Tensor, rng: torch.Generator) -> Tensor:
+        """One draw for each class of the batch [B, D]."""
+        if self.named:
+            return conditions(self.concepts_CMD, class_B, rng)
+        return noise(self.concepts_CMD.shape[2], class_B, rng, self.concepts_CMD)
+
+    def prepared(self, x_B: Tensor, rng: torch.Generator) -> Tensor:
+        """Images in [0, 1] as a classifier takes them: cropped, flipped, normalised. The room of the crop is the
+        reference's share of the side, 4 of 128 pixels, and at least one: a black frame of 4 around 28 pixels would tell
+        a generated image from a real one.
+        """
+        return self.scaling.unit(augment(x_B, rng, max(1, x_B.shape[-1] // 32)))
+
+    @torch.no_grad()
+    def draw(self, count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Images as a classifier takes them, and their classes. The generator must be in evaluation mode."""
+        class_B = self.labels(count, rng)
+        return self.prepared(self.generator(self.conditions(class_B, rng)), rng), class_B
+
+
+def first_generator(side: ServerSide, measures: bool) -> Tensors:
+    """The generator before its first training: its weights, and the shape of its images. measures: whether it will be
+    compared with BatchNorm's running statistics. InputError where it cannot be.
+    """
+    spec, concepts_CMD = side.spec, side.concepts_CMD
+    assert spec is not None
+    assert concepts_CMD is not None
+    if spec.kind != "image":
+        raise InputError(
+            f"fedbm's generator makes images, the input is of kind {spec.kind!r}: set method.cgde to False"
+        )
+    if measures and not normalisations(side.model):
+        raise InputError(
+            "method.lambda_dis compares with BatchNorm's running statistics, and this network has none: set it to 0, or"
+            " model.norm to 'batch' (residual networks)"
+        )
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.set_state(side.rng.get_state())
+            generator = Generator(concepts_CMD.shape[2], spec.shape)
+    except ValueError as error:
+        raise InputError(f"fedbm: {error}") from error
+    return weights_of(generator) | {SHAPE: torch.tensor(spec.shape)}
+
+
+def source_of(values: Tensors, concepts_CMD: Tensor, named: bool, scaling: Scaling) -> Source:
+    """The generator of ``first_generator``'s tensors, in evaluation mode, on their device."""
+    generator = Generator(concepts_CMD.shape[2], tuple(values[SHAPE].tolist()))
+    generator.load_state_dict({k: v for k, v in values.items() if k != SHAPE})
+    device = concepts_CMD.device
+    return Source(generator.to(device).eval(), concepts_CMD, named, scaling.to(device))
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """How the generator is trained. loss: of images that the classifier sees; div, dis: weights of L_div and L_dis."""
+
+    loss: RowLoss
+    div: float
+    dis: float
+    steps: int
+    batch: int
+    lr: float
+
+
+def taught(source: Source, classifier: Classifier, lesson: Lesson, rng: torch.Generator) -> list[float]:
+    """Train the generator in place against a classifier that stays as it is (FedBM, eq. 6 to 8); the loss of every
+    step. Adam is a new one each time; weights and running statistics go on from where they were.
+    """
+    classifier.eval().requires_grad_(False)
+    source.generator.train()
+    adam = Adam(source.generator.parameters(), lr=lesson.lr, betas=BETAS)
+    losses = []
+    for _ in range(lesson.steps):
+        class_B = source.labels(lesson.batch, rng)
+        z_BD = source.conditions(class_B, rng)
+        x_B = source.generator(z_BD)
+        with watched(classifier.encoder) as seen:
+            loss = lesson.loss(classifier, source.prepared(x_B, rng), class_B).mean()
+        if lesson.dis:
+            loss = loss + lesson.dis * seen.total()
+        if lesson.div:
+            loss = loss + lesson.div * diversity(z_BD, x_B, class_B, len(source.concepts_CMD))
+        adam.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        adam.step()
+        losses.append(float(loss.detach()))
+    source.generator.eval()
+    classifier.requires_grad_(True)
+    return losses
+
+
+def retrained(
+    values: Tensors, weights: Tensors, concepts_CMD: Tensor, named: bool, lesson: Lesson, side: ServerSide
+) -> Tensors:
+    """The generator after one more training against the classifier with ``weights``."""
+    classifier = side.workspace
+    assert classifier is not None
+    assert side.spec is not None
+    classifier.load_state_dict(weights)
+    device = next(classifier.parameters()).device
+    source = source_of(
+        {k: v.to(device) for k, v in values.items()}, concepts_CMD.to(device), named, side.spec.scaling()
+    )
+    taught(source, classifier, lesson, side.rng)
+    return values | {name: value.cpu() for name, value in weights_of(source.generator).items()}
+
+
+FROZEN = ("head.mean", "head.variance", "head.tau")
+Frozen = Literal["distribution", "mean", "random"]
+"""Where the frozen classifier comes from."""
+CONCEPTS, GENERATOR = "concepts", "generator."
+
+
+@dataclass(frozen=True)
+class BMGlobal(Global):
+    """weights: the classifier's, frozen ones included; concepts_CMD: of the language model; generator: its weights;
+    version: how often it was trained; has_I: 1 + the version that a client has, 0 where it has nothing yet.
+    """
+
+    concepts_CMD: Tensor
+    generator: Tensors
+    version: Tensor
+    has_I: Tensor
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a client needs of the method. generated: images that join a mini-batch; named: whether their conditions are
+    drawn from the concept embeddings.
+    """
+
+    generated: int
+    named: bool
+
+
+def row_loss(model: Classifier, x: Tensor, class_B: Tensor) -> Tensor:
+    """Loss of every row [B] against the frozen classifier (its bound, eq. 4), or a linear one."""
+    if isinstance(model.head, ConceptHead):
+        return model.head.bound(model.encoder(x), class_B)
+    return F.cross_entropy(model(x), class_B, reduction="none")
+
+
+class BMLocal(Local[BMGlobal, Update]):
+    """Trains on its mini-batches joined with generated images, once the server has trained its generator."""
+
+    def __init__(self, side: ClientSide[BMGlobal], part: Part) -> None:
+        self.part = part
+        own = {k: v for k, v in side.memory.items() if k.startswith((CONCEPTS, GENERATOR, *FROZEN))}
+        self.kept = own | side.letter
+        for name in FROZEN:
+            if name in self.kept:
+                side.model.get_buffer(name).copy_(self.kept[name])
+        super().__init__(side)
+        self.source = self._source() if any(k.startswith(GENERATOR) for k in self.kept) else None
+
+    def _source(self) -> Source:
+        values = {k.removeprefix(GENERATOR): v for k, v in self.kept.items() if k.startswith(GENERATOR)}
+        return source_of(values, self.kept[CONCEPTS], self.part.named, self.side.data.scaling)
+
+    def active(self, data: ClientData) -> Tensor:
+        if self.source is None:
+            return super().active(data)
+        # generated images join every mini-batch, also one without a labelled row
+        return torch.ones(len(data), dtype=torch.bool, device=data.y_NC.device)
+
+    def loss(self, batch: Batch) -> Tensor:
+        if self.source is None and not isinstance(self.model.head, ConceptHead):
+            return super().loss(batch)  # neither of the method's halves: FedAvg's, bit for bit
+        x, class_B, weight_B = batch.x, batch.y_BC.argmax(-1), batch.weight_BC.sum(-1)
+        count = batch.denominator
+        if self.source is not None:
+            made, of_B = self.source.draw(self.part.generated, self.side.rng)
+            x, class_B = torch.cat([x, made]), torch.cat([class_B, of_B])
+            weight_B, count = torch.cat([weight_B, torch.ones_like(of_B, dtype=weight_B.dtype)]), count + len(of_B)
+        return (weight_B * row_loss(self.model, x, class_B)).sum() / count
+
+    def update(self) -> Update:
+        return Update(trained(weights_of(self.model)))
+
+    def memory(self) -> Tensors:
+        return super().memory() | self.kept
+
+
+def trained(weights: Tensors) -> Tensors:
+    """All but what never changes."""
+    return {name: value for name, value in weights.items() if name not in FROZEN}
+
+
+def frozen(concepts_CMD: Tensor, kind: Frozen, tau: float, rng: torch.Generator) -> Tensors:
+    """What never changes of the classifier: mean [C, D] and variance [C, D] of the concepts' prompts, and tau. ``mean``
+    has no variances, ``random`` unit rows that say nothing.
+    """
+    mean_CD, variance_CD = concepts_CMD.mean(1), torch.zeros_like(concepts_CMD[:, 0])
+    if kind == "random":
+        mean_CD = F.normalize(torch.randn(mean_CD.shape, generator=rng), dim=-1)
+    if kind == "distribution" and concepts_CMD.shape[1] > 1:
+        variance_CD = concepts_CMD.var(1)
+    return dict(zip(FROZEN, (mean_CD, variance_CD, torch.tensor(tau)), strict=True))

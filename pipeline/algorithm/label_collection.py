@@ -1,0 +1,190 @@
+"""Label collection (FedALC, section IV-B): which labels an instance has, when every client knows only some of them.
+
+Once, before training, each client sends a digest of every instance that carries a label, with the label's id; the
+server merges equal digests into label sets and counts which labels occur together. It sees no instance. What a digest
+hides depends on ``matching``: ``hmac`` is keyed, and the server must not have the key; ``sha256`` is obfuscation and
+not privacy, since whoever can guess an instance can check the guess (docs/label-collection.md).
+
+The paper hashes the first network's embeddings. Here the encoded instance itself is hashed, which gives the same sets
+where those embeddings are exact, and does not fail where they differ in the last bit.
+
+Shape suffixes: N rows, C classes, K classes of a client, P (row, class) pairs, G digests that differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pipeline.algorithm.seeds import seed_for
+from tasks.contract import ClientData
+from tasks.labels import Labels
+from tasks.sparse_rows import Part
+
+Matching = Literal["hmac", "sha256"]
+"""``hmac``: HMAC-SHA-256 with a key that the clients share and the server does not have. ``sha256``: plain SHA-256,
+obfuscation only."""
+SIZE = 32
+"""Bytes of a digest."""
+SHORTEST_KEY = 16
+"""Bytes; a shorter key could be found by trying."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What one client sends: for each of its classes, the digests of the rows that carry it, sorted and each once, so
+    that neither the order of its rows nor how often one stands there is told.
+
+    class_K: int32, ascending; count_K: int64, digests of each class; digest_P: uint8 [P, 32], class after class. A
+    client of one class sends 32 bytes per instance and 12 more.
+    """
+
+    class_K: Tensor
+    count_K: Tensor
+    digest_P: Tensor
+
+
+def run_key(seed: int) -> bytes:
+    """The clients' key in a simulation, out of the run's seed: 32 bytes, for the client side alone.
+
+    It is as secret as the seed, so it stands for a key and is none. Clients of a real federation draw one at random and
+    pass it on without the server.
+    """
+    return b"".join(seed_for("label-sets", "key", part, seed).to_bytes(8, "big") for part in range(SIZE // 8))
+
+
+def canonical(data: ClientData) -> Iterator[bytes]:
+    """The bytes of every encoded instance: equal for equal instances, whatever the other rows and their padding.
+
+    Sparse: its pairs by ascending feature, without padding and zeros; tokens: ids without padding; images and series:
+    shape, type and values. A head tells the kinds apart. Little-endian on every machine.
+    """
+    x_N = data.x.detach().cpu().numpy()
+    if data.length_N is None:
+        head = f"dense {x_N.dtype.name} {x_N.shape[1:]}|".encode()
+        little = x_N.dtype.newbyteorder("<")
+        return (head + np.ascontiguousarray(x, dtype=little).tobytes() for x in x_N)
+    if x_N.ndim == 2 and x_N.dtype.kind == "i":
+        return (b"tokens|" + x_L[x_L != 0].astype("<i4").tobytes() for x_L in x_N)
+    if x_N.ndim == 3 and x_N.shape[2] == 2:
+        return _pairs(x_N)
+    msg = f"rows with a length must be tokens [N, L] or pairs [N, L, 2], not {x_N.dtype} {x_N.shape}"
+    raise ValueError(msg)
+
+
+def _pairs(x_NL2: npt.NDArray[np.float32]) -> Iterator[bytes]:
+    """Sparse rows, P pairs in all; a pair of value 0 says no more than a missing one."""
+    there_NL = (x_NL2[..., 0] != 0) & (x_NL2[..., 1] != 0)
+    number_P, value_P = (x_NL2[..., i][there_NL].astype(kind) for i, kind in enumerate(("<i4", "<f4")))
+    length_N = there_NL.sum(1)
+    row_P = np.repeat(np.arange(len(length_N)), length_N)
+    # stored rows ascend already, and sorting all pairs takes longer than all else here
+    if ((np.diff(row_P) == 0) & (np.diff(number_P) <= 0)).any():
+        order_P = np.lexsort((value_P, number_P, row_P))
+        number_P, value_P = number_P[order_P], value_P[order_P]
+    numbers, values = number_P.tobytes(), value_P.tobytes()
+    end_N = 4 * np.cumsum(length_N)
+    for start, end in zip((end_N - 4 * length_N).tolist(), end_N.tolist(), strict=True):
+        yield b"sparse|" + numbers[start:end] + values[start:end]
+
+
+def digests(data: ClientData, matching: Matching = "hmac", key: bytes = b"") -> list[bytes]:
+    """32 bytes per row. key: of ``hmac``, at least 16 bytes, equal on all clients; empty for ``sha256``.
+
+    Raises ValueError on a key that is too short, or that would not be used.
+    """
+    if matching == "sha256":
+        if key:
+            msg = "plain sha256 uses no key, so its digests would be open to guessing; use matching = 'hmac'"
+            raise ValueError(msg)
+        return [hashlib.sha256(instance).digest() for instance in canonical(data)]
+    if len(key) < SHORTEST_KEY:
+        msg = f"the key of hmac has {len(key)} bytes; give at least {SHORTEST_KEY}, drawn at random, without the server"
+        raise ValueError(msg)
+    return [hmac.digest(key, instance, "sha256") for instance in canonical(data)]
+
+
+def share(parts: Iterable[Part], matching: Matching = "hmac", key: bytes = b"") -> Shared:
+    """A client's message: its known positives. parts: its rows. Errors as ``digests``."""
+    digest_of, class_of = [np.zeros((0, SIZE), np.uint8)], [np.zeros(0, np.int32)]
+    for part in parts:
+        told = part.labels
+        if part.known_BC is not None:
+            told = told.where(part.known_BC[told.row_P, told.class_P])
+        digest_B = np.frombuffer(b"".join(digests(part.data, matching, key)), np.uint8).reshape(-1, SIZE)
+        digest_of.append(digest_B[told.row_P])
+        class_of.append(told.class_P)
+    return message(np.concatenate(digest_of), np.concatenate(class_of))
+
+
+def message(digest_P: npt.NDArray[np.uint8], class_P: npt.NDArray[Any]) -> Shared:
+    """The message that tells these (digest, class) pairs, in any order. digest_P: [P, 32]."""
+    name_P = np.ascontiguousarray(digest_P).view(f"S{SIZE}").ravel()
+    order_P = np.lexsort((name_P, class_P))
+    name_P, class_P = name_P[order_P], class_P[order_P]
+    new_P = np.ones(len(name_P), dtype=np.bool_)
+    new_P[1:] = (name_P[1:] != name_P[:-1]) | (class_P[1:] != class_P[:-1])
+    class_K, count_K = np.unique(class_P[new_P], return_counts=True)
+    kept_P = digest_P[order_P[new_P]]
+    return Shared(*(torch.from_numpy(a) for a in (class_K.astype(np.int32), count_K.astype(np.int64), kept_P)))
+
+
+def merge(messages: Sequence[Shared], classes: int) -> Labels:
+    """The label sets: one row per digest that differs from the others, in the order of the digests, so that nothing
+    depends on who sent when; its labels ascending. A label that several clients, or one twice, send for a digest
+    counts once. Equal instances are one row (they are counted once: n_all of eq. 9).
+
+    Raises ValueError on a message whose parts do not fit, or with a class outside 0..classes-1.
+    """
+    for sender, sent in enumerate(messages):
+        _check(sent, sender, classes)
+    parts = [sent.digest_P.numpy() for sent in messages]
+    name_P = np.concatenate([np.zeros((0, SIZE), np.uint8), *parts]).view(f"S{SIZE}").ravel()
+    class_P = np.concatenate(
+        [np.zeros(0, np.int64), *(np.repeat(sent.class_K.numpy(), sent.count_K.numpy()) for sent in messages)]
+    )
+    order_P = np.argsort(name_P, kind="stable")
+    name_P = name_P[order_P]
+    new_P = np.ones(len(name_P), dtype=np.bool_)
+    new_P[1:] = name_P[1:] != name_P[:-1]
+    row_P = np.cumsum(new_P) - 1
+    pair_P = np.unique(row_P * classes + class_P[order_P])
+    length_G = np.bincount(pair_P // classes, minlength=int(new_P.sum()))
+    offset_G1 = np.concatenate([[0], np.cumsum(length_G, dtype=np.int64)])
+    return Labels((pair_P % classes).astype(np.int32), offset_G1, classes)
+
+
+def _check(sent: Shared, sender: int, classes: int) -> None:
+    class_K, count_K, digest_P = sent.class_K, sent.count_K, sent.digest_P
+    if digest_P.dtype != torch.uint8 or digest_P.ndim != 2 or digest_P.shape[1] != SIZE:
+        msg = f"message {sender}: digests are {digest_P.dtype} {tuple(digest_P.shape)}, not uint8 [P, {SIZE}]"
+        raise ValueError(msg)
+    if class_K.shape != count_K.shape or (count_K < 0).any() or int(count_K.sum()) != len(digest_P):
+        msg = f"message {sender}: {len(class_K)} classes, {len(count_K)} counts and {len(digest_P)} digests do not fit"
+        raise ValueError(msg)
+    if len(class_K) and not 0 <= int(class_K.min()) <= int(class_K.max()) < classes:
+        msg = f"message {sender}: classes {int(class_K.min())}..{int(class_K.max())} are not all in 0..{classes - 1}"
+        raise ValueError(msg)
+
+
+def cooccurrence(labels: Labels) -> Any:
+    """``Y^T Y`` as a SciPy CSR array [C, C] of int64: rows that have both classes; on the diagonal, rows of a class.
+
+    Only pairs that occur are held, so that memory follows the number of label pairs and not C squared.
+    """
+    from scipy import sparse  # here: a run that collects no labels does without it
+
+    ones_P = np.ones(len(labels.class_P), dtype=np.int64)
+    shape = (len(labels), labels.classes)
+    y_NC = sparse.csr_array((ones_P, labels.class_P, labels.offset_N1), shape=shape)
+    count_CC = (y_NC.T @ y_NC).tocsr()
+    count_CC.sort_indices()
+    return count_CC

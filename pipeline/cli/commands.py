@@ -1,0 +1,185 @@
+"""What each ``anchorfl`` command does. Slow libraries are imported where a command needs them: ``--help`` answers at
+once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from pipeline.storage.run_folder import RUNS
+from tasks.contract import InputError
+
+if TYPE_CHECKING:
+    from pipeline.config.experiment import Experiment
+
+
+def run(arguments: list[str]) -> int:
+    """Presets first, overrides after; all are read and their data looked for before the first run starts."""
+    from pipeline.config.overrides import override
+    from pipeline.config.presets import read_preset, some_presets
+    from pipeline.run.prepare import asked, base, label_of, settled
+
+    split = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
+    presets, overrides = arguments[:split], arguments[split:]
+    if not presets and asked(overrides):
+        e = settled(override(base(), overrides, "anchorfl run"))
+        return _train([label_of(e)], [e])
+    if not presets:
+        if overrides in (["--help"], ["-h"]):
+            print("usage: anchorfl run PRESET [PRESET ...] [--section.option value ...]")
+            print(f"presets: {some_presets()}\nall options: anchorfl run PRESET --help")
+            print("a table of your own needs no preset: anchorfl run --task.parquet FILE --task.labels COLUMNS")
+            return 0
+        raise InputError(f"run needs a preset: {some_presets()}; or the path of a .toml file")
+    experiments = [settled(override(read_preset(p), overrides, f"anchorfl run {p}")) for p in presets]
+    if len(presets) > 1 and experiments[0].output:
+        raise InputError("--output names one folder: give it with one preset at a time")
+    if len({e.cluster.address for e in experiments if e.cluster.executor == "ray"}) > 1:
+        raise InputError("the presets differ in cluster.address: run them one at a time, or give --cluster.address")
+    return _train(presets, experiments)
+
+
+def _train(presets: list[str], experiments: list[Experiment]) -> int:
+    from pipeline.results.compare import compare
+    from pipeline.run.lifecycle import run as run_one
+    from pipeline.storage.run_folder import new_folder
+    from tasks.sources import raw_folder, task_of
+
+    for e in experiments:
+        raw_folder(task_of(e.task), e.task)
+    folders = []
+    with ExitStack() as stack:
+        ray_options, crews = next((e.cluster for e in experiments if e.cluster.executor == "ray"), None), None
+        if ray_options is not None:
+            from pipeline.cluster import ray_cluster
+            from pipeline.execution.actor_pool import Crews
+
+            if ray_cluster.start(ray_options):  # one Ray for all runs of the command
+                stack.callback(ray_cluster.stop)
+            crews = Crews()
+            stack.callback(crews.close)
+        for preset, e in zip(presets, experiments, strict=True):
+            folder = new_folder(e, Path(preset).stem if preset.endswith(".toml") else preset)
+            print(f"{preset}: run folder {folder}", flush=True)
+            result = run_one(e, folder, crews=crews)
+            print(f"{preset}: done, weights sha256 {result.checksum}", flush=True)
+            folders.append(folder)
+    out = RUNS / "comparison" if len(folders) > 1 else folders[0] / "report"
+    print(f"\n{compare(folders, out)}\n\nTable and curves: {out}")
+    print(_records(experiments[0], folders[0]))
+    return 0
+
+
+def _records(e: Experiment, folder: Path) -> str:
+    from pipeline.tracking.mlflow_upload import shown, store_uri
+
+    uri = store_uri(e.tracking.uri, folder)
+    if not uri:
+        return f"MLflow was off (tracking.uri = none); the records are in {folder}"
+    if uri.startswith("http"):
+        return f"MLflow records: {shown(uri)} (open it in a browser)"
+    where = shown(uri)
+    return f"MLflow records: {where}; look at them with: anchorfl ui" + (f" --uri {where}" if e.tracking.uri else "")
+
+
+def resume(options: argparse.Namespace) -> int:
+    """Go on with an interrupted run."""
+    from pipeline.results.compare import compare
+    from pipeline.run.lifecycle import resumed
+    from pipeline.storage.restore import fetched
+
+    folder = fetched(str(options.run), print)
+    result = resumed(folder)
+    print(f"{folder}: done, weights sha256 {result.checksum}\n\n{compare([folder], None)}")
+    return 0
+
+
+def presets(options: argparse.Namespace) -> int:
+    """Names of the shipped presets with their first line."""
+    from pipeline.config.presets import preset_names, preset_path
+
+    for name in preset_names():
+        print(f"{name:<34} {preset_path(name).read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}")
+    return 0
+
+
+def data(arguments: list[str]) -> int:
+    """Status of the data sets, and the commands of ``anchorfl data``."""
+    from pipeline.cli import data as data_sets
+    from pipeline.cli import data as own_data
+
+    inner = {"prepare": data_sets.prepare, "demo": data_sets.demo, "check": own_data.check}
+    if arguments and arguments[0] in inner:
+        return inner[arguments[0]](arguments[1:])
+    return data_sets.show(arguments)
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Table and curves of several runs."""
+    from pipeline.results.compare import compare as compare_runs
+
+    out = options.out or (RUNS / "comparison" if len(options.runs) > 1 else options.runs[0] / "report")
+    print(f"{compare_runs(options.runs, out)}\n\nTable and curves: {out}")
+    return 0
+
+
+def predict(options: argparse.Namespace) -> int:
+    """Scores per class name for the samples of a file; with labels in the file, the scores of the model too."""
+    from pipeline.results.predict import model_of, write_to
+    from pipeline.results.predict import predict as predict_file
+    from tasks.metrics import MEASURES
+
+    prediction = predict_file(model_of(options.run), options.file)
+    write_to(prediction, options.out)
+    if prediction.truth is not None:
+        figures = ", ".join(f"{MEASURES[name].shown} {value!r}" for name, value in prediction.truth.values.items())
+        print(f"{len(prediction.predicted)} samples: {figures}", file=sys.stderr)
+        for note in prediction.truth.notes:
+            print(f"  {note}", file=sys.stderr)
+    return 0
+
+
+def diagnose(options: argparse.Namespace) -> int:
+    """What the runs' numbers do not show, run by run."""
+    from pipeline.diagnosis.diagnose import DiagnoseOptions
+    from pipeline.diagnosis.diagnose import diagnose as diagnose_run
+
+    clients = None
+    if options.clients:
+        numbers = options.clients.split(",")
+        if len(numbers) != 2 or not all(n.strip().isdecimal() for n in numbers):
+            raise InputError(f"--clients {options.clients}: give two clients as numbers, such as 0,3")
+        clients = int(numbers[0]), int(numbers[1])
+    asked = DiagnoseOptions(
+        parts=tuple(options.parts.split(",")), clients=clients, rows=options.rows, pairs=options.pairs,
+        cap=options.cap, clusters=options.clusters,
+    )  # fmt: skip
+    for run in options.runs:
+        lines = diagnose_run(run, asked)
+        print("\n".join([f"\n{run}:", *(f"- {line}" for line in lines), f"Tables and figures: {run / 'diagnosis'}"]))
+    return 0
+
+
+def track(options: argparse.Namespace) -> int:
+    """Send to MLflow what it lacks of a run."""
+    from pipeline.tracking.mlflow_writer import send
+
+    print(f"{send(options.run, options.uri)} rounds sent")
+    return 0
+
+
+def ui(options: argparse.Namespace) -> NoReturn:
+    """MLflow's pages."""
+    from pipeline.tracking.mlflow_ui import serve
+    from pipeline.tracking.mlflow_upload import store_uri
+
+    serve(
+        options.uri or store_uri("", RUNS / "any"),
+        options.port,
+        options.host or "127.0.0.1",
+        explicit_host=bool(options.host),
+    )

@@ -1,0 +1,173 @@
+"""``anchorfl data``: which data sets there are and where they lie, prepare one ahead of a run, write a made-up one."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.config.experiment import Experiment
+from pipeline.config.federation import FederationOptions
+from pipeline.config.overrides import override
+from pipeline.config.presets import preset_names, read_preset
+from pipeline.methods import METHODS
+from pipeline.results.partition_plot import draw_partition, fits
+from pipeline.run.prepare import base, settled
+from tasks.contract import InputError, Task, TaskOptions
+from tasks.ingest import prepare as prepare_task
+from tasks.own.look import look, next_command
+from tasks.raw import raw_digest, raw_files
+from tasks.registry import TASKS
+from tasks.sources import find_task, nearest, other_forms, status, task_of
+from tasks.twins import TWINS
+
+ROWS, LISTED = 400, 4
+USAGE = "usage: anchorfl data prepare PRESET|NAME [--task.option value ...] [--seed N] [--cluster.executor ray]"
+
+
+def show(arguments: list[str]) -> int:
+    """Status of every data set, or of those that are named."""
+    parser = argparse.ArgumentParser(
+        prog="anchorfl data",
+        description="every data set: found or missing, where to get it, licence and terms, size, digest, presets",
+        epilog="also: anchorfl data prepare, demo, check (each with --help)",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
+    names = parser.parse_args(arguments).names or TASKS
+    presets = _presets()
+    for name in names:
+        task = find_task(name)
+        print("\n".join(_about(task, presets.get(task.name, []))) + "\n")
+    return 0
+
+
+def _about(task: Task, presets: list[str]) -> list[str]:
+    options = TaskOptions(name=task.name)
+    state, indent = status(task, options), " " * 20
+    word = "bundled" if not task.source.files else "found" if state.found else "missing"
+    classes = f"{len(task.class_names)} classes" if task.class_names else "classes as in its files"
+    lines = [f"{task.name:<19} {word}{f' in {state.folder}' if state.folder else ''}"]
+    lines.append(f"{indent}{task.title}; {classes}, {task.kind}-label")
+    if state.missing:
+        looked = ", ".join(map(str, state.places)) or "nowhere: $ANCHORFL_DATA is not set"
+        more = f" and {len(state.missing) - LISTED} more" if len(state.missing) > LISTED else ""
+        lines.append(f"{indent}lacks {', '.join(state.missing[:LISTED])}{more}; looked in {looked}")
+        lines += [f"{indent}found in another form: --task.variant {v}" for v in other_forms(task, options)]
+    elif state.folder:
+        files = [path.stat().st_size for _, path in raw_files(task, options, state.folder)]
+        digest = raw_digest(task, options, state.folder)[:16]
+        lines.append(f"{indent}{len(files)} files, {sum(files) / 1e6:,.1f} MB, digest {digest}")
+    gate = "; access must be applied for" if task.source.gated else ""
+    origin = f"from {task.source.url}" if "://" in task.source.url else task.source.url
+    lines.append(f"{indent}{origin}; {task.source.licence}{gate}")
+    return [*lines, f"{indent}presets: {', '.join(presets)}"] if presets else lines
+
+
+def _presets() -> dict[str, list[str]]:
+    """The shipped presets by the data set that they need."""
+    found: dict[str, list[str]] = {}
+    for name in preset_names():
+        found.setdefault(read_preset(name).task.name, []).append(name)
+    return found
+
+
+def prepare(arguments: list[str]) -> int:
+    """Prepare the data of a preset, or a data set by its name, ahead of a run; draw the partition."""
+    if arguments[:1] in (["--help"], ["-h"]):
+        print(f"{USAGE}\n\n{prepare.__doc__}")
+        return 0
+    e = _experiment(arguments)
+    began, task = time.perf_counter(), task_of(e.task)
+    if e.cluster.executor == "ray":
+        from pipeline.cluster import ray_cluster
+
+        started = ray_cluster.start(e.cluster)
+        try:
+            prepared = prepare_task(task, e.task, e.seed, engine="ray", log=print)
+        finally:
+            if started:
+                ray_cluster.stop()
+    else:
+        prepared = prepare_task(task, e.task, e.seed, engine="local", log=print)
+    m = prepared.manifest
+    print(
+        f"{sum(m.examples)} rows with {len(m.examples)} clients, {m.validation} for validation, {m.test} for the test;"
+        f" {len(m.class_names)} classes; {time.perf_counter() - began:.1f} s"
+    )
+    if fits(m):
+        picture = Path(prepared.folder) / "partition.png"
+        draw_partition(m, prepared.held(), picture, f"{m.task}, {m.options.partition}, seed {m.seed}")
+        print(f"partition {m.partition_digest[:16]}, drawn in {picture}")
+    return 0
+
+
+def _experiment(arguments: list[str]) -> Experiment:
+    """The preset or data set that is named first, with the overrides; in one process unless they say otherwise."""
+    if not arguments or arguments[0].startswith("-"):
+        raise InputError(USAGE)
+    name, overrides = arguments[0], arguments[1:]
+    if name in TASKS:
+        federation = FederationOptions(clients_per_round=1)  # nobody trains; any number of clients will do
+        e = Experiment(task=TaskOptions(name=name), method=METHODS["fedavg"](), federation=federation)
+    elif name in preset_names() or name.endswith(".toml"):
+        e = read_preset(name)
+    else:
+        raise InputError(f"{name!r} is no data set and no preset{nearest(name, [*TASKS, *preset_names()])}")
+    e = replace(e, cluster=replace(e.cluster, executor="serial"))
+    return settled(override(e, overrides, f"anchorfl data prepare {name}"))
+
+
+def demo(arguments: list[str]) -> int:
+    """Write made-up files in the raw format of a data set."""
+    parser = argparse.ArgumentParser(
+        prog="anchorfl data demo",
+        description="Write made-up files in the exact raw format of a data set, to try commands where the real files "
+        "cannot be had. Their results mean nothing.",
+    )
+    parser.add_argument("name", metavar="NAME", help=", ".join(TWINS))
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"about so many samples (default {ROWS})")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=None, help="folder (default demo/NAME); must be new or empty")
+    options = parser.parse_args(arguments)
+    if options.name not in TWINS:
+        raise InputError(f"no made-up files for {options.name!r}{nearest(options.name, TWINS)}: {', '.join(TWINS)}")
+    if options.rows < 1:
+        raise InputError(f"--rows {options.rows}: must be at least 1")
+    folder = options.out or Path("demo") / options.name
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"--out {folder} is not empty: give a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    TWINS[options.name](folder, options.rows, options.seed)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"made-up files of {options.name} ({size / 1e6:.1f} MB) in {folder}: not the data set, for trying only")
+    print(f"next: anchorfl data prepare {options.name} --task.root {folder}")
+    return 0
+
+
+def check(arguments: list[str]) -> int:
+    """What a table holds and what will be a problem; 2 where a run would stop."""
+    parser = argparse.ArgumentParser(
+        prog="anchorfl data check",
+        description="Say what a Parquet or CSV file holds, by class and by client, before anything trains.",
+    )
+    parser.add_argument("file", metavar="FILE", help=".parquet, .csv or .csv.gz")
+    abouts = {
+        "labels": "columns of 0 and 1 (names or patterns, with commas), or one column of classes or of lists of them",
+        "inputs": "columns of numbers, or one column of texts, lists or paths of images; default: guess",
+        "client": "column that says whose row it is",
+        "split": "column of train, validation and test; default: a fifth is drawn as test",
+        "class_names": "file with a class name a line, or id<TAB>name",
+        "root": "folder below which FILE lies",
+    }
+    for name, about in abouts.items():
+        parser.add_argument(f"--{name}", default="", help=about)
+    parser.add_argument("--on_bad_row", choices=("error", "skip"), default="error")
+    given = vars(parser.parse_args(arguments))
+    options = TaskOptions(parquet=given.pop("file"), **given)
+    found = look(options)
+    print(found.text())
+    blocked = len(found.stops) > found.bad_rows
+    step = "mend what stops a run" if blocked else next_command(options, found, base().federation.clients_per_round)
+    print(f"\nnext: {step}")
+    return 2 if found.stops else 0

@@ -1,0 +1,143 @@
+"""The command line: ``anchorfl``."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from models.label_names import NamesError
+from pipeline.cli import commands, names
+from pipeline.cluster import signals
+from pipeline.training.errors import LostError, QuorumError
+from tasks.contract import InputError
+
+Command = Callable[[argparse.Namespace], int]
+Own = Mapping[str, Callable[[list[str]], int]]
+Add = Callable[[str, Command | None, str], argparse.ArgumentParser]
+"""Adds a command (name, function, one line about it); None: it has commands of its own."""
+EXIT_INPUT, EXIT_QUORUM, EXIT_INTERRUPT, EXIT_PIPE, EXIT_TERMINATED = 2, 3, 130, 141, 143
+FULL = errno.ENOSPC, errno.EDQUOT
+"""Errors of a disk that has no room, or no room for this user."""
+
+
+OWN: Own = {"run": commands.run, "data": commands.data}
+"""Commands that take presets and overrides, or have commands of their own, and so parse their own arguments."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code: 0, 2 (bad input), 3 (too few clients answered, the server was lost again and
+    again, or the disk is full; ``anchorfl resume`` goes on) or 130 (interrupted; the console script: 143 by SIGTERM).
+    """
+    return run_main(list(sys.argv[1:] if argv is None else argv))
+
+
+def run_main(arguments: list[str], own: Own = OWN, more: Callable[[Add], None] | None = None) -> int:
+    """``main`` with further commands: ``own`` parse their own arguments, ``more`` adds those that do not."""
+    try:
+        return _dispatch(arguments, own, more)
+    except (InputError, NamesError) as error:
+        print(f"anchorfl: {InputError(str(error))}", file=sys.stderr)
+        return EXIT_INPUT
+    except (QuorumError, LostError) as error:
+        print(f"anchorfl: {error}; the last completed round is kept, go on with 'anchorfl resume'", file=sys.stderr)
+        return EXIT_QUORUM
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        print(f"anchorfl: {_full(error)}", file=sys.stderr)
+        return EXIT_QUORUM
+    except KeyboardInterrupt as stop:
+        again = str(stop) or ("anchorfl resume" if arguments[0] in ("run", "resume") else "")
+        kept = f"; the last completed round is kept, go on with '{again}'" if again else ""
+        print(f"anchorfl: interrupted{kept}", file=sys.stderr)
+        return EXIT_INTERRUPT
+
+
+def _full(error: OSError) -> str:
+    """One line about a disk that is full."""
+    where = f" ({error.filename})" if error.filename else ""
+    return f"{error.strerror}{where}: make room; what was saved is whole, and a run goes on with 'anchorfl resume'"
+
+
+def run_console(main: Callable[[], int]) -> None:
+    """Run ``main`` as a console script; SIGTERM interrupts it as Ctrl-C does, with exit code 143."""
+    signals.as_ctrl_c()
+    # A deprecation in a library is for its developers, not for the reader of a progress line.
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads (``| head``) has enough; Python would tell it once more at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_PIPE
+    sys.exit(EXIT_TERMINATED if code == EXIT_INTERRUPT and signals.received() else code)
+
+
+def _dispatch(arguments: list[str], own: Own, more: Callable[[Add], None] | None) -> int:
+    if arguments and arguments[0] in own:
+        return own[arguments[0]](arguments[1:])
+    parser = _parser(more)
+    options = parser.parse_args(arguments)
+    command: Command | None = getattr(options, "command", None)
+    if command is None:
+        parser.print_help()
+        return EXIT_INPUT
+    return command(options)
+
+
+def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="anchorfl", description="Federated learning for clients that know some classes."
+    )
+    subs = parser.add_subparsers(metavar="COMMAND")
+    subs.add_parser("run", help="train: anchorfl run PRESET [PRESET ...] [--section.option value ...]", add_help=False)
+
+    def add(name: str, command: Command | None, about: str) -> argparse.ArgumentParser:
+        sub = subs.add_parser(name, help=about, description=about)
+        sub.set_defaults(command=command)
+        return sub
+
+    if more is not None:
+        more(add)
+
+    add("resume", commands.resume, "go on with an interrupted run").add_argument(
+        "run", help="run folder, or its copy: s3://bucket/runs/NAME (cluster.mirror)"
+    )
+    add("presets", commands.presets, "names of the shipped presets")
+    add("data", None, "every data set: found or missing, where to get it, licence; data check: a table of your own")
+    names.arguments(add("names", names.names, "co-occurrence table of the class names of a data set, from a corpus"))
+    sub = add("compare", commands.compare, "table and curves of several runs")
+    sub.add_argument("runs", type=Path, nargs="+")
+    sub.add_argument("--out", type=Path, default=None, help="folder for comparison.md, comparison.csv and curves.png")
+    _diagnose(add("diagnose", commands.diagnose, "what scores do not show: divergence, pseudo-labels, agreement"))
+    sub = add("predict", commands.predict, "scores per class name for the samples of a file")
+    sub.add_argument("run", type=Path, help="run folder, or a folder with model.json and weights.safetensors")
+    sub.add_argument("file", type=Path)
+    sub.add_argument("--out", default="", help="CSV file; default: standard output")
+    sub = add("track", commands.track, "send to MLflow what it lacks of a run")
+    sub.add_argument("run", type=Path)
+    sub.add_argument("--uri", default="", help="MLflow store, as --tracking.uri")
+    sub = add("ui", commands.ui, "MLflow's pages on loopback")
+    sub.add_argument("--uri", default="", help="MLflow store; default: runs/mlflow.db")
+    sub.add_argument("--port", type=int, default=5000)
+    sub.add_argument("--host", default="", help="default: loopback; any other address is open to all who reach it")
+    return parser
+
+
+def _diagnose(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folder, finished or interrupted")
+    parts = "divergence,pseudo,agreement,embeddings,confusion,generated"
+    sub.add_argument("--parts", default=parts, help="some of these (default: all): %(default)s")
+    sub.add_argument(
+        "--clients", default="", help="whose local models, as i,j; default: those that share least classes"
+    )
+    sub.add_argument("--rows", type=int, default=1500, help="test rows for the picture of the models, at most")
+    sub.add_argument("--pairs", type=int, default=45, help="pairs of clients that are compared, at most")
+    sub.add_argument("--cap", type=int, default=500, help="rows of a client that are compared, at most")
+    sub.add_argument("--clusters", type=int, default=0, help="of class embeddings; default: root of the classes")

@@ -1,0 +1,176 @@
+"""``anchorfl names``: a corpus and the class names of a task -> their co-occurrence table (docs/label-names.md)."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.contract import InputError
+
+if TYPE_CHECKING:  # slow to import, and ``--help`` needs none of it
+    import numpy as np
+    import numpy.typing as npt
+
+    from tasks.corpus import Found
+    from tasks.scan import Scanner
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument(
+        "corpus",
+        nargs="+",
+        help="text, JSON lines (.jsonl), Parquet or .gz files, folders, patterns such as 'wiki/*.gz'",
+    )
+    whose = parser.add_mutually_exclusive_group(required=True)
+    whose.add_argument("--task", default="", help="the class names of this data set")
+    whose.add_argument("--names", type=Path, default=None, help="a text file with one name a line instead")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="CSV file for the table; the counts go beside it, .json"
+    )
+    parser.add_argument(
+        "--segment", choices=("sentence", "paragraph", "article"), default="paragraph",
+        help="two names occur together where one segment holds both (default: paragraph)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--window", type=int, default=3, metavar="N",
+        help="a name of n words occurs where they all lie within N*n words in a row, in any order (default: 3)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--stem", choices=("none", "plural", "verbs"), default="plural",
+        help="what counts as the same word: equal ones only, also the plural, also -s -ed -ing (default: plural)",
+    )  # fmt: skip
+    parser.add_argument("--field", default="text", help="JSON field or Parquet column of the text (default: text)")
+    parser.add_argument(
+        "--blank-lines", action="store_true",
+        help="paragraphs end at blank lines (texts with hard line breaks); else every line is one",
+    )  # fmt: skip
+    parser.add_argument("--serial", action="store_true", help="in this process, on one core; else with Ray, on all")
+    parser.add_argument("--address", default="", help="Ray cluster to use, as cluster.address")
+
+
+def names(options: argparse.Namespace) -> int:
+    """Count, write the table and the counts, and say what was found."""
+    from tasks.pieces import files
+    from tasks.scan import Scanner
+
+    if options.window < 1:
+        raise InputError(f"--window {options.window}: give at least 1 word per word of a name")
+    _check_out(options.out)
+    scanner = Scanner(
+        _class_names(options), options.segment, "blank_lines" if options.blank_lines else "lines", options.window,
+        options.stem,
+    )  # fmt: skip
+    files(options.corpus)  # before Ray starts
+    found = _counted(options, scanner)
+    if not found.counts.segments:
+        raise InputError(f"{', '.join(options.corpus)}: no word in it; give a corpus with text")
+    table = _write(options, scanner, found)
+    print(f"{table.summary(found)}\nTable: {options.out}; counts: {options.out.with_suffix('.json')}")
+    return 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """The table that was written. weight_KK: as ``Counts.weights``."""
+
+    names: tuple[str, ...]
+    weight_KK: npt.NDArray[np.float64]
+
+    def summary(self, found: Found) -> str:
+        """What was found, and which names will keep random vectors."""
+        import numpy as np
+
+        edge_KK = np.nan_to_num(self.weight_KK) > 0
+        absent_K = np.isnan(self.weight_KK.diagonal())
+        lone_K = ~edge_KK.any(1) & ~absent_K
+        rate = found.size / 1e6 / found.seconds
+        lines = [
+            f"{found.size / 1e6:.1f} MB, {found.counts.segments} segments in {found.seconds:.1f} s ({rate:.0f} MB/s)",
+            f"{len(self.names) - absent_K.sum()} of {len(self.names)} names occur; {edge_KK.sum() // 2} edges",
+        ]
+        for what, some_K in (("never occur", absent_K), ("occur but have no edge", lone_K)):
+            if some_K.any():
+                who = ", ".join(self.names[at] for at in np.flatnonzero(some_K))
+                lines.append(f"{what}, and will keep a random vector: {who}")
+        return "\n".join(lines)
+
+    def text(self) -> str:
+        """CSV, as ``models.label_names.read_table`` reads it."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(["label", *self.names])
+        for name, row in zip(self.names, self.weight_KK.tolist(), strict=True):
+            writer.writerow([name, *(repr(value) if value else 0 for value in row)])
+        return out.getvalue()
+
+
+def _class_names(options: argparse.Namespace) -> tuple[str, ...]:
+    from tasks.contract import TaskOptions
+    from tasks.rows import class_names_of
+    from tasks.sources import find_task, open_text
+
+    if options.names is None:
+        return class_names_of(find_task(options.task), TaskOptions(name=options.task))
+    if not options.names.is_file():
+        raise InputError(f"--names {options.names}: no such file; give a text file with one name a line")
+    listed = tuple(line.strip() for _, line in open_text(options.names) if line.strip())
+    if not listed:
+        raise InputError(f"--names {options.names}: the file is empty; write one name a line")
+    return listed
+
+
+def _check_out(out: Path) -> None:
+    """Before hours of work: a name that the counts can stand beside, in a folder that there is."""
+    if out.suffix == ".json" or out.is_dir():
+        raise InputError(f"--out {out}: give the name of a file, for example names.csv")
+    if not out.parent.is_dir():
+        raise InputError(f"--out {out}: no folder {out.parent}; make it first")
+
+
+def _counted(options: argparse.Namespace, scanner: Scanner) -> Found:
+    from tasks.corpus import count_names
+
+    with ExitStack() as stack:
+        if not options.serial:
+            from pipeline.cluster import ray_cluster
+            from pipeline.config.cluster import ClusterOptions
+
+            if ray_cluster.start(ClusterOptions(address=options.address)):
+                stack.callback(ray_cluster.stop)
+        return count_names(
+            options.corpus, scanner, options.field, engine="local" if options.serial else "ray",
+            log=lambda line: print(line, flush=True),
+        )  # fmt: skip
+
+
+def _write(options: argparse.Namespace, scanner: Scanner, found: Found) -> Table:
+    """The table, and beside it how it was made."""
+    from pipeline.storage.atomic_files import write_atomically
+
+    table = Table(scanner.names, found.counts.weights())
+    about: dict[str, Any] = {
+        "corpus": options.corpus, "bytes": found.size, "segment": scanner.segment, "layout": scanner.layout,
+        "window": scanner.window, "stem": scanner.stem, "segments": found.counts.segments,
+        "with_name": dict(zip(scanner.names, found.counts.pair_KK.diagonal().tolist(), strict=True)),
+        "with_pair": _pairs(scanner.names, found.counts.pair_KK.tolist()),
+    }  # fmt: skip
+    write_atomically(options.out, table.text().encode())
+    write_atomically(options.out.with_suffix(".json"), json.dumps(about, indent=1, ensure_ascii=False).encode())
+    return table
+
+
+def _pairs(names: Sequence[str], pair_KK: list[list[int]]) -> dict[str, dict[str, int]]:
+    """Each pair once, below the name that comes first."""
+    rows = {
+        name: {names[j]: n for j, n in enumerate(row) if j > i and n}
+        for i, (name, row) in enumerate(zip(names, pair_KK, strict=True))
+    }
+    return {name: row for name, row in rows.items() if row}

@@ -1,0 +1,243 @@
+"""``anchorfl probe``: trains one client of a preset alone, and says how many fit the cluster at a time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.algorithm import messages
+from pipeline.cluster.placement import Node
+from pipeline.cluster.sizing import (
+    GPU_MARGIN,
+    MEMORY_MARGIN,
+    Need,
+    Place,
+    Shares,
+    number,
+    share_out,
+    size,
+    usable,
+    whole_cpus,
+)
+from pipeline.config.experiment import Experiment, digest
+from pipeline.config.overrides import override
+from pipeline.config.presets import read_preset, some_presets
+from pipeline.execution import memory_probe
+from pipeline.execution.executor import server_of
+from pipeline.execution.memory_probe import ClientUse, ServerUse
+from pipeline.run.prepare import make_setup, settled
+from pipeline.run.provenance import version_of
+from pipeline.storage.atomic_files import write_atomically
+from pipeline.training.run_spec import Setup
+from tasks.contract import InputError
+
+USAGE = """usage: anchorfl probe PRESET [--section.option value ...] [--client N] [--cpu] [--out FILE]
+  --client N   train this client; else the one with the most rows that can have a loss, times its longest row
+  --cpu        leave GPUs out
+  --out FILE   where the overrides go (probe.txt), for: anchorfl run PRESET $(cat probe.txt); all figures go beside
+               it, as .json
+all overrides: anchorfl probe PRESET --help"""
+
+Apart = Callable[..., Any]
+"""Runs a function in a fresh process: (function, *arguments) -> what it gave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The client that is trained; active: rows that have a label before training; longest: its longest row (1 where
+    rows have no length).
+    """
+
+    client: int
+    rows: int
+    active: int
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the client and the server needed."""
+
+    chosen: Chosen
+    client: ClientUse
+    server: ServerUse
+
+
+def probe(arguments: list[str]) -> int:
+    """The command; InputError where an argument is wrong, a measurement fails, or nothing fits."""
+    if not arguments or arguments[0] in ("--help", "-h"):
+        if not arguments:
+            raise InputError(f"probe needs a preset: {some_presets()}; or the path of a .toml file")
+        print(USAGE)
+        return 0
+    preset, own, overrides = _split(arguments)
+    experiment = settled(override(read_preset(preset), overrides, f"anchorfl probe {preset}"))
+    _check(own, experiment)
+    with ExitStack() as stack:
+        places, apart = _where(experiment, own.cpu, stack)
+        whole_cpus(places)  # before the work starts
+        setup = make_setup(experiment, print)
+        chosen = largest(setup) if own.client is None else described(setup, own.client)
+        measured = _measure(setup, chosen, places, apart)
+    need = need_of(measured, experiment.selected_clients)
+    print(f"\n{needs(measured, need, experiment)}")
+    shares = share_out(places, need, experiment.task.clients, experiment.cluster.server_gpus)
+    print(limits(places, shares))
+    _write(own.out, preset, experiment, measured, need, places, shares)
+    return 0
+
+
+def _check(own: argparse.Namespace, experiment: Experiment) -> None:
+    if own.out.suffix == ".json" or not own.out.parent.is_dir():
+        raise InputError(f"--out {own.out}: must be a file in a folder that exists, and not end in .json")
+    if own.client is not None and not 0 <= own.client < experiment.task.clients:
+        raise InputError(f"--client {own.client}: the clients are 0..{experiment.task.clients - 1}")
+
+
+def _write(
+    out: Path, preset: str, e: Experiment, measured: Measured, need: Need, places: list[Place], shares: Shares
+) -> None:
+    """The overrides, and beside them all figures."""
+    text, figures = overrides_of(shares), out.with_suffix(".json")
+    write_atomically(out, f"{text}\n".encode())
+    content = {
+        "preset": preset, "config_digest": digest(e), **asdict(measured), "need": asdict(need),
+        "places": [asdict(p) for p in places], "margins": {"memory": MEMORY_MARGIN, "gpu": GPU_MARGIN},
+        "shares": asdict(shares), "overrides": text, "torch": version_of("torch"), "ray": version_of("ray"),
+    }  # fmt: skip
+    write_atomically(figures, json.dumps(content, indent=1).encode())
+    print(f"\n{text}\n\nanchorfl run {preset} $(cat {out})   # all figures: {figures}")
+
+
+def _split(arguments: list[str]) -> tuple[str, argparse.Namespace, list[str]]:
+    """Preset, the command's own options, and the overrides."""
+    parser = argparse.ArgumentParser(prog="anchorfl probe", add_help=False, exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--client", type=int, default=None)
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("probe.txt"))
+    try:
+        own, overrides = parser.parse_known_args(arguments[1:])
+    except argparse.ArgumentError as error:
+        raise InputError(f"probe: {error}") from error
+    return arguments[0], own, overrides
+
+
+def _where(experiment: Experiment, cpu: bool, stack: ExitStack) -> tuple[list[Place], Apart]:
+    """Nodes that runs would use, and how to run something there in a fresh process."""
+    if experiment.cluster.executor == "serial":
+        devices = 0 if cpu else torch.cuda.device_count()
+        node = Node(memory_probe.own_cpus(), (1.0,) * devices)
+        return [Place(node, float(memory_probe.free_memory()))], memory_probe.apart
+    from pipeline.cluster import layout, ray_cluster
+
+    if ray_cluster.start(experiment.cluster):
+        stack.callback(ray_cluster.stop)
+    found = [Place(Node(n.cpus) if cpu else n, memory) for n, memory in layout.with_memory()]
+    gpus = float(has_gpu(found))
+
+    def apart(function: Callable[..., Any], *arguments: Any) -> Any:
+        return layout.apart(function, *arguments, gpus=gpus if function is memory_probe.measure_client else 0.0)
+
+    return found, apart
+
+
+def has_gpu(places: list[Place]) -> bool:
+    """Whether a client actor can have a GPU: it needs a CPU on the same node."""
+    return any(p.node.devices for p in usable(places))
+
+
+def largest(setup: Setup) -> Chosen:
+    """The client expected to need most: the product of its rows that can have a loss and its longest row is largest;
+    among equals the one with most rows, then the first.
+    """
+    every = [described(setup, client) for client in range(setup.experiment.task.clients)]
+    return max(every, key=lambda c: (c.active * c.longest, c.rows, -c.client))
+
+
+def described(setup: Setup, client: int) -> Chosen:
+    """A client's size."""
+    rows = setup.data().client(client, setup.objective())
+    longest = 1 if rows.length_N is None or not len(rows) else int(rows.length_N.max())
+    return Chosen(client, len(rows), int((rows.weight_NC != 0).any(-1).sum()), longest)
+
+
+def _measure(setup: Setup, chosen: Chosen, places: list[Place], apart: Apart) -> Measured:
+    """Train it and merge its update, each in a fresh process."""
+    on_gpu = has_gpu(places)
+    device = "a GPU, as soon as one is free" if on_gpu else "the CPU"
+    print(f"training client {chosen.client} alone for {memory_probe.ROUNDS} rounds on {device}", flush=True)
+    sender, e = server_of(setup), setup.experiment
+    sender.state, _ = e.method.heaviest(sender.state, e.federation.rounds)
+    sent = messages.pack({"broadcast": sender.broadcast(1), "letter": sender.letter(chosen.client)})
+    what = f"client {chosen.client}"
+    try:
+        client, update = apart(memory_probe.measure_client, setup, chosen.client, sent, on_gpu)
+        what = "the server"
+        server: ServerUse = apart(memory_probe.measure_server, setup, chosen.client, update)
+    except RuntimeError as error:
+        hint = " (--cpu leaves GPUs out)" if on_gpu else ""
+        raise InputError(f"{what} could not be measured: {error}{hint}") from error
+    return Measured(chosen, client, server)
+
+
+def need_of(measured: Measured, per_round: int) -> Need:
+    """What an actor and the server of a run need: the server holds the updates of a whole round, not of one client."""
+    client, server = measured.client, measured.server
+    return Need(client.peak, client.rows, server.peak + (per_round - 1) * client.update, client.gpu)
+
+
+def overrides_of(shares: Shares) -> str:
+    """The arguments that put a run on the cluster with these shares."""
+    return (
+        f"--cluster.clients_per_actor {shares.clients_per_actor} --cluster.client_cpus {number(shares.client_cpus)}"
+        f" --cluster.client_gpus {number(shares.client_gpus)}"
+    )
+
+
+def needs(m: Measured, need: Need, e: Experiment) -> str:
+    """What was measured, for the eye."""
+    chosen, client, server, gpu = m.chosen, m.client, m.server, m.client.gpu
+    labelled = f"{chosen.rows} rows, {chosen.active} of them labelled, longest {chosen.longest}"
+    further = f"{size(client.rows)} for each further client of an actor"
+    merging = f"{size(need.server)} with the updates of {e.selected_clients} clients"
+    lines = [
+        ("client", f"{chosen.client} of {e.task.clients}: {labelled}"),
+        ("client, memory", f"{size(client.baseline)} ready to train, {size(client.peak)} at most; {further}"),
+        (
+            "client, round",
+            f"{client.seconds[-1]:.2f} s, the first {client.seconds[0]:.2f} s, for {e.federation.epochs} epoch(s)",
+        ),
+        ("server, memory", f"{size(server.baseline)} ready, {size(server.peak)} at most; {merging}"),
+    ]
+    if gpu:
+        device = f"the GPU has {size(gpu.total)}, others use {size(gpu.taken)}"
+        lines.append(("client, GPU", f"{size(gpu.reserved)} reserved, {size(gpu.context)} context; {device}"))
+    return aligned(lines)
+
+
+def limits(places: list[Place], s: Shares) -> str:
+    """What limits the number of actors, with the margins, and the result, for the eye."""
+    nodes = usable(places)
+    cpus, memory = sum(p.node.cpus for p in nodes), sum(p.memory for p in nodes)
+    given = f"{MEMORY_MARGIN:.0%} of {size(memory)} free, the server's share on each node left out"
+    lines = [
+        ("by CPUs", f"{s.by_cpus} actors: one to each of {number(cpus)} CPUs on {len(nodes)} node(s)"),
+        ("by memory", f"{s.by_memory} actors in {given}"),
+    ]
+    if s.by_gpus is not None:
+        lines.append(("by GPUs", f"{s.by_gpus} actors: {s.per_gpu} in {GPU_MARGIN:.0%} of the memory of each GPU"))
+    shares = f"{number(s.client_cpus)} CPU and {number(s.client_gpus)} GPU"
+    lines.append(("result", f"{s.actors} actors of {shares}, {s.clients_per_actor} client(s) each"))
+    return aligned(lines)
+
+
+def aligned(lines: list[tuple[str, str]]) -> str:
+    """Names and texts as two columns."""
+    return "\n".join(f"{name:<16}{text}" for name, text in lines)

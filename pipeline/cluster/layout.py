@@ -1,0 +1,106 @@
+"""How a run lies on a Ray cluster: client actors, their shares of CPUs and GPUs, placement groups."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from pipeline.cluster.placement import Node, largest_share, wherever
+from pipeline.config.cluster import ClusterOptions
+from tasks.contract import InputError
+
+T = TypeVar("T")
+PER_CLIENT_ACTORS_UP_TO = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a run lies on the cluster: number of client actors, their shares, and how many may train at one time."""
+
+    actors: int
+    client_cpus: float
+    client_gpus: float
+    server_cpus: float
+    server_gpus: float
+    concurrent: int
+    group: Any = None
+    """Placement group with bundle 0 for the server and one more per client actor; None: anywhere on the cluster."""
+
+
+def nodes() -> list[Node]:
+    """What each node of the cluster has, free or not."""
+    everywhere: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # ray has no annotation here
+    shares = [node["Resources"] for node in everywhere if node["Alive"]]
+    return [Node(float(s.get("CPU", 0.0)), (1.0,) * int(s.get("GPU", 0.0))) for s in shares]
+
+
+def layout(options: ClusterOptions, clients: int) -> Layout:
+    """Shares that fit the cluster, or InputError: actors that never get their share would wait for ever."""
+    have = nodes()
+    cpus, gpus = sum(node.cpus for node in have), sum(len(node.devices) for node in have)
+    if options.clients_per_actor:
+        actors = math.ceil(clients / options.clients_per_actor)
+    else:
+        actors = clients if clients <= PER_CLIENT_ACTORS_UP_TO else max(1, int(cpus))
+    wanted = actors * options.client_gpus + options.server_gpus
+    if wanted > gpus + 1e-9:
+        raise InputError(
+            f"{actors} client actors of {options.client_gpus:g} GPU and a server of {options.server_gpus:g} need"
+            f" {wanted:g} GPUs, the cluster has {gpus:g}: lower --cluster.client_gpus or raise"
+            " --cluster.clients_per_actor"
+        )
+
+    def fits(share: float, server: float) -> bool:
+        return wherever(have, (server, options.server_gpus), [(share, options.client_gpus)] * actors)
+
+    share = options.client_cpus or largest_share(have, actors + 1, lambda s: fits(s, s))
+    left = max(0.0, min(1.0, cpus - actors * share)) if options.client_cpus else share
+    server = next((s for s in (left, min(share, left), 0.0) if share and fits(share, s)), None)
+    if server is None:
+        raise InputError(_too_many(actors, share, options, have))
+    concurrent = options.concurrent or max(1, int(cpus))
+    return Layout(actors, share, options.client_gpus, server, options.server_gpus, concurrent)
+
+
+def _too_many(actors: int, share: float, options: ClusterOptions, have: Sequence[Node]) -> str:
+    cpus = sum(node.cpus for node in have)
+    each = ", ".join(f"{node.cpus:g} CPUs and {len(node.devices)} GPUs" for node in have)
+    shares = [f"{n:g} {what}" for n, what in ((share, "CPU"), (options.client_gpus, "GPU")) if n]
+    asked = f" of {' and '.join(shares)}" if shares else ""
+    return (
+        f"{actors} client actors{asked} do not fit a cluster of {cpus:g} CPUs, with their server, where each lies on"
+        f" one node and one GPU (nodes: {each}): set --cluster.client_cpus (0 shares them out) or --cluster.client_gpus"
+        " lower, or --cluster.clients_per_actor higher"
+    )
+
+
+def with_memory() -> list[tuple[Node, float]]:
+    """What each node has, as in ``nodes``, and the bytes that actors may take there: free when Ray started, less its
+    object store.
+    """
+    everywhere: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # ray has no annotation here
+    shares = [node["Resources"] for node in everywhere if node["Alive"]]
+    return [
+        (Node(float(s.get("CPU", 0.0)), (1.0,) * int(s.get("GPU", 0.0))), float(s.get("memory", 0.0))) for s in shares
+    ]
+
+
+def apart(function: Callable[..., T], *arguments: Any, gpus: float = 0.0) -> T:
+    """What ``function`` gives in a fresh worker process of the cluster; RuntimeError with one line where it gives
+    nothing.
+    """
+    # A worker serves only tasks of its own environment, so none that has worked before gets this one.
+    fresh = {"env_vars": {"ANCHORFL_APART": uuid.uuid4().hex}}
+    task: Any = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0, max_calls=1, runtime_env=fresh)(function)
+    try:
+        return ray.get(task.remote(*arguments))  # type: ignore[no-any-return]  # what ``function`` returned there
+    except RayError as error:
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        text = str(cause).strip().splitlines()
+        raise RuntimeError(f"{type(cause).__name__}: {text[0] if text else 'no message'}") from error

@@ -1,0 +1,222 @@
+"""Ray itself: starting one of our own or joining a running one, and how its resources are shared out."""
+
+from __future__ import annotations
+
+import gc
+import ipaddress
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import ray
+
+from pipeline.cluster import auth_token, signals
+from pipeline.cluster.layout import nodes
+from pipeline.config.cluster import ClusterOptions
+from tasks.contract import InputError
+
+LOOPBACK = "127.0.0.1"
+LONGEST = 41
+"""Characters of the folder around Ray's own, so that the path of a socket in it stays within Linux's 107."""
+
+
+def start(options: ClusterOptions) -> bool:
+    """Connect to Ray; True if this call started or joined it (then ``stop`` is for the caller to call)."""
+    if ray.is_initialized():
+        return False
+    # Read by the workers that Ray starts ahead of need: torch is then imported while the driver still prepares data.
+    os.environ.setdefault("RAY_preload_python_modules", "torch,pyarrow.parquet,pipeline.training.client")
+    # On Linux a process's large buffers then lie on huge pages: fewer faults, the same bits (docs/speed.md).
+    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
+    # Workers must find the packages in a checkout that is not installed, too.
+    root = str(Path(__file__).resolve().parents[2])
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    if not options.address:
+        _start_own(quiet)
+        signals.renew()
+        return True
+    auth_token.closed()
+    try:
+        ray.init(address=options.address, **quiet)
+    except ConnectionError as error:
+        raise InputError(
+            f"cluster.address = {options.address!r}: no Ray cluster answers there ({error}); start one with"
+            " 'ray start --head', or leave cluster.address empty"
+        ) from error
+    signals.renew()
+    if not _wants_token():
+        _tell(
+            f"the Ray cluster at {options.address} wants no token: whoever reaches it can run code on it (SECURITY.md)"
+        )
+    gather(options)
+    if not sum(node.cpus for node in nodes()):
+        raise InputError(
+            f"the cluster at {options.address!r} has no CPUs now: start workers, or have its autoscaler start them with"
+            " --cluster.gather_cpus or --cluster.gather_gpus"
+        )
+    if line := busy(sum(node.cpus for node in nodes())):
+        _tell(line)
+    return True
+
+
+def stop() -> None:
+    """Leave Ray; a Ray of our own ends with it.
+
+    While Ray shuts down it ends the process at once, with status 1, where another thread frees a reference to one of
+    its objects. Python's garbage collector does so in any thread, such as the one that writes to MLflow.
+    """
+    automatic = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        ray.shutdown()
+    finally:
+        if automatic:
+            gc.enable()
+
+
+def _start_own(quiet: dict[str, Any]) -> None:
+    """A Ray that only this user of this machine can reach: on loopback, with a token, in a folder of his own.
+
+    InputError where one of the three cannot be had; ``RAY_AUTH_MODE=disabled`` and ``RAY_TMPDIR`` are the user's own
+    decisions, and stand.
+    """
+    auth_token.made()
+    # Without a dashboard nobody asks what tasks have run, of which Ray would keep 100,000 at 3 kB each.
+    os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+    with _loopback_only(), _few_processes():
+        ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, _temp_dir=_own_folder(), **quiet)
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # as in ``nodes``
+    if not ipaddress.ip_address(address).is_loopback:
+        stop()
+        raise InputError(
+            f"Ray {ray.__version__} listens on {address} and not on loopback alone: install the version of"
+            " requirements.lock, or start Ray yourself ('ray start --head') and give --cluster.address"
+        )
+    if not _wants_token():
+        _tell(f"{auth_token.MODE} = {os.environ.get(auth_token.MODE, '')!r}: every user of this machine can run code in"
+              " this Ray, as you; unset it for a Ray that asks for a token")  # fmt: skip
+
+
+@contextmanager
+def _loopback_only() -> Iterator[None]:
+    """Ray started in this block listens on loopback.
+
+    Ray 2.60 takes 127.0.0.1 as a node's address for a slip and puts the machine's own in its place, except where it
+    makes no clusters, as on macOS and Windows by default (RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER, read once, at the import).
+    """
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _few_processes() -> Iterator[None]:
+    """Ray started in this block does without three processes that nobody here asks anything: the API server behind the
+    dashboard, the autoscaler's monitor, and the monitor of workers' logs, which are not shown.
+
+    It is there 2 s sooner and takes 180 MB less (docs/speed.md). ``ray.init`` has no options for them.
+    """
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    begin = RayParams.__init__
+
+    def without_monitors(self: Any, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        self.no_monitor, self.include_log_monitor = True, False
+
+    def without_server(self: Any, **_: Any) -> None:
+        self._webui_url = ""
+
+    with patch.object(RayParams, "__init__", without_monitors), patch.object(Node, "start_api_server", without_server):
+        yield
+
+
+def _own_folder() -> str | None:
+    """Folder for the sockets, logs and spilled objects of a Ray of our own; None: ``RAY_TMPDIR`` names one.
+
+    Ray opens its folders to everybody for writing (``/tmp/ray``, mode 0777), so that another user could put his socket
+    in the place of ours; hence a folder around it that he cannot enter. Names are short, as paths of sockets must be.
+    """
+    if os.environ.get("RAY_TMPDIR"):
+        return None
+    place = os.environ.get("TMPDIR") if sys.platform.startswith("linux") else ""  # macOS has one that is too long
+    around = Path(place or "/tmp") / f"ray-{os.getuid()}"
+    if len(str(around)) > LONGEST:  # as batch systems make them
+        _tell(f"TMPDIR ({place}) is too long for Ray's sockets, which go to /tmp; RAY_TMPDIR names another place")
+        around = Path("/tmp") / around.name
+    around.mkdir(mode=0o700, exist_ok=True)
+    found = around.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & auth_token.OTHERS:
+        raise InputError(
+            f"{around} is to hold Ray's sockets and logs, and is no folder that only you may enter: remove it, or name"
+            " another place in RAY_TMPDIR"
+        )
+    return str(around / "r")
+
+
+def _wants_token() -> bool:
+    """Whether Ray, which is connected, speaks only to who has the token: Ray sets the variable where it decides so."""
+    return os.environ.get(auth_token.MODE, "").lower() == "token"
+
+
+def _tell(line: str) -> None:
+    print(f"anchorfl: {line}", file=sys.stderr, flush=True)
+
+
+def gather(options: ClusterOptions, pause_s: float = 2.0) -> None:
+    """Wait until the cluster has the CPUs and GPUs that ``options`` ask for, and tell its autoscaler to make nodes for
+    them. InputError where they do not come in time.
+    """
+    wanted = {"CPU": options.gather_cpus, "GPU": options.gather_gpus}
+    if not any(wanted.values()):
+        return
+    from ray.autoscaler.sdk import request_resources
+
+    deadline = time.monotonic() + 60 * options.gather_minutes
+    request_resources(bundles=[{name: 1} for name, count in wanted.items() for _ in range(count)])
+    try:
+        while True:
+            have: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # no annotation
+            missing = {name: count for name, count in wanted.items() if have.get(name, 0.0) < count}
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                asked = " and ".join(f"{count} {name}s (has {have.get(name, 0):g})" for name, count in missing.items())
+                raise InputError(
+                    f"the cluster did not get {asked} within {options.gather_minutes:g} minutes: look at 'ray status'"
+                    " for why, ask for less with --cluster.gather_gpus, or wait longer with --cluster.gather_minutes"
+                )
+            time.sleep(pause_s)
+    finally:
+        request_resources(bundles=[])  # a request outlives its maker, and would keep paid nodes for ever
+
+
+def busy(total: float) -> str:
+    """A line where others use some of the cluster's CPUs; "" where nobody does. A run's layout counts on all of them,
+    and Ray lets actors wait for ever.
+    """
+    resources: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]  # no annotation
+    used = total - resources.get("CPU", 0.0)
+    if used < 0.01:
+        return ""
+    return (
+        f"others use {used:g} of the cluster's {total:g} CPUs: a run shares out all of them, and waits until its"
+        " part is free; runs that start together may wait for each other for ever (docs/cluster.md)"
+    )

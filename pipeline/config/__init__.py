@@ -1,0 +1,1 @@
+"""Options of a run, presets, overrides, the digest."""

@@ -1,0 +1,62 @@
+"""Options of [cluster]: where clients run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tasks import places
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterOptions:
+    """Where clients run. No option here changes a result, but for GPUs: they round otherwise, and draw other dropout
+    masks.
+    """
+
+    executor: Literal["ray", "serial"] = "ray"
+    """``ray``: client actors and a server actor; ``serial``: all in this process (debugger, tests, reference)."""
+    address: str = ""
+    """Empty: a Ray of its own on loopback; ``auto``: the running cluster; or an address for ``ray.init``."""
+    clients_per_actor: int = 0
+    """Clients that share an actor; 0: one each for up to 32 clients, above that as many actors as CPUs. An actor starts
+    when it is needed, and one that is idle takes over other clients sooner than that."""
+    client_cpus: float = 0.0
+    """CPU share of a client actor; 0: the CPUs of the cluster shared out evenly."""
+    client_gpus: float = 0.0
+    """GPU share of a client actor, for example 0.25; the actor limits itself to that part of the memory."""
+    server_gpus: float = 0.0
+    """GPU share of the server actor."""
+    cached_mb: float = 1000.0
+    """Megabytes of clients' rows that a worker keeps from round to round, on a GPU in its memory; those that have not
+    been trained for longest are read again."""
+    concurrent: int = 0
+    """Clients that train at one time; 0: one per CPU of the cluster."""
+    gather_cpus: int = 0
+    """CPUs to ask a running cluster's autoscaler for, and to wait for, before anything starts; 0: what is there."""
+    gather_gpus: int = 0
+    """GPUs likewise."""
+    gather_minutes: float = 20.0
+    """Longest wait for them."""
+    checkpoint_every: int = 1
+    """Save a checkpoint after every so many rounds, and after the last; a resumed run computes the rounds behind it
+    again, with the same bits."""
+    checkpoints: int = 2
+    """How many of them are kept: where the last one is damaged, a run goes on from the one before."""
+    mirror: str = ""
+    """Where a copy of the run folder is kept up to date, below which it has the folder's name: ``s3://bucket/runs``,
+    ``gs://...`` or the absolute path of a folder; empty: no copy."""
+
+    def __post_init__(self) -> None:
+        if self.mirror:
+            places.check(self.mirror, "cluster.mirror")
+        for name in ("clients_per_actor", "cached_mb", "concurrent", "gather_cpus", "gather_gpus", "gather_minutes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"cluster.{name} = {getattr(self, name)}: must be at least 0")
+        for name in ("checkpoint_every", "checkpoints"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"cluster.{name} = {getattr(self, name)}: must be at least 1")
+        if (self.gather_cpus or self.gather_gpus) and not self.address:
+            raise ValueError("cluster.gather_cpus and gather_gpus need a running cluster: set cluster.address")
+        if self.client_cpus < 0 or not 0 <= self.client_gpus <= 1 or not 0 <= self.server_gpus <= 1:
+            raise ValueError("cluster: client_cpus must be at least 0, client_gpus and server_gpus in [0, 1]")

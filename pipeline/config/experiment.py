@@ -1,0 +1,154 @@
+"""One experiment: the tree of options that a preset, the command line and a checkpoint all speak of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from typing import Any, Literal
+
+from models.build import ModelOptions
+from pipeline.algorithm.contract import Method
+from pipeline.algorithm.optimizers import OptimizerOptions
+from pipeline.config.cluster import ClusterOptions
+from pipeline.config.evaluation import EvaluationOptions
+from pipeline.config.federation import FederationOptions, needed
+from pipeline.config.redaction import recorded
+from pipeline.config.tracking import TrackingOptions
+from tasks.contract import TaskOptions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experiment:
+    """Everything that a run depends on."""
+
+    task: TaskOptions = field(default_factory=TaskOptions)
+    """Data, partition, disclosure."""
+    method: Method[Any, Any]
+    """Hyper-parameters of the method, whose name is ``method.name`` in a preset."""
+    model: ModelOptions = field(default_factory=ModelOptions)
+    """Network."""
+    federation: FederationOptions = field(default_factory=FederationOptions)
+    """Rounds and selection."""
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    """Local training."""
+    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
+    """Scores."""
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
+    """Ray."""
+    tracking: TrackingOptions = field(default_factory=TrackingOptions)
+    """MLflow."""
+    seed: int = 0
+    """Seed of the run: partition, selection, initial weights, local training."""
+    output: str = ""
+    """Folder of the run; empty: a new one below ``runs/``."""
+
+    def __post_init__(self) -> None:
+        unsettled = self.task.clients == 0 and self.task.partition == "one_class"  # the data will say
+        if self.task.clients < 1 and not unsettled:
+            raise ValueError(f"task.clients = {self.task.clients}: must be at least 1")
+        if self.selected_clients > self.task.clients and not unsettled:
+            raise ValueError(
+                f"federation.clients_per_round = {self.federation.clients_per_round} exceeds"
+                f" task.clients = {self.task.clients}: lower it"
+            )
+        if self.federation.deadline and (self.cluster.executor == "serial" or self.federation.pooled):
+            raise ValueError(
+                "federation.deadline needs client actors, which can be ended: set cluster.executor to 'ray' and"
+                " federation.pooled to false, or leave the deadline out"
+            )
+        least = needed(self.federation.quorum, self.selected_clients)
+        if not unsettled and (lack := self.federation.rule.lack(least)):
+            raise ValueError(
+                f"federation.merge = {self.federation.merge!r}: {lack}; federation.quorum = {self.federation.quorum:g}"
+                f" of {self.selected_clients} selected clients lets a round have {least}: raise quorum or"
+                " clients_per_round, or change the merge"
+            )
+        if self.model.norm == "batch" and (self.optimizer.skip_zero_rows or self.optimizer.micro_tokens):
+            raise ValueError(
+                "model.norm = 'batch' normalises over the batch, so rows may not be left out or cut apart:"
+                " set --optimizer.skip_zero_rows False --optimizer.micro_tokens 0"
+            )
+        if self.evaluation.chosen_by is not None and self.task.validation == 0:
+            raise ValueError(
+                f"evaluation.select = {self.evaluation.select!r} needs validation rows: set task.validation above 0"
+            )
+        if self.tracking.register and self.method.scored == "clients":
+            raise ValueError(f"tracking.register: {self.method.name} trains no global model to register: leave it out")
+
+    @property
+    def tested(self) -> Literal["always", "last", "never"]:
+        """``evaluation.test``; but ``always`` for ``last`` where the scores are those of clients' own models and the
+        selected round may be an earlier one, whose models nobody has any more.
+        """
+        gone = self.method.scored == "clients" and self.evaluation.select != "last"
+        return "always" if gone and self.evaluation.test == "last" else self.evaluation.test
+
+    @property
+    def selected_clients(self) -> int:
+        """How many clients take part in a round."""
+        return self.federation.selected(self.task.clients)
+
+
+def to_tree(experiment: Experiment) -> dict[str, Any]:
+    """Plain nested dict, as a preset would have it; ``from_tree`` of pipeline/config/schema.py is its inverse."""
+    tree = asdict(experiment)
+    tree["method"] = {"name": experiment.method.name, **tree["method"]}
+    return tree
+
+
+def recorded_tree(experiment: Experiment) -> dict[str, Any]:
+    """``to_tree`` as it may stand in a file: the address of the MLflow store without a password."""
+    tree = to_tree(experiment)
+    tree["tracking"]["uri"] = recorded(tree["tracking"]["uri"])
+    return tree
+
+
+EPOCH = 1
+"""Part of every digest: raise it when a default changes, or the same options come to give another result."""
+
+
+def digest(experiment: Experiment) -> str:
+    """SHA-256 of everything that can change a result: not where it runs, is recorded or is written, nor what is kept
+    of it.
+
+    Only options that differ from their defaults count, so that an option which a later version adds leaves the digests
+    of finished runs as they are. How many clients ``one_class`` has is for the data to say, so it does not count: what
+    was asked for and what was found are one experiment.
+    """
+    if experiment.task.partition == "one_class":
+        experiment = replace(experiment, task=replace(experiment.task, clients=0))
+    tree = _changed(experiment)
+    tree.get("evaluation", {}).pop("keep", None)
+    for name in ("cluster", "tracking", "output"):
+        tree.pop(name, None)
+    for name in ("root", "cache"):
+        tree.get("task", {}).pop(name, None)
+    tree = {name: part for name, part in tree.items() if part != {}}
+    tree["method"] = {"name": experiment.method.name, **tree.get("method", {})}
+    return hashlib.sha256(json.dumps([EPOCH, tree], sort_keys=True).encode()).hexdigest()
+
+
+def _changed(node: Any) -> dict[str, Any]:
+    """The fields of a dataclass whose values are not the defaults, nested."""
+    out: dict[str, Any] = {}
+    for f in fields(node):
+        value = getattr(node, f.name)
+        if is_dataclass(value):
+            out[f.name] = _changed(value)
+        elif f.default is MISSING or value != f.default:
+            out[f.name] = value
+    return out
+
+
+def flat(experiment: Experiment) -> dict[str, str | int | float | bool]:
+    """Flat parameters for MLflow: the method's own names stay short (q1, q2, alpha), others are ``section.name``."""
+    tree = recorded_tree(experiment)
+    out: dict[str, str | int | float | bool] = {"method": tree["method"].pop("name")}
+    out |= {k: "none" if v is None else v for k, v in tree.pop("method").items()}
+    for section, values in tree.items():
+        if isinstance(values, dict):
+            out |= {("task" if (section, k) == ("task", "name") else f"{section}.{k}"): v for k, v in values.items()}
+        else:
+            out[section] = values
+    return out

@@ -1,0 +1,69 @@
+"""Options from the command line, ``--section.option value``, parsed and explained by tyro."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import tyro
+
+from pipeline.config.experiment import Experiment
+from pipeline.config.schema import T, _hints, options_of
+from tasks.contract import InputError
+from tasks.sources import nearest
+
+
+def override(experiment: Experiment, arguments: Sequence[str], command: str = "anchorfl run PRESET") -> Experiment:
+    """The experiment with ``--section.option value`` overrides; tyro parses and prints the help of every option."""
+    if not arguments:
+        return experiment
+    known = options_of(experiment)
+    for argument in arguments:
+        if argument.startswith("--") and argument not in ("--help", "--help-verbose"):
+            name = argument[2:].partition("=")[0].replace("-", "_")
+            if name not in known:
+                raise InputError(f"no option --{name}{nearest(name, known)}; 'anchorfl run PRESET --help' lists all")
+    return one_line(lambda: _parse(experiment, arguments, command))
+
+
+def one_line(parse: Callable[[], T]) -> T:
+    """What a tyro parser gives, its box of complaints turned into one line of InputError."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return parse()
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        words = re.sub(r"[─│╭╮╰╯┌┐└┘]+|-{4,}", " ", re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue()))
+        text = re.sub(r" ?For full helptext.*$", "", " ".join(words.split()))
+        raise InputError(re.sub(r"^Value error Error parsing \S+: (?=\w+\.\w+[ :]|method:)", "", text)) from stop
+
+
+def _parse(experiment: Experiment, arguments: Sequence[str], command: str) -> Experiment:
+    """Tyro needs the concrete type of the method, which only the preset knows."""
+
+    def build(**values: Any) -> Experiment:
+        return Experiment(**values)
+
+    hints = _hints(Experiment) | {"method": type(experiment.method)}
+    build.__annotations__ = {f.name: hints[f.name] for f in fields(Experiment)} | {"return": Experiment}
+    build.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                f.name, inspect.Parameter.KEYWORD_ONLY, default=getattr(experiment, f.name), annotation=hints[f.name]
+            )
+            for f in fields(Experiment)
+        ],
+        return_annotation=Experiment,
+    )
+    return tyro.cli(
+        build, args=list(arguments), prog=command, use_underscores=True, config=(tyro.conf.FlagConversionOff,)
+    )

@@ -1,0 +1,143 @@
+"""From a preset and overrides to an Experiment: TOML read strictly, then the command line through tyro.
+
+A preset is ``tuning/presets/<paper>/<name>.toml`` or any path to a TOML file; tables are [task], [method] (with
+``name``), [model], [federation], [optimizer], [evaluation], [cluster], [tracking]; ``seed`` and ``output`` stand
+above them, and ``extends``, the name of a preset whose options hold where this one says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from pipeline.config.experiment import Experiment, recorded_tree, to_tree
+from pipeline.methods import METHODS
+from tasks.contract import InputError
+from tasks.registry import TASKS
+from tasks.sources import nearest
+from tasks.typed import LARGEST
+
+T = TypeVar("T")
+_hints = cache(typing.get_type_hints)
+"""Evaluated once a class: there are hundreds of presets, and annotations are text."""
+
+
+def from_tree(tree: Mapping[str, Any]) -> Experiment:
+    """The experiment of a nested dict (a preset, or the resolved tree in a run folder); the inverse of ``to_tree``."""
+    values = dict(tree)
+    hints = _hints(Experiment)
+    known = {f.name for f in fields(Experiment)}
+    for key in values:
+        if key not in known:
+            raise InputError(f"no option or table {key!r}{nearest(key, known)}")
+    for name in known:
+        if name in values and is_dataclass(hints[name]):
+            values[name] = _node(hints[name], values[name], name)
+    values["method"] = _method(values.get("method"))
+    for name in ("seed", "output"):
+        if name in values:
+            values[name] = _typed(hints[name], values[name], name)
+    experiment: Experiment = _built(Experiment, values, "")
+    if not experiment.task.parquet and experiment.task.name not in TASKS:
+        raise InputError(f"no task {experiment.task.name!r} in [task] name{nearest(experiment.task.name, TASKS)}")
+    return experiment
+
+
+def _method(table: Any) -> Any:
+    if not isinstance(table, dict) or "name" not in table:
+        raise InputError("[method] needs a name, for example name = 'fedavg'")
+    name, options = table["name"], {k: v for k, v in table.items() if k != "name"}
+    if not isinstance(name, str) or name not in METHODS:
+        raise InputError(
+            f"no method {name!r} in [method] name{nearest(str(name), METHODS)}; there are: {', '.join(METHODS)}"
+        )
+    return _node(METHODS[name], options, "method")
+
+
+def _node(kind: Any, table: Any, section: str) -> Any:
+    if not isinstance(table, dict):
+        raise InputError(f"[{section}] must be a table, not {table!r}")
+    hints = _hints(kind)
+    known = {f.name for f in fields(kind) if f.init}
+    values = {}
+    for key, value in table.items():
+        if key not in known:
+            raise InputError(f"no option {key!r} in [{section}]{nearest(key, known)}")
+        values[key] = _typed(hints[key], value, f"{section}.{key}")
+    return _built(kind, values, section)
+
+
+def _built(kind: Any, values: dict[str, Any], section: str) -> Any:
+    missing = [
+        f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING and f.name not in values
+    ]
+    if missing:
+        raise InputError(f"[{section}] needs {missing[0]}")
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    """``value`` if it is of the annotated type (an int may stand for a float), else InputError."""
+    if isinstance(value, int) and abs(value) >= LARGEST:
+        raise InputError(f"{where}: a number of {len(hex(value))} hexadecimal digits is too large")
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if get_origin(hint) is Literal:
+        if value in get_args(hint):
+            return value
+        raise InputError(
+            f"{where} = {value!r}{nearest(str(value), get_args(hint))}: one of {', '.join(map(str, get_args(hint)))}"
+        )
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        if value is None or value == "none":
+            return None
+        return _typed(next(h for h in get_args(hint) if h is not type(None)), value, where)
+    if isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
+        return value
+    raise InputError(f"{where} = {value!r}: must be {getattr(hint, '__name__', hint)}, not {type(value).__name__}")
+
+
+def options_of(experiment: Experiment) -> dict[str, Any]:
+    """Value of every option that can be overridden, by its dotted name (``method.q1``, ``seed``)."""
+    out: dict[str, Any] = {}
+    for f in fields(experiment):
+        value = getattr(experiment, f.name)
+        if is_dataclass(value):
+            out |= {f"{f.name}.{g.name}": getattr(value, g.name) for g in fields(value) if g.init}
+        else:
+            out[f.name] = value
+    return out
+
+
+def typed_option(experiment: Experiment, option: str, value: Any) -> Any:
+    """A value as the type of an option, by its dotted name, has it. InputError where it is of another type."""
+    section, _, key = option.rpartition(".")
+    kind: Any = type(getattr(experiment, section)) if section else Experiment
+    return _typed(_hints(kind)[key], value, option)
+
+
+def with_options(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
+    """The experiment with options replaced by dotted name. InputError where a value is refused."""
+    tree = to_tree(experiment)
+    for name, value in values.items():
+        section, _, key = name.rpartition(".")
+        (tree[section] if section else tree)[key] = value
+    return from_tree(tree)
+
+
+def to_toml(experiment: Experiment) -> str:
+    """The text of a preset that ``read_preset`` turns into ``experiment``, without ``output`` and any password."""
+    tree = {k: v for k, v in recorded_tree(experiment).items() if k != "output"}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in tree.items() if not isinstance(value, dict)]
+    for section, values in tree.items():
+        if isinstance(values, dict):
+            lines += ["", f"[{section}]", *(f"{k} = {json.dumps(v)}" for k, v in values.items() if v is not None)]
+    return "\n".join(lines) + "\n"

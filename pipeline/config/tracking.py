@@ -1,0 +1,31 @@
+"""Options of [tracking]: where a run is recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackingOptions:
+    """Where a run is recorded besides its own folder."""
+
+    uri: str = ""
+    """MLflow store: empty: ``$MLFLOW_TRACKING_URI``, or where that is not set the SQLite file ``mlflow.db`` in the
+    folder that holds the runs; ``none``: no MLflow; ``http://...``: a server; ``sqlite:///...``: another file;
+    ``postgresql://...``: a database server. A password is left out of every record, so that a resumed run has none:
+    leave it to ``~/.pgpass``, ``PGPASSWORD`` or ``MLFLOW_TRACKING_PASSWORD``."""
+    experiment: str = ""
+    """MLflow experiment; empty: name of the task."""
+    run_name: str = ""
+    """Name of the run in MLflow; empty: name of the run folder."""
+    log_model: bool = True
+    """Log the trained model as an MLflow model (weights as safetensors, no pickle); false: only its files."""
+    register: str = ""
+    """Name in MLflow's model registry under which the trained model becomes a version, with the alias ``champion``;
+    empty: none."""
+
+    def __post_init__(self) -> None:
+        if set(self.register) & set("/:'\"`"):
+            raise ValueError(f"tracking.register = {self.register!r}: MLflow takes no / : or quotes in a model's name")
+        if self.register and not self.log_model:
+            raise ValueError("tracking.register needs the model in MLflow: leave tracking.log_model true")

@@ -1,0 +1,158 @@
+"""How right pseudo-labels are: every client annotates its data with the state of a round, and the hidden truth judges.
+
+The annotation is the method's own code (``Local.data``), in a work-space. Shape suffixes: N rows of a client, C
+classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.algorithm.contract import ClientSide, Local
+from pipeline.algorithm.parameters import load_sent
+from pipeline.algorithm.seeds import torch_rng
+from pipeline.diagnosis.divergence import row_ids
+from pipeline.diagnosis.figures import draw_precision
+from pipeline.diagnosis.result import Floats, Part, write_table
+from pipeline.diagnosis.study import Study
+from pipeline.diagnosis.truth import Truth, check, read_truth
+from pipeline.training.local_training import infer
+from tasks.columns import Bools, Ints
+from tasks.contract import Card, ClientData
+
+COLUMNS = (
+    "open", "hidden", "positive", "right", "negative", "negative_right", "unjudged",
+    "precision", "coverage", "chance", "negative_precision",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Entries (row, class) per class, int64 [C]. open: without a label, in classes that the client is unaware of;
+    hidden: those of them that are truly positive; positive, negative: pseudo-labels; right, negative_right: true ones;
+    unjudged: pseudo-labels whose truth the raw data do not have; no other figure counts such entries.
+    """
+
+    open: Ints
+    hidden: Ints
+    positive: Ints
+    right: Ints
+    negative: Ints
+    negative_right: Ints
+    unjudged: Ints
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, n) + getattr(other, n) for n in self.__slots__))
+
+    def total(self) -> Counts:
+        """All classes as one."""
+        return Counts(*(getattr(self, n).sum(keepdims=True) for n in self.__slots__))
+
+    def table(self) -> dict[str, Ints | Floats]:
+        """The counts and their shares [C], NaN where there is nothing to divide by. precision: right / positive;
+        coverage: right / hidden; chance: hidden / open, the precision of labels given at random.
+        """
+        shares = {
+            "precision": _ratio(self.right, self.positive),
+            "coverage": _ratio(self.right, self.hidden),
+            "chance": _ratio(self.hidden, self.open),
+            "negative_precision": _ratio(self.negative_right, self.negative),
+        }
+        return {n: getattr(self, n) for n in self.__slots__} | shares
+
+
+def _ratio(part_C: Ints, whole_C: Ints) -> Floats:
+    share_C: Floats = np.divide(part_C, whole_C, out=np.full(len(whole_C), np.nan), where=whole_C > 0)
+    return share_C
+
+
+def judge(given: ClientData, annotated: ClientData, aware_C: Bools, y_NC: Bools, truth_NC: Bools) -> Counts:
+    """Compare pseudo-labels (what ``annotated`` knows and ``given`` does not) with the truth ``y_NC``, where
+    ``truth_NC`` says that there is one.
+    """
+    unknown_NC = given.known_NC.numpy() == 0
+    pseudo_NC = unknown_NC & (annotated.known_NC.numpy() > 0)
+    positive_NC = pseudo_NC & (annotated.y_NC.numpy() > 0)
+    open_NC, negative_NC = unknown_NC & ~aware_C, pseudo_NC & ~positive_NC
+    return Counts(
+        *(
+            mask_NC.sum(0).astype(np.int64)
+            for mask_NC in (
+                open_NC & truth_NC, open_NC & truth_NC & y_NC,
+                positive_NC & truth_NC, positive_NC & truth_NC & y_NC,
+                negative_NC & truth_NC, negative_NC & truth_NC & ~y_NC,
+                pseudo_NC & ~truth_NC,
+            )
+        )
+    )  # fmt: skip
+
+
+def annotate(study: Study, round_: int, client: int, card: Card, sent: Any) -> ClientData:
+    """The client's rows as it would train on them at the start of round ``round_ + 1``."""
+    server, e = study.server, study.setup.experiment
+    load_sent(server.model, sent.weights)
+    side = ClientSide(
+        server.model, sent, card, study.rows(client), study.lasting(client), server.objective, e.optimizer, infer,
+        torch_rng(study.seed, "client", client, "round", round_ + 1, "method"), server.letter(client), round_ + 1,
+    )  # fmt: skip
+    local: Local[Any, Any] = e.method.local(side)
+    return local.data()
+
+
+def pseudo_labels(study: Study, out: Path, say: Callable[[str], None]) -> Part:
+    """``pseudo_labels.csv``: counts and shares per class, and in all, in every round from which clients can go on
+    (``Study.trainable``).
+    """
+    clients = [c for c in study.server.cards if c.num_examples]
+    ids = {c.client: row_ids(study.prepared, c.client) for c in clients}
+    truth: Truth | None = None
+    found: dict[int, Counts] = {}
+    for round_ in study.trainable():
+        server = study.at(round_)
+        sent = server.broadcast(round_ + 1)
+        total: Counts | None = None
+        for card in clients:
+            given, rows = study.rows(card.client), annotate(study, round_, card.client, card, sent)
+            if rows is given:  # the method's own way to say that it labels nothing
+                continue
+            truth = truth or read_truth(study, say)
+            y_NC, truth_NC = truth.of(ids[card.client])
+            check(given, y_NC, f"{study.folder}, client {card.client}")
+            counts = judge(given, rows, card.aware_C.numpy(), y_NC, truth_NC)
+            total = counts if total is None else total + counts
+        if total is not None:
+            found[round_] = total
+    if not found:
+        return Part({}, (f"pseudo-labels: {study.setup.experiment.method.name} makes none here",))
+    return _written(study.class_names, found, out)
+
+
+def _written(names: tuple[str, ...], found: dict[int, Counts], out: Path) -> Part:
+    rows: list[list[object]] = []
+    metrics: dict[int, dict[str, float]] = {}
+    for round_, counts in found.items():
+        all_, each = counts.total().table(), counts.table()
+        rows += [[round_, "", *(all_[n][0] for n in COLUMNS)]]
+        rows += [[round_, name, *(each[n][c] for n in COLUMNS)] for c, name in enumerate(names)]
+        values = {f"pseudo/{n}": float(all_[n][0]) for n in ("precision", "coverage", "chance", "positive")}
+        values |= {f"precision/{name}": float(each["precision"][c]) for c, name in enumerate(names)}
+        metrics[round_] = {n: v for n, v in values.items() if np.isfinite(v)}
+    write_table(out / "pseudo_labels.csv", ("round", "class", *COLUMNS), rows)
+    tables = [counts.table() for counts in found.values()]
+    total = [counts.total().table() for counts in found.values()]
+    whole = {n: np.array([float(t[n][0]) for t in total]) for n in ("precision", "coverage", "chance")}
+    precision_RC = np.stack([np.asarray(t["precision"], dtype=np.float64) for t in tables])
+    draw_precision(list(found), whole, precision_RC, names, out / "pseudo_labels.png")
+    lines = []
+    for round_ in dict.fromkeys((next(iter(found)), list(found)[-1])):
+        t = {n: v[0] for n, v in found[round_].total().table().items()}
+        lines.append(
+            f"pseudo-positives after round {round_}: {t['right']} of {t['positive']} right"
+            f" (precision {t['precision']:.3f}; at random {t['chance']:.3f}), {t['coverage']:.3f} of the hidden ones"
+        )
+    return Part(metrics, tuple(lines))

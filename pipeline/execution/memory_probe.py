@@ -1,0 +1,199 @@
+"""What one client, and the server, need: memory and time, measured in a process that does nothing else. Plain torch, no
+Ray. All sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import torch
+
+from pipeline.algorithm import messages
+from pipeline.cluster.sizing import GpuNeed
+from pipeline.execution.executor import server_of
+from pipeline.execution.system_metrics import peak_resident
+from pipeline.training.client import ClientHost
+from pipeline.training.run_spec import Setup, one_thread
+from tasks.store import SPLITS
+
+T = TypeVar("T")
+ROUNDS = 2
+"""With ``optimizer.state = "keep"`` the second round is the first that holds the state of the one before it."""
+CGROUPS = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
+"""Versions 2 and 1: files of limit, use, statistics, and the entry of what is cached and can be given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientUse:
+    """baseline, peak: resident memory when ready to train, and at most; rows: of its data, which an actor keeps for
+    every client that it serves; update, kept: what it sends, and what is kept for it between rounds; seconds: of each
+    round.
+    """
+
+    baseline: int
+    peak: int
+    rows: int
+    update: int
+    kept: int
+    seconds: tuple[float, ...]
+    gpu: GpuNeed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUse:
+    """Resident memory as in ``ClientUse``; seconds: to merge one update, and to score both splits where it does."""
+
+    baseline: int
+    peak: int
+    seconds: float
+
+
+def measure_client(setup: Setup, client: int, sent: messages.Packed, on_gpu: bool) -> tuple[ClientUse, messages.Packed]:
+    """Train one client alone, as its actor would; call it in a fresh process. Its needs and its last update.
+
+    sent: ``broadcast`` and ``letter``, what the server sends to all and to this client.
+    """
+    one_thread()
+    before = free_elsewhere() if on_gpu else 0
+    host = ClientHost(setup, torch.device("cuda" if on_gpu else "cpu"))
+    baseline, seconds, memory = resident(), [], messages.pack({})
+    for round_ in range(1, ROUNDS + 1):
+        got = messages.unpack(sent)
+        fitted = host.fit(client, round_, got["broadcast"], messages.unpack(memory), got["letter"])
+        update, memory = messages.pack(fitted.update), messages.pack(fitted.memory)
+        seconds.append(fitted.seconds)
+    if setup.experiment.method.scored == "clients":
+        host.scores(messages.unpack(sent)["broadcast"], messages.unpack(memory), SPLITS)
+    use = ClientUse(
+        baseline, peak_resident(), data_bytes(setup, client), messages.nbytes(fitted.update),
+        messages.nbytes(fitted.memory), tuple(seconds), _read_gpu(before) if on_gpu else None,
+    )  # fmt: skip
+    return use, update
+
+
+def measure_server(setup: Setup, client: int, update: messages.Packed) -> ServerUse:
+    """Merge one client's update and score both splits, as the server's actor would, in a fresh process."""
+    one_thread()
+    server = server_of(setup)
+    e = setup.experiment
+    server.state, round_ = e.method.heaviest(server.state, e.federation.rounds)
+    baseline, began = resident(), time.perf_counter()
+    server.merge(round_, [client], [messages.unpack(update)])
+    messages.pack(server.broadcast(round_ + 1))
+    if setup.experiment.method.scored == "server":
+        server.scores(SPLITS)
+    return ServerUse(baseline, peak_resident(), time.perf_counter() - began)
+
+
+def data_bytes(setup: Setup, client: int) -> int:
+    """Size of a client's tensors."""
+    rows = setup.data().client(client, setup.objective())
+    parts = (rows.x, rows.y_NC, rows.known_NC, rows.weight_NC, rows.length_N)
+    return sum(messages.nbytes(t) for t in parts if t is not None)
+
+
+def apart(function: Callable[..., T], *arguments: Any) -> T:
+    """What ``function`` gives in a fresh Python process; RuntimeError with one line where it gives nothing."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe(duplex=False)
+    # As bytes: left to multiprocessing, torch would move tensors into shared memory, which counts as resident.
+    call = pickle.dumps((function, arguments))
+    process = spawn.Process(target=_answer, args=(theirs, call), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        good, content = pickle.loads(ours.recv_bytes())
+    except EOFError:
+        process.join()
+        raise RuntimeError(ended(process.exitcode or 0)) from None
+    finally:
+        process.kill()  # on an interrupt; one that has answered has nothing left to do
+        process.join()
+    if not good:
+        raise RuntimeError(content)
+    return content  # type: ignore[no-any-return]  # what ``function`` returned there
+
+
+def _answer(pipe: Any, call: bytes) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both: the other end reports it, and ends this one
+    function, arguments = pickle.loads(call)
+    try:
+        answer = (True, function(*arguments))
+    except Exception as error:  # any fault of the measured code is the answer
+        text = str(error).strip().splitlines()
+        answer = (False, f"{type(error).__name__}: {text[0] if text else 'no message'}")
+    pipe.send_bytes(pickle.dumps(answer))
+
+
+def ended(code: int) -> str:
+    """What the exit code of a process that gave no answer says."""
+    if code >= 0:
+        return f"the process ended with exit code {code}"
+    why = ", most often because memory ran out" if code == -signal.SIGKILL else ""
+    return f"the process was ended by signal {signal.Signals(-code).name}{why}"
+
+
+def resident() -> int:
+    """Resident memory of this process now."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def gpu_use(total: int, before: int, after: int, own: int, reserved: int, peak: int) -> GpuNeed:
+    """From readings to needs. before, after: what another process sees free before this one touches the GPU, and when
+    it has trained; own: what this one then sees free; reserved, peak: of its allocator, now and at most.
+    """
+    theirs = own - after  # the context of the other process, which it sees as used
+    return GpuNeed(total, max(0, total - before - theirs), peak, max(theirs, before - after - reserved))
+
+
+def _read_gpu(before: int) -> GpuNeed:
+    torch.cuda.synchronize()
+    own, total = torch.cuda.mem_get_info()
+    reserved, peak = torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
+    return gpu_use(total, before, free_elsewhere(), own, reserved, peak)
+
+
+def free_elsewhere() -> int:
+    """Free memory of the GPU as another process sees it: to ask is to make a context, so this process must not."""
+    code = "import torch; print(torch.cuda.mem_get_info()[0])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [ended(done.returncode)]
+        raise RuntimeError(f"the GPU's free memory cannot be read: {said[-1]}")
+    return int(done.stdout)
+
+
+def free_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory that new processes may take on this machine, or in the container that this process is in."""
+    free = int(psutil.virtual_memory().available)
+    for limit, used, stat, cached in CGROUPS:
+        if not (root / limit).exists():
+            continue
+        most = (root / limit).read_text(encoding="ascii").strip()
+        if most != "max":
+            entries = dict(line.split()[:2] for line in (root / stat).read_text(encoding="ascii").splitlines())
+            taken = int((root / used).read_text(encoding="ascii")) - int(entries.get(cached, 0))
+            free = min(free, max(0, int(most) - taken))
+    return free
+
+
+def own_cpus(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """CPUs that this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = root / "cpu.max"
+    share = quota.read_text(encoding="ascii").split() if quota.exists() else ["max"]
+    return float(allowed) if share[0] == "max" else min(float(allowed), int(share[0]) / int(share[1]))

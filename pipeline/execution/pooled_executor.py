@@ -1,0 +1,172 @@
+"""Thousands of clients with one class each as a few batched passes: the third executor.
+
+Let client i have n_i rows, weight p_i in the mean and loss R_i = mean of l(g_theta(x), w_i). One plain SGD step of
+every client from the same theta, averaged, is ``theta - eta grad sum_i p_i R_i``: the gradient of one weighted sum over
+the distinct rows, in which a pair (x, y) has weight p_y / n_y. Row w_i is touched by client i alone and is not
+averaged, so its step is ``eta / p_i`` times the gradient of that sum. Pieces of rows add up.
+
+This equals explicit clients, up to the order of float additions, where each takes exactly one step on all its rows with
+plain SGD and keeps nothing, and no row of data influences another (no BatchNorm in training mode). With dropout the
+draw differs: a row that several clients hold has one mask, not one per client, with the same expectation.
+
+Shape suffixes: N distinct rows, B rows of a piece, P pairs (row, class) of it, C classes, I clients.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.classifier import Classifier
+from pipeline.algorithm import messages
+from pipeline.algorithm.class_embeddings import ROWS, class_of, theta_of
+from pipeline.algorithm.contract import Pooling, Tensors
+from pipeline.algorithm.optimizers import in_round
+from pipeline.algorithm.parameters import load_sent
+from pipeline.algorithm.seeds import torch_rng
+from pipeline.execution import system_metrics
+from pipeline.execution.cohort import RoundOutcome
+from pipeline.execution.executor import Executor, InProcess, SerialExecutor, Watch, host_of, server_of
+from pipeline.training.client import CPU, ClientHost
+from pipeline.training.run_spec import Setup, one_thread
+from tasks.contract import InputError
+from tasks.pool import Pool, pool
+
+
+@dataclass(frozen=True)
+class Step:
+    """One client step, as all clients take it. weight_C: weight of a class's client in the mean, 0 for those that do
+    not take part; rows_C: its rows of data; lr, weight_decay: of theta; row_lr: of rows; piece: rows of data per pass.
+    """
+
+    pooling: Pooling[Any]
+    weight_C: Tensor
+    rows_C: Tensor
+    lr: float
+    weight_decay: float
+    row_lr: float
+    piece: int
+
+
+def pooled_step(model: Classifier, weights: Tensors, pool: Pool, step: Step) -> tuple[Tensors, Tensor]:
+    """The mean of the clients' theta and all their rows after one step from ``weights``, and each client's loss before
+    it, float64 [C] in order of classes. pool: its holders are classes. ``model`` is a work-space.
+    """
+    load_sent(model, weights)
+    model.train().requires_grad_(True).zero_grad(set_to_none=True)
+    rows_CD = model.get_parameter(ROWS)
+    pair_C = (step.weight_C / step.rows_C).to(rows_CD)
+    device = rows_CD.device
+    loss_C = torch.zeros(len(rows_CD), dtype=torch.float64)
+    taking_C = (step.weight_C > 0).numpy()
+    active_N = np.flatnonzero(np.bincount(pool.holders.row_P[taking_C[pool.holders.class_P]], minlength=len(pool)))
+    for start in range(0, len(active_N), step.piece):
+        index_B = active_N[start : start + step.piece]
+        held = pool.holders.take(index_B)
+        held = held.where(taking_C[held.class_P])
+        place_P, class_P = (torch.from_numpy(a).long().to(device) for a in (held.row_P, held.class_P))
+        x = pool.inputs(index_B, device)
+        z_BD = model.encoder(x.to(rows_CD) if x.is_floating_point() else x)  # token ids stay numbers of rows
+        loss_P = step.pooling.loss(z_BD[place_P], rows_CD[class_P])
+        (pair_C[class_P] * loss_P).sum().backward()  # type: ignore[no-untyped-call]
+        loss_C.index_add_(0, class_P.cpu(), loss_P.detach().double().cpu())
+    return messages.to(_stepped(model, weights, step), CPU), loss_C / step.rows_C
+
+
+@torch.no_grad()
+def _stepped(model: Classifier, weights: Tensors, step: Step) -> Tensors:
+    """Theta and rows after the step, from the gradients that the model holds."""
+    out = dict(weights)
+    for name, p in model.named_parameters():
+        if p.grad is None:  # no row of data takes part, or the parameter has no part in the loss
+            continue
+        if name != ROWS:
+            out[name] = p - step.lr * (p.grad + step.weight_decay * p)
+            continue
+        if step.row_lr:
+            took_C = (step.weight_C > 0).to(p.device)
+            rate_C1 = (step.row_lr / step.weight_C[step.weight_C > 0]).to(p)[:, None]
+            out[name] = p.clone()
+            out[name][took_C] = step.pooling.unit(p[took_C] - rate_C1 * p.grad[took_C])
+    return out
+
+
+class PooledExecutor(InProcess):
+    """Server and all clients in this process, a round at a time; clients keep nothing. InputError where a round is not
+    one pooled pass.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        one_thread()
+        host = host_of(setup)
+        self.pooling = check(setup, host)
+        self.server = server_of(setup, host)
+        self.setup, self.model, self.device, self.memories = setup, host.model, host.device, {}
+        self.class_I = [class_of(card) for card in self.server.cards]
+        classes = len(self.server.cards[0].aware_C)
+        self.rows_C = torch.ones(classes, dtype=torch.int64)  # one that nobody has weighs 0, whatever stands here
+        self.rows_C[self.class_I] = torch.tensor([card.num_examples for card in self.server.cards])
+        self.pool = pool(host.prepared, self.class_I, classes)
+
+    def round(self, round_: int, selected: Sequence[int], watch: Watch, stand_ins: Sequence[int] = ()) -> RoundOutcome:
+        began, e = time.perf_counter(), self.setup.experiment
+        watch(len(selected), 0, 0)
+        classes = [self.class_I[client] for client in selected]
+        sent, state = self.server.broadcast(round_), self.server.state
+        letters = self.pooling.letters(state, torch.tensor(classes))
+        self.model.reseed(torch_rng(e.seed, "pool", "round", round_, "dropout", device=self.device))
+        o = in_round(e.optimizer, round_)
+        row_lr, weight_C, piece = self.pooling.row_lr(round_), self._weights(classes), e.federation.pool_rows
+        step = Step(self.pooling, weight_C, self.rows_C, o.lr, o.weight_decay, row_lr, piece)
+        weights, loss_C = pooled_step(self.model, state.weights, self.pool, step)
+        if wrong := messages.not_finite(weights):
+            raise InputError(f"round {round_}: {wrong}; lower optimizer.lr or method.row_lr")
+        answered_C = torch.zeros(len(self.rows_C), dtype=torch.bool)
+        answered_C[classes] = True
+        self.server.gather(round_, weights, answered_C)
+        up = messages.nbytes(theta_of(weights)) + (messages.nbytes(weights[ROWS][0]) if row_lr else 0)
+        return RoundOutcome(
+            tuple(selected), bytes_down=messages.nbytes(sent) * len(selected) + letters, bytes_up=up * len(selected),
+            loss=float(loss_C[classes].mean()), busy_seconds=time.perf_counter() - began,
+            memory=system_metrics.peak("process"),
+        )  # fmt: skip
+
+    def _weights(self, classes: Sequence[int]) -> Tensor:
+        """Weight of every class's client in the mean, float64 [C]."""
+        weight_C = torch.zeros(len(self.rows_C), dtype=torch.float64)
+        weight_C[classes] = self.pooling.shares(self.rows_C[classes])
+        return weight_C / weight_C.sum()
+
+
+def check(setup: Setup, host: ClientHost) -> Pooling[Any]:
+    """How the method pools a round. InputError where its round, or the options, are not one pooled pass."""
+    e = setup.experiment
+    pooling = e.method.pooling()
+    if pooling is None:
+        raise InputError(
+            f"federation.pooled: a round of {e.method.name} is not one pass over all rows: set it to False"
+        )
+    largest = max(host.prepared.manifest.examples)
+    wrong = {
+        "optimizer.name = 'sgd' (the mean of adaptive steps is not an adaptive step)": e.optimizer.name != "sgd",
+        "optimizer.momentum = 0": e.optimizer.momentum != 0,
+        "federation.epochs = 1 (one step from the same weights)": e.federation.epochs != 1,
+        "optimizer.batch_size = 0 (a client's rows in one step)": 0 < e.optimizer.batch_size < largest,
+        "a network without BatchNorm in training (model.norm = 'group' or 'frozen')": host.model.couples_rows,
+        "optimizer.crop = 0 and optimizer.flip = 'none' (a row is seen once by all its clients)": e.optimizer.augments,
+    }
+    needs = [what for what, is_wrong in wrong.items() if is_wrong]
+    if needs:
+        raise InputError(f"federation.pooled needs {'; '.join(needs)}; or set it to False, for explicit clients")
+    return pooling
+
+
+def in_process(setup: Setup) -> Executor:
+    """The executor of a run that needs no Ray: pooled where the options say so, else client by client."""
+    return PooledExecutor(setup) if setup.experiment.federation.pooled else SerialExecutor(setup)

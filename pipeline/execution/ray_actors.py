@@ -1,0 +1,153 @@
+"""The Ray actors of a run, or of several that take turns on them: a server and clients.
+
+A client's memory is an object that the driver keeps a reference to, so an actor may die, move or serve another client
+without changing a result.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from pipeline.algorithm import messages
+from pipeline.execution import system_metrics
+from pipeline.execution.cohort import WITHOUT_GPU, Answer, Failure
+from pipeline.training.client import ClientHost, device_for
+from pipeline.training.errors import kind_of, one_line
+from pipeline.training.run_spec import Setup, one_thread
+from pipeline.training.server import Server
+from tasks.metrics import Scores
+
+
+@ray.remote
+class ServerActor:
+    """The server's state, alone in its process; one state per run where runs share it."""
+
+    def __init__(self, gpus: float) -> None:
+        one_thread()
+        # torch's word on arrays of the object store, which the server only reads
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        self.device = device_for(gpus)
+        self.without_gpu = gpus > 0 and self.device.type == "cpu"
+        self.servers: dict[str, Server] = {}
+
+    def open(self, run: str, setup: Setup, *told: messages.Packed) -> None:
+        self.servers[run] = Server(setup, [messages.unpack(t) for t in told], self.device)
+
+    def broadcast(self, run: str, round_: int) -> tuple[messages.Packed, int]:
+        sent = self.servers[run].broadcast(round_)
+        return messages.pack(sent, copy=False), messages.nbytes(sent)
+
+    def letter(self, run: str, client: int) -> messages.Packed:
+        return messages.pack(self.servers[run].letter(client))
+
+    def merge(
+        self, run: str, round_: int, places: dict[int, tuple[int, int]], *calls: Sequence[messages.Packed]
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """calls: the updates of every call; places: client -> which call, and which update of it."""
+        clients = sorted(places)
+        packed = [calls[call][place] for call, place in (places[c] for c in clients)]
+        # read where they lie in the object store, which nobody else will read any more
+        counts = self.servers[run].merge(round_, clients, [messages.unpack(u, copy=False) for u in packed])
+        return counts | ({WITHOUT_GPU: 1.0} if self.without_gpu else {}), system_metrics.peak("server")
+
+    def scores(self, run: str, splits: Sequence[str]) -> dict[str, Scores]:
+        return self.servers[run].scores(splits)
+
+    def snapshot(self, run: str) -> messages.Packed:
+        return messages.pack(self.servers[run].snapshot())
+
+    def restore(self, run: str, state: messages.Packed) -> None:
+        self.servers[run].restore(messages.unpack(state))
+
+    def forget(self, run: str) -> None:
+        self.servers.pop(run, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The small part of what a call gives, which the driver reads. answers: of its clients, in their order, up to the
+    first that failed; failure: of that one; memory: of the process; without_gpu: it has a share of one by Ray, and its
+    torch sees none.
+    """
+
+    answers: tuple[Answer, ...]
+    failure: Failure | None
+    memory: dict[str, float]
+    without_gpu: bool
+
+
+@ray.remote
+class ClientActor:
+    """One client, or several that take turns; of one run, or of several that share it."""
+
+    def __init__(self, gpus: float) -> None:
+        one_thread()
+        self.device = device_for(gpus)
+        self.without_gpu = gpus > 0 and self.device.type == "cpu"
+        self.hosts: dict[str, ClientHost] = {}
+        self._sent: tuple[str, int, Any] = ("", -1, None)
+
+    def open(self, run: str, setup: list[Any]) -> None:
+        """Get ready for ``run``, ahead of ``fit``, which meets any error again and reports it. ``setup``: a reference,
+        in a list so that Ray does not fetch it for every call.
+        """
+        if run not in self.hosts:
+            self.hosts[run] = ClientHost(ray.get(setup[0]), self.device)
+
+    def fit(
+        self,
+        run: str,
+        setup: list[Any],
+        clients: Sequence[int],
+        round_: int,
+        broadcast: list[Any],
+        *own: messages.Packed | None,
+    ) -> tuple[Any, ...]:
+        """Updates of the clients, then the memory of each, then ``Stats``. broadcast: a reference in a list, like
+        ``setup``, which is fetched once a round; own: every client's memory, then, where there are any, their letters.
+        """
+        self.open(run, setup)
+        sent = self._broadcast(run, round_, broadcast)
+        updates, answers = list[messages.Packed](), list[Answer]()
+        memories: list[messages.Packed | None] = [None] * len(clients)
+        failure = None
+        for place, client in enumerate(clients):
+            given = [*own[place :: len(clients)], None]
+            memory, letter = ({} if m is None else messages.unpack(m) for m in given[:2])
+            try:
+                fitted = self.hosts[run].fit(client, round_, messages.unpack(sent), memory, letter)
+            except Exception as error:  # any fault of a client costs that client only
+                failure = Failure(client, one_line(error), kind_of(error))
+                break
+            sizes = [messages.nbytes(m) for m in (fitted.update, letter, fitted.memory)]
+            updates.append(messages.pack(fitted.update, copy=False))
+            memories[place] = messages.pack(fitted.memory, copy=False)
+            answers.append(Answer(fitted.loss, fitted.seconds, *sizes))
+        return updates, *memories, Stats(tuple(answers), failure, system_metrics.peak("client"), self.without_gpu)
+
+    def _broadcast(self, run: str, round_: int, reference: list[Any]) -> messages.Packed:
+        """What the server sends in a round, fetched once; each client gets a copy of its own."""
+        if self._sent[:2] != (run, round_):
+            self._sent = run, round_, ray.get(reference[0])
+        out: messages.Packed = self._sent[2]
+        return out
+
+    def scores(
+        self, run: str, setup: list[Any], sent: messages.Packed, memory: messages.Packed | None, splits: Sequence[str]
+    ) -> dict[str, Scores]:
+        self.open(run, setup)
+        own = {} if memory is None else messages.unpack(memory)
+        return self.hosts[run].scores(messages.unpack(sent), own, splits)
+
+    def tell(self, run: str, setup: list[Any], client: int) -> messages.Packed:
+        self.open(run, setup)
+        return messages.pack(self.hosts[run].tell(client))
+
+    def forget(self, run: str) -> None:
+        self.hosts.pop(run, None)
+        self._sent = ("", -1, None)

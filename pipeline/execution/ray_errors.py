@@ -1,0 +1,56 @@
+"""What an error of Ray says about a call: whose fault it is, of which kind, and in one line what happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ObjectLostError,
+    ObjectStoreFullError,
+    OutOfDiskError,
+    OutOfMemoryError,
+    RayError,
+    RayTaskError,
+)
+
+from pipeline.training import errors
+from pipeline.training.errors import Kind, LostError, kind_of
+
+
+def is_lost(error: RayError, actor: Any = None) -> bool:
+    """Whether an error says that something is gone that ``actor``, or any other, only used."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, (ActorDiedError, ActorUnavailableError)):
+        return actor is None or cause.actor_id not in (None, actor._actor_id.hex())
+    return isinstance(cause, ObjectLostError)
+
+
+def node_died(error: RayError) -> bool:
+    """Whether an actor is gone because its node is: a fresh one may be put on the same node for as long as Ray has not
+    noticed, so several attempts may end like this. Ray says it in words alone.
+    """
+    return isinstance(error, ActorDiedError) and "its node has died" in str(error)
+
+
+def lost(error: RayError) -> LostError:
+    """The error that such a one becomes."""
+    return LostError(
+        "the server actor, a client that told it of its data, or an object on a node that left, is gone"
+        f" ({one_line(error)})"
+    )
+
+
+def ray_kind(error: RayError) -> Kind:
+    """The kind of fault that an error of a client's call is."""
+    if isinstance(error, RayTaskError):
+        return kind_of(error.cause)
+    if isinstance(error, (OutOfMemoryError, ObjectStoreFullError, OutOfDiskError)):
+        return "memory"
+    return "crash"
+
+
+def one_line(error: BaseException) -> str:
+    """What happened, without the remote traceback."""
+    return errors.one_line(error.cause if isinstance(error, RayTaskError) else error)

@@ -1,0 +1,298 @@
+"""Several runs side by side: a table, mean and sd over seeds, and curves; all from the run folders, without MLflow.
+
+Scores are those of ``evaluation.metrics`` on the test split, printed in percent. A round is only ever chosen by
+validation.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pipeline.results.curves import draw
+from pipeline.storage.run_folder import read_result
+from pipeline.storage.run_record import RoundRecord, read_about, with_late
+from tasks.contract import InputError
+from tasks.metrics import FAMILIES, Family, Measure
+
+SPLITS = ("validation/", "test/")
+WIRE = ("wire/down/bytes", "wire/up/bytes")
+FREE = ("seed", "output", "task.root", "task.cache", "tracking.", "cluster.", "evaluation.keep")
+"""Params, or how they begin, in which the runs of one group may differ: none but the seed changes a result."""
+ROUNDS = {"last": "last", "best": "best", "last5": "mean5"}
+"""Of which rounds a score is: how its name in ``RunSummary.values`` ends, and the head of its column."""
+COSTS = {"megabytes": "MB", "seconds": "s/round"}
+LEGEND = (
+    "Scores: test split, percent. last: last evaluated round; best: the round with the best validation {primary}{also};"
+    " mean5: mean of the last five evaluated rounds.\nMB: moved both ways; s/round: median."
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSummary:
+    """A run in numbers. values: of every measure of its family and every one of ``rounds_of`` it (``f1_last``, 0 to 1),
+    and of ``COSTS``; None where the run has no such number.
+    """
+
+    folder: Path
+    name: str
+    task: str
+    method: str
+    seed: int | str
+    status: str
+    params: dict[str, Any]
+    records: tuple[RoundRecord, ...]
+    values: dict[str, float | None]
+    result: dict[str, Any]
+    """result.json, {} where the run has none."""
+
+    @property
+    def family(self) -> Family:
+        """The figures by which it was scored."""
+        return _family(self.params)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Runs that differ only in their seed. mean, sd (ddof 1): as ``RunSummary.values``; sd None for a single run."""
+
+    label: str
+    runs: tuple[RunSummary, ...]
+    mean: dict[str, float | None]
+    sd: dict[str, float | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Runs and groups with their table as text and as Markdown; files: what was written; notes: what to know."""
+
+    runs: tuple[RunSummary, ...]
+    groups: tuple[Group, ...]
+    text: str
+    markdown: str
+    notes: tuple[str, ...]
+    files: tuple[Path, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def load_run(folder: Path) -> RunSummary:
+    """A run folder in numbers. Errors: InputError where there is no run or no finished round."""
+    about = read_about(folder)
+    if not about:
+        raise InputError(
+            f"{folder} is no run folder (run.json is not there); name folders such as runs/<name of the run>"
+        )
+    records = tuple(with_late(folder))
+    if not records:
+        raise InputError(f"{folder} holds no finished round (metrics.jsonl); go on with: anchorfl resume {folder}")
+    params: dict[str, Any] = about["params"]
+    return RunSummary(
+        folder=folder,
+        name=about["name"],
+        task=str(_first(params, "task.name", "task", default=about["experiment"])),
+        method=str(_first(params, "method.name", "method", default="?")),
+        seed=_first(params, "seed", default="?"),
+        status=about["status"],
+        params=params,
+        records=records,
+        values=_values(records, _family(params)),
+        result=read_result(folder),
+    )
+
+
+def compare(folders: Iterable[Path], out: Path | None) -> Comparison:
+    """The runs as a table; with ``out`` also comparison.md, comparison.csv and curves.png there.
+
+    Errors: InputError where a folder holds no run, or no folder is given.
+    """
+    runs = tuple(load_run(folder) for folder in dict.fromkeys(folder.resolve() for folder in folders))
+    if not runs:
+        raise InputError("no run to compare; name at least one run folder")
+    groups = _groups(runs)
+    families = _families(runs)
+    rows, grouped, notes = _rows(runs), _grouped_rows(groups, _heads(families)), _notes(groups)
+    also = "".join(f", best {m.short}: that with the best validation {m.shown}" for f in families for m in f.also)
+    tail = [LEGEND.format(primary=" or ".join(dict.fromkeys(f.primary.shown for f in families)), also=also), *notes]
+    text = "\n\n".join([_aligned(rows)] + ([_aligned(grouped)] if grouped else []) + ["\n".join(tail)]) + "\n"
+    blocks = ["# Comparison", _markdown(rows)]
+    blocks += ["## Mean and sd over seeds", _markdown(grouped)] if grouped else []
+    markdown = "\n\n".join([*blocks, *tail, *(["![curves](curves.png)"] if out else [])]) + "\n"
+    files = _write(out, runs, groups, markdown) if out else ()
+    return Comparison(runs=runs, groups=groups, text=text, markdown=markdown, notes=notes, files=files)
+
+
+def _first(params: dict[str, Any], *names: str, default: Any) -> Any:
+    return next((params[name] for name in names if name in params), default)
+
+
+def _family(params: dict[str, Any]) -> Family:
+    return FAMILIES[params.get("evaluation.metrics", "decisions")]  # runs of earlier versions had no choice
+
+
+def _families(runs: Sequence[RunSummary]) -> list[Family]:
+    """Those that some run has, in a fixed order."""
+    return [family for family in FAMILIES.values() if any(run.family is family for run in runs)]
+
+
+def rounds_of(family: Family) -> dict[str, str]:
+    """``ROUNDS`` with those that are chosen by a figure of its name (``best_sum``)."""
+    return ROUNDS | {f"best_{measure.value}": f"best {measure.short}" for measure in family.also}
+
+
+def _heads(families: Sequence[Family], every: bool = False) -> dict[str, str]:
+    """Name among ``RunSummary.values`` -> head of its column; every: of all measures, not of those in tables alone."""
+    ends = {end: head for family in families for end, head in rounds_of(family).items()}
+    return {
+        f"{m.value}_{end}": f"{m.short} {head}"
+        for end, head in ends.items()
+        for family in families
+        if end in rounds_of(family)
+        for m in (family.measures if every else family.compared)
+    }
+
+
+def _values(records: Sequence[RoundRecord], family: Family) -> dict[str, float | None]:
+    """Numbers of a run. Bytes are those of each round; the median second leaves out the pause before a resume."""
+    records = [record for record in records if record.round] or records  # round 0: the initial weights
+    scored = [record for record in records if any(name.startswith(SPLITS) for name in record.metrics)]
+    values: dict[str, float | None] = {}
+    best = {"best": _best(records, family.primary), **{f"best_{m.value}": _best(records, m) for m in family.also}}
+    for measure in family.measures:
+        key = f"test/{measure.name}"
+        last5 = [score for r in scored[-5:] if (score := r.metrics.get(key)) is not None]
+        values[f"{measure.value}_last"] = scored[-1].metrics.get(key) if scored else None
+        values |= {
+            f"{measure.value}_{end}": record.metrics.get(key) if record else None for end, record in best.items()
+        }
+        values[f"{measure.value}_last5"] = statistics.fmean(last5) if last5 and len(last5) == len(scored[-5:]) else None
+    moved = [record.metrics[key] for record in records for key in WIRE if key in record.metrics]
+    values["megabytes"] = sum(moved) / 1e6 if moved else None
+    steps = [after.time - before.time for before, after in pairwise(records)]
+    values["seconds"] = statistics.median(steps) if steps else None
+    return values
+
+
+def _best(records: Sequence[RoundRecord], by: Measure) -> RoundRecord | None:
+    """The first round with the best validation figure; its test scores are missing where it was not tested."""
+    select = f"validation/{by.name}"
+    chosen = [record for record in records if select in record.metrics]
+    return max(chosen, key=lambda record: (record.metrics[select], -record.round), default=None)
+
+
+def _free(param: str) -> bool:
+    return any(param.startswith(name) if name.endswith(".") else param == name for name in FREE)
+
+
+def _key(run: RunSummary) -> tuple[Any, ...]:
+    fixed = {key: value for key, value in run.params.items() if not _free(key)}
+    return run.task, run.method, tuple(sorted((key, str(value)) for key, value in fixed.items()))
+
+
+def _groups(runs: Sequence[RunSummary]) -> tuple[Group, ...]:
+    members: dict[tuple[Any, ...], list[RunSummary]] = {}
+    for run in runs:
+        members.setdefault(_key(run), []).append(run)
+    groups = []
+    for key, same in members.items():
+        rivals = [other for other in members if other[:2] == key[:2]]
+        shared = set.intersection(*(set(other[2]) for other in rivals))  # what tells groups of one method apart
+        apart = ", ".join(f"{name}={value}" for name, value in key[2] if (name, value) not in shared)
+        mean: dict[str, float | None] = {}
+        sd: dict[str, float | None] = {}
+        for name in same[0].values:
+            known = [value for run in same if (value := run.values[name]) is not None]
+            mean[name] = statistics.fmean(known) if len(known) == len(same) else None
+            sd[name] = statistics.stdev(known) if len(known) == len(same) > 1 else None
+        label = f"{key[0]} {key[1]}" + (f" ({apart})" if apart else "")
+        groups.append(Group(label=label, runs=tuple(same), mean=mean, sd=sd))
+    return tuple(groups)
+
+
+def _notes(groups: Sequence[Group]) -> tuple[str, ...]:
+    notes = []
+    for group in groups:
+        seeds = [str(run.seed) for run in group.runs]
+        twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+        if twice:
+            notes.append(f"Note: {group.label} holds seed {', '.join(twice)} more than once; its sd is too small.")
+        longest = max(run.records[-1].round for run in group.runs)
+        notes += [
+            f"Note: {run.name} stops at round {run.records[-1].round}, others of its group at {longest}."
+            for run in group.runs
+            if run.records[-1].round < longest
+        ]
+    return tuple(notes)
+
+
+def _shown(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if name in COSTS else f"{100 * value:.2f}"
+
+
+def _rows(runs: Sequence[RunSummary]) -> list[list[str]]:
+    heads = _heads(_families(runs)) | COSTS
+    head = ["run", "task", "method", "seed", "last round", *heads.values()]
+    fixed = [[run.name, run.task, run.method, str(run.seed), str(run.records[-1].round)] for run in runs]
+    return [head] + [a + [_shown(n, run.values.get(n)) for n in heads] for a, run in zip(fixed, runs, strict=True)]
+
+
+def _grouped_rows(groups: Sequence[Group], heads: dict[str, str]) -> list[list[str]]:
+    """Rows of the groups with several runs; [] where there are none. heads: of the scores."""
+    several = [group for group in groups if len(group.runs) > 1]
+    heads = heads | COSTS
+    rows = [["mean and sd", "runs", *heads.values()]] if several else []
+    for group in several:
+        cells = [f"{_shown(name, group.mean.get(name))} ± {_shown(name, group.sd.get(name))}" for name in heads]
+        rows.append([group.label, str(len(group.runs)), *("-" if cell == "- ± -" else cell for cell in cells)])
+    return rows
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    left = {column for column, name in enumerate(rows[0]) if name in {"run", "task", "method", "mean and sd"}}
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    safe = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [safe[0], ["---"] * len(safe[0]), *safe[1:]])
+
+
+def _write(out: Path, runs: Sequence[RunSummary], groups: Sequence[Group], markdown: str) -> tuple[Path, ...]:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "comparison.md").write_text(markdown, encoding="utf-8")
+    with (out / "comparison.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        names = list(_heads(_families(runs), every=True))
+        units = [*(f"{name}_percent" for name in names), *COSTS]
+        writer.writerow(["run", "folder", "task", "method", "seed", "status", "last_round", *units])
+        for run in runs:
+            known = [run.values.get(name) for name in (*names, *COSTS)]
+            cells = ["" if v is None else _shown(n, v) for n, v in zip((*names, *COSTS), known, strict=True)]
+            about = [run.name, run.folder, run.task, run.method, run.seed, run.status, run.records[-1].round]
+            writer.writerow([*about, *cells])
+    panels = {f"test/{m.name}": f"{m.shown} (%)" for family in _families(runs) for m in family.compared}
+    curves = {
+        group.label: [
+            {key: {r.round: r.metrics[key] for r in run.records if key in r.metrics} for key in panels}
+            for run in group.runs
+        ]
+        for group in groups
+    }
+    draw(curves, panels, out / "curves.png")
+    return out / "comparison.md", out / "comparison.csv", out / "curves.png"

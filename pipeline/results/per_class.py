@@ -1,0 +1,22 @@
+"""Scores of every class of a finished run, as a table in its folder."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from pipeline.storage.run_record import with_late
+
+
+def write_per_class(folder: Path) -> None:
+    """``per_class.csv``: one line per round and class, one column per score."""
+    records = [r for r in with_late(folder) if r.per_class]
+    columns = sorted({key for r in records for key in r.per_class})
+    with (folder / "per_class.csv").open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["round", "class", *columns])
+        for r in records:
+            for name in next(iter(r.per_class.values())):
+                writer.writerow(
+                    [r.round, name, *(f"{r.per_class[c][name]:.6f}" if c in r.per_class else "" for c in columns)]
+                )

@@ -1,0 +1,206 @@
+"""A trained model on new samples: a file in, one row of scores per sample out."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from pipeline.storage.run_folder import CONFIG, read_experiment
+from pipeline.storage.saved_model import ABOUT, NO_MODEL, SavedModel, load_model
+from pipeline.training.evaluation import figures, logits_of, ranked
+from pipeline.training.run_spec import one_thread
+from tasks.contract import ClientData, Encode, InputError
+from tasks.metrics import CUTS, Scores
+from tasks.own.samples import encoder as table_encoder
+from tasks.own.table import samples_of
+from tasks.ranking import first_places
+from tasks.sources import find_task, nearest, open_text
+from tasks.tensors import client_data
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """scores_NC: confidence per class; predicted: classes of every sample, in the order of the classes, or of a model
+    that was scored by its ranking the five best, best first; truth: scores against the file's labels, None where it has
+    none.
+    """
+
+    class_names: tuple[str, ...]
+    scores_NC: torch.Tensor
+    predicted: list[list[int]]
+    truth: Scores | None
+
+
+def model_of(run: Path) -> Path:
+    """Where the model of a run folder is; a model's own folder is where it is. InputError where a run has none."""
+    if (run / ABOUT).exists():
+        return run
+    if not (run / "model" / ABOUT).exists() and (run / CONFIG).exists():
+        method = read_experiment(run).method
+        if method.scored == "clients":
+            raise InputError(f"{run}: {method.name} {NO_MODEL}: there is none to predict with")
+    return run / "model"
+
+
+def predict(model_folder: Path, file: Path) -> Prediction:
+    """Scores of every sample in ``file``.
+
+    Token models: one text per line, or ``label<TAB>text`` on every line. Image models: CSV with a header; a column
+    ``label`` is optional, the other columns are the values of one sample in order. Plain or gzip. Models of a user's
+    table: Parquet or CSV with the same input columns, the label columns optional. InputError names file and line.
+    """
+    one_thread()
+    saved = load_model(model_folder)
+    if saved.spec.columns is not None:
+        rows, labelled = _table(file, saved)
+    else:
+        payload, labels = _texts(file, saved) if saved.spec.kind == "tokens" else _values(file, saved)
+        rows, labelled = encoded(saved, payload, labels), labels is not None
+    logits_NC = logits_of(saved.model, rows)
+    if saved.metrics == "ranking":
+        predicted = first_places(ranked(saved.objective, logits_NC).numpy(), max(CUTS)).tolist()
+    else:
+        predicted = [row.nonzero().flatten().tolist() for row in saved.objective.predict(logits_NC)]
+    truth = figures(saved.metrics, saved.objective, logits_NC, rows) if labelled else None
+    return Prediction(saved.class_names, saved.objective.scores(logits_NC), predicted, truth)
+
+
+def encoded(saved: SavedModel, payload: Sequence[Any], labels: Sequence[int] | None = None) -> ClientData:
+    """Samples as the model takes them. payload: N texts, or N lists with the values of one sample; labels: class
+    index of every sample.
+    """
+    name, _ = _encoder(saved)
+    known = [[] if labels is None else [labels[i]] for i in range(len(payload))]
+    table = pa.table(
+        {
+            "row": pa.array(range(len(payload)), pa.int64()),
+            "labels": pa.array(known, pa.list_(pa.int32())),
+            name: pa.array(payload),
+        }
+    )
+    return _tensors(saved, table.append_column("known", pa.nulls(len(payload), pa.list_(pa.int32()))))
+
+
+def _encoder(saved: SavedModel) -> tuple[str, Encode]:
+    """Payload column, and what encodes it."""
+    if saved.spec.columns is not None:
+        return table_encoder(saved.spec.kind)
+    task = find_task(saved.task)
+    return task.payload, task.encode
+
+
+def _tensors(saved: SavedModel, table: Any) -> ClientData:
+    """table: row, labels, known, and the payload."""
+    classes = len(saved.class_names)
+    return client_data(_encoder(saved)[1](table, saved.spec), saved.spec, classes, saved.objective, range(classes))
+
+
+def _table(file: Path, saved: SavedModel) -> tuple[ClientData, bool]:
+    """The rows of a table like the one that the model was trained on, and whether they have labels."""
+    found = samples_of(file, saved.spec, saved.kind, saved.class_names)
+    return _tensors(saved, found.table), found.labelled
+
+
+def write(prediction: Prediction, out: TextIO) -> None:
+    """CSV: sample number from 1, predicted class names joined by '|', one score per class name."""
+    writer = csv.writer(out)
+    writer.writerow(["sample", "predicted", *prediction.class_names])
+    for number, (scores, classes) in enumerate(zip(prediction.scores_NC, prediction.predicted, strict=True), 1):
+        names = "|".join(prediction.class_names[c] for c in classes)
+        writer.writerow([number, names, *(f"{s:.6f}" for s in scores.tolist())])
+
+
+def write_to(prediction: Prediction, path: str) -> None:
+    """``write`` to a file, or to standard output for ''."""
+    if not path:
+        write(prediction, sys.stdout)
+        return
+    with Path(path).open("w", encoding="utf-8", newline="") as stream:
+        write(prediction, stream)
+
+
+def _texts(file: Path, saved: SavedModel) -> tuple[list[str], list[int] | None]:
+    lines = [(number, line.rstrip("\r\n")) for number, line in open_text(_existing(file))]
+    if not lines:
+        raise InputError(f"{file} is empty: give one text per line")
+    labelled = ["\t" in line for _, line in lines]
+    if any(labelled) and not all(labelled):
+        number = lines[labelled.index(not labelled[0])][0]
+        raise InputError(
+            f"{file}:{number}: a tab on some lines only; give 'label<TAB>text' on every line, or text alone"
+        )
+    texts, labels = [], []
+    for number, line in lines:
+        label, _, text = line.partition("\t") if labelled[0] else ("", "", line)
+        if not text.strip():
+            raise InputError(f"{file}:{number}: the text is empty; remove the line or fill it")
+        texts.append(text)
+        if labelled[0]:
+            labels.append(_class(label, saved.class_names, f"{file}:{number}"))
+    return texts, labels if labelled[0] else None
+
+
+def _values(file: Path, saved: SavedModel) -> tuple[Any, list[int] | None]:
+    payload = find_task(saved.task).payload
+    if payload in ("path", "features"):
+        what = "files of images" if payload == "path" else "sparse features"
+        raise InputError(
+            f"a model of {saved.task} is trained on {what}, which predict has no form for: name such a table with"
+            " --task.parquet for training, or call pipeline.results.predict.encoded"
+        )
+    rows = [(number, _fields(line, f"{file}:{number}")) for number, line in open_text(_existing(file)) if line.strip()]
+    if len(rows) < 2:
+        raise InputError(f"{file}: give a header line and at least one sample")
+    header, width = rows[0][1], int(np.prod(saved.spec.shape))
+    at = header.index("label") if "label" in header else -1
+    columns = [i for i in range(len(header)) if i != at]
+    if len(columns) != width:
+        raise InputError(f"{file}:1: {len(columns)} value columns; this model takes {width} ({saved.spec.shape})")
+    values, labels = [], []
+    for number, row in rows[1:]:
+        if len(row) != len(header):
+            raise InputError(f"{file}:{number}: {len(row)} fields, the header has {len(header)}")
+        values.append(_numbers([row[i] for i in columns], [header[i] for i in columns], f"{file}:{number}"))
+        if at >= 0:
+            labels.append(_class(row[at], saved.class_names, f"{file}:{number}"))
+    return values, labels if at >= 0 else None
+
+
+def _fields(line: str, where: str) -> list[str]:
+    try:
+        return next(csv.reader([line]))
+    except csv.Error as error:
+        raise InputError(f"{where}: no line of CSV ({error}); write numbers with commas between them") from error
+
+
+def _numbers(fields: Sequence[str], names: Sequence[str], where: str) -> list[float]:
+    out = []
+    for name, text in zip(names, fields, strict=True):
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not np.isfinite(value):
+            raise InputError(f"{where}: column {name!r} holds {text!r}, which is no finite number")
+        out.append(value)
+    return out
+
+
+def _class(label: str, names: Sequence[str], where: str) -> int:
+    if label not in names:
+        raise InputError(f"{where}: unknown class {label!r}{nearest(label, names)}; the model knows {', '.join(names)}")
+    return list(names).index(label)
+
+
+def _existing(file: Path) -> Path:
+    if not file.is_file():
+        raise InputError(f"{file}: no such file")
+    return file

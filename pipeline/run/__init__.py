@@ -1,0 +1,1 @@
+"""A run from options to results: prepare, the round loop, finish, resume."""

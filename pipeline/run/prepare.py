@@ -1,0 +1,116 @@
+"""Before round 1: the data, what the network starts from, and the refusal of what does not fit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.config.experiment import Experiment
+from pipeline.config.presets import read_preset
+from pipeline.run.progress import Say
+from pipeline.training.class_vectors import concept_vectors, encoder_start, look_for_encoder, name_vectors
+from pipeline.training.run_spec import Setup
+from tasks.contract import InputError, TaskOptions
+from tasks.ingest import prepare
+from tasks.own.table import settled as settled_options
+from tasks.sources import task_of
+from tasks.store import Prepared
+
+
+def make_setup(experiment: Experiment, say: Say, prepared: Prepared | None = None) -> Setup:
+    """Prepared data (made if they are not in the cache) and what the network starts from. prepared: the data, where
+    the caller has them. InputError where network, data and weights do not fit each other.
+    """
+    if not experiment.task.clients:
+        raise ValueError("task.clients = 0: count the clients first (pipeline.run.prepare.settled)")
+    start = encoder_start(experiment, say)
+    if prepared is None:
+        look_for_encoder(experiment)
+    data = prepared or prepare_data(experiment, say)
+    if data.manifest.kind not in experiment.method.kinds:
+        raise InputError(
+            f"method {experiment.method.name!r} is for {'- and '.join(experiment.method.kinds)}-label tasks, and"
+            f" {data.manifest.task!r} is {data.manifest.kind}-label: choose another method or task"
+        )
+    _check_merge(experiment)
+    if experiment.evaluation.chosen_by is not None and not data.size("validation"):
+        raise InputError(
+            f"evaluation.select = {experiment.evaluation.select!r} needs validation rows, and task.validation ="
+            f" {experiment.task.validation:g} of these data is none: raise it, or set evaluation.select to 'last'"
+        )
+    if experiment.evaluation.metrics == "classification" and data.manifest.kind == "multi":
+        raise InputError(
+            f"evaluation.metrics = 'classification' is for single-label tasks, and {data.manifest.task!r} is"
+            " multi-label: set it to 'decisions' or 'ranking'"
+        )
+    if experiment.optimizer.augments and data.manifest.spec.kind != "image":
+        raise InputError(
+            f"optimizer.crop and flip are for images, and {data.manifest.task!r} has inputs of kind"
+            f" {data.manifest.spec.kind!r}: set them to 0 and 'none'"
+        )
+    names, concepts = name_vectors(experiment, data, say), concept_vectors(experiment, data, say)
+    setup = Setup(experiment, data.place, names, start, concepts)
+    if experiment.model.network != "auto" or start is not None or experiment.optimizer.onednn:
+        try:
+            setup.model()  # here, where an error is one line, and not in every worker
+        except ValueError as error:
+            raise InputError(str(error)) from error
+    return setup
+
+
+def _check_merge(experiment: Experiment) -> None:
+    """InputError where the method's merge is none that the robust options can change."""
+    method = experiment.method
+    for name, option in experiment.federation.rule.uses:
+        if name not in method.robust:
+            allowed = f" (it allows {', '.join(method.robust)})" if method.robust else ""
+            mend = "clip_norm to 0" if name == "clip_norm" else "merge to 'mean'"
+            raise InputError(
+                f"{option}: method {method.name!r} does not allow it{allowed}; set federation.{mend}, or choose another"
+                " method (docs/robust-merges.md says why)"
+            )
+
+
+def prepare_data(experiment: Experiment, say: Say) -> Prepared:
+    """The data of an experiment, from the cache or made now."""
+    engine = "ray" if experiment.cluster.executor == "ray" else "local"
+    task = task_of(experiment.task)
+    return prepare(task, experiment.task, experiment.seed, engine=engine, log=say)  # type: ignore[arg-type]
+
+
+BASE = "digits/fedalign"
+"""Whose method, network and rounds a run on a table has where no preset is named."""
+
+
+def asked(overrides: Sequence[str]) -> bool:
+    """Whether overrides name a table, so that a run needs no preset."""
+    return any(word.partition("=")[0] == "--task.parquet" for word in overrides)
+
+
+def base() -> Experiment:
+    """The experiment to override where no preset is named."""
+    return replace(read_preset(BASE), task=TaskOptions(min_count=2, max_tokens=256))
+
+
+def label_of(experiment: Experiment) -> str:
+    """What a run on a table without a preset is called."""
+    stem = Path(experiment.task.parquet).name.split(".")[0]
+    return f"{re.sub(r'[^A-Za-z0-9]+', '-', stem).strip('-') or 'table'}-{experiment.method.name}"
+
+
+def settled(experiment: Experiment, say: Callable[[str], None] = print, *, count: bool = True) -> Experiment:
+    """The experiment with what its data say about clients. count: prepare the data where that takes it, for the clients
+    of ``one_class``; else their number stays 0. InputError where the two do not fit.
+    """
+    task = settled_options(experiment.task, say)
+    if count and not task.clients and task.partition == "one_class":
+        found = prepare(task_of(task), task, experiment.seed, engine="local", log=say)
+        task = replace(task, clients=len(found.manifest.examples))
+    try:
+        return replace(experiment, task=task)
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(str(error)) from error

@@ -1,0 +1,102 @@
+"""What a person sees while a run goes: one line per round, and on a terminal a live line within a round."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TextIO
+
+from pipeline.execution.cohort import WITHOUT_GPU, RoundOutcome
+from tasks.metrics import Scores
+
+BARE = (
+    "  cluster: workers that have a share of a GPU by Ray train on the CPU, since their torch sees none: set"
+    " --cluster.client_gpus and --cluster.server_gpus to 0, or install torch for CUDA on the nodes"
+)
+
+
+class Progress:
+    """Round, time left, clients busy and failed, MB moved, last score."""
+
+    def __init__(self, rounds: int, start: int = 0, out: TextIO | None = None) -> None:
+        self.rounds = rounds
+        self.start = start
+        self.out = out or sys.stdout
+        self.live = self.out.isatty()
+        self.began = time.perf_counter()
+        self.moved = 0
+        self.last = ""
+        self.noted: set[str] = set()
+
+    def say(self, line: str) -> None:
+        """A line of its own."""
+        self._clear()
+        print(line, file=self.out, flush=True)
+
+    def watch(self, round_: int, busy: int, done: int, failed: int) -> None:
+        """Within a round, on a terminal only."""
+        if self.live:
+            gone = time.perf_counter() - self.began
+            clients = f"clients {busy} busy, {done} done, {failed} failed"
+            text = f"round {round_}/{self.rounds}  {clients}  {gone:.0f} s  {self.last}"
+            print(f"\r\x1b[2K{text}", end="", file=self.out, flush=True)
+
+    def round(self, round_: int, outcome: RoundOutcome, scores: Mapping[str, Scores], seconds: float) -> None:
+        """After a round."""
+        self.moved += outcome.bytes_down + outcome.bytes_up
+        if scores:
+            split = "test" if "test" in scores else "validation"
+            shown, where = scores[split], "" if split == "test" else " (validation)"
+            self.last = f"{shown.line}{where}"
+        if not outcome.answered:
+            self.say(f"round {round_:>{len(str(self.rounds))}}/{self.rounds}  {self.last}  initial weights")
+            self._notes(scores)
+            self.began = time.perf_counter()
+            return
+        done = round_ - self.start
+        left = (time.perf_counter() - self.began) / done * (self.rounds - round_)
+        faults = f", {len(outcome.failed)} failed" if outcome.failed else ""
+        self.say(
+            f"round {round_:>{len(str(self.rounds))}}/{self.rounds}  {self.last}  loss {outcome.loss:.4f}"
+            f"  clients {len(outcome.answered)} done{faults}  {in_bytes(self.moved)} moved"
+            f"  {seconds:.1f} s  {clock(left)} left"
+        )
+        for failure in outcome.retried:
+            self.say(f"  client {failure.client} tried again in round {round_} ({failure.kind}): {failure.reason}")
+        for failure in outcome.failed:
+            self.say(f"  client {failure.client} left out of round {round_} ({failure.kind}): {failure.reason}")
+        for client in outcome.stood_in:
+            self.say(f"  client {client} stood in")
+        self._notes(scores, [BARE] if WITHOUT_GPU in outcome.counts else [])
+
+    def _notes(self, scores: Mapping[str, Scores], more: Sequence[str] = ()) -> None:
+        """What a person must know to read the scores, and of the run, each note once."""
+        lines = [f"  {split}: {note}" for split, shown in scores.items() for note in shown.notes]
+        lines += more
+        for line in lines:
+            if line not in self.noted:
+                self.say(line)
+        self.noted |= set(lines)
+
+    def _clear(self) -> None:
+        if self.live:
+            print("\r\x1b[2K", end="", file=self.out)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def in_bytes(count: float) -> str:
+    """Bytes in the unit that shows one to three digits before the point, MB at least."""
+    for unit, size in (("MB", 1e6), ("GB", 1e9)):
+        if count < 999.95 * size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1e12:.1f} TB"
+
+
+Say = Callable[[str], None]

@@ -1,0 +1,75 @@
+"""What a run was made of: versions, commit, digests; and whether it may go on with the data of today."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from pipeline.config.experiment import digest, flat
+from pipeline.storage.run_record import RunInfo, read_about, read_records
+from pipeline.training.run_spec import Setup
+from tasks.contract import InputError
+
+
+def check_records(folder: Path, done: int) -> None:
+    """InputError where the records lack one of the rounds 0 to ``done``, which are not computed again."""
+    if lacking := sorted({*range(done + 1)} - {record.round for record in read_records(folder)[0]}):
+        raise InputError(
+            f"{folder / 'metrics.jsonl'} lacks round {lacking[0]} ({len(lacking)} that are done by the checkpoint);"
+            " restore it from a copy, or start the run anew in another --output"
+        )
+
+
+def check_same_data(now: Mapping[str, str], folder: Path) -> None:
+    """InputError where a run would go on with other data than it began with: a version of this package may prepare the
+    same options otherwise (CHANGELOG.md, *Numbers*), and raw files may have changed. now: tags of ``run_info``.
+    """
+    tags = read_about(folder).get("tags", {})
+    for name in ("data_digest", "partition_digest"):
+        if tags.get(name, now[name]) != now[name]:
+            raise InputError(
+                f"{folder}: its data are prepared otherwise now ({name} differs): go on with the version and the raw"
+                " files that it began with, or start anew in another --output"
+            )
+
+
+def run_info(setup: Setup, folder: Path) -> RunInfo:
+    """What a run is, for its record."""
+    e, manifest = setup.experiment, setup.data().manifest
+    tags = {
+        "method": e.method.name,
+        "data_digest": manifest.data_digest,
+        "partition_digest": manifest.partition_digest,
+        "config_digest": digest(e),
+        **setup.vectors(),
+        "git_commit": _commit(),
+        **({"statement": statement} if (statement := e.method.statement(e.federation.rounds)) else {}),
+        "python": platform.python_version(),
+        **{name: version_of(name) for name in ("anchorfl", "torch", "ray", "mlflow")},
+    }
+    sets = [
+        (f"{manifest.task}/{s}", manifest.data_digest[:32], s, manifest.raw_digest)
+        for s in ("train", "validation", "test")
+    ]
+    return RunInfo(name=folder.name, experiment=manifest.task, params=flat(e), tags=tags, datasets=sets, folder=folder)
+
+
+def version_of(name: str) -> str:
+    """Version of an installed package."""
+    try:
+        return version(name)
+    except PackageNotFoundError:  # a serial run without MLflow needs neither of the two
+        return "not installed"
+
+
+def _commit() -> str:
+    """The commit of the running code, marked where files differ from it; 'unknown' outside a git checkout."""
+    here = Path(__file__).resolve().parent
+    try:
+        asked = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        return subprocess.run(asked, cwd=here, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"

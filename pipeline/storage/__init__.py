@@ -1,0 +1,1 @@
+"""What a run keeps: run folder, record, checkpoint, saved model, backup."""

@@ -1,0 +1,48 @@
+"""Files that are there whole or not at all, whatever kills the process or the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tasks.typed import parsed
+
+
+def write_json(path: Path, content: object) -> None:
+    """Replace a JSON file so that a reader, or a kill, meets the old or the new one and never half of one."""
+    _replace(path, json.dumps(content, indent=1))
+
+
+def _replace(path: Path, text: str) -> None:
+    draft = path.with_name(path.name + ".tmp")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; {} where there is no file. Errors: InputError where it is not a JSON object."""
+    try:
+        content: dict[str, Any] = parsed(path.read_bytes(), dict[str, Any], path, "restore it from a copy")
+    except FileNotFoundError:
+        return {}
+    return content
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write to a temporary name, sync, rename over ``path``, sync the folder."""
+    draft = path.with_name(f".{path.name}.tmp")
+    with draft.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    draft.replace(path)
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

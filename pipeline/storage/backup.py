@@ -1,0 +1,224 @@
+"""The copy of a run folder on object storage: whole at any instant, so that a run outlives the disk of its machine.
+
+A thread copies what has changed, after every round and at the end. Order is what makes the copy whole: the records and
+the parts of a checkpoint before the ``checkpoint.json`` that names them, everything before ``result.json``, which says
+that the run is finished, and after that the deletion of parts that no checkpoint names any more. Nothing else is ever
+deleted: the copy outlives the folder. A store that does not answer never stops a run: it is said, and tried again after
+the next round. ``pipeline/storage/restore.py`` has the way back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pipeline.storage.checkpoint import Checkpoints, index_of
+from pipeline.storage.run_folder import RESULT
+from tasks import places
+from tasks.contract import InputError
+
+CHECKPOINT, INDEX = "checkpoint", "checkpoint/checkpoint.json"
+END_ATTEMPTS = 3
+"""At the end of a run a store that does not answer is asked so many times."""
+LONG_S, STALL_S = 10.0, 300.0
+"""At the end: after so many seconds the user is told what is waited for; after so many without a copied file, no
+longer."""
+Stamp = tuple[int, int]
+"""Size of a file in bytes, and its time in nanoseconds or its hash."""
+
+
+class Mirror:
+    """Keeps the copy of ``folder`` at ``place`` up to date.
+
+    say: takes one line, from any thread. checkpoints: those of the folder; None: it has none. last: files that are read
+    first and copied last, as they say what the others hold. leave: patterns of names that are somebody else's to copy.
+    pause_s: rest between two copies. patience_s: wait after a failure at the end. failures: attempts that failed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        place: str,
+        say: Callable[[str], None],
+        checkpoints: Checkpoints | None = None,
+        *,
+        last: tuple[str, ...] = (RESULT,),
+        leave: tuple[str, ...] = (),
+        pause_s: float = 0.0,
+        patience_s: float = 5.0,
+    ) -> None:
+        self.folder, self.place, self.say, self.checkpoints = folder, place, say, checkpoints
+        self.last, self.leave, self.pause_s, self.patience_s = last, leave, pause_s, patience_s
+        self.failures = 0
+        self._error = ""  # of the last attempt
+        self._known: dict[str, Stamp | None] = {}  # what the copy holds; None: other content than the folder's
+        self._looked = False
+        self._moved = 0.0
+        self._wake, self._ending = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name=f"mirror {folder.name}", daemon=True)
+
+    def push(self) -> None:
+        """There is more to copy; returns at once. One copy goes at a time, and takes in all that came meanwhile."""
+        if self._thread.ident is None:
+            self._thread.start()
+        self._wake.set()
+
+    def close(self) -> bool:
+        """Copy what is left and wait for it; whether the copy is complete. A second call does nothing."""
+        if not self._ending.is_set():
+            self._moved = time.monotonic()
+            self._ending.set()
+            self.push()
+            self._wait()
+            if self._error:
+                self.say(
+                    f"error: the mirror {places.shown(self.place)} is not up to date after {self.failures} failed"
+                    f" attempts ({self._error}); {self.folder} is whole: resume it when the store answers"
+                )
+            if self.checkpoints is not None and not self._thread.is_alive():
+                self.checkpoints.tidy()
+        return not self._error
+
+    def send(self) -> None:
+        """Bring the copy up to date, in this thread. InputError: the store cannot be used, or the folder is gone."""
+        if not self.folder.is_dir():
+            raise InputError(f"{self.folder} is gone; its copy {places.shown(self.place)} stays as it is")
+        texts = {name: data for name in self.last if (data := _content(self.folder / name)) is not None}
+        with self.checkpoints.pinned() if self.checkpoints else nullcontext() as index:
+            parts = parts_of(index, self.folder / INDEX)
+            if not self._looked:
+                self._look(parts, index)
+            names = [*self._files(), *(f"{CHECKPOINT}/{file}" for file in parts)]
+            for name in names:
+                self._copy(name)
+            texts = ({INDEX: index} if index else {}) | texts
+            for name, data in texts.items():
+                self._write(name, data, (len(data), hash(data)))
+        for name in self._known.keys() - {*names, *texts}:
+            if index and name.startswith(f"{CHECKPOINT}/"):
+                places.delete(places.join(self.place, name))
+                del self._known[name]
+
+    def _look(self, parts: dict[str, str], own: bytes | None) -> None:
+        """Learn what the copy holds: parts of a checkpoint by their checksum; of other files only that they exist.
+        InputError where its checkpoint is further: the store did not answer when the run began to go on.
+        """
+        there = places.sizes(self.place)
+        self._known = {name: None for name in there if not is_left(name, self.leave)}
+        index = places.read_bytes(places.join(self.place, INDEX)) if INDEX in there else None
+        old, (here, further) = parts_of(index, f"{places.shown(self.place)}/{INDEX}"), map(_round_of, (own, index))
+        if further > here:
+            raise InputError(
+                f"{places.shown(self.place)} is further (at {further}) than {self.folder} (at {here}), and stays as it"
+                " is until that is as far: stop here and go on with the copy"
+            )
+        for file in parts.keys() & old.keys():
+            name, stamp = f"{CHECKPOINT}/{file}", _stamp(self.folder / CHECKPOINT / file)
+            if parts[file] == old[file] and there.get(name) == stamp[0]:
+                self._known[name] = stamp
+        self._looked = True
+
+    def _files(self) -> list[str]:
+        """Names of what is to be copied, but for the checkpoint and what comes last."""
+        found = list[str]()
+        for folder, folders, files in os.walk(self.folder):
+            start = Path(folder).relative_to(self.folder)
+            own = [name for name in folders if not is_left(f"{(start / name).as_posix()}/", self.leave)]
+            folders[:] = [name for name in own if self.checkpoints is None or (start / name) != Path(CHECKPOINT)]
+            found += [(start / name).as_posix() for name in files]
+        return sorted(name for name in found if name not in self.last and not is_left(name, self.leave))
+
+    def _copy(self, name: str) -> None:
+        try:
+            stamp = _stamp(self.folder / name)  # before the content, which may be newer but never older
+            if self._known.get(name) != stamp:
+                self._write(name, (self.folder / name).read_bytes(), stamp)
+        except FileNotFoundError:
+            if name.startswith(f"{CHECKPOINT}/"):
+                raise  # its index must not follow
+            # any other file may come and go: what is here now is copied next time
+
+    def _write(self, name: str, data: bytes, stamp: Stamp) -> None:
+        if self._known.get(name) != stamp:
+            self._known[name] = None  # whatever becomes of the next line
+            places.write_bytes(places.join(self.place, name), data)
+            self._known[name] = stamp
+            self._moved = time.monotonic()
+
+    def _work(self) -> None:
+        ending = False
+        while not ending:
+            self._wake.wait()
+            self._wake.clear()
+            ending = self._ending.is_set()
+            for attempt in range(END_ATTEMPTS if ending else 1):
+                if attempt:
+                    time.sleep(self.patience_s)
+                if self._attempt():
+                    break
+            self._ending.wait(self.pause_s)
+
+    def _attempt(self) -> bool:
+        before = self._error
+        try:
+            self.send()
+        except Exception as error:  # whatever goes wrong with the mirror: said, counted, tried again; the run goes on
+            self.failures += 1
+            self._error = str(error) or type(error).__name__  # a MemoryError says nothing
+            if not before:
+                self.say(f"mirror: {self._error}; the run goes on, and the mirror is tried again after every round")
+            return False
+        self._error = ""
+        if before:
+            self.say(f"mirror: {places.shown(self.place)} is up to date again ({self.failures} attempts failed)")
+        return True
+
+    def _wait(self) -> None:
+        began, told = time.monotonic(), False
+        while self._thread.is_alive():
+            self._thread.join(0.2)
+            now = time.monotonic()
+            if not told and now - began > LONG_S:
+                told = True
+                self.say(f"waiting for the mirror {places.shown(self.place)}")
+            if now - self._moved > STALL_S:
+                self._error = f"no file was copied in {STALL_S:g} s"
+                return
+
+
+def parts_of(index: bytes | None, where: object) -> dict[str, str]:
+    """The files that the text of a checkpoint's index names, with their SHA-256; {} without an index. InputError where
+    it is damaged.
+    """
+    entries = index_of(index, where, "restore it from a copy")["parts"].values() if index else ()
+    return {entry["file"]: entry["sha256"] for entry in entries}
+
+
+def _round_of(index: bytes | None) -> int:
+    """Of a checkpoint that a parse of its parts has found whole; -1 without one."""
+    return int(json.loads(index)["round"]) if index else -1
+
+
+def is_left(name: str, leave: tuple[str, ...]) -> bool:
+    """Whether a file (or, with a slash at its end, a folder) is not to be copied: hidden, a draft, or in ``leave``."""
+    inner = name.rstrip("/").split("/")
+    draft = inner[-1].endswith(places.DRAFT) or any(part.startswith(".") for part in inner)
+    return draft or any(fnmatchcase(name, pattern) for pattern in leave)
+
+
+def _stamp(path: Path) -> Stamp:
+    about = path.stat()
+    return about.st_size, about.st_mtime_ns
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,226 @@
+"""Checkpoints: a completed round on disk; a kill at any instant leaves the old one or the new one, whole.
+
+Layout of ``<run>/checkpoint/``: ``<part>-<round>.safetensors`` per part (the server's state, the selected model, the
+memory of each client that has one) and ``checkpoint.json``, which names the parts of the last saved round with their
+SHA-256, and has one of its own. A part is written in the rounds in which it changed. ``checkpoint-<round>.json`` is the
+same for rounds before, of which some are kept: where the last one is damaged, the one before is taken. Beside it,
+``<run>/rounds/<round>.safetensors``: the server's state of the rounds that ``evaluation.keep`` names, which stay. No
+pickle is read or written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+from safetensors.torch import save
+from torch import Tensor
+
+from models.weight_files import WeightsError, tensors
+from pipeline.storage.atomic_files import write_atomically
+from tasks.contract import InputError
+from tasks.typed import misfit, parsed
+
+FORMAT = 2
+ROUNDS = "rounds"
+"""Folder of the kept states."""
+Tensors = dict[str, Tensor]
+
+
+class Entry(TypedDict):
+    """A part, as the index has it."""
+
+    file: str
+    sha256: str
+
+
+class Index(TypedDict):
+    """What an index holds, its own checksum aside."""
+
+    format: int
+    round: int
+    parts: dict[str, Entry]
+    notes: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A completed round: its parts by name, and what the loop itself has to remember."""
+
+    round: int
+    parts: dict[str, Tensors]
+    notes: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoint of one run folder."""
+
+    def __init__(self, run: Path, kept: int = 2) -> None:
+        """kept: so many saved rounds, the last one included."""
+        self.folder, self._kept = run / "checkpoint", kept
+        self.rounds = run / ROUNDS
+        self.index = self.folder / "checkpoint.json"
+        self._last: bytes | None = None  # text of the index that the next round follows, where this process knows it
+        self._pinned: set[str] = set()  # files that another thread reads
+        self._lock = threading.Lock()
+
+    def save(self, round_: int, changed: Mapping[str, Tensors], notes: dict[str, Any]) -> None:
+        """Write round ``round_``; ``changed``: the parts that changed in it, the others stay as they were saved. A part
+        without a tensor is none.
+
+        Order matters: new files first, then the index that names them, then the files that nothing names any more.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        before = self._last or (self.index.read_bytes() if self.index.exists() else None)
+        old = index_of(before, self.index) if before else None
+        parts: dict[str, Entry] = dict(old["parts"]) if old else {}
+        for name, part in changed.items():
+            if part:
+                parts[name] = self._write(f"{name}-{round_:06d}.safetensors", part)
+            else:  # clients that keep nothing, thousands of them in a pooled round
+                parts.pop(name, None)
+        index: Index = {"format": FORMAT, "round": round_, "parts": parts, "notes": notes}
+        text = json.dumps({**index, "sha256": seal(index)}, indent=1).encode()
+        with self._lock:
+            if before and old and self._kept > 1:
+                draft = self.folder / ".before.tmp"
+                draft.write_bytes(before)  # not synced: it is for the case that the new one is damaged
+                draft.replace(self.folder / f"checkpoint-{old['round']:06d}.json")
+            write_atomically(self.index, text)
+            self._last = text
+            self._tidy(index)
+
+    def keep(self, round_: int, state: Tensors) -> None:
+        """Write the state after round ``round_`` where it stays; the same state gives the same bytes."""
+        self.rounds.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.rounds / f"{round_:05d}.safetensors", _bytes(state))
+
+    def kept(self) -> list[int]:
+        """The rounds whose state was kept, ascending."""
+        return sorted(int(path.stem) for path in self.rounds.glob("[0-9]*.safetensors"))
+
+    def read_kept(self, round_: int) -> Tensors:
+        """A kept state. InputError where the file is missing or damaged."""
+        path = self.rounds / f"{round_:05d}.safetensors"
+        try:
+            return tensors(path.read_bytes())
+        except FileNotFoundError as error:
+            raise InputError(f"{path} is missing: evaluation.keep did not name this round") from error
+        except WeightsError as error:
+            raise InputError(f"{path} is damaged ({error}); delete it, the other rounds can do without it") from error
+
+    @contextmanager
+    def pinned(self) -> Iterator[bytes | None]:
+        """For another thread than the one that saves: the text of the index, None where there is none; the files that
+        it names stay as they are within the block, whatever is saved meanwhile.
+        """
+        with self._lock:
+            index = self._index()
+            text = self.index.read_bytes() if index else None
+            self._pinned = {entry["file"] for entry in index["parts"].values()} if index else set()
+        try:
+            yield text
+        finally:
+            with self._lock:
+                self._pinned = set()
+
+    def tidy(self) -> None:
+        """Delete what was pinned when it went out of use; not while a round is being saved."""
+        index = self._index()
+        if index is not None:
+            self._tidy(index)
+
+    def _tidy(self, index: Index) -> None:
+        named = {self.index.name, *(entry["file"] for entry in index["parts"].values())} | self._pinned
+        for before in self._earlier()[: self._kept - 1]:
+            try:
+                parts = index_of(before.read_bytes(), before)["parts"]
+            except InputError:  # of no use to anybody
+                continue
+            named |= {before.name, *(entry["file"] for entry in parts.values())}
+        for path in self.folder.iterdir():
+            if path.name not in named:
+                path.unlink()
+
+    def load(self, say: Callable[[str], None] = print) -> Checkpoint | None:
+        """The last saved round that is whole, or None where none was saved; ``say`` hears of damaged ones.
+        InputError where all are damaged.
+        """
+        errors: list[Exception] = []
+        earlier = self._earlier()
+        if not earlier and not self.index.exists():
+            return None
+        for path in [self.index, *earlier]:
+            try:
+                text = path.read_bytes()
+                index = index_of(text, path)
+                parts = {name: self._read(entry) for name, entry in index["parts"].items()}
+            except (InputError, FileNotFoundError) as error:
+                errors.append(error)
+                continue
+            for damage in errors:
+                say(f"{damage}: taking the checkpoint of round {index['round']}")
+            self._last = text
+            return Checkpoint(index["round"], parts, index["notes"])
+        raise InputError(f"{errors[0]}; start the run anew in another --output")
+
+    def _earlier(self) -> list[Path]:
+        """Indices of rounds before the last, the latest first."""
+        return sorted(self.folder.glob("checkpoint-[0-9]*.json"), reverse=True)
+
+    def _index(self) -> Index | None:
+        return index_of(self.index.read_bytes(), self.index) if self.index.exists() else None
+
+    def _write(self, name: str, part: Tensors) -> Entry:
+        data = _bytes(part)
+        write_atomically(self.folder / name, data)
+        return {"file": name, "sha256": hashlib.sha256(data).hexdigest()}
+
+    def _read(self, entry: Entry) -> Tensors:
+        path = self.folder / entry["file"]
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError as error:
+            raise InputError(f"{path} is missing, though a checkpoint names it") from error
+        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+            raise InputError(f"{path} does not have the checksum that its checkpoint states")
+        try:
+            return tensors(data)
+        except WeightsError as error:
+            raise InputError(f"{path} is no safetensors file ({error})") from error
+
+
+def index_of(data: bytes, where: object, mend: str = "") -> Index:
+    """What the bytes of an index say. InputError where they are damaged, of another format, or name a file that does
+    not lie beside them. mend: what can be done about it.
+    """
+    content = parsed(data, dict[str, Any], where, mend)
+    if content.get("format", FORMAT) != FORMAT:
+        raise InputError(f"{where} has format {content['format']}, this version reads {FORMAT}; start the run anew")
+    stated = content.pop("sha256", "")
+    fault = misfit(content, Index) or ("" if stated == seal(content) else "its checksum does not fit")
+    names = [] if fault else [entry["file"] for entry in content["parts"].values()]
+    fault = fault or next((f"{name!r} is no part beside it" for name in names if not _beside(name)), "")
+    if fault:
+        raise InputError(f"{where} is damaged ({fault})" + (f"; {mend}" if mend else ""))
+    index: Index = content
+    return index
+
+
+def _beside(name: str) -> bool:
+    return Path(name).name == name and name.endswith(".safetensors") and name.isprintable()
+
+
+def seal(index: Mapping[str, Any]) -> str:
+    """SHA-256 of an index, without that of its own."""
+    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
+
+
+def _bytes(part: Tensors) -> bytes:
+    return save({k: v.contiguous() for k, v in part.items()})

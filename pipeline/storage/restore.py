@@ -1,0 +1,199 @@
+"""The way back from the copy of a run folder (``pipeline/storage/backup.py``), and whose copy it is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.storage.atomic_files import write_atomically
+from pipeline.storage.backup import CHECKPOINT, INDEX, Mirror, is_left, parts_of
+from pipeline.storage.checkpoint import Checkpoints
+from pipeline.storage.run_folder import CONFIG, RESULT, RUNS, held
+from tasks import places
+from tasks.contract import InputError
+from tasks.typed import misfit, parsed
+
+Say = Callable[[str], None]
+ATTEMPTS = 3
+"""A copy that another machine brings up to date meanwhile is read so many times."""
+PROBE = ".writable"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a run folder or its copy is. run: its identity, "" where there is none; round: that of the checkpoint;
+    without one, of the last record (in a sweep: the trials that ended).
+    """
+
+    run: str
+    finished: bool
+    round: int
+
+    @property
+    def progress(self) -> tuple[bool, int]:
+        """Larger is further."""
+        return self.finished, self.round
+
+    def __str__(self) -> str:
+        return "finished" if self.finished else f"at {self.round}" if self.round >= 0 else "not begun"
+
+
+def standing(place: str) -> Standing:
+    """How far the run at a place is. InputError where the store cannot be used."""
+    run, round_ = _json(place, "run.json").get("id", ""), _json(place, INDEX).get("round")
+    if fault := misfit(run, str, "id") or misfit(round_, int | None, "round"):
+        raise InputError(f"{places.shown(place)}: run.json or {INDEX} is damaged ({fault}); restore it from a copy")
+    if round_ is None:
+        round_ = (_read(place, "metrics.jsonl") or b"").count(b"\n") - 1
+    return Standing(run, places.exists(places.join(place, RESULT)), round_)
+
+
+def digest_at(place: str) -> str | None:
+    """Digest of the options of the run at a place; None where it has none. InputError: as for ``standing``."""
+    found = _json(place, CONFIG).get("digest")
+    return found if isinstance(found, str) else None
+
+
+def place_of(mirror: str, folder: Path) -> str:
+    """Where the copy of a run folder belongs."""
+    return places.join(mirror, folder.resolve().name)
+
+
+def claim(place: str, folder: Path, say: Say, again: str = "anchorfl resume") -> None:
+    """See to it that the copy at ``place`` is this folder's, and that it can be written. ``again``: the command that
+    goes on with a copy.
+
+    InputError where the copy is another run's, or further than the folder; for a new run also where the store cannot be
+    used, which is only said where a run goes on: it has its work to lose.
+    """
+    here, where = standing(str(folder)), places.shown(place)
+    try:
+        there = standing(place)
+        places.write_bytes(places.join(place, PROBE), b"")
+        places.delete(places.join(place, PROBE))
+    except InputError as error:
+        if not here.run:
+            raise
+        say(f"mirror: {error}; the run goes on")
+        return
+    if there.run and not here.run:
+        raise InputError(f"the mirror holds {where} already: go on with '{again} {where}', or give another --output")
+    if there.run and there.run != here.run:
+        raise InputError(f"{where} is the copy of another run than {folder}: give another cluster.mirror")
+    if there.progress > here.progress:
+        raise InputError(
+            f"{where} is further ({there}) than {folder} ({here}): move {folder} away, and go on with '{again} {where}'"
+        )
+
+
+def refresh(place: str, folder: Path, say: Say) -> None:
+    """Bring the copy of a finished run up to date, where it is not. InputError: as for ``claim``."""
+    claim(place, folder, say)
+    mirror = Mirror(folder, place, say, Checkpoints(folder))
+    try:
+        same = all(_read(place, name) == _read(str(folder), name) for name in ("run.json", RESULT))
+    except InputError:  # said by now; close counts it and says what it means
+        same = False
+    if not same:
+        mirror.close()
+
+
+def fetched(source: str, say: Say, again: str = "anchorfl resume", **scope: Any) -> Path:
+    """The folder of a run that is named by its folder, or by its copy, which is fetched into ``runs/`` where it is
+    further. scope: as for ``fetch``.
+
+    InputError where there is no copy, or the folder in ``runs/`` is further, in use, or another run's.
+    """
+    if not places.is_remote(source):
+        return Path(source)
+    places.check(source, again)
+    marker, where = scope.get("marker", CONFIG), places.shown(source)
+    folder = RUNS / places.last_name(source)
+    if marker not in places.sizes(source):  # which says where the bucket itself is missing
+        raise InputError(f"{where} holds no copy to go on with ({marker} is missing)")
+    with held(folder):
+        there, here = standing(source), standing(str(folder))
+        if here.run and here.run != there.run:
+            raise InputError(f"{folder} is another run than {where}: move it away, or start in another directory")
+        if here.progress > there.progress:
+            raise InputError(
+                f"{folder} is further ({here}) than {where} ({there}): go on with '{again} {folder}', or move it away"
+            )
+        if there.progress > here.progress or not (folder / marker).exists():
+            fetch(source, folder, **scope)
+            say(f"{where} ({there}) fetched into {folder}")
+    return folder
+
+
+def catch_up(place: str, folder: Path, say: Say, *, finished: bool = False) -> None:
+    """Fetch the copy where it is further than the folder, or there is no folder; ``finished``: only that of a finished
+    run. A store that cannot be used is said: rounds that were done elsewhere are then done again, with the same result.
+    """
+    try:
+        there = standing(place)
+        if (there.finished or not finished) and there.progress > standing(str(folder)).progress:
+            fetch(place, folder)
+            say(f"{places.shown(place)} fetched into {folder}")
+    except InputError as error:
+        say(f"mirror: {error}; going on with what {folder} holds")
+
+
+def fetch(place: str, folder: Path, *, marker: str = CONFIG, leave: tuple[str, ...] = ()) -> None:
+    """Bring a copy into ``folder``, in an order that leaves the folder whole if this process is killed. ``marker``: the
+    file that makes it a run, which comes last; ``leave``: as for ``Mirror``.
+
+    InputError where a part is missing or damaged, or the store cannot be used.
+    """
+
+    def bring(name: str, data: bytes | None) -> None:
+        if data is not None:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / name, data)
+
+    index = _fetch_checkpoint(place, folder / CHECKPOINT)
+    late = (RESULT, marker)
+    for name in sorted(places.sizes(place).keys() - {*late}):
+        if not name.startswith(f"{CHECKPOINT}/") and not is_left(name, leave):
+            bring(name, _read(place, name))
+    bring(INDEX, index)  # the records are here: now the rounds may count
+    for name in late:
+        bring(name, _read(place, name))
+
+
+def _fetch_checkpoint(place: str, folder: Path) -> bytes | None:
+    """Bring the parts of a checkpoint; the text of its index, which is not written yet, or None where it has none."""
+    lost = ""
+    for _ in range(ATTEMPTS):
+        index = _read(place, INDEX)
+        for file, checksum in parts_of(index, f"{places.shown(place)}/{INDEX}").items():
+            path = folder / file
+            if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == checksum:
+                continue
+            data = _read(place, f"{CHECKPOINT}/{file}")
+            if data is None or hashlib.sha256(data).hexdigest() != checksum:
+                lost = file
+                break
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, data)
+        else:
+            return index
+    raise InputError(f"{places.shown(place)}/{CHECKPOINT}: {lost} is missing or damaged; go on from another copy")
+
+
+def _read(place: str, name: str) -> bytes | None:
+    try:
+        return places.read_bytes(places.join(place, name))
+    except FileNotFoundError:
+        return None
+
+
+def _json(place: str, name: str) -> dict[str, Any]:
+    """A JSON object at a place; {} where there is none."""
+    data = _read(place, name)
+    if not data:
+        return {}
+    found: dict[str, Any] = parsed(data, dict[str, Any], f"{places.shown(place)}/{name}", "restore it from a copy")
+    return found

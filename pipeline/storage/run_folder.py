@@ -1,0 +1,134 @@
+"""The folder of a run: its name, who may write to it, and what stands in it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypedDict
+
+from pipeline.config.experiment import Experiment, digest, recorded_tree
+from pipeline.config.schema import from_tree
+from pipeline.storage.atomic_files import write_atomically
+from tasks.contract import InputError
+from tasks.typed import parsed
+
+RUNS = Path("runs")
+CONFIG, RESULT, LOCK = "config.json", "result.json", ".lock"
+
+
+def new_folder(experiment: Experiment, label: str = "", runs: Path = RUNS) -> Path:
+    """A folder for a new run: ``output`` if given and empty, else one below ``runs`` that does not exist yet.
+
+    Raises InputError where ``output`` holds a run already.
+    """
+    if experiment.output:
+        folder = Path(experiment.output)
+        if (folder / CONFIG).exists():
+            raise InputError(
+                f"{folder} holds a run already: continue it with 'anchorfl resume {folder}', or give another --output"
+            )
+        return folder
+    stem = label.replace("/", "-") or f"{experiment.task.name}-{experiment.method.name}"
+    name = f"{stem}-s{experiment.seed}-{digest(experiment)[:8]}"
+    tried = (runs / (name if n == 1 else f"{name}-{n}") for n in range(1, 10_000))
+    return next(folder for folder in tried if not folder.exists())
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the run folder for this process; InputError where another live process holds it.
+
+    The operating system drops the lock with the process, so that a kill leaves nothing to clean up.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a+") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            stream.seek(0)
+            raise InputError(
+                f"{folder} is in use by process {stream.read().strip() or '?'}: wait for it, or give another --output"
+            ) from error
+        stream.truncate(0)
+        stream.write(str(os.getpid()))
+        stream.flush()
+        try:
+            yield
+        finally:
+            if [p.name for p in folder.iterdir()] == [LOCK]:  # bad input was found before anything was written
+                (folder / LOCK).unlink()
+                folder.rmdir()
+
+
+@contextmanager
+def held_soon(folder: Path, patience_s: float = 60.0) -> Iterator[None]:
+    """As ``held``, but waits: a process that was killed from afar may take some seconds to die."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        stack = ExitStack()
+        try:
+            stack.enter_context(held(folder))
+            break
+        except InputError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+    with stack:
+        yield
+
+
+def write_config(folder: Path, experiment: Experiment) -> None:
+    """The resolved options; its presence makes the folder a run."""
+    content = {"digest": digest(experiment), **recorded_tree(experiment)}
+    write_atomically(folder / CONFIG, json.dumps(content, indent=1).encode())
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The resolved options of a run, as ``to_tree`` gave them. InputError where the folder holds no run."""
+    try:
+        text, mend = (folder / CONFIG).read_bytes(), "start the run anew in another --output"
+    except FileNotFoundError as error:
+        known = sorted(p.parent.name for p in RUNS.glob(f"*/{CONFIG}"))
+        raise InputError(
+            f"{folder} holds no run ({CONFIG} is missing); runs in {RUNS}/: {', '.join(known) or 'none'}"
+        ) from error
+    tree: dict[str, Any] = parsed(text, dict[str, Any], folder / CONFIG, mend)
+    tree.pop("digest", None)
+    return tree
+
+
+class Outcome(TypedDict, total=False):
+    """What ``result.json`` holds, as far as it is read again."""
+
+    checksum: str
+    scores: dict[str, dict[str, float]]
+    rounds: int
+    seconds: float
+    digest: str
+
+
+def read_result(folder: Path, *needed: str) -> dict[str, Any]:
+    """``result.json`` of a run folder (the fields of ``Outcome``); {} where there is none. needed: fields that are
+    used. InputError where it is damaged.
+    """
+    path, mend = folder / RESULT, "delete it, and 'anchorfl resume' writes it again"
+    if not path.exists():
+        return {}
+    found: dict[str, Any] = parsed(path.read_bytes(), Outcome, path, mend)
+    if lacking := [name for name in needed if name not in found]:
+        raise InputError(f"{path} is damaged ({lacking[0]} is missing); {mend}")
+    return found
+
+
+def read_experiment(folder: Path) -> Experiment:
+    """The experiment of a run folder. InputError where it holds no run, or its options are not of this version."""
+    tree = read_config(folder)
+    try:
+        return from_tree(tree)
+    except InputError as error:
+        raise InputError(f"{folder / CONFIG}: {error}") from error

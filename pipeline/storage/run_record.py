@@ -1,0 +1,199 @@
+"""The folder of a run, which is the truth about it: run.json (what it is) and metrics.jsonl (one line per round).
+
+Everything else that shows a run (MLflow, tables, curves) is made from these two files, so it can be made again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict
+
+from pipeline.storage.atomic_files import _replace, read_json, write_json
+from tasks.contract import InputError
+from tasks.typed import misfit, parsed
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+Value = str | int | float | bool
+LATE = "selected"
+"""Folder of a run: the test scores of the selected round, where they were taken at the end."""
+LARGEST = 1e100
+"""No finite metric is larger: losses and norms are those of float32 numbers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunInfo:
+    """What a run is, before its first round."""
+
+    name: str
+    experiment: str
+    params: dict[str, Value]
+    """The resolved configuration, flat."""
+    tags: dict[str, str] = field(default_factory=dict)
+    datasets: Sequence[tuple[str, str, str, str]] = ()
+    """(name, digest, split, source) of every split."""
+    folder: Path
+    parent: Path | None = None
+    """Folder of the run that this one is a part of (a sweep); in run.json relative to ``folder``, so that both can be
+    moved together."""
+    log_model: bool = True
+    """MLflow gets the trained model as a model, not only as files."""
+    register: str = ""
+    """Name in MLflow's model registry; empty: not registered."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """What one round gave. time: Unix seconds at its end; per_class: metric -> class name -> score."""
+
+    round: int
+    time: float
+    metrics: dict[str, float]
+    per_class: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+class About(TypedDict):
+    """What ``run.json`` holds, as far as it is read again."""
+
+    id: str
+    name: str
+    experiment: str
+    created: float
+    status: Status | Literal["RUNNING"]
+    folder: str
+    params: dict[str, Value | list[Any]]
+    tags: dict[str, Any]
+    datasets: list[tuple[str, str, str, str]]
+    artifacts: list[str]
+    parent: NotRequired[str | None]
+    begun: NotRequired[float]
+    ended: NotRequired[float]
+    user: NotRequired[str]
+    log_model: NotRequired[bool]
+    register: NotRequired[str]
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """``run.json`` of a run folder (the fields of ``About``); {} where there is none. InputError where damaged."""
+    about = read_json(folder / "run.json")
+    if about and (fault := misfit(about, About)):
+        raise InputError(f"{folder / 'run.json'} is damaged ({fault}); restore it from a copy")
+    return about
+
+
+def _portable(value: float) -> float | str:
+    """JSON has no NaN and no infinity: they go as text, which ``float`` reads back."""
+    return value if math.isfinite(value) else str(float(value))
+
+
+def line_of(record: RoundRecord) -> str:
+    """A round as a line of metrics.jsonl."""
+    content = asdict(record)
+    content["metrics"] = {key: _portable(value) for key, value in record.metrics.items()}
+    content["per_class"] = {k: {c: _portable(v) for c, v in row.items()} for k, row in record.per_class.items()}
+    return json.dumps(content, allow_nan=False) + "\n"
+
+
+class Line(TypedDict):
+    """A line of metrics.jsonl."""
+
+    round: int
+    time: float
+    metrics: dict[str, float | str]
+    per_class: NotRequired[dict[str, dict[str, float | str]]]
+
+
+def _figure(value: float | str) -> float:
+    """A metric of a line. What no run can have measured is refused: the sums and percentages of it would overflow."""
+    figure = float(value)
+    if math.isfinite(figure) and abs(figure) > LARGEST:
+        raise ValueError(f"{figure} as a metric")
+    return figure
+
+
+def _record(line: bytes) -> RoundRecord:
+    content: Line = parsed(line, Line, "the line", "")
+    metrics = {key: _figure(value) for key, value in content["metrics"].items()}
+    classes = {k: {c: _figure(v) for c, v in row.items()} for k, row in content.get("per_class", {}).items()}
+    if any(row.keys() != next(iter(classes.values())).keys() for row in classes.values()):
+        raise ValueError("scores of other classes in one round")
+    return RoundRecord(content["round"], content["time"], metrics, classes)
+
+
+def read_records(folder: Path, offset: int = 0) -> tuple[list[RoundRecord], int]:
+    """Rounds in metrics.jsonl from byte ``offset`` on, and the offset behind them, without a half-written last line.
+
+    Errors: InputError names a damaged line before the last.
+    """
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return [], offset
+    with path.open("rb") as file:
+        file.seek(offset)
+        lines = file.read().splitlines(keepends=True)
+    records: list[RoundRecord] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if not line.endswith(b"\n"):
+                break
+            records.append(_record(line))
+        except ValueError as error:
+            if number == len(lines):  # a power cut may leave a last line of the right length and the wrong content
+                break
+            reason = str(error).partition("\n")[0]
+            raise InputError(
+                f"{path}: line {number} after byte {offset} is damaged ({reason}); delete that line"
+            ) from error
+        offset += len(line)
+    return records, offset
+
+
+def write_records(folder: Path, records: Sequence[RoundRecord]) -> None:
+    """Write metrics.jsonl of a folder, in place of an older one."""
+    _replace(folder / "metrics.jsonl", "".join(map(line_of, records)))
+
+
+def note_artifact(folder: Path, name: str) -> None:
+    """Note a file or folder of a run that nobody writes just now in its run.json, as ``JsonLines.artifact``."""
+    about = read_about(folder)
+    if about and name not in about["artifacts"]:
+        write_json(folder / "run.json", about | {"artifacts": [*about["artifacts"], name]})
+
+
+def note_finished(folder: Path) -> None:
+    """Close the record of a run that has its result, where a kill kept ``JsonLines.end`` from it."""
+    about = read_about(folder)
+    if about and about["status"] != "FINISHED":
+        write_json(folder / "run.json", about | {"status": "FINISHED", "ended": time.time()})
+
+
+def note_register(folder: Path, name: str) -> None:
+    """Note under which name the model of a run becomes a version in MLflow's registry, once it was named later."""
+    about = read_about(folder)
+    if about and about.get("register", "") != name:
+        write_json(folder / "run.json", about | {"register": name})
+
+
+def write_late(folder: Path, record: RoundRecord) -> None:
+    """Keep what was measured of a round after the last one: the test scores of the selected model."""
+    (folder / LATE).mkdir(exist_ok=True)
+    write_records(folder / LATE, [record])
+
+
+def with_late(folder: Path) -> list[RoundRecord]:
+    """The rounds of a run, each with what was measured of it late."""
+    late = {record.round: record for record in read_records(folder / LATE)[0]}
+    return [_joined(record, late.get(record.round), folder) for record in read_records(folder)[0]]
+
+
+def _joined(record: RoundRecord, late: RoundRecord | None, folder: Path) -> RoundRecord:
+    if late is None:
+        return record
+    classes = [next(iter(r.per_class.values()), {}).keys() for r in (record, late)]
+    if all(classes) and classes[0] != classes[1]:
+        raise InputError(f"{folder / LATE / 'metrics.jsonl'} has scores of other classes than the run: delete {LATE}/")
+    return replace(record, metrics=record.metrics | late.metrics, per_class=record.per_class | late.per_class)

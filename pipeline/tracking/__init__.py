@@ -1,0 +1,1 @@
+"""Records of a run: JSON lines, and MLflow."""

@@ -1,0 +1,93 @@
+"""The tracker that every run has: one JSON line a round in its folder."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.storage.atomic_files import write_json
+from pipeline.storage.run_record import (
+    LATE,
+    RoundRecord,
+    RunInfo,
+    Status,
+    Value,
+    line_of,
+    read_about,
+    read_records,
+    write_records,
+)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # containers run under numbers that have no name
+        return str(os.getuid())
+
+
+def _agree(old: Mapping[str, Value], new: Mapping[str, Value]) -> bool:
+    """Whether two runs have the same value of every parameter that both know."""
+    shared = old.keys() & new.keys()
+    return bool(shared) and all(old[name] == new[name] for name in shared)
+
+
+class JsonLines:
+    """The tracker that keeps run.json and metrics.jsonl; ``resume_at`` is the round that will be computed next.
+
+    A resumed run keeps the rounds before ``resume_at`` and its identity; so does one that starts again at 0 with the
+    same parameters (it was killed before its first checkpoint; those that another version does not know do not count).
+    Any other is a new run.
+    """
+
+    def __init__(self, folder: Path, resume_at: int = 0) -> None:
+        self.folder = folder
+        self.resume_at = resume_at
+        self._run: dict[str, Any] = {}
+
+    def begin(self, info: RunInfo) -> None:
+        """Write run.json and drop what will be computed again from metrics.jsonl."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        old = read_about(self.folder)
+        same = bool(old) and (self.resume_at > 0 or _agree(old.get("params", {}), info.params))
+        if not same:
+            (self.folder / "tracking.json").unlink(missing_ok=True)
+            if (self.folder / LATE).exists():
+                shutil.rmtree(self.folder / LATE)
+            old = {"id": uuid.uuid4().hex, "created": time.time(), "artifacts": []}
+        parent = info.parent and os.path.relpath(info.parent.resolve(), self.folder.resolve())
+        about = asdict(replace(info, datasets=list(info.datasets))) | {"folder": str(info.folder), "parent": parent}
+        about |= {"status": "RUNNING", "begun": time.time(), "user": _user()}
+        self._run = {key: old[key] for key in ("id", "created", "artifacts")} | about
+        kept = [record for record in read_records(self.folder)[0] if record.round < self.resume_at]
+        write_records(self.folder, kept)
+        write_json(self.folder / "run.json", self._run)
+
+    def round(self, record: RoundRecord) -> None:
+        """Append one line; it is on the disk when this returns."""
+        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(line_of(record))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def artifact(self, path: Path) -> None:
+        """Note a file or folder in run.json, relative to the run folder where it lies there."""
+        if not path.exists():
+            raise FileNotFoundError(f"no artifact at {path}")
+        full, base = path.resolve(), self.folder.resolve()
+        name = str(full.relative_to(base) if full.is_relative_to(base) else full)
+        if name not in self._run["artifacts"]:
+            self._run["artifacts"].append(name)
+            write_json(self.folder / "run.json", self._run)
+
+    def end(self, status: Status) -> None:
+        """Write the status and the time."""
+        self._run |= {"status": status, "ended": time.time()}
+        write_json(self.folder / "run.json", self._run)

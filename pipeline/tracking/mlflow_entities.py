@@ -1,0 +1,77 @@
+"""A run folder in MLflow's words: params, tags, data sets and metrics, within MLflow's limits."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.redaction import shown
+from pipeline.storage.run_record import RoundRecord
+
+MARK = "fault/nonfinite"
+"""Logged last in every round, so its last step in MLflow is the last round that arrived whole."""
+METRICS_PER_BATCH, PARAMS_PER_BATCH, VALUE_LENGTH, DIGEST_LENGTH, KEY_LENGTH = 1000, 100, 6000, 36, 250
+"""MLflow's own limits (mlflow/utils/validation.py, 3.17.2)."""
+RUN_TAG, PARENT_TAG = "anchorfl.run", "mlflow.parentRunId"
+
+
+def key(name: str) -> str:
+    """A name as MLflow accepts it."""
+    return re.sub(r"[^\w./: -]", "_", name)[:KEY_LENGTH]
+
+
+def metrics(record: RoundRecord) -> list[Any]:
+    """MLflow metrics of a round: the finite ones (MLflow stores infinity as 1.8e308), then the count of the others.
+
+    The step is the round. Keys that begin with ``system/`` stand under MLflow's "System metrics".
+    """
+    from mlflow.entities import Metric
+
+    finite = {name: value for name, value in sorted(record.metrics.items()) if math.isfinite(value) and name != MARK}
+    count = len(record.metrics) - len(finite) - (MARK in record.metrics) + record.metrics.get(MARK, 0)
+    when = int(record.time * 1000)
+    return [Metric(key(name), value, when, record.round) for name, value in (finite | {MARK: float(count)}).items()]
+
+
+def params(about: dict[str, Any]) -> dict[str, str]:
+    """The resolved configuration of run.json."""
+    return {key(name): shown(str(value))[:VALUE_LENGTH] for name, value in about["params"].items()}
+
+
+def tags(about: dict[str, Any]) -> dict[str, str]:
+    """The tags of run.json, and those that fill the columns *source* and *version* of MLflow's pages."""
+    commit, _, dirty = str(about["tags"].get("git_commit", "")).partition("-")
+    own = {"mlflow.source.name": "anchorfl", "mlflow.source.type": "LOCAL"}
+    if about["params"].get("cluster.address"):  # a run on a cluster that others started and share
+        own["mlflow.source.type"] = "JOB"
+    if re.fullmatch(r"[0-9a-f]{7,64}", commit):
+        own |= {"mlflow.source.git.commit": commit, "mlflow.source.git.dirty": "true" if dirty else "false"}
+    return {key(name): str(value)[:VALUE_LENGTH] for name, value in (own | about["tags"]).items()}
+
+
+def first_tags(about: dict[str, Any]) -> dict[str, str]:
+    """Tags that are set once and then belong to the reader of the page, who may have changed them."""
+    values = about["params"]
+    words = [f"{values['method']} on {values['task']}"] if {"method", "task"} <= set(values) else []
+    words += [f"seed {values['seed']}"] if "seed" in values else []
+    note = f"{', '.join(words)}. " if words else ""
+    own = {"mlflow.note.content": f"{note}Run folder `{Path(about['folder']).name}`."}
+    if about.get("user"):
+        own["mlflow.user"] = about["user"]
+    return own
+
+
+def datasets(about: dict[str, Any]) -> list[Any]:
+    """One data set per split; the split is its context."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    return [
+        DatasetInput(
+            Dataset(name, digest[:DIGEST_LENGTH], "local", json.dumps({"uri": source})),
+            [InputTag("mlflow.data.context", split)],
+        )
+        for name, digest, split, source in about["datasets"]
+    ]

@@ -1,0 +1,174 @@
+"""The trained model of a run folder as a model of MLflow: linked to its run, with its scores, and once in the registry.
+
+Every step asks first what is there, so a delivery that is repeated or was killed makes no second model.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import tempfile
+import warnings
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.storage.run_record import RoundRecord
+from pipeline.storage.saved_model import SavedModel, load_model
+from pipeline.tracking.mlflow_entities import DIGEST_LENGTH, RUN_TAG, key
+
+CHECKSUM_TAG, MODEL_TAG, ALIAS_TAG, ALIAS = "anchorfl.checksum", "anchorfl.model", "anchorfl.alias", "champion"
+NAME = "model"
+
+
+def send_model(
+    client: Any, run_id: str, folder: Path, about: dict[str, Any], records: Sequence[RoundRecord] = ()
+) -> str:
+    """Log the model in ``folder`` (``saved.py``) and, where run.json names it, register it; returns MLflow's model id.
+
+    client: ``MlflowClient``; about: run.json; records: the rounds of the run, for the scores of the selected one.
+    """
+    from mlflow.entities import LoggedModelOutput
+
+    what = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    run = client.get_run(run_id)
+    model = _find(client, run, what["checksum"])
+    if model is None:
+        tags = {RUN_TAG: about["id"], CHECKSUM_TAG: what["checksum"]}
+        model = client.create_logged_model(run.info.experiment_id, NAME, run_id, tags, model_type="classifier")
+    linked = run.outputs.model_outputs if run.outputs else []
+    if model.model_id not in {output.model_id for output in linked}:
+        client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=int(what["round"]))])
+    if model.status != "READY":
+        _upload(client, run_id, model.model_id, folder)
+        scores = _scores(model.model_id, run_id, what, about, records)
+        if scores:
+            client.log_batch(run_id, metrics=scores)
+        client.finalize_logged_model(model.model_id, "READY")
+    if about.get("register"):
+        _register(client, about["register"], run_id, model)
+    return str(model.model_id)
+
+
+def _find(client: Any, run: Any, checksum: str) -> Any:
+    wanted = f"source_run_id = '{run.info.run_id}' AND tags.`{CHECKSUM_TAG}` = '{checksum}'"
+    found = client.search_logged_models([run.info.experiment_id], wanted, max_results=1)
+    return found[0] if found else None
+
+
+def _upload(client: Any, run_id: str, model_id: str, folder: Path) -> None:
+    pass  # pandas and mlflow.pyfunc: only for a run that has a model
+
+    with tempfile.TemporaryDirectory() as scratch:
+        target = Path(scratch) / NAME
+        pack(folder, target, run_id=run_id, model_id=model_id)
+        client.log_model_artifacts(model_id, str(target))
+
+
+def _scores(
+    model_id: str, run_id: str, what: dict[str, Any], about: dict[str, Any], records: Sequence[RoundRecord]
+) -> list[Any]:
+    """Scores of the selected round, tied to the model and to the data set of their split. The run has them already:
+    same key, step and time, so they stay one row there.
+    """
+    from mlflow.entities import Metric
+
+    sets = {split: (name, digest[:DIGEST_LENGTH]) for name, digest, split, _ in about["datasets"]}
+    rows = []
+    for record in records:
+        for name, value in record.metrics.items() if record.round == what["round"] else ():
+            split = name.partition("/")[0]
+            if split in what["scores"] and math.isfinite(value):
+                data, digest = sets.get(split, (None, None))
+                rows.append(
+                    Metric(
+                        key(name), value, int(record.time * 1000), record.round, model_id, data, digest, run_id=run_id
+                    )
+                )  # fmt: skip
+    return rows
+
+
+def _register(client: Any, name: str, run_id: str, model: Any) -> None:
+    """A version from this model with the alias; both once, since the alias may have been moved by hand since.
+
+    The source is the model's location: ``models:/<id>`` would be looked up in MLflow's active store, which is another.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    there = client.search_model_versions(f"name = '{name}' AND run_id = '{run_id}'")
+    version = next((v for v in there if v.tags.get(MODEL_TAG) == model.model_id), None)
+    if version is None:
+        tags, place = {MODEL_TAG: model.model_id}, model.artifact_location
+        version = client.create_model_version(name, place, run_id, tags, model_id=model.model_id)
+    if ALIAS_TAG not in version.tags:
+        client.set_registered_model_alias(name, ALIAS, version.version)
+        client.set_model_version_tag(name, version.version, ALIAS_TAG, ALIAS)
+
+
+LOADER = "pipeline.mlmodel"
+"""By name only: it reads every kind of input, so it knows the data sets, which whoever tracks a run must not."""
+TEXT = "text"
+"""Input column of token models."""
+PACKAGES = ("anchorfl", "mlflow", "numpy", "pandas", "pyarrow", "safetensors", "scikit-learn", "torch")
+"""What it takes to load and use a model, besides what these require themselves."""
+
+
+def pack(folder: Path, target: Path, *, run_id: str | None = None, model_id: str | None = None) -> None:
+    """Write the model of ``folder`` (``saved.py``) to ``target``, which must not exist, as an MLflow model.
+
+    The input example is made up: no row of the data leaves with a model.
+    """
+    # MLflow 3.17 warns about a type hint of its own when this is imported; it is not for the reader of a progress line.
+    warnings.filterwarnings("ignore", ".*Any type hint is inferred as AnyType", UserWarning)
+    import mlflow.pyfunc
+    from mlflow.models import Model
+
+    logging.getLogger("mlflow.pyfunc").setLevel(logging.WARNING)  # its INFO lines break a progress display
+    saved = load_model(folder)
+    example, signature = _example(saved)
+    mlflow.pyfunc.save_model(
+        target,
+        loader_module=LOADER,
+        data_path=str(folder),
+        mlflow_model=Model(run_id=run_id, model_id=model_id, model_uuid=model_id),
+        signature=signature,
+        input_example=example,
+        pip_requirements=requirements(),  # left out, MLflow would load the model in another process to find them
+        metadata={"task": saved.task, "kind": saved.kind},
+    )
+
+
+def requirements() -> list[str]:
+    """The installed versions of ``PACKAGES``; no index is asked. One that is not installed as a package is left out."""
+    lines = []
+    for name in PACKAGES:
+        try:
+            lines.append(f"{name}=={version(name).partition('+')[0]}")  # 2.13.0+cpu is on no index
+        except PackageNotFoundError:  # AnchorFL itself, where it runs from a checkout
+            continue
+    return lines
+
+
+def _example(saved: SavedModel) -> tuple[Any, Any]:
+    """A made-up sample, and the signature: (DataFrame or array [1, values], ``ModelSignature``)."""
+    import pandas as pd  # type: ignore[import-untyped]  # carries no types
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema, TensorSpec
+
+    outputs = Schema([ColSpec("double", name) for name in saved.class_names])
+    if saved.spec.kind == "tokens":
+        names = pd.Index([TEXT], dtype=object)  # MLflow 3.17 compares them with a range, which pandas 3 warns about
+        frame = pd.DataFrame([["an example text"]], columns=names)
+        return frame, ModelSignature(Schema([ColSpec("string", TEXT)]), outputs)
+    width = int(np.prod(saved.spec.shape))
+    # A tensor, as an image may have a hundred thousand values, and a CSV may name its columns as it likes.
+    return np.zeros((1, width)), ModelSignature(Schema([TensorSpec(np.dtype("float64"), (-1, width))]), outputs)

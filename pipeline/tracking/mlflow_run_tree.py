@@ -1,0 +1,107 @@
+"""The way of a sweep into MLflow: the folder of the parent run and those of its child runs, one after the other."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from pipeline.storage.run_record import read_about
+from pipeline.tracking.mlflow_upload import Delivery
+
+
+class Deliveries:
+    """A parent folder and any number of child folders on their way into one store, with the steps of a ``Delivery``.
+
+    One thread sends; any thread may ``add``. Like a ``Delivery`` it may be made anew at any time, for example after a
+    kill: what stands in MLflow already is not sent again.
+    """
+
+    def __init__(self, folder: Path, uri: str) -> None:
+        self.folder, self.uri = folder, uri
+        self._parent = Delivery(folder, uri)
+        self._children: dict[Path, Delivery] = {}  # those that are not finished, in the order of sending
+        self._done: dict[Path, dict[str, Any]] = {}  # run.json of the others as it was then
+        self._added: set[Path] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def last(self) -> int:
+        """Last round of the parent that stands in MLflow."""
+        return self._parent.last
+
+    def add(self, folder: Path) -> None:
+        """Make a child known, or one that ended and goes on; again and again does no harm. It may come before the child
+        has written its run.json.
+        """
+        with self._lock:
+            self._added.add(folder.resolve())
+
+    def turn(self) -> AbstractContextManager[object]:
+        """What to hold while sending."""
+        return self._parent.turn()
+
+    def advance(self) -> int:
+        """Send what MLflow lacks of the parent, then of each child; returns how many rounds.
+
+        A child that ended is finished here and then left alone. After an error the child that caused it comes last,
+        so that it does not hold up the others.
+        """
+        self._take_in()
+        count = self._parent.advance()
+        for folder in list(self._children):
+            try:
+                count += self._advance(folder)
+            except Exception:
+                self._children[folder] = self._children.pop(folder)
+                raise
+        return count
+
+    def finish(self) -> list[str]:
+        """End the children that are left, then the parent; returns the artifacts that are gone.
+
+        Errors: the first one, after all have had their turn.
+        """
+        gone: list[str] = []
+        errors: list[Exception] = []
+        for folder, child in [*self._children.items(), (self.folder, self._parent)]:
+            try:
+                if child.run_id:  # else it never began
+                    gone += [str(folder / name) if child is not self._parent else name for name in child.finish()]
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return gone
+
+    def _take_in(self) -> None:
+        with self._lock:
+            added, self._added = self._added, set()
+        for folder in sorted(added):
+            self._children.setdefault(folder, Delivery(folder, self.uri))
+
+    def _advance(self, folder: Path) -> int:
+        child, about = self._children[folder], read_about(folder)
+        if not about:  # not begun yet
+            return 0
+        if about == self._done.get(folder):  # named again, and nothing happened since
+            del self._children[folder]
+            return 0
+        count = child.advance()
+        # As it stood before its rounds were sent: one that ended since then may have written more of them.
+        if about["status"] != "RUNNING":
+            child.finish()
+            del self._children[folder]
+            self._done[folder] = about
+        return count
+
+
+def parts_of(folder: Path) -> list[Path]:
+    """The run folders below ``folder`` that name it as their parent."""
+    found = []
+    for path in sorted(folder.rglob("run.json")):
+        parent = read_about(path.parent).get("parent")
+        if parent and (path.parent / parent).resolve() == folder.resolve():
+            found.append(path.parent)
+    return found

@@ -1,0 +1,161 @@
+"""The tracker that sends a run to MLflow, from a thread of its own that never holds up a round."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about
+from pipeline.tracking.mlflow_run_tree import Deliveries, parts_of
+from pipeline.tracking.mlflow_upload import Delivery, reason, shown, store_uri
+from tasks.contract import InputError
+
+LONGEST_PAUSE_S = 300.0
+LOCAL_WAIT_S, SERVER_WAIT_S = 60.0, 20.0
+"""How long a run waits at its end: a file is only slow (first import and migration), a server may be dead."""
+
+
+class Sender(Protocol):
+    """What brings run folders to MLflow: ``Delivery`` one, ``Deliveries`` a sweep."""
+
+    folder: Path
+    uri: str
+
+    @property
+    def last(self) -> int:
+        """Last round of ``folder`` that stands in MLflow."""
+
+    def turn(self) -> AbstractContextManager[object]:
+        """What to hold while sending."""
+
+    def advance(self) -> int:
+        """Send what is missing; returns the number of rounds."""
+
+    def finish(self) -> list[str]:
+        """Send what comes at the end; returns the artifacts that are gone."""
+
+
+class MlflowWriter:
+    """The tracker that feeds MLflow from the run folder, which ``JsonLines`` must have written before each call.
+
+    say: takes one line, from any thread. delivery: what sends, on the writer's one thread; None: this run folder
+    alone. pause_s: first wait after a failure, doubled by each further one. timeout_s: how long ``end`` waits for the
+    rest at most. failures: attempts that failed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        uri: str,
+        say: Callable[[str], None],
+        *,
+        delivery: Sender | None = None,
+        pause_s: float = 5.0,
+        timeout_s: float = SERVER_WAIT_S,
+    ) -> None:
+        self.folder, self.uri, self.say = folder, uri, say
+        self.delivery = delivery or Delivery(folder, uri)
+        self.pause_s, self.timeout_s = pause_s, timeout_s
+        self.failures = 0
+        self._in_a_row = 0
+        self._said = False
+        self._retry_at = 0.0
+        self._wake, self._ending = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name=f"mlflow {folder.name}", daemon=True)
+
+    def begin(self, info: RunInfo) -> None:
+        """Get ready; to import MLflow and open its store takes seconds of CPU, which the first round needs more."""
+        self._thread.start()
+
+    def round(self, record: RoundRecord) -> None:
+        """Let the thread know that there is more; it reads the journal itself. Round 0 waits for round 1."""
+        if record.round:
+            self.wake()
+
+    def wake(self) -> None:
+        """Let the thread look for news, from any thread; it costs nothing where there is none."""
+        self._wake.set()
+
+    def artifact(self, path: Path) -> None:
+        """Nothing yet: artifacts are sent at the end, from run.json."""
+
+    def end(self, status: Status) -> None:
+        """Send the rest."""
+        self.close(self.timeout_s)
+
+    def close(self, timeout_s: float) -> bool:
+        """Wait at most ``timeout_s`` for the thread to send what is left; true if it ended."""
+        self._ending.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._complain(f"no answer within {timeout_s:g} s")
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        ending = False
+        while not ending:
+            self._wake.wait()
+            self._wake.clear()
+            ending = self._ending.is_set()
+            if ending or time.monotonic() >= self._retry_at:
+                self._attempt(ending)
+
+    def _attempt(self, ending: bool) -> None:
+        try:
+            with self.delivery.turn():
+                self.delivery.advance()
+                gone = self.delivery.finish() if ending else []
+        except (
+            Exception
+        ) as error:  # whatever goes wrong with tracking: it is said, counted, tried again; the run goes on
+            self.failures += 1
+            self._in_a_row += 1
+            self._retry_at = time.monotonic() + min(self.pause_s * 2 ** (self._in_a_row - 1), LONGEST_PAUSE_S)
+            self._complain(reason(error))
+        else:
+            self._in_a_row, self._retry_at = 0, 0.0
+            if gone:
+                self.say(f"MLflow did not get {', '.join(gone)}: no longer in {self.folder}")
+            if ending and self._said:
+                self.say(f"MLflow at {shown(self.uri)} has everything now ({self.failures} attempts failed)")
+
+    def _complain(self, why: str) -> None:
+        if not self._said:
+            self._said = True
+            self.say(
+                f"MLflow at {shown(self.uri)} cannot be reached ({why}); the run goes on, metrics are kept in "
+                f"{self.folder / 'metrics.jsonl'}; send them later with: anchorfl track {self.folder}"
+            )
+
+
+def send(folder: Path, uri: str = "") -> int:
+    """Send to MLflow what it lacks of a run folder, and of the runs in it that are its parts; returns the number of
+    rounds. ``uri`` as in ``TrackingOptions``.
+
+    Errors: InputError where there is no run, no store is named, or the store cannot be reached.
+    """
+    if not read_about(folder):
+        raise InputError(
+            f"{folder} is no run folder (run.json is not there); name a folder like runs/digits-fedavg-s0-..."
+        )
+    store = store_uri(uri, folder)
+    if not store:
+        raise InputError("tracking.uri is 'none'; say where to send with --tracking.uri")
+    delivery = Deliveries(folder, store)
+    for part in parts_of(folder):
+        delivery.add(part)
+    try:
+        with delivery.turn():
+            count = delivery.advance()
+            delivery.finish()
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"MLflow at {shown(store)} took {delivery.last + 1} rounds, then: {reason(error)}") from error
+    return count

@@ -1,0 +1,1 @@
+"""One client, the server, evaluation: plain torch, no Ray."""

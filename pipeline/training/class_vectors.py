@@ -1,0 +1,138 @@
+"""What a network starts from, beside its seed: vectors of the class names, and weights on disk."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from models.concepts import Asked, concepts, look_for
+from models.label_names import Cooccurrence, from_cooccurrence, random_vectors, read_table
+from models.language import from_language_model
+from models.start import StartError, read_start
+from pipeline.algorithm import messages
+from pipeline.algorithm.seeds import numpy_rng, seed_for
+from pipeline.config.experiment import Experiment
+from tasks import places
+from tasks.contract import InputError
+from tasks.sources import task_of
+from tasks.store import Prepared, cache_root
+
+Say = Callable[[str], None]
+
+
+def name_vectors(e: Experiment, prepared: Prepared, say: Say) -> Tensor | None:
+    """The first values of the class embeddings [C, P], None where the method has none."""
+    if e.method.head != "label":
+        return None
+    names, seed = prepared.manifest.class_names, seed_for(e.seed, "class names")
+    if e.model.names == "random" or not e.method.semantic:
+        return random_vectors(names, e.model.names_width, seed)
+    cache = Path(prepared.folder).parent
+    if e.model.names == "language_model":
+        model, prompts, normalise = e.model.names_model, e.model.prompts, e.model.names_normalise
+        return from_language_model(
+            names, model=model, prompts=prompts, normalise=normalise, pooling=e.model.names_pooling, cache=cache,
+            log=say,
+        ).vectors_CD  # fmt: skip
+    table, known = names_table(e, names)
+    got = from_cooccurrence(table, known, width=e.model.names_width, seed=seed, cache=cache, log=say)
+    alone = [name for name, found in zip(names, known, strict=True) if found in got.without_edge]
+    if alone:
+        say(f"class names without any co-occurrence keep a random vector: {', '.join(alone)}")
+    return got.vectors_CD
+
+
+def names_table(e: Experiment, names: Sequence[str]) -> tuple[Cooccurrence, list[str]]:
+    """The co-occurrence table of a run, and what it calls the classes. InputError where there is no such file."""
+    table, others = read_table(_table(e)), task_of(e.task).table_names
+    return table, [others[name] if name not in table.names and name in others else name for name in names]
+
+
+def _table(e: Experiment) -> Path:
+    mend = " (docs/label-names.md says where to get it, or how to make one); --model.names random does without"
+    return _file("names_table", e.model.names_table, mend)
+
+
+def encoder_start(e: Experiment, say: Say) -> dict[str, Tensor] | None:
+    """The encoder's first values out of ``model.weights``, None where it names no file."""
+    if not e.model.weights:
+        if e.model.norm == "frozen":
+            raise InputError(
+                "model.norm = 'frozen' needs statistics to keep: set model.weights, or model.norm to 'group'"
+            )
+        return None
+    path = _file("weights", e.model.weights, " (docs/networks.md says what it holds)")
+    try:
+        values = read_start(path)
+    except StartError as error:
+        raise InputError(f"model.weights: {error}") from error
+    say(f"the encoder starts from {path}: {len(values)} tensors, checksum {messages.checksum(values)[:12]}")
+    return values
+
+
+def _file(option: str, name: str, mend: str) -> Path:
+    for place in (Path(name), Path(os.environ.get("ANCHORFL_DATA", ".")) / name):
+        if place.is_file():
+            return place
+    raise InputError(f"model.{option} = {name!r}: no such file, nor below $ANCHORFL_DATA{mend}")
+
+
+def concept_vectors(e: Experiment, prepared: Prepared, say: Say) -> Tensor | None:
+    """Vectors of length 1 of M prompts with each class [C, M, D], None where the method does without.
+
+    They are kept beside the prepared data, for all prompts at once: a share of them is cut out afterwards. Raises
+    InputError where the options do not say what to encode, NamesError where it cannot be encoded.
+    """
+    if not e.method.concepts:
+        return None
+    asked = asked_of(e, prepared.manifest.class_names)
+    found = concepts(asked, Path(prepared.folder).parent, say)
+    chosen = share_of(len(asked.prompts), e.model.names_share, e.seed)
+    vectors_CMD = found.vectors_CMD[:, chosen].contiguous()
+    classes, prompts, width = vectors_CMD.shape
+    checksum = messages.checksum({"concepts": vectors_CMD})[:12]
+    say(f"class concepts: {classes} classes, {prompts} prompts, width {width}, checksum {checksum}")
+    say(f"they are by {e.model.names_model}, {found.made_by}")
+    return vectors_CMD
+
+
+def look_for_encoder(e: Experiment) -> None:
+    """NamesError where the run will lack its text encoder, before its data are prepared. Where only the raw files say
+    which classes there are, it is told afterwards.
+    """
+    names = task_of(e.task).class_names
+    if e.method.concepts and names and not places.is_remote(e.task.cache):
+        look_for(asked_of(e, names), cache_root(e.task.cache))
+
+
+def asked_of(e: Experiment, class_names: tuple[str, ...]) -> Asked:
+    """What a run asks of its text encoder. Raises InputError without a model, or without prompts."""
+    if not e.model.names_model:
+        raise InputError(
+            f"method {e.method.name!r} needs a text encoder: set model.names_model to a folder or hub name"
+            " (pip install 'anchorfl[plm]') or to open_clip:..., see docs/concepts.md"
+        )
+    task = task_of(e.task)
+    own, asked = task.wording, e.model.prompts
+    if asked == ("{name}",):  # the default: nobody asked for anything
+        if own is None:
+            raise InputError(
+                f"task {task.name!r} has no prompts of its own: set model.names_prompts, sentences with {{name}} and |"
+                " between them, for example 'a recording of {name} | {name} in a recording'"
+            )
+        asked = own.prompts()
+    words = class_names if own is None else own.of(class_names)
+    return Asked(words, asked, e.model.names_model, e.model.names_pooling)
+
+
+def share_of(prompts: int, share: float, seed: int) -> list[int]:
+    """Places of the prompts that a run uses, ascending: the first ``ceil(share * prompts)`` of an order drawn from the
+    run's seed, so that with one seed a smaller share is a part of a larger one.
+    """
+    some = math.ceil(round(share * prompts, 9))  # 0.07 * 100 is a little above 7
+    order: list[int] = numpy_rng(seed, "prompts").permutation(prompts).tolist()
+    return sorted(order[:some])

@@ -1,0 +1,142 @@
+"""The clients that one worker serves: their data, cached, and one model as a work-space. Plain torch, no Ray."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from pipeline.algorithm import messages
+from pipeline.algorithm.contract import Global, Tensors
+from pipeline.algorithm.label_collection import run_key
+from pipeline.training.evaluation import Scoring
+from pipeline.training.local_training import Fitted, fit
+from pipeline.training.run_spec import Setup
+from tasks.contract import Card, ClientData, InputError
+from tasks.metrics import Scores
+
+CPU = torch.device("cpu")
+TOLD_ROWS = 1 << 13
+"""Rows at a time from which a client makes its message before round 1."""
+
+
+def device_for(gpus: float, *, must: bool = False) -> torch.device:
+    """The device of a process with this GPU share; on a GPU it limits itself to its part of the memory, and float32 is
+    float32 in convolutions, too (cuDNN's default rounds their factors to 10 bits). must: InputError where there is no
+    GPU; otherwise the CPU, since Ray's GPUs may be logical ones, which a node was started with.
+    """
+    if gpus <= 0 or not (must or torch.cuda.is_available()):
+        return CPU
+    if not torch.cuda.is_available():
+        raise InputError(
+            f"cluster: {gpus:g} of a GPU is asked for, but this torch ({torch.__version__}) sees none: set client_gpus"
+            " and server_gpus to 0, or install torch for CUDA"
+        )
+    torch.backends.cudnn.allow_tf32 = False
+    torch.cuda.set_per_process_memory_fraction(min(1.0, gpus))
+    return torch.device("cuda")
+
+
+class ClientHost:
+    """Trains any client of the run; what it keeps between calls is only what it could read again."""
+
+    def __init__(self, setup: Setup, device: torch.device = CPU) -> None:
+        self.device = device
+        self.training = setup.training()
+        self.prepared = setup.data()
+        self.all_cards = self.prepared.cards()
+        self.model = setup.model().to(device)
+        self.first_memory = self.training.method.first_memory(self.model)
+        self.metrics = setup.experiment.evaluation.metrics
+        self.rows = RowCache(setup.experiment.cluster.cached_mb)
+        self.scored: dict[object, dict[str, Scores]] = {}
+
+    def fit(
+        self, client: int, round_: int, broadcast: Global, memory: Tensors, letter: Tensors | None = None
+    ) -> Fitted[Any]:
+        """One client's round; a pure function of the arguments. Its result lies on the CPU."""
+        card, rows = self._client(client)
+        sent, own, alone = (
+            messages.to(broadcast, self.device),
+            messages.to(memory or self.first_memory, self.device),
+            messages.to(letter or {}, self.device),
+        )
+        fitted = fit(self.training, self.model, card, rows, sent, own, round_, alone)
+        return replace(fitted, update=messages.to(fitted.update, CPU), memory=messages.to(fitted.memory, CPU))
+
+    @cached_property
+    def scoring(self) -> Scoring:
+        """Scores models on the server's splits, which are read when they are first asked for."""
+        return Scoring(self.prepared, self.training.objective, self.metrics)
+
+    def scores(self, sent: Global, memory: Tensors, splits: Sequence[str]) -> dict[str, Scores]:
+        """Scores of the own model of the client that has this memory. sent: what it would be sent now. Those of a
+        model that was scored before, since its client has not taken part meanwhile, are the ones it had.
+        """
+        own = messages.to(memory or self.first_memory, self.device)
+        model = self.training.method.own(self.model, messages.to(sent, self.device), own)
+        if model is not self.model:  # more than the weights decides, such as prototypes
+            return self.scoring.scores(model, splits)
+        key = messages.checksum(model.state_dict()), *splits
+        found = self.scored.pop(key, None) or self.scoring.scores(model, splits)
+        self.scored[key] = found  # the one asked for last comes last
+        if len(self.scored) > len(self.all_cards):
+            del self.scored[next(iter(self.scored))]
+        return found
+
+    def tell(self, client: int) -> object:
+        """The message of a client before round 1."""
+        rows = self.prepared.sparse_client(client)
+        parts = (rows.part(start, start + TOLD_ROWS) for start in range(0, len(rows), TOLD_ROWS))
+        return self.training.method.tell(self.all_cards[client], parts, run_key(self.training.seed))
+
+    def _client(self, client: int) -> tuple[Card, ClientData]:
+        return self.rows.get(client, lambda: self._read(client))
+
+    def _read(self, client: int) -> tuple[Card, ClientData]:
+        card, rows = self.all_cards[client], self.prepared.client(client, self.training.objective)
+        # length_N stays on the CPU: it only decides how a mini-batch is cut.
+        moved = {n: getattr(rows, n).to(self.device) for n in ("x", "y_NC", "known_NC", "weight_NC")}
+        card = replace(card, count_C=card.count_C.to(self.device), aware_C=card.aware_C.to(self.device))
+        return card, replace(rows, **moved, scaling=rows.scaling.to(self.device))
+
+
+Rows = tuple[Card, ClientData]
+MEGABYTE = 1e6
+
+
+class RowCache:
+    """Clients' rows up to so many bytes; those that were asked for longest ago leave first. What is left out is read
+    again when it is asked for, so that a worker of thousands of clients needs no more memory than one of ten.
+    """
+
+    def __init__(self, megabytes: float) -> None:
+        self.most = int(megabytes * MEGABYTE)
+        self.held = 0
+        self._rows: OrderedDict[int, Rows] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def get(self, client: int, read: Callable[[], Rows]) -> Rows:
+        """A client's card and rows; ``read`` gives them where they are not here."""
+        if client in self._rows:
+            self._rows.move_to_end(client)
+            return self._rows[client]
+        made = read()
+        self._rows[client] = made
+        self.held += _size(made)
+        while self.held > self.most and self._rows:
+            _, left = self._rows.popitem(last=False)
+            self.held -= _size(left)
+        return made
+
+
+def _size(rows: Rows) -> int:
+    card, data = rows
+    held = {"count_C": card.count_C, "aware_C": card.aware_C, "x": data.x, "y_NC": data.y_NC}
+    return messages.nbytes(held | {"known_NC": data.known_NC, "weight_NC": data.weight_NC})

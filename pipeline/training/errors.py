@@ -1,0 +1,48 @@
+"""What can go wrong with a client's training, as exceptions and by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+
+Kind = Literal["exception", "crash", "deadline", "memory", "rejected"]
+"""Of a fault: the client raised; its process died; it did not answer in time; it ran out of memory; its update cannot
+be merged."""
+
+
+class UpdateError(RuntimeError):
+    """A client's update cannot be merged: empty, of the wrong shape or type, or not finite."""
+
+
+class RejectedError(RuntimeError):
+    """The server refuses updates, and has merged none. ``reasons``: client -> one line."""
+
+    def __init__(self, reasons: Mapping[int, str]) -> None:
+        super().__init__("; ".join(f"client {client}: {reason}" for client, reason in reasons.items()))
+        self.reasons = dict(reasons)
+
+    def __reduce__(self) -> tuple[type[RejectedError], tuple[dict[int, str]]]:
+        return type(self), (self.reasons,)  # it travels from the server actor to the driver
+
+
+class QuorumError(RuntimeError):
+    """Too few clients answered to go on, or to score their models; the last completed round is on the disk."""
+
+
+class LostError(RuntimeError):
+    """The server, or an object that only a lost node had, is gone; the last completed round is on the disk."""
+
+
+def kind_of(error: BaseException) -> Kind:
+    """The kind of fault that an exception of a client is."""
+    if isinstance(error, UpdateError):
+        return "rejected"
+    return "memory" if isinstance(error, (MemoryError, torch.OutOfMemoryError)) else "exception"
+
+
+def one_line(error: BaseException) -> str:
+    """What happened."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -1,0 +1,138 @@
+"""From a model to scores on the server's splits, which are labelled as far as the raw data are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.classifier import Classifier
+from pipeline.algorithm.contract import Tensors
+from pipeline.training.local_training import infer
+from tasks.class_counts import training_counts
+from tasks.classification import classification
+from tasks.contract import ClientData, Objective
+from tasks.labels import Labels
+from tasks.metrics import Decisions, Metrics, Scores, score
+from tasks.ranking import Ranking, propensities
+from tasks.sparse_rows import SparseRows
+from tasks.store import SPLITS, Prepared, Split
+
+ROWS, LOGITS = 512, 2**24
+"""Rows that are scored at a time in a ranking, fewer where they have more logits than that."""
+
+
+@torch.no_grad()
+def logits_of(model: Classifier, data: ClientData) -> Tensor:
+    """Logits [N, C] in evaluation mode."""
+    z_ND = infer(model, data)
+    was_training = model.training
+    model.eval()
+    logits_NC: Tensor = model.head(z_ND)
+    model.train(was_training)
+    return logits_NC
+
+
+def evaluate(model: Classifier, weights: Tensors, data: ClientData, objective: Objective) -> Decisions:
+    """Scores of the decisions of ``weights`` on ``data``; ``model`` is a work-space."""
+    model.load_state_dict(weights)
+    return decisions_of(model, data, objective)
+
+
+def decisions_of(model: Classifier, data: ClientData, objective: Objective) -> Decisions:
+    """Scores of the decisions of a model as it is."""
+    predicted_NC = objective.predict(logits_of(model, data)).cpu()
+    return score(objective.kind, predicted_NC.numpy(), data.y_NC.numpy(), data.known_NC.numpy())
+
+
+def ranked(objective: Objective, logits_NC: Tensor) -> Tensor:
+    """What orders classes and rows: the logits (multi-label), or the logarithm of softmax, which compares rows too.
+
+    Both are in the order of ``Objective.scores``, and unlike these do not become equal where they are far out.
+    """
+    return logits_NC.log_softmax(-1) if objective.kind == "single" else logits_NC
+
+
+def figures(metrics: Metrics, objective: Objective, logits_NC: Tensor, rows: ClientData) -> Scores:
+    """The figures of a family from the logits of all rows, on the CPU; PSP@k excepted, which needs counts of the
+    training rows. InputError where the model has diverged and the figures need an order.
+    """
+    y_NC, known_NC = rows.y_NC.numpy(), rows.known_NC.numpy()
+    if metrics == "ranking":
+        ranking = Ranking(*logits_NC.shape)
+        ranking.add(ranked(objective, logits_NC).numpy(), Labels.of_matrix(y_NC == 1), known_NC == 1)
+        return ranking.scores()
+    predicted_NC = objective.predict(logits_NC).numpy()
+    if metrics == "classification":
+        return classification(predicted_NC, ranked(objective, logits_NC).numpy(), y_NC, known_NC)
+    return score(objective.kind, predicted_NC, y_NC, known_NC).scores()
+
+
+class DenseSplits(dict[Split, ClientData]):
+    """The server's splits with matrices of their labels: ``first`` at once, others when they are first asked for."""
+
+    def __init__(self, data: Prepared, objective: Objective, first: Sequence[Split]) -> None:
+        super().__init__({name: data.split(name, objective) for name in first})
+        self.data, self.objective = data, objective
+
+    def __missing__(self, name: Split) -> ClientData:
+        self[name] = self.data.split(name, self.objective)
+        return self[name]
+
+
+class RankedSplits:
+    """The server's splits to be scored as rankings, a part at a time and without a matrix of labels."""
+
+    def __init__(self, data: Prepared, objective: Objective, rows: int = ROWS) -> None:
+        self.splits: dict[Split, SparseRows] = {name: data.sparse_split(name) for name in SPLITS}
+        self.objective = objective
+        self.classes = len(data.manifest.class_names)
+        self.rows = max(1, min(rows, LOGITS // self.classes))
+        held, count_C = training_counts(data)
+        self.propensity_C = propensities(count_C, held)
+
+    def of(self, model: Classifier, name: Split) -> Scores:
+        """Scores of the rankings of a model as it is."""
+        split = self.splits[name]
+        ranking = Ranking(len(split), self.classes, self.propensity_C)
+        for start in range(0, len(split), self.rows):
+            part = split.part(start, start + self.rows)
+            logits_BC = ranked(self.objective, logits_of(model, part.data)).cpu()
+            ranking.add(logits_BC.numpy(), part.labels, part.known_BC)
+        return ranking.scores()
+
+
+class Scoring:
+    """Scores models on the server's splits by the figures of a run; ``first`` as in ``DenseSplits``."""
+
+    def __init__(self, data: Prepared, objective: Objective, metrics: Metrics, first: Sequence[Split] = ()) -> None:
+        ranking = metrics == "ranking"
+        self.data, self.objective, self.metrics = data, objective, metrics
+        self.dense = DenseSplits(data, objective, () if ranking else first)
+        self.ranked = RankedSplits(data, objective) if ranking else None
+
+    def scores(self, model: Classifier, splits: Sequence[str]) -> dict[str, Scores]:
+        """Scores of a model as it is, by split; a split without rows is left out."""
+        return {name: self._on(name, model) for name in SPLITS if name in splits and self.data.size(name)}
+
+    def _on(self, name: Split, model: Classifier) -> Scores:
+        if self.ranked is not None:
+            return self.ranked.of(model, name)
+        rows = self.dense[name]
+        return figures(self.metrics, self.objective, logits_of(model, rows).cpu(), rows)
+
+
+def mean_of_models(models: Sequence[Mapping[str, Scores]]) -> dict[str, Scores]:
+    """Mean over models, by split, of every figure that all of them have; the counts are the split's own."""
+    out = {}
+    for split, first in models[0].items():
+        every = [model[split] for model in models]
+        values = {
+            n: float(np.mean([s.values[n] for s in every])) for n in first.values if all(n in s.values for s in every)
+        }
+        per_class = {n: np.mean([s.per_class[n] for s in every], axis=0) for n in first.per_class}
+        notes = tuple(dict.fromkeys(note for s in every for note in s.notes))
+        out[split] = Scores(first.metrics, values, per_class, first.counts, notes)
+    return out

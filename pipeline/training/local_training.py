@@ -1,0 +1,195 @@
+"""Local training: one client, one round, as a pure function of (broadcast, memory, round, seed). Plain torch, no Ray.
+
+Three savings with the same mathematics (docs/adr/0006): rows whose loss and gradient are zero are not computed, a
+mini-batch is sorted by length and cut into pieces whose gradients add up, dropout masks come from a table.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic
+
+import torch
+from torch import Tensor
+
+from models.augment import augment
+from models.classifier import Classifier
+from pipeline.algorithm import messages
+from pipeline.algorithm.contract import ClientSide, Local, Method, S, Tensors, U
+from pipeline.algorithm.optimizers import OptimizerOptions, in_round
+from pipeline.algorithm.parameters import load_sent
+from pipeline.algorithm.seeds import torch_rng
+from pipeline.training.errors import UpdateError
+from tasks.contract import Batch, Card, ClientData, Objective
+
+INFERENCE_POSITIONS = 1024
+SPARSE = 64
+"""So many times more positions in one pass where they are features of sparse rows: the time is in the layers behind."""
+INFERENCE_ROWS, INFERENCE_VALUES = 512, 512 * 3 * 28 * 28
+"""Rows without a length, and values of images, in one pass at most. ResNet-18 takes half a gigabyte for 512 images of
+28 pixels a side, and would take 2.6 for 512 of 64.
+"""
+Change = Callable[[Tensor], Tensor]
+"""Of the stored inputs of a batch."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What stays the same for every client and round of a run."""
+
+    method: Method[Any, Any]
+    objective: Objective
+    optimizer: OptimizerOptions
+    epochs: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Fitted(Generic[U]):
+    """Result of one client in one round; ``loss``: mean over the mini-batches of the last epoch; ``seconds``: wall
+    time.
+    """
+
+    update: U
+    memory: Tensors
+    loss: float
+    seconds: float
+
+
+def fit(
+    training: Training,
+    model: Classifier,
+    card: Card,
+    data: ClientData,
+    broadcast: S,
+    memory: Tensors,
+    round_: int,
+    letter: Tensors | None = None,
+) -> Fitted[Any]:
+    """Train client ``card.client`` in round ``round_``. Pure: nothing of the arguments changes but ``model``, a
+    work-space.
+
+    Raises UpdateError where the update cannot be merged.
+    """
+    began = time.perf_counter()
+    client, seed = card.client, training.seed
+    if not len(data):
+        raise UpdateError(f"client {client} has no training rows")
+    load_sent(model, broadcast.weights)
+    model.train().requires_grad_(True)
+    device = next(model.parameters()).device
+    model.reseed(torch_rng(seed, "client", client, "round", round_, "dropout", device=device))
+    side = ClientSide(
+        model, broadcast, card, data, memory, training.objective, in_round(training.optimizer, round_), infer,
+        torch_rng(seed, "client", client, "round", round_, "method"), letter or {}, round_,
+    )  # fmt: skip
+    local: Local[Any, Any] = training.method.local(side)
+    order_rng = torch_rng(seed, "client", client, "round", round_, "order")
+    change = augmentation(training.optimizer, torch_rng(seed, "client", client, "round", round_, "augment"))
+    loss = _epochs(local, training, order_rng, change)
+    update = local.update()
+    wrong = messages.misfit(update.weights, broadcast.weights) or messages.not_finite(update)
+    if wrong:
+        raise UpdateError(f"client {client}, round {round_}: {wrong}")
+    return Fitted(update, local.memory(), loss, time.perf_counter() - began)
+
+
+def augmentation(options: OptimizerOptions, rng: torch.Generator) -> Change | None:
+    """What is done to the images of a mini-batch before they are trained on; None where nothing is."""
+    if not options.augments:
+        return None
+    horizontal, vertical = (options.flip in (way, "both") for way in ("horizontal", "vertical"))
+    return partial(augment, rng=rng, padding=options.crop, horizontal=horizontal, vertical=vertical)
+
+
+def _epochs(local: Local[Any, Any], training: Training, order_rng: torch.Generator, change: Change | None) -> float:
+    rows = local.data()
+    mean, size = 0.0, training.optimizer.batch_size or len(rows)
+    for epoch, _ in enumerate(local.epochs(training.epochs)):
+        if epoch and local.refresh == "epoch":
+            rows = local.data()
+        active_N = local.active(rows).cpu()
+        losses = [
+            local.step(pieces(rows, index_B, active_N, training.optimizer, local.model, change))
+            for index_B in batches(torch.randperm(len(rows), generator=order_rng), size, local.model.couples_rows)
+        ]
+        mean = float(torch.stack(losses).mean())
+    return mean
+
+
+def batches(order_N: Tensor, size: int, couples_rows: bool) -> list[Tensor]:
+    """Mini-batches of ``size``, the last one smaller. A last one of a single row joins the one before it where the
+    model couples rows: BatchNorm has no variance of one value.
+    """
+    parts = list(torch.split(order_N, size))
+    if couples_rows and len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
+
+
+def pieces(
+    data: ClientData,
+    index_B: Tensor,
+    active_N: Tensor,
+    options: OptimizerOptions,
+    model: Classifier,
+    change: Change | None = None,
+) -> list[Batch]:
+    """A mini-batch as pieces whose losses, over the denominator of the whole, add up to its mean; maybe none. change:
+    of its stored inputs.
+
+    A model that couples rows (BatchNorm) needs them all at once: the savings would change its mathematics.
+    """
+    whole = len(index_B)
+    if (options.skip_zero_rows or options.micro_tokens) and model.couples_rows:
+        raise ValueError(
+            "this model normalises over the batch, so rows may not be left out or cut apart:"
+            " set --optimizer.skip_zero_rows False --optimizer.micro_tokens 0"
+        )
+    if options.skip_zero_rows:
+        index_B = index_B[active_N[index_B]]
+    if not len(index_B):
+        return []
+    if not options.micro_tokens or data.length_N is None:
+        return [data.rows(index_B, whole, change)]
+    positions = options.micro_tokens * (SPARSE if model.looks_up else 1)
+    return [data.rows(part, whole, change) for part in by_length(index_B, data.length_N, positions)]
+
+
+def by_length(index_B: Tensor, length_N: Tensor, positions: int) -> Iterator[Tensor]:
+    """``index_B`` sorted by length and cut so that rows x longest stays within ``positions`` (at least one row
+    each).
+    """
+    length_B = length_N[index_B]
+    order = torch.argsort(length_B, stable=True)
+    index, lengths = index_B[order], length_B[order].tolist()
+    start = 0
+    for end in range(1, len(lengths) + 1):
+        if end == len(lengths) or (end + 1 - start) * max(1, lengths[end]) > positions:
+            yield index[start:end]
+            start = end
+
+
+@torch.no_grad()
+def infer(model: Classifier, data: ClientData) -> Tensor:
+    """Representations z_ND of all rows by the encoder in evaluation mode, in the order of the rows."""
+    was_training = model.training
+    model.eval()
+    index_N = torch.arange(len(data))
+    if data.length_N is None:
+        most = INFERENCE_VALUES // math.prod(data.x.shape[1:]) if data.x.dim() == 4 else INFERENCE_ROWS
+        parts: list[Tensor] = list(torch.split(index_N, min(INFERENCE_ROWS, max(1, most))))
+    else:
+        positions = INFERENCE_POSITIONS * (SPARSE if model.looks_up else 1)
+        parts = list(by_length(index_N, data.length_N, positions))
+    device = next(model.parameters()).device  # which the server's rows are not on
+    scaling = data.scaling.to(device)
+    z = torch.cat([model.encoder(scaling(data.stored(part).to(device))) for part in parts])
+    model.train(was_training)
+    out = torch.empty_like(z)
+    out[torch.cat(parts)] = z
+    return out

@@ -1,0 +1,85 @@
+"""A run before its first round: what server and clients are built from, in one small value that travels to every
+actor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.build import build
+from models.classifier import Classifier
+from models.lower_precision import use_bfloat16
+from models.onednn import use_onednn
+from pipeline.algorithm.messages import checksum
+from pipeline.algorithm.seeds import seed_for
+from pipeline.config.experiment import Experiment
+from pipeline.training.local_training import Training
+from tasks.contract import Objective
+from tasks.store import Prepared
+
+
+@dataclass(frozen=True)
+class Setup:
+    """``prepared``: folder of the prepared data; ``vectors_CP``: first values of the class embeddings, in order of
+    the class names; ``start``: the encoder's first values, None where they are drawn; ``concepts_CMD``: what a language
+    model makes of the class names, None where the method does without.
+    """
+
+    experiment: Experiment
+    prepared: str
+    vectors_CP: Tensor | None
+    start: dict[str, Tensor] | None = None
+    concepts_CMD: Tensor | None = None
+
+    def data(self) -> Prepared:
+        """The prepared data, read lazily."""
+        return Prepared.load(self.prepared)
+
+    def vectors(self) -> dict[str, str]:
+        """Checksums of what is known of the class names beforehand: options say how it is made, not what came of it."""
+        known = {"names_digest": self.vectors_CP, "concepts_digest": self.concepts_CMD}
+        return {name: checksum({"vectors": value}) for name, value in known.items() if value is not None}
+
+    def objective(self) -> Objective:
+        """Single- or multi-label."""
+        return Objective(self.data().manifest.kind, self.experiment.optimizer.class_balanced)
+
+    def model(self) -> Classifier:
+        """The network with its initial weights, the same in every process."""
+        e, m = self.experiment, self.data().manifest
+        model = build(
+            e.model,
+            input_kind=m.spec.kind,
+            shape=m.spec.shape,
+            vocabulary=len(m.spec.vocabulary),
+            classes=len(m.class_names),
+            head=e.method.head,
+            unit=m.kind == "single",
+            vectors_CP=self.vectors_CP,
+            seed=seed_for(e.seed, "model"),
+            lookup_dropout=e.optimizer.lookup_dropout,
+            parts=e.method.parts,
+            start=self.start,
+            concept_width=0 if self.concepts_CMD is None else self.concepts_CMD.shape[2],
+            scale=e.method.first_scale,
+        )
+        if e.optimizer.onednn:
+            use_onednn(model)
+        if e.optimizer.precision == "bfloat16":
+            use_bfloat16(model.encoder)
+        return model
+
+    def training(self) -> Training:
+        """What every client of the run shares."""
+        e = self.experiment
+        return Training(e.method, self.objective(), e.optimizer, e.federation.epochs, e.seed)
+
+
+def one_thread() -> None:
+    """One intra-op thread: the order of float additions, and so the bits, then do not depend on the machine's load
+    or cores.
+    """
+    torch.set_num_threads(1)

@@ -1,0 +1,132 @@
+"""The server's half of a run: the method's state, merged round by round, and its scores. Plain torch, no Ray."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.algorithm import messages
+from pipeline.algorithm.aggregation import clipped, krum
+from pipeline.algorithm.contract import Global, Report, ServerSide, Tensors
+from pipeline.algorithm.seeds import torch_rng
+from pipeline.training.client import CPU
+from pipeline.training.errors import RejectedError
+from pipeline.training.evaluation import Scoring, evaluate
+from pipeline.training.run_spec import Setup
+from tasks.contract import InputError
+from tasks.metrics import Scores
+from tasks.store import SPLITS
+
+
+class Server:
+    """Holds the state; every verb but ``merge``, ``gather`` and ``restore`` leaves it as it is."""
+
+    def __init__(self, setup: Setup, told: Sequence[Any] = (), device: torch.device = CPU) -> None:
+        """told: what the clients told before round 1, in their order (``Method.tell``); device: on which it scores. The
+        state and the method's steps are on the CPU.
+        """
+        data, objective = setup.data(), setup.objective()
+        self.setup = setup
+        self.method = setup.experiment.method
+        self.rule = setup.experiment.federation.rule
+        self.objective = objective
+        self.cards = data.cards()
+        self.model = setup.model()
+        self.scorer = self.model if device == CPU else setup.model().to(device)
+        self.data = data
+        first = SPLITS if self.method.scored == "server" else ()
+        self.scoring = Scoring(data, objective, setup.experiment.evaluation.metrics, first)
+        self.splits = self.scoring.dense
+        self.state: Global = self.method.begin(replace(self._side(0), told=told))
+        self._sent: tuple[int, Global] = (-1, self.state)
+
+    def broadcast(self, round_: int) -> Global:
+        """What the selected clients of this round get."""
+        state: Global = self.method.broadcast(self.state, self._side(round_))
+        self._sent = round_, state  # what the updates of the round are held against
+        return state
+
+    def letter(self, client: int) -> Tensors:
+        """What this client gets beside the broadcast."""
+        return self.method.letter(self.state, self.cards[client]) if self.method.letters else {}
+
+    def gather(self, round_: int, weights: Tensors, answered_C: Tensor) -> None:
+        """Take in a round that was computed at once (``Method.pooling``)."""
+        pooling = self.method.pooling()
+        if pooling is None:
+            raise ValueError(f"{self.method.name} has no pooled rounds")
+        self.state = pooling.gather(self.state, weights, answered_C, self._side(round_))
+
+    def merge(self, round_: int, clients: Sequence[int], updates: Sequence[Any]) -> dict[str, float]:
+        """Merge the updates of ``clients``, both in ascending order of client. Returns by the name of the metric the
+        seconds that it took, how many were clipped, and how many Krum left out, where the options say to. RejectedError
+        where some cannot be merged; then none is.
+        """
+        began = time.perf_counter()
+        if list(clients) != sorted(set(clients)) or len(clients) != len(updates):
+            raise ValueError(f"round {round_}: updates must come once per client and in order, got {list(clients)}")
+        known, sent = self._sent
+        if known != round_:
+            sent = self.broadcast(round_)
+        faults = {
+            c: messages.misfit(u.weights, sent.weights) or messages.not_finite(u)
+            for c, u in zip(clients, updates, strict=True)
+        }
+        if wrong := {client: fault for client, fault in faults.items() if fault}:
+            raise RejectedError(wrong)
+        reports = [Report(self.cards[c], u) for c, u in zip(clients, updates, strict=True)]
+        reports, counts = self._sifted(reports, sent.weights)
+        self.state = self.method.merge(self.state, reports, self._side(round_))
+        return counts | {"sys/merge_seconds": time.perf_counter() - began}
+
+    def _sifted(self, reports: list[Report[Any]], sent: Tensors) -> tuple[list[Report[Any]], dict[str, float]]:
+        """What is done to updates between client and merge: steps clipped, then those that Krum chose."""
+        counts: dict[str, float] = {}
+        if self.rule.clip:
+            short = [clipped(r.update.weights, sent, self.rule.clip) for r in reports]
+            reports = [
+                replace(r, update=replace(r.update, weights=weights))
+                for r, (weights, _) in zip(reports, short, strict=True)
+            ]
+            counts["fault/clipped"] = float(sum(changed for _, changed in short))
+        if self.rule.merge == "krum":
+            chosen = krum([r.update.weights for r in reports], self.rule.faulty, self.rule.keep)
+            counts["fault/unchosen"] = float(len(reports) - len(chosen))
+            reports = [reports[i] for i in chosen]
+        return reports, counts
+
+    def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
+        """Scores of the current weights on ``splits`` (validation, test); a split without rows is left out."""
+        self.scorer.load_state_dict(self.state.weights)
+        return self.scoring.scores(self.scorer, splits)
+
+    def snapshot(self) -> Tensors:
+        """The state as path -> tensor."""
+        return dict(messages.tensors(self.state))
+
+    def restore(self, values: Tensors) -> None:
+        """Take the state back from ``snapshot``; ValueError where it is another method's."""
+        self.state = messages.fill(self.state, values)
+        self._sent = (-1, self.state)
+
+    def _side(self, round_: int) -> ServerSide:
+        e = self.setup.experiment
+        return ServerSide(
+            self.model, self.cards, self.objective, self._validate,
+            torch_rng(e.seed, "server", "round", round_), round_, e.federation.rounds,
+            concepts_CMD=self.setup.concepts_CMD, spec=self.data.manifest.spec, workspace=self.scorer,
+            combine=self.rule.combine,
+        )  # fmt: skip
+
+    def _validate(self, weights: Tensors) -> Tensor:
+        rows = self.splits["validation"]
+        if not len(rows):
+            raise InputError(
+                "this method needs validation rows (a gate on F1, for example): set task.validation above 0"
+            )
+        return torch.tensor(evaluate(self.scorer, weights, rows, self.objective).f1_C)

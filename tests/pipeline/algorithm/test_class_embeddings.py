@@ -1,0 +1,221 @@
+"""FedAwS, FedALC and their baselines: the client's step against an independent derivation; the limits; what travels.
+
+Shape suffixes: N rows, C classes, D width.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.algorithm import messages
+from pipeline.algorithm.class_embeddings import ROWS
+from pipeline.methods import METHODS
+from pipeline.training.local_training import Training, fit
+from tasks.contract import Objective
+from tasks.labels import Labels
+from tests.pipeline.compared import assert_close
+from tests.pipeline.compared import slope as differences
+from tests.pipeline.one_class import ETA, SGD, C, D, begun, clients, explicit, network, parts, rows, sent_shapes, server
+
+FEDALC, FEDAWS = METHODS["fedalc"], METHODS["fedaws"]
+
+
+# ------------------------------------------------------------------------------------------------------------- a client
+
+
+def test_a_client_takes_one_step_on_theta_and_its_row():
+    """Eq. 14 by finite differences in NumPy: theta - eta dR/dtheta, and the row likewise, back at length 1."""
+    method, data = METHODS["fedavg-positive"](row_lr=0.3), rows()
+    model = network()
+    state, cards = begun(method, model, data)
+    card, held = clients(data)[1]
+    names = [n for n, _ in model.named_parameters() if n != ROWS]
+    w = {n: state.weights[n].numpy().copy() for n in names} | {"row": state.weights[ROWS][1].numpy().copy()}
+    x = held.x.numpy()
+
+    def risk(w):
+        h = np.tanh(x @ w["encoder.0.weight"].T + w["encoder.0.bias"]) @ w["encoder.2.weight"].T + w["encoder.2.bias"]
+        cosine = (h / np.linalg.norm(h, axis=1, keepdims=True)) @ w["row"]
+        return (np.maximum(0, 0.9 - cosine) ** 2).mean()
+
+    grad = differences(risk, w)
+    want = {n: w[n] - ETA * grad[n] for n in names}
+    row = w["row"] - 0.3 * grad["row"]
+    training = Training(method, Objective("multi"), SGD, 1, 0)
+    sent = method.broadcast(state, server(model, cards))
+    got = fit(training, model, card, held, sent, {}, 1, method.letter(state, card))
+    assert got.loss == pytest.approx(risk(w), abs=1e-12)
+    assert_close({n: got.update.weights[n].numpy() for n in names}, want, 1e-8)
+    assert np.abs(got.update.row_D.numpy() - row / np.linalg.norm(row)).max() < 1e-8
+    assert not got.memory
+
+
+def test_a_row_beyond_the_margin_has_no_loss():
+    method = METHODS["fedavg-positive"](margin=0.9)
+    z = torch.tensor([[1.0, 0.0], [0.95, 0.1], [0.0, 1.0]], dtype=torch.float64)
+    row = torch.tensor([[1.0, 0.0]], dtype=torch.float64).expand(3, -1)
+    assert method.pooling().loss(z, row).tolist() == pytest.approx([0, 0, 0.81])
+
+
+# ---------------------------------------------------------------------------------------------------------- the limits
+
+
+@pytest.mark.parametrize("name", ["fedalc", "fedaws"])
+def test_lambda_0_is_fedavg_bit_for_bit(name):
+    got, want = explicit(METHODS[name](lambda_=0.0), rows()), explicit(METHODS["fedavg-positive"](), rows())
+    assert [messages.checksum(s.weights) for s, _ in got] == [messages.checksum(s.weights) for s, _ in want]
+    other = explicit(METHODS[name](lambda_=1000.0), rows())
+    assert messages.checksum(other[0][0].weights) != messages.checksum(want[0][0].weights)
+
+
+@pytest.mark.parametrize("form", ["neg_d2", "hinge_adaptive", "hinge_const"])
+def test_equal_correlations_are_fedaws_bit_for_bit(form):
+    """Where no two labels occur together, every pair has the same weight."""
+    data = rows()
+    alone = type(data)(data.x_NF, Labels.of_matrix(np.eye(C, dtype=bool)[np.arange(len(data)) % C]))
+    got, want = (explicit(m(form=form, lambda_=500.0, neighbours=2), alone) for m in (FEDALC, FEDAWS))
+    assert [messages.checksum(s.weights) for s, _ in got] == [messages.checksum(s.weights) for s, _ in want]
+    apart = [explicit(m(form=form, lambda_=500.0, neighbours=2), data) for m in (FEDALC, FEDAWS)]
+    assert messages.checksum(apart[0][0][0].weights) != messages.checksum(apart[1][0][0].weights)
+
+
+def test_flag_with_uniform_labels_is_fedavg_and_with_occurrences_weighs_by_rows():
+    for labels, weighting in (("uniform", "uniform"), ("occurrence", "samples")):
+        got = explicit(METHODS["flag"](label_weights=labels), rows())
+        want = explicit(METHODS["fedavg-positive"](row_lr=0.0, weighting=weighting), rows())
+        assert [messages.checksum(s.weights) for s, _ in got] == [messages.checksum(s.weights) for s, _ in want]
+
+
+def test_fedmlh_with_one_part_and_a_bucket_each_is_fixed_rows():
+    """One network, whose rows come from buckets: with as many buckets as draws need, no two classes share one."""
+    method = METHODS["fedmlh"](parts=1, buckets=1000)
+    assert len({method.bucket(0, c) for c in range(C)}) == C
+    state, _ = begun(method, network(), rows())
+    fixed = METHODS["fedavg-positive"](row_lr=0.0)
+    model = network()
+    with torch.no_grad():
+        model.get_parameter(ROWS).copy_(state.weights[ROWS])
+    got, want = explicit(method, rows()), explicit(fixed, rows(), model=model)
+    assert [messages.checksum(s.weights) for s, _ in got] == [messages.checksum(s.weights) for s, _ in want]
+
+
+def test_fedmlh_gives_classes_of_a_bucket_the_same_part():
+    method = METHODS["fedmlh"](parts=3, buckets=2)
+    state, _ = begun(method, network(3), rows())
+    part_CRD = state.weights[ROWS].view(C, 3, D // 3)
+    for r, a, b in itertools.product(range(3), range(C), range(C)):
+        same = method.bucket(r, a) == method.bucket(r, b)
+        assert torch.equal(part_CRD[a, r], part_CRD[b, r]) == same
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_a_server_adam_step_is_adams(decay):
+    """Two steps of Adam in NumPy on theta - mean of theta, the second with a rate that has decayed."""
+    method, data = METHODS["fedavg-positive"](server="adam", server_lr=0.02, server_decay=decay, row_lr=0.0), rows()
+    plain = METHODS["fedavg-positive"](row_lr=0.0)
+    m = v = 0.0
+    model = network()
+    state, cards = begun(method, model, data)
+    theta = state.weights["encoder.0.weight"].numpy().copy()
+    for t in (1, 2):
+        before = {k: x.clone() for k, x in state.weights.items()}
+        held = network()
+        held.load_state_dict(before)
+        mean = explicit(plain, data, 1, model=held)[0][0].weights
+        g = theta - mean["encoder.0.weight"].numpy()
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        theta = theta - 0.02 * decay ** (t - 1) * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        state = method.gather(state, mean, state.sent_C, replace(server(model, cards), round=t))
+        assert np.abs(state.weights["encoder.0.weight"].numpy() - theta).max() < 1e-12
+
+
+def test_rows_come_to_rest_with_their_rates():
+    """A step on a row and the regulariser's in round 4 at a decay of 0.5 are those of an eighth of the rates."""
+    data, options = rows(), {"lambda_": 300.0, "neighbours": 2}
+    slow, eighth = FEDAWS(row_lr=0.4, row_decay=0.5, **options), FEDAWS(row_lr=0.05, **options | {"lambda_": 37.5})
+    model = network()
+    state, cards = begun(slow, model, data)
+    card, held = clients(data)[1]
+    sent = slow.broadcast(state, server(model, cards))
+    training = [Training(method, Objective("multi"), SGD, 1, 5) for method in (slow, eighth)]
+    moved = [fit(t, model, card, held, sent, {}, 4, slow.letter(state, card)).update.row_D for t in training]
+    assert torch.equal(*moved)
+    settled = [m.settle(state.weights[ROWS], state, replace(server(model, cards), round=4)) for m in (slow, eighth)]
+    assert torch.equal(*settled)
+    assert not torch.equal(settled[0], slow.settle(state.weights[ROWS], state, replace(server(model, cards), round=1)))
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.5])
+@pytest.mark.parametrize("name", ["server_decay", "row_decay"])
+def test_a_decay_out_of_range_is_refused(name, decay):
+    with pytest.raises(ValueError, match=rf"method\.{name} = .*: must be in \(0, 1\]"):
+        METHODS["fedalc"](**{name: decay})
+
+
+# --------------------------------------------------------------------------------------------------------- what travels
+
+
+THETA = {f"weights/{n}": tuple(p.shape) for n, p in network().named_parameters() if n != ROWS}
+
+
+@pytest.mark.parametrize("name", ["fedalc", "fedaws", "fedavg-positive", "fedalc-fixed", "flag", "fedmlh"])
+def test_theta_and_one_row_travel_and_no_other(name):
+    method = METHODS[name](parts=1) if name == "fedmlh" else METHODS[name]()
+    moves = bool(method.row_lr)
+    state, cards = begun(method, network(), rows())
+    sent = {k: s for k, s in sent_shapes(method.broadcast(state, server(network(), cards))).items() if s != (0,)}
+    assert sent == THETA
+    assert sent_shapes(method.letter(state, cards[2])) == {"row": (D,)}
+    assert torch.equal(method.letter(state, cards[2])["row"], state.weights[ROWS][2])
+    later = explicit(method, rows(), 1)[0][0]
+    assert sent_shapes(method.letter(later, cards[2])) == ({"row": (D,)} if moves else {}), "a fixed row goes once"
+
+
+def test_a_client_that_was_missing_gets_its_fixed_row_later():
+    method = METHODS["flag"]()
+    state, _ = explicit(method, rows(), 1, chosen=[0, 2])[0]
+    _, cards = begun(method, network(), rows())
+    assert [bool(method.letter(state, card)) for card in cards] == [False, True, False, True]
+    assert len(explicit(method, rows(), 3, chosen=[1, 2])) == 3
+
+
+def test_what_clients_tell_is_a_digest_per_row():
+    data = rows()
+    for name in ("fedalc", "fedalc-fixed"):
+        told = [METHODS[name]().tell(card, parts(held), b"k" * 32) for card, held in clients(data)]
+        assert [messages.nbytes(t) for t in told] == [32 * card.num_examples + 12 for card, _ in clients(data)]
+    plain = FEDALC(matching="sha256")
+    card, held = clients(data)[0]
+
+    def checksum(method, key):
+        return messages.checksum(method.tell(card, parts(held), key))
+
+    assert checksum(plain, b"k" * 32) == checksum(plain, b"o" * 32)
+    assert checksum(FEDALC(), b"k" * 32) != checksum(FEDALC(), b"o" * 32)
+    assert not METHODS["fedaws"].tells
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("fedalc", {"lambda_": -1.0}, "lambda_ must be at least 0"),
+        ("fedalc", {"neighbours": 0}, "neighbours must be at least 1"),
+        ("fedaws", {"nu": 3.0}, r"nu in \(0, 2\]"),
+        ("fedaws", {"margin": 0.0}, "margin = 0.0: must be in"),
+        ("fedaws", {"row_lr": -0.1}, "row_lr must be at least 0"),
+        ("fedalc", {"dp_noise": -1.0}, "noise = -1.0"),
+        ("fedalc-fixed", {"row_lr": 0.1}, "does not move rows"),
+        ("fedalc-fixed", {"attract": -1.0}, "attract and repel"),
+        ("fedalc-fixed", {"rate": 0.0}, "rate above 0"),
+        ("fedmlh", {"buckets": 0}, "parts and buckets"),
+        ("fedmlh", {"row_lr": 0.1}, "does not move rows"),
+    ],
+)
+def test_bad_options_are_named(name, options, words):
+    with pytest.raises(ValueError, match=words):
+        METHODS[name](**options)

@@ -1,0 +1,173 @@
+"""Rows that the server pushes apart: regulariser, label correlations and fixed rows, each against its sum as written.
+
+Shape suffixes: N rows, C classes, K neighbours, D width.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+
+from pipeline.algorithm.class_embeddings import ROWS
+from pipeline.algorithm.spreadout import fixed_gradient, gradient, kept_counts, nearest, slope
+from pipeline.methods import METHODS
+from tests.pipeline.compared import assert_close
+from tests.pipeline.compared import slope as differences
+from tests.pipeline.one_class import begun, explicit, network, rows
+
+FEDALC = METHODS["fedalc"]
+
+
+def unit_rows(count=7, width=4, seed=0):
+    w = np.random.default_rng(seed).normal(size=(count, width))
+    return w / np.linalg.norm(w, axis=1, keepdims=True)
+
+
+# ----------------------------------------------------------------------------------------------------------- the server
+
+
+@pytest.mark.parametrize(("form", "nu"), [("neg_d2", 1.0), ("hinge_adaptive", 1.0), ("hinge_const", 1.3)])
+@pytest.mark.parametrize("k", [1, 3, 6, 50])
+def test_the_regulariser_is_the_sum_as_written(form, nu, k):
+    """Neighbours by a plain sort, the sum over pairs in a double loop, its gradient by finite differences."""
+    w, weight = unit_rows(), np.random.default_rng(1).random((7, 7))
+    distance = 1 - w @ w.T
+    near = [sorted((j for j in range(7) if j != u), key=lambda j: distance[u, j]) for u in range(7)]
+    k_ = min(k, 6)
+    adaptive = [distance[u, near[u][k_]] if k_ < 6 else 1.0 for u in range(7)]
+
+    def total(v):
+        value = 0.0
+        for u in range(7):
+            for j in near[u][:k_]:
+                d = 1 - v["w"][u] @ v["w"][j]
+                bound = adaptive[u] if form == "hinge_adaptive" else nu
+                value += weight[u, j] * (-(d**2) if form == "neg_d2" else max(0, bound - d) ** 2)
+        return value
+
+    rows_CD = torch.from_numpy(w)
+    index_CK, cosine_CK, after_C = nearest(rows_CD, k)
+    assert index_CK.tolist() == [row[:k_] for row in near]
+    slope_CK = torch.from_numpy(np.take_along_axis(weight, index_CK.numpy(), 1)) * slope(form, cosine_CK, after_C, nu)
+    assert_close({"w": gradient(rows_CD, index_CK, slope_CK)}, differences(total, {"w": w}), 1e-8)
+
+
+def test_an_adaptive_hinge_pushes_the_neighbours_and_nobody_else():
+    w = torch.from_numpy(unit_rows(30, 4))
+    for k in (1, 5, 12):
+        index_CK, cosine_CK, after_C = nearest(w, k)
+        assert (slope("hinge_adaptive", cosine_CK, after_C, 1.0) > 0).all()
+        beyond = torch.ones(30, 30, dtype=torch.bool).scatter(1, index_CK, False).fill_diagonal_(False)
+        active = slope("hinge_adaptive", w @ w.T, after_C, 1.0) > 1e-12
+        assert not (active & beyond).any()
+
+
+def test_neighbours_are_exact_whatever_the_blocks(monkeypatch):
+    w = torch.from_numpy(unit_rows(50, 6))
+    whole = nearest(w, 5)
+    monkeypatch.setattr("pipeline.algorithm.spreadout.BLOCK", 7)
+    for one, other in zip(nearest(w, 5), whole, strict=True):
+        assert torch.allclose(one.double(), other.double(), atol=1e-15)
+    similar = (w @ w.T).fill_diagonal_(-2)
+    assert whole[0].tolist() == similar.argsort(1, descending=True)[:, :5].tolist()
+
+
+def test_rows_move_apart_and_those_of_classes_that_go_together_less():
+    """Rows 0 and 1 are as close to each other as rows 2 and 3; only 0 and 1 share instances."""
+    y_NC = np.zeros((40, 4), dtype=bool)
+    y_NC[:10, 0] = y_NC[:10, 1] = True
+    y_NC[10:20, 0] = y_NC[20:30, 2] = y_NC[30:, 3] = y_NC[10:12, 1] = True
+    known = known_of(y_NC)
+    angle = torch.tensor([0.0, 0.3, np.pi, np.pi + 0.3], dtype=torch.float64)
+    w = torch.stack([angle.cos(), angle.sin()], 1)
+    method = FEDALC(weights="gamma")
+    index_CK, cosine_CK, after_C = nearest(w, 1)
+    push_CK = method.pair_weights(index_CK, known) * slope("neg_d2", cosine_CK, after_C, 1.0)
+    moved = method.unit(w - 1.0 * gradient(w, index_CK, push_CK))
+    before, after = w @ w.T, moved @ moved.T
+    assert after[0, 1] < before[0, 1]
+    assert after[2, 3] < after[0, 1] - 1e-3
+
+
+# --------------------------------------------------------------------------------------------------- label correlations
+
+
+def known_of(y_NC):
+    counts = y_NC.T.astype(np.int64) @ y_NC.astype(np.int64)
+    return kept_counts(sparse.csr_array(counts), len(y_NC))
+
+
+@pytest.mark.parametrize("weights", ["sigma", "gamma", "mined"])
+def test_the_weights_are_those_of_a_count_instance_by_instance(weights):
+    """Eq. 9 in a triple loop; eq. 10 divides by the sum over the other classes, or over the neighbours."""
+    rng = np.random.default_rng(2)
+    y_NC = rng.random((60, 6)) < [0.6, 0.5, 0.3, 0.2, 0.1, 0.05]
+    y_NC[:, 4] |= y_NC[:, 5]  # class 5 never occurs without 4
+    sigma = np.zeros((6, 6))
+    for j, u, v in itertools.product(range(60), range(6), range(6)):
+        if u != v and y_NC[j, u] and not y_NC[j, v]:
+            sigma[u, v] += 1 / 60
+    index_CK, _, _ = nearest(torch.from_numpy(unit_rows(6, 3)), 3)
+    want = np.take_along_axis(sigma, index_CK.numpy(), 1)
+    if weights == "gamma":
+        want = want / sigma.sum(1, keepdims=True)
+    elif weights == "mined":
+        want = want / want.mean(1, keepdims=True)
+    got = FEDALC(weights=weights).pair_weights(index_CK, known_of(y_NC))
+    assert np.abs(got.numpy() - want).max() < 1e-6
+    assert sigma[5, 4] == 0
+
+
+def test_a_class_that_is_always_with_its_neighbours_pushes_nobody():
+    y_NC = np.ones((5, 3), dtype=bool)
+    index_CK, _, _ = nearest(torch.from_numpy(unit_rows(3, 3)), 2)
+    for weights in ("mined", "gamma", "sigma"):
+        assert FEDALC(weights=weights).pair_weights(index_CK, known_of(y_NC)).tolist() == [[0, 0]] * 3
+
+
+def test_without_any_pair_of_labels_all_weights_are_one():
+    index_CK, _, _ = nearest(torch.from_numpy(unit_rows(5, 3)), 2)
+    assert FEDALC().pair_weights(index_CK, known_of(np.eye(5, dtype=bool))).tolist() == [[1, 1]] * 5
+
+
+@pytest.mark.parametrize(("alpha", "beta", "nu"), [(1.0, 1.0, 1.0), (0.0, 2.0, 1.3), (0.5, 0.0, 1.0)])
+def test_the_fixed_rows_minimise_eq_12(alpha, beta, nu, monkeypatch):
+    """Instance by instance: alpha d^2 between two of its classes, beta max(0, nu - d)^2 between one of its and one
+    that it lacks; each part over its own mean weight.
+    """
+    rng = np.random.default_rng(3)
+    y_NC = rng.random((25, 5)) < 0.4
+    w = unit_rows(5, 3)
+    pairs = [(u, v) for u in range(5) for v in range(5) if u != v]
+    together = np.mean([(y_NC[:, u] & y_NC[:, v]).mean() for u, v in pairs])
+    apart = np.mean([(y_NC[:, u] & ~y_NC[:, v]).mean() for u, v in pairs])
+
+    def eq_12(v):
+        value = 0.0
+        for y_C, (a, b) in itertools.product(y_NC, pairs):
+            d = 1 - v["w"][a] @ v["w"][b]
+            if y_C[a] and y_C[b]:
+                value += alpha * d**2 / together
+            elif y_C[a]:
+                value += beta * max(0, nu - d) ** 2 / apart
+        return value / len(y_NC) / len(pairs)
+
+    monkeypatch.setattr("pipeline.algorithm.spreadout.BLOCK", 2)
+    value, total_CD = fixed_gradient(torch.from_numpy(w), known_of(y_NC), alpha, beta, nu)
+    assert value == pytest.approx(eq_12({"w": w}), abs=1e-12)
+    assert_close({"w": total_CD}, differences(eq_12, {"w": w}), 1e-8)
+
+
+def test_fixed_rows_are_found_before_round_1_and_stay():
+    method = METHODS["fedalc-fixed"](steps=50)
+    state, _ = begun(method, network(), rows())
+    random = network().get_parameter(ROWS).detach()
+    start, _ = fixed_gradient(random, state.known, 1.0, 1.0, 1.0)
+    end, _ = fixed_gradient(state.weights[ROWS], state.known, 1.0, 1.0, 1.0)
+    assert end < 0.8 * start
+    later = explicit(method, rows(), 2)
+    assert torch.equal(later[-1][0].weights[ROWS], state.weights[ROWS])

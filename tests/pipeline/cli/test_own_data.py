@@ -1,0 +1,169 @@
+"""Your own data, by commands alone: check, run, predict."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from pipeline.cli.main import main
+from pipeline.results import predict
+from tasks.contract import InputError
+
+SMALL = ["--cluster.executor", "serial", "--tracking.uri", "none", "--federation.rounds", "2", "--federation.epochs",
+         "1", "--model.width", "16", "--model.names_width", "16"]  # fmt: skip
+KINDS = ("ash", "beech", "elm")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def trees(rows=160):
+    """A table from which the class can be learnt by each kind of input."""
+    rng = np.random.default_rng(0)
+    code = rng.integers(0, 3, rows)
+    kind = [KINDS[c] for c in code]
+    columns = {
+        "height": 3.0 * code + rng.normal(size=rows),
+        "girth": pa.array(-2.0 * code + rng.normal(size=rows), mask=rng.random(rows) < 0.1),
+        "spectrum": [[float(c), 1.0, float(-c)] for c in code],
+        "steps": [[[float(c), 1.0], [1.0, float(-c)]] for c in code],
+        "note": [f"the {k} tree is w{i % 7}" for i, k in enumerate(kind)],
+        "kind": [None if i % 8 == 0 and i < 120 else k for i, k in enumerate(kind)],
+        "is_ash": [int(c == 0) for c in code],
+        "is_tall": [None if i % 5 == 0 else int(c > 0) for i, c in enumerate(code)],
+        "site": [f"site {i % 4}" for i in range(rows)],
+        "part": ["train" if i < 120 else "test" for i in range(rows)],
+    }
+    return pa.table(columns)
+
+
+def scores(capsys, run, file):
+    capsys.readouterr()
+    assert main(["predict", run, file, "--out", "scores.csv"]) == 0
+    logged = json.loads(Path(run, "result.json").read_text())["scores"]["test"]
+    said = capsys.readouterr().err
+    return said, f"macro F1 {logged['f1_macro']!r}, accuracy {logged['accuracy']!r}"
+
+
+def test_check_run_and_predict_a_csv(here, capsys):
+    table = trees()
+    pyarrow.csv.write_csv(table.drop_columns(["spectrum", "steps"]), here / "trees.csv")
+    assert main(["data", "check", "trees.csv"]) == 0
+    assert "next: anchorfl data check trees.csv --labels COLUMNS" in capsys.readouterr().out
+    options = ["--labels", "kind", "--inputs", "height,girth", "--client", "site", "--split", "part"]
+    assert main(["data", "check", "trees.csv", *options]) == 0
+    shown = capsys.readouterr().out
+    assert "15 rows without any label: they stay, unlabelled" in shown
+    command = shown.strip().splitlines()[-1].removeprefix("next: anchorfl ").split()
+    assert command[:3] == ["run", "--task.parquet", "trees.csv"]
+    assert command[-2:] == ["--federation.clients_per_round", "4"]
+    assert main([*command, *SMALL, "--output", "out"]) == 0
+    config = json.loads((here / "out" / "config.json").read_text())["task"]
+    assert (config["name"], config["partition"], config["clients"]) == ("table-trees", "subjects", 4)
+    test = table.filter(pc.equal(table["part"], "test")).drop_columns(["spectrum", "steps"])
+    pyarrow.csv.write_csv(test, here / "test.csv")
+    said, logged = scores(capsys, "out", "test.csv")
+    assert logged in said
+    with (here / "scores.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == 40
+    assert set(rows[0]) == {"sample", "predicted", *KINDS}
+    pq.write_table(test.select(["girth", "height"]), here / "bare.parquet")
+    assert scores(capsys, "out", "bare.parquet")[0] == "", "without labels there is nothing to score"
+    assert main(["resume", "out"]) == 0
+
+
+@pytest.mark.parametrize("inputs", ["spectrum", "steps", "note"])
+def test_run_and_predict_a_parquet(here, capsys, inputs):
+    """Multi-label, with labels that are missing, under a shipped preset."""
+    table = trees()
+    pq.write_table(table, here / "trees.parquet")
+    own = ["--task.parquet", "trees.parquet", "--task.labels", "is_*", "--task.inputs", inputs, "--task.split", "part",
+           "--task.clients", "5", "--task.classes_per_client", "1", "--task.min_count", "1"]  # fmt: skip
+    assert main(["run", "digits/fedavg", *own, *SMALL, "--output", "out", "--model.heads", "2"]) == 0
+    about = json.loads((here / "out" / "model" / "model.json").read_text())
+    assert (about["task"], about["class_names"]) == ("table-trees", ["ash", "tall"])
+    pq.write_table(table.filter(pc.equal(table["part"], "test")), here / "test.parquet")
+    said, logged = scores(capsys, "out", "test.parquet")
+    assert logged in said
+
+
+def test_run_and_predict_images(here, capsys):
+    for i in range(40):
+        shade = np.full((8, 8, 3), 200 * (i % 2), np.uint8)
+        Image.fromarray(shade).save(here / f"{i}.png")
+    columns = {"file": [f"{i}.png" for i in range(40)], "kind": ["dark", "light"] * 20}
+    pq.write_table(pa.table(columns), here / "shades.parquet")
+    own = ["--task.parquet", "shades.parquet", "--task.labels", "kind", "--task.image_size", "8"]
+    few = ["--task.clients", "4", "--task.classes_per_client", "1", "--federation.clients_per_round", "4"]
+    assert main(["run", *own, *few, *SMALL, "--output", "out"]) == 0
+    assert "macro F1" in scores(capsys, "out", "shades.parquet")[0]
+    (here / "3.png").unlink()
+    assert main(["predict", "out", "shades.parquet"]) == 2
+    assert "row 4: image " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--task.parquet", "none.csv", "--task.labels", "kind"], "none.csv: no such file"),
+        (["run", "--task.parquet", "trees.parquet"], "say which columns hold the labels: --task.labels"),
+        (["run", "digits/fedavg", "--task.labels", "kind"], "labels is for a table of your own"),
+        (
+            ["run", "--task.parquet", "trees.parquet", "--task.labels", "kind", "--task.client", "site"],
+            "federation.clients_per_round = 5 exceeds task.clients = 4: lower it",
+        ),
+        (["data", "check", "none.csv"], "none.csv: no such file"),
+        (["data", "check", "trees.parquet", "--labels", "knd"], "'knd' is no column of trees.parquet"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(here, capsys, arguments, message):
+    pq.write_table(trees(), here / "trees.parquet")
+    extra = SMALL if arguments[0] == "run" else []
+    assert main([*arguments, *extra]) == 2
+    said = capsys.readouterr().err.strip()
+    assert message in said
+    assert "\n" not in said
+    assert not list((here / "runs").glob("*"))
+
+
+def test_check_of_a_table_with_bad_rows_says_how_to_go_on(here, capsys):
+    columns = {"x": [1.0, np.inf] + [2.0] * 18, "kind": ["a", "b"] * 10}
+    pq.write_table(pa.table(columns), here / "t.parquet")
+    assert main(["data", "check", "t.parquet", "--labels", "kind"]) == 2
+    shown = capsys.readouterr().out
+    assert "1 bad rows; the first: t.parquet: row 2: column 'x' is not finite" in shown
+    assert shown.rstrip().endswith("--task.labels kind --task.on_bad_row skip")
+    assert main(["data", "check", "t.parquet", "--labels", "kind", "--on_bad_row", "skip"]) == 0
+
+
+def test_check_offers_no_command_where_skipping_rows_mends_nothing(here, capsys):
+    """A client without a label stops a run; leaving out bad rows would not help."""
+    lines = ["who,x,kind", *(f"a,{i},{i % 2}" for i in range(30)), *(f"b,{i}," for i in range(30))]
+    Path("t.csv").write_text("\n".join(lines) + "\n")
+    assert main(["data", "check", "t.csv", "--labels", "kind", "--client", "who"]) == 2
+    said = capsys.readouterr().out
+    assert "stops a run, and other problems:\n  - no training row with a class: client 'b'" in said
+    assert said.rstrip().endswith("next: mend what stops a run")
+
+
+@pytest.mark.parametrize(("task", "what"), [("kvasir-v2", "files of images"), ("bibtex", "sparse features")])
+def test_models_that_predict_has_no_form_for(here, task, what):
+    """One line, where encoding would meet numbers in place of files, or take numbers for pairs."""
+    Path("t.csv").write_text("a,b\n1,2\n")
+    saved = SimpleNamespace(task=task, spec=SimpleNamespace(columns=None, kind="image", shape=(2,)))
+    with pytest.raises(InputError, match=f"a model of {task} is trained on {what}, which predict has no form for"):
+        predict._values(Path("t.csv"), saved)

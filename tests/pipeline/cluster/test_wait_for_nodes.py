@@ -1,0 +1,55 @@
+"""Asking an autoscaler for nodes: told once, waited for, and taken back whatever happens."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import ray
+import ray.autoscaler.sdk
+
+from pipeline.cluster.ray_cluster import busy, gather
+from pipeline.config.cluster import ClusterOptions
+from tasks.contract import InputError
+
+OPTIONS = ClusterOptions(address="auto", gather_cpus=4, gather_gpus=1, gather_minutes=1.0)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the autoscaler was asked for; the cluster grows by two CPUs and half the time a GPU with every look."""
+    requests: list[list[dict[str, int]]] = []
+    looks = iter([{}, {"CPU": 2.0}, {"CPU": 4.0}, {"CPU": 4.0, "GPU": 1.0}])
+    monkeypatch.setattr(ray.autoscaler.sdk, "request_resources", lambda bundles: requests.append(bundles))
+    monkeypatch.setattr(ray, "cluster_resources", lambda: next(looks, {"CPU": 4.0, "GPU": 1.0}))
+    return requests
+
+
+def test_waits_until_everything_is_there(asked):
+    gather(OPTIONS, pause_s=0.0)
+    assert asked == [[{"CPU": 1}] * 4 + [{"GPU": 1}], []]
+
+
+def test_says_what_did_not_come_and_takes_the_request_back(asked):
+    with pytest.raises(InputError, match=r"did not get 4 CPUs \(has 0\) and 1 GPUs \(has 0\) within 0 minutes"):
+        gather(dataclasses.replace(OPTIONS, gather_minutes=0.0), pause_s=0.0)
+    assert asked[-1] == []
+
+
+def test_nothing_is_asked_for_without_the_option(asked):
+    gather(ClusterOptions(address="auto"))
+    assert asked == []
+
+
+def test_the_options_are_checked():
+    with pytest.raises(ValueError, match=r"gather_cpus and gather_gpus need a running cluster"):
+        ClusterOptions(gather_gpus=1)
+    with pytest.raises(ValueError, match=r"cluster.gather_minutes = -1"):
+        ClusterOptions(gather_minutes=-1)
+
+
+@pytest.mark.parametrize(("free", "line"), [(4.0, ""), (1.5, "others use 2.5 of the cluster's 4 CPUs")])
+def test_what_others_use_is_said(monkeypatch, free, line):
+    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": free})
+    assert busy(4.0).startswith(line)
+    assert bool(busy(4.0)) == bool(line)

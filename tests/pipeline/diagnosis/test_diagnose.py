@@ -1,0 +1,251 @@
+"""``anchorfl diagnose`` on runs: tables and figures, what is refused, and a run that is as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pipeline.cli.main import main
+from pipeline.diagnosis import diagnose as command
+from pipeline.diagnosis import pseudo_labels
+from pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
+from pipeline.diagnosis.study import open_study
+from pipeline.methods.fedalign import AlignLocal
+from pipeline.run.lifecycle import run
+from pipeline.storage.run_folder import held
+from pipeline.storage.run_record import read_records
+from tasks.contract import ClientData, InputError, TaskOptions
+from tasks.sources import find_task
+from tasks.toy.single import TOPICS
+from tests.pipeline.compared import quiet
+from tests.pipeline.diagnosed import QUICK, table
+
+TABLE = """label,engine,fruit,music,river
+engine,,0.5,,2
+fruit,0.5,,1.5,
+music,,1.5,,
+river,2,,,
+"""
+
+
+def content(folder):
+    found = (p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Made once for all tests that only read: (method, options) -> run folder."""
+    return {}, tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def run_of(experiment, trained):
+    known, base = trained
+
+    def make(method, task="toy-single", **changes):
+        key = repr((method, task, changes))
+        if key not in known:
+            known[key] = base / str(len(known))
+            run(experiment(method, task, evaluation={"keep": 2}, **changes), known[key], quiet)
+        return known[key]
+
+    return make
+
+
+def test_fedalign_with_a_table_of_names(run_of, trained):
+    """Everything at once: every table has what it says, and the numbers in them belong together."""
+    path = trained[1] / "names.csv"
+    path.write_text(TABLE)
+    folder = run_of("fedalign", model={"names": "cooccurrence", "names_table": str(path)})
+    before = content(folder)
+    lines = diagnose(folder, QUICK, quiet)
+    out = folder / "diagnosis"
+    pictures = {"divergence", "pseudo_labels", "representations", "class_embeddings"}
+    tables = {"divergence", "pseudo_labels", "agreement", "representations", "class_cosine", "class_pmi"}
+    expected = (
+        {f"{n}.png" for n in pictures}
+        | {f"{n}.csv" for n in tables}
+        | {"metrics.jsonl", "diagnosis.json", "confusion.csv", "confusion.png"}
+    )
+    assert {p.name for p in out.iterdir()} == expected
+    for name in pictures:
+        with Image.open(out / f"{name}.png") as picture:
+            assert len(np.unique(np.asarray(picture.convert("L")))) > 20
+    assert {r["round"] for r in table(out / "divergence.csv")} == {"2", "3"}
+    assert {(r["round"], r["class"]) for r in table(out / "pseudo_labels.csv")} == {
+        (t, c) for t in ("2", "3") for c in ("", *TOPICS)
+    }
+    points = table(out / "representations.csv")
+    assert len(points) == 3 * 40
+    assert {r["model"] for r in points} == {"global", "a", "b"}
+    order = [r["class"] for r in table(out / "class_cosine.csv")]
+    assert sorted(order) == sorted(TOPICS)
+    pmi = {r["class"]: r for r in table(out / "class_pmi.csv")}
+    assert list(pmi) == order
+    assert (pmi["engine"]["river"], pmi["fruit"]["music"], pmi["music"]["river"]) == ("2", "1.5", "0")
+    records = {r.round: r.metrics for r in read_records(out)[0]}
+    assert list(records) == [2, 3]
+    assert {"diagnosis/a_distance/pair", "diagnosis/a_distance/local", "diagnosis/pseudo/chance"} <= records[2].keys()
+    assert {"diagnosis/agreement/cosine/a_b", "diagnosis/classes/spearman"} <= records[3].keys()
+    assert sum("rank correlation" in line for line in lines) == 1
+    after = content(folder)
+    changed = {n for n in before if before[n] != after.get(n)}
+    assert changed == {"run.json"}  # which names the new folder
+    assert json.loads(after["run.json"])["artifacts"][-1] == "diagnosis"
+    noted = json.loads((out / "diagnosis.json").read_text())
+    assert (noted["rounds"], noted["last"]) == ([2, 3], 3)
+    diagnose(folder, QUICK, quiet)
+    assert {n for n in after if after[n] != content(folder)[n]} == {"diagnosis/metrics.jsonl"}  # the time of day
+
+
+def test_pseudo_labels_are_those_that_training_would_use(run_of, monkeypatch):
+    """The annotation of every client is, bit for bit, what its next round trains on; precision is counted from it."""
+    folder = run_of("fedalign")
+    seen: dict[int, ClientData] = {}
+    plain = pseudo_labels.annotate
+
+    def annotate(study, round_, client, card, sent):
+        rows = plain(study, round_, client, card, sent)
+        if round_ == 3:
+            seen[client] = rows
+            host, caught = study.host, []
+            data = AlignLocal.data
+            monkeypatch.setattr(AlignLocal, "data", lambda self: caught.append(data(self)) or caught[-1])
+            host.fit(client, 4, sent, {})
+            monkeypatch.setattr(AlignLocal, "data", data)
+            assert torch.equal(caught[0].y_NC, rows.y_NC)
+            assert torch.equal(caught[0].known_NC, rows.known_NC)
+        return rows
+
+    monkeypatch.setattr(pseudo_labels, "annotate", annotate)
+    diagnose(folder, dataclasses.replace(QUICK, parts=("pseudo",)), quiet)
+    assert len(seen) == 4
+    whole = next(r for r in table(folder / "diagnosis/pseudo_labels.csv") if r["round"] == "3" and not r["class"])
+    study = open_study(folder, quiet)
+    new = sum(int(((rows.known_NC > study.rows(c).known_NC) & (rows.y_NC > 0)).sum()) for c, rows in seen.items())
+    assert int(whole["positive"]) == new > 0
+    assert float(whole["precision"]) == pytest.approx(int(whole["right"]) / new, abs=1e-5)
+
+
+def test_multi_label_with_a_gate(run_of):
+    folder = run_of("fedalign", "toy-multi", options={"positive_f1_gate": 0.01, "anchor_score": "dot", "q2": 40.0})
+    diagnose(folder, QUICK, quiet)
+    rows = table(folder / "diagnosis/pseudo_labels.csv")
+    assert all(int(r["right"]) <= int(r["positive"]) and int(r["hidden"]) <= int(r["open"]) for r in rows)
+    assert sum(int(r["negative"]) for r in rows) > 0
+    assert sum(int(r["positive"]) for r in rows) > 0  # the gate looks at the server's scores of that round
+
+
+def test_class_rows_stand_beside_the_correlation_of_the_labels(run_of, experiment):
+    """Multi-label without a table of names: phi over the training rows, by NumPy's correlation of the true labels."""
+    folder = run_of("fedalc", "toy-multi", optimizer={"name": "sgd", "lr": 0.1, "batch_size": 0})
+    lines = diagnose(folder, DiagnoseOptions(parts=("embeddings",)), quiet)
+    assert any("rank correlation of cosine and label correlation" in line for line in lines)
+    out = folder / "diagnosis"
+    phi, cosine = ({r["class"]: r for r in table(out / f"class_{n}.csv")} for n in ("phi", "cosine"))
+    assert list(phi) == list(cosine)
+    task = find_task("toy-multi")
+    raw = task.read(None, TaskOptions())
+    plan = json.loads((folder / "plan.json").read_text())
+    held = sorted({row for client in plan["clients"] for row in client["rows"]})
+    at = {row: i for i, row in enumerate(raw["row"].to_pylist())}
+    y_NC = np.zeros((len(held), 5))
+    for i, row in enumerate(held):
+        y_NC[i, raw["labels"][at[row]].as_py()] = 1
+    want = np.corrcoef(y_NC.T)
+    for a, one in enumerate(task.class_names):
+        for b, other in enumerate(task.class_names):
+            assert float(phi[one][other]) == pytest.approx(want[a, b], abs=1e-5)
+    with Image.open(out / "class_embeddings.png") as picture:
+        assert picture.size[0] > 1.5 * picture.size[1]
+
+
+def test_a_method_without_pseudo_labels_and_class_embeddings(run_of):
+    folder = run_of("fedavg")
+    lines = diagnose(folder, QUICK, quiet)
+    assert "pseudo-labels: fedavg makes none here" in lines
+    assert "class embeddings: fedavg has none" in lines
+    assert {p.name for p in (folder / "diagnosis").iterdir()} == {
+        "confusion.csv", "confusion.png",
+        "divergence.csv", "divergence.png", "agreement.csv", "representations.csv", "representations.png",
+        "metrics.jsonl", "diagnosis.json",
+    }  # fmt: skip
+
+
+def test_without_alignment_there_are_none_either(run_of):
+    folder = run_of("fedalign", options={"alignment": False})
+    lines = diagnose(folder, dataclasses.replace(QUICK, parts=("pseudo",)), quiet)
+    assert lines == ["pseudo-labels: fedalign makes none here"]
+
+
+def test_what_is_refused(run_of, tmp_path, capsys, monkeypatch):
+    folder = run_of("fedavg")
+
+    def fails(arguments, message):
+        assert main(["diagnose", *arguments]) == 2
+        said = capsys.readouterr().err.strip()
+        assert message in said
+        assert "\n" not in said
+
+    fails([str(tmp_path / "no")], "holds no run (config.json is missing)")
+    assert not (tmp_path / "no").exists()
+    fails([str(folder), "--parts", "divergence,pseudos"], "--parts divergence,pseudos: name some of divergence, pseudo")
+    fails([str(folder), "--clients", "1"], "--clients 1: give two clients as numbers, such as 0,3")
+    fails([str(folder), "--clients", "1,1"], "--clients 1,1: name two different clients")
+    fails([str(folder), "--clients", "1,7", "--parts", "agreement"], "no client 7 with rows; the clients are 0..3")
+    fails([str(folder), "--rows", "3"], "--rows 3: must be at least 20")
+    with held(folder):
+        fails([str(folder)], "is in use by process")
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / "config.json").write_bytes((folder / "config.json").read_bytes())
+    fails([str(begun)], f"{begun} holds no completed round: go on with 'anchorfl resume {begun}'")
+    assert not list(folder.glob(".diagnosis"))
+
+
+def test_other_data_than_those_of_the_run_are_refused(run_of):
+    folder = run_of("fedavg")
+    about = (folder / "run.json").read_text()
+    digest = json.loads(about)["tags"]["data_digest"]
+    (folder / "run.json").write_text(about.replace(digest, "0" * 64))
+    try:
+        with pytest.raises(InputError, match=r"not those that it was trained on \(data_digest differs\)"):
+            diagnose(folder, QUICK, quiet)
+    finally:
+        (folder / "run.json").write_text(about)
+
+
+def test_a_dead_store_loses_nothing(run_of, monkeypatch):
+    folder = run_of("fedavg")
+
+    def dead(folder, uri):
+        raise InputError("MLflow at http://x took 0 rounds, then: no answer")
+
+    monkeypatch.setattr(command, "store_uri", lambda uri, folder: "http://x")
+    monkeypatch.setattr(command, "send", dead)
+    lines = diagnose(folder, dataclasses.replace(QUICK, parts=("agreement",)), quiet)
+    assert lines[-1].endswith(f"send it later with: anchorfl track {folder}")
+    assert (folder / "diagnosis/agreement.csv").exists()
+
+
+def test_the_command(run_of, capsys):
+    folder = run_of("fedavg")
+    assert main(["diagnose", str(folder), "--parts", "agreement", "--clients", "2, 0", "--rows", "30"]) == 0
+    shown = capsys.readouterr().out
+    assert "local models of clients 2 and 0 after round 4, 30 test rows" in shown
+    cards, found = open_study(folder, quiet).server.cards, table(folder / "diagnosis/agreement.csv")
+    for name, client in (("known_to_a", 2), ("known_to_b", 0)):
+        assert [row[name] == "1" for row in found] == cards[client].aware_C.tolist()
+    assert cards[2].aware_C.tolist() != cards[0].aware_C.tolist()
+    facts = json.loads((folder / "diagnosis/diagnosis.json").read_text())["parts"]["agreement"]
+    assert (
+        facts["a_distance/a_b"]
+        == read_records(folder / "diagnosis")[0][-1].metrics["diagnosis/agreement/a_distance/a_b"]
+    )
+    assert f"Tables and figures: {folder / 'diagnosis'}" in shown

@@ -1,0 +1,66 @@
+"""``anchorfl diagnose`` on runs that continue: one that was interrupted, and one with records in MLflow."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from pipeline.config.tracking import TrackingOptions
+from pipeline.diagnosis.diagnose import diagnose
+from pipeline.run.lifecycle import resumed, run
+from pipeline.run.round_loop import Loop
+from pipeline.tracking.mlflow_writer import send
+from tests.pipeline.compared import quiet
+from tests.pipeline.diagnosed import QUICK, table
+
+
+def test_an_interrupted_run_that_kept_nothing(experiment, tmp_path, monkeypatch):
+    """Its last completed round is there; diagnosed and resumed, it ends as one that was never looked at."""
+    e = experiment("fedalign")
+    whole = run(e, tmp_path / "whole", quiet)
+    plain = Loop._round
+    with monkeypatch.context() as patched:
+
+        def interrupted(self, round_):
+            if round_ == 2:
+                raise KeyboardInterrupt
+            plain(self, round_)
+
+        patched.setattr(Loop, "_round", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(e, tmp_path / "parts", quiet)
+    said = []
+    diagnose(tmp_path / "parts", QUICK, said.append)
+    assert any("only round 1 is there; --evaluation.keep 1" in line for line in said)
+    assert {r["round"] for r in table(tmp_path / "parts/diagnosis/divergence.csv")} == {"1"}
+    assert resumed(tmp_path / "parts", quiet).checksum == whole.checksum
+    assert "diagnosis" in json.loads((tmp_path / "parts/run.json").read_text())["artifacts"]
+
+
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:sqlalchemy.exc.SADeprecationWarning")
+def test_mlflow_gets_numbers_and_figures_once(experiment, tmp_path):
+    import mlflow
+
+    e = dataclasses.replace(experiment("fedavg", evaluation={"keep": 2}), tracking=TrackingOptions())
+    folder = tmp_path / "runs" / "one"
+    run(e, folder, quiet)
+    assert diagnose(folder, QUICK, quiet)[-1] == "MLflow has the diagnosis"
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+    experiment_id = client.get_experiment_by_name("toy-single").experiment_id
+    (found,) = client.search_runs([experiment_id])
+
+    def steps(key):
+        return [row.step for row in client.get_metric_history(found.info.run_id, key)]
+
+    assert steps("diagnosis/a_distance/pair") == [2, 3]
+    assert steps("diagnosis/agreement/match/a_b") == [3]
+    assert {"diagnosis/divergence.csv", "diagnosis/divergence.png", "diagnosis/representations.png"} <= {
+        f.path for f in client.list_artifacts(found.info.run_id, "diagnosis")
+    }
+    before = steps("fault/nonfinite")
+    diagnose(folder, QUICK, quiet)  # the same numbers at another time of day
+    assert send(folder) == 0
+    assert steps("diagnosis/a_distance/pair") == [2, 3]
+    assert steps("fault/nonfinite") == before == [0, 1, 2, 3]

@@ -1,0 +1,88 @@
+"""``evaluation.keep``: the states of some rounds stay, and nothing else changes."""
+
+from __future__ import annotations
+
+import pytest
+
+import pipeline.run.round_loop
+from pipeline.config.experiment import digest
+from pipeline.config.overrides import override
+from pipeline.config.presets import read_preset
+from pipeline.results.compare import compare
+from pipeline.run.lifecycle import resumed, run
+from pipeline.run.round_loop import final_checksum
+from pipeline.storage.checkpoint import Checkpoints
+from tasks.contract import InputError
+
+
+def quiet(line: str) -> None:
+    """Nobody listens."""
+
+
+def kept(folder):
+    return {path.name: path.read_bytes() for path in sorted((folder / "rounds").iterdir())}
+
+
+def test_every_second_round_and_the_last_and_the_result_is_the_same(experiment, tmp_path):
+    plain = run(experiment("fedalign", federation={"rounds": 5}), tmp_path / "plain", quiet)
+    assert not (tmp_path / "plain" / "rounds").exists()
+    got = run(experiment("fedalign", federation={"rounds": 5}, evaluation={"keep": 2}), tmp_path / "kept", quiet)
+    assert (got.checksum, got.scores) == (plain.checksum, plain.scores)
+    assert list(kept(tmp_path / "kept")) == ["00002.safetensors", "00004.safetensors", "00005.safetensors"]
+    checkpoints = Checkpoints(tmp_path / "kept")
+    assert checkpoints.kept() == [2, 4, 5]
+    assert final_checksum(checkpoints.read_kept(5)) == plain.checksum
+    assert final_checksum(checkpoints.read_kept(4)) != plain.checksum
+    (tmp_path / "kept" / "rounds" / "00002.safetensors").write_bytes(b"half")
+    with pytest.raises(InputError, match=r"00002\.safetensors is damaged"):
+        checkpoints.read_kept(2)
+    with pytest.raises(InputError, match=r"00003\.safetensors is missing: evaluation\.keep"):
+        checkpoints.read_kept(3)
+
+
+@pytest.mark.parametrize("after_keeping", [False, True])
+def test_stopped_and_resumed_it_gives_the_same_files(experiment, tmp_path, monkeypatch, after_keeping):
+    """Stopped before a round, or between its kept state and the checkpoint that says that it is done."""
+    e = experiment("fedalign", federation={"rounds": 4}, evaluation={"keep": 2})
+    run(e, tmp_path / "whole", quiet)
+    with monkeypatch.context() as patched:
+        if after_keeping:
+            plain = Checkpoints.save
+
+            def save(self, round_, changed, notes):
+                if round_ == 2:
+                    raise KeyboardInterrupt
+                plain(self, round_, changed, notes)
+
+            patched.setattr(Checkpoints, "save", save)
+        else:
+            step = pipeline.run.round_loop.Loop._round
+
+            def interrupted(self, round_):
+                if round_ == 3:
+                    raise KeyboardInterrupt
+                step(self, round_)
+
+            patched.setattr(pipeline.run.round_loop.Loop, "_round", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(e, tmp_path / "parts", quiet)
+    assert list(kept(tmp_path / "parts")) == ["00002.safetensors"]
+    resumed(tmp_path / "parts", quiet)
+    assert kept(tmp_path / "parts") == kept(tmp_path / "whole")
+
+
+def test_the_digest_of_an_experiment_does_not_cover_this_option():
+    base = read_preset("digits/fedavg")
+    assert digest(override(base, ["--evaluation.keep", "5"])) == digest(base)
+
+
+def test_runs_that_keep_and_runs_that_do_not_are_one_group(experiment, tmp_path):
+    for seed, keep in ((1, 0), (2, 1)):
+        e = experiment("fedavg", seed=seed, federation={"rounds": 1}, evaluation={"keep": keep})
+        run(e, tmp_path / str(seed), quiet)
+    assert len(compare([tmp_path / "1", tmp_path / "2"], None).groups) == 1
+
+
+def test_a_negative_number_is_refused():
+    with pytest.raises(InputError, match=r"evaluation\.keep = -1: must be at least 0"):
+        override(read_preset("digits/fedavg"), ["--evaluation.keep", "-1"])

@@ -1,0 +1,233 @@
+"""What a diagnosis is made of, on cases whose answer is known."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from models.heads import LabelHead
+from pipeline.diagnosis.agreement import agreement_of, chosen_rows, embedded
+from pipeline.diagnosis.clients import checked, farthest
+from pipeline.diagnosis.divergence import contrasts, proxy_a_distance
+from pipeline.diagnosis.embeddings import cosines, ordered, rank_correlation
+from pipeline.diagnosis.figures import PMI, draw_frames, draw_matrices, draw_precision
+from pipeline.diagnosis.pseudo_labels import judge
+from pipeline.diagnosis.result import write_table
+from tasks.contract import Card, ClientData, InputError
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def test_samples_of_one_distribution_are_at_0_and_separable_ones_at_2():
+    same = [proxy_a_distance(*rng(s).normal(size=(2, 200, 8)), rng(s)) for s in range(20)]
+    assert abs(np.mean(same)) < 0.08  # 20 means of 200 held-out rows: standard error 0.03
+    assert min(same) < 0  # not cut off, or the mean would be above 0
+    a, b = rng().normal(size=(2, 200, 8))
+    assert proxy_a_distance(a, b + 10, rng()) == 2.0
+    flat = np.zeros((200, 8))
+    assert proxy_a_distance(flat, flat, rng()) == 0.0  # nothing to learn from: half of the held-out rows are right
+
+
+def test_the_error_is_that_of_rows_that_were_not_trained_on():
+    """In so many dimensions every training set is separable; the held-out halves are not."""
+    a, b = rng(3).normal(size=(2, 100, 500))
+    assert abs(proxy_a_distance(a, b, rng())) < 0.6
+
+
+def test_known_overlap():
+    """A quarter of either sample cannot be told apart: error 1/8, distance 2 (1 - 2/8)."""
+
+    def sample(centre, seed):
+        x = rng(seed).normal(size=(4000, 3)) * 0.01
+        x[:3000, 0] += centre
+        return rng(seed + 9).permutation(x)
+
+    assert proxy_a_distance(sample(-5, 1), sample(5, 2), rng()) == pytest.approx(1.5, abs=0.08)
+
+
+@pytest.mark.parametrize("sizes", [(10, 9), (3, 3)])
+def test_unequal_or_tiny_samples_are_refused(sizes):
+    with pytest.raises(ValueError, match="two samples of one size"):
+        proxy_a_distance(np.zeros((sizes[0], 2)), np.zeros((sizes[1], 2)), rng())
+
+
+def test_contrasts_are_disjoint_equal_and_the_pool_has_the_shares_of_the_clients():
+    sizes = (100, 300, 600, 5)
+    ids = [rng(m).permutation(size) + 1000 * m for m, size in enumerate(sizes)]
+    row = np.concatenate(ids)
+    found = contrasts(ids, sizes, 100, rng())
+    pairs = [(c.client, c.other) for c in found if c.kind == "pair"]
+    assert pairs == [(0, 1), (0, 2), (1, 2)]  # five rows are too few
+    for c in found:
+        assert len(c.a_R) == len(c.b_R)
+        assert not set(row[c.a_R]) & set(row[c.b_R])
+        assert set(row[c.a_R] // 1000) == {c.client}
+    pooled = next(c for c in found if c.kind == "pooled" and c.client == 1)
+    share = np.bincount(row[pooled.b_R] // 1000, minlength=4) / len(pooled.b_R)
+    assert np.allclose(share, np.array(sizes) / sum(sizes), atol=0.01)
+    assert len([c for c in contrasts(ids, sizes, 2, rng()) if c.kind == "pair"]) <= 2
+
+
+def test_a_row_of_two_clients_is_on_one_side_only():
+    ids = [np.arange(60), np.arange(30, 90)]
+    (c,) = [c for c in contrasts(ids, (60, 60), 9, rng()) if c.kind == "pair"]
+    row = np.concatenate(ids)
+    assert len(c.a_R) == 30
+    assert not set(row[c.a_R]) & set(row[c.b_R])
+
+
+def labels(y, known):
+    y, known = torch.tensor(y, dtype=torch.float32), torch.tensor(known, dtype=torch.float32)
+    return ClientData(torch.zeros(len(y), 1), y, known, known)
+
+
+def test_judge_counts_by_hand():
+    """Four rows, three classes; the client identifies class 0. Row 3's truth in class 2 is not in the raw data."""
+    given = labels([[1, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]], [[1, 0, 0]] * 4)
+    annotated = labels([[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1]], [[1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 0, 1]])
+    truth = np.array([[1, 0, 0], [0, 1, 1], [0, 0, 1], [0, 1, 1]], dtype=bool)
+    has = np.ones((4, 3), dtype=bool)
+    has[3, 2] = False
+    c = judge(given, annotated, np.array([True, False, False]), truth, has)
+    assert c.open.tolist() == [0, 4, 3]
+    assert c.hidden.tolist() == [0, 2, 2]
+    assert c.positive.tolist() == [0, 2, 0]
+    assert c.right.tolist() == [0, 1, 0]
+    assert c.negative.tolist() == [0, 1, 1]
+    assert c.negative_right.tolist() == [0, 1, 0]
+    assert c.unjudged.tolist() == [0, 0, 1]
+    table = c.table()
+    assert table["precision"][1] == 0.5
+    assert table["coverage"][1] == 0.5
+    assert table["chance"].tolist()[1:] == [0.5, 2 / 3]
+    assert np.isnan(table["precision"][[0, 2]]).all()
+    both = (c + c).total()
+    assert (both.positive.tolist(), both.right.tolist(), both.open.tolist()) == ([4], [2], [14])
+
+
+def card(client, classes, rows=10):
+    aware = torch.zeros(6, dtype=torch.bool)
+    aware[list(classes)] = True
+    return Card(client, rows, torch.zeros(6, dtype=torch.int64), aware)
+
+
+def test_the_clients_that_share_least():
+    cards = [card(0, (0, 1)), card(1, (1, 2)), card(2, (3, 4, 5)), card(3, (2, 3)), card(4, (), rows=0)]
+    assert farthest(cards) == (0, 2)  # as (1, 2) and (0, 3), but the first with most classes
+    assert checked((3, 1), cards) == (3, 1)
+    for wrong in ((0, 4), (0, 9)):
+        with pytest.raises(InputError, match=rf"no client {wrong[1]} with rows; the clients are 0\.\.4"):
+            checked(wrong, cards)
+    with pytest.raises(InputError, match="only 1 client has rows"):
+        farthest(cards[3:])
+
+
+def test_the_clients_that_share_least_are_those_of_a_search_over_all_pairs():
+    draw = rng()
+    for _ in range(50):
+        cards = [card(m, np.flatnonzero(draw.random(6) < 0.4), rows=int(draw.integers(2))) for m in range(7)]
+        there = [c for c in cards if c.num_examples]
+        if len(there) < 2:
+            continue
+        best = min(
+            itertools.combinations(there, 2),
+            key=lambda p: (int((p[0].aware_C & p[1].aware_C).sum()), -int((p[0].aware_C | p[1].aware_C).sum())),
+        )
+        assert farthest(cards) == (best[0].client, best[1].client)
+
+
+def test_no_two_are_chosen_of_thousands():
+    with pytest.raises(InputError, match=r"^1001 clients are too many to choose two of: name them with --clients 0,1"):
+        farthest([card(m, (0,)) for m in range(1001)])
+
+
+def test_rows_of_the_picture_are_even_over_the_classes():
+    y = np.zeros((130, 3), dtype=bool)
+    y[:100, 0] = y[100:110, 1] = y[110:125, 2] = True
+    y[105:110, 0] = True  # also of the large class: the rarest counts
+    place, class_ = chosen_rows(y, 40, rng())
+    assert np.bincount(class_).tolist() == [15, 10, 15]
+    assert (np.diff(place) > 0).all()
+    assert place.max() < 125  # the rest have no class
+    assert len(chosen_rows(y, 1000, rng())[0]) == 125
+
+
+def frames(shift):
+    """Three models whose classes lie on axes; in the last one the classes change places by ``shift``."""
+    class_N = np.repeat(np.arange(4), 25)
+    noise = rng(5).normal(size=(3, 100, 4)) * 0.05
+    axes = np.eye(4) * 3
+    return np.stack([axes[class_N], axes[class_N], axes[(class_N + shift) % 4]]) + noise, class_N
+
+
+def test_models_that_agree_and_models_that_do_not():
+    same = agreement_of(*frames(0))
+    assert same.rows_C.tolist() == [25] * 4
+    assert (same.cosine_PC > 0.99).all()
+    assert (same.match_PC == 1).all()
+    assert (same.silhouette_C > 0.9).all()
+    other = agreement_of(*frames(1))
+    assert (other.cosine_PC[0] > 0.99).all()  # global and a
+    assert (other.cosine_PC[1:] < 0.1).all()
+    assert (other.match_PC[0] == 1).all()
+    assert (other.match_PC[1:] == 0).all()
+    assert (other.silhouette_C < 0.5).all()
+
+
+def test_one_frame_holds_equal_points_together():
+    z, class_N = frames(0)
+    plane = embedded(z[:, ::2], 3)
+    assert plane.shape == (3, 50, 2)
+    assert np.array_equal(plane, embedded(z[:, ::2], 3))
+    centre = np.stack([plane[:, class_N[::2] == c].mean(1) for c in range(4)])  # class x model x 2
+    within = np.linalg.norm(centre[:, 0] - centre[:, 1], axis=-1).max()
+    between = min(np.linalg.norm(centre[i, 0] - centre[j, 0]) for i in range(4) for j in range(i))
+    assert within < between / 3
+
+
+def test_spectral_order_brings_groups_together():
+    group = np.array([0, 1, 0, 1, 2, 0, 2, 1])
+    cosine = np.where(group[:, None] == group, 0.9, -0.5)
+    np.fill_diagonal(cosine, 1)
+    order, cluster = ordered(cosine, 3, 1)
+    assert sorted(order.tolist()) == list(range(8))
+    assert (np.diff(group[order]) != 0).sum() == 2
+    assert all(len(set(cluster[group == g])) == 1 for g in range(3))
+    assert ordered(np.eye(2), 2, 1)[0].tolist() == [0, 1]
+
+
+def test_cosines_of_a_head():
+    head = LabelHead(torch.tensor([[2.0, 0.0], [0.0, 3.0], [1.0, 1.0]]), 2, unit=True)
+    assert np.allclose(cosines(head), [[1, 0, 0.5**0.5], [0, 1, 0.5**0.5], [0.5**0.5, 0.5**0.5, 1]], atol=1e-7)
+
+
+def test_rank_correlation_over_pairs():
+    a = np.array([[9.0, 1, 2, 3], [1, 9, 4, 5], [2, 4, 9, 6], [3, 5, 6, 9]])
+    assert rank_correlation(a, a**3) == pytest.approx(1)
+    assert rank_correlation(a, -a) == pytest.approx(-1)
+    assert np.isnan(rank_correlation(a, np.zeros((4, 4))))
+
+
+def test_tables_leave_out_what_is_not_a_number(tmp_path):
+    write_table(tmp_path / "t.csv", ("a", "b"), [[1, float("nan")], ["x,y", 0.1234567891]])
+    assert (tmp_path / "t.csv").read_text() == 'a,b\n1,\n"x,y",0.123457\n'
+
+
+def test_many_classes_and_one_round_can_be_drawn(tmp_path):
+    names = [f"a class with quite a long name {c}" for c in range(70)]
+    z = rng().normal(size=(3, 140, 2))
+    draw_frames(z, np.arange(140) % 70, names, np.ones((3, 70), bool), ("a", "b", "c"), tmp_path / "frames.png")
+    precision = rng().random((1, 70))
+    precision[0, 3] = np.nan
+    draw_precision([5], {n: np.array([0.5]) for n in ("x", "y", "z")}, precision, names, tmp_path / "precision.png")
+    cosine = np.corrcoef(rng().normal(size=(70, 9)))
+    draw_matrices(cosine, np.zeros((70, 70)), PMI, np.arange(70), np.arange(70) // 10, names, None, tmp_path)
+    for name in ("frames", "precision", "class_embeddings"):
+        with Image.open(tmp_path / f"{name}.png") as picture:
+            assert min(picture.size) > 200

@@ -1,0 +1,220 @@
+"""Faults of clients in one process: who is asked again, is left out or stands in, and that nothing else changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.algorithm import messages
+from pipeline.execution.cohort import Answer, Failure, Roster
+from pipeline.execution.executor import SerialExecutor
+from pipeline.run.lifecycle import run
+from pipeline.run.prepare import make_setup
+from pipeline.run.progress import Progress
+from pipeline.storage.run_record import read_records
+from pipeline.training.client import RowCache
+from pipeline.training.errors import QuorumError, RejectedError
+from pipeline.training.sampling import select, stand_ins
+from tests.faulty import KINDS, Faulty
+from tests.pipeline.compared import nobody, quiet
+
+
+def experiment_with(experiment, tmp_path, clients, kind, times, round_=1, **federation):
+    """The toy experiment, all four clients in every round, with faults."""
+    folder = tmp_path / "failures"
+    folder.mkdir(exist_ok=True)
+    e = experiment("fedavg", federation={"rounds": 2, "clients_per_round": 4, "epochs": 1} | federation)
+    return dataclasses.replace(e, method=Faulty(clients=clients, kind=kind, times=times, folder=str(folder)))
+
+
+def rounds(e, selected=(0, 1, 2, 3), reserve=()):
+    """Outcomes of two rounds, and the checksum after them."""
+    executor = SerialExecutor(make_setup(e, quiet))
+    outcomes = [executor.round(r, list(selected), nobody, list(reserve)) for r in (1, 2)]
+    return outcomes, messages.checksum(executor.snapshot())
+
+
+@pytest.mark.parametrize(("kind", "failure"), KINDS.items())
+def test_a_fault_that_a_retry_mends_changes_no_bit(experiment, tmp_path, kind, failure):
+    outcomes, got = rounds(experiment_with(experiment, tmp_path, (2,), kind, 1))
+    _, expected = rounds(experiment_with(experiment, tmp_path, (), kind, 0))
+    assert got == expected
+    assert [o.answered for o in outcomes] == [(0, 1, 2, 3)] * 2
+    (retried,) = outcomes[0].retried
+    assert (retried.client, retried.kind) == (2, failure[0])
+    assert failure[1] in retried.reason
+    assert not any(o.failed for o in outcomes)
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+@pytest.mark.parametrize("kind", ["raise", "nan"])
+def test_a_client_that_keeps_failing_is_left_out_of_that_round_alone(experiment, tmp_path, kind, retries):
+    """And the mean is that of the others: the same bits as a round that had not selected it."""
+    e = experiment_with(experiment, tmp_path, (1,), kind, retries + 1, retries=retries)
+    outcomes, got = rounds(e)
+    assert [o.answered for o in outcomes] == [(0, 2, 3), (0, 1, 2, 3)]
+    assert [f.client for f in outcomes[0].failed] == [1]
+    assert len(outcomes[0].retried) == retries
+    assert outcomes[0].kinds.total() == retries + 1
+    without = SerialExecutor(make_setup(experiment_with(experiment, tmp_path, (), kind, 0), quiet))
+    without.round(1, [0, 2, 3], nobody)
+    without.round(2, [0, 1, 2, 3], nobody)
+    assert got == messages.checksum(without.snapshot())
+
+
+def test_stand_ins_take_the_places_in_the_order_that_they_were_drawn(experiment, tmp_path):
+    """Two of three fail for good, the first stand-in does, too: the next two train, and nobody else."""
+    e = experiment_with(experiment, tmp_path, (0, 1, 3), "raise", 2)
+    e = dataclasses.replace(e, task=dataclasses.replace(e.task, clients=6), federation=dataclasses.replace(
+        e.federation, clients_per_round=3))  # fmt: skip
+    outcomes, _ = rounds(e, (0, 1, 2), (3, 5, 4))
+    assert outcomes[0].answered == (2, 4, 5)
+    assert outcomes[0].stood_in == (4, 5)
+    assert [f.client for f in outcomes[0].failed] == [0, 1, 3]
+    assert outcomes[1].answered == (0, 1, 2)
+    assert outcomes[1].stood_in == ()
+
+
+def test_stand_ins_are_drawn_by_seed_and_round_from_the_others():
+    drawn = {}
+    for round_ in range(1, 200):
+        chosen = select(20, 5, round_, 7)
+        reserve = drawn[round_] = stand_ins(20, chosen, 0.3, round_, 7)
+        assert len(set(reserve)) == 2  # 0.3 x 5, rounded up
+        assert not set(reserve) & set(chosen)
+    assert drawn[1] == stand_ins(20, select(20, 5, 1, 7), 0.3, 1, 7)
+    assert drawn[1] != stand_ins(20, select(20, 5, 1, 8), 0.3, 1, 8)
+    counts = np.bincount([c for reserve in drawn.values() for c in reserve], minlength=20)
+    assert counts.min() > 0
+    assert stand_ins(20, range(20), 0.3, 1, 7) == []
+    assert stand_ins(20, range(18), 0.5, 1, 7) in ([18, 19], [19, 18])
+    assert len(stand_ins(30, range(10), 0.3, 1, 7)) == 3
+    assert stand_ins(20, [1, 2], 0.0, 1, 7) == []
+
+
+def test_the_quorum_counts_those_who_stood_in():
+    roster = Roster([0, 1], [2], 0, 1.0)
+    assert list(roster.take()) == [0, 1]
+    roster.answers[0] = Answer(1.0, 1.0, 1, 0)
+    roster.fault(Failure(1, "away"))
+    with pytest.raises(QuorumError, match=r"1 of 2 selected clients answered, quorum 1: client 1: away"):
+        roster.check_quorum()
+    assert list(roster.take()) == [2]
+    roster.answers[2] = Answer(1.0, 1.0, 1, 0)
+    roster.check_quorum()
+    assert roster.outcome(0, {}).stood_in == (2,)
+
+
+def test_an_update_that_is_harmed_on_its_way_is_refused_and_asked_for_again(experiment, tmp_path, monkeypatch):
+    """Between client and server: the server looks at every update itself."""
+    e = experiment_with(experiment, tmp_path, (), "nan", 0)
+    _, expected = rounds(e)
+    executor = SerialExecutor(make_setup(e, quiet))
+    merge, harms = executor.server.merge, []
+
+    def on_the_way(round_, clients, updates):
+        if not harms:
+            harms.append(clients)
+            harmed = updates[1].weights | {next(iter(updates[1].weights)): torch.zeros(1)}
+            updates = [updates[0], dataclasses.replace(updates[1], weights=harmed), *updates[2:]]
+        return merge(round_, clients, updates)
+
+    monkeypatch.setattr(executor.server, "merge", on_the_way)
+    outcomes = [executor.round(r, [0, 1, 2, 3], nobody) for r in (1, 2)]
+    assert messages.checksum(executor.snapshot()) == expected
+    assert [(f.client, f.kind) for f in outcomes[0].retried] == [(1, "rejected")]
+    assert outcomes[0].answered == (0, 1, 2, 3)
+
+
+def test_a_refusal_merges_nothing(experiment, tmp_path):
+    server = SerialExecutor(make_setup(experiment("fedavg"), quiet)).server
+    before, sent = messages.checksum(server.snapshot()), server.broadcast(1)
+    bad = dataclasses.replace(sent, weights={k: v + float("inf") for k, v in sent.weights.items()})
+    with pytest.raises(RejectedError, match=r"client 2: tensor .* holds \d+ non-finite values") as refusal:
+        server.merge(1, [0, 2], [sent, bad])
+    assert list(refusal.value.reasons) == [2]
+    assert messages.checksum(server.snapshot()) == before
+
+
+def test_a_client_without_rows_is_rejected(experiment):
+    """A mean over no rows would be NaN."""
+    executor = SerialExecutor(make_setup(experiment("fedavg"), quiet))
+    card, rows = executor.host._client(1)
+    none = rows.rows(torch.arange(0), 1)
+    empty = dataclasses.replace(rows, **{n: getattr(rows, n)[:0] for n in ("x", "y_NC", "known_NC", "weight_NC")})
+    assert len(none.x) == len(empty) == 0
+    executor.host.rows = RowCache(1000)
+    executor.host.rows.get(1, lambda: (card, empty))
+    outcome = executor.round(1, [0, 1, 2], nobody)
+    assert outcome.answered == (0, 2)
+    assert (outcome.failed[0].kind, outcome.failed[0].reason) == (
+        "rejected", "UpdateError: client 1 has no training rows",
+    )  # fmt: skip
+    assert not messages.not_finite(executor.server.state)
+
+
+def test_what_went_wrong_is_counted_and_named_everywhere(experiment, tmp_path, capsys):
+    """In the log, in the records that MLflow gets, in the result and in a closing line."""
+    e = experiment_with(experiment, tmp_path, (1, 2), "raise", 2, over_selection=0.25)
+    e = dataclasses.replace(e, federation=dataclasses.replace(e.federation, clients_per_round=3), seed=3)
+    run(e, tmp_path / "run")
+    chosen = [c for c in (1, 2) if c in select(4, 3, 1, 3)]
+    said = capsys.readouterr().out
+    for client in chosen:
+        assert (
+            f"client {client} tried again in round 1 (exception): RuntimeError: the disk of the client is full" in said
+        )
+        assert f"client {client} left out of round 1 (exception): RuntimeError: the disk" in said
+    records = read_records(tmp_path / "run")[0]
+    first, second = records[1].metrics, records[2].metrics
+    assert (first["fault/retried"], first["fault/exception"]) == (first["fault/failed"], 2 * first["fault/failed"])
+    assert second["fault/failed"] == second["fault/retried"] == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["faults"] == {"exception": int(first["fault/exception"])}
+    assert (
+        f"faults: {int(first['fault/exception'])} attempts of clients ({result['faults']['exception']} exception)"
+        in said
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("federation", {"retries": -1}, "federation.retries = -1: must be at least 0"),
+        ("federation", {"deadline": float("inf")}, "federation.deadline = inf: must be at least 0"),
+        ("federation", {"over_selection": -0.5}, "federation.over_selection = -0.5: must be at least 0"),
+        ("federation", {"deadline": 5.0}, "federation.deadline needs client actors"),
+        ("cluster", {"checkpoint_every": 0}, "cluster.checkpoint_every = 0: must be at least 1"),
+        ("cluster", {"checkpoints": 0}, "cluster.checkpoints = 0: must be at least 1"),
+    ],
+)
+def test_options_out_of_range(experiment, section, values, message):
+    e = experiment("fedavg")
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(e, **{section: dataclasses.replace(getattr(e, section), **values)})
+
+
+def test_progress_names_stand_ins(capsys):
+    outcome = Roster([0], [5], 0, 0.5)
+    outcome.fault(Failure(0, "no answer within 5 s", "deadline"))
+    outcome.answers[5] = Answer(1.0, 1.0, 1, 0)
+    Progress(1).round(1, outcome.outcome(1, {}), {}, 1.0)
+    said = capsys.readouterr().out
+    assert "client 0 left out of round 1 (deadline): no answer within 5 s" in said
+    assert "client 5 stood in" in said
+
+
+def test_an_attempt_that_is_lost_with_its_node_does_not_count():
+    roster = Roster([0, 1], [], 1, 0.5)
+    assert list(roster.take()) == [0, 1]
+    for counted in (False, True, False):
+        roster.fault(Failure(0, "gone", "crash"), counted)
+        assert list(roster.take()) == [0]
+    roster.fault(Failure(0, "gone again", "crash"))
+    assert [f.reason for f in roster.failed] == ["gone again"]
+    assert len(roster.retried) == 3
+    assert not roster.waiting

@@ -1,0 +1,74 @@
+"""On a CUDA device: the same training up to float rounding, the state back on the CPU. ``pytest -m gpu`` runs them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from pipeline.algorithm import messages
+from pipeline.execution.executor import SerialExecutor
+from pipeline.execution.pooled_executor import PooledExecutor
+from pipeline.methods import METHODS
+from pipeline.run.prepare import make_setup
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this torch sees no CUDA device"),
+]
+HERE = torch.device("cpu")
+
+
+def rounds(make, e, gpus):
+    """The state after two rounds of all clients, and the test scores."""
+    e = dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, client_gpus=gpus))
+    executor = make(make_setup(e, lambda line: None))
+    for round_ in (1, 2):
+        executor.round(round_, range(e.task.clients), lambda *counts: None)
+    return executor.snapshot(), executor.scores(["test"])["test"].values
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_clients_train_there_as_here(experiment, method):
+    """Without dropout, whose masks another device draws otherwise."""
+    e = experiment(method, model={"dropout": 0.0}, federation={"epochs": 1})
+    (here, scores), (there, other) = rounds(SerialExecutor, e, 0.0), rounds(SerialExecutor, e, 1.0)
+    assert all(t.device == HERE for _, t in messages.tensors(there))
+    for name in here:
+        torch.testing.assert_close(there[name], here[name], rtol=1e-3, atol=1e-4)
+    assert other.keys() == scores.keys()
+
+
+def test_pooled_rounds_there_as_here(experiment):
+    e = experiment(
+        "fedalc", task="toy-multi", model={"dropout": 0.0}, federation={"pooled": True, "epochs": 1},
+        optimizer={"name": "sgd", "batch_size": 0},
+    )  # fmt: skip
+    (here, _), (there, _) = rounds(PooledExecutor, e, 0.0), rounds(PooledExecutor, e, 1.0)
+    for name in here:
+        torch.testing.assert_close(there[name], here[name], rtol=1e-3, atol=1e-4)
+
+
+def test_fedbms_generator_there_as_here(experiment):
+    """It is trained on the server's device, and its images join on the clients'; here draws differ between devices, so
+    what is held equal is the classifier up to the first training, and that the rest stays finite and on the CPU.
+    """
+    options = {"cgde": True, "lambda_dis": 0.0, "every": 1, "steps": 2, "generator_batch": 4, "generated": 4}
+    e = experiment("fedbm", "digits", options=options, model={"dropout": 0.0}, federation={"epochs": 1})
+    e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition="iid"))
+    e = dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, client_gpus=1.0))
+    executor = SerialExecutor(make_setup(e, lambda line: None))
+    first = executor.snapshot()
+    for round_ in (1, 2):
+        executor.round(round_, range(e.task.clients), lambda *counts: None)
+    there = executor.snapshot()
+    moved = [name for name in there if "generator" in name and not torch.equal(there[name], first[name])]
+    assert moved
+    assert all(t.device == HERE and bool(t.isfinite().all()) for _, t in messages.tensors(there))
+
+
+def test_dropout_there_is_drawn_from_the_seed(experiment):
+    e = experiment("fedavg", model={"dropout": 0.5})
+    first, again = (rounds(SerialExecutor, e, 1.0)[0] for _ in range(2))
+    assert messages.checksum(first) == messages.checksum(again)

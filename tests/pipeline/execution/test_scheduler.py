@@ -1,0 +1,85 @@
+"""Who is called next: every client once, nobody beside another on one actor, no process that is not needed."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.execution.cohort import Answer
+from pipeline.execution.scheduler import CALL_BYTES, Dispatch
+
+
+def answer(seconds=1e-3, up=1000, kept=0):
+    return Answer(0.0, seconds, up, 0, kept)
+
+
+def played(dispatch, waiting, up=()):
+    """All calls until nobody waits; every call in flight ends before the next ones are made."""
+    waiting, up, calls = dispatch.ordered(waiting), set(up), []
+    while waiting:
+        busy, now = set(), []
+        while (call := dispatch.next(waiting, busy, up)) is not None:
+            assert call[0] not in busy
+            busy.add(call[0])
+            up.add(call[0])
+            now.append(call)
+        assert now
+        assert len(now) <= dispatch.concurrent
+        calls.append(now)
+    return calls, up
+
+
+@given(
+    st.integers(1, 40), st.integers(1, 12), st.integers(1, 12), st.booleans(), st.floats(1e-4, 1.0),
+    st.randoms(use_true_random=False),
+)  # fmt: skip
+def test_every_client_is_called_once_by_no_more_actors_than_can_be_busy(
+    count, actors, concurrent, several, pace, random
+):
+    rows = [random.randint(0, 9) for _ in range(count)]
+    dispatch = Dispatch(actors, concurrent, rows, several)
+    selected = sorted(random.sample(range(count), random.randint(1, count)))
+    for _ in range(2):
+        calls, up = played(dispatch, selected)
+        assert sorted(c for now in calls for _, clients in now for c in clients) == selected
+        assert up <= set(range(actors))
+        assert len(up) <= min(actors, concurrent)
+        dispatch.learn([answer(pace)])
+
+
+def test_the_largest_go_first_and_an_idle_process_is_taken_before_a_new_one():
+    dispatch = Dispatch(8, 2, [5, 9, 7, 9, 1, 2, 3, 4])
+    waiting = dispatch.ordered([0, 1, 2, 3])
+    assert list(waiting) == [1, 3, 2, 0]
+    assert dispatch.next(waiting, (), ()) == (1, [1])  # its own actor
+    assert dispatch.next(waiting, {1}, {1}) == (3, [3])
+    assert dispatch.next(waiting, {1, 3}, {1, 3}) is None
+    assert dispatch.next(waiting, {3}, {1, 3}) == (1, [2])  # not its own, which does not run yet
+    assert dispatch.next(waiting, (), {0, 1, 3}) == (0, [0])
+    assert dispatch.next(waiting, (), {0, 1, 3}) is None
+
+
+def test_short_clients_share_a_call_from_the_second_round_on():
+    dispatch, all_ = Dispatch(2, 2, [10] * 8), range(8)
+    assert [len(clients) for now in played(dispatch, all_)[0] for _, clients in now] == [1] * 8
+    dispatch.learn([answer(1e-3)] * 8)
+    assert played(dispatch, all_)[0] == [[(0, [0, 1, 2, 3]), (1, [4, 5, 6, 7])]]
+    dispatch.learn([answer(1e-3), answer(0.06), answer(0.06)])
+    assert [len(clients) for now in played(dispatch, all_)[0] for _, clients in now] == [1] * 8
+    dispatch.learn([answer(1e-3, CALL_BYTES // 4, CALL_BYTES // 4)])
+    assert {len(clients) for now in played(dispatch, all_)[0] for _, clients in now} == {2}
+
+
+def test_where_a_call_ended_with_its_process_each_client_gets_one_of_its_own_for_this_round():
+    dispatch = Dispatch(2, 2, [10] * 8)
+    dispatch.learn([answer()])
+    dispatch.part([0, 2])
+    calls = {tuple(clients) for now in played(dispatch, range(8))[0] for _, clients in now}
+    assert {(0,), (2,)} < calls
+    assert max(map(len, calls)) > 1
+    dispatch.learn([answer()])
+    assert {len(clients) for now in played(dispatch, range(8))[0] for _, clients in now} == {4}
+
+
+def test_under_a_deadline_every_client_has_its_own_call():
+    dispatch = Dispatch(2, 2, [10] * 8, several=False)
+    dispatch.learn([answer()])
+    assert {len(clients) for now in played(dispatch, range(8))[0] for _, clients in now} == {1}

@@ -1,0 +1,320 @@
+"""FedBM: both halves off is FedAvg bit for bit, steps against finite differences, and which tensors travel when.
+
+Shape suffixes: C classes, M prompts, D width of the concepts.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from models.build import ModelOptions, build
+from models.classifier import Classifier
+from models.dropout import MaskSource
+from models.heads import ConceptHead
+from pipeline.algorithm import messages
+from pipeline.algorithm.contract import ClientSide, Report, ServerSide
+from pipeline.algorithm.generator_training import (
+    CONCEPTS,
+    FROZEN,
+    GENERATOR,
+    Lesson,
+    row_loss,
+    source_of,
+    taught,
+    trained,
+)
+from pipeline.algorithm.optimizers import OptimizerOptions
+from pipeline.methods.fedavg import FedAvg
+from pipeline.methods.fedbm import FedBM
+from pipeline.training.local_training import Training, fit, infer
+from tasks.contract import Card, ClientData, InputError, InputSpec, Objective
+
+C, M, D, SIDE, ROWS = 3, 4, 5, 8, 10
+SINGLE = Objective("single")
+SGD = OptimizerOptions(name="sgd", lr=0.1, batch_size=4, skip_zero_rows=False, micro_tokens=0)
+QUICK = {"every": 2, "steps": 2, "generator_batch": 6, "generated": 3, "lambda_dis": 0.0}
+SPEC = InputSpec("image", (1, SIDE, SIDE), mean=(0.2,), std=(0.5,), levels=255)
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def concepts():
+    found = torch.randn(C, M, D, generator=rng(1))
+    return found / found.norm(dim=2, keepdim=True)
+
+
+def network(method, options=ModelOptions(width=6, dropout=0.0)):  # noqa: B008 - frozen
+    return build(
+        options, input_kind="image", shape=(1, SIDE, SIDE), vocabulary=0, classes=C, head=method.head, unit=True,
+        vectors_CP=None, seed=9, concept_width=D,
+    )  # fmt: skip
+
+
+def client(number, rows=ROWS):
+    x = torch.randn(rows, 1, SIDE, SIDE, generator=rng(20 + number))
+    y = torch.eye(C)[torch.arange(rows) % C]
+    known = torch.ones_like(y)
+    card = Card(number, rows, y.sum(0).long(), torch.ones(C, dtype=torch.bool))
+    return card, ClientData(x, y, known, SINGLE.weights(y, known))
+
+
+def server(model, cards, round_=1, rounds=10):
+    return ServerSide(
+        model, cards, SINGLE, None, rng(100 + round_), round_, rounds, concepts_CMD=concepts(), spec=SPEC,
+        workspace=model,
+    )  # fmt: skip
+
+
+def federation(method, rounds, *, chosen=None, options=SGD, model=None):
+    """The states after every round, and what every client was told in it: (letter's names, broadcast)."""
+    model = network(method) if model is None else model
+    clients = [client(0), client(1, 7)]
+    cards = [card for card, _ in clients]
+    state, memories, states, told = method.begin(server(model, cards)), [{}, {}], [], []
+    training = Training(method, SINGLE, options, 1, 5)
+    for round_ in range(1, rounds + 1):
+        side, reports = server(model, cards, round_, rounds), []
+        sent = method.broadcast(state, side)
+        for i in (chosen or {}).get(round_, (0, 1)):
+            letter = method.letter(state, cards[i])
+            told.append((round_, i, sorted(letter)))
+            got = fit(training, model, *clients[i], sent, memories[i], round_, letter)
+            memories[i] = got.memory
+            reports.append(Report(cards[i], got.update))
+        state = method.merge(state, reports, server(model, cards, round_, rounds))
+        states.append(state)
+    return states, told
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_without_both_halves_it_is_fedavg_bit_for_bit(weighting):
+    bare = FedBM(lkcc=False, cgde=False, weighting=weighting)
+    got, _ = federation(bare, 3)
+    want, _ = federation(FedAvg(weighting=weighting), 3)
+    assert messages.checksum(got[-1].weights) == messages.checksum(want[-1].weights)
+
+
+def test_before_the_generators_first_training_it_is_lkcc_alone():
+    """Rounds 1 and 2 of a generator that is trained after round 2."""
+    got, _ = federation(FedBM(**QUICK), 3)
+    want, _ = federation(FedBM(cgde=False), 3)
+    same = [messages.checksum(a.weights) == messages.checksum(b.weights) for a, b in zip(got, want, strict=True)]
+    assert same == [True, True, False]
+
+
+def test_generated_images_join_mini_batches_without_a_labelled_row():
+    """So leaving rows without a loss out changes nothing, in this method as in others."""
+
+    def half_labelled(options):
+        card, data = client(0)
+        data = replace(data, weight_NC=data.weight_NC * (torch.arange(ROWS) < 3)[:, None])
+        model = network(FedBM(**QUICK))
+        state = FedBM(**QUICK).begin(server(model, [card]))
+        state, round_ = FedBM(**QUICK).heaviest(state, 10)
+        assert round_ == 2
+        method = FedBM(**QUICK)
+        training = Training(method, SINGLE, options, 2, 5)
+        return fit(training, model, card, data, method.broadcast(state, server(model, [card])), {}, 1,
+                   method.letter(state, card)).update.weights  # fmt: skip
+
+    got, want = (
+        half_labelled(replace(SGD, batch_size=2, skip_zero_rows=True)),
+        half_labelled(replace(SGD, batch_size=2)),
+    )
+    assert messages.checksum(got) == messages.checksum(want)
+
+
+def test_what_is_measured_for_memory():
+    """The round of the generator's first training, with a generator in the letter; without one, round 1."""
+    method, card = FedBM(**QUICK), client(0)[0]
+    state = method.begin(server(network(method), [card]))
+    heavy, round_ = method.heaviest(state, 10)
+    assert round_ == 2
+    assert any(name.startswith(GENERATOR) for name in method.letter(heavy, card))
+    assert not any(name.startswith(GENERATOR) for name in method.letter(state, card))
+    assert method.heaviest(state, 2) == (state, 1)
+    assert FedBM(cgde=False).heaviest(state, 10) == (state, 1)
+    assert [FedBM(lkcc=a, cgde=b).concepts for a in (True, False) for b in (True, False)] == [True, True, True, False]
+
+
+def by_differences(model, loss):
+    """The gradient of ``loss()`` by central differences in some numbers of every parameter: (name, place, value)."""
+    out = []
+    for name, p in model.named_parameters():
+        for flat in np.random.default_rng(p.numel()).choice(p.numel(), min(12, p.numel()), replace=False):
+            at = np.unravel_index(int(flat), tuple(p.shape))
+            with torch.no_grad():
+                p[at] += 1e-6
+                up = float(loss().detach())
+                p[at] -= 2e-6
+                down = float(loss().detach())
+                p[at] += 1e-6
+            out.append((name, at, (up - down) / 2e-6))
+    return out
+
+
+def test_a_clients_step_on_rows_and_generated_images():
+    """The mean of the bound over 4 rows and 3 images, whose draw is repeated by hand; the frozen half stays."""
+    method = FedBM(tau=3.0, **QUICK)
+    model = network(method, ModelOptions(width=3, dropout=0.0)).double()
+    card, data = client(0)
+    data = replace(data, x=data.x.double(), y_NC=data.y_NC.double(), weight_NC=data.weight_NC.double())
+    state = method.begin(server(model, [card]))
+    state = replace(state, version=torch.tensor(1), concepts_CMD=state.concepts_CMD.double())
+    state = replace(state, weights={n: v.double() for n, v in state.weights.items()})
+    state = replace(
+        state, generator={n: v.double() if v.is_floating_point() else v for n, v in state.generator.items()}
+    )
+    model.load_state_dict(state.weights)
+    side = ClientSide(
+        model, method.broadcast(state, server(model, [card])), card, data, {}, SINGLE, SGD, infer, rng(7),
+        method.letter(state, card),
+    )  # fmt: skip
+    local = method.local(side)
+    source = source_of(state.generator, state.concepts_CMD, True, data.scaling)
+    source.generator.double()
+    local.source.generator.double()
+    batch = data.rows(torch.arange(4), 4)
+    made, of_B = source.draw(3, rng(7))
+
+    def bound():
+        x, y_B = torch.cat([batch.x, made]), torch.cat([batch.y_BC.argmax(1), of_B])
+        h = torch.nn.functional.linear(model.encoder(x), model.head.project.weight, model.head.project.bias)
+        h = h / h.norm(dim=1, keepdim=True)
+        e_CMD = state.concepts_CMD
+        mean, variance = e_CMD.mean(1), ((e_CMD - e_CMD.mean(1, keepdim=True)) ** 2).sum(1) / (M - 1)
+        score = 3 * h @ mean.T + 9 / 2 * h**2 @ variance.T
+        entropy = score.exp().sum(1).log() - score[torch.arange(7), y_B]
+        return (entropy + 9 / 2 * (h**2 * variance[y_B]).sum(1)).sum() / 7
+
+    loss = local.gradients([batch])
+    assert float(loss) == pytest.approx(float(bound().detach()), rel=1e-7)
+    for name, at, want in by_differences(model, bound):
+        assert float(model.get_parameter(name).grad[at]) == pytest.approx(want, rel=1e-4, abs=1e-7), (name, at)
+    local.step([batch])
+    for name in FROZEN:
+        assert torch.equal(model.get_buffer(name), state.weights[name])
+
+
+def test_who_is_told_what_and_when():
+    """The frozen classifier once; concepts with the first generator; the generator after each training that a client
+    has not had: client 1 sleeps through the training after round 4 and gets that after round 6 alone.
+    """
+    frozen = sorted(FROZEN)
+    _, told = federation(FedBM(**QUICK), 7, chosen={1: (0,), 5: (0,), 6: (0,)})
+    names = {(r, i): [n for n in letter if not n.startswith(GENERATOR)] for r, i, letter in told}
+    has = {(r, i): any(n.startswith(GENERATOR) for n in letter) for r, i, letter in told}
+    assert names[1, 0] == frozen
+    assert names[2, 1] == frozen
+    assert names[3, 0] == names[3, 1] == [CONCEPTS]
+    assert all(not letter for key, letter in names.items() if key not in ((1, 0), (2, 1), (3, 0), (3, 1)))
+    assert [key for key, has_it in has.items() if has_it] == [(3, 0), (3, 1), (5, 0), (7, 0), (7, 1)]
+
+
+def test_what_is_sent_down_and_up_in_every_round():
+    method = FedBM(**QUICK)
+    model = network(method)
+    card, data = client(0)
+    state = method.begin(server(model, [card]))
+    sent = method.broadcast(state, server(model, [card]))
+    every = set(model.state_dict()) - set(FROZEN)
+    assert set(sent.weights) == every
+    assert {path for path, t in messages.tensors(sent) if t.numel()} == {f"weights/{name}" for name in every}
+    got = fit(Training(method, SINGLE, SGD, 1, 5), model, card, data, sent, {}, 1, method.letter(state, card))
+    assert {path for path, _ in messages.tensors(got.update)} == {f"weights/{name}" for name in every}
+
+
+def test_the_generator_is_trained_in_its_rounds_but_not_after_the_last():
+    states, _ = federation(FedBM(**QUICK), 6)
+    assert [int(s.version) for s in states] == [0, 1, 1, 2, 2, 2]
+    sums = [messages.checksum(s.generator) for s in states]
+    assert sums[0] != sums[1] == sums[2] != sums[3] == sums[4] == sums[5]
+
+
+def test_training_goes_on_from_the_last_and_moves_the_generator_alone():
+    method = FedBM(**QUICK)
+    model = network(method)
+    state = method.begin(server(model, [client(0)[0]]))
+    model.load_state_dict(state.weights)
+    before = {n: v.clone() for n, v in model.state_dict().items()}
+    source = source_of(state.generator, state.concepts_CMD, True, SPEC.scaling())
+    lesson = Lesson(row_loss, 1.0, 0.0, 30, 16, 3e-3)
+    losses = taught(source, model, lesson, rng(3))
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
+    assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+    assert not source.generator.training
+
+
+@pytest.mark.parametrize(("side", "room"), [(8, 1), (28, 1), (64, 2), (128, 4), (224, 7)])
+def test_the_room_of_a_crop_grows_with_the_image(side, room):
+    """So many rows or columns at most are black at each edge, in some image so many."""
+    spec = InputSpec("image", (1, side, side), mean=(0.0,), std=(1.0,), levels=255)
+    method = FedBM(**QUICK)
+    values = method.begin(replace(server(network(method), [client(0)[0]]), spec=spec)).generator
+    source = source_of(values, concepts(), True, spec.scaling())
+    seen = source.prepared(torch.ones(60, 1, side, side), rng(1))[:, 0]
+    black = torch.cat([(seen.sum(2) == 0).sum(1), (seen.sum(1) == 0).sum(1)])
+    assert int(black.max()) == room
+
+
+def test_forty_trainings_leave_nothing_behind():
+    """The reference's hooks stay: 40 trainings make 40 of them on every layer. Nor is a tensor kept."""
+    method = FedBM(**{**QUICK, "every": 1, "steps": 1, "lambda_dis": 0.1})
+    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 6)
+    model = Classifier(nn.Sequential(*layers), ConceptHead(C, 6, D), MaskSource())
+    state = method.begin(server(model, [client(0)[0]]))
+    report = Report(client(0)[0], type("Sent", (), {"weights": trained(state.weights)})())
+    alive = {}
+    for round_ in range(1, 41):
+        state = method.merge(state, [report], server(model, [client(0)[0]], round_, 50))
+        if round_ in (5, 20, 40):  # behind thousands of other tests this takes a second
+            gc.collect()
+            alive[round_] = sum(t.nbytes for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter))
+    assert int(state.version) == 40
+    assert 0 < alive[40] <= alive[20] <= alive[5]
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tau": 0.0}, "method.tau = 0.0: must be above 0"),
+        ({"generator_lr": 0.0}, "method.generator_lr = 0.0"),
+        ({"lambda_dis": -1.0}, "at least 0"),
+        ({"every": 0}, "at least 1"),
+        ({"generator_batch": 1}, "generator_batch = 1: must be at least 2"),
+    ],
+)
+def test_bad_options(options, words):
+    with pytest.raises(ValueError, match=words):
+        FedBM(**options)
+
+
+def test_what_the_generator_cannot_do_is_refused():
+    method = FedBM()
+    side = server(network(method), [client(0)[0]])
+    with pytest.raises(InputError, match=r"method\.lambda_dis compares with BatchNorm's running statistics"):
+        method.begin(side)
+    tokens = replace(side, spec=InputSpec("tokens", (9,)))
+    with pytest.raises(InputError, match=r"makes images, the input is of kind 'tokens': set method\.cgde to False"):
+        FedBM(lambda_dis=0.0).begin(tokens)
+    wide = replace(side, spec=InputSpec("image", (1, 8, 9)))
+    with pytest.raises(InputError, match="fedbm: images of"):
+        FedBM(lambda_dis=0.0).begin(wide)
+
+
+@pytest.mark.parametrize(("classifier", "spread"), [("distribution", True), ("mean", False), ("random", False)])
+def test_what_is_frozen(classifier, spread):
+    method = FedBM(classifier=classifier, cgde=False)
+    weights = method.begin(server(network(method), [client(0)[0]])).weights
+    assert bool((weights["head.variance"] > 0).all()) == spread
+    is_mean = torch.allclose(weights["head.mean"], concepts().mean(1))
+    assert is_mean == (classifier != "random")

@@ -1,0 +1,71 @@
+"""FedRep and FedProto on the network of FedBM's tables, a residual network with BatchNorm, some clients a round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from models.build import ModelOptions
+from pipeline.algorithm import messages
+from pipeline.execution.executor import SerialExecutor
+from pipeline.run.lifecycle import run
+from pipeline.run.prepare import make_setup
+from pipeline.storage.saved_model import load_model
+from tests.pipeline import compared
+
+COUNTER, MEAN = "encoder.norm1.num_batches_tracked", "encoder.norm1.running_mean"
+
+
+@pytest.fixture
+def residual(experiment):
+    """Digits, 5 clients with 4 of the 10 classes each, on a residual network with BatchNorm."""
+
+    def make(method, **options):
+        e = experiment(
+            method, "digits", options=options, federation={"rounds": 2, "clients_per_round": 2, "epochs": 1},
+            optimizer={"name": "sgd", "momentum": 0.9, "skip_zero_rows": False, "micro_tokens": 0, "batch_size": 64},
+        )  # fmt: skip
+        model = ModelOptions(network="resnet8", width=64, norm="batch")
+        return replace(e, model=model, task=replace(e.task, clients=5, classes_per_client=4))
+
+    return make
+
+
+def test_statistics_belong_to_fedreps_body(residual, tmp_path):
+    """They travel and are averaged, and are gathered in the epochs of the head as well; the head has none."""
+    e = residual("fedrep", head_epochs=1)
+    executor = SerialExecutor(make_setup(e, compared.quiet))
+    sent = executor.server.broadcast(1)
+    assert {COUNTER, MEAN} <= sent.weights.keys()
+    assert not any(name.startswith("head.") for name in sent.weights)
+    assert executor.round(1, [0, 1], compared.nobody).answered == (0, 1)
+    state = executor.snapshot()
+    steps = [-(-len(executor.host._client(c)[1]) // 64) for c in (0, 1)]
+    assert int(state[f"weights/{COUNTER}"]) == 2 * max(steps)
+    assert not messages.not_finite(state)
+    for client in (0, 1):
+        own = [name for name in executor.memory(client) if name.startswith("own.")]
+        assert own == ["own.head.weight", "own.head.bias"]
+    result = run(e, tmp_path / "run", compared.quiet)
+    saved = load_model(tmp_path / "run" / "model").model.state_dict()
+    assert float(saved[MEAN].abs().max()) > 0
+    assert messages.checksum(dict(saved)) == result.checksum
+
+
+def test_statistics_stay_with_fedprotos_clients(residual, tmp_path):
+    """Each has its own, those that rested the first ones; the scores use them."""
+    e = residual("fedproto")
+    executor = SerialExecutor(make_setup(e, compared.quiet))
+    for round_, chosen in ((1, [0, 1]), (2, [1, 3])):
+        assert executor.round(round_, chosen, compared.nobody).answered == tuple(chosen)
+    means = {c: executor.memory(c)[f"own.{MEAN}"] for c in (0, 1, 3)}
+    assert not any(executor.memory(c) for c in (2, 4))
+    assert not torch.equal(means[0], means[1])
+    counts = {c: int(executor.memory(c)[f"own.{COUNTER}"]) for c in means}
+    steps = {c: -(-len(executor.host._client(c)[1]) // 64) for c in means}
+    assert counts == {0: steps[0], 1: 2 * steps[1], 3: steps[3]}
+    assert not messages.not_finite(executor.snapshot())
+    result = run(e, tmp_path / "run", compared.quiet)
+    assert 0 < result.scores["test"]["accuracy"] < 1

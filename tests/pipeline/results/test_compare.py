@@ -1,0 +1,118 @@
+"""Tables and curves from run folders, against numbers worked out by hand."""
+
+import csv
+import math
+
+import pytest
+
+from pipeline.results.compare import compare, load_run
+from pipeline.storage.atomic_files import write_json
+from pipeline.storage.run_record import RoundRecord, RunInfo
+from pipeline.tracking.jsonl import JsonLines
+from tasks.contract import InputError
+
+
+def make_run(folder, scores, *, validation=None, method="fedavg", seed=0, **params):
+    """A finished run: one round per score, 2 s apart, 1.5 MB each; accuracy is the score + 0.1."""
+    params = {"task": "digits", "method": method, "seed": seed, "output": str(folder)} | params
+    journal = JsonLines(folder)
+    journal.begin(RunInfo(name=folder.name, experiment="digits", params=params, folder=folder))
+    for number, score in enumerate(scores, 1):
+        metrics = {"wire/down/bytes": 1e6, "wire/up/bytes": 5e5}
+        if score is not None:
+            metrics |= {"test/f1_macro": score, "test/accuracy": score + 0.1}
+        if validation is not None:
+            metrics["validation/f1_macro"] = validation[number - 1]
+        journal.round(RoundRecord(number, 100.0 + 2 * number, metrics))
+    journal.end("FINISHED")
+    return folder
+
+
+def test_numbers_of_a_run(tmp_path):
+    folder = make_run(
+        tmp_path / "a", [0.1, 0.5, 0.2, 0.3, 0.4, 0.6, 0.55], validation=[0.1, 0.9, 0.3, 0.9, 0.2, 0.1, 0.8]
+    )
+    write_json(folder / "result.json", {"checksum": "abc"})
+    run = load_run(folder)
+    assert (run.task, run.method, run.seed, run.status, run.result) == (
+        "digits",
+        "fedavg",
+        0,
+        "FINISHED",
+        {"checksum": "abc"},
+    )
+    wanted = {"f1_last": 0.55, "accuracy_last": 0.65, "f1_best": 0.5, "accuracy_best": 0.6, "f1_last5": 0.41}
+    wanted |= {"accuracy_last5": 0.51, "megabytes": 10.5, "seconds": 2.0}
+    assert run.values == pytest.approx(wanted)
+
+
+def test_rounds_without_scores_and_runs_without_validation(tmp_path):
+    values = load_run(make_run(tmp_path / "a", [0.2, None, 0.4, None])).values
+    assert values["f1_last"] == 0.4
+    assert values["f1_last5"] == pytest.approx(0.3)
+    assert values["f1_best"] is None
+    assert load_run(make_run(tmp_path / "b", [None])).values["seconds"] is None
+
+
+def test_a_selected_round_that_alone_was_tested_is_not_the_last_one(tmp_path):
+    """As the final runs of a sweep are, and any with ``evaluation.test last`` and a selected round."""
+    values = load_run(make_run(tmp_path / "a", [0.7, None, None], validation=[0.9, 0.3, 0.2])).values
+    assert (values["f1_best"], values["f1_last"], values["f1_last5"]) == (0.7, None, None)
+    last = load_run(make_run(tmp_path / "b", [None, None, 0.7], validation=[0.2, 0.3, 0.9])).values
+    assert (last["f1_best"], last["f1_last"], last["f1_last5"]) == (0.7, 0.7, None)
+
+
+def test_mean_and_sd_over_seeds(tmp_path):
+    last = [0.70, 0.74, 0.81]
+    folders = [
+        make_run(tmp_path / f"avg{s}", [0.1, f], seed=s, **{"cluster.concurrent": s}) for s, f in enumerate(last)
+    ]
+    folders += [make_run(tmp_path / f"prox{mu}", [0.2, 0.3], method="fedprox", mu=mu) for mu in (0.1, 1.0)]
+    result = compare(folders, tmp_path / "out")
+    assert [group.label for group in result.groups] == [
+        "digits fedavg",
+        "digits fedprox (mu=0.1)",
+        "digits fedprox (mu=1.0)",
+    ]
+    mean, sd = result.groups[0].mean["f1_last"], result.groups[0].sd["f1_last"]
+    assert mean == pytest.approx(0.75)
+    assert sd == pytest.approx(math.sqrt((0.05**2 + 0.01**2 + 0.06**2) / 2))
+    assert result.groups[1].sd["f1_last"] is None
+    assert "75.00 ± 5.57" in result.text
+    assert "| 75.00 ± 5.57 |" in result.markdown
+    assert str(result) == result.text
+    assert max(map(len, result.markdown.splitlines())) < 400
+    with (tmp_path / "out" / "comparison.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["f1_last_percent"] for row in rows] == ["70.00", "74.00", "81.00", "30.00", "30.00"]
+    assert rows[0]["f1_best_percent"] == ""
+    assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "curves.png" in (tmp_path / "out" / "comparison.md").read_text()
+
+
+def test_no_group_table_and_no_files_unless_asked(tmp_path):
+    result = compare([make_run(tmp_path / "a", [0.5]), tmp_path / "a"], None)
+    assert len(result.runs) == 1
+    assert "mean and sd" not in result.text
+    assert result.files == ()
+
+
+def test_what_the_reader_must_know(tmp_path):
+    folders = [
+        make_run(tmp_path / "a", [0.1] * 3),
+        make_run(tmp_path / "b", [0.1] * 3),
+        make_run(tmp_path / "c", [0.2], seed=1),
+    ]
+    result = compare(folders, tmp_path / "out")
+    assert any("seed 0 more than once" in note for note in result.notes)
+    assert any("c stops at round 1" in note for note in result.notes)
+    assert all(note in result.text and note in result.markdown for note in result.notes)
+
+
+def test_bad_folders(tmp_path):
+    with pytest.raises(InputError, match="no run folder"):
+        compare([tmp_path], None)
+    with pytest.raises(InputError, match="anchorfl resume"):
+        load_run(make_run(tmp_path / "empty", []))
+    with pytest.raises(InputError, match="at least one"):
+        compare([], None)

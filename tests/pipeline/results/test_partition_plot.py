@@ -1,0 +1,65 @@
+"""A partition as a picture: what is blue, grey and white, and that the picture is the same twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.results.partition_plot import draw_partition, fits
+from tasks.contract import TaskOptions
+from tasks.held import Held
+from tasks.ingest import prepare
+from tasks.sources import find_task
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    cache = str(tmp_path_factory.mktemp("cache"))
+    options = TaskOptions(name="toy-single", clients=3, classes_per_client=2, cache=cache)
+    return prepare(find_task("toy-single"), options, 1, engine="local")
+
+
+def pixels(path):
+    return np.asarray(Image.open(path).convert("RGB"), dtype=int)
+
+
+def test_the_same_federation_gives_the_same_bytes_and_another_plan_others(prepared, tmp_path):
+    manifest, held = prepared.manifest, prepared.held()
+    for name in ("a", "b"):
+        draw_partition(manifest, held, tmp_path / f"{name}.png", "toy")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    assert all(len(classes) == 2 for classes in manifest.classes)
+    draw_partition(replace(manifest, classes=((0,), (1,), (2,))), held, tmp_path / "c.png", "toy")
+    assert (tmp_path / "c.png").read_bytes() != (tmp_path / "a.png").read_bytes()
+
+
+def test_identified_cells_are_blue_and_the_others_grey(prepared, tmp_path):
+    """All of one kind: the picture has no colour of the other."""
+    manifest = prepared.manifest
+    every = tuple(range(len(manifest.class_names)))
+    for name, classes, blue in (("all", every, True), ("none", (), False)):
+        draw_partition(replace(manifest, classes=(classes,) * 3), prepared.held(), tmp_path / f"{name}.png")
+        part = pixels(tmp_path / f"{name}.png")
+        cells = part[part.shape[0] // 5 : part.shape[0] * 3 // 5, part.shape[1] // 8 : part.shape[1] * 2 // 5]
+        bluish = (cells[..., 2] - cells[..., 0] > 40).mean()
+        assert (bluish > 0.5) == blue, (name, bluish)
+        assert blue or bluish < 0.02
+
+
+def test_thousands_of_clients_and_classes_are_drawn_and_millions_are_not(prepared, tmp_path):
+    many = replace(
+        prepared.manifest,
+        examples=(4,) * 2000,
+        classes=tuple((c % 1000,) for c in range(2000)),
+        class_names=tuple(f"class {c}" for c in range(1001)),
+    )
+    held = Held(
+        np.repeat(np.arange(2000), 2), np.array([[c % 1000, 1000] for c in range(2000)]).ravel(), np.tile([3, 1], 2000)
+    )
+    assert fits(many)
+    draw_partition(many, held, tmp_path / "many.png")
+    assert pixels(tmp_path / "many.png").shape[0] > 500
+    assert not fits(replace(many, class_names=tuple(f"class {c}" for c in range(3000))))

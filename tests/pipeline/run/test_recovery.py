@@ -1,0 +1,155 @@
+"""A run that falls below its quorum, loses its server or is killed between checkpoints goes on with the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from pipeline.cli.main import EXIT_QUORUM, main
+from pipeline.config.schema import to_toml
+from pipeline.execution.executor import SerialExecutor
+from pipeline.run.lifecycle import run
+from pipeline.run.round_loop import RECOVERIES, Loop
+from pipeline.storage.run_record import read_records
+from pipeline.training.errors import LostError
+from tests.pipeline.compared import quiet
+
+
+def test_below_the_quorum_the_run_ends_with_3_and_goes_on_from_its_checkpoint(
+    experiment, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    e = experiment("fedavg", federation={"rounds": 3, "clients_per_round": 4, "epochs": 1, "quorum": 1.0})
+    expected = run(e, tmp_path / "whole", quiet)
+    (tmp_path / "e.toml").write_text(to_toml(e))
+    fit, broken = "pipeline.training.client.ClientHost.fit", [True]
+    from pipeline.training.client import ClientHost
+
+    plain = ClientHost.fit
+
+    def failing(self, client, round_, *given):
+        if broken and (client, round_) == (2, 2):
+            raise OSError("no route to host")
+        return plain(self, client, round_, *given)
+
+    monkeypatch.setattr(fit, failing)
+    assert main(["run", "e.toml", "--output", "out"]) == EXIT_QUORUM
+    error = capsys.readouterr().err
+    assert error == (
+        "anchorfl: 3 of 4 selected clients answered, quorum 1: client 2: OSError: no route to host;"
+        " the last completed round is kept, go on with 'anchorfl resume'\n"
+    )
+    broken.clear()
+    assert main(["resume", "out"]) == 0
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["checksum"] == expected.checksum
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("times", [1, RECOVERIES])
+def test_a_lost_server_is_made_good_from_the_checkpoint(experiment, tmp_path, monkeypatch, every, times):
+    """With the bits and the records of a run that lost nothing; even where it is lost after the merge."""
+    e = experiment("fedalign", federation={"rounds": 3, "clients_per_round": 2, "epochs": 1})
+    e = dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, checkpoint_every=every))
+    expected, lost, recovered = run(e, tmp_path / "whole", quiet), [], []
+    plain = SerialExecutor.snapshot
+
+    def vanishing(self):
+        if len(lost) < times and self.server.state is not None and self.seen == 3:
+            lost.append(1)
+            self.server.state = None
+            raise LostError("the server actor is gone")
+        return plain(self)
+
+    def counted(self, round_, *given):
+        self.seen = round_
+        return real_round(self, round_, *given)
+
+    def recover(self):
+        recovered.append(1)
+        self.server = type(self.server)(self.server.setup)
+        self.memories = {}
+
+    real_round = SerialExecutor.round
+    monkeypatch.setattr(SerialExecutor, "snapshot", vanishing)
+    monkeypatch.setattr(SerialExecutor, "round", counted)
+    monkeypatch.setattr(SerialExecutor, "recover", recover)
+    got = run(e, tmp_path / "lost", quiet)
+    assert (got.checksum, got.scores, len(recovered)) == (expected.checksum, expected.scores, times)
+    kept = [
+        [
+            (r.round, {k: v for k, v in r.metrics.items() if not k.startswith(("sys", "fault/recovered"))})
+            for r in records
+        ]
+        for records in (read_records(tmp_path / where)[0] for where in ("whole", "lost"))
+    ]
+    assert kept[0] == kept[1]
+    assert sum(r.metrics["fault/recovered"] for r in read_records(tmp_path / "lost")[0]) == times
+
+
+def test_a_server_that_is_lost_again_and_again_ends_the_run(experiment, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "e.toml").write_text(to_toml(experiment("fedavg")))
+
+    def gone(*_):
+        raise LostError("the server actor is gone")
+
+    monkeypatch.setattr(SerialExecutor, "round", gone)
+    assert main(["run", "e.toml"]) == EXIT_QUORUM
+    assert capsys.readouterr().err.startswith("anchorfl: the server actor is gone; the last completed round is kept")
+
+
+@pytest.mark.parametrize("every", [2, 3, 5])
+def test_checkpoints_every_so_many_rounds_lose_nothing(experiment, tmp_path, monkeypatch, every):
+    """Killed at any round, the rounds behind the last checkpoint are computed again with the same bits."""
+    e = experiment("fedalign", federation={"rounds": 5, "clients_per_round": 2, "epochs": 1})
+    expected = run(e, tmp_path / "whole", quiet)
+    e = dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, checkpoint_every=every))
+    for killed in range(1, 6):
+        plain = Loop._round
+
+        def stops(self, number, at=killed, real=plain):
+            if number == at:
+                raise KeyboardInterrupt
+            real(self, number)
+
+        folder = tmp_path / f"killed{killed}"
+        with monkeypatch.context() as patch:
+            patch.setattr(Loop, "_round", stops)
+            with pytest.raises(KeyboardInterrupt):
+                run(e, folder, quiet)
+        got = run(e, folder, quiet)
+        assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
+        assert [r.round for r in read_records(folder)[0]] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("select", ["last", "best_validation"])
+def test_a_server_that_is_lost_after_the_last_round_is_made_good(experiment, tmp_path, monkeypatch, select):
+    """In the last snapshot, or in the test of the selected model."""
+    e = experiment("fedavg", evaluation={"select": select, "test": "last"})
+    expected, lost = run(e, tmp_path / "whole", quiet), []
+    name = "snapshot" if select == "last" else "restore"
+    plain = getattr(SerialExecutor, name)
+
+    def vanishing(self, *given):
+        if armed and not lost:
+            lost.append(1)
+            raise LostError("the server actor is gone")
+        return plain(self, *given)
+
+    def recover(self):
+        self.server, self.memories = type(self.server)(self.server.setup), {}
+
+    armed = []
+    rounds = Loop.steps
+
+    def steps(self):
+        yield from rounds(self)
+        armed.append(1)
+
+    monkeypatch.setattr(SerialExecutor, name, vanishing)
+    monkeypatch.setattr(SerialExecutor, "recover", recover)
+    monkeypatch.setattr(Loop, "steps", steps)
+    got = run(e, tmp_path / "lost", quiet)
+    assert (got.checksum, got.scores, lost) == (expected.checksum, expected.scores, [1])

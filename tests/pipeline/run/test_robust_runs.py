@@ -1,0 +1,301 @@
+"""Runs with robust merges: one poisoned client, what is counted, which methods and options are refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from pipeline.algorithm import messages
+from pipeline.algorithm.aggregation import ROBUST, clipped, krum, mean_of, median_of, trimmed_mean_of
+from pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global, Update
+from pipeline.config.experiment import digest, to_tree
+from pipeline.config.federation import FederationOptions
+from pipeline.config.presets import read_preset
+from pipeline.config.schema import from_tree
+from pipeline.execution.executor import SerialExecutor, server_of
+from pipeline.methods import METHODS
+from pipeline.run.lifecycle import run
+from pipeline.run.prepare import make_setup
+from pipeline.storage.run_record import read_records
+from tasks.contract import InputError
+from tests.pipeline.compared import nobody, quiet
+
+ALL = {"rounds": 6, "clients_per_round": 0, "quorum": 1.0}
+MERGES = [
+    {"merge": "median"},
+    {"merge": "trimmed_mean", "trim": 0.2},
+    {"merge": "krum"},
+    {"merge": "krum", "krum_keep": 2},
+    {"clip_norm": 1.0},
+]
+"""Each withstands one client of five."""
+METHODS_THAT_ALLOW = {
+    (): {"feddyn", "fedproto", "scaffold"},
+    ("median", "trimmed_mean"): {"fednh"},
+    ROBUST: set(METHODS) - {"feddyn", "fedproto", "scaffold", "fednh"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poisoned(Averaging):
+    """FedAvg whose client 2 sends 1000 in every coordinate."""
+
+    name = "fedavg"
+
+    def local(self, side: ClientSide[Global]) -> PoisonedLocal:
+        return PoisonedLocal(side)
+
+
+class PoisonedLocal(AveragingLocal):
+    def update(self):
+        sent = super().update()
+        if self.side.card.client != 2:
+            return sent
+        return Update({name: torch.full_like(value, 1e3) for name, value in sent.weights.items()})
+
+
+@pytest.fixture
+def five(experiment):
+    """Five clients that know every class, all in every round."""
+
+    def make(method="fedavg", options=None, **federation):
+        e = experiment(method, options=options)
+        task = e.task if e.task.partition == "one_class" else replace(e.task, clients=5, partition="iid")
+        return replace(e, task=task, federation=replace(e.federation, **(ALL | federation)))
+
+    return make
+
+
+def scored(e, method=None):
+    """Test accuracy after the last round, and what the last round counted."""
+    setup = make_setup(e, quiet)
+    executor = SerialExecutor(replace(setup, experiment=replace(e, method=method)) if method else setup)
+    for round_ in range(1, e.federation.rounds + 1):
+        outcome = executor.round(round_, range(e.task.clients), nobody)
+        assert outcome.answered == tuple(range(e.task.clients)), "who is clipped or not chosen has answered"
+    return executor.scores(["test"])["test"].values["accuracy"], faults(dict(outcome.counts))
+
+
+def faults(counts):
+    """What a merge did to updates, without how long it took."""
+    assert counts.pop("sys/merge_seconds") > 0
+    return counts
+
+
+def test_one_poisoned_client_ruins_the_mean(five):
+    good, counts = scored(five())
+    bad, _ = scored(five(), Poisoned())
+    assert good > 0.9
+    assert bad < 0.4  # four classes
+    assert counts == {}
+
+
+@pytest.mark.parametrize("options", MERGES, ids=str)
+def test_one_poisoned_client_does_not_ruin_a_robust_merge(five, options):
+    accuracy, counts = scored(five(**options), Poisoned())
+    assert accuracy > 0.9
+    unchosen = {"krum": 5.0 - options.get("krum_keep", 1)}.get(options.get("merge"))
+    assert counts.get("fault/unchosen") == unchosen
+    assert (counts.get("fault/clipped", 0) >= 1) == ("clip_norm" in options)
+
+
+def test_counts_stand_in_the_records_where_the_option_is_on(five, tmp_path):
+    e = five(merge="krum", clip_norm=0.5, rounds=2)
+    run(e, tmp_path / "krum", quiet)
+    records = read_records(tmp_path / "krum")[0]
+    assert [r.metrics.get("fault/unchosen") for r in records] == [None, 4.0, 4.0]
+    assert all(0 <= r.metrics["fault/clipped"] <= 5 for r in records[1:])
+    run(five(rounds=1), tmp_path / "mean", quiet)
+    assert not {"fault/clipped", "fault/unchosen"} & read_records(tmp_path / "mean")[0][1].metrics.keys()
+
+
+def test_options_of_before_merge_by_the_function_of_before(experiment):
+    """``mean_of`` itself, on the updates themselves."""
+    setup = make_setup(experiment(), quiet)
+    assert server_of(setup)._side(1).combine is mean_of
+    robust = replace(setup, experiment=experiment(federation={"merge": "median", "quorum": 1.0}))
+    assert server_of(robust)._side(1).combine is not mean_of
+
+
+def test_a_clip_that_nothing_reaches_and_a_mean_give_one_checksum(five, tmp_path):
+    plain = run(five(rounds=2), tmp_path / "plain", quiet)
+    wide = run(five(rounds=2, clip_norm=1e6), tmp_path / "wide", quiet)
+    assert wide.checksum == plain.checksum
+    assert read_records(tmp_path / "wide")[0][2].metrics["fault/clipped"] == 0
+
+
+def test_a_clip_bounds_the_step_of_the_server(five):
+    executor = SerialExecutor(make_setup(five(clip_norm=0.3, rounds=1), quiet))
+    before = executor.snapshot()
+    executor.round(1, range(5), nobody)
+    after = executor.snapshot()
+    step2 = sum(float((after[n].double() - before[n].double()).square().sum()) for n in before)
+    assert 0 < step2**0.5 <= 0.3 * (1 + 1e-6)
+
+
+def test_the_median_of_a_round_is_that_of_the_clients(five):
+    """By the updates themselves, trained apart."""
+    e = five(merge="median", rounds=1)
+    executor = SerialExecutor(make_setup(e, quiet))
+    sent = executor.server.broadcast(1)
+    updates = [executor.host.fit(c, 1, sent, {}).update.weights for c in range(5)]
+    executor.round(1, range(5), nobody)
+    want = median_of(updates)
+    assert messages.checksum(executor.server.state.weights) == messages.checksum(want)
+    assert messages.checksum(want) != messages.checksum(mean_of(updates, [1] * 5))
+
+
+# ----------------------------------------------------------------------------------------------------- method by method
+
+ROWS = {"fedalign": {"head.table"}, "fednh": {"head.rows"}, "fedaws": {"head.rows"}}
+"""What is merged class by class, over the clients that hold the class."""
+
+
+OWN_MERGES = ["fedavg", "fedalign", "fedaws", "fedbm", "fednh", "fedrep"]
+"""Methods with a merge of their own, and FedAvg, whose merge the others have."""
+
+
+@pytest.fixture
+def answered(request, five):
+    """(options, setup, updates of all clients in round 1) of a method."""
+    e = five(request.param, {"head_epochs": 1} if request.param == "fedrep" else None, epochs=1)
+    setup = make_setup(e, quiet)
+    executor = SerialExecutor(setup)
+    sent, clients = executor.server.broadcast(1), range(e.task.clients)
+    return e, setup, [executor.host.fit(c, 1, sent, {}, executor.server.letter(c)).update for c in clients]
+
+
+def merged(setup, e, updates, clients=None, **options):
+    """(weights, counts) after these updates were merged with these options."""
+    server = server_of(replace(setup, experiment=replace(e, federation=replace(e.federation, **options))))
+    clients = list(range(len(updates))) if clients is None else clients
+    counts = server.merge(1, clients, [updates[c] for c in clients])
+    return server.state.weights, faults(counts)
+
+
+@pytest.mark.parametrize("merge", ["median", "trimmed_mean"])
+@pytest.mark.parametrize("answered", OWN_MERGES, indirect=True)
+def test_what_is_sent_whole_is_merged_robustly_and_rows_by_their_holders(answered, merge):
+    e, setup, updates = answered
+    plain, _ = merged(setup, e, updates)
+    got, counts = merged(setup, e, updates, merge=merge, trim=0.3)
+    sent = [u.weights | getattr(u, "head", {}) for u in updates]
+    want = median_of(sent) if merge == "median" else trimmed_mean_of(sent, 0.3)
+    rows = ROWS.get(e.method.name, set())
+    assert counts == {}
+    assert got.keys() == plain.keys()
+    for name, value in got.items():
+        assert torch.equal(value, want[name] if name in want.keys() - rows else plain[name]), name
+    assert any(not torch.equal(value, plain[name]) for name, value in got.items())
+
+
+@pytest.mark.parametrize("answered", ["fedavg", "fedalign", "fedbm", "fedrep"], indirect=True)
+def test_krum_merges_those_that_it_chose(answered):
+    """The toy has four one-class clients, fewer than Krum needs."""
+    e, setup, updates = answered
+    chosen = krum([u.weights for u in updates], 1, 2)
+    got, counts = merged(setup, e, updates, merge="krum", krum_keep=2)
+    want, _ = merged(setup, e, updates, chosen)
+    assert counts == {"fault/unchosen": 3.0}
+    assert messages.checksum(got) == messages.checksum(want)
+
+
+@pytest.mark.parametrize("answered", ["fedavg", "fedalign", "fedaws", "fedbm", "fedrep"], indirect=True)
+def test_a_clip_cuts_what_is_merged(answered):
+    e, setup, updates = answered
+    sent = server_of(setup).broadcast(1).weights
+    short = [replace(u, weights=clipped(u.weights, sent, 0.05)[0]) for u in updates]
+    got, counts = merged(setup, e, updates, clip_norm=0.05)
+    assert counts == {"fault/clipped": float(len(updates))}
+    assert messages.checksum(got) == messages.checksum(merged(setup, e, short)[0])
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_what_methods_allow():
+    for allowed, names in METHODS_THAT_ALLOW.items():
+        assert {name for name, method in METHODS.items() if method.robust == allowed} == names
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        (
+            "scaffold", {"merge": "median"},
+            "federation.merge = 'median': method 'scaffold' does not allow it; set federation.merge to 'mean', or"
+            " choose another method (docs/robust-merges.md says why)",
+        ),
+        (
+            "feddyn", {"clip_norm": 2.0},
+            "federation.clip_norm = 2: method 'feddyn' does not allow it; set federation.clip_norm to 0, or choose"
+            " another method (docs/robust-merges.md says why)",
+        ),
+        (
+            "fednh", {"merge": "krum"},
+            "federation.merge = 'krum': method 'fednh' does not allow it (it allows median, trimmed_mean); set"
+            " federation.merge to 'mean', or choose another method (docs/robust-merges.md says why)",
+        ),
+    ],
+)  # fmt: skip
+def test_a_method_that_does_not_allow_a_merge_says_so(five, tmp_path, name, options, text):
+    with pytest.raises(InputError) as caught:
+        run(five(name, **options), tmp_path / "run", quiet)
+    assert str(caught.value) == text
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"trim": 0.5}, r"^federation.trim = 0.5: must be in \[0, 0.5\), the share cut at each side$"),
+        ({"trim": float("nan")}, r"^federation.trim = nan: must be in"),
+        ({"krum_faulty": 0}, "^federation.krum_faulty = 0: must be at least 1$"),
+        ({"krum_keep": 0}, "^federation.krum_keep = 0: must be at least 1$"),
+        ({"clip_norm": -1.0}, "^federation.clip_norm = -1.0: must be above 0 and finite, or 0 for no clip$"),
+        ({"clip_norm": float("inf")}, "^federation.clip_norm = inf: must be above 0"),
+        ({"pooled": True, "merge": "median"}, "^federation.merge = 'median': federation.pooled computes the mean"),
+        ({"pooled": True, "clip_norm": 1.0}, "^federation.clip_norm = 1: federation.pooled computes the mean"),
+    ],
+)
+def test_bad_options_are_refused(options, text):
+    with pytest.raises(ValueError, match=text):
+        FederationOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"merge": "median", "quorum": 0.4},
+            "federation.merge = 'median': the median of 2 withstands no faulty client, that of 3 does;"
+            " federation.quorum = 0.4 of 5 selected clients lets a round have 2: raise quorum or clients_per_round, or"
+            " change the merge",
+        ),
+        ({"merge": "trimmed_mean", "trim": 0.1}, "trim = 0.1 of 5 answers cuts nobody; federation.quorum = 1 of 5"),
+        ({"merge": "krum", "quorum": 0.8}, "krum_faulty = 1 needs 5 answers, not 4; federation.quorum = 0.8 of 5"),
+        ({"merge": "krum", "krum_keep": 3}, "krum_keep = 3 is more than answers - krum_faulty - 2, which is 2; fed"),
+    ],
+)
+def test_a_merge_that_could_withstand_nobody_is_refused(five, options, text):
+    with pytest.raises(ValueError, match=r"^federation\.merge") as caught:
+        five(**options)
+    assert text in str(caught.value)
+
+
+def test_a_preset_with_such_options_ends_in_one_line():
+    e = to_tree(read_preset("digits/fedavg"))
+    e["federation"] |= {"merge": "krum"}
+    with pytest.raises(InputError, match=r"^federation.merge = 'krum': krum_faulty = 1 needs 5 answers, not 3; "):
+        from_tree(e)
+    e["federation"] |= {"merge": "medain"}
+    with pytest.raises(InputError, match=r"federation.merge = 'medain' \(did you mean 'median'\?\)"):
+        from_tree(e)
+
+
+def test_digests_know_the_options():
+    e = read_preset("digits/fedavg")
+    others = [replace(e, federation=replace(e.federation, **o)) for o in ({"merge": "median"}, {"clip_norm": 1.0})]
+    assert len({digest(one) for one in (e, *others)}) == 3

@@ -1,0 +1,144 @@
+"""The copy of a folder: only what changed, in an order that keeps it whole, and a store that does not answer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+
+import pytest
+import torch
+
+from pipeline.storage.backup import Mirror
+from pipeline.storage.checkpoint import Checkpoints
+from tasks import places
+from tasks.contract import InputError
+from tests.pipeline.mirrors import Outage, contents, files
+
+
+def save(checkpoints: Checkpoints, round_: int, clients: int = 3) -> None:
+    parts = {name: {"w": torch.full((8,), float(round_))} for name in ("state", *(f"m{c}" for c in range(clients)))}
+    (checkpoints.folder.parent / "metrics.jsonl").write_text("{}\n" * (round_ + 1))
+    checkpoints.save(round_, parts, {})
+
+
+def test_rounds_do_not_wait_and_overtake_no_copy(tmp_path, monkeypatch):
+    """A store that is slower than the rounds gets fewer copies, each of them whole; nothing is left behind."""
+    place, real = f"file://{tmp_path}/copy", places.write_bytes
+    monkeypatch.setattr(places, "write_bytes", lambda p, data: (time.sleep(0.02), real(p, data)))
+    checkpoints = Checkpoints(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    mirror = Mirror(tmp_path / "run", place, pytest.fail, checkpoints)
+    slowest, rounds = 0.0, set()
+    for round_ in range(1, 41):
+        save(checkpoints, round_)
+        began = time.perf_counter()
+        mirror.push()
+        slowest = max(slowest, time.perf_counter() - began)
+        time.sleep(0.005)
+        if places.exists(f"{place}/checkpoint/checkpoint.json"):
+            rounds.add(json.loads(places.read_bytes(f"{place}/checkpoint/checkpoint.json"))["round"])
+    assert mirror.close()
+    assert slowest < 0.02
+    assert 1 < len(rounds) < 40
+    assert contents(place) == files(tmp_path / "run")
+    assert len(list((tmp_path / "run" / "checkpoint").iterdir())) == 10
+
+
+def test_only_what_changed_is_sent(tmp_path, monkeypatch):
+    place, sent, real = f"file://{tmp_path}/copy", [], places.write_bytes
+    monkeypatch.setattr(places, "write_bytes", lambda p, data: (sent.append(places.last_name(p)), real(p, data)))
+    folder, checkpoints = tmp_path / "run", Checkpoints(tmp_path / "run")
+    folder.mkdir()
+    save(checkpoints, 1)
+    (folder / "config.json").write_text("{}")
+    (folder / ".lock").write_text("1")
+    (folder / "metrics.jsonl.tmp").write_text("half")
+    mirror = Mirror(folder, place, pytest.fail, checkpoints)
+    mirror.send()
+    parts = [f"{name}-000001.safetensors" for name in ("state", "m0", "m1", "m2")]
+    assert sorted(sent[:2]) == ["config.json", "metrics.jsonl"]
+    assert sorted(sent[2:6]) == sorted(parts)
+    assert sent[6:] == ["checkpoint.json"]
+    sent.clear()
+    mirror.send()
+    assert sent == []
+    save(checkpoints, 2, clients=0)
+    mirror.send()
+    assert sent == ["metrics.jsonl", "state-000002.safetensors", "checkpoint.json"]
+    sent.clear()
+    Mirror(folder, place, pytest.fail, checkpoints).send()  # a process that knows nothing of the first one
+    assert sorted(sent) == ["checkpoint.json", "config.json", "metrics.jsonl"]  # no part, by their checksums
+
+
+def test_the_copy_outlives_the_folder(tmp_path):
+    """Whatever is deleted, in whatever order: what the copy holds can be gone on from."""
+    folder, place, lines = tmp_path / "run", f"file://{tmp_path}/copy", []
+    folder.mkdir()
+    checkpoints = Checkpoints(folder)
+    (folder / "config.json").write_text("{}")
+    save(checkpoints, 1)
+    mirror = Mirror(folder, place, lines.append, checkpoints, patience_s=0.01)
+    mirror.send()
+    before = contents(place)
+    for name in ("config.json", "checkpoint/checkpoint.json", "metrics.jsonl", "checkpoint/state-000001.safetensors"):
+        (folder / name).unlink()
+        mirror.send()
+        assert contents(place) == before
+    shutil.rmtree(folder)
+    with pytest.raises(InputError, match=r"/run is gone; its copy file://.*/copy stays as it is"):
+        mirror.send()
+    assert not mirror.close()
+    assert "is gone" in lines[0]
+    assert contents(place) == before
+
+
+def test_an_outage_is_said_once_and_made_good(tmp_path, monkeypatch):
+    store, lines, place = Outage(monkeypatch), [], f"file://{tmp_path}/copy"
+    checkpoints = Checkpoints(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    mirror = Mirror(tmp_path / "run", place, lines.append, checkpoints)
+    for round_ in range(1, 4):
+        save(checkpoints, round_)
+        mirror.push()
+        while store.asked < round_:
+            time.sleep(0.005)
+        time.sleep(0.05)
+    assert lines == [f"mirror: {place}/metrics.jsonl: no answer; the run goes on, and the mirror is tried again after"
+                     " every round"]  # fmt: skip
+    store.down = False
+    assert mirror.close()
+    assert mirror.failures == 3
+    assert lines[1:] == [f"mirror: {place} is up to date again (3 attempts failed)"]
+    assert contents(place) == files(tmp_path / "run")
+
+
+def test_a_copy_that_is_further_stays_as_it_is_until_the_run_is_as_far(tmp_path):
+    """Such as one that was not seen when the run began to go on, since the store did not answer then."""
+    place, lines = f"file://{tmp_path}/copy", []
+    for name, round_ in (("elsewhere", 3), ("run", 1)):
+        (tmp_path / name).mkdir()
+        save(Checkpoints(tmp_path / name), round_)
+    Mirror(tmp_path / "elsewhere", place, pytest.fail, Checkpoints(tmp_path / "elsewhere")).send()
+    before, checkpoints = contents(place), Checkpoints(tmp_path / "run")
+    mirror = Mirror(tmp_path / "run", place, lines.append, checkpoints)
+    with pytest.raises(InputError, match=r"copy is further \(at 3\) than .*run \(at 1\), and stays as it is"):
+        mirror.send()
+    assert contents(place) == before
+    save(checkpoints, 3)
+    mirror.send()
+    assert contents(place) == files(tmp_path / "run")
+
+
+def test_an_error_without_words_is_an_error(tmp_path, monkeypatch):
+    """As a MemoryError is: the copy is not complete."""
+    lines = []
+
+    def full(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(places, "sizes", full)
+    (tmp_path / "run").mkdir()
+    mirror = Mirror(tmp_path / "run", f"file://{tmp_path}/copy", lines.append, patience_s=0.0)
+    assert not mirror.close()
+    assert lines[0].startswith("mirror: MemoryError; the run goes on")

@@ -1,0 +1,183 @@
+"""The copy of a run folder: whole at any instant, and a run that goes on from it ends with the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli.main import main
+from pipeline.config.schema import to_toml
+from pipeline.run.lifecycle import resumed, run
+from pipeline.storage.restore import fetched
+from tasks import places
+from tests.pipeline.mirrors import Outage, contents, files, mirrored, quiet, rows, stop_at, whole
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_copy_is_the_folder_and_changes_nothing(experiment, tmp_path, mirror):
+    e = experiment("fedalign")
+    plain = run(e, tmp_path / "plain", quiet)
+    got = run(mirrored(e, mirror), tmp_path / "run", quiet)
+    assert got.checksum == plain.checksum
+    assert contents(places.join(mirror, "run")) == files(tmp_path / "run")
+    assert whole(contents(places.join(mirror, "run"))) == 3
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedalign"])
+def test_a_fresh_machine_goes_on(experiment, tmp_path, monkeypatch, mirror, method):
+    """Interrupted twice, each time taken up elsewhere: bits, rows and identity of a run that was not."""
+    e = experiment(method, federation={"rounds": 4}, evaluation={"select": "best_validation"})
+    expected = run(e, tmp_path / "expected", quiet)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            run(mirrored(e, mirror), tmp_path / "run", quiet)
+    copy = places.join(mirror, "run")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 4)
+        (tmp_path / "second").mkdir()
+        patch.chdir(tmp_path / "second")
+        with pytest.raises(KeyboardInterrupt):
+            resumed(fetched(copy, quiet), quiet)
+        assert len(rows(Path("runs/run"))) == 4
+    (tmp_path / "third").mkdir()
+    monkeypatch.chdir(tmp_path / "third")
+    lines = []
+    got = resumed(fetched(copy, lines.append), quiet)
+    assert lines == [f"{copy} (at 3) fetched into runs/run"]
+    assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
+    assert rows(Path("runs/run")) == rows(tmp_path / "expected")
+    assert contents(copy) == files(Path("runs/run"))
+    ids = {json.loads((f / "run.json").read_text())["id"] for f in (tmp_path / "run", Path("runs/run"))}
+    assert len(ids) == 1
+
+
+def test_whole_after_every_single_step(experiment, tmp_path, monkeypatch):
+    """Every write and deletion of a run, of its end and of its resumption elsewhere: a kill after any of them leaves a
+    copy that can be gone on from, never behind what it was.
+    """
+    copy, states, lock = {}, [], threading.Lock()
+
+    def write(place, data):
+        with lock:
+            copy[place.removeprefix("file:///mirror/run/")] = data
+            states.append(dict(copy))
+
+    def delete(place):
+        with lock:
+            copy.pop(place.removeprefix("file:///mirror/run/"), None)
+            states.append(dict(copy))
+
+    def read(place):
+        if not place.startswith("file:///mirror/"):
+            return real(place)
+        name = place.removeprefix("file:///mirror/run/")
+        if name not in copy:
+            raise FileNotFoundError(place)
+        return copy[name]
+
+    real, here = places.read_bytes, places.exists
+    monkeypatch.setattr(places, "write_bytes", write)
+    monkeypatch.setattr(places, "delete", delete)
+    monkeypatch.setattr(places, "read_bytes", read)
+    monkeypatch.setattr(places, "sizes", lambda place: {name: len(data) for name, data in copy.items()})
+    monkeypatch.setattr(
+        places, "exists", lambda p: p.removeprefix("file:///mirror/run/") in copy if "/mirror/" in p else here(p)
+    )
+    e = mirrored(experiment("fedalign", federation={"rounds": 4}), "file:///mirror")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3)
+        with pytest.raises(KeyboardInterrupt):
+            run(e, tmp_path / "run", quiet)
+    (tmp_path / "second").mkdir()
+    monkeypatch.chdir(tmp_path / "second")
+    resumed(fetched("file:///mirror/run", quiet), quiet)
+    rounds = [whole({name: data for name, data in state.items() if not name.startswith(".")}) for state in states]
+    assert rounds == sorted(rounds)
+    assert rounds[-1] == 4
+    assert "result.json" in states[-1]
+    assert {name for name in states[-1] if name.startswith("checkpoint/state")} == {
+        "checkpoint/state-000004.safetensors"
+    }
+
+
+def test_killed_with_sigkill(experiment, tmp_path, monkeypatch, s3):
+    """The real thing, at two instants: a process of its own, whose every request takes a while, so that most kills
+    come in the middle of a copy. The folder is thrown away each time.
+    """
+    e = dataclasses.replace(experiment("fedalign", federation={"rounds": 12}), tracking=experiment().tracking)
+    expected = run(e, tmp_path / "expected", quiet)
+    copy = f"{s3}/runs/killed"
+    code = (
+        "import sys, time\nfrom tasks import places\nreal = places.write_bytes\n"
+        "def slow(place, data):\n    time.sleep(0.01)\n    real(place, data)\n    time.sleep(0.01)\n"
+        "places.write_bytes = slow\nfrom pipeline.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    (tmp_path / "toy.toml").write_text(to_toml(mirrored(e, f"{s3}/runs")))
+    words = ["run", str(tmp_path / "toy.toml"), "--output", "runs/killed"]
+    for round_ in (2, 7):
+        machine = tmp_path / f"until-{round_}"
+        machine.mkdir()
+        log = (machine / "log").open("w")
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *words], cwd=machine, env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=log, stderr=log,
+        )  # fmt: skip
+        deadline = time.monotonic() + 120
+        while True:
+            assert process.poll() is None, (machine / "log").read_text()
+            assert time.monotonic() < deadline
+            try:
+                index = json.loads(places.read_bytes(places.join(copy, "checkpoint/checkpoint.json")))
+            except FileNotFoundError:
+                index = {"round": -1}
+            if index["round"] >= round_:
+                break
+            time.sleep(0.003 * round_)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        log.close()
+        assert whole(contents(copy)) >= round_
+        words = ["resume", copy]
+    (tmp_path / "last").mkdir()
+    monkeypatch.chdir(tmp_path / "last")
+    assert main(words) == 0
+    folder = Path("runs/killed")
+    assert json.loads((folder / "result.json").read_text())["checksum"] == expected.checksum
+    assert rows(folder) == rows(tmp_path / "expected")
+    assert whole(contents(copy)) == 12
+
+
+def test_a_run_whose_mirror_is_lost_is_a_run(experiment, tmp_path, monkeypatch):
+    """It ends well, says that the copy is not up to date, and ``resume`` brings it up to date."""
+    monkeypatch.setattr("pipeline.storage.backup.END_ATTEMPTS", 1)
+    e, lines = experiment("fedalign"), []
+    expected = run(e, tmp_path / "expected", quiet)
+    store = Outage(monkeypatch, down=False)
+
+    def say(line):
+        lines.append(line)
+        store.down = store.down or "prepared" in line
+
+    folder, e = tmp_path / "run", mirrored(e, f"file://{tmp_path}/mirror")
+    assert run(e, folder, say).checksum == expected.checksum
+    assert lines[-1].startswith(f"error: the mirror file://{tmp_path}/mirror/run is not up to date after ")
+    assert lines[-1].endswith(f"{folder} is whole: resume it when the store answers")
+    assert resumed(folder, lines.append).checksum == expected.checksum  # still down: said, no more
+    assert lines[-1].startswith("error: ")
+    store.down = False
+    assert resumed(folder, quiet).checksum == expected.checksum
+    assert contents(f"file://{tmp_path}/mirror/run") == files(folder)
+    before = store.asked
+    resumed(folder, quiet)
+    assert store.asked == before + 1  # the probe

@@ -1,0 +1,149 @@
+"""Checkpoints: whole or not at all, checked by checksum, and nothing else left behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipeline.storage.checkpoint import Checkpoints
+from tasks.contract import InputError
+
+
+def tensors(value: float) -> dict[str, torch.Tensor]:
+    return {"weights/w": torch.full((3, 2), value), "step": torch.tensor(4), "mask": torch.tensor([True, False])}
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.load() is None
+    checkpoints.save(
+        1, {"state": tensors(1.0), "memory-00000": tensors(0.1), "memory-00003": tensors(0.3)}, {"best": 1}
+    )
+    checkpoints.save(2, {"state": tensors(2.0), "memory-00003": tensors(0.33)}, {"best": 2})
+    found = checkpoints.load()
+    assert found is not None
+    assert (found.round, found.notes) == (2, {"best": 2})
+    expected_parts = {"state": tensors(2.0), "memory-00000": tensors(0.1), "memory-00003": tensors(0.33)}
+    assert found.parts.keys() == expected_parts.keys()
+    for name, expected in expected_parts.items():
+        got = found.parts[name]
+        assert got.keys() == expected.keys()
+        assert all(torch.equal(got[k], expected[k]) and got[k].dtype == expected[k].dtype for k in got)
+
+
+def test_old_files_go_and_foreign_drafts_do_not_matter(tmp_path):
+    checkpoints = Checkpoints(tmp_path, kept=1)
+    checkpoints.save(1, {"state": tensors(1.0), "memory-00000": tensors(0.1)}, {})
+    (tmp_path / "checkpoint" / ".state-000002.safetensors.tmp").write_bytes(b"half")  # a kill while writing round 2
+    assert checkpoints.load().round == 1
+    checkpoints.save(2, {"state": tensors(2.0), "memory-00000": tensors(0.2)}, {})
+    assert sorted(p.name for p in (tmp_path / "checkpoint").iterdir()) == [
+        "checkpoint.json", "memory-00000-000002.safetensors", "state-000002.safetensors",
+    ]  # fmt: skip
+
+
+def test_a_kill_before_the_index_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    """The index is written last: without it the new files do not exist."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"state": tensors(1.0), "memory-00000": tensors(0.1)}, {})
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipeline.storage.checkpoint.json.dumps", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.save(2, {"state": tensors(2.0), "memory-00000": tensors(0.2)}, {})
+    monkeypatch.undo()
+    found = Checkpoints(tmp_path).load()
+    assert found.round == 1
+    assert torch.equal(found.parts["memory-00000"]["weights/w"], tensors(0.1)["weights/w"])
+
+
+def tampered(folder, old: str, new: str) -> None:
+    path = folder / "checkpoint.json"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+HARMS = {
+    "does not have the checksum": lambda f: (f / "state-000003.safetensors").write_bytes(b"x" * 90),
+    "is missing, though a checkpoint names it": lambda f: (f / "state-000003.safetensors").unlink(),
+    "is damaged": lambda f: (f / "checkpoint.json").write_text("{"),
+    "No such file": lambda f: (f / "checkpoint.json").unlink(),
+    "the content is a list": lambda f: (f / "checkpoint.json").write_text("[]"),
+    "its checksum does not fit": lambda f: tampered(f, '"best": 3', '"best": 2'),
+    "has format 1, this version reads 2": lambda f: tampered(f, '"format": 2', '"format": 1'),
+}
+
+
+def three_rounds(folder, kept):
+    checkpoints = Checkpoints(folder, kept)
+    for round_ in (1, 2, 3):
+        parts = {"state": tensors(float(round_))} | ({"memory-00000": tensors(0.5)} if round_ == 1 else {})
+        checkpoints.save(round_, parts, {"best": round_})
+
+
+@pytest.mark.parametrize(("message", "harm"), [pair for pair in HARMS.items() if pair[0] != "No such file"])
+def test_damage_is_named(tmp_path, message, harm):
+    three_rounds(tmp_path, kept=1)
+    harm(tmp_path / "checkpoint")
+    with pytest.raises(InputError, match=f"{message}.*; start the run anew in another --output"):
+        Checkpoints(tmp_path).load()
+
+
+@pytest.mark.parametrize(("message", "harm"), HARMS.items())
+def test_the_one_before_is_taken_and_said(tmp_path, message, harm):
+    """Whatever happened to the last; the next round that is saved mends the folder."""
+    three_rounds(tmp_path, kept=2)
+    harm(tmp_path / "checkpoint")
+    said, checkpoints = [], Checkpoints(tmp_path, kept=2)
+    found = checkpoints.load(said.append)
+    assert (found.round, found.notes, set(found.parts)) == (2, {"best": 2}, {"state", "memory-00000"})
+    assert torch.equal(found.parts["state"]["weights/w"], tensors(2.0)["weights/w"])
+    assert len(said) == 1
+    assert message in said[0]
+    assert said[0].endswith("taking the checkpoint of round 2")
+    checkpoints.save(3, {"state": tensors(3.0)}, {"best": 3})
+    again = Checkpoints(tmp_path).load(said.append)
+    assert (again.round, set(again.parts), len(said)) == (3, {"state", "memory-00000"}, 1)
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_so_many_are_kept(tmp_path, kept):
+    """Each with its own files; a part that did not change is there once."""
+    three_rounds(tmp_path, kept)
+    rounds = range(4 - kept, 4)
+    assert sorted(p.name for p in (tmp_path / "checkpoint").iterdir()) == sorted([
+        "checkpoint.json", "memory-00000-000001.safetensors",
+        *(f"checkpoint-{r:06d}.json" for r in rounds if r < 3), *(f"state-{r:06d}.safetensors" for r in rounds),
+    ])  # fmt: skip
+
+
+def test_notes_that_change_later_stay_as_they_were_saved(tmp_path):
+    """The loop saves its own standing, and goes on with it."""
+    checkpoints, notes = Checkpoints(tmp_path, kept=2), {"round": 1, "scores": {"test": 0.5}}
+    checkpoints.save(1, {"state": tensors(1.0)}, notes)
+    notes["scores"]["test"] = 0.7
+    checkpoints.save(2, {"state": tensors(2.0)}, notes)
+    tampered(tmp_path / "checkpoint", "0.7", "0.8")
+    assert Checkpoints(tmp_path).load().notes == {"round": 1, "scores": {"test": 0.5}}
+
+
+def test_parts_may_share_storage(tmp_path):
+    """The selected model of this round is the state of this round: the same tensors in two files."""
+    checkpoints = Checkpoints(tmp_path)
+    state = tensors(1.0)
+    checkpoints.save(1, {"state": state, "selected": state}, {})
+    found = checkpoints.load()
+    assert torch.equal(found.parts["selected"]["weights/w"], state["weights/w"])
+
+
+def test_a_client_that_keeps_nothing_has_no_file(tmp_path):
+    """Nor keeps one that it had: thousands of clients in a round are one file, not thousands."""
+    checkpoints, one = Checkpoints(tmp_path, kept=1), {"w": torch.ones(2)}
+    checkpoints.save(1, {"state": one, "client-00000": one, "client-00001": {}}, {})
+    assert set(checkpoints.load().parts) == {"state", "client-00000"}
+    checkpoints.save(2, {"state": one, "client-00000": {}}, {})
+    assert set(checkpoints.load().parts) == {"state"}
+    assert len(list((tmp_path / "checkpoint").glob("*.safetensors"))) == 1

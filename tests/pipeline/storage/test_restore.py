@@ -1,0 +1,111 @@
+"""Whose copy it is, who is further, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli.main import main
+from pipeline.config.schema import to_toml
+from pipeline.run.lifecycle import resumed, run
+from pipeline.storage.restore import catch_up, fetch, fetched
+from tasks import places
+from tasks.contract import InputError
+from tests.pipeline.mirrors import contents, files, mirrored, quiet, stop_at
+
+
+def test_no_run_overwrites_anothers_copy(experiment, tmp_path, monkeypatch, mirror):
+    e, copy = mirrored(experiment("fedavg"), mirror), places.join(mirror, "run")
+    run(e, tmp_path / "a" / "run", quiet)
+    before = contents(copy)
+    with pytest.raises(InputError, match=r"the mirror holds .*/run already: go on with 'anchorfl resume .*/run', or"):
+        run(e, tmp_path / "b" / "run", quiet)
+    assert not (tmp_path / "b" / "run").exists()
+    run(experiment("fedavg"), tmp_path / "c" / "run", quiet)  # without a mirror; then told to go on with one
+    (tmp_path / "c" / "run" / "result.json").unlink()
+    with pytest.raises(InputError, match=r"is the copy of another run than"):
+        run(e, tmp_path / "c" / "run", quiet)
+    monkeypatch.chdir(tmp_path / "c")
+    Path("run").rename("moved")
+    Path("runs").mkdir()
+    Path("moved").rename("runs/run")
+    with pytest.raises(InputError, match=r"runs/run is another run than .*/run: move it away"):
+        fetched(copy, quiet)
+    assert contents(copy) == before
+
+
+def test_who_is_further_wins(experiment, tmp_path, monkeypatch):
+    mirror = f"file://{tmp_path}/mirror"
+    e, copy = mirrored(experiment("fedavg", federation={"rounds": 4}), mirror), f"{mirror}/run"
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            run(e, Path("runs/run"), quiet)
+    old = files(Path("runs/run"))
+    with monkeypatch.context() as patch:  # goes on elsewhere
+        stop_at(patch, 4)
+        (tmp_path / "second").mkdir()
+        patch.chdir(tmp_path / "second")
+        with pytest.raises(KeyboardInterrupt):
+            resumed(fetched(copy, quiet), quiet)
+    with pytest.raises(
+        InputError, match=r"is further \(at 3\) than runs/run \(at 1\): move runs/run away, and go on with"
+    ):
+        resumed(Path("runs/run"), quiet)
+    assert files(Path("runs/run")) == old
+    assert fetched(copy, quiet) == Path("runs/run")  # behind, so it is brought up to date
+    assert json.loads(Path("runs/run/checkpoint/checkpoint.json").read_text())["round"] == 3
+    assert fetched(copy, pytest.fail) == Path("runs/run")  # equal: nothing to bring
+    index = places.join(copy, "checkpoint", "checkpoint.json")
+    content = json.loads(places.read_bytes(index))
+    places.write_bytes(index, json.dumps(content | {"round": 1}).encode())
+    with pytest.raises(InputError, match=r"runs/run is further \(at 3\) than .* \(at 1\): go on with 'anchorfl resume"):
+        fetched(copy, quiet)
+
+
+@pytest.mark.parametrize(
+    ("mirror", "message"),
+    [
+        ("s3://nobody-has-it/runs", "there is no such bucket"),
+        ("s3://key:sesame@bucket/runs", "cluster.mirror holds a key"),
+        ("runs/copy", "give s3://bucket/folder"),
+    ],
+)
+def test_a_bad_mirror_is_refused_before_the_run(experiment, tmp_path, monkeypatch, s3, capsys, mirror, message):
+    monkeypatch.chdir(tmp_path)
+    Path("toy.toml").write_text(to_toml(experiment("fedavg")))
+    assert main(["run", "toy.toml", "--cluster.mirror", mirror]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert "sesame" not in error
+    assert not list(Path("runs").glob("*")) if Path("runs").exists() else True
+
+
+def test_resume_of_no_copy(s3, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["resume", f"{s3}/runs/nothing"]) == 2
+    assert "holds no copy to go on with (config.json is missing)" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_copy_is_named(experiment, tmp_path):
+    mirror = f"file://{tmp_path}/mirror"
+    run(mirrored(experiment("fedavg"), mirror), tmp_path / "run", quiet)
+    (tmp_path / "mirror/run/checkpoint/state-000003.safetensors").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"run/checkpoint: state-000003.safetensors is missing or damaged"):
+        fetch(f"{mirror}/run", tmp_path / "fetched")
+    assert not (tmp_path / "fetched" / "config.json").exists()
+    lines = []
+    catch_up(f"{mirror}/run", tmp_path / "fetched", lines.append)
+    assert "state-000003.safetensors is missing or damaged" in lines[0]
+    assert lines[0].endswith(f"going on with what {tmp_path / 'fetched'} holds")
+
+
+def test_resume_from_a_bucket_that_is_not_there(s3, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["resume", "s3://no-such-bucket/runs/nothing"]) == 2
+    assert "there is no such bucket" in capsys.readouterr().err

@@ -1,0 +1,103 @@
+"""A run folder says what the run is and what every round gave, whatever stopped the run."""
+
+import json
+
+import pytest
+
+from pipeline.storage.run_record import LATE, RoundRecord, RunInfo, read_records, with_late, write_late
+from pipeline.tracking.jsonl import JsonLines
+from tasks.contract import InputError
+
+
+def about(folder, **changes):
+    what = {"name": "run", "experiment": "digits", "params": {"method": "fedavg", "seed": 0}}
+    return RunInfo(**(what | {"folder": folder} | changes))
+
+
+def record(number, **extra):
+    return RoundRecord(
+        number, 1_700_000_000.0 + number, {"test/f1_macro": number / 10} | extra, {"test/f1": {"zero": 0.5}}
+    )
+
+
+def test_another_run_in_an_old_folder_is_a_new_run(tmp_path):
+    first, again, other = JsonLines(tmp_path), JsonLines(tmp_path), JsonLines(tmp_path)
+    ids = []
+    for journal, seed in ((first, 0), (again, 0), (other, 1)):
+        journal.begin(about(tmp_path, params={"seed": seed}))
+        ids.append(json.loads((tmp_path / "run.json").read_text())["id"])
+        journal.round(record(0))
+        journal.end("FINISHED")
+    assert ids[0] == ids[1] != ids[2]
+    assert len(read_records(tmp_path)[0]) == 1
+
+
+def test_a_run_killed_before_its_first_round_keeps_its_identity_under_a_newer_version(tmp_path):
+    """A newer version has parameters that the old run.json does not know."""
+    ids = []
+    for params in ({"seed": 0, "lr": 0.1}, {"seed": 0, "lr": 0.1, "new": "x"}, {"seed": 0, "lr": 0.2, "new": "x"}, {}):
+        JsonLines(tmp_path).begin(about(tmp_path, params=params))
+        ids.append(json.loads((tmp_path / "run.json").read_text())["id"])
+    assert ids[0] == ids[1]
+    assert len(set(ids)) == 3
+
+
+def test_what_json_cannot_write_survives(tmp_path):
+    journal = JsonLines(tmp_path)
+    journal.begin(about(tmp_path))
+    journal.round(record(0, a=float("nan"), b=float("-inf")))
+    journal.end("FINISHED")
+    json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)  # strict readers can read it
+    metrics = read_records(tmp_path)[0][0].metrics
+    assert metrics["a"] != metrics["a"]
+    assert metrics["b"] == float("-inf")
+    text = (tmp_path / "metrics.jsonl").read_text()
+    (tmp_path / "metrics.jsonl").write_text("{broken}\n" + text)
+    with pytest.raises(InputError, match="line 1"):
+        read_records(tmp_path)
+
+
+def test_late_scores_of_another_run(tmp_path):
+    """Those of other classes are damage; a new run in the folder does not take over those of the old one."""
+    journal = JsonLines(tmp_path)
+    journal.begin(about(tmp_path))
+    journal.round(record(0))
+    write_late(tmp_path, RoundRecord(0, 1.0, {"test/f1_macro": 0.9}, {"test/recall": {"zero": 0.25}}))
+    assert with_late(tmp_path)[0].per_class == {"test/f1": {"zero": 0.5}, "test/recall": {"zero": 0.25}}
+    write_late(tmp_path, RoundRecord(0, 1.0, {"test/f1_macro": 0.9}, {"test/recall": {"one": 0.25}}))
+    with pytest.raises(InputError, match=r"selected/metrics.jsonl has scores of other classes than the run: delete"):
+        with_late(tmp_path)
+    JsonLines(tmp_path, resume_at=1).begin(about(tmp_path))
+    assert (tmp_path / LATE).exists()
+    JsonLines(tmp_path).begin(about(tmp_path, params={"seed": 1}))
+    assert not (tmp_path / LATE).exists()
+
+
+def test_a_half_line_is_dropped_and_replaced(tmp_path):
+    journal = JsonLines(tmp_path)
+    journal.begin(about(tmp_path))
+    for number in range(3):
+        journal.round(record(number))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 3, "time": 1.0, "met')
+    records, offset = read_records(tmp_path)
+    assert records == [record(number) for number in range(3)]
+    assert read_records(tmp_path, offset) == ([], offset)
+    again = JsonLines(tmp_path, resume_at=3)
+    again.begin(about(tmp_path))
+    again.round(record(3))
+    assert [kept.round for kept in read_records(tmp_path)[0]] == [0, 1, 2, 3]
+
+
+def test_artifacts_are_noted_once_and_must_be_there(tmp_path):
+    folder = tmp_path / "run"
+    journal = JsonLines(folder)
+    journal.begin(about(folder))
+    (folder / "inside.txt").touch()
+    (tmp_path / "outside.txt").touch()
+    for path in (folder / "inside.txt", folder / "inside.txt", tmp_path / "outside.txt"):
+        journal.artifact(path)
+    noted = json.loads((folder / "run.json").read_text())["artifacts"]
+    assert noted == ["inside.txt", str(tmp_path / "outside.txt")]
+    with pytest.raises(FileNotFoundError):
+        journal.artifact(folder / "nothing")

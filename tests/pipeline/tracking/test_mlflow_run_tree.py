@@ -1,0 +1,273 @@
+"""A sweep in MLflow: one parent, its children, every round once, whatever was killed on the way."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.storage.atomic_files import read_json
+from pipeline.storage.run_record import RoundRecord, RunInfo
+from pipeline.tracking import mlflow_upload
+from pipeline.tracking.jsonl import JsonLines
+from pipeline.tracking.mlflow_run_tree import Deliveries, parts_of
+from pipeline.tracking.mlflow_store import open_store
+from pipeline.tracking.mlflow_writer import MlflowWriter, send
+from tasks.contract import InputError
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The ``noload`` loader strategy is deprecated:sqlalchemy.exc.SADeprecationWarning"
+)
+CHILDREN, ROUNDS = 20, 3
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A migrated database; every test has its own experiment in it."""
+    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
+
+
+class Killed(BaseException):
+    """Ends the writer where it stands, as a kill would."""
+
+
+class Line:
+    """The way to the store: counts the requests, and is cut at the given one, before or after it arrives."""
+
+    def __init__(self):
+        self.requests, self.cut, self.arrives = [], 0, False
+
+    def open(self, uri):
+        self.client = open_store(uri)
+        return self
+
+    def __getattr__(self, name):
+        def request(*arguments, **named):
+            self.requests.append(name)
+            cut = len(self.requests) == self.cut
+            if cut and not self.arrives:
+                raise Killed
+            answer = getattr(self.client, name)(*arguments, **named)
+            if cut:
+                raise Killed
+            return answer
+
+        return request
+
+
+@pytest.fixture
+def line(monkeypatch):
+    line = Line()
+    monkeypatch.setattr(mlflow_upload, "open_store", line.open)
+    return line
+
+
+def begin(folder, study, parent=None, *, resume_at=0, seed=0, **changes):
+    journal = JsonLines(folder, resume_at)
+    params = {"method": "fedavg", "task": "toy-single", "seed": seed}
+    journal.begin(RunInfo(name=folder.name, experiment=study, params=params, folder=folder, parent=parent, **changes))
+    return journal
+
+
+def rounds(journal, numbers, **extra):
+    for number in numbers:
+        journal.round(RoundRecord(number, 1_700_000_000.0 + number, {"validation/f1_macro": number / 10} | extra))
+
+
+def sweep(base, children=CHILDREN):
+    """A sweep that is over: the folders of the parent and of its children."""
+    parent = base / "sweep"
+    above = begin(parent, base.name)
+    folders = []
+    for number in range(children):
+        folder = parent / "trials" / f"{number:04d}"
+        journal = begin(folder, base.name, parent, seed=number)
+        rounds(journal, range(ROUNDS))
+        journal.end("FINISHED")
+        folders.append(folder)
+    rounds(above, range(ROUNDS))
+    above.end("FINISHED")
+    return parent, folders
+
+
+def in_store(uri, study):
+    """What stands in MLflow: name -> (status, name of the parent, steps)."""
+    client = open_store(uri)
+    found = client.search_runs([client.get_experiment_by_name(study).experiment_id])
+    names = {run.info.run_id: run.info.run_name for run in found}
+    assert len(set(names.values())) == len(found)
+    return {
+        run.info.run_name: (
+            run.info.status,
+            names.get(run.data.tags.get("mlflow.parentRunId")),
+            [row.step for row in client.get_metric_history(run.info.run_id, "validation/f1_macro")],
+        )
+        for run in found
+    }
+
+
+def expected(folders):
+    whole = list(range(ROUNDS))
+    return {"sweep": ("FINISHED", None, whole)} | {f.name: ("FINISHED", "sweep", whole) for f in folders}
+
+
+def test_a_child_hangs_below_its_parent(tmp_path, store):
+    parent, (child,) = sweep(tmp_path, 1)
+    assert read_json(child / "run.json")["parent"] == os.path.join("..", "..")
+    moved = tmp_path / "elsewhere"
+    parent.rename(moved)  # to another machine, say
+    child = moved / "trials" / child.name
+    with pytest.raises(InputError, match=f"parent run is not there yet.*anchorfl track {moved}"):
+        send(child, store)
+    assert in_store(store, tmp_path.name) == {}
+    assert parts_of(moved) == [child]
+    assert send(moved, store) == 2 * ROUNDS
+    assert send(moved, store) == send(child, store) == 0
+    assert in_store(store, tmp_path.name) == expected([child])
+
+
+def test_a_parent_that_is_gone_is_named(tmp_path, store):
+    begin(tmp_path / "child", tmp_path.name, tmp_path / "nowhere").end("FINISHED")
+    with pytest.raises(InputError, match=r"nowhere has no run\.json"):
+        send(tmp_path / "child", store)
+
+
+def test_twenty_children_whose_writer_is_killed_again_and_again(tmp_path, store, line):
+    parent, folders = sweep(tmp_path)
+    for attempt, cut in enumerate([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 14, 23, 40, 61, 90]):
+        line.requests, line.cut, line.arrives = [], cut, bool(attempt % 2)
+        deliveries = Deliveries(parent, store)
+        for folder in folders:
+            deliveries.add(folder)
+        with pytest.raises(Killed):
+            deliveries.advance()
+    line.cut = 0
+    deliveries = Deliveries(parent, store)
+    for folder in folders:
+        deliveries.add(folder)
+        deliveries.add(folder)
+    deliveries.advance()
+    assert deliveries.finish() == []
+    assert deliveries.last == ROUNDS - 1
+    assert in_store(store, tmp_path.name) == expected(folders)
+
+
+def test_children_without_news_cost_nothing(tmp_path, store, line):
+    parent, folders = sweep(tmp_path, 2)
+    late = parent / "trials" / "late"
+    deliveries = Deliveries(parent, store)
+    for folder in (*folders, late):
+        deliveries.add(folder)
+    assert deliveries.advance() == 3 * ROUNDS  # the late one has no run.json yet
+    journal = begin(late, tmp_path.name, parent)
+    rounds(journal, [0])
+    assert deliveries.advance() == 1
+    line.requests = []
+    for folder in (*folders, late):
+        deliveries.add(folder)
+    assert (deliveries.advance(), line.requests) == (0, [])
+    rounds(journal, [1])
+    assert (deliveries.advance(), line.requests) == (1, ["log_batch"])
+    rounds(journal, [2])
+    journal.end("FINISHED")
+    deliveries.advance()
+    assert in_store(store, tmp_path.name)["late"] == ("FINISHED", "sweep", [0, 1, 2])
+    line.requests = []
+    assert (deliveries.advance(), line.requests) == (0, [])
+
+
+def test_a_child_that_goes_on(tmp_path, store):
+    """It is resumed behind the back of the one who delivers: its journal was cut and grew again."""
+    parent, (child,) = sweep(tmp_path, 1)
+    deliveries = Deliveries(parent, store)
+    deliveries.add(child)
+    deliveries.advance()
+    journal = begin(child, tmp_path.name, parent, resume_at=2)
+    deliveries.add(child)
+    deliveries.advance()
+    assert in_store(store, tmp_path.name)[child.name] == ("RUNNING", "sweep", [0, 1, 2])
+    rounds(journal, [2, 3])
+    again = begin(child, tmp_path.name, parent, resume_at=3)
+    assert deliveries.advance() == 0
+    rounds(again, [3, 4], much=1.0)
+    again.end("FINISHED")
+    assert deliveries.advance() == 2
+    assert in_store(store, tmp_path.name)[child.name] == ("FINISHED", "sweep", [0, 1, 2, 3, 4])
+
+
+def test_one_broken_child_does_not_hold_up_the_others(tmp_path, store):
+    parent, folders = sweep(tmp_path, 3)
+    journal = folders[0] / "metrics.jsonl"
+    text = journal.read_text()
+    journal.write_text("damaged\n" + text)
+    deliveries = Deliveries(parent, store)
+    for folder in folders:
+        deliveries.add(folder)
+    for _ in range(2):
+        with pytest.raises(InputError, match="damaged"):
+            deliveries.advance()
+    assert {name: row[2] for name, row in in_store(store, tmp_path.name).items()} == {
+        "sweep": [0, 1, 2], "0000": [], "0001": [0, 1, 2], "0002": [0, 1, 2],
+    }  # fmt: skip
+    journal.write_text(text)
+    deliveries.advance()
+    deliveries.finish()
+    assert in_store(store, tmp_path.name) == expected(folders)
+
+
+def test_one_writer_serves_a_sweep(tmp_path, store):
+    parent, lines = tmp_path / "sweep", []
+    above = begin(parent, tmp_path.name)
+    deliveries = Deliveries(parent, store)
+    writer = MlflowWriter(parent, store, lines.append, delivery=deliveries, timeout_s=60)
+    writer.begin(None)
+    folders = [parent / f"{number}" for number in range(3)]
+    journals = [begin(folder, tmp_path.name, parent, seed=number) for number, folder in enumerate(folders)]
+    for number in range(ROUNDS):
+        for folder, journal in zip(folders, journals, strict=True):
+            rounds(journal, [number])
+            deliveries.add(folder)
+            writer.wake()
+        rounds(above, [number])
+    for journal in journals:
+        journal.end("FINISHED")
+    above.end("FINISHED")
+    writer.end("FINISHED")
+    assert lines == []
+    assert in_store(store, tmp_path.name) == expected(folders)
+
+
+WRITE = """
+import sys
+from pathlib import Path
+from pipeline.tracking.mlflow_run_tree import Deliveries, parts_of
+from pipeline.tracking.mlflow_writer import MlflowWriter
+folder, uri = Path(sys.argv[1]), sys.argv[2]
+deliveries = Deliveries(folder, uri)
+for part in parts_of(folder):
+    deliveries.add(part)
+writer = MlflowWriter(folder, uri, print, delivery=deliveries, timeout_s=100)
+writer.begin(None)
+writer.end("FINISHED")
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed(tmp_path, store):
+    parent, folders = sweep(tmp_path)
+    open_store(store)
+    command = [sys.executable, "-c", WRITE, str(parent), store]
+    root = Path(mlflow_upload.__file__).parents[2]
+    for so_many in (1, 7, 15):
+        process = subprocess.Popen(command, cwd=root)
+        until = time.monotonic() + 120
+        while sum((f / "tracking.json").exists() for f in folders) < so_many and time.monotonic() < until:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(30) == -signal.SIGKILL
+    assert len(in_store(store, tmp_path.name)) < 1 + CHILDREN
+    subprocess.run(command, cwd=root, check=True, timeout=200)
+    assert in_store(store, tmp_path.name) == expected(folders)

@@ -1,0 +1,135 @@
+"""A real MLflow server: runs, a sweep, a model and the registry over http."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from pipeline.config.tracking import TrackingOptions
+from pipeline.run.lifecycle import open_tracker, run
+from pipeline.storage.run_record import RoundRecord, RunInfo
+from pipeline.tracking.jsonl import JsonLines
+from pipeline.tracking.mlflow_run_tree import Deliveries
+from pipeline.tracking.mlflow_store import open_store
+from pipeline.tracking.mlflow_writer import send
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        "ignore:The ``noload`` loader strategy is deprecated:sqlalchemy.exc.SADeprecationWarning"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Address of a server with a database and an artifact folder of its own."""
+    base = tmp_path_factory.mktemp("server")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    open_store(f"sqlite:///{base / 'server.db'}")
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{base / 'server.db'}"]
+    command += ["--artifacts-destination", str(base / "artifacts"), "--port", str(port), "--workers", "1"]
+    quiet = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}
+    with (base / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=base, stdout=log, stderr=log, env=quiet, start_new_session=True)
+    try:
+        for _ in range(240):
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                    break
+            except OSError:  # not up yet
+                time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, 15)
+        process.wait(120)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")  # these tests are about rows, not about a busy machine
+
+
+def record(number):
+    return RoundRecord(number, 1_700_000_000.0 + number, {"test/f1_macro": number / 10, "system/gpu_0_memory": 7.0})
+
+
+def about(folder, study, parent=None):
+    params = {"method": "fedavg", "seed": 0}
+    return RunInfo(name=folder.name, experiment=study, params=params, folder=folder, parent=parent)
+
+
+def in_store(uri, study):
+    """name -> (name of the parent, steps) of what stands in MLflow."""
+    client = open_store(uri)
+    found = client.search_runs([client.get_experiment_by_name(study).experiment_id])
+    names = {run.info.run_id: run.info.run_name for run in found}
+    assert len(set(names.values())) == len(found)
+    return {
+        run.info.run_name: (
+            names.get(run.data.tags.get("mlflow.parentRunId")),
+            [row.step for row in client.get_metric_history(run.info.run_id, "test/f1_macro")],
+        )
+        for run in found
+    }
+
+
+def test_a_run_that_is_resumed(tmp_path, server):
+    folder, lines = tmp_path / "run", []
+    for first, last, resume_at in ((0, 3, 0), (2, 5, 2)):
+        tracker = open_tracker(TrackingOptions(uri=server), folder, resume_at, lines.append)
+        tracker.begin(about(folder, "resumed"))
+        for number in range(first, last):
+            tracker.round(record(number))
+        if resume_at:
+            tracker.end("FINISHED")
+        else:
+            tracker.parts[1].close(30)  # as a killed process leaves it
+    assert lines == []
+    assert in_store(server, "resumed") == {"run": (None, [0, 1, 2, 3, 4])}
+    assert send(folder, server) == 0
+
+
+def test_a_sweep(tmp_path, server):
+    parent = tmp_path / "sweep"
+    folders = [parent / f"{number}" for number in range(5)]
+    for folder in (parent, *folders):
+        journal = JsonLines(folder)
+        journal.begin(about(folder, "sweep", None if folder == parent else parent))
+        for number in range(3):
+            journal.round(record(number))
+        journal.end("FINISHED")
+    deliveries = Deliveries(parent, server)
+    for folder in folders:
+        deliveries.add(folder)
+    assert deliveries.advance() == 18
+    assert deliveries.finish() == []
+    assert send(parent, server) == 0
+    assert in_store(server, "sweep") == {"sweep": (None, [0, 1, 2])} | {f.name: ("sweep", [0, 1, 2]) for f in folders}
+    client = open_store(server)
+    found = client.search_runs([client.get_experiment_by_name("sweep").experiment_id], "attributes.run_name = '3'")
+    history = client.get_metric_history(found[0].info.run_id, "system/gpu_0_memory")  # "System metrics" in the pages
+    assert [(row.step, row.value) for row in history] == [(0, 7.0), (1, 7.0), (2, 7.0)]
+
+
+def test_a_model_and_its_version(experiment, tmp_path, server, monkeypatch):
+    lines, folder = [], tmp_path / "run"
+    run(experiment(tracking={"uri": server, "experiment": "model", "register": "served"}), folder, lines.append)
+    assert not [line for line in lines if "MLflow" in line]
+    (folder / "tracking.json").unlink()
+    assert send(folder, server) == 0
+    client = open_store(server)
+    version = client.get_model_version_by_alias("served", "champion")
+    assert [found.version for found in client.search_model_versions("name = 'served'")] == [version.version]
+    assert len(client.search_logged_models([client.get_experiment_by_name("model").experiment_id])) == 1
+    import mlflow
+
+    monkeypatch.setattr("mlflow.tracking._tracking_service.utils._tracking_uri", server)
+    answer = mlflow.pyfunc.load_model("models:/served@champion").predict([{"text": "an engine"}])
+    assert answer.to_numpy().sum() == pytest.approx(1)

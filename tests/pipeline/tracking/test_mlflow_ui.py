@@ -1,0 +1,137 @@
+"""The pages are served on loopback unless the user asks for more, and only where there is something to show."""
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+from mlflow import MlflowClient
+
+from pipeline.tracking import mlflow_ui
+from pipeline.tracking.mlflow_ui import serve, server_command
+from tasks.contract import InputError
+
+
+@pytest.fixture
+def database(tmp_path):
+    (tmp_path / "mlflow.db").touch()
+    return f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def test_serve_becomes_mlflow_on_loopback(database, port, monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr(os, "execv", lambda *call: calls.append(call))
+    serve(database, port)
+    command = calls[0][1]
+    assert calls[0][0] == command[0] == sys.executable
+    assert command[1:4] == ["-m", "mlflow", "server"]
+    options = dict(zip(command[4::2], command[5::2], strict=True))
+    assert options == {
+        "--backend-store-uri": database,
+        "--artifacts-destination": database.removeprefix("sqlite:///").replace("mlflow.db", "mlartifacts"),
+        "--host": "127.0.0.1",
+        "--port": str(port),
+        "--workers": "1",
+    }
+    assert f"http://127.0.0.1:{port}" in capsys.readouterr().out
+
+
+def listening(process):
+    """Addresses at which a process and its children wait for connections."""
+    try:
+        family = [process, *process.children(recursive=True)]
+        found = [c for p in family for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
+    except psutil.NoSuchProcess:
+        return set()
+    return {c.laddr.ip for c in found}
+
+
+def test_what_is_started_listens_on_loopback_alone(tmp_path, port):
+    database = tmp_path / "mlflow.db"
+    MlflowClient(f"sqlite:///{database}").create_experiment("one")
+    command = [sys.executable, "-c", "import sys; from tuning.cli import main; sys.exit(main(sys.argv[1:]))"]
+    process = psutil.Popen([*command, "ui", "--uri", f"sqlite:///{database}", "--port", str(port)])
+    try:
+        until = time.monotonic() + 120
+        while time.monotonic() < until and not answers(port):
+            assert process.poll() is None
+            time.sleep(0.2)
+        assert listening(process) == {"127.0.0.1"}
+    finally:
+        for one in [*process.children(recursive=True), process]:
+            one.kill()
+        process.wait()
+
+
+def answers(port):
+    try:
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).status == 200
+    except OSError:
+        return False
+
+
+def test_mlflow_knows_the_options():
+    quiet = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}
+    known = subprocess.run(
+        [sys.executable, "-m", "mlflow", "server", "--help"], check=True, capture_output=True, text=True, env=quiet
+    ).stdout
+    options = ("--backend-store-uri", "--artifacts-destination", "--host", "--port", "--workers")
+    assert all(option in known for option in options)
+    source = Path(importlib.util.find_spec("mlflow").origin).parent / "cli" / "__init__.py"
+    assert '"MLFLOW_BACKEND_STORE_URI"' in source.read_text()
+
+
+def test_a_postgres_address_is_no_argument(port, monkeypatch, capsys):
+    uri, calls, opened = "postgresql+psycopg://me:secret@127.0.0.1/runs", [], []
+    monkeypatch.setattr(os, "execv", lambda *call: calls.append(call))
+    monkeypatch.setattr(mlflow_ui, "open_store", opened.append)
+    monkeypatch.setenv("MLFLOW_BACKEND_STORE_URI", "")
+    serve(uri, port)
+    assert "secret" not in " ".join(calls[0][1]) + capsys.readouterr().out
+    assert calls[0][1][4:6] == ["--artifacts-destination", str(Path("runs/mlartifacts").absolute())]
+    assert os.environ["MLFLOW_BACKEND_STORE_URI"] == uri
+    assert opened == [uri]
+
+
+def test_a_postgres_server_that_does_not_answer(port):
+    with pytest.raises(InputError, match="cannot be shown") as told:
+        serve(f"postgresql+psycopg://me:secret@127.0.0.1:{port}/runs", port)
+    assert "refused" in str(told.value)
+    assert "secret" not in str(told.value)
+
+
+def test_other_hosts_only_when_asked_for(database, port, monkeypatch, capsys):
+    monkeypatch.setattr(os, "execv", lambda *call: None)
+    for host in ("0.0.0.0", "192.168.0.7", "example.org"):
+        with pytest.raises(InputError, match=f"--host {host}"):
+            serve(database, port, host)
+    serve(database, port, "0.0.0.0", explicit_host=True)
+    assert "no login" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("uri", ["sqlite:////nowhere/mlflow.db", "http://127.0.0.1:5000", "runs", ""])
+def test_nothing_to_show(uri, port):
+    with pytest.raises(InputError):
+        serve(uri, port)
+
+
+def test_a_taken_port(database):
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        taken = busy.getsockname()[1]
+        with pytest.raises(InputError, match=f"--port {taken + 1}"):
+            server_command(database, taken)

@@ -1,0 +1,197 @@
+"""The trained model in MLflow: no pickle in it, the same numbers as ``anchorfl predict``, and there only once."""
+
+import json
+import pickletools
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from pipeline.mlmodel import _load_pyfunc
+from pipeline.results.predict import predict
+from pipeline.run.lifecycle import run
+from pipeline.storage.atomic_files import read_json
+from pipeline.tracking import mlflow_model
+from pipeline.tracking.mlflow_model import LOADER, pack, requirements
+from pipeline.tracking.mlflow_writer import send
+from tasks.contract import InputError
+
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore:The ``noload`` loader strategy is deprecated:sqlalchemy.exc.SADeprecationWarning"
+    ),
+    # MLflow 3.17.2 when mlflow.pyfunc is first imported
+    pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType:UserWarning"),
+]
+TEXTS = ["an engine and a river", "apple pear plum", "words that nobody knows"]
+
+
+def quiet(line):
+    """Nobody listens."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
+
+
+@pytest.fixture
+def mlflow(store):
+    import mlflow
+
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(store)
+    yield mlflow
+    mlflow.set_tracking_uri(before)
+
+
+def delivered(mlflow, folder, store):
+    """The MLflow run of a folder, and its models."""
+    client = mlflow.MlflowClient(store)
+    done = client.get_run(next(iter(read_json(folder / "tracking.json").values()))["run_id"])
+    found = client.search_logged_models([done.info.experiment_id], f"source_run_id = '{done.info.run_id}'")
+    return client, done, found
+
+
+def is_pickle(content):
+    """Whether the bytes read as a pickle from the first to the last."""
+    try:
+        *_, (last, _, at) = pickletools.genops(content)
+    except (ValueError, IndexError, UnicodeDecodeError):
+        return False
+    return last.name == "STOP" and at == len(content) - 1
+
+
+def assert_no_pickle(folder):
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {"MLmodel", "model.json", "weights.safetensors", "input_example.json"} <= {path.name for path in files}
+    for path in files:
+        assert path.suffix not in {".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib", ".npy"}, path
+        assert not zipfile.is_zipfile(path), path
+        assert not is_pickle(path.read_bytes()), path
+        assert "pickle" not in path.name.lower(), path
+        if path.name in {"MLmodel", "requirements.txt", "conda.yaml"}:
+            assert "pickle" not in path.read_text().lower(), path
+
+
+def test_the_search_for_pickles_finds_one(tmp_path):
+    import pickle
+
+    assert all(is_pickle(pickle.dumps({"a": [1]}, protocol)) for protocol in range(6))
+    assert not is_pickle(b"text")
+    torch.save({"a": torch.zeros(2)}, tmp_path / "weights.safetensors")
+    for name in ("MLmodel", "model.json", "input_example.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(AssertionError, match=r"weights\.safetensors"):
+        assert_no_pickle(tmp_path)
+
+
+def test_a_text_model_answers_as_predict_does(experiment, tmp_path, store, mlflow):
+    folder = tmp_path / "run"
+    run(experiment(tracking={"uri": store, "register": "winner"}), folder, quiet)
+    client, done, found = delivered(mlflow, folder, store)
+    assert [model.status for model in found] == ["READY"]
+    assert [output.model_id for output in done.outputs.model_outputs] == [found[0].model_id]
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    expected = predict(folder / "model", tmp_path / "texts.txt")
+    threads = torch.get_num_threads()
+    for uri in (f"models:/{found[0].model_id}", f"runs:/{done.info.run_id}/model", "models:/winner@champion"):
+        loaded = mlflow.pyfunc.load_model(uri)
+        answer = loaded.predict(pd.DataFrame({"text": TEXTS, "more": 1}))
+        assert list(answer.columns) == list(expected.class_names)
+        assert np.array_equal(answer.to_numpy(), expected.scores_NC.double().numpy())
+    assert torch.get_num_threads() == threads
+    assert loaded.input_example.to_dict("list") == {"text": ["an example text"]}
+    assert loaded.predict(loaded.input_example).shape == (1, 4)
+    place = Path(mlflow.artifacts.download_artifacts(f"models:/{found[0].model_id}", dst_path=str(tmp_path)))
+    assert_no_pickle(place)
+    assert (place / "requirements.txt").read_text().splitlines() == requirements()
+    assert [file.path for file in client.list_artifacts(done.info.run_id) if "weights" in file.path] == []
+
+
+def test_a_model_of_numbers_answers_as_predict_does(experiment, tmp_path, store, mlflow):
+    run(experiment(task="toy-multi"), tmp_path / "run", quiet)
+    pack(tmp_path / "run" / "model", tmp_path / "packed")
+    assert_no_pickle(tmp_path / "packed")
+    values = np.random.default_rng(0).normal(size=(5, 16))
+    frame = pd.DataFrame(values, columns=[f"c{number}" for number in range(16)])
+    frame.to_csv(tmp_path / "values.csv", index=False)
+    expected = predict(tmp_path / "run" / "model", tmp_path / "values.csv").scores_NC.double().numpy()
+    loaded = mlflow.pyfunc.load_model(str(tmp_path / "packed"))
+    assert _load_pyfunc.__module__ == LOADER
+    assert np.array_equal(loaded.predict(frame).to_numpy(), expected)
+    assert np.array_equal(loaded.predict(values).to_numpy(), expected)
+    assert not loaded.input_example.any()
+    direct = _load_pyfunc(str(tmp_path / "packed" / "data" / "model"))
+    assert np.array_equal(direct.predict(values.tolist()).to_numpy(), expected)
+    with pytest.raises(InputError, match=r"shape \(1, 3\); this model takes 16"):
+        direct.predict([[1.0, 2.0, 3.0]])
+    with pytest.raises(InputError, match="sample 2 holds"):
+        direct.predict([[0.0] * 16, [float("nan")] * 16])
+    with pytest.raises(InputError, match="no number"):
+        direct.predict([["x"] * 16])
+
+
+def test_texts_that_are_none_are_named(experiment, tmp_path):
+    run(experiment(), tmp_path / "run", quiet)
+    model = _load_pyfunc(str(tmp_path / "run" / "model"))
+    assert model.predict(TEXTS).shape == (3, 4)
+    for given, words in (
+        (pd.DataFrame({"words": TEXTS}), "name one 'text'"),
+        (["a", ""], "sample 2"),
+        ([1], "no text"),
+    ):
+        with pytest.raises(InputError, match=words):
+            model.predict(given)
+
+
+def test_a_repeated_delivery_makes_no_second_model_or_version(experiment, tmp_path, store, mlflow, monkeypatch):
+    folder = tmp_path / "run"
+    e = experiment(tracking={"uri": store, "register": "steady", "experiment": "repeated"})
+
+    def killed(*arguments, **named):
+        raise ConnectionError("[Errno 104] reset")
+
+    monkeypatch.setattr(mlflow_model, "_upload", killed)
+    lines = []
+    run(e, folder, lines.append)  # the model was made known, its files never came
+    assert any("cannot be reached" in line for line in lines)
+    monkeypatch.undo()
+    client, _, found = delivered(mlflow, folder, store)
+    assert [model.status for model in found] == ["PENDING"]
+    send(folder, store)
+    assert [model.status for model in delivered(mlflow, folder, store)[2]] == ["READY"]
+    first = client.get_model_version_by_alias("steady", "champion")
+    other = client.create_model_version("steady", first.source, first.run_id)
+    client.set_registered_model_alias("steady", "champion", other.version)  # a person moved it
+    (folder / "tracking.json").unlink()
+    send(folder, store)
+    _, done, found = delivered(mlflow, folder, store)
+    assert [model.status for model in found] == ["READY"]
+    assert len(done.outputs.model_outputs) == 1
+    assert [version.version for version in client.search_model_versions("name = 'steady'")] == [2, 1]
+    assert client.get_model_version_by_alias("steady", "champion").version == 2
+    assert [row.step for row in client.get_metric_history(done.info.run_id, "test/f1_macro")] == [0, 1, 2, 3]
+
+
+def test_scores_stand_with_the_model(experiment, tmp_path, store, mlflow):
+    result = run(experiment(tracking={"uri": store, "experiment": "scores"}), tmp_path / "run", quiet)
+    client, _, found = delivered(mlflow, tmp_path / "run", store)
+    rows = client.get_logged_model(found[0].model_id).metrics
+    told = {row.key: (row.value, row.dataset_name) for row in rows}
+    assert told["test/f1_macro"] == (result.scores["test"]["f1_macro"], "toy-single/test")
+    assert {name.partition("/")[0] for name in told} == {"test", "validation"}
+
+
+def test_without_log_model_only_the_files_go(experiment, tmp_path, store, mlflow):
+    run(experiment(tracking={"uri": store, "log_model": False}), tmp_path / "run", quiet)
+    client, done, found = delivered(mlflow, tmp_path / "run", store)
+    assert found == []
+    assert {file.path for file in client.list_artifacts(done.info.run_id, "model")} == {
+        "model/model.json",
+        "model/weights.safetensors",
+    }
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["log_model"] is False

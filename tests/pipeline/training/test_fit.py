@@ -1,0 +1,103 @@
+"""``fit`` is a pure function of what it is given and refuses what is not finite; inference keeps the order of rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from models.classifier import Classifier
+from models.dropout import MaskSource
+from models.heads import LinearHead
+from pipeline.algorithm import messages
+from pipeline.algorithm.contract import Global
+from pipeline.algorithm.optimizers import OptimizerOptions
+from pipeline.algorithm.parameters import weights_of
+from pipeline.methods.fedavg import FedAvg
+from pipeline.training.local_training import Training, UpdateError, fit, infer
+from tests.pipeline.ragged import METHODS, PLAIN, SAVINGS, SINGLE, client, images, network, state_of
+
+
+def once(method, model, who, state, memory, round_=2, options=SAVINGS["both"], seed=5):
+    card, data = client(who)
+    return fit(Training(method, SINGLE, options, 2, seed), model, card, data, state, memory, round_)
+
+
+def digest(fitted):
+    return messages.checksum(fitted.update), messages.checksum(fitted.memory), fitted.loss
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_fit_is_a_pure_function(name):
+    """Twice the same bits on a work-space that the first call left dirty; arguments unchanged; clients in any order."""
+    method = METHODS[name]
+    model = network(method, dropout=0.5)
+    state = state_of(method, model)
+    memory = once(method, model, 0, state, {}, round_=1).memory
+    before = messages.checksum(state), messages.checksum(memory)
+    a0, a1 = once(method, model, 0, state, memory), once(method, model, 1, state, {})
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(77)  # no draw comes from the global generator
+        b1, b0 = once(method, model, 1, state, {}), once(method, model, 0, state, memory)
+    assert digest(a0) == digest(b0)
+    assert digest(a1) == digest(b1)
+    assert before == (messages.checksum(state), messages.checksum(memory))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(3)  # whatever happens to the work-space reaches neither what was given nor what was returned
+    assert before == (messages.checksum(state), messages.checksum(memory))
+    assert digest(a0) == digest(b0)
+
+
+def test_round_seed_and_memory_matter():
+    method = FedAvg()
+    model = network(method, dropout=0.5)
+    state = state_of(method, model)
+    base = once(method, model, 0, state, {})
+    others = [
+        once(method, model, 0, state, {}, round_=3),
+        once(method, model, 0, state, {}, seed=6),
+        once(method, model, 0, state, base.memory),
+    ]
+    assert len({digest(f)[0] for f in [base, *others]}) == 4
+
+
+def test_reset_keeps_no_memory():
+    method = FedAvg()
+    model = network(method)
+    assert once(method, model, 0, state_of(method, model), {}, options=replace(PLAIN, state="reset")).memory == {}
+    kept = once(method, model, 0, state_of(method, model), {}).memory
+    assert {float(v) for k, v in kept.items() if k.endswith("step")} == {16.0}  # 2 epochs of 8 mini-batches
+
+
+def test_the_rate_falls_from_round_to_round():
+    """Round 3 at a rate of 0.1 that halves after every round is round 3 at 0.025, bit for bit."""
+    method, model = FedAvg(), network(FedAvg())
+    card, data = client()
+    halving = replace(PLAIN, name="sgd", lr=0.1, lr_decay=0.5)
+    got, want = (
+        fit(Training(method, SINGLE, options, 1, 5), model, card, data, state_of(method, network(method)), {}, 3)
+        for options in (halving, replace(halving, lr=0.025, lr_decay=1.0))
+    )
+    assert all(torch.equal(got.update.weights[n], value) for n, value in want.update.weights.items())
+
+
+@pytest.mark.parametrize("fill", [float("inf"), float("nan")])
+def test_an_update_that_is_not_finite_is_refused(fill):
+    model = Classifier(nn.Linear(3, 3), LinearHead(3, 2), MaskSource())
+    card, data = images(fill=fill)
+    state = Global(weights_of(model))
+    with pytest.raises(UpdateError, match=r"^client 3, round 7: tensor 'weights/[a-z.]+' holds \d+ non-finite values$"):
+        fit(Training(FedAvg(), SINGLE, OptimizerOptions(), 1, 0), model, card, data, state, {}, 7)
+
+
+def test_inference_keeps_the_order_of_rows_and_the_mode():
+    model = network(FedAvg(), dropout=0.5).train()
+    _, data = client(rows=300)
+    z = infer(model, data)
+    assert model.training
+    model.eval()
+    for i in (0, 7, 150, 299):
+        assert torch.allclose(z[i], model.encoder(data.x[i : i + 1])[0].detach(), atol=1e-6)
