@@ -26,7 +26,8 @@ from pipeline.methods.fedavg import FedAvg
 from pipeline.training.local_training import Training, augmentation, batches, fit, pieces
 from pipeline.training.run_spec import one_thread
 from tasks.contract import Card, ClientData, InputSpec, Objective
-from tasks.images.pixels import IMAGENET_MEAN, IMAGENET_STD, LEVELS
+from tasks.images.pixels import LEVELS
+from tasks.scaling import IMAGENET_MEAN, IMAGENET_STD
 
 CLASSES, SHAPE = 8, (3, 28, 28)
 SPEC = InputSpec("image", SHAPE, mean=IMAGENET_MEAN, std=IMAGENET_STD, levels=LEVELS)

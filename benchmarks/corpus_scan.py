@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.corpus import count_names
-from tasks.name_words import name_words, stemmed
-from tasks.scan import Scanner
+from tasks.corpus.cooccurrence import count_names
+from tasks.corpus.counting import Scanner
+from tasks.corpus.name_matching import name_words, stemmed
 
 DATA = Path(os.environ.get("ANCHORFL_DATA", "."))
 WORD = re.compile(r"[^\W_]+")

@@ -29,7 +29,7 @@ from pipeline.config.experiment import Experiment, FederationOptions
 from pipeline.config.tracking import TrackingOptions
 from pipeline.run.lifecycle import run
 from pipeline.storage.run_record import read_records
-from tasks.contract import TaskOptions
+from tasks.options import TaskOptions
 
 CLIENTS, ROUNDS, SLOTS, DYING, ROUND, WORK_S = 10, 8, 2, 3, 2, 0.1
 

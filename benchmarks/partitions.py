@@ -18,10 +18,11 @@ import tracemalloc
 
 import numpy as np
 
-from tasks.contract import Source, Task, TaskOptions
-from tasks.labels import Labels
-from tasks.partition import make_plan
-from tasks.strata import Rows
+from tasks.arrays.labels import Labels
+from tasks.contract import Source, Task
+from tasks.options import TaskOptions
+from tasks.partition.partition import make_plan
+from tasks.partition.stratify import Rows
 
 
 def made(size, classes, subjects, single=False):

@@ -35,8 +35,8 @@ from pipeline.execution.pooled_executor import in_process
 from pipeline.methods import METHODS
 from pipeline.run.prepare import make_setup
 from pipeline.training.run_spec import Setup
-from tasks.contract import TaskOptions
-from tasks.twins.xc import SIZES, write_rows
+from tasks.options import TaskOptions
+from tasks.synthetic.xc import SIZES, write_rows
 
 
 def experiment(options: argparse.Namespace, folder: Path) -> Experiment:

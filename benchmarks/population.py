@@ -36,7 +36,7 @@ from pipeline.execution.ray_executor import RayExecutor
 from pipeline.methods import METHODS
 from pipeline.run.prepare import make_setup, settled
 from pipeline.training.sampling import select
-from tasks.contract import TaskOptions
+from tasks.options import TaskOptions
 
 ROWS, FEATURES, CLASSES, CHOSEN, ACTORS = 20, 32, 10, 100, 2
 

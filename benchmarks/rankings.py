@@ -14,8 +14,8 @@ import time
 
 import numpy as np
 
-from tasks.labels import Labels
-from tasks.ranking import Ranking, propensities
+from tasks.arrays.labels import Labels
+from tasks.metrics.ranking import Ranking, propensities
 
 PER_ROW = 5
 CHUNK = 512

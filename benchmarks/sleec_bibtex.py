@@ -18,11 +18,12 @@ import torch
 
 from models.sleec import Sleec, SleecOptions, embed
 from pipeline.algorithm.seeds import numpy_rng, torch_rng
-from tasks.columns import list_parts
-from tasks.contract import TaskOptions
-from tasks.labels import Labels
-from tasks.ranking import first_places
-from tasks.sources import find_task, raw_folder
+from tasks.arrays.arrow import list_parts
+from tasks.arrays.labels import Labels
+from tasks.files.raw_files import raw_folder
+from tasks.metrics.ranking import first_places
+from tasks.options import TaskOptions
+from tasks.registry import find_task
 
 PLACES = (1, 3, 5)
 GRID = tuple(

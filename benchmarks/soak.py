@@ -40,7 +40,7 @@ from pipeline.run.progress import Progress
 from pipeline.run.round_loop import Loop
 from pipeline.storage.atomic_files import write_json
 from pipeline.storage.run_folder import held, write_config
-from tasks.contract import TaskOptions
+from tasks.options import TaskOptions
 
 MIB = 2**20
 

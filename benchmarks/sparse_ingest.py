@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.bad_rows import BadRows
-from tasks.contract import TaskOptions
-from tasks.ingest import prepare
-from tasks.sources import find_task
+from tasks.files.bad_rows import BadRows
+from tasks.ingest.ingest import prepare
+from tasks.options import TaskOptions
+from tasks.registry import find_task
 from tasks.sparse.pairs import encode, fit, sparse_table
 from tasks.sparse.xc_format import read_rows
-from tasks.twins.xc import SIZES, write_rows
+from tasks.synthetic.xc import SIZES, write_rows
 
 PEAK = "VmHWM"
 

@@ -32,9 +32,9 @@ from pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
 from pipeline.methods import METHODS
 from pipeline.run.lifecycle import run
 from pipeline.run.prepare import settled
-from tasks.bad_rows import BadRows
-from tasks.contract import TaskOptions
+from tasks.files.bad_rows import BadRows
 from tasks.images.voc import ABSENT, CLASSES, SETS, labels_of
+from tasks.options import TaskOptions
 
 SHARED = {"weighting": "samples", "server": "adam", "server_lr": 0.01, "server_eps": 1e-9}
 METHOD_OPTIONS = {

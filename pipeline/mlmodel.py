@@ -16,7 +16,7 @@ from pipeline.storage.saved_model import SavedModel, load_model
 from pipeline.tracking.mlflow_model import TEXT
 from pipeline.training.evaluation import logits_of
 from pipeline.training.run_spec import one_thread
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 
 class Classes:

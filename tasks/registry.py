@@ -1,10 +1,11 @@
-"""The tasks by name."""
+"""The tasks by name, and the one that options ask for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from tasks.contract import Task
+from tasks.errors import InputError, nearest
 from tasks.images.coco import coco2014
 from tasks.images.digits import digits
 from tasks.images.femnist import femnist
@@ -14,10 +15,12 @@ from tasks.images.kvasir import kvasir_v2
 from tasks.images.oct_c8 import oct_c8
 from tasks.images.pbc import pbc
 from tasks.images.voc import voc2007, voc2007_difficult_unknown, voc2012, voc2012_difficult_unknown
+from tasks.options import TaskOptions
 from tasks.signals.extrasensory import extrasensory
 from tasks.signals.pamap2 import pamap2, pamap2_optional
 from tasks.sparse.extreme import amazon_670k, amazoncat_13k, amazontitles_670k, bibtex, eurlex_4k, wikilshtc_325k
 from tasks.sparse.mulan import birds, cal500, corel5k, delicious, emotions, enron, medical, scene, yeast
+from tasks.tabular.table import table_task
 from tasks.text.mimic3 import mimic3_50
 from tasks.text.r8 import r8
 from tasks.toy.multi import toy_multi
@@ -64,3 +67,18 @@ TASKS: dict[str, Callable[[], Task]] = {
     "toy-multi": toy_multi,
     "toy-single": toy_single,
 }
+
+
+def find_task(name: str) -> Task:
+    """The task of that name. Raises InputError with the nearest name."""
+    if name not in TASKS:
+        msg = f"[task] name = {name!r} is no task{nearest(name, TASKS)}; 'anchorfl data' lists them"
+        raise InputError(msg)
+    return TASKS[name]()
+
+
+def task_of(options: TaskOptions) -> Task:
+    """The task that options ask for: a table of the user's own (``options.parquet``), else the one of that name."""
+    if options.parquet:
+        return table_task(options)
+    return find_task(options.name)

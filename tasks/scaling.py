@@ -43,3 +43,7 @@ class Scaling:
     def to(self, device: torch.device) -> Scaling:
         """The same on another device."""
         return Scaling(*(None if t is None else t.to(device) for t in (self.levels, self.mean, self.std)))
+
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)

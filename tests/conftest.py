@@ -16,8 +16,8 @@ from pipeline.config.federation import FederationOptions
 from pipeline.config.tracking import TrackingOptions
 from pipeline.methods import METHODS
 from pipeline.run import lifecycle
-from tasks.contract import TaskOptions
-from tasks.sources import find_task
+from tasks.options import TaskOptions
+from tasks.registry import find_task
 from tests.made_concepts import with_concepts
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from models.concepts import keep
 from pipeline.config.experiment import Experiment
 from pipeline.training.class_vectors import asked_of
-from tasks.sources import find_task
+from tasks.registry import find_task
 
 WIDTH = 6
 

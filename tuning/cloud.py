@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli.main import EXIT_INPUT
-from tasks.contract import InputError
+from tasks.errors import InputError
 from tuning import cloud_rules as rules
 from tuning import cloud_security as security
 from tuning.cloud_nodes import Config, Fault, gpus, machine, node_path, workers

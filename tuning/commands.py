@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 USAGE = """usage: anchorfl sweep PRESET [--space NAME=RANGE ...] [--output FOLDER] [--option value ...]
                       [--section.option value ...]
@@ -61,7 +61,8 @@ def report(options: argparse.Namespace) -> int:
 
 
 def _run(plan: Any, folder: Path) -> int:
-    from tasks.sources import raw_folder, task_of
+    from tasks.files.raw_files import raw_folder
+    from tasks.registry import task_of
     from tuning.sweep import run_sweep
 
     raw_folder(task_of(plan.experiment.task), plan.experiment.task)

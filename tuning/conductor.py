@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
-from tasks.contract import InputError
+from tasks.errors import InputError
 from tuning.ledger import Event, Ledger
 from tuning.search import ROUND, SCORE, Point, draw
 from tuning.spaces import Space

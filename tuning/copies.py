@@ -15,8 +15,8 @@ from pipeline.storage.atomic_files import read_json
 from pipeline.storage.backup import Mirror
 from pipeline.storage.restore import catch_up, claim, digest_at, fetch, place_of
 from pipeline.storage.run_folder import CONFIG, LOCK, RESULT
-from tasks import places
-from tasks.contract import InputError
+from tasks.errors import InputError
+from tasks.files import object_store
 
 if TYPE_CHECKING:  # it imports Ray, which the command line does without
     from tuning.conductor import Entry
@@ -30,7 +30,7 @@ PAUSE_S = 5.0
 
 def mirror_of(mirror: str, sweep: Path, folder: Path) -> str:
     """``cluster.mirror`` for a run folder of a sweep: with it, its copy lies within the sweep's copy."""
-    return places.join(mirror, folder.parent.relative_to(sweep.parent).as_posix()) if mirror else ""
+    return object_store.join(mirror, folder.parent.relative_to(sweep.parent).as_posix()) if mirror else ""
 
 
 def bring(mirror: str, sweep: Path, folder: Path, say: Callable[[str], None]) -> None:
@@ -65,8 +65,8 @@ def set_aside(folder: Path, experiment: Experiment, place: str, say: Callable[[s
         if digest_at(place) == wanted:  # another node has begun it
             fetch(place, folder)
         else:
-            for name in sorted(places.sizes(place), key=lambda name: name == CONFIG):
-                places.delete(places.join(place, name))
+            for name in sorted(object_store.sizes(place), key=lambda name: name == CONFIG):
+                object_store.delete(object_store.join(place, name))
     except InputError as error:
         say(f"mirror: {error}; the run begins anew")
 

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from pipeline.results.curves import verbatim
-from tasks.metrics import MEASURES
+from tasks.metrics.scores import MEASURES
 from tuning.results import Sweep, Trial
 from tuning.spaces import Choice, Dimension, Range
 

@@ -15,7 +15,7 @@ from pipeline.execution.ray_errors import one_line
 from pipeline.run.provenance import check_same_data, run_info
 from pipeline.storage.run_folder import RESULT, read_result
 from pipeline.storage.run_record import note_register
-from tasks.contract import InputError
+from tasks.errors import InputError
 from tuning.copies import bring
 from tuning.records import Records
 from tuning.results import Final

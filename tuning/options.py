@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.metrics import FAMILIES, Metrics
+from tasks.metrics.scores import FAMILIES, Metrics
 from tuning.results import Rule
 
 

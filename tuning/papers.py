@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.contract import InputError
-from tasks.sources import nearest
+from tasks.errors import InputError, nearest
 from tuning.tables import ACCURACY, MACRO_ACCURACY, MACRO_F1, MAP, P_AT_1, P_AT_3, P_AT_5, Paper
 
 LAMBDAS = (1, 10, 100, 150, 200, 500)

@@ -14,8 +14,8 @@ from pipeline.config.presets import preset_path
 from pipeline.config.schema import from_tree, options_of, to_toml
 from pipeline.storage.atomic_files import write_atomically
 from pipeline.storage.run_folder import RUNS
-from tasks.contract import InputError
-from tasks.typed import misfit, parsed
+from tasks.errors import InputError
+from tasks.files.json_schema import misfit, parsed
 from tuning.options import Rounds, SweepOptions, resolve_metric, resolve_rounds
 from tuning.spaces import SPACES, Choice, Dimension, Range, Space, Value, none_as_text, resolve
 

@@ -13,8 +13,7 @@ from typing import Literal
 
 from pipeline.config.experiment import Experiment
 from pipeline.config.schema import options_of, typed_option
-from tasks.contract import InputError
-from tasks.sources import nearest
+from tasks.errors import InputError, nearest
 
 Value = str | int | float | bool
 FIXED = ("task.", "cluster.", "tracking.", "evaluation.", "model.names", "method.semantic", "federation.rounds", "seed",

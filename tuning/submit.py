@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from pipeline.cli.main import EXIT_INTERRUPT
 from pipeline.cluster import auth_token
 from pipeline.config.redaction import shown
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 DEFAULT = "http://127.0.0.1:8265"
 PROBE_SECONDS = 10

@@ -21,7 +21,7 @@ from pipeline.run.provenance import version_of
 from pipeline.storage.run_folder import held
 from pipeline.storage.run_record import Status
 from pipeline.training.run_spec import Setup
-from tasks.contract import InputError
+from tasks.errors import InputError
 from tuning.conductor import Conductor, Observer, read_entries
 from tuning.copies import Copies
 from tuning.finals import read_finals, run_finals

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.config.redaction import shown
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 if TYPE_CHECKING:
     from tuning.table_vary import Vary

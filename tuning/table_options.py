@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from pipeline.config.experiment import Experiment
 from pipeline.config.schema import options_of
-from tasks.contract import InputError
+from tasks.errors import InputError
 from tuning.table_vary import free
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.storage.atomic_files import write_atomically
-from tasks.metrics import SUM
+from tasks.metrics.scores import SUM
 from tuning.convention import counted_of
 from tuning.page import Block, markdown
 from tuning.table_figures import curves, curves_csv, dots

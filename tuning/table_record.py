@@ -14,7 +14,7 @@ from pipeline.tracking.jsonl import JsonLines
 from pipeline.tracking.mlflow_run_tree import Deliveries
 from pipeline.tracking.mlflow_upload import read_notes, shown, store_uri
 from pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
-from tasks.contract import InputError
+from tasks.errors import InputError
 from tuning.table_numbers import Table
 
 EXPERIMENT = "tables"

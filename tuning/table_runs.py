@@ -21,10 +21,12 @@ from pipeline.storage.restore import catch_up, place_of
 from pipeline.storage.run_folder import CONFIG, RESULT, new_folder, read_result
 from pipeline.storage.run_record import read_about
 from pipeline.training.run_spec import Setup
-from tasks.contract import InputError, TaskOptions
-from tasks.metrics import FAMILIES
-from tasks.sources import raw_folder, task_of
-from tasks.store import Prepared
+from tasks.errors import InputError
+from tasks.files.raw_files import raw_folder
+from tasks.ingest.prepared import Prepared
+from tasks.metrics.scores import FAMILIES
+from tasks.options import TaskOptions
+from tasks.registry import task_of
 from tuning.table_options import name_of, of_one_method, without
 from tuning.table_vary import Vary, free, ordered, with_change
 from tuning.tables import Paper, Row

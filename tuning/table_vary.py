@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pipeline.config.experiment import Experiment
 from pipeline.config.schema import options_of
 from pipeline.results.compare import FREE
-from tasks.contract import InputError
+from tasks.errors import InputError
 from tuning.tables import Change, Row, plain
 
 FORM = "--vary method.q1=95,97,99"

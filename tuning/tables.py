@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tasks import metrics
-from tasks.contract import InputError
-from tasks.sources import nearest
+from tasks.errors import InputError, nearest
+from tasks.metrics import scores
 
 PUBLISHED = Path(__file__).resolve().parent / "published.csv"
 
@@ -31,16 +30,16 @@ class Metric:
     shown: str
 
     @classmethod
-    def of(cls, published: str, measure: metrics.Measure) -> Metric:
+    def of(cls, published: str, measure: scores.Measure) -> Metric:
         """The same as a measure of the test split."""
         return cls(published=published, value=measure.value, record=f"test/{measure.name}", shown=measure.shown)
 
 
-MACRO_F1 = Metric.of("macro_f1", metrics.F1_MACRO)
-ACCURACY = Metric.of("accuracy", metrics.ACCURACY)
-MACRO_ACCURACY = Metric.of("macro_accuracy", metrics.ACCURACY)
-P_AT_1, P_AT_3, P_AT_5 = (Metric.of(f"p@{k}", m) for k, m in zip(metrics.CUTS, metrics.P_AT, strict=True))
-MAP = Metric.of("map", metrics.MAP)
+MACRO_F1 = Metric.of("macro_f1", scores.F1_MACRO)
+ACCURACY = Metric.of("accuracy", scores.ACCURACY)
+MACRO_ACCURACY = Metric.of("macro_accuracy", scores.ACCURACY)
+P_AT_1, P_AT_3, P_AT_5 = (Metric.of(f"p@{k}", m) for k, m in zip(scores.CUTS, scores.P_AT, strict=True))
+MAP = Metric.of("map", scores.MAP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ class Paper:
     @property
     def primary(self) -> str:
         """The figure by which a run with these metrics chooses a round, as it is shown."""
-        return metrics.family_of(self.metrics[0].record.rpartition("/")[2]).primary.shown
+        return scores.family_of(self.metrics[0].record.rpartition("/")[2]).primary.shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from pipeline.storage.restore import catch_up, place_of
 from pipeline.storage.run_folder import held_soon, write_config
 from pipeline.storage.run_record import RoundRecord, read_records
 from pipeline.training.run_spec import Setup
-from tasks.contract import InputError
+from tasks.errors import InputError
 from tuning.copies import mirror_of, set_aside
 from tuning.options import SweepOptions
 from tuning.search import Point

@@ -23,7 +23,7 @@ from ray.tune.search import Searcher
 
 from pipeline.cluster.layout import nodes
 from pipeline.cluster.placement import copies
-from tasks.contract import InputError
+from tasks.errors import InputError
 from tuning.conductor import Conductor, Entry
 from tuning.search import SCORE
 

@@ -23,7 +23,8 @@ from pipeline.algorithm.contract import ClientSide, Global, Local, Method, Pooli
 from pipeline.algorithm.optimizers import SGD, Adam, make, restore, state_of
 from pipeline.algorithm.parameters import weights_of
 from pipeline.algorithm.spreadout import Form, gradient, nearest, slope
-from tasks.contract import Batch, Card, InputError
+from tasks.contract import Batch, Card
+from tasks.errors import InputError
 
 ROWS = "head.rows"
 MOMENTS = "theta"

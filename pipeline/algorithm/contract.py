@@ -23,8 +23,8 @@ from models.classifier import Classifier
 from pipeline.algorithm.aggregation import ROBUST, Combine, mean_of
 from pipeline.algorithm.optimizers import OptimizerOptions, make, restore, state_of
 from pipeline.algorithm.parameters import load_sent, weights_of
+from tasks.arrays.sparse_rows import Part
 from tasks.contract import Batch, Card, ClientData, InputSpec, Kind, Objective
-from tasks.sparse_rows import Part
 
 Tensors = dict[str, Tensor]
 Parts = Iterable[Part]  # a client's rows, some at a time, with sparse labels

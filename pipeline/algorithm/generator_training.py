@@ -20,7 +20,8 @@ from models.heads import ConceptHead
 from pipeline.algorithm.contract import ClientSide, Global, Local, ServerSide, Tensors, Update
 from pipeline.algorithm.optimizers import Adam
 from pipeline.algorithm.parameters import weights_of
-from tasks.contract import Batch, ClientData, InputError
+from tasks.contract import Batch, ClientData
+from tasks.errors import InputError
 from tasks.scaling import Scaling
 
 RowLoss = Callable[[Classifier, Tensor, Tensor], Tensor]

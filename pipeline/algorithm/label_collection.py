@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from pipeline.algorithm.seeds import seed_for
+from tasks.arrays.labels import Labels
+from tasks.arrays.sparse_rows import Part
 from tasks.contract import ClientData
-from tasks.labels import Labels
-from tasks.sparse_rows import Part
 
 Matching = Literal["hmac", "sha256"]
 """``hmac``: HMAC-SHA-256 with a key that the clients share and the server does not have. ``sha256``: plain SHA-256,

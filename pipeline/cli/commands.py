@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pipeline.storage.run_folder import RUNS
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 if TYPE_CHECKING:
     from pipeline.config.experiment import Experiment
@@ -47,7 +47,8 @@ def _train(presets: list[str], experiments: list[Experiment]) -> int:
     from pipeline.results.compare import compare
     from pipeline.run.lifecycle import run as run_one
     from pipeline.storage.run_folder import new_folder
-    from tasks.sources import raw_folder, task_of
+    from tasks.files.raw_files import raw_folder
+    from tasks.registry import task_of
 
     for e in experiments:
         raw_folder(task_of(e.task), e.task)
@@ -131,7 +132,7 @@ def predict(options: argparse.Namespace) -> int:
     """Scores per class name for the samples of a file; with labels in the file, the scores of the model too."""
     from pipeline.results.predict import model_of, write_to
     from pipeline.results.predict import predict as predict_file
-    from tasks.metrics import MEASURES
+    from tasks.metrics.scores import MEASURES
 
     prediction = predict_file(model_of(options.run), options.file)
     write_to(prediction, options.out)

@@ -14,13 +14,15 @@ from pipeline.config.presets import preset_names, read_preset
 from pipeline.methods import METHODS
 from pipeline.results.partition_plot import draw_partition, fits
 from pipeline.run.prepare import base, settled
-from tasks.contract import InputError, Task, TaskOptions
-from tasks.ingest import prepare as prepare_task
-from tasks.own.look import look, next_command
-from tasks.raw import raw_digest, raw_files
-from tasks.registry import TASKS
-from tasks.sources import find_task, nearest, other_forms, status, task_of
-from tasks.twins import TWINS
+from tasks.contract import Task
+from tasks.errors import InputError, nearest
+from tasks.files.raw_files import other_forms, status
+from tasks.ingest.ingest import prepare as prepare_task
+from tasks.ingest.raw_digest import raw_digest, raw_files
+from tasks.options import TaskOptions
+from tasks.registry import TASKS, find_task, task_of
+from tasks.synthetic import TWINS
+from tasks.tabular.inspect import look, next_command
 
 ROWS, LISTED = 400, 4
 USAGE = "usage: anchorfl data prepare PRESET|NAME [--task.option value ...] [--seed N] [--cluster.executor ray]"

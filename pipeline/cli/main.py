@@ -14,7 +14,7 @@ from models.label_names import NamesError
 from pipeline.cli import commands, names
 from pipeline.cluster import signals
 from pipeline.training.errors import LostError, QuorumError
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 Command = Callable[[argparse.Namespace], int]
 Own = Mapping[str, Callable[[list[str]], int]]

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 if TYPE_CHECKING:  # slow to import, and ``--help`` needs none of it
     import numpy as np
     import numpy.typing as npt
 
-    from tasks.corpus import Found
-    from tasks.scan import Scanner
+    from tasks.corpus.cooccurrence import Found
+    from tasks.corpus.counting import Scanner
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,8 +58,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def names(options: argparse.Namespace) -> int:
     """Count, write the table and the counts, and say what was found."""
-    from tasks.pieces import files
-    from tasks.scan import Scanner
+    from tasks.corpus.corpus_files import files
+    from tasks.corpus.counting import Scanner
 
     if options.window < 1:
         raise InputError(f"--window {options.window}: give at least 1 word per word of a name")
@@ -113,9 +113,10 @@ class Table:
 
 
 def _class_names(options: argparse.Namespace) -> tuple[str, ...]:
-    from tasks.contract import TaskOptions
-    from tasks.rows import class_names_of
-    from tasks.sources import find_task, open_text
+    from tasks.files.raw_files import open_text
+    from tasks.ingest.raw_table import class_names_of
+    from tasks.options import TaskOptions
+    from tasks.registry import find_task
 
     if options.names is None:
         return class_names_of(find_task(options.task), TaskOptions(name=options.task))
@@ -136,7 +137,7 @@ def _check_out(out: Path) -> None:
 
 
 def _counted(options: argparse.Namespace, scanner: Scanner) -> Found:
-    from tasks.corpus import count_names
+    from tasks.corpus.cooccurrence import count_names
 
     with ExitStack() as stack:
         if not options.serial:

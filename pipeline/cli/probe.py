@@ -36,7 +36,7 @@ from pipeline.run.prepare import make_setup, settled
 from pipeline.run.provenance import version_of
 from pipeline.storage.atomic_files import write_atomically
 from pipeline.training.run_spec import Setup
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 USAGE = """usage: anchorfl probe PRESET [--section.option value ...] [--client N] [--cpu] [--out FILE]
   --client N   train this client; else the one with the most rows that can have a loss, times its longest row

@@ -13,7 +13,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from pipeline.cluster.placement import Node, largest_share, wherever
 from pipeline.config.cluster import ClusterOptions
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 T = TypeVar("T")
 PER_CLIENT_ACTORS_UP_TO = 32

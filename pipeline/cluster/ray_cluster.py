@@ -19,7 +19,7 @@ import ray
 from pipeline.cluster import auth_token, signals
 from pipeline.cluster.layout import nodes
 from pipeline.config.cluster import ClusterOptions
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 LOOPBACK = "127.0.0.1"
 LONGEST = 41

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.cluster.placement import SLACK, Node, wherever
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 MEMORY_MARGIN = 0.8
 """Part of a node's free memory that is given out: the rest is for the operating system, the command itself, and clients

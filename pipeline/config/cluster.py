@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks import places
+from tasks.files import object_store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ class ClusterOptions:
 
     def __post_init__(self) -> None:
         if self.mirror:
-            places.check(self.mirror, "cluster.mirror")
+            object_store.check(self.mirror, "cluster.mirror")
         for name in ("clients_per_actor", "cached_mb", "concurrent", "gather_cpus", "gather_gpus", "gather_minutes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"cluster.{name} = {getattr(self, name)}: must be at least 0")

@@ -15,7 +15,7 @@ from pipeline.config.evaluation import EvaluationOptions
 from pipeline.config.federation import FederationOptions, needed
 from pipeline.config.redaction import recorded
 from pipeline.config.tracking import TrackingOptions
-from tasks.contract import TaskOptions
+from tasks.options import TaskOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,8 +14,7 @@ import tyro
 
 from pipeline.config.experiment import Experiment
 from pipeline.config.schema import T, _hints, options_of
-from tasks.contract import InputError
-from tasks.sources import nearest
+from tasks.errors import InputError, nearest
 
 
 def override(experiment: Experiment, arguments: Sequence[str], command: str = "anchorfl run PRESET") -> Experiment:

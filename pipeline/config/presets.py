@@ -8,8 +8,7 @@ from typing import Any
 
 from pipeline.config.experiment import Experiment
 from pipeline.config.schema import from_tree
-from tasks.contract import InputError
-from tasks.sources import nearest
+from tasks.errors import InputError, nearest
 
 LONGEST_NAME = 1000
 LARGEST_FILE, LONGEST_LINE = 1 << 18, 1 << 13

@@ -17,10 +17,9 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pipeline.config.experiment import Experiment, recorded_tree, to_tree
 from pipeline.methods import METHODS
-from tasks.contract import InputError
+from tasks.errors import InputError, nearest
+from tasks.files.json_schema import LARGEST
 from tasks.registry import TASKS
-from tasks.sources import nearest
-from tasks.typed import LARGEST
 
 T = TypeVar("T")
 _hints = cache(typing.get_type_hints)

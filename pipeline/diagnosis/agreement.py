@@ -22,10 +22,10 @@ from pipeline.diagnosis.divergence import LEAST, proxy_a_distance
 from pipeline.diagnosis.figures import draw_frames
 from pipeline.diagnosis.result import Floats, Part, write_table
 from pipeline.diagnosis.study import Study, part_of
-from tasks.columns import Bools, Ints
-from tasks.contract import InputError
-from tasks.labels import Labels
-from tasks.strata import largest_remainder
+from tasks.arrays.arrow import Bools, Ints
+from tasks.arrays.labels import Labels
+from tasks.errors import InputError
+from tasks.partition.stratify import largest_remainder
 
 PAIRS = ("global_a", "global_b", "a_b")
 """Pairs of models, in the order of ``combinations``."""

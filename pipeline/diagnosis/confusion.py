@@ -10,7 +10,7 @@ from pipeline.diagnosis.figures import draw_confusion
 from pipeline.diagnosis.result import Part, write_table
 from pipeline.diagnosis.study import Study
 from pipeline.training.evaluation import logits_of
-from tasks.columns import Ints
+from tasks.arrays.arrow import Ints
 
 
 def counted(true_N: Ints, predicted_N: Ints, classes: int) -> Ints:

@@ -29,7 +29,7 @@ from pipeline.storage.run_folder import held, read_config
 from pipeline.storage.run_record import RoundRecord, note_artifact, write_records
 from pipeline.tracking.mlflow_upload import store_uri
 from pipeline.tracking.mlflow_writer import send
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 FOLDER = "diagnosis"
 PARTS = ("divergence", "pseudo", "agreement", "embeddings", "confusion", "generated")

@@ -27,9 +27,9 @@ from pipeline.diagnosis.clients import MOST
 from pipeline.diagnosis.figures import draw_divergence
 from pipeline.diagnosis.result import Part, write_table
 from pipeline.diagnosis.study import Study
-from tasks.columns import Ints
-from tasks.store import Prepared, client_file
-from tasks.strata import largest_remainder
+from tasks.arrays.arrow import Ints
+from tasks.ingest.prepared import Prepared, client_file
+from tasks.partition.stratify import largest_remainder
 
 LEAST = 20
 """Rows on either side; a comparison with fewer is left out: a held-out half of ten rows says nothing."""

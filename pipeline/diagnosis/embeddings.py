@@ -22,7 +22,7 @@ from pipeline.diagnosis.result import Floats, Part, write_table
 from pipeline.diagnosis.study import Study
 from pipeline.diagnosis.truth import read_truth
 from pipeline.training.class_vectors import names_table
-from tasks.columns import Ints
+from tasks.arrays.arrow import Ints
 
 
 def cosines(head: LabelHead | CosineHead | PrototypeHead) -> Floats:

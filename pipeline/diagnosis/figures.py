@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator
 
 from pipeline.diagnosis.result import Floats
 from pipeline.results.curves import short
-from tasks.columns import Bools, Ints
+from tasks.arrays.arrow import Bools, Ints
 
 Pixels = npt.NDArray[np.uint8]
 COLOURED, LABELS, NAME = 20, 60, 24

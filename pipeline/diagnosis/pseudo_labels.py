@@ -22,7 +22,7 @@ from pipeline.diagnosis.result import Floats, Part, write_table
 from pipeline.diagnosis.study import Study
 from pipeline.diagnosis.truth import Truth, check, read_truth
 from pipeline.training.local_training import infer
-from tasks.columns import Bools, Ints
+from tasks.arrays.arrow import Bools, Ints
 from tasks.contract import Card, ClientData
 
 COLUMNS = (

@@ -24,8 +24,9 @@ from pipeline.training.client import ClientHost
 from pipeline.training.local_training import infer
 from pipeline.training.run_spec import Setup, one_thread
 from pipeline.training.server import Server
-from tasks.contract import ClientData, InputError
-from tasks.store import Prepared
+from tasks.contract import ClientData
+from tasks.errors import InputError
+from tasks.ingest.prepared import Prepared
 
 
 @dataclass(frozen=True)

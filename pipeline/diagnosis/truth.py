@@ -10,12 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.diagnosis.study import Study
-from tasks.columns import Bools, Ints
-from tasks.contract import ClientData, InputError
-from tasks.labels import Labels
-from tasks.raw import raw_digest
-from tasks.rows import given_labels, read_rows, resolved
-from tasks.sources import raw_folder, task_of
+from tasks.arrays.arrow import Bools, Ints
+from tasks.arrays.labels import Labels
+from tasks.contract import ClientData
+from tasks.errors import InputError
+from tasks.files.raw_files import raw_folder
+from tasks.ingest.raw_digest import raw_digest
+from tasks.ingest.raw_table import given_labels, read_rows, resolved
+from tasks.registry import task_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from pipeline.training.evaluation import mean_of_models
 from pipeline.training.local_training import Fitted
 from pipeline.training.run_spec import Setup, one_thread
 from pipeline.training.server import Server
-from tasks.metrics import Scores
+from tasks.metrics.scores import Scores
 
 NEXT = 0
 """Round of a broadcast that is for no training: what clients would be sent now, to score their own models with."""

@@ -25,7 +25,7 @@ from pipeline.execution.executor import server_of
 from pipeline.execution.system_metrics import peak_resident
 from pipeline.training.client import ClientHost
 from pipeline.training.run_spec import Setup, one_thread
-from tasks.store import SPLITS
+from tasks.ingest.prepared import SPLITS
 
 T = TypeVar("T")
 ROUNDS = 2

@@ -35,8 +35,8 @@ from pipeline.execution.cohort import RoundOutcome
 from pipeline.execution.executor import Executor, InProcess, SerialExecutor, Watch, host_of, server_of
 from pipeline.training.client import CPU, ClientHost
 from pipeline.training.run_spec import Setup, one_thread
-from tasks.contract import InputError
-from tasks.pool import Pool, pool
+from tasks.errors import InputError
+from tasks.ingest.distinct_rows import Pool, pool
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pipeline.training.client import ClientHost, device_for
 from pipeline.training.errors import kind_of, one_line
 from pipeline.training.run_spec import Setup, one_thread
 from pipeline.training.server import Server
-from tasks.metrics import Scores
+from tasks.metrics.scores import Scores
 
 
 @ray.remote

@@ -26,7 +26,7 @@ from pipeline.execution.scheduler import LOOK_EVERY, Dispatch, Given, Job, Round
 from pipeline.training.errors import LostError, QuorumError, RejectedError
 from pipeline.training.evaluation import mean_of_models
 from pipeline.training.run_spec import Setup
-from tasks.metrics import Scores
+from tasks.metrics.scores import Scores
 
 
 class RayExecutor:

@@ -17,8 +17,8 @@ from typing import Any
 from pipeline.results.curves import draw
 from pipeline.storage.run_folder import read_result
 from pipeline.storage.run_record import RoundRecord, read_about, with_late
-from tasks.contract import InputError
-from tasks.metrics import FAMILIES, Family, Measure
+from tasks.errors import InputError
+from tasks.metrics.scores import FAMILIES, Family, Measure
 
 SPLITS = ("validation/", "test/")
 WIRE = ("wire/down/bytes", "wire/up/bytes")

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from pipeline.results.curves import short, verbatim
-from tasks.held import Held
-from tasks.manifest import Manifest
+from tasks.ingest.class_histogram import Held
+from tasks.ingest.manifest import Manifest
 
 CELLS, LABELS = 600, 60
 """Numbers stand in the cells of so small a picture; names at axes with so few ticks."""

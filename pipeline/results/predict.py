@@ -17,13 +17,15 @@ from pipeline.storage.run_folder import CONFIG, read_experiment
 from pipeline.storage.saved_model import ABOUT, NO_MODEL, SavedModel, load_model
 from pipeline.training.evaluation import figures, logits_of, ranked
 from pipeline.training.run_spec import one_thread
-from tasks.contract import ClientData, Encode, InputError
-from tasks.metrics import CUTS, Scores
-from tasks.own.samples import encoder as table_encoder
-from tasks.own.table import samples_of
-from tasks.ranking import first_places
-from tasks.sources import find_task, nearest, open_text
-from tasks.tensors import client_data
+from tasks.arrays.tensors import client_data
+from tasks.contract import ClientData, Encode
+from tasks.errors import InputError, nearest
+from tasks.files.raw_files import open_text
+from tasks.metrics.ranking import first_places
+from tasks.metrics.scores import CUTS, Scores
+from tasks.registry import find_task
+from tasks.tabular.samples import encoder as table_encoder
+from tasks.tabular.table import samples_of
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from pipeline.tracking.mlflow_upload import store_uri
 from pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter, send
 from pipeline.tracking.tracker import Tracker, Trackers
 from pipeline.training.run_spec import Setup
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 if TYPE_CHECKING:
     from pipeline.execution.actor_pool import Crews

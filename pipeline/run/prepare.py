@@ -12,11 +12,12 @@ from pipeline.config.presets import read_preset
 from pipeline.run.progress import Say
 from pipeline.training.class_vectors import concept_vectors, encoder_start, look_for_encoder, name_vectors
 from pipeline.training.run_spec import Setup
-from tasks.contract import InputError, TaskOptions
-from tasks.ingest import prepare
-from tasks.own.table import settled as settled_options
-from tasks.sources import task_of
-from tasks.store import Prepared
+from tasks.errors import InputError
+from tasks.ingest.ingest import prepare
+from tasks.ingest.prepared import Prepared
+from tasks.options import TaskOptions
+from tasks.registry import task_of
+from tasks.tabular.table import settled as settled_options
 
 
 def make_setup(experiment: Experiment, say: Say, prepared: Prepared | None = None) -> Setup:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.config.experiment import digest, flat
 from pipeline.storage.run_record import RunInfo, read_about, read_records
 from pipeline.training.run_spec import Setup
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 
 def check_records(folder: Path, done: int) -> None:

@@ -23,9 +23,9 @@ from pipeline.storage.run_record import RoundRecord
 from pipeline.tracking.tracker import Tracker
 from pipeline.training.errors import LostError
 from pipeline.training.sampling import select, stand_ins
-from tasks.contract import InputError
-from tasks.metrics import Scores
-from tasks.typed import misfit
+from tasks.errors import InputError
+from tasks.files.json_schema import misfit
+from tasks.metrics.scores import Scores
 
 T = TypeVar("T")
 STATE, SELECTED, MEMORY = "state", "selected", "memory-"

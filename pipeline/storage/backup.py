@@ -20,8 +20,8 @@ from pathlib import Path
 
 from pipeline.storage.checkpoint import Checkpoints, index_of
 from pipeline.storage.run_folder import RESULT
-from tasks import places
-from tasks.contract import InputError
+from tasks.errors import InputError
+from tasks.files import object_store
 
 CHECKPOINT, INDEX = "checkpoint", "checkpoint/checkpoint.json"
 END_ATTEMPTS = 3
@@ -78,7 +78,7 @@ class Mirror:
             self._wait()
             if self._error:
                 self.say(
-                    f"error: the mirror {places.shown(self.place)} is not up to date after {self.failures} failed"
+                    f"error: the mirror {object_store.shown(self.place)} is not up to date after {self.failures} failed"
                     f" attempts ({self._error}); {self.folder} is whole: resume it when the store answers"
                 )
             if self.checkpoints is not None and not self._thread.is_alive():
@@ -88,7 +88,7 @@ class Mirror:
     def send(self) -> None:
         """Bring the copy up to date, in this thread. InputError: the store cannot be used, or the folder is gone."""
         if not self.folder.is_dir():
-            raise InputError(f"{self.folder} is gone; its copy {places.shown(self.place)} stays as it is")
+            raise InputError(f"{self.folder} is gone; its copy {object_store.shown(self.place)} stays as it is")
         texts = {name: data for name in self.last if (data := _content(self.folder / name)) is not None}
         with self.checkpoints.pinned() if self.checkpoints else nullcontext() as index:
             parts = parts_of(index, self.folder / INDEX)
@@ -102,21 +102,24 @@ class Mirror:
                 self._write(name, data, (len(data), hash(data)))
         for name in self._known.keys() - {*names, *texts}:
             if index and name.startswith(f"{CHECKPOINT}/"):
-                places.delete(places.join(self.place, name))
+                object_store.delete(object_store.join(self.place, name))
                 del self._known[name]
 
     def _look(self, parts: dict[str, str], own: bytes | None) -> None:
         """Learn what the copy holds: parts of a checkpoint by their checksum; of other files only that they exist.
         InputError where its checkpoint is further: the store did not answer when the run began to go on.
         """
-        there = places.sizes(self.place)
+        there = object_store.sizes(self.place)
         self._known = {name: None for name in there if not is_left(name, self.leave)}
-        index = places.read_bytes(places.join(self.place, INDEX)) if INDEX in there else None
-        old, (here, further) = parts_of(index, f"{places.shown(self.place)}/{INDEX}"), map(_round_of, (own, index))
+        index = object_store.read_bytes(object_store.join(self.place, INDEX)) if INDEX in there else None
+        old, (here, further) = (
+            parts_of(index, f"{object_store.shown(self.place)}/{INDEX}"),
+            map(_round_of, (own, index)),
+        )
         if further > here:
             raise InputError(
-                f"{places.shown(self.place)} is further (at {further}) than {self.folder} (at {here}), and stays as it"
-                " is until that is as far: stop here and go on with the copy"
+                f"{object_store.shown(self.place)} is further (at {further}) than {self.folder} (at {here}), and stays"
+                " as it is until that is as far: stop here and go on with the copy"
             )
         for file in parts.keys() & old.keys():
             name, stamp = f"{CHECKPOINT}/{file}", _stamp(self.folder / CHECKPOINT / file)
@@ -147,7 +150,7 @@ class Mirror:
     def _write(self, name: str, data: bytes, stamp: Stamp) -> None:
         if self._known.get(name) != stamp:
             self._known[name] = None  # whatever becomes of the next line
-            places.write_bytes(places.join(self.place, name), data)
+            object_store.write_bytes(object_store.join(self.place, name), data)
             self._known[name] = stamp
             self._moved = time.monotonic()
 
@@ -176,7 +179,7 @@ class Mirror:
             return False
         self._error = ""
         if before:
-            self.say(f"mirror: {places.shown(self.place)} is up to date again ({self.failures} attempts failed)")
+            self.say(f"mirror: {object_store.shown(self.place)} is up to date again ({self.failures} attempts failed)")
         return True
 
     def _wait(self) -> None:
@@ -186,7 +189,7 @@ class Mirror:
             now = time.monotonic()
             if not told and now - began > LONG_S:
                 told = True
-                self.say(f"waiting for the mirror {places.shown(self.place)}")
+                self.say(f"waiting for the mirror {object_store.shown(self.place)}")
             if now - self._moved > STALL_S:
                 self._error = f"no file was copied in {STALL_S:g} s"
                 return
@@ -208,7 +211,7 @@ def _round_of(index: bytes | None) -> int:
 def is_left(name: str, leave: tuple[str, ...]) -> bool:
     """Whether a file (or, with a slash at its end, a folder) is not to be copied: hidden, a draft, or in ``leave``."""
     inner = name.rstrip("/").split("/")
-    draft = inner[-1].endswith(places.DRAFT) or any(part.startswith(".") for part in inner)
+    draft = inner[-1].endswith(object_store.DRAFT) or any(part.startswith(".") for part in inner)
     return draft or any(fnmatchcase(name, pattern) for pattern in leave)
 
 

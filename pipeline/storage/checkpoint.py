@@ -24,8 +24,8 @@ from torch import Tensor
 
 from models.weight_files import WeightsError, tensors
 from pipeline.storage.atomic_files import write_atomically
-from tasks.contract import InputError
-from tasks.typed import misfit, parsed
+from tasks.errors import InputError
+from tasks.files.json_schema import misfit, parsed
 
 FORMAT = 2
 ROUNDS = "rounds"

@@ -12,9 +12,9 @@ from pipeline.storage.atomic_files import write_atomically
 from pipeline.storage.backup import CHECKPOINT, INDEX, Mirror, is_left, parts_of
 from pipeline.storage.checkpoint import Checkpoints
 from pipeline.storage.run_folder import CONFIG, RESULT, RUNS, held
-from tasks import places
-from tasks.contract import InputError
-from tasks.typed import misfit, parsed
+from tasks.errors import InputError
+from tasks.files import object_store
+from tasks.files.json_schema import misfit, parsed
 
 Say = Callable[[str], None]
 ATTEMPTS = 3
@@ -45,10 +45,12 @@ def standing(place: str) -> Standing:
     """How far the run at a place is. InputError where the store cannot be used."""
     run, round_ = _json(place, "run.json").get("id", ""), _json(place, INDEX).get("round")
     if fault := misfit(run, str, "id") or misfit(round_, int | None, "round"):
-        raise InputError(f"{places.shown(place)}: run.json or {INDEX} is damaged ({fault}); restore it from a copy")
+        raise InputError(
+            f"{object_store.shown(place)}: run.json or {INDEX} is damaged ({fault}); restore it from a copy"
+        )
     if round_ is None:
         round_ = (_read(place, "metrics.jsonl") or b"").count(b"\n") - 1
-    return Standing(run, places.exists(places.join(place, RESULT)), round_)
+    return Standing(run, object_store.exists(object_store.join(place, RESULT)), round_)
 
 
 def digest_at(place: str) -> str | None:
@@ -59,7 +61,7 @@ def digest_at(place: str) -> str | None:
 
 def place_of(mirror: str, folder: Path) -> str:
     """Where the copy of a run folder belongs."""
-    return places.join(mirror, folder.resolve().name)
+    return object_store.join(mirror, folder.resolve().name)
 
 
 def claim(place: str, folder: Path, say: Say, again: str = "anchorfl resume") -> None:
@@ -69,11 +71,11 @@ def claim(place: str, folder: Path, say: Say, again: str = "anchorfl resume") ->
     InputError where the copy is another run's, or further than the folder; for a new run also where the store cannot be
     used, which is only said where a run goes on: it has its work to lose.
     """
-    here, where = standing(str(folder)), places.shown(place)
+    here, where = standing(str(folder)), object_store.shown(place)
     try:
         there = standing(place)
-        places.write_bytes(places.join(place, PROBE), b"")
-        places.delete(places.join(place, PROBE))
+        object_store.write_bytes(object_store.join(place, PROBE), b"")
+        object_store.delete(object_store.join(place, PROBE))
     except InputError as error:
         if not here.run:
             raise
@@ -107,12 +109,12 @@ def fetched(source: str, say: Say, again: str = "anchorfl resume", **scope: Any)
 
     InputError where there is no copy, or the folder in ``runs/`` is further, in use, or another run's.
     """
-    if not places.is_remote(source):
+    if not object_store.is_remote(source):
         return Path(source)
-    places.check(source, again)
-    marker, where = scope.get("marker", CONFIG), places.shown(source)
-    folder = RUNS / places.last_name(source)
-    if marker not in places.sizes(source):  # which says where the bucket itself is missing
+    object_store.check(source, again)
+    marker, where = scope.get("marker", CONFIG), object_store.shown(source)
+    folder = RUNS / object_store.last_name(source)
+    if marker not in object_store.sizes(source):  # which says where the bucket itself is missing
         raise InputError(f"{where} holds no copy to go on with ({marker} is missing)")
     with held(folder):
         there, here = standing(source), standing(str(folder))
@@ -136,7 +138,7 @@ def catch_up(place: str, folder: Path, say: Say, *, finished: bool = False) -> N
         there = standing(place)
         if (there.finished or not finished) and there.progress > standing(str(folder)).progress:
             fetch(place, folder)
-            say(f"{places.shown(place)} fetched into {folder}")
+            say(f"{object_store.shown(place)} fetched into {folder}")
     except InputError as error:
         say(f"mirror: {error}; going on with what {folder} holds")
 
@@ -155,7 +157,7 @@ def fetch(place: str, folder: Path, *, marker: str = CONFIG, leave: tuple[str, .
 
     index = _fetch_checkpoint(place, folder / CHECKPOINT)
     late = (RESULT, marker)
-    for name in sorted(places.sizes(place).keys() - {*late}):
+    for name in sorted(object_store.sizes(place).keys() - {*late}):
         if not name.startswith(f"{CHECKPOINT}/") and not is_left(name, leave):
             bring(name, _read(place, name))
     bring(INDEX, index)  # the records are here: now the rounds may count
@@ -168,7 +170,7 @@ def _fetch_checkpoint(place: str, folder: Path) -> bytes | None:
     lost = ""
     for _ in range(ATTEMPTS):
         index = _read(place, INDEX)
-        for file, checksum in parts_of(index, f"{places.shown(place)}/{INDEX}").items():
+        for file, checksum in parts_of(index, f"{object_store.shown(place)}/{INDEX}").items():
             path = folder / file
             if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == checksum:
                 continue
@@ -180,12 +182,12 @@ def _fetch_checkpoint(place: str, folder: Path) -> bytes | None:
             write_atomically(path, data)
         else:
             return index
-    raise InputError(f"{places.shown(place)}/{CHECKPOINT}: {lost} is missing or damaged; go on from another copy")
+    raise InputError(f"{object_store.shown(place)}/{CHECKPOINT}: {lost} is missing or damaged; go on from another copy")
 
 
 def _read(place: str, name: str) -> bytes | None:
     try:
-        return places.read_bytes(places.join(place, name))
+        return object_store.read_bytes(object_store.join(place, name))
     except FileNotFoundError:
         return None
 
@@ -195,5 +197,7 @@ def _json(place: str, name: str) -> dict[str, Any]:
     data = _read(place, name)
     if not data:
         return {}
-    found: dict[str, Any] = parsed(data, dict[str, Any], f"{places.shown(place)}/{name}", "restore it from a copy")
+    found: dict[str, Any] = parsed(
+        data, dict[str, Any], f"{object_store.shown(place)}/{name}", "restore it from a copy"
+    )
     return found

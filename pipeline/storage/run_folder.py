@@ -14,8 +14,8 @@ from typing import Any, TypedDict
 from pipeline.config.experiment import Experiment, digest, recorded_tree
 from pipeline.config.schema import from_tree
 from pipeline.storage.atomic_files import write_atomically
-from tasks.contract import InputError
-from tasks.typed import parsed
+from tasks.errors import InputError
+from tasks.files.json_schema import parsed
 
 RUNS = Path("runs")
 CONFIG, RESULT, LOCK = "config.json", "result.json", ".lock"

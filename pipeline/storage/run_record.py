@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from pipeline.storage.atomic_files import _replace, read_json, write_json
-from tasks.contract import InputError
-from tasks.typed import misfit, parsed
+from tasks.errors import InputError
+from tasks.files.json_schema import misfit, parsed
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 Value = str | int | float | bool

@@ -18,9 +18,10 @@ from pipeline.algorithm import messages
 from pipeline.algorithm.contract import Tensors
 from pipeline.storage.atomic_files import write_atomically
 from pipeline.training.run_spec import Setup
-from tasks.contract import InputError, InputSpec, Kind, Objective
-from tasks.metrics import Metrics
-from tasks.typed import misfit, parsed
+from tasks.contract import InputSpec, Kind, Objective
+from tasks.errors import InputError
+from tasks.files.json_schema import misfit, parsed
+from tasks.metrics.scores import Metrics
 
 FORMAT = 1
 WEIGHTS, ABOUT = "weights.safetensors", "model.json"

@@ -61,7 +61,6 @@ def _find(client: Any, run: Any, checksum: str) -> Any:
 
 
 def _upload(client: Any, run_id: str, model_id: str, folder: Path) -> None:
-    pass  # pandas and mlflow.pyfunc: only for a run that has a model
 
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch) / NAME

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.redaction import shown
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 QUIET = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # we try again ourselves, at a later round

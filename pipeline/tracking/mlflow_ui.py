@@ -12,7 +12,7 @@ from typing import NoReturn
 from pipeline.config.redaction import shown
 from pipeline.storage.run_folder import RUNS
 from pipeline.tracking.mlflow_store import check_driver, is_postgres, open_store, reason
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 LOOPBACK = "127.0.0.1"
 

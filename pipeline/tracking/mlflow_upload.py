@@ -20,8 +20,8 @@ from pipeline.tracking import mlflow_entities, mlflow_store
 from pipeline.tracking.mlflow_entities import KEY_LENGTH, MARK, METRICS_PER_BATCH, PARAMS_PER_BATCH, PARENT_TAG, RUN_TAG
 from pipeline.tracking.mlflow_model import send_model
 from pipeline.tracking.mlflow_store import artifact_place, open_store, reason, store_uri
-from tasks.contract import InputError
-from tasks.typed import misfit
+from tasks.errors import InputError
+from tasks.files.json_schema import misfit
 
 __all__ = ["MARK", "Delivery", "reason", "shown", "store_uri"]
 

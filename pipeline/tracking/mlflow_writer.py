@@ -12,7 +12,7 @@ from typing import Protocol
 from pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about
 from pipeline.tracking.mlflow_run_tree import Deliveries, parts_of
 from pipeline.tracking.mlflow_upload import Delivery, reason, shown, store_uri
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 LONGEST_PAUSE_S = 300.0
 LOCAL_WAIT_S, SERVER_WAIT_S = 60.0, 20.0

@@ -16,10 +16,10 @@ from models.start import StartError, read_start
 from pipeline.algorithm import messages
 from pipeline.algorithm.seeds import numpy_rng, seed_for
 from pipeline.config.experiment import Experiment
-from tasks import places
-from tasks.contract import InputError
-from tasks.sources import task_of
-from tasks.store import Prepared, cache_root
+from tasks.errors import InputError
+from tasks.files import object_store
+from tasks.ingest.prepared import Prepared, cache_root
+from tasks.registry import task_of
 
 Say = Callable[[str], None]
 
@@ -105,7 +105,7 @@ def look_for_encoder(e: Experiment) -> None:
     which classes there are, it is told afterwards.
     """
     names = task_of(e.task).class_names
-    if e.method.concepts and names and not places.is_remote(e.task.cache):
+    if e.method.concepts and names and not object_store.is_remote(e.task.cache):
         look_for(asked_of(e, names), cache_root(e.task.cache))
 
 

@@ -16,8 +16,9 @@ from pipeline.algorithm.label_collection import run_key
 from pipeline.training.evaluation import Scoring
 from pipeline.training.local_training import Fitted, fit
 from pipeline.training.run_spec import Setup
-from tasks.contract import Card, ClientData, InputError
-from tasks.metrics import Scores
+from tasks.contract import Card, ClientData
+from tasks.errors import InputError
+from tasks.metrics.scores import Scores
 
 CPU = torch.device("cpu")
 TOLD_ROWS = 1 << 13

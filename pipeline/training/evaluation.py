@@ -11,14 +11,14 @@ from torch import Tensor
 from models.classifier import Classifier
 from pipeline.algorithm.contract import Tensors
 from pipeline.training.local_training import infer
-from tasks.class_counts import training_counts
-from tasks.classification import classification
+from tasks.arrays.labels import Labels
+from tasks.arrays.sparse_rows import SparseRows
 from tasks.contract import ClientData, Objective
-from tasks.labels import Labels
-from tasks.metrics import Decisions, Metrics, Scores, score
-from tasks.ranking import Ranking, propensities
-from tasks.sparse_rows import SparseRows
-from tasks.store import SPLITS, Prepared, Split
+from tasks.ingest.prepared import SPLITS, Prepared, Split, training_counts
+from tasks.metrics.classification import classification
+from tasks.metrics.decisions import Decisions, score
+from tasks.metrics.ranking import Ranking, propensities
+from tasks.metrics.scores import Metrics, Scores
 
 ROWS, LOGITS = 512, 2**24
 """Rows that are scored at a time in a ranking, fewer where they have more logits than that."""

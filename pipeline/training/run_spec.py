@@ -18,7 +18,7 @@ from pipeline.algorithm.seeds import seed_for
 from pipeline.config.experiment import Experiment
 from pipeline.training.local_training import Training
 from tasks.contract import Objective
-from tasks.store import Prepared
+from tasks.ingest.prepared import Prepared
 
 
 @dataclass(frozen=True)

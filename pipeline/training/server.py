@@ -18,9 +18,9 @@ from pipeline.training.client import CPU
 from pipeline.training.errors import RejectedError
 from pipeline.training.evaluation import Scoring, evaluate
 from pipeline.training.run_spec import Setup
-from tasks.contract import InputError
-from tasks.metrics import Scores
-from tasks.store import SPLITS
+from tasks.errors import InputError
+from tasks.ingest.prepared import SPLITS
+from tasks.metrics.scores import Scores
 
 
 class Server:

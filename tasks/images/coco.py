@@ -20,14 +20,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tasks.bad_rows import BadRows
-from tasks.columns import Bools, Ints
-from tasks.contract import InputError, InputSpec, Source, Task, TaskOptions
+from tasks.arrays.arrow import Bools, Ints
+from tasks.arrays.labels import Labels
+from tasks.contract import InputSpec, Source, Task
+from tasks.errors import InputError, nearest
+from tasks.files.bad_rows import BadRows
+from tasks.files.raw_files import find_file
 from tasks.images.json_file import listed, parsed, whole
 from tasks.images.listed import present
 from tasks.images.pixels import encode_paths, image_spec, path_column
-from tasks.labels import Labels
-from tasks.sources import find_file, nearest
+from tasks.options import TaskOptions
 
 GROUPS = {
     "person": ("person",),

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.columns import fixed_lists, list_parts
-from tasks.contract import InputError, InputSpec, Source, Task, TaskOptions
+from tasks.arrays.arrow import fixed_lists, list_parts
+from tasks.contract import InputSpec, Source, Task
+from tasks.errors import InputError
+from tasks.options import TaskOptions
+from tasks.partition.stratify import stratified_holdout
 from tasks.prompts import Wording
-from tasks.strata import stratified_holdout
 
 CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 WORDING = Wording(

@@ -21,14 +21,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.bad_rows import BadRows
-from tasks.contract import InputError, InputSpec, Source, Task, TaskOptions
+from tasks.arrays.labels import Labels
+from tasks.contract import CLASS_NAMES, InputSpec, Source, Task
+from tasks.errors import InputError, nearest
+from tasks.files.bad_rows import BadRows
+from tasks.files.raw_files import find_file
 from tasks.images.json_file import parsed
 from tasks.images.listed import present
 from tasks.images.pixels import encode_paths, image_spec, path_column
-from tasks.labels import Labels
-from tasks.rows import CLASS_NAMES
-from tasks.sources import find_file, nearest
+from tasks.options import TaskOptions
 
 ANNOTATIONS = "labels_and_metadata.json"
 IMAGES = "small_images"

@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tasks.bad_rows import BadRows
-from tasks.columns import Ints
-from tasks.contract import InputError
+from tasks.arrays.arrow import Ints
+from tasks.errors import InputError, nearest
+from tasks.files.bad_rows import BadRows
 from tasks.images.pixels import faults, path_column
-from tasks.sources import nearest
 
 SUFFIX = ".jpg"
 VALIDATION_SHARE, TEST_SHARE = 0.1, 0.2

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from tasks.bad_rows import BadRows
-from tasks.columns import Ints
-from tasks.contract import InputError
+from tasks.arrays.arrow import Ints
+from tasks.errors import InputError, nearest
+from tasks.files.bad_rows import BadRows
+from tasks.files.raw_files import open_text
 from tasks.images.arrays import load_arrays
 from tasks.images.pixels import LEVELS, faults, path_column, pixel_column
-from tasks.sources import nearest, open_text
 
 DIAGNOSES = {
     "akiec": "actinic keratosis or intraepithelial carcinoma",

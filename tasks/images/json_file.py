@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tasks.contract import InputError
-from tasks.typed import LARGEST
-from tasks.unpacking import check_growth
+from tasks.errors import InputError
+from tasks.files.decompression import check_growth
+from tasks.files.json_schema import LARGEST
 
 CHUNK = 1 << 20
 """Bytes of a gzip file that are unpacked at a time."""

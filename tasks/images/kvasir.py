@@ -12,10 +12,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tasks.bad_rows import BadRows
-from tasks.contract import InputSpec, Source, Task, TaskOptions
+from tasks.contract import InputSpec, Source, Task
+from tasks.files.bad_rows import BadRows
 from tasks.images.folders import image_table, list_folders, same_content, split_7_1_2
 from tasks.images.pixels import encode_paths, image_spec
+from tasks.options import TaskOptions
 from tasks.prompts import Wording
 
 FOLDERS = {

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.bad_rows import BadRows
-from tasks.columns import Bools
-from tasks.contract import InputError
+from tasks.arrays.arrow import Bools
+from tasks.errors import InputError
+from tasks.files.bad_rows import BadRows
 from tasks.images.pixels import faults
 
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from tasks.bad_rows import BadRows
-from tasks.contract import InputSpec, Source, Task, TaskOptions
+from tasks.contract import InputSpec, Source, Task
+from tasks.files.bad_rows import BadRows
 from tasks.images.folders import Listing, image_table, list_folders
 from tasks.images.pixels import encode_paths, image_spec
+from tasks.options import TaskOptions
 from tasks.prompts import Wording
 
 FOLDERS = {

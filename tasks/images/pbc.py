@@ -18,14 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from tasks.bad_rows import BadRows
-from tasks.columns import Ints
-from tasks.contract import InputError, InputSpec, Source, Task, TaskOptions
+from tasks.arrays.arrow import Ints
+from tasks.contract import InputSpec, Source, Task
+from tasks.errors import InputError, nearest
+from tasks.files.bad_rows import BadRows
+from tasks.files.raw_files import file_names, find_file, variant
 from tasks.images.arrays import load_arrays
 from tasks.images.folders import image_table, list_folders, same_content, split_7_1_2, table_of
 from tasks.images.pixels import Pixels, encode_images, image_spec, pixel_column
+from tasks.options import TaskOptions
 from tasks.prompts import Wording
-from tasks.sources import file_names, find_file, nearest, variant
 
 FOLDERS = {
     "basophil": "basophil",

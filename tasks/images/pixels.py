@@ -15,7 +15,6 @@ import warnings
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,17 @@ import numpy.typing as npt
 import pyarrow as pa
 from PIL import Image, UnidentifiedImageError
 
-from tasks.columns import list_parts
-from tasks.contract import InputError, InputSpec, TaskOptions
+from tasks.arrays.arrow import list_parts
+from tasks.contract import InputSpec
+from tasks.errors import InputError
+from tasks.options import TaskOptions
+from tasks.scaling import IMAGENET_MEAN, IMAGENET_STD
 
 LEVELS = 255
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 DECODERS = 8
 """Images looked at at once, at most."""
 CHUNK_BYTES = 1 << 30
 """An Arrow list array counts its values in 31 bits: longer columns are cut into chunks of about this many."""
-
 Pixels = npt.NDArray[np.uint8]
 _FAULTS = (
     *(OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, IndexError, KeyError, TypeError),
@@ -62,41 +61,6 @@ def image_spec(options: TaskOptions, default_size: int, channels: int = 3) -> In
     if channels == 1:
         return InputSpec("image", shape, levels=LEVELS)
     return InputSpec("image", shape, mean=IMAGENET_MEAN, std=IMAGENET_STD, levels=LEVELS)
-
-
-def normalised(spec: InputSpec, options: TaskOptions) -> InputSpec:
-    """The description with the mean and deviation that ``options.normalise`` asks for.
-
-    Raises InputError on words it does not know, numbers that do not fit the channels, or inputs that are not stored as
-    pixels.
-    """
-    asked = options.normalise
-    if asked == "auto":
-        return spec
-    if not spec.levels:
-        msg = f"task.normalise = {asked!r} is for images that are stored as pixels, which those of this task are not"
-        raise InputError(f"{msg}: set it to 'auto'")
-    if asked == "none":
-        return replace(spec, mean=(), std=())
-    channels = spec.shape[0]
-    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if asked == "imagenet" else _constants(asked, channels)
-    if len(mean) != channels:
-        msg = f"task.normalise = {asked!r} is for colour images, and these have {channels} channel"
-        raise InputError(f"{msg}; give numbers, such as 0.5/0.5")
-    return replace(spec, mean=mean, std=std)
-
-
-def _constants(text: str, channels: int) -> tuple[tuple[float, ...], ...]:
-    """Mean and deviation of every channel out of ``mean/deviation``. Raises InputError where it is something else."""
-    try:
-        parts = [tuple(float(number) for number in part.split(",")) for part in text.split("/")]
-    except ValueError:
-        parts = []
-    fitting = len(parts) == 2 and all(len(part) in (1, channels) for part in parts)
-    if not fitting or not np.isfinite(parts[0]).all() or not all(0 < number < np.inf for number in parts[1]):
-        msg = f"task.normalise = {text!r}: give auto, imagenet, none, or mean/deviation in [0, 1], one number or"
-        raise InputError(f"{msg} {channels} with commas, deviations above 0: 0.5/0.5")
-    return tuple(part * channels if len(part) == 1 else part for part in parts)
 
 
 def path_column(paths: Sequence[Path | str]) -> Any:

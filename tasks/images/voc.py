@@ -31,12 +31,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.bad_rows import BadRows
-from tasks.contract import InputError, InputSpec, Source, Task, TaskOptions
+from tasks.arrays.labels import Labels
+from tasks.contract import InputSpec, Source, Task
+from tasks.errors import InputError
+from tasks.files.bad_rows import BadRows
+from tasks.files.raw_files import find_file, open_text, variant
 from tasks.images.listed import present
 from tasks.images.pixels import encode_paths, image_spec, path_column
-from tasks.labels import Labels
-from tasks.sources import find_file, open_text, variant
+from tasks.options import TaskOptions
 
 GROUPS = {
     "person": ("person",),

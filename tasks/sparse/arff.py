@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from tasks.bad_rows import BadRows
-from tasks.columns import Ints
-from tasks.contract import InputError
-from tasks.sources import nearest, open_text
+from tasks.arrays.arrow import Ints
+from tasks.errors import InputError, nearest
+from tasks.files.bad_rows import BadRows
+from tasks.files.raw_files import open_text
 from tasks.sparse.arff_header import BINARY, NUMBER, Attribute, Line, read_attributes
 from tasks.sparse.xc_format import number_columns
 

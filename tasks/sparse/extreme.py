@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.bad_rows import BadRows
-from tasks.contract import InputError, Source, Task, TaskOptions
-from tasks.sources import file_names, find_file, find_one, matches, open_text
+from tasks.contract import Source, Task
+from tasks.errors import InputError
+from tasks.files.bad_rows import BadRows
+from tasks.files.raw_files import file_names, find_file, find_one, matches, open_text
+from tasks.options import TaskOptions
 from tasks.sparse.pairs import PAYLOAD, encode, fit, sparse_table
 from tasks.sparse.xc_format import read_rows, read_splits
 

@@ -23,9 +23,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tasks.bad_rows import BadRows
-from tasks.contract import InputError, Source, Task, TaskOptions
-from tasks.sources import find_one
+from tasks.contract import Source, Task
+from tasks.errors import InputError
+from tasks.files.bad_rows import BadRows
+from tasks.files.raw_files import find_one
+from tasks.options import TaskOptions
 from tasks.sparse.arff import Arff, read_arff
 from tasks.sparse.arff_header import read_labels
 from tasks.sparse.pairs import PAYLOAD, encode, fit, fit_scaled, label_lists, pair_lists, sparse_table

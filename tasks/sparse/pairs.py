@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tasks.columns import Column, Ints, list_parts
-from tasks.contract import InputError, InputSpec, TaskOptions
-from tasks.rows import CLASS_NAMES
+from tasks.arrays.arrow import Column, Ints, list_parts
+from tasks.contract import CLASS_NAMES, InputSpec
+from tasks.errors import InputError
+from tasks.options import TaskOptions
 
 PAYLOAD = "features"
 """Name of the payload column."""

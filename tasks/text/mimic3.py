@@ -32,11 +32,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.bad_rows import BadRows
-from tasks.columns import Ints
-from tasks.contract import InputError, InputSpec, Source, Task, TaskOptions
-from tasks.labels import Labels
-from tasks.sources import variant
+from tasks.arrays.arrow import Ints
+from tasks.arrays.labels import Labels
+from tasks.contract import InputSpec, Source, Task
+from tasks.errors import InputError
+from tasks.files.bad_rows import BadRows
+from tasks.files.raw_files import variant
+from tasks.options import TaskOptions
 from tasks.text.icd9 import TITLES, chapters
 from tasks.text.mimic3_files import (
     NAME_FILES,

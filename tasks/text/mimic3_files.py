@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.bad_rows import BadRows
-from tasks.columns import Bools, Ints
-from tasks.contract import InputError
-from tasks.sources import find_file, open_text
+from tasks.arrays.arrow import Bools, Ints
+from tasks.errors import InputError
+from tasks.files.bad_rows import BadRows
+from tasks.files.raw_files import find_file, open_text
 from tasks.text.csv_records import Block, read_blocks
 from tasks.text.icd9 import DIAGNOSIS, PROCEDURE, with_period
 

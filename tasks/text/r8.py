@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.contract import InputError, InputSpec, Source, Task, TaskOptions
-from tasks.sources import file_names, find_file, nearest, open_text
+from tasks.contract import InputSpec, Source, Task
+from tasks.errors import InputError, nearest
+from tasks.files.raw_files import file_names, find_file, open_text
+from tasks.options import TaskOptions
 from tasks.text.words import encode_text, token_spec
 
 CLASSES = ("acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade")

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.contract import InputSpec, Source, Task, TaskOptions
+from tasks.contract import InputSpec, Source, Task
+from tasks.options import TaskOptions
 from tasks.text.words import encode_text, token_spec
 
 ROWS, TEST_EVERY = 240, 5

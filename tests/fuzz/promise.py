@@ -18,7 +18,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 
 from models.label_names import NamesError
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 CASES = os.environ.get("ANCHORFL_CASES", "")
 FEW = 12

@@ -17,7 +17,7 @@ from pipeline.config.tracking import TrackingOptions
 from pipeline.methods import METHODS
 from pipeline.run.lifecycle import run
 from pipeline.storage import checkpoint
-from tasks.contract import TaskOptions
+from tasks.options import TaskOptions
 
 
 def quiet(line: str) -> None:

@@ -16,20 +16,20 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tasks.bad_rows import BadRows
-from tasks.contract import TaskOptions
+from tasks.corpus.corpus_files import Reading, blocks, pieces_of
+from tasks.files.bad_rows import BadRows
+from tasks.files.decompression import FREE, RATIO
+from tasks.files.raw_files import open_text
 from tasks.images.arrays import load_arrays
 from tasks.images.coco import images_of
 from tasks.images.json_file import parsed
 from tasks.images.pixels import faults
-from tasks.own.look import look
-from tasks.pieces import Reading, blocks, pieces_of
+from tasks.options import TaskOptions
 from tasks.signals.recordings import read_bytes, recording
-from tasks.sources import open_text
 from tasks.sparse.arff import read_arff
 from tasks.sparse.xc_format import read_rows
+from tasks.tabular.inspect import look
 from tasks.text.csv_records import read_blocks
-from tasks.unpacking import FREE, RATIO
 from tests.fuzz.found import file, refused
 from tests.fuzz.mutations import DEEP
 from tests.fuzz.promise import keep

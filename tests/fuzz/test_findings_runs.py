@@ -20,7 +20,7 @@ from pipeline.run.lifecycle import resumed
 from pipeline.storage.checkpoint import Checkpoints
 from pipeline.storage.run_folder import read_experiment
 from pipeline.storage.run_record import read_records
-from tasks.sources import nearest
+from tasks.errors import nearest
 from tests.fuzz.found import file, refused
 from tests.fuzz.mutations import DEEP
 from tests.fuzz.promise import keep

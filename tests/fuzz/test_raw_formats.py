@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.contract import TaskOptions
-from tasks.ingest import prepare
-from tasks.sources import find_task
-from tasks.twins import TWINS
+from tasks.ingest.ingest import prepare
+from tasks.options import TaskOptions
+from tasks.registry import find_task
+from tasks.synthetic import TWINS
 from tests.fuzz.parsers import Bench, Parser
 from tests.fuzz.promise import QUICK
 

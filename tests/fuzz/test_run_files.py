@@ -23,10 +23,11 @@ from pipeline.storage.checkpoint import Checkpoints
 from pipeline.storage.restore import fetch, standing
 from pipeline.storage.run_folder import read_experiment
 from pipeline.storage.run_record import read_records
-from tasks.contract import Objective, TaskOptions
-from tasks.ingest import prepare
-from tasks.sources import find_task
-from tasks.store import Prepared
+from tasks.contract import Objective
+from tasks.ingest.ingest import prepare
+from tasks.ingest.prepared import Prepared
+from tasks.options import TaskOptions
+from tasks.registry import find_task
 from tests.fuzz.parsers import Bench, Parser
 from tests.fuzz.promise import QUICK
 from tests.fuzz.runs import finished, quiet, seal, small, unfinished

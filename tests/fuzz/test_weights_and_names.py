@@ -16,8 +16,8 @@ from models.concepts import Asked, _load, keep
 from models.label_names import Training, from_cooccurrence, read_table
 from models.language import from_language_model
 from pipeline.run.prepare import make_setup
-from tasks.corpus import count_names
-from tasks.scan import Scanner
+from tasks.corpus.cooccurrence import count_names
+from tasks.corpus.counting import Scanner
 from tests.fuzz.parsers import Bench, Parser
 from tests.fuzz.promise import QUICK
 from tests.fuzz.runs import quiet, small

@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 
 import pipeline.run.round_loop
-from tasks import places
-from tasks.contract import InputError
+from tasks.errors import InputError
+from tasks.files import object_store
 
 
 def quiet(line: str) -> None:
@@ -34,7 +34,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def contents(place: str) -> dict[str, bytes]:
-    return {name: places.read_bytes(places.join(place, name)) for name in places.sizes(place)}
+    return {name: object_store.read_bytes(object_store.join(place, name)) for name in object_store.sizes(place)}
 
 
 def rows(folder: Path) -> list[dict]:
@@ -76,8 +76,8 @@ class Outage:
     """A store that does not answer while ``down``."""
 
     def __init__(self, monkeypatch, down: bool = True) -> None:
-        self.down, self.asked, self.real = down, 0, places.write_bytes
-        monkeypatch.setattr(places, "write_bytes", self)
+        self.down, self.asked, self.real = down, 0, object_store.write_bytes
+        monkeypatch.setattr(object_store, "write_bytes", self)
 
     def __call__(self, place, data):
         self.asked += 1

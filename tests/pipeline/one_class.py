@@ -22,9 +22,9 @@ from pipeline.algorithm.label_collection import run_key
 from pipeline.algorithm.optimizers import OptimizerOptions, in_round
 from pipeline.execution.pooled_executor import Step, pooled_step
 from pipeline.training.local_training import Training, fit
+from tasks.arrays.labels import Labels
+from tasks.arrays.sparse_rows import Part
 from tasks.contract import Card, ClientData, Objective
-from tasks.labels import Labels
-from tasks.sparse_rows import Part
 
 F, D, C = 5, 6, 4
 ETA = 0.1
@@ -41,7 +41,7 @@ def network(parts=1, seed=3) -> Classifier:
 
 @dataclass
 class Rows:
-    """Stands for ``tasks.pool.Pool`` without files."""
+    """Stands for ``tasks.ingest.distinct_rows.Pool`` without files."""
 
     x_NF: torch.Tensor
     holders: Labels

@@ -20,9 +20,11 @@ from pipeline.methods import fedprox
 from pipeline.run.lifecycle import run
 from pipeline.run.prepare import settled
 from pipeline.training.class_vectors import asked_of
-from tasks.contract import InputError, Objective, TaskOptions
-from tasks.ingest import prepare
-from tasks.sources import find_task
+from tasks.contract import Objective
+from tasks.errors import InputError
+from tasks.ingest.ingest import prepare
+from tasks.options import TaskOptions
+from tasks.registry import find_task
 from tests.tiny_bert import saved_bert
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -27,10 +27,13 @@ from pipeline.storage.atomic_files import read_json
 from pipeline.storage.checkpoint import Checkpoints
 from pipeline.storage.run_record import read_records
 from pipeline.storage.saved_model import load_model
-from tasks.contract import InputError, Objective, TaskOptions
+from tasks.contract import Objective
+from tasks.errors import InputError
+from tasks.files.raw_files import raw_folder
 from tasks.images.arrays import load_arrays
-from tasks.rows import checked
-from tasks.sources import raw_folder, task_of
+from tasks.ingest.raw_table import checked
+from tasks.options import TaskOptions
+from tasks.registry import task_of
 from tuning.cloud import _load as load_cluster_file
 from tuning.ledger import Ledger
 from tuning.plan import load_plan

@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.config.experiment import to_tree
 from pipeline.config.presets import PRESETS, preset_names, read_preset
+from tasks.files.raw_files import variants
 from tasks.registry import TASKS
-from tasks.sources import variants
 
 NAMES = preset_names()
 FOLDERS = {

@@ -15,8 +15,8 @@ from pipeline.run.prepare import make_setup
 from pipeline.storage.run_record import read_records
 from pipeline.storage.saved_model import load_model
 from pipeline.training.evaluation import logits_of
-from tasks.contract import InputError
-from tasks.metrics import score
+from tasks.errors import InputError
+from tasks.metrics.decisions import score
 
 TOYS = {"single": "toy-single", "multi": "toy-multi"}
 PARTITIONS = ("k_classes", "dirichlet", "iid")

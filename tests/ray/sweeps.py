@@ -10,7 +10,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from tasks import places
+from tasks.files import object_store
 from tuning.conductor import Entry, read_entries
 from tuning.ledger import Ledger
 from tuning.sweep import LEDGER
@@ -54,7 +54,7 @@ def sweep_process(folder: Path, *arguments: str, held_after: int | None = None) 
 def wait_for_ends(process: subprocess.Popen, folder: Path, ledger: str, count: int) -> None:
     """Until so many trials have ended of a sweep that runs in ``folder``, by the ledger at a place."""
     deadline = time.monotonic() + 200
-    while not (places.exists(ledger) and places.read_bytes(ledger).count(b'"end"') >= count):
+    while not (object_store.exists(ledger) and object_store.read_bytes(ledger).count(b'"end"') >= count):
         assert process.poll() is None, (folder / "said.txt").read_text()
         assert time.monotonic() < deadline
         time.sleep(0.02)

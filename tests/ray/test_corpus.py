@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.cli.main import main
-from tasks.contract import InputError
-from tasks.corpus import count_names
-from tasks.scan import Scanner
+from tasks.corpus.cooccurrence import count_names
+from tasks.corpus.counting import Scanner
+from tasks.errors import InputError
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 NAMES = ("walking", "eat meal", "phone on table", "never")

@@ -19,7 +19,7 @@ from pipeline.methods import METHODS
 from pipeline.run.lifecycle import run
 from pipeline.run.prepare import make_setup
 from pipeline.storage.run_record import read_records
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module

@@ -67,7 +67,7 @@ import ray
 ray.init(num_cpus=4, num_gpus=1, include_dashboard=False, logging_level='ERROR', log_to_driver=False)
 from pipeline.cli.main import main
 from pipeline.cli.probe import probe
-from tasks.contract import InputError
+from tasks.errors import InputError
 SHORT = ['--federation.rounds', '1', '--federation.epochs', '1', '--tracking.uri', 'none']
 try:
     probe(['digits/fedavg', *SHORT])

@@ -15,7 +15,7 @@ import ray
 
 from pipeline.cluster import ray_cluster
 from pipeline.config.cluster import ClusterOptions
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).resolve().parents[2]

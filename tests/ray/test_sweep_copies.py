@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import places
+from tasks.files import object_store
 from tests.ray.sweeps import SHORT, SPACE, entries, scores, sweep_process, wait_for_ends
 from tuning.cli import main
 from tuning.ledger import Ledger
@@ -22,13 +22,13 @@ REST = ["--trials", "9", "--finals", "1", "--concurrent", "1"]
 
 
 def contents(place: str) -> dict[str, bytes]:
-    return {name: places.read_bytes(places.join(place, name)) for name in places.sizes(place)}
+    return {name: object_store.read_bytes(object_store.join(place, name)) for name in object_store.sizes(place)}
 
 
 def settled(copy: str) -> dict[str, bytes]:
     """What a copy holds once nothing changes it any more: processes of trials outlive a killed driver by a moment."""
-    before = places.sizes(copy)
-    while time.sleep(1) or (now := places.sizes(copy)) != before:
+    before = object_store.sizes(copy)
+    while time.sleep(1) or (now := object_store.sizes(copy)) != before:
         before = now
     return contents(copy)
 
@@ -62,7 +62,7 @@ def test_killed_and_resumed_on_another_machine(preset, tmp_path, s3):
     mirror, copy = f"{s3}/runs", f"{s3}/runs/s"
     words = [file, *SPACE, *SHORT, *REST, "--cluster.mirror", mirror, "--output", "cut/s"]
     process = sweep_process(tmp_path, *words, held_after=4)
-    wait_for_ends(process, tmp_path, places.join(copy, LEDGER), 2)
+    wait_for_ends(process, tmp_path, object_store.join(copy, LEDGER), 2)
     process.send_signal(signal.SIGKILL)
     process.wait()
     shutil.rmtree(tmp_path / "cut")

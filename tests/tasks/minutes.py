@@ -7,7 +7,7 @@ import gzip
 import numpy as np
 import pyarrow.compute as pc
 
-from tasks.contract import TaskOptions
+from tasks.options import TaskOptions
 from tasks.signals.extrasensory_columns import COLUMNS
 
 

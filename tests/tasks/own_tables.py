@@ -7,9 +7,10 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from tasks.contract import TaskOptions
-from tasks.rows import checked
-from tasks.sources import raw_folder, task_of
+from tasks.files.raw_files import raw_folder
+from tasks.ingest.raw_table import checked
+from tasks.options import TaskOptions
+from tasks.registry import task_of
 
 KINDS = ("ash", "beech", "elm")
 

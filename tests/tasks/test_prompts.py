@@ -8,8 +8,7 @@ import pytest
 
 from tasks.images import ham10000_rows, kvasir, oct_c8, pbc
 from tasks.prompts import Wording, with_article
-from tasks.registry import TASKS
-from tasks.sources import find_task
+from tasks.registry import TASKS, find_task
 
 PAIRS = {
     "oct-c8": {

@@ -9,13 +9,16 @@ import pyarrow as pa
 import pytest
 import torch
 
-from tasks.contract import InputError, InputSpec, Objective, TaskOptions
-from tasks.images.pixels import IMAGENET_MEAN, IMAGENET_STD, encode_pixels, image_spec, normalised, pixel_column
-from tasks.ingest import prepare
-from tasks.scaling import Scaling
-from tasks.sources import find_task
-from tasks.sparse_rows import SparseRows
-from tasks.tensors import client_data
+from tasks.arrays.sparse_rows import SparseRows
+from tasks.arrays.tensors import client_data
+from tasks.contract import InputSpec, Objective
+from tasks.errors import InputError
+from tasks.images.pixels import encode_pixels, image_spec, pixel_column
+from tasks.ingest.encoding import normalised
+from tasks.ingest.ingest import prepare
+from tasks.options import TaskOptions
+from tasks.registry import find_task
+from tasks.scaling import IMAGENET_MEAN, IMAGENET_STD, Scaling
 
 COLOUR, GREY = image_spec(TaskOptions(), 16), image_spec(TaskOptions(), 16, 1)
 SINGLE = Objective("single")

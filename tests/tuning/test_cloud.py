@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasks.contract import InputError
+from tasks.errors import InputError
 from tuning import cloud
 from tuning.cloud_rules import Demand, Versions, share_fits
 

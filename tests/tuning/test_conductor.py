@@ -8,7 +8,7 @@ import random  # noqa: TID251 - a generator of its own, for the order of the tri
 import numpy as np
 import pytest
 
-from tasks.contract import InputError
+from tasks.errors import InputError
 from tuning.conductor import Conductor, Entry, read_entries
 from tuning.ledger import Ledger
 from tuning.options import Rounds, SweepOptions

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.config.overrides import override
 from pipeline.config.presets import read_preset
-from tasks.contract import InputError
+from tasks.errors import InputError
 from tuning.cli import main
 from tuning.commands import _split
 from tuning.options import SweepOptions, resolve_rounds

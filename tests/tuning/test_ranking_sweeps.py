@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.storage.run_record import RoundRecord, RunInfo
 from pipeline.tracking.jsonl import JsonLines
-from tasks.contract import InputError
+from tasks.errors import InputError
 from tests.tuning.test_report import sweep
 from tuning.figures import against, heat_map
 from tuning.report import write_report

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.config.presets import preset_names, read_preset
 from pipeline.methods import METHODS
-from tasks.contract import InputError
+from tasks.errors import InputError
 from tuning.spaces import SPACES, Choice, Range, describe, parse, resolve, space_of
 
 NUMBERS = st.floats(min_value=1e-6, max_value=99.9, allow_nan=False).map(lambda x: float(f"{x:.6g}"))

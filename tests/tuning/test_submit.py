@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.contract import InputError
+from tasks.errors import InputError
 from tuning.cli import main
 from tuning.submit import _use_token, arguments, entrypoint, resolve_address, runtime_env
 

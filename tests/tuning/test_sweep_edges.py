@@ -17,7 +17,7 @@ from pipeline.run.prepare import make_setup
 from pipeline.storage.atomic_files import write_json
 from pipeline.storage.run_folder import CONFIG, LOCK, held, write_config
 from pipeline.storage.run_record import RoundRecord, read_about
-from tasks.contract import InputError
+from tasks.errors import InputError
 from tests.pipeline.compared import quiet
 from tests.tuning.test_report import final, sweep, trial
 from tuning import report

@@ -13,8 +13,8 @@ from pipeline.run.provenance import run_info
 from pipeline.storage.atomic_files import write_json
 from pipeline.storage.run_folder import CONFIG, held, write_config
 from pipeline.storage.run_record import read_about, read_records
-from tasks import places
-from tasks.contract import InputError
+from tasks.errors import InputError
+from tasks.files import object_store
 from tests.pipeline.compared import quiet
 from tests.tuning.test_report import final, sweep, trial
 from tests.tuning.test_sweep_edges import finished
@@ -125,7 +125,7 @@ def test_a_store_that_is_away_does_not_stop_a_trial(experiment, tmp_path, monkey
     def away(place):
         raise InputError(f"{place}: no answer")
 
-    monkeypatch.setattr(places, "read_bytes", away)
+    monkeypatch.setattr(object_store, "read_bytes", away)
     with held(folder):
         set_aside(folder, dataclasses.replace(e, seed=9), "s3://bucket/seed-1", said.append)
     assert said[1] == "mirror: s3://bucket/seed-1/config.json: no answer; the run begins anew"

@@ -15,7 +15,7 @@ from pipeline.config.overrides import override
 from pipeline.config.presets import read_preset
 from pipeline.storage.atomic_files import write_json
 from pipeline.storage.run_folder import held, write_config
-from tasks.contract import InputError
+from tasks.errors import InputError
 from tests.tuning.made_tables import made_run, toy
 from tuning import papers
 from tuning.cli import main

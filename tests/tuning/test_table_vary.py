@@ -13,7 +13,7 @@ from pipeline.config.experiment import digest
 from pipeline.config.overrides import override
 from pipeline.config.presets import read_preset
 from pipeline.storage.run_record import read_records
-from tasks.contract import InputError
+from tasks.errors import InputError
 from tests.tuning.made_tables import made_run, toy
 from tuning import papers
 from tuning.cli import main

@@ -12,8 +12,8 @@ from pipeline.config.presets import preset_names, preset_path, read_preset
 from pipeline.results.compare import load_run, rounds_of
 from pipeline.storage.run_record import RoundRecord, RunInfo
 from pipeline.tracking.jsonl import JsonLines
-from tasks.contract import InputError
-from tasks.metrics import FAMILIES
+from tasks.errors import InputError
+from tasks.metrics.scores import FAMILIES
 from tests.tuning.made_tables import DIGITS, HEAD, toy
 from tuning.papers import PAPERS, paper_of
 from tuning.table_numbers import Table

@@ -16,8 +16,8 @@ from pipeline.algorithm import messages
 from pipeline.algorithm.class_embeddings import ROWS
 from pipeline.methods import METHODS
 from pipeline.training.local_training import Training, fit
+from tasks.arrays.labels import Labels
 from tasks.contract import Objective
-from tasks.labels import Labels
 from tests.pipeline.compared import assert_close
 from tests.pipeline.compared import slope as differences
 from tests.pipeline.one_class import ETA, SGD, C, D, begun, clients, explicit, network, parts, rows, sent_shapes, server

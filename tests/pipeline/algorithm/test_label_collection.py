@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pipeline.algorithm import messages as tree
 from pipeline.algorithm.label_collection import SIZE, canonical, cooccurrence, digests, merge, message, run_key, share
+from tasks.arrays.labels import Labels
 from tasks.contract import ClientData
-from tasks.labels import Labels
 from tests.pipeline.one_class import parts
 
 SEEDS = st.integers(0, 2**32)

@@ -7,8 +7,8 @@ import hashlib
 import pytest
 
 from pipeline.cli.main import main
+from tasks.ingest.prepared import Prepared
 from tasks.registry import TASKS
-from tasks.store import Prepared
 from tests.pipeline.cli.test_main import fails
 
 

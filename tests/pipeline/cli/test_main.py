@@ -72,8 +72,8 @@ def test_run_compare_predict(here, capsys):
 
 def write_digits(path) -> None:
     """The test split of the digits as a user's CSV, labels included."""
-    from tasks.contract import TaskOptions
     from tasks.images.digits import digits
+    from tasks.options import TaskOptions
 
     task = digits()
     table = task.read(None, TaskOptions(name="digits"))

@@ -10,8 +10,8 @@ import pytest
 
 from models.label_names import Training, from_cooccurrence, read_table
 from pipeline.cli.main import main
-from tasks.sources import find_task
-from tasks.twins import TWINS
+from tasks.registry import find_task
+from tasks.synthetic import TWINS
 
 CLASSES = find_task("toy-single").class_names
 

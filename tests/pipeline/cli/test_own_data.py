@@ -17,7 +17,7 @@ from PIL import Image
 
 from pipeline.cli.main import main
 from pipeline.results import predict
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 SMALL = ["--cluster.executor", "serial", "--tracking.uri", "none", "--federation.rounds", "2", "--federation.epochs",
          "1", "--model.width", "16", "--model.names_width", "16"]  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster import auth_token
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 
 @pytest.fixture(autouse=True)

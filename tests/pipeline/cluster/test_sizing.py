@@ -28,7 +28,7 @@ from pipeline.cluster.sizing import (
 from pipeline.config.cluster import ClusterOptions
 from pipeline.config.overrides import override
 from pipeline.config.presets import read_preset
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 QUICK = settings(max_examples=200, deadline=None, derandomize=True, database=None)
 GB = 10**9

@@ -10,7 +10,7 @@ import ray.autoscaler.sdk
 
 from pipeline.cluster.ray_cluster import busy, gather
 from pipeline.config.cluster import ClusterOptions
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 OPTIONS = ClusterOptions(address="auto", gather_cpus=4, gather_gpus=1, gather_minutes=1.0)
 

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.config.experiment import to_tree
 from pipeline.config.presets import read_preset
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 METHOD = "[method]\nname = 'fedavg'\n"
 

@@ -8,7 +8,7 @@ from pipeline.config.experiment import digest, flat, to_tree
 from pipeline.config.overrides import override
 from pipeline.config.presets import preset_path, read_preset
 from pipeline.config.schema import from_tree
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 
 def test_the_tree_is_its_own_inverse(experiment):

@@ -19,8 +19,10 @@ from pipeline.methods.fedalign import AlignLocal
 from pipeline.run.lifecycle import run
 from pipeline.storage.run_folder import held
 from pipeline.storage.run_record import read_records
-from tasks.contract import ClientData, InputError, TaskOptions
-from tasks.sources import find_task
+from tasks.contract import ClientData
+from tasks.errors import InputError
+from tasks.options import TaskOptions
+from tasks.registry import find_task
 from tasks.toy.single import TOPICS
 from tests.pipeline.compared import quiet
 from tests.pipeline.diagnosed import QUICK, table

@@ -12,7 +12,7 @@ from pipeline.results.compare import compare
 from pipeline.run.lifecycle import resumed, run
 from pipeline.run.round_loop import final_checksum
 from pipeline.storage.checkpoint import Checkpoints
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 
 def quiet(line: str) -> None:

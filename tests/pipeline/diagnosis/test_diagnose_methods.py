@@ -13,7 +13,7 @@ from pipeline.diagnosis import divergence
 from pipeline.diagnosis.diagnose import diagnose
 from pipeline.diagnosis.study import Study, open_study
 from pipeline.run.lifecycle import run
-from tasks.sources import find_task
+from tasks.registry import find_task
 from tests.pipeline.compared import quiet
 from tests.pipeline.diagnosed import QUICK, table
 

@@ -17,7 +17,8 @@ from pipeline.diagnosis.embeddings import cosines, ordered, rank_correlation
 from pipeline.diagnosis.figures import PMI, draw_frames, draw_matrices, draw_precision
 from pipeline.diagnosis.pseudo_labels import judge
 from pipeline.diagnosis.result import write_table
-from tasks.contract import Card, ClientData, InputError
+from tasks.contract import Card, ClientData
+from tasks.errors import InputError
 
 
 def rng(seed=0):

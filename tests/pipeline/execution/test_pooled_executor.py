@@ -22,8 +22,9 @@ from pipeline.methods import METHODS
 from pipeline.run.lifecycle import run
 from pipeline.run.prepare import make_setup, settled
 from pipeline.training.client import device_for
-from tasks.contract import InputError, TaskOptions
-from tasks.sources import find_task
+from tasks.errors import InputError
+from tasks.options import TaskOptions
+from tasks.registry import find_task
 from tests.pipeline.compared import nobody, quiet
 from tests.pipeline.one_class import SGD, at_once, explicit, gap, network, rows
 

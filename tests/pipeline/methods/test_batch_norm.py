@@ -27,7 +27,8 @@ from pipeline.storage.saved_model import load_model, save_model
 from pipeline.training.evaluation import logits_of
 from pipeline.training.local_training import INFERENCE_VALUES, Training, batches, fit, infer
 from pipeline.training.run_spec import one_thread
-from tasks.contract import Card, ClientData, InputError, Objective
+from tasks.contract import Card, ClientData, Objective
+from tasks.errors import InputError
 
 COUNTER = "encoder.norm1.num_batches_tracked"
 SAVINGS = "so rows may not be left out or cut apart: set --optimizer.skip_zero_rows False --optimizer.micro_tokens 0"

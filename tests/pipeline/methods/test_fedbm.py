@@ -33,7 +33,8 @@ from pipeline.algorithm.optimizers import OptimizerOptions
 from pipeline.methods.fedavg import FedAvg
 from pipeline.methods.fedbm import FedBM
 from pipeline.training.local_training import Training, fit, infer
-from tasks.contract import Card, ClientData, InputError, InputSpec, Objective
+from tasks.contract import Card, ClientData, InputSpec, Objective
+from tasks.errors import InputError
 
 C, M, D, SIDE, ROWS = 3, 4, 5, 8, 10
 SINGLE = Objective("single")

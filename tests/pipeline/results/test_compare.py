@@ -9,7 +9,7 @@ from pipeline.results.compare import compare, load_run
 from pipeline.storage.atomic_files import write_json
 from pipeline.storage.run_record import RoundRecord, RunInfo
 from pipeline.tracking.jsonl import JsonLines
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 
 def make_run(folder, scores, *, validation=None, method="fedavg", seed=0, **params):

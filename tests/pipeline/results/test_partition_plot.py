@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from pipeline.results.partition_plot import draw_partition, fits
-from tasks.contract import TaskOptions
-from tasks.held import Held
-from tasks.ingest import prepare
-from tasks.sources import find_task
+from tasks.ingest.class_histogram import Held
+from tasks.ingest.ingest import prepare
+from tasks.options import TaskOptions
+from tasks.registry import find_task
 
 
 @pytest.fixture(scope="module")

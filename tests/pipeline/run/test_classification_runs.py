@@ -21,8 +21,8 @@ from pipeline.run.prepare import make_setup
 from pipeline.run.round_loop import Loop
 from pipeline.storage.run_record import read_records
 from pipeline.training.evaluation import logits_of
-from tasks.contract import InputError
-from tasks.metrics import FAMILIES, Scores
+from tasks.errors import InputError
+from tasks.metrics.scores import FAMILIES, Scores
 from tuning.options import SweepOptions, resolve_metric
 
 NAMES = [measure.name for measure in FAMILIES["classification"].measures]

@@ -15,7 +15,7 @@ from pipeline.run import lifecycle as running
 from pipeline.run.lifecycle import resumed, run
 from pipeline.storage.atomic_files import write_json
 from pipeline.storage.run_record import LATE, read_about, read_records, with_late
-from tasks.contract import InputError
+from tasks.errors import InputError
 from tests.pipeline.compared import quiet
 
 

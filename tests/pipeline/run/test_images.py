@@ -18,10 +18,11 @@ from pipeline.run.lifecycle import run
 from pipeline.run.prepare import make_setup
 from pipeline.training.client import ClientHost, RowCache
 from pipeline.training.local_training import augmentation, infer, pieces
-from tasks.contract import ClientData, InputError, TaskOptions
-from tasks.images.pixels import IMAGENET_MEAN
-from tasks.scaling import Scaling
-from tasks.twins.pbc import write
+from tasks.contract import ClientData
+from tasks.errors import InputError
+from tasks.options import TaskOptions
+from tasks.scaling import IMAGENET_MEAN, Scaling
+from tasks.synthetic.pbc import write
 
 AUGMENTED = {"crop": 4, "flip": "both"}
 

@@ -19,7 +19,7 @@ from pipeline.run.prepare import make_setup
 from pipeline.storage.run_record import read_records
 from pipeline.training.evaluation import evaluate, mean_of_models
 from tasks.contract import Objective
-from tasks.metrics import Scores
+from tasks.metrics.scores import Scores
 from tests.pipeline import compared
 
 OWN = ("fedproto", {}), ("fedproto", {"inference": "prototype"}), ("fedrep", {"scored": "clients", "head_epochs": 1})

@@ -23,13 +23,14 @@ from pipeline.run.prepare import make_setup
 from pipeline.run.progress import Progress
 from pipeline.storage.run_record import read_records
 from pipeline.training.evaluation import RankedSplits, logits_of, ranked
-from tasks.class_counts import training_counts
-from tasks.contract import Objective, TaskOptions
-from tasks.ingest import prepare
-from tasks.labels import Labels
-from tasks.metrics import FAMILIES
-from tasks.ranking import Ranking, propensities
-from tasks.sources import find_task
+from tasks.arrays.labels import Labels
+from tasks.contract import Objective
+from tasks.ingest.ingest import prepare
+from tasks.ingest.prepared import training_counts
+from tasks.metrics.ranking import Ranking, propensities
+from tasks.metrics.scores import FAMILIES
+from tasks.options import TaskOptions
+from tasks.registry import find_task
 
 NAMES = [measure.name for measure in FAMILIES["ranking"].measures]
 SPLITS = ("validation", "test")

@@ -18,7 +18,7 @@ from pipeline.methods import METHODS
 from pipeline.run.lifecycle import resumed, run
 from pipeline.run.round_loop import Loop
 from pipeline.storage.run_record import read_records
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[3]
 

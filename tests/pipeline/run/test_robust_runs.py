@@ -19,7 +19,7 @@ from pipeline.methods import METHODS
 from pipeline.run.lifecycle import run
 from pipeline.run.prepare import make_setup
 from pipeline.storage.run_record import read_records
-from tasks.contract import InputError
+from tasks.errors import InputError
 from tests.pipeline.compared import nobody, quiet
 
 ALL = {"rounds": 6, "clients_per_round": 0, "quorum": 1.0}

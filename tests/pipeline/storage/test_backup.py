@@ -11,8 +11,8 @@ import torch
 
 from pipeline.storage.backup import Mirror
 from pipeline.storage.checkpoint import Checkpoints
-from tasks import places
-from tasks.contract import InputError
+from tasks.errors import InputError
+from tasks.files import object_store
 from tests.pipeline.mirrors import Outage, contents, files
 
 
@@ -24,8 +24,8 @@ def save(checkpoints: Checkpoints, round_: int, clients: int = 3) -> None:
 
 def test_rounds_do_not_wait_and_overtake_no_copy(tmp_path, monkeypatch):
     """A store that is slower than the rounds gets fewer copies, each of them whole; nothing is left behind."""
-    place, real = f"file://{tmp_path}/copy", places.write_bytes
-    monkeypatch.setattr(places, "write_bytes", lambda p, data: (time.sleep(0.02), real(p, data)))
+    place, real = f"file://{tmp_path}/copy", object_store.write_bytes
+    monkeypatch.setattr(object_store, "write_bytes", lambda p, data: (time.sleep(0.02), real(p, data)))
     checkpoints = Checkpoints(tmp_path / "run")
     (tmp_path / "run").mkdir()
     mirror = Mirror(tmp_path / "run", place, pytest.fail, checkpoints)
@@ -36,8 +36,8 @@ def test_rounds_do_not_wait_and_overtake_no_copy(tmp_path, monkeypatch):
         mirror.push()
         slowest = max(slowest, time.perf_counter() - began)
         time.sleep(0.005)
-        if places.exists(f"{place}/checkpoint/checkpoint.json"):
-            rounds.add(json.loads(places.read_bytes(f"{place}/checkpoint/checkpoint.json"))["round"])
+        if object_store.exists(f"{place}/checkpoint/checkpoint.json"):
+            rounds.add(json.loads(object_store.read_bytes(f"{place}/checkpoint/checkpoint.json"))["round"])
     assert mirror.close()
     assert slowest < 0.02
     assert 1 < len(rounds) < 40
@@ -46,8 +46,10 @@ def test_rounds_do_not_wait_and_overtake_no_copy(tmp_path, monkeypatch):
 
 
 def test_only_what_changed_is_sent(tmp_path, monkeypatch):
-    place, sent, real = f"file://{tmp_path}/copy", [], places.write_bytes
-    monkeypatch.setattr(places, "write_bytes", lambda p, data: (sent.append(places.last_name(p)), real(p, data)))
+    place, sent, real = f"file://{tmp_path}/copy", [], object_store.write_bytes
+    monkeypatch.setattr(
+        object_store, "write_bytes", lambda p, data: (sent.append(object_store.last_name(p)), real(p, data))
+    )
     folder, checkpoints = tmp_path / "run", Checkpoints(tmp_path / "run")
     folder.mkdir()
     save(checkpoints, 1)
@@ -137,7 +139,7 @@ def test_an_error_without_words_is_an_error(tmp_path, monkeypatch):
     def full(*_):
         raise MemoryError
 
-    monkeypatch.setattr(places, "sizes", full)
+    monkeypatch.setattr(object_store, "sizes", full)
     (tmp_path / "run").mkdir()
     mirror = Mirror(tmp_path / "run", f"file://{tmp_path}/copy", lines.append, patience_s=0.0)
     assert not mirror.close()

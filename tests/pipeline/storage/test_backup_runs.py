@@ -18,7 +18,7 @@ from pipeline.cli.main import main
 from pipeline.config.schema import to_toml
 from pipeline.run.lifecycle import resumed, run
 from pipeline.storage.restore import fetched
-from tasks import places
+from tasks.files import object_store
 from tests.pipeline.mirrors import Outage, contents, files, mirrored, quiet, rows, stop_at, whole
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,8 +29,8 @@ def test_the_copy_is_the_folder_and_changes_nothing(experiment, tmp_path, mirror
     plain = run(e, tmp_path / "plain", quiet)
     got = run(mirrored(e, mirror), tmp_path / "run", quiet)
     assert got.checksum == plain.checksum
-    assert contents(places.join(mirror, "run")) == files(tmp_path / "run")
-    assert whole(contents(places.join(mirror, "run"))) == 3
+    assert contents(object_store.join(mirror, "run")) == files(tmp_path / "run")
+    assert whole(contents(object_store.join(mirror, "run"))) == 3
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedalign"])
@@ -42,7 +42,7 @@ def test_a_fresh_machine_goes_on(experiment, tmp_path, monkeypatch, mirror, meth
         stop_at(patch, 2)
         with pytest.raises(KeyboardInterrupt):
             run(mirrored(e, mirror), tmp_path / "run", quiet)
-    copy = places.join(mirror, "run")
+    copy = object_store.join(mirror, "run")
     with monkeypatch.context() as patch:
         stop_at(patch, 4)
         (tmp_path / "second").mkdir()
@@ -86,13 +86,13 @@ def test_whole_after_every_single_step(experiment, tmp_path, monkeypatch):
             raise FileNotFoundError(place)
         return copy[name]
 
-    real, here = places.read_bytes, places.exists
-    monkeypatch.setattr(places, "write_bytes", write)
-    monkeypatch.setattr(places, "delete", delete)
-    monkeypatch.setattr(places, "read_bytes", read)
-    monkeypatch.setattr(places, "sizes", lambda place: {name: len(data) for name, data in copy.items()})
+    real, here = object_store.read_bytes, object_store.exists
+    monkeypatch.setattr(object_store, "write_bytes", write)
+    monkeypatch.setattr(object_store, "delete", delete)
+    monkeypatch.setattr(object_store, "read_bytes", read)
+    monkeypatch.setattr(object_store, "sizes", lambda place: {name: len(data) for name, data in copy.items()})
     monkeypatch.setattr(
-        places, "exists", lambda p: p.removeprefix("file:///mirror/run/") in copy if "/mirror/" in p else here(p)
+        object_store, "exists", lambda p: p.removeprefix("file:///mirror/run/") in copy if "/mirror/" in p else here(p)
     )
     e = mirrored(experiment("fedalign", federation={"rounds": 4}), "file:///mirror")
     with monkeypatch.context() as patch:
@@ -119,7 +119,7 @@ def test_killed_with_sigkill(experiment, tmp_path, monkeypatch, s3):
     expected = run(e, tmp_path / "expected", quiet)
     copy = f"{s3}/runs/killed"
     code = (
-        "import sys, time\nfrom tasks import places\nreal = places.write_bytes\n"
+        "import sys, time\nfrom tasks.files import object_store as places\nreal = places.write_bytes\n"
         "def slow(place, data):\n    time.sleep(0.01)\n    real(place, data)\n    time.sleep(0.01)\n"
         "places.write_bytes = slow\nfrom pipeline.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     )
@@ -138,7 +138,7 @@ def test_killed_with_sigkill(experiment, tmp_path, monkeypatch, s3):
             assert process.poll() is None, (machine / "log").read_text()
             assert time.monotonic() < deadline
             try:
-                index = json.loads(places.read_bytes(places.join(copy, "checkpoint/checkpoint.json")))
+                index = json.loads(object_store.read_bytes(object_store.join(copy, "checkpoint/checkpoint.json")))
             except FileNotFoundError:
                 index = {"round": -1}
             if index["round"] >= round_:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pipeline.storage.checkpoint import Checkpoints
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:

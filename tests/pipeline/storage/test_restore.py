@@ -11,13 +11,13 @@ from pipeline.cli.main import main
 from pipeline.config.schema import to_toml
 from pipeline.run.lifecycle import resumed, run
 from pipeline.storage.restore import catch_up, fetch, fetched
-from tasks import places
-from tasks.contract import InputError
+from tasks.errors import InputError
+from tasks.files import object_store
 from tests.pipeline.mirrors import contents, files, mirrored, quiet, stop_at
 
 
 def test_no_run_overwrites_anothers_copy(experiment, tmp_path, monkeypatch, mirror):
-    e, copy = mirrored(experiment("fedavg"), mirror), places.join(mirror, "run")
+    e, copy = mirrored(experiment("fedavg"), mirror), object_store.join(mirror, "run")
     run(e, tmp_path / "a" / "run", quiet)
     before = contents(copy)
     with pytest.raises(InputError, match=r"the mirror holds .*/run already: go on with 'anchorfl resume .*/run', or"):
@@ -59,9 +59,9 @@ def test_who_is_further_wins(experiment, tmp_path, monkeypatch):
     assert fetched(copy, quiet) == Path("runs/run")  # behind, so it is brought up to date
     assert json.loads(Path("runs/run/checkpoint/checkpoint.json").read_text())["round"] == 3
     assert fetched(copy, pytest.fail) == Path("runs/run")  # equal: nothing to bring
-    index = places.join(copy, "checkpoint", "checkpoint.json")
-    content = json.loads(places.read_bytes(index))
-    places.write_bytes(index, json.dumps(content | {"round": 1}).encode())
+    index = object_store.join(copy, "checkpoint", "checkpoint.json")
+    content = json.loads(object_store.read_bytes(index))
+    object_store.write_bytes(index, json.dumps(content | {"round": 1}).encode())
     with pytest.raises(InputError, match=r"runs/run is further \(at 3\) than .* \(at 1\): go on with 'anchorfl resume"):
         fetched(copy, quiet)
 

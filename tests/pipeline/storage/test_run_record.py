@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.storage.run_record import LATE, RoundRecord, RunInfo, read_records, with_late, write_late
 from pipeline.tracking.jsonl import JsonLines
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 
 def about(folder, **changes):

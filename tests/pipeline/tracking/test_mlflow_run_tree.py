@@ -16,7 +16,7 @@ from pipeline.tracking.jsonl import JsonLines
 from pipeline.tracking.mlflow_run_tree import Deliveries, parts_of
 from pipeline.tracking.mlflow_store import open_store
 from pipeline.tracking.mlflow_writer import MlflowWriter, send
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The ``noload`` loader strategy is deprecated:sqlalchemy.exc.SADeprecationWarning"

@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 
 from pipeline.tracking import mlflow_ui
 from pipeline.tracking.mlflow_ui import serve, server_command
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pipeline.run.lifecycle import open_tracker
 from pipeline.tracking import mlflow_store
 from pipeline.tracking.mlflow_store import reason, store_uri
 from pipeline.tracking.mlflow_writer import send
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 
 def test_a_database_is_there_whole_or_not_at_all(tmp_path):

@@ -17,7 +17,7 @@ from pipeline.storage.atomic_files import read_json
 from pipeline.tracking import mlflow_model
 from pipeline.tracking.mlflow_model import LOADER, pack, requirements
 from pipeline.tracking.mlflow_writer import send
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 pytestmark = [
     pytest.mark.filterwarnings(

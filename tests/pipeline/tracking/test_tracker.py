@@ -14,7 +14,7 @@ from pipeline.tracking import mlflow_upload
 from pipeline.tracking.jsonl import JsonLines
 from pipeline.tracking.mlflow_upload import MARK
 from pipeline.tracking.mlflow_writer import send
-from tasks.contract import InputError
+from tasks.errors import InputError
 
 # MLflow 3.17.2 maps its tables with SQLAlchemy's ``noload``, deprecated since SQLAlchemy 2.1: not ours to mend.
 pytestmark = pytest.mark.filterwarnings(

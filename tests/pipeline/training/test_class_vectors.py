@@ -18,8 +18,8 @@ from pipeline.run.lifecycle import run
 from pipeline.run.prepare import make_setup, prepare_data
 from pipeline.run.provenance import run_info
 from pipeline.training.class_vectors import asked_of, share_of
-from tasks.contract import InputError
-from tasks.sources import find_task
+from tasks.errors import InputError
+from tasks.registry import find_task
 from tests.tiny_bert import WIDTH, saved_bert
 
 PROMPTS = "a photo of {name} | {name}. | a {name} | {name}"

@@ -1,0 +1,1 @@
+"""Labels, rows and masks as Arrow and NumPy arrays."""

@@ -1,0 +1,87 @@
+"""Disclosure: which labels of its own data a client is given.
+
+Shape suffixes: N rows of the client, C classes, P positives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.arrays.arrow import Bools, Column, in_one, nulls
+from tasks.arrays.chunks import Chunks
+from tasks.arrays.labels import Labels
+from tasks.contract import Kind
+
+
+def disclosed(labels: Labels, given: Column | None, classes: Sequence[int], kind: Kind) -> tuple[Labels, Column]:
+    """What a client that identifies ``classes`` may see of its rows (methods/fedalign.md, Setting).
+
+    given: the classes that the raw data label, list<int32> per row, null for all; None: all in every row.
+
+    Returns its positives, and ``known`` list<int32>: null where the label of every class that it identifies is given
+    (single-label: of every class at all), else the classes whose label is. Single-label: a row whose true class is
+    identified is known in every class, any other row in none. Multi-label: the identified classes are known in every
+    row, as far as the raw data label them.
+    """
+    aware_C = np.zeros(labels.classes, dtype=np.bool_)
+    aware_C[list(classes)] = True
+    seen = labels.where(aware_C[labels.class_P])
+    if kind == "single":
+        nothing = Labels(np.zeros(0, np.int32), np.zeros(len(labels) + 1, np.int64), labels.classes)
+        return seen, _with_nulls(nothing, seen.length_N > 0)
+    if given is None:
+        return seen, pa.nulls(len(labels), pa.list_(pa.int32()))
+    every_N = nulls(given)
+    given = Labels.of_lists(given.fill_null(pa.scalar([], given.type)), labels.classes)
+    return seen, _with_nulls(given.where(aware_C[given.class_P]), every_N)
+
+
+def known_matrix(known: Column, default: Sequence[int], classes: int) -> Bools:
+    """Bool [N, C] of a column ``known``; ``default``: the classes that are known where it is null.
+
+    Raises ValueError on a class outside 0..C-1.
+    """
+    known_NC = Labels.of_lists(known.fill_null(pa.scalar([], known.type)), classes).matrix()
+    every_N = nulls(known)
+    default_C = np.zeros(classes, dtype=np.bool_)
+    default_C[list(default)] = True
+    known_NC[every_N] = default_C
+    return known_NC
+
+
+def disclosed_table(table: Any, classes: Sequence[int], total: int, kind: Kind) -> Any:
+    """Arrow table (row, x, labels, known) in row order that holds no label outside what the client may see.
+
+    table: row, x, all positive ``labels`` and where the raw data have it ``known``; total: C. Lists become
+    list<int32>; x of other inputs than tokens becomes list<float32>, or list<uint8> where it is.
+    """
+    row_N = table["row"].to_numpy()
+    if (np.diff(row_N) < 0).any():
+        table = Chunks.of(table).take(np.argsort(row_N, kind="stable"))
+    labels = Labels.of_lists(table["labels"], total)
+    given = table["known"].combine_chunks() if "known" in table.column_names else None
+    seen, known = disclosed(labels, given, classes, kind)
+    columns = {
+        "row": table["row"].cast(pa.int64()).combine_chunks(),
+        "x": in_one(table["x"].cast(pa.list_(stored_type(table["x"].type.value_type)))),
+        "labels": seen.lists(),
+        "known": known,
+    }
+    return pa.table(columns)
+
+
+def stored_type(value: Any) -> Any:
+    """Arrow type in which values of ``x`` are stored: uint8 as it is, other whole numbers int32, else float32."""
+    if value == pa.uint8():
+        return value
+    return pa.int32() if pa.types.is_integer(value) else pa.float32()
+
+
+def _with_nulls(labels: Labels, null_N: Bools) -> Column:
+    """The lists of every row, null where ``null_N``."""
+    lists = labels.lists()
+    return pa.ListArray.from_arrays(lists.offsets, lists.values, mask=pa.array(null_N))

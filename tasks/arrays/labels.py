@@ -1,0 +1,110 @@
+"""The positive classes of many rows, held sparsely: a million rows of ten thousand classes are a few megabytes.
+
+Shape suffixes: N rows, C classes, P positives (entries of all rows, row after row).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.arrays.arrow import Bools, Column, Ints, list_parts
+
+
+@dataclass(frozen=True)
+class Labels:
+    """class_P: int32 [P], the positive classes, row after row, each once per row; offset_N1: int64 [N+1], where a row
+    begins; classes: C.
+    """
+
+    class_P: npt.NDArray[np.int32]
+    offset_N1: Ints
+    classes: int
+
+    @classmethod
+    def of_lists(cls, column: Column, classes: int) -> Labels:
+        """From a list column. Raises ValueError on a class outside 0..C-1 or twice in a row."""
+        values, length_N = list_parts(column)
+        return cls._checked(values, length_N, classes)
+
+    @classmethod
+    def of_matrix(cls, y_NC: Bools) -> Labels:
+        """From a bool matrix [N, C]."""
+        rows, columns = np.nonzero(y_NC)
+        return cls._checked(columns, np.bincount(rows, minlength=len(y_NC)), y_NC.shape[1])
+
+    @classmethod
+    def _checked(cls, values: npt.NDArray[Any], length_N: Ints, classes: int) -> Labels:
+        if len(values) and (values.min() < 0 or values.max() >= classes):
+            msg = f"class indices must lie in 0..{classes - 1}, found {values.min()}..{values.max()}"
+            raise ValueError(msg)
+        offset_N1 = np.concatenate([[0], np.cumsum(length_N, dtype=np.int64)])
+        made = cls(values.astype(np.int32), offset_N1, classes)
+        key_P = made.row_P * classes + made.class_P
+        if len(np.unique(key_P)) != len(key_P):
+            msg = "a class stands twice in the labels of a row"
+            raise ValueError(msg)
+        return made
+
+    def __len__(self) -> int:
+        return len(self.offset_N1) - 1
+
+    @cached_property
+    def row_P(self) -> Ints:
+        """Row of every positive, int64 [P]."""
+        return np.repeat(np.arange(len(self)), self.length_N)
+
+    @property
+    def length_N(self) -> Ints:
+        """Number of positives of every row."""
+        return np.diff(self.offset_N1)
+
+    def counts(self) -> Ints:
+        """Rows of every class, int64 [C]."""
+        return np.bincount(self.class_P, minlength=self.classes).astype(np.int64)
+
+    def take(self, rows: Ints) -> Labels:
+        """The labels of some rows, in that order."""
+        length = self.length_N[rows]
+        offset = np.concatenate([[0], np.cumsum(length, dtype=np.int64)])
+        place = np.arange(offset[-1]) - np.repeat(offset[:-1] - self.offset_N1[rows], length)
+        return Labels(self.class_P[place], offset, self.classes)
+
+    def where(self, keep_P: Bools) -> Labels:
+        """The same rows with some of their positives."""
+        length = np.bincount(self.row_P[keep_P], minlength=len(self))
+        return Labels(self.class_P[keep_P], np.concatenate([[0], np.cumsum(length, dtype=np.int64)]), self.classes)
+
+    def rarest(self) -> Ints:
+        """The rarest positive class of every row (the first of equals), -1 for a row without any: int64 [N]."""
+        rank_C = np.empty(self.classes, dtype=np.int64)
+        order_C = np.argsort(self.counts(), kind="stable")
+        rank_C[order_C] = np.arange(self.classes)
+        best_N = np.full(len(self), self.classes, dtype=np.int64)
+        filled = np.flatnonzero(self.length_N)
+        if len(filled):
+            best_N[filled] = np.minimum.reduceat(rank_C[self.class_P], self.offset_N1[filled])
+        rarest_N: Ints = np.append(order_C, -1)[best_N]
+        return rarest_N
+
+    def rows_of(self, class_: int) -> Ints:
+        """The rows that have a class, ascending."""
+        rows: Ints = self.row_P[self.class_P == class_]
+        return rows
+
+    def matrix(self) -> Bools:
+        """Bool [N, C]."""
+        y_NC = np.zeros((len(self), self.classes), dtype=np.bool_)
+        y_NC[self.row_P, self.class_P] = True
+        return y_NC
+
+    def lists(self) -> Column:
+        """list<int32> column, the classes of every row ascending."""
+        import pyarrow as pa  # as in columns.py; here it keeps the class usable without Arrow
+
+        order_P = np.lexsort((self.class_P, self.row_P))
+        return pa.ListArray.from_arrays(pa.array(self.offset_N1.astype(np.int32)), pa.array(self.class_P[order_P]))

@@ -1,0 +1,40 @@
+"""Stored tables as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tasks.arrays.arrow import list_parts, padded
+from tasks.arrays.disclosure import known_matrix
+from tasks.arrays.labels import Labels
+from tasks.contract import ClientData, InputSpec, Objective
+
+
+def client_data(table: Any, spec: InputSpec, classes: int, objective: Objective, default: Sequence[int]) -> ClientData:
+    """The tensors of a stored table, zero padded where rows have a length. default: the classes that are known where
+    ``known`` is null.
+    """
+    x_N, length_N = inputs(table["x"], spec)
+    y_NC = torch.from_numpy(Labels.of_lists(table["labels"], classes).matrix().astype(np.float32))
+    known_NC = torch.from_numpy(known_matrix(table["known"], default, classes).astype(np.float32))
+    return ClientData(x_N, y_NC, known_NC, objective.weights(y_NC, known_NC), length_N, spec.scaling())
+
+
+def inputs(column: Any, spec: InputSpec) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The inputs as a tensor, as they are stored (``ClientData.x``), and their lengths (None where they have none)."""
+    if spec.kind == "tokens":
+        x_NL, length_N = padded(column, np.int32)
+        return torch.from_numpy(x_NL), torch.from_numpy(length_N)
+    if spec.kind == "sparse":
+        x_NL, length_N = padded(column, np.float32)
+        if x_NL.shape[1] % 2:  # a table without a feature is padded to one value
+            x_NL = np.zeros((len(x_NL), 2), dtype=np.float32)
+        # not -1, which a split without rows leaves open
+        return torch.from_numpy(x_NL.reshape(len(x_NL), x_NL.shape[1] // 2, 2)), torch.from_numpy(length_N // 2)
+    values, _ = list_parts(column)
+    x_N = np.array(values, dtype=np.uint8 if spec.levels else np.float32).reshape(len(column), *spec.shape)
+    return torch.from_numpy(x_N), None

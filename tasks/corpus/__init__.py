@@ -1,0 +1,1 @@
+"""How often class names occur together in a text corpus."""

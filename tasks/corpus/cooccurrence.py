@@ -1,0 +1,163 @@
+"""A corpus of any size: co-occurrence counts of class names in its files, with Ray Data or in the process.
+
+Workers read pieces of the files by themselves and send back nothing but counts, which the driver adds up, so the result
+does not depend on the engine, the workers or the pieces. A gzip stream can only be read from its beginning: one worker
+unpacks it, others count.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.corpus.corpus_files import BLOCK, Piece, Reading, blocks, files, pieces_of
+from tasks.corpus.counting import Counts, Scanner
+from tasks.errors import InputError
+from tasks.ingest.ingest import ray_data_settings
+
+Engine = Literal["ray", "local"]
+Log = Callable[[str], None]
+PIECES_PER_TASK = 8
+"""A task of Ray costs as much as counting some hundred kilobytes, so it gets several pieces."""
+SAY_S = 10.0
+"""Seconds between two lines of progress."""
+_INTS = pa.list_(pa.int64())
+_PART = pa.schema(dict(segments=pa.int64(), size=pa.int64(), at=_INTS, n=_INTS, error=pa.string()))
+"""Counts of some text as a row: how often the pairs of names at the flat places ``at`` of the upper triangle met."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was counted; bytes of text (UTF-8, unpacked) and seconds that it took."""
+
+    counts: Counts
+    size: int
+    seconds: float
+
+
+def count_names(
+    corpus: Sequence[str], scanner: Scanner, field: str = "text", *, engine: Engine = "local", log: Log = lambda _: None
+) -> Found:
+    """Counts of the scanner's names in files, folders (searched to any depth) and glob patterns.
+
+    field: of JSON lines and Parquet. engine: ``ray`` needs a running Ray whose nodes see the same paths; ``local``
+    works in this process. Raises InputError with file and line on what cannot be read.
+    """
+    how = Reading(scanner.segment, scanner.layout, field)
+    began = said = time.monotonic()
+    pieces = [piece for path in files(corpus) for piece in pieces_of(path, how)]
+    parts = _count_ray(pieces, how, scanner) if engine == "ray" else _count_here(pieces, how, scanner)
+    total, size = Counts.none(len(scanner.names)), 0
+    for counts, more in parts:
+        total, size = total + counts, size + more
+        if (now := time.monotonic()) - said > SAY_S:
+            said = now
+            log(f"{size / 1e6:.0f} MB, {total.segments} segments, {size / 1e6 / (now - began):.0f} MB/s")
+    return Found(total, size, time.monotonic() - began)
+
+
+def _count_here(pieces: Sequence[Piece], how: Reading, scanner: Scanner) -> Iterator[tuple[Counts, int]]:
+    for piece in pieces:
+        for text in blocks(piece, how):
+            yield scanner.count(text), len(text.encode("utf-8", "replace"))
+
+
+def _count_ray(pieces: Sequence[Piece], how: Reading, scanner: Scanner) -> Iterator[tuple[Counts, int]]:
+    """Ray Data: files that can be cut in one step, streams in two, so that their text is counted by many workers."""
+    import ray  # only this engine needs it
+
+    names, split = len(scanner.names), [piece.end >= 0 or piece.kind == "parquet" for piece in pieces]
+    with _settings():
+        kept = ray.put(scanner)
+        if ranges := [asdict(piece) for piece, is_range in zip(pieces, split, strict=True) if is_range]:
+            planned: Any = ray.data.from_items(ranges, override_num_blocks=_tasks(ranges))
+            counted = planned.map_batches(_read_and_count, batch_format="pyarrow", fn_args=(kept, how))
+            yield from _parts(counted, names)
+        if streams := [asdict(piece) for piece, is_range in zip(pieces, split, strict=True) if not is_range]:
+            planned = ray.data.from_items(streams, override_num_blocks=len(streams))
+            # steps that ask for different resources stay apart; fused, one worker would unpack and count
+            texts = planned.map_batches(_read, batch_format="pyarrow", num_cpus=0.5, fn_args=(how,))
+            yield from _parts(texts.map_batches(_count, batch_format="pyarrow", num_cpus=0.75, fn_args=(kept,)), names)
+
+
+def _tasks(pieces: Sequence[dict[str, Any]]) -> int:
+    """Into how many tasks to divide pieces: work for all CPUs, and few enough that starting them does not matter."""
+    import ray  # only this engine needs it
+
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # ray has no annotation here
+    each = 1 if any(piece["kind"] == "parquet" for piece in pieces) else PIECES_PER_TASK  # a row group can be large
+    return min(len(pieces), max(math.ceil(len(pieces) / each), int(2 * resources.get("CPU", 1))))
+
+
+def _parts(counted: Any, names: int) -> Iterator[tuple[Counts, int]]:
+    """Counts as they come in. Raises the InputError that a worker met."""
+    for row in counted.iter_rows():
+        if row["error"]:
+            raise InputError(row["error"])
+        upper = np.zeros(names * names, np.int64)
+        upper[np.asarray(row["at"], np.int64)] = row["n"]
+        pair_KK = upper.reshape(names, names)
+        yield Counts(row["segments"], pair_KK + np.triu(pair_KK, 1).T), row["size"]
+
+
+def _read_and_count(batch: Any, scanner: Any, how: Reading) -> Any:
+    """Counts of some pieces, as one row."""
+    import ray  # runs in a worker
+
+    mine: Scanner = ray.get(scanner)
+    total, size = Counts.none(len(mine.names)), 0
+    try:
+        for row in batch.to_pylist():
+            for counts, more in _count_here([Piece(**row)], how, mine):
+                total, size = total + counts, size + more
+    except InputError as error:  # as a value: a task that fails would be tried again, and its error wrapped in a trace
+        return _row(Counts.none(0), 0, str(error))
+    return _row(total, size, "")
+
+
+def _read(batch: Any, how: Reading) -> Iterator[Any]:
+    """The blocks of a stream, one row each."""
+    try:
+        for row in batch.to_pylist():
+            for text in blocks(Piece(**row), how):
+                yield pa.table({"text": pa.array([text.encode("utf-8", "replace")], pa.large_binary()), "error": [""]})
+    except InputError as error:  # as in ``_read_and_count``
+        yield pa.table({"text": pa.array([b""], pa.large_binary()), "error": [str(error)]})
+
+
+def _count(batch: Any, scanner: Any) -> Any:
+    """Counts of some blocks, as one row."""
+    import ray  # runs in a worker
+
+    mine: Scanner = ray.get(scanner)
+    if error := next((error for error in batch["error"].to_pylist() if error), ""):
+        return _row(Counts.none(0), 0, error)
+    total, size = Counts.none(len(mine.names)), 0
+    for text in batch["text"]:
+        data = text.as_py()
+        total, size = total + mine.count(data.decode()), size + len(data)
+    return _row(total, size, "")
+
+
+def _row(counts: Counts, size: int, error: str) -> Any:
+    upper = np.triu(counts.pair_KK).ravel()
+    at = np.flatnonzero(upper)
+    values = [counts.segments], [size], [at], [upper[at]], [error]
+    return pa.table([pa.array(value, kind.type) for value, kind in zip(values, _PART, strict=True)], schema=_PART)
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Ray Data as ingest has it, with small blocks: what one worker unpacks, others are to get soon."""
+    import ray  # only this engine needs it
+
+    with ray_data_settings():
+        ray.data.DataContext.get_current().target_max_block_size = 4 * BLOCK
+        yield

@@ -1,0 +1,264 @@
+"""The files of a corpus: which they are, how they are cut into pieces of whole segments, and the text in a piece.
+
+A file is plain text, JSON lines (``.jsonl``, ``.ndjson``, ``.json``) or Parquet; the first two also gzipped. In JSON
+lines and Parquet every record is an article; a text file is one article, or lines and paragraphs of any number of them.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any, Literal, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.corpus.counting import RECORD, Layout, Segment
+from tasks.errors import InputError, nearest
+
+BLOCK = 2 << 20
+"""Bytes of text that are counted at one time: they and their arrays stay near the processor."""
+LARGEST = 64 << 20
+"""Bytes of the longest line, paragraph or article."""
+SUFFIXES = (".txt", ".jsonl", ".ndjson", ".parquet")
+"""Files that are taken from a folder, also with .gz behind (not Parquet); a file named by itself may have any name."""
+Format = Literal["text", "json", "parquet"]
+_FORMATS: dict[str, Format] = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
+_LINE, _BLANK = re.compile(rb"\n"), re.compile(rb"\n[ \t\r]*\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How files become segments. field: name of the JSON field or Parquet column with the text."""
+
+    segment: Segment = "paragraph"
+    layout: Layout = "lines"
+    field: str = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a file that a worker can read alone: bytes start..end of a text (end < 0: a gzip stream, whole), or row
+    group ``start`` of a Parquet file.
+    """
+
+    path: str
+    kind: Format
+    start: int = 0
+    end: int = -1
+
+
+def files(corpus: Sequence[str]) -> list[Path]:
+    """All files that are meant, each once. Raises InputError where an argument means none."""
+    found = dict[Path, None]()
+    for given in corpus:
+        path = Path(given).expanduser()
+        if path.is_dir():
+            here = [inner for inner in sorted(path.rglob("*")) if inner.is_file() and _plain(inner) in SUFFIXES]
+        else:
+            here = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(str(path), recursive=True))
+            here = [inner for inner in here if inner.is_file()]
+        if not here:
+            kinds = ", ".join(SUFFIXES)
+            msg = f"{given}: no file there; give a file, a folder with {kinds} (or .gz) files, or a pattern"
+            raise InputError(msg)
+        found |= dict.fromkeys(here)
+    return list(found)
+
+
+def pieces_of(path: Path, how: Reading) -> list[Piece]:
+    """The pieces of a file, by looking at a few bytes of it. Raises InputError where it cannot be cut."""
+    kind = _FORMATS.get(_plain(path), "text")
+    try:
+        if kind == "parquet":
+            return [Piece(str(path), "parquet", group) for group in range(_parquet(path, how.field).num_row_groups)]
+        if path.suffix == ".gz":
+            return [Piece(str(path), kind)]
+        whole = kind == "text" and how.segment == "article"
+        edges = [0, path.stat().st_size] if whole else list(_edges(path, _end(kind, how)))
+    except OSError as error:
+        msg = f"{path}: {error.strerror or error}; make the file readable"
+        raise InputError(msg) from error
+    if whole and edges[1] > LARGEST:
+        msg = f"{path}: a text file is one article, and this has {edges[1]} bytes, more than {LARGEST}"
+        raise InputError(f"{msg}; give each article a file or a JSON line, or take --segment paragraph")
+    return [Piece(str(path), kind, start, end) for start, end in pairwise(edges)]
+
+
+def blocks(piece: Piece, how: Reading) -> Iterator[str]:
+    """The text of a piece in blocks of whole segments. Raises InputError with file and line."""
+    if piece.kind == "parquet":
+        yield from _joined(_parquet_texts(piece, how.field))
+        return
+    line = 1
+    for data in _chunks(piece, how):
+        if piece.kind == "json":
+            yield from _joined(_json_texts(piece, data, line, how.field))
+        else:
+            yield _decoded(piece, data, line)
+        line += data.count(b"\n") if piece.end < 0 else 0
+
+
+def _plain(path: Path) -> str:
+    """The suffix without .gz."""
+    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix
+
+
+def _end(kind: str, how: Reading) -> re.Pattern[bytes]:
+    return _BLANK if kind == "text" and how.layout == "blank_lines" else _LINE
+
+
+def _edges(path: Path, end: re.Pattern[bytes]) -> Iterator[int]:
+    """Places in a file where pieces begin and end: 0, the first segment ends at or after every ``BLOCK``, its size."""
+    size, at = path.stat().st_size, 0
+    yield at
+    with path.open("rb") as stream:
+        while at + BLOCK < size:
+            at += BLOCK
+            stream.seek(at)
+            data, found = b"", None
+            while found is None and (more := stream.read(max(1 << 13, len(data)))):
+                data += more
+                _check_length(str(path), len(data), end)
+                found = end.search(data, _back(data, len(data) - len(more)))
+            if found is None:
+                break
+            at += found.end()
+            yield at
+    if at < size or not size:
+        yield size
+
+
+def _check_length(path: str, size: int, end: re.Pattern[bytes]) -> None:
+    if size > LARGEST:
+        what = "line end" if end is _LINE else "blank line"
+        msg = f"{path}: no {what} within {LARGEST} bytes; cut the text into lines or paragraphs"
+        raise InputError(msg)
+
+
+def _chunks(piece: Piece, how: Reading) -> Iterator[bytes]:
+    """Bytes of a text or JSON piece, each chunk of whole lines or paragraphs."""
+    if piece.end >= 0:
+        with open(piece.path, "rb") as stream:
+            stream.seek(piece.start)
+            yield stream.read(piece.end - piece.start)
+        return
+    end, rest = _end(piece.kind, how), b""
+    whole = piece.kind == "text" and how.segment == "article"
+    try:
+        # the gzip module's file is a binary stream, whatever its stub calls it
+        with cast("IO[bytes]", gzip.open(piece.path, "rb")) as stream:
+            while data := stream.read(BLOCK):
+                rest += data
+                _check_length(piece.path, len(rest), end)
+                last = None if whole else _last(end, rest, len(rest) - len(data))
+                if last is not None:
+                    yield rest[:last]
+                    rest = rest[last:]
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        msg = f"{piece.path}: the gzip file is damaged or cut short ({error}); get it again"
+        raise InputError(msg) from error
+    if rest:
+        yield rest
+
+
+def _last(end: re.Pattern[bytes], data: bytes, new: int) -> int | None:
+    """Where the last segment end of ``data`` lies that reaches beyond ``new``; None where there is none."""
+    if end is _LINE:
+        return data.rfind(b"\n") + 1 or None
+    places = [found.end() for found in end.finditer(data, _back(data, new))]
+    return places[-1] if places else None
+
+
+def _back(data: bytes, new: int) -> int:
+    """Where to look from, if ``data`` before ``new`` held no segment end: a blank line may begin with its last line."""
+    line = data.rfind(b"\n", 0, new)
+    return new if line < 0 else line
+
+
+def _decoded(piece: Piece, data: bytes, line: int) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        at = _line_number(piece, line) + data.count(b"\n", 0, error.start)
+        msg = f"{piece.path}:{at}: byte {data[error.start]:#04x} is no UTF-8; convert the file to UTF-8"
+        raise InputError(msg) from error
+
+
+def _line_number(piece: Piece, line: int) -> int:
+    """Number of the first line of a piece; ``line`` for a stream, which is counted as it is read."""
+    if piece.end < 0:
+        return line
+    with open(piece.path, "rb") as stream:
+        return 1 + stream.read(piece.start).count(b"\n")
+
+
+def _json_texts(piece: Piece, data: bytes, line: int, field: str) -> Iterator[str]:
+    """The field of every JSON line; a null is no text."""
+    for at, row in enumerate(_decoded(piece, data, line).split("\n")):
+        if not row.strip():
+            continue
+        try:
+            record = json.loads(row.removeprefix("\ufeff"))
+            text = record[field]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            place = f"{piece.path}:{_line_number(piece, line) + at}"
+            if isinstance(error, KeyError):
+                msg = f"{place}: no field {field!r}{nearest(field, record)}; name the field of the text with --field"
+            else:
+                msg = f"{place}: not a JSON object ({error}); write one object a line"
+            raise InputError(msg) from error
+        if not isinstance(text, str | None):
+            msg = (
+                f"{piece.path}:{_line_number(piece, line) + at}: field {field!r} is no text; name another with --field"
+            )
+            raise InputError(msg)
+        yield text or ""
+
+
+def _parquet(path: Path, field: str) -> Any:
+    """A Parquet file that has the column."""
+    try:
+        file = pq.ParquetFile(path)
+        schema = file.schema_arrow
+    except (pa.ArrowException, OSError, ValueError) as error:
+        msg = f"{path}: not a Parquet file ({str(error).splitlines()[0]}); get it again"
+        raise InputError(msg) from error
+    if field not in schema.names:
+        msg = f"{path}: no column {field!r}{nearest(field, schema.names)}; it has {', '.join(schema.names)}"
+        raise InputError(f"{msg}; name the column of the text with --field")
+    kind = schema.field(field).type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        msg = f"{path}: column {field!r} holds {kind}, no text; name another with --field"
+        raise InputError(msg)
+    return file
+
+
+def _parquet_texts(piece: Piece, field: str) -> Iterator[str]:
+    file = _parquet(Path(piece.path), field)
+    try:
+        for batch in file.iter_batches(256, row_groups=[piece.start], columns=[field]):
+            yield from (text or "" for text in batch.column(0).to_pylist())
+    except (pa.ArrowException, OSError, ValueError) as error:
+        msg = f"{piece.path} is damaged ({' '.join(str(error).split())}); get it again"
+        raise InputError(msg) from error
+
+
+def _joined(texts: Iterator[str]) -> Iterator[str]:
+    """Articles, ``RECORD`` between them, in blocks."""
+    held, size = list[str](), 0
+    for text in texts:
+        held.append(text)
+        size += len(text)
+        if size >= BLOCK:
+            yield RECORD.join(held)
+            held, size = [], 0
+    if held:
+        yield RECORD.join(held)

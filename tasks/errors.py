@@ -1,0 +1,36 @@
+"""Errors by the user, as one line of text that a terminal shows as it stands."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+LONGEST = 1500
+"""Characters; from a longer text the middle is left out."""
+
+
+def plain_line(text: str) -> str:
+    """The text with line ends, and what a terminal would obey or could not encode, as escapes."""
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    half = LONGEST // 2
+    return text if len(text) <= LONGEST else f"{text[:half]} ... {text[-half:]}"
+
+
+class InputError(ValueError):
+    """Bad input by the user: one line that says what is wrong, where, and how to mend it. Exit code 2."""
+
+    def __str__(self) -> str:
+        return plain_line(super().__str__())
+
+
+LONGEST_WORD = 200
+"""Characters of a word that may be another one misspelt."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` for the closest known word, or nothing."""
+    if len(word) > LONGEST_WORD:  # no slip of the keyboard, and the search takes its square in time
+        return ""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,0 +1,1 @@
+"""Raw files: found, opened, unpacked, checked; object stores."""

@@ -1,0 +1,53 @@
+"""Bad rows of raw files: stop at the first with its place, or leave them out, counted and listed
+(``task.on_bad_row``).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from tasks.errors import InputError
+from tasks.options import TaskOptions
+
+KEY = b"anchorfl.skipped"
+LISTED = 1000
+"""So many of the rows that were left out are listed; all are counted."""
+
+
+@dataclass(slots=True)
+class BadRows:
+    """What a reader does with rows that it cannot use. skip: leave them out; count: so many; listed: the first of
+    them, each with place and fault.
+    """
+
+    skip: bool
+    count: int = 0
+    listed: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, options: TaskOptions) -> BadRows:
+        """By ``options.on_bad_row``."""
+        return cls(options.on_bad_row == "skip")
+
+    def meet(self, message: str) -> None:
+        """A bad row: ``<file>:<line>: <what is wrong>; <mend>``. Raises InputError unless it is to be left out."""
+        if not self.skip:
+            raise InputError(f"{message}, or leave such rows out with --task.on_bad_row skip")
+        self.count += 1
+        if len(self.listed) < LISTED:
+            self.listed.append(message)
+
+    def noted(self, table: Any) -> Any:
+        """The table with this account in its metadata, where ``skipped`` finds it."""
+        if not self.count:
+            return table
+        account = json.dumps({"count": self.count, "listed": self.listed}).encode()
+        return table.replace_schema_metadata({**(table.schema.metadata or {}), KEY: account})
+
+
+def skipped(table: Any) -> tuple[int, list[str]]:
+    """How many rows were left out of a table that ``read`` gave, and the first of them."""
+    account = json.loads((table.schema.metadata or {}).get(KEY, b'{"count": 0, "listed": []}'))
+    return account["count"], account["listed"]

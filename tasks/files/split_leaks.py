@@ -1,0 +1,87 @@
+"""Rows that stand on both sides of a split."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tasks.arrays.arrow import Ints, list_parts
+
+BLOCK = 8192
+"""Rows that are hashed at a time, so that no second copy of the table is held."""
+PATHS = ("image", "path")
+"""Payloads that are paths of files where they are strings: rows are alike if their files are, byte for byte."""
+TASTE = 4096
+"""Bytes of a file that are looked at before all of it is."""
+
+
+def twins(table: Any, payload: str) -> list[tuple[int, int]]:
+    """Ids of every test row whose payload is that of a training row, with the first such training row."""
+    split = np.asarray(table["split"].to_pylist())
+    train, test = (np.flatnonzero(split == name) for name in ("train", "test"))
+    row_N = table["row"].to_numpy()
+    if payload in PATHS and pa.types.is_string(table[payload].type):
+        key_N = _of_files(table[payload].to_pylist(), train, test)
+    else:
+        key_N = np.fromiter(_hashes(table[payload]), np.int64, table.num_rows)
+    first_K, at_K = np.unique(key_N[train], return_index=True)  # at_K: the first of equals
+    place_T = np.minimum(np.searchsorted(first_K, key_N[test]), max(0, len(first_K) - 1))
+    same = np.flatnonzero(first_K[place_T] == key_N[test]) if len(first_K) else np.zeros(0, np.int64)
+    return list(zip(row_N[test[same]].tolist(), row_N[train[at_K[place_T[same]]]].tolist(), strict=True))
+
+
+def _hashes(column: Any) -> Iterator[int]:
+    """Hash of every row's value: equal rows have equal hashes, others but for a collision of 64 bits."""
+    lists = pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type)
+    for start in range(0, len(column), BLOCK):
+        block = column.slice(start, BLOCK)
+        if not lists or not pa.types.is_primitive(column.type.value_type):
+            yield from (hash(repr(value)) for value in block.to_pylist())
+            continue
+        values, length_B = list_parts(block)
+        yield from _of_bytes(np.ascontiguousarray(values), length_B)
+
+
+def _of_files(paths: list[str], train: Ints, test: Ints) -> Ints:
+    """A number per file, the same on both sides of the split exactly for equal files. train, test: their rows;
+    other rows have none that counts.
+
+    By size, then by some bytes from the middle, then by all of them; a file is only read on while one of the other side
+    is like it so far, since few are and all of them may be a hundred gigabytes.
+    """
+    key_N = np.zeros(len(paths), dtype=np.int64)
+    open_N = np.concatenate([train, test])
+    for content in (_size, _taste, _whole):
+        first = dict[tuple[int, bytes], int]()
+        for row in open_N.tolist():
+            key_N[row] = first.setdefault((int(key_N[row]), content(Path(paths[row]))), row)
+        both = np.intersect1d(key_N[train], key_N[test])
+        open_N = open_N[np.isin(key_N[open_N], both)]
+    return key_N
+
+
+def _size(path: Path) -> bytes:
+    return str(path.stat().st_size).encode()
+
+
+def _taste(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - TASTE) // 2)
+        return stream.read(TASTE)
+
+
+def _whole(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").digest()
+
+
+def _of_bytes(values: npt.NDArray[Any], length_B: Ints) -> Iterator[int]:
+    data, end_B = values.tobytes(), np.cumsum(length_B) * values.itemsize
+    start_B = end_B - length_B * values.itemsize
+    return (hash(data[start:end]) for start, end in zip(start_B.tolist(), end_B.tolist(), strict=True))

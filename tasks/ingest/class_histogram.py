@@ -1,0 +1,73 @@
+"""Who holds how many rows of which class, known to it or not: for pictures and checks, never for a method.
+
+Of ten thousand clients that share rows these are millions of pairs, so they are a file beside the manifest, which
+every process of a run reads.
+
+Shape suffixes: C classes, M clients, H pairs of a client and a class that it holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.arrays.arrow import Ints
+from tasks.arrays.labels import Labels
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """client_H, class_H: int64, ascending; rows_H: int64, how many rows of the class the client holds, at least 1."""
+
+    client_H: Ints
+    class_H: Ints
+    rows_H: Ints
+
+    @classmethod
+    def of(cls, labels: Iterable[Labels]) -> Held:
+        """From the labels of every client's rows."""
+        found = [np.unique(own.class_P, return_counts=True) for own in labels]
+        client_H = np.repeat(np.arange(len(found)), [len(class_) for class_, _ in found])
+        none = np.zeros(0, dtype=np.int64)
+        class_H, rows_H = (np.concatenate([none, *(pair[i] for pair in found)]).astype(np.int64) for i in (0, 1))
+        return cls(client_H, class_H, rows_H)
+
+    @classmethod
+    def from_table(cls, table: Any, clients: int, classes: int) -> Held:
+        """As stored. Raises KeyError where a column lacks, ValueError on what no file of so many clients and classes
+        holds.
+        """
+        columns = (("client", 0, clients - 1), ("class", 0, classes - 1), ("rows", 1, math.inf))
+        return cls(*(_whole(table[name], name, *bounds) for name, *bounds in columns))
+
+    def table(self) -> Any:
+        """As it is stored."""
+        return pa.table({"client": self.client_H, "class": self.class_H, "rows": self.rows_H})
+
+    def counts(self, classes: int) -> Ints:
+        """Rows of every class over all clients, int64 [C]; a row that several hold counts for each."""
+        count_C = np.zeros(classes, dtype=np.int64)
+        np.add.at(count_C, self.class_H, self.rows_H)
+        return count_C
+
+    def matrix(self, clients: int, classes: int) -> Ints:
+        """Int64 [M, C]."""
+        held_MC = np.zeros((clients, classes), dtype=np.int64)
+        held_MC[self.client_H, self.class_H] = self.rows_H
+        return held_MC
+
+
+def _whole(column: Any, name: str, least: int, most: float) -> Ints:
+    if column.null_count or not pa.types.is_int64(column.type):
+        msg = f"{column.null_count} nulls in the column {name} of {column.type}, which needs int64"
+        raise ValueError(msg)
+    value_H = np.asarray(column.to_numpy(), dtype=np.int64)
+    if len(value_H) and not least <= value_H.min() <= value_H.max() <= most:
+        msg = f"{name} from {value_H.min()} to {value_H.max()}, where {least} is the least and {most} the most"
+        raise ValueError(msg)
+    return value_H

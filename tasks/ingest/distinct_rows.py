@@ -1,0 +1,100 @@
+"""All rows of a federation at once, each once, with the clients that hold it: for rounds that are computed in one pass
+(pipeline/execution/pooled_executor.py). A simulation's view; no server has it.
+
+Shape suffixes: N distinct rows, P pairs of a row and a client that holds it, B rows of a piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+
+from tasks.arrays.arrow import Ints
+from tasks.arrays.chunks import Chunks
+from tasks.arrays.labels import Labels
+from tasks.arrays.tensors import inputs
+from tasks.contract import InputSpec
+from tasks.errors import InputError
+from tasks.ingest.prepared import Prepared, client_file
+
+
+@dataclass(frozen=True)
+class Pool:
+    """x: one column, stored inputs of the distinct rows, shortest first; holders: the clients of every row, as
+    ``Labels`` whose classes are holders; row_N: their ids.
+    """
+
+    x: Chunks
+    spec: InputSpec
+    holders: Labels
+    row_N: Ints
+
+    def __len__(self) -> int:
+        return len(self.row_N)
+
+    def inputs(self, index_B: Ints, device: torch.device) -> torch.Tensor:
+        """Inputs of some rows as ``Batch.x`` has them, padded to their longest; they get there as they are stored."""
+        x, _ = inputs(self.x.take(index_B)["x"], self.spec)
+        return self.spec.scaling().to(device)(x.to(device))
+
+
+def pool(prepared: Prepared, owner_I: Sequence[int], owners: int) -> Pool:
+    """The rows of all clients; client i is holder ``owner_I[i]`` of 0..owners-1.
+
+    Raises InputError where a file is damaged, or a client holds a row without its label.
+    """
+    kept, row_of, holder_of = list[Any](), list[Ints](), list[Ints]()
+    seen = set[int]()  # ids may be any numbers, such as those of photographs: no table has their size
+    for client in range(len(prepared.manifest.examples)):
+        table = _read(prepared, client)
+        row_B = table["row"].to_numpy()
+        own = row_B.tolist()
+        new_B = [row not in seen for row in own]
+        seen.update(own)
+        kept.append(table.select(["row", "x"]).filter(pa.array(new_B, pa.bool_())))
+        row_of.append(row_B)
+        holder_of.append(np.full(len(row_B), owner_I[client]))
+    rows = pa.concat_tables(kept)
+    row_N = rows["row"].to_numpy()
+    order_N = np.lexsort((row_N, _lengths(rows["x"], prepared.manifest.spec)))
+    row_N, x = row_N[order_N], Chunks.of(Chunks.of(rows.select(["x"])).take(order_N))
+    return Pool(x, prepared.manifest.spec, _holders(row_N, row_of, holder_of, owners), row_N)
+
+
+def _read(prepared: Prepared, client: int) -> Any:
+    path = prepared.file(client_file(client))
+    try:
+        table = pq.read_table(path, columns=["row", "x", "labels"], use_threads=False, partitioning=None)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise InputError(f"{path} is damaged ({error}); delete the folder and prepare the data again") from error
+    unlabelled = pc.sum(pc.equal(pc.list_value_length(table["labels"]), 0)).as_py()
+    if unlabelled:
+        raise InputError(
+            f"{path}: {unlabelled} rows have no label, which a pooled round leaves no place for: set federation.pooled"
+            " False, or task.partition = 'one_class'"
+        )
+    return table
+
+
+def _lengths(column: Any, spec: InputSpec) -> Ints:
+    """Values of every row; 0 where all are of one size."""
+    if spec.kind not in ("tokens", "sparse"):
+        return np.zeros(len(column), dtype=np.int64)
+    return np.asarray(pc.list_value_length(column).to_numpy(), dtype=np.int64)
+
+
+def _holders(row_N: Ints, row_of: list[Ints], holder_of: list[Ints], owners: int) -> Labels:
+    """Who holds which of the rows ``row_N``."""
+    order_N = np.argsort(row_N)
+    row_P, client_P = np.concatenate(row_of), np.concatenate(holder_of)
+    place_P = order_N[np.searchsorted(row_N, row_P, sorter=order_N)]
+    by_row_P = np.lexsort((client_P, place_P))
+    offset = np.concatenate([[0], np.cumsum(np.bincount(place_P, minlength=len(row_N)), dtype=np.int64)])
+    return Labels(client_P[by_row_P].astype(np.int32), offset, owners)

@@ -1,0 +1,81 @@
+"""From raw rows to the files of their owners: plain values and pure functions, which go to workers as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.arrays.disclosure import disclosed_table, stored_type
+from tasks.contract import InputSpec, Task
+from tasks.errors import InputError
+from tasks.ingest.prepared import client_file, table_bytes
+from tasks.options import TaskOptions
+from tasks.scaling import IMAGENET_MEAN, IMAGENET_STD
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """All that a worker needs to encode."""
+
+    task: Task
+    spec: InputSpec
+    classes: tuple[tuple[int, ...], ...]
+    """Identified classes of every owner: the clients, then the server's test and validation rows (all classes)."""
+
+    def name(self, owner: int) -> str:
+        """File of an owner."""
+        clients = len(self.classes) - 2
+        return client_file(owner) if owner < clients else ("test.parquet", "validation.parquet")[owner - clients]
+
+    def encode(self, table: Any) -> Any:
+        """Columns row, labels, known and x, with x as a list of variable size, which all of Ray Data keeps as it is."""
+        encoded = self.task.encode(table, self.spec)
+        x = encoded["x"].cast(pa.list_(stored_type(encoded["x"].type.value_type)))
+        return pa.table({n: x if n == "x" else encoded[n] for n in (*kept_columns(encoded), "x")})
+
+    def file(self, table: Any, owner: int) -> tuple[bytes, str]:
+        """The rows of one owner, with the labels that it may see, as a file, and the digest of its content."""
+        return table_bytes(disclosed_table(table, self.classes[owner], len(self.task.class_names), self.task.kind))
+
+
+def kept_columns(table: Any) -> list[str]:
+    """The columns that encoding leaves as they are."""
+    return [name for name in ("row", "labels", "known") if name in table.column_names]
+
+
+def normalised(spec: InputSpec, options: TaskOptions) -> InputSpec:
+    """The description with the mean and deviation that ``options.normalise`` asks for.
+
+    Raises InputError on words it does not know, numbers that do not fit the channels, or inputs that are not stored as
+    pixels.
+    """
+    asked = options.normalise
+    if asked == "auto":
+        return spec
+    if not spec.levels:
+        msg = f"task.normalise = {asked!r} is for images that are stored as pixels, which those of this task are not"
+        raise InputError(f"{msg}: set it to 'auto'")
+    if asked == "none":
+        return replace(spec, mean=(), std=())
+    channels = spec.shape[0]
+    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if asked == "imagenet" else _constants(asked, channels)
+    if len(mean) != channels:
+        msg = f"task.normalise = {asked!r} is for colour images, and these have {channels} channel"
+        raise InputError(f"{msg}; give numbers, such as 0.5/0.5")
+    return replace(spec, mean=mean, std=std)
+
+
+def _constants(text: str, channels: int) -> tuple[tuple[float, ...], ...]:
+    """Mean and deviation of every channel out of ``mean/deviation``. Raises InputError where it is something else."""
+    try:
+        parts = [tuple(float(number) for number in part.split(",")) for part in text.split("/")]
+    except ValueError:
+        parts = []
+    fitting = len(parts) == 2 and all(len(part) in (1, channels) for part in parts)
+    if not fitting or not np.isfinite(parts[0]).all() or not all(0 < number < np.inf for number in parts[1]):
+        msg = f"task.normalise = {text!r}: give auto, imagenet, none, or mean/deviation in [0, 1], one number or"
+        raise InputError(f"{msg} {channels} with commas, deviations above 0: 0.5/0.5")
+    return tuple(part * channels if len(part) == 1 else part for part in parts)

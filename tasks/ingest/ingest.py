@@ -1,0 +1,293 @@
+"""Ingest: raw files to prepared data, with Ray Data or in the process. The only file of this room that imports ray.
+
+The plan is an index made in the driver from the labels; Ray Data encodes the rows, counts the classes, brings the
+rows of each client together. Both engines apply the same pure functions and give the same bytes; the driver writes
+them, since the workers of a cluster have other disks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.arrays.arrow import Ints, list_parts
+from tasks.arrays.chunks import Chunks
+from tasks.arrays.labels import Labels
+from tasks.contract import Task
+from tasks.errors import InputError
+from tasks.files import object_store
+from tasks.files.raw_files import raw_folder
+from tasks.ingest import remote_cache
+from tasks.ingest.class_histogram import Held
+from tasks.ingest.encoding import Encoding, kept_columns, normalised
+from tasks.ingest.manifest import Manifest, pairs
+from tasks.ingest.prepared import Prepared, cache_folder, data_digest, sync_folder, write_file, write_manifest
+from tasks.ingest.raw_digest import raw_digest
+from tasks.ingest.raw_table import Owners, as_clients_know, owners, read_rows, resolved
+from tasks.options import TaskOptions
+from tasks.partition.one_class import wrong_number
+from tasks.partition.partition import make_plan
+from tasks.partition.plan import Plan, digest
+from tasks.partition.stratify import Rows
+
+Engine = Literal["ray", "local"]
+Log = Callable[[str], None]
+_File = tuple[int, bytes, str]
+"""Owner, bytes of its file, digest of the content."""
+PROGRESS_S = 5.0
+"""Seconds between two lines of progress."""
+BLOCK_ROWS = 4096
+"""Rows of one Ray Data block: small enough to spread the encoding over the CPUs."""
+
+
+def prepare(
+    task: Task,
+    options: TaskOptions,
+    seed: int,
+    *,
+    engine: Engine,
+    log: Log = lambda _: None,
+) -> Prepared:
+    """The prepared data of a federation, from the cache or made now.
+
+    engine: ``ray`` needs a running Ray (the caller starts it) if there is work to do; ``local`` works in this process.
+    Where ``task.cache`` is an address, they are made in the cache folder of this machine and then copied there.
+    Raises InputError on bad options or files, RuntimeError where Ray is needed and not running.
+    """
+    asked, options = options.clients, resolved(task, options, seed)
+    prepared = _prepared(task, options, seed, engine, log)
+    number, classes = len(prepared.manifest.examples), len(prepared.manifest.class_names)
+    if options.partition == "one_class" and asked not in (0, number):
+        raise InputError(wrong_number(task.name, asked, number, classes))
+    return prepared
+
+
+def _prepared(task: Task, options: TaskOptions, seed: int, engine: Engine, log: Log) -> Prepared:
+    """The same for resolved options."""
+    source = raw_folder(task, options)
+    raw = raw_digest(task, options, source)
+    folder = cache_folder(task.name, options, seed, raw)
+    if not object_store.is_remote(options.cache):
+        return _on_this_machine(task, options, seed, raw, source, folder, engine, log)
+    object_store.check(options.cache, "task.cache")
+    place = object_store.join(options.cache, folder.name)
+    found = remote_cache.find(place)
+    if found is not None:
+        log(f"{task.name}: prepared data found in {object_store.shown(place)}")
+        return found
+    remote_cache.upload(_on_this_machine(task, options, seed, raw, source, folder, engine, log), place)
+    log(f"{task.name}: prepared data copied to {object_store.shown(place)}")
+    return Prepared.load(place)
+
+
+def _on_this_machine(
+    task: Task, options: TaskOptions, seed: int, raw: str, source: Path | None, folder: Path, engine: Engine, log: Log
+) -> Prepared:
+    """The prepared data in ``folder``, from the cache or made now."""
+    if folder.exists():
+        log(f"{task.name}: prepared data found in {folder}")
+        return Prepared.load(folder)
+    if engine != "local":
+        _check_ray()
+    log(f"{task.name}: reading raw data")
+    table, task = read_rows(task, options, source, log)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent)
+    try:
+        _build(task, options, seed, raw, table, building, engine, log)
+        _publish(building, folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)  # left over after an error or a lost race
+    log(f"{task.name}: prepared data written to {folder}")
+    return Prepared.load(folder)
+
+
+def _build(
+    task: Task,
+    options: TaskOptions,
+    seed: int,
+    raw: str,
+    table: Any,
+    building: str,
+    engine: Engine,
+    log: Log,
+) -> None:
+    """Fill a folder: plan, fit, encode, write."""
+    row_N = table["row"].to_numpy()
+    labels = Labels.of_lists(table["labels"], len(task.class_names))
+    plan, owned = _planned(task, options, seed, table, labels)
+    table, labels = as_clients_know(table, labels, plan, task.kind)
+    used_N = np.isin(row_N, np.concatenate([row_N[:0], *(client.rows for client in plan.clients)]))
+    spec = normalised(task.fit(table.filter(pa.array(used_N)), options), options)
+    every = tuple(range(labels.classes))
+    job = Encoding(task, spec, (*(client.classes for client in plan.clients), every, every))
+    log(f"{task.name}: encoding {len(row_N)} rows for {len(plan.clients)} clients")
+    payload = table.select([*kept_columns(table), task.payload])
+    local = engine == "local"
+    made = _run_local(job, payload, owned) if local else _run_ray(job, payload, row_N, owned, labels)
+    content, files = dict[str, str](), dict[str, str]()
+    said = time.monotonic()
+    for owner, data, content_digest in made:
+        content[job.name(owner)] = content_digest
+        files[job.name(owner)] = write_file(building, job.name(owner), data)
+        if time.monotonic() - said > PROGRESS_S:
+            said = time.monotonic()
+            log(f"{task.name}: {len(files)} of {len(job.classes)} files written")
+    files = dict(sorted(files.items()))  # Ray Data gives the owners in an order of its own
+    manifest = _manifest(job, options, plan, owned, labels)
+    manifest = replace(manifest, raw_digest=raw, data_digest=data_digest(content), files=files)
+    held = Held.of(labels.take(rows) for rows in owned.parts()[: len(plan.clients)])
+    write_manifest(building, manifest, plan, held)
+
+
+def _planned(task: Task, options: TaskOptions, seed: int, table: Any, labels: Labels) -> tuple[Plan, Owners]:
+    """The plan, and who gets which row."""
+    row_N, split = table["row"].to_numpy(), table["split"]
+    test_N, published_N = (
+        row_N[pc.equal(split, name).to_numpy(zero_copy_only=False)] for name in ("test", "validation")
+    )
+    subject_N = np.asarray(table["subject"].to_pylist(), dtype=np.str_) if task.subjects else None
+    training = np.flatnonzero(~np.isin(row_N, test_N))
+    whole_N = table["piece_of"].to_numpy() if "piece_of" in table.column_names else None
+    rows = Rows(labels, row_N, subject_N, whole_N).take(training)
+    plan = make_plan(rows, task, options, seed, published_N if len(published_N) else None)
+    return plan, owners(plan, row_N, test_N)
+
+
+def _run_local(job: Encoding, table: Any, owned: Owners) -> Iterator[_File]:
+    """Encode in this process, owner by owner, so that no more than one owner's rows are held twice."""
+    chunks = Chunks.of(table)
+    for owner, rows in enumerate(owned.parts()):
+        yield owner, *job.file(job.encode(chunks.take(rows)), owner)
+
+
+def _run_ray(job: Encoding, table: Any, row_N: Ints, owned: Owners, labels: Labels) -> Iterator[_File]:
+    """Encode with Ray Data; the files one by one.
+
+    Raises RuntimeError where rows or labels got lost on the way.
+    """
+    import ray  # only this engine needs it
+
+    with ray_data_settings():
+        blocks = [table.slice(start, BLOCK_ROWS) for start in range(0, table.num_rows, BLOCK_ROWS)]
+        encoded = ray.data.from_arrow(blocks).map_batches(job.encode, batch_format="pyarrow").materialize()
+        counted = encoded.map_batches(_positive_classes, batch_format="pyarrow").groupby("class").count().take_all()
+        count_C = np.zeros(labels.classes, dtype=np.int64)
+        for line in counted:
+            count_C[line["class"]] = line["count()"]
+        if not np.array_equal(count_C, labels.counts()):
+            msg = f"Ray Data counts {count_C.tolist()} positives per class, the driver {labels.counts().tolist()}"
+            raise RuntimeError(msg)
+        lookup = ray.put((row_N, np.argsort(row_N), owned))
+        dealt = encoded.map_batches(_with_owner, batch_format="pyarrow", fn_kwargs={"lookup": lookup})
+        grouped = dealt.groupby("owner").map_groups(_group_file, batch_format="pyarrow", fn_kwargs={"job": job})
+        rows = dict[int, int]()
+        for line in grouped.iter_rows():
+            rows[line["owner"]] = line["rows"]
+            yield line["owner"], line["file"], line["digest"]
+    size_O = owned.sizes()
+    if rows != {o: n for o, n in enumerate(size_O.tolist()) if n}:
+        msg = f"Ray Data gave {sum(rows.values())} of {size_O.sum()} rows, or gave them to the wrong client"
+        raise RuntimeError(msg)
+    for owner in np.flatnonzero(size_O == 0).tolist():  # a group without rows does not exist for Ray: validation = 0
+        yield owner, *job.file(job.encode(table.slice(0, 0)), owner)
+
+
+def _positive_classes(table: Any) -> Any:
+    """One row per positive label."""
+    return pa.table({"class": list_parts(table["labels"])[0].astype(np.int64)})
+
+
+def _with_owner(table: Any, lookup: Any) -> Any:
+    """A row for every owner of every row, with the owner."""
+    import ray  # runs in a worker of the ray engine
+
+    row_N, order_N, owned = ray.get(lookup)
+    place_B = order_N[np.searchsorted(row_N, table["row"].to_numpy(), sorter=order_N)]
+    start_B, end_B = owned.offset_N1[place_B], owned.offset_N1[place_B + 1]
+    index = np.repeat(np.arange(len(place_B)), end_B - start_B)
+    entry = np.arange(len(index)) + np.repeat(start_B - np.cumsum(end_B - start_B) + (end_B - start_B), end_B - start_B)
+    return table.take(index).append_column("owner", pa.array(owned.owner_E[entry]))
+
+
+def _group_file(table: Any, job: Encoding) -> Any:
+    """One owner's rows as a file; one line about it."""
+    owner = table["owner"][0].as_py()
+    data, content = job.file(table.drop_columns(["owner"]), owner)
+    file = pa.array([data], pa.large_binary())  # large: blocks of several files may be over 2 GB
+    return pa.table({"owner": [owner], "rows": [table.num_rows], "digest": [content], "file": file})
+
+
+def _manifest(job: Encoding, options: TaskOptions, plan: Plan, owned: Owners, labels: Labels) -> Manifest:
+    """The manifest, its digests of raw files and data still empty."""
+    held = (labels.take(rows).counts() for rows in owned.parts()[: len(plan.clients)])
+    aware = [set(client.classes) for client in plan.clients]
+    return Manifest(
+        task=job.task.name,
+        class_names=job.task.class_names,
+        kind=job.task.kind,
+        spec=job.spec,
+        options=replace(options, root="", cache=""),
+        seed=plan.seed,
+        raw_digest="",
+        partition_digest=digest(plan),
+        data_digest="",
+        examples=tuple(owned.sizes()[: len(plan.clients)].tolist()),
+        counts=tuple(pairs(count_C, known) for count_C, known in zip(held, aware, strict=True)),
+        classes=tuple(client.classes for client in plan.clients),
+        test=int(owned.sizes()[-2]),
+        validation=len(plan.validation),
+    )
+
+
+def _publish(building: str, folder: Path) -> None:
+    """Give the finished folder its name at once; if another process was faster, its equal folder stays."""
+    try:
+        os.replace(building, folder)
+    except OSError:
+        if not (folder / "manifest.json").is_file():
+            raise
+        return
+    sync_folder(str(folder.parent))
+
+
+def _check_ray() -> None:
+    import ray  # only this engine needs it
+
+    if not ray.is_initialized():
+        msg = "the engine 'ray' needs a running Ray: call ray.init first (as pipeline/cluster/ray_cluster.py does)"
+        raise RuntimeError(msg)
+
+
+@contextmanager
+def ray_data_settings() -> Iterator[None]:
+    """Ray Data without progress bars and chatter, and with the shuffle that suits small tables, in this block."""
+    import ray  # only the ray engine needs it
+
+    context = ray.data.DataContext.get_current().copy()
+    context.enable_progress_bars = False
+    # the default works in 200 partitions, whatever the size of the table: fifty times slower on the toys
+    context.shuffle_strategy = ray.data.context.ShuffleStrategy.SORT_SHUFFLE_PULL_BASED
+    # the second one's only message is that there are no progress bars
+    quiet = {"ray.data": logging.WARNING, "ray.data._internal.progress": logging.ERROR}
+    before = {name: logging.getLogger(name).level for name in quiet}
+    try:
+        for name, level in quiet.items():
+            logging.getLogger(name).setLevel(level)
+        with ray.data.DataContext.current(context):
+            yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)

@@ -1,0 +1,104 @@
+"""The manifest of prepared data: what a folder holds, readable without opening a Parquet file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.arrays.arrow import Ints
+from tasks.contract import InputSpec, Kind
+from tasks.errors import InputError
+from tasks.files.json_schema import misfit, parsed
+from tasks.options import TaskOptions
+
+FORMAT = 5
+"""Version of the layout; part of the name of every cache folder."""
+MANIFEST = "manifest.json"
+MEND = "delete the folder and prepare the data again"
+"""How errors about a prepared folder end."""
+
+Counts = tuple[tuple[int, int], ...]
+"""(class, rows) of the classes that occur, ascending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a prepared folder holds, readable without opening a Parquet file."""
+
+    task: str
+    class_names: tuple[str, ...]
+    kind: Kind
+    spec: InputSpec
+    options: TaskOptions
+    """As prepared, without ``root`` and ``cache``, which are matters of the machine."""
+    seed: int
+    raw_digest: str
+    """sha256 over the raw files."""
+    partition_digest: str
+    data_digest: str
+    """sha256 over the content of every Parquet file."""
+    examples: tuple[int, ...]
+    """Rows of every client."""
+    counts: tuple[Counts, ...]
+    """Known positives per client; what its card discloses."""
+    classes: tuple[tuple[int, ...], ...]
+    """Identified classes of every client."""
+    test: int
+    """Rows of the test split."""
+    validation: int
+    """Rows of the validation split."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """sha256 over the bytes of every other file, by its name; empty in folders of earlier versions."""
+
+
+def pairs(count_C: Ints, among: AbstractSet[int]) -> Counts:
+    """(class, rows) of the classes that occur among these."""
+    return tuple((c, int(count_C[c])) for c in np.flatnonzero(count_C).tolist() if c in among)
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """As it is stored."""
+    return json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1).encode()
+
+
+def read_manifest(folder: str) -> Manifest:
+    """The manifest of a prepared folder. Raises InputError where it is missing, damaged or of another format."""
+    path = f"{folder}/{MANIFEST}"
+    try:
+        content: dict[str, Any] = parsed(Path(path).read_bytes(), dict[str, Any], path, MEND)
+        version = content.pop("format", None)
+        manifest = _manifest_of(content) if version == FORMAT else None
+    except FileNotFoundError as error:
+        raise InputError(f"{path} is missing, so this is no complete prepared data; {MEND}") from error
+    except InputError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is damaged ({error!r}); {MEND}") from error
+    if manifest is None:
+        raise InputError(f"{path} has format {version}, this version reads {FORMAT}; {MEND}")
+    return manifest
+
+
+def _manifest_of(content: dict[str, Any]) -> Manifest:
+    each = {key: content.pop(key) for key in ("examples", "counts", "classes")}  # long, so looked at as a whole
+    if fault := misfit(content | {"examples": [], "counts": [], "classes": []}, Manifest):
+        raise ValueError(fault)
+    pairs_ = chain.from_iterable(chain.from_iterable(each["counts"]))
+    if not set(map(type, chain(each["examples"], chain.from_iterable(each["classes"]), pairs_))) <= {int}:
+        raise ValueError("examples, counts and classes must be whole numbers")
+    if len({len(value) for value in each.values()}) > 1:
+        raise ValueError("examples, counts and classes must have as many clients")
+    content["spec"] = InputSpec.of(content.pop("spec"))
+    content["options"] = TaskOptions(**content.pop("options"))
+    content["class_names"] = tuple(content["class_names"])
+    content["examples"] = tuple(each["examples"])
+    content["classes"] = tuple(tuple(row) for row in each["classes"])
+    content["counts"] = tuple(tuple((class_, rows) for class_, rows in client) for client in each["counts"])
+    return Manifest(**content)

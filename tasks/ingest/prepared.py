@@ -1,0 +1,275 @@
+"""Prepared data on disk: one Parquet file per client, one per split of the server, the plan, and a manifest.
+
+Layout: ``<folder>/client-00000.parquet ... test.parquet validation.parquet held.parquet plan.json manifest.json``.
+Columns of ``held.parquet``: ``client``, ``class``, ``rows``, int64 (tasks/ingest/class_histogram.py); of the other
+Parquet files: ``row`` int64, ``x`` list<int32> (tokens), list<uint8> (images with levels) or list<float32> (flattened;
+sparse: number of a feature, value, ...), ``labels`` list<int32> (the positives that are disclosed), ``known``
+list<int32> (the classes whose label is given; null: all that the client identifies, or single-label all). The folder
+may lie on object storage (tasks/files/object_store.py): each file then comes to this machine when it is first asked
+for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.arrays.arrow import Ints, table_digest
+from tasks.arrays.sparse_rows import SparseRows
+from tasks.arrays.tensors import client_data
+from tasks.contract import ClientData, Objective
+from tasks.errors import InputError
+from tasks.files import object_store
+from tasks.ingest.cards import Cards
+from tasks.ingest.class_histogram import Held
+from tasks.ingest.manifest import FORMAT, MANIFEST, MEND, Manifest, manifest_bytes, read_manifest
+from tasks.options import TaskOptions
+from tasks.partition.plan import Plan, digest, plan_from_json, plan_to_json
+
+OWN_FORMAT = 2
+"""How tables of the user's own are read; a change of it makes their prepared data anew, and no others'."""
+HELD = "held.parquet"
+GROUP_ROWS, GROUP_BYTES = 1 << 20, 1 << 30
+"""Most rows, and about so many bytes, of a group of rows in a file: a group with 2^31 values cannot be read."""
+Split = Literal["test", "validation"]
+SPLITS: tuple[Split, ...] = ("validation", "test")
+Read = TypeVar("Read")
+Rows = TypeVar("Rows", ClientData, SparseRows)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prepared folder. origin: where its files come from when they are first asked for, on object storage; empty:
+    all of them are in ``folder``.
+    """
+
+    folder: str
+    manifest: Manifest
+    origin: str = ""
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Prepared:
+        """The prepared data in a folder, or at a place on object storage, of which only the manifest is brought here.
+
+        Raises InputError where it is incomplete or of another format, or the store cannot be used.
+        """
+        where = os.fspath(folder)
+        if object_store.is_remote(where):
+            return cls._at(where)
+        manifest = read_manifest(where)
+        for name in file_list(len(manifest.examples)):
+            if not os.path.isfile(f"{where}/{name}"):
+                raise InputError(f"{where}: {name} is missing; {MEND}")
+        return cls(where, manifest)
+
+    @classmethod
+    def _at(cls, origin: str) -> Prepared:
+        """A place on object storage; nothing is brought here where this machine has prepared the same data itself."""
+        name, root = object_store.last_name(origin), cache_root("")
+        if (root / name / MANIFEST).is_file():
+            return replace(cls.load(root / name), origin=origin)
+        copy = root / f"{name}-fetched-{hashlib.sha256(origin.encode()).hexdigest()[:8]}"
+        try:
+            object_store.fetch(object_store.join(origin, MANIFEST), copy / MANIFEST)
+        except FileNotFoundError as error:
+            place = object_store.shown(origin)
+            msg = f"{place} holds no complete prepared data; start the run again, which prepares them"
+            raise InputError(msg) from error
+        return cls(str(copy), read_manifest(str(copy)), origin)
+
+    @property
+    def place(self) -> str:
+        """What to give to ``load`` on any machine."""
+        return self.origin or self.folder
+
+    def file(self, name: str) -> str:
+        """Path of one of the files on this machine. Raises InputError where it cannot be brought here."""
+        path = Path(self.folder) / name
+        if self.origin:
+            try:
+                object_store.fetch(object_store.join(self.origin, name), path, self.manifest.files.get(name, ""))
+            except FileNotFoundError as error:
+                raise InputError(f"{object_store.shown(self.origin)}: {name} is missing; {MEND}") from error
+        return str(path)
+
+    def client(self, client: int, objective: Objective) -> ClientData:
+        """All rows of one client, with the labels that it may see. Raises InputError where the file is damaged."""
+        rows = self._rows_of(client)
+        known = self.manifest.classes[client] if self.manifest.kind == "multi" else None
+        return self._rows(client_file(client), rows, self._dense(objective, known))
+
+    def sparse_client(self, client: int) -> SparseRows:
+        """The same without a matrix of labels, whatever the number of rows and classes."""
+        return self._rows(client_file(client), self._rows_of(client), self._sparse)
+
+    def split(self, name: Split, objective: Objective) -> ClientData:
+        """A split of the server, labelled as far as the raw data are."""
+        return self._rows(f"{name}.parquet", self.size(name), self._dense(objective))
+
+    def sparse_split(self, name: Split) -> SparseRows:
+        """The same without a matrix of labels, whatever the number of classes."""
+        return self._rows(f"{name}.parquet", self.size(name), self._sparse)
+
+    def held(self) -> Held:
+        """Which client holds how many rows of which class. Raises InputError where the file is damaged."""
+        clients, classes = len(self.manifest.examples), len(self.manifest.class_names)
+        return self._read(HELD, lambda table: Held.from_table(table, clients, classes))
+
+    def size(self, name: Split) -> int:
+        """Rows of a split of the server."""
+        return self.manifest.test if name == "test" else self.manifest.validation
+
+    def cards(self) -> Cards:
+        """What the clients disclose before training, in client order."""
+        m = self.manifest
+        return Cards(len(m.class_names), m.examples, m.counts, m.classes)
+
+    def plan(self) -> Plan:
+        """The partition. Raises InputError where it is not the manifest's."""
+        try:
+            with open(self.file("plan.json"), encoding="utf-8") as stream:
+                plan = plan_from_json(stream.read())
+        except ValueError as error:  # an InputError, which does not say where; no UTF-8
+            raise InputError(f"{self.folder}/plan.json is damaged ({error}); {MEND}") from error
+        if digest(plan) != self.manifest.partition_digest:
+            raise InputError(f"{self.folder}/plan.json is not the manifest's plan; {MEND}")
+        return plan
+
+    def _dense(self, objective: Objective, known: Sequence[int] | None = None) -> Callable[[Any], ClientData]:
+        """known: the classes that are known in a row unless it says otherwise; None: every class."""
+        spec, classes = self.manifest.spec, len(self.manifest.class_names)
+        return lambda table: client_data(table, spec, classes, objective, range(classes) if known is None else known)
+
+    def _rows_of(self, client: int) -> int:
+        if not 0 <= client < len(self.manifest.examples):
+            raise IndexError(f"there is no client {client}: the clients are 0..{len(self.manifest.examples) - 1}")
+        return self.manifest.examples[client]
+
+    def _sparse(self, table: Any) -> SparseRows:
+        return SparseRows.of(table, self.manifest.spec, len(self.manifest.class_names))
+
+    def _rows(self, name: str, rows: int, made: Callable[[Any], Rows]) -> Rows:
+        data = self._read(name, made)
+        if len(data) != rows:
+            raise InputError(f"{self.file(name)} has {len(data)} rows, not {rows}; {MEND}")
+        return data
+
+    def _read(self, name: str, made: Callable[[Any], Read]) -> Read:
+        path = self.file(name)
+        try:
+            # one thread, as its client has one CPU; no partitioning: a '=' in the path is not a column
+            return made(pq.read_table(path, use_threads=False, partitioning=None))
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            raise InputError(f"{path} is damaged ({error}); {MEND}") from error
+
+
+def cache_root(cache: str) -> Path:
+    """The cache folder of this machine; ``cache``: the user's choice, which object storage is not.
+
+    Raises InputError where ``ANCHORFL_CACHE`` is an address.
+    """
+    root = (
+        ("" if object_store.is_remote(cache) else cache) or os.environ.get("ANCHORFL_CACHE", "") or "~/.cache/anchorfl"
+    )
+    if object_store.is_remote(root):
+        msg = f"ANCHORFL_CACHE = {object_store.shown(root)!r} must be a folder of this machine"
+        raise InputError(f"{msg}; give the address as task.cache")
+    return Path(root).expanduser().absolute()
+
+
+def cache_folder(name: str, options: TaskOptions, seed: int, raw: str) -> Path:
+    """Where the prepared data of a task belong: their name holds a digest of format, raw files, options and seed.
+
+    Where the files lie does not matter to the content, so no folder is in it.
+    """
+    parquet, names = (Path(path).name for path in (options.parquet, options.class_names))
+    here = replace(options, root="", cache="", parquet=parquet, class_names=names)
+    # only what differs from its default, so that a new option leaves prepared data as they are
+    changed = {f.name: getattr(here, f.name) for f in fields(here) if getattr(here, f.name) != f.default}
+    own = [OWN_FORMAT] if options.parquet else []
+    content = json.dumps([FORMAT, raw, changed, seed, *own], sort_keys=True)
+    return cache_root(options.cache) / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+
+
+def client_file(client: int) -> str:
+    """Name of a client's Parquet file."""
+    return f"client-{client:05d}.parquet"
+
+
+def file_list(clients: int) -> list[str]:
+    """Names of all files that a complete folder holds, the manifest apart."""
+    return [
+        *(client_file(client) for client in range(clients)),
+        "test.parquet",
+        "validation.parquet",
+        HELD,
+        "plan.json",
+    ]
+
+
+def table_bytes(table: Any) -> tuple[bytes, str]:
+    """A table as a Parquet file, and the digest of its content."""
+    stream = io.BytesIO()
+    rows = max(1, int(GROUP_BYTES * table.num_rows / max(1, table.nbytes)))
+    pq.write_table(table, stream, row_group_size=min(rows, GROUP_ROWS), compression="zstd")
+    return stream.getvalue(), table_digest(table)
+
+
+def write_file(folder: str, name: str, data: bytes) -> str:
+    """Write one file, synced to disk; the sha256 of its bytes."""
+    with open(f"{folder}/{name}", "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_manifest(folder: str, manifest: Manifest, plan: Plan, held: Held) -> None:
+    """Write plan, who holds what, and manifest, synced to disk; the manifest last, as it makes the folder complete."""
+    others = {HELD: table_bytes(held.table())[0], "plan.json": plan_to_json(plan).encode()}
+    files = {**manifest.files, **{name: write_file(folder, name, data) for name, data in others.items()}}
+    write_file(folder, MANIFEST, manifest_bytes(replace(manifest, files=files)))
+    sync_folder(folder)
+
+
+def data_digest(digests: Mapping[str, str]) -> str:
+    """sha256 over file names and the digests of their content."""
+    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
+
+
+def sync_folder(folder: str) -> None:
+    """Make the names in a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def training_counts(data: Prepared) -> tuple[int, Ints]:
+    """The different training rows of all clients, and how many of them have each class, int64 [C]: for scoring, never
+    for a method.
+
+    Where clients share rows (``one_class``), a class is counted with the clients that identify it, of which it then has
+    one. Raises InputError where the plan is not the data's.
+    """
+    manifest = data.manifest
+    rows = len(np.unique(np.concatenate([client.rows for client in data.plan().clients])))
+    shared = rows < sum(manifest.examples)
+    if not shared:
+        return rows, data.held().counts(len(manifest.class_names))
+    count_C = np.zeros(len(manifest.class_names), dtype=np.int64)
+    for class_, number in chain.from_iterable(manifest.counts):
+        count_C[class_] += number
+    return rows, count_C

@@ -1,0 +1,222 @@
+"""The table that a task's ``read`` gave: whether it keeps the contract, which classes count, who gets which rows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.arrays.arrow import Ints
+from tasks.arrays.disclosure import known_matrix
+from tasks.arrays.labels import Labels
+from tasks.contract import CLASS_NAMES, Kind, Task
+from tasks.errors import InputError
+from tasks.files.bad_rows import skipped
+from tasks.files.raw_files import raw_folder
+from tasks.files.split_leaks import twins
+from tasks.options import TaskOptions
+from tasks.partition.plan import Plan
+
+SPLITS = ("train", "validation", "test")
+SHOWN = 5
+
+
+def resolved(task: Task, options: TaskOptions, seed: int) -> TaskOptions:
+    """The options with ``fold`` as a number, and without a number of clients where it follows from the data, so that
+    data are prepared once. Raises InputError where the task has no such fold.
+    """
+    if options.partition == "one_class":
+        options = replace(options, clients=0)
+    if not -1 <= options.fold < task.folds and options.fold != -1:
+        has = f"folds 0..{task.folds - 1}" if task.folds else "no folds; leave it at -1"
+        msg = f"[task] fold = {options.fold}: {task.name} has {has}"
+        raise InputError(msg)
+    return replace(options, fold=seed % task.folds) if task.folds and options.fold == -1 else options
+
+
+def read_rows(task: Task, options: TaskOptions, folder: Path | None, log: Callable[[str], None]) -> tuple[Any, Task]:
+    """The raw rows, and the task with the classes that count. Says what was left out and what looks wrong.
+
+    Raises InputError on bad files, ValueError on a fault of the task.
+    """
+    table = task.read(folder, options)
+    task = _named(task, table)
+    table = checked(table, task)
+    count, listed = skipped(table)
+    for line in listed[:SHOWN]:
+        log(f"{task.name}: left out: {line}")
+    if count:
+        log(f"{task.name}: {count} bad rows were left out{f', {SHOWN} of them shown' if count > SHOWN else ''}")
+    twice = twins(table, task.payload)
+    if len(twice):
+        test, train = twice[0]
+        log(f"{task.name}: {len(twice)} test rows are identical to a training row (ids {test} and {train}, ...)")
+    return without_rare(table, task, options.min_positives)
+
+
+def class_names_of(task: Task, options: TaskOptions) -> tuple[str, ...]:
+    """The class names of a task, read from its files where they stand there only. Raises InputError where these are
+    missing.
+    """
+    if task.class_names:
+        return task.class_names
+    return _named(task, task.read(raw_folder(task, options), options)).class_names
+
+
+def _named(task: Task, table: Any) -> Task:
+    """The task with the class names that stand in the files, if they do."""
+    names = (table.schema.metadata or {}).get(CLASS_NAMES)
+    return task if names is None else replace(task, class_names=tuple(json.loads(names)))
+
+
+def checked(table: Any, task: Task) -> Any:
+    """The table that ``read`` gave, if it keeps the contract.
+
+    Raises ValueError on a fault of the task, InputError on a fault of the data.
+    """
+    _check_names(task.class_names, task.name)
+    needed = {"row", "split", "labels", task.payload} | ({"subject"} if task.subjects else set())
+    lacking = needed - set(table.column_names)
+    if lacking or len(pc.unique(table["row"])) != table.num_rows:
+        msg = f"{task.name}: read must give unique rows and {task.payload}; it lacks {sorted(lacking)}"
+        raise ValueError(msg)
+    splits = set(pc.unique(table["split"]).to_pylist())
+    if not {"train", "test"} <= splits <= {*SPLITS}:
+        msg = f"{task.name}: the rows need the splits train and test, found {sorted(splits)}; correct the raw data"
+        raise InputError(msg)
+    labels = Labels.of_lists(table["labels"], len(task.class_names))
+    given = given_labels(table, labels.classes)
+    if given is not None:
+        _check_given(labels, given, task.name)
+    if task.kind == "single":
+        unlabelled_N = (given.length_N == 0) if given is not None else np.zeros(len(labels), dtype=np.bool_)
+        wrong = np.flatnonzero((labels.length_N != 1) & ~unlabelled_N)
+        if len(wrong):
+            row = table["row"][int(wrong[0])].as_py()
+            msg = (
+                f"{task.name}: row {row} has not exactly one class, as a single-label task needs; correct the raw data"
+            )
+            raise InputError(msg)
+    return table
+
+
+def given_labels(table: Any, classes: int) -> Labels | None:
+    """The classes of every row whose label the raw data give; None where they give all."""
+    if "known" not in table.column_names or not (table["known"].null_count < table.num_rows):
+        return None
+    every = pa.scalar(list(range(classes)), pa.list_(pa.int32()))
+    return Labels.of_lists(table["known"].fill_null(every), classes)
+
+
+def without_rare(table: Any, task: Task, least: int) -> tuple[Any, Task]:
+    """The table and the task without the classes that fewer than ``least`` rows have. Raises InputError where none is
+    left.
+    """
+    labels = Labels.of_lists(table["labels"], len(task.class_names))
+    kept_C = labels.counts() >= least
+    if kept_C.all():
+        return table, task
+    if not kept_C.any():
+        most = labels.counts().max(initial=0)
+        msg = f"[task] min_positives = {least}: no class of {task.name} has so many rows; the largest has {most}"
+        raise InputError(msg)
+    number_C = np.cumsum(kept_C) - 1
+    names = tuple(name for name, kept in zip(task.class_names, kept_C, strict=True) if kept)
+    groups = {group: tuple(n for n in members if n in names) for group, members in task.groups.items()}
+    groups = {group: members for group, members in groups.items() if members}
+
+    def renumbered(column: Any) -> Any:
+        every = column.is_null()
+        found = Labels.of_lists(column.fill_null(pa.scalar([], column.type)), labels.classes)
+        found = found.where(kept_C[found.class_P])
+        lists = Labels(number_C[found.class_P].astype(np.int32), found.offset_N1, len(names)).lists()
+        return pc.if_else(every, pa.scalar(None, lists.type), lists)
+
+    for name in {"labels", "known"} & set(table.column_names):
+        table = table.set_column(table.column_names.index(name), name, renumbered(table[name]))
+    return table, replace(task, class_names=names, groups=groups)
+
+
+def as_clients_know(table: Any, labels: Labels, plan: Plan, kind: Kind) -> tuple[Any, Labels]:
+    """Table and labels with the validation rows as the clients know them that they were held out from."""
+    if not len(plan.validation_client):
+        return table, labels
+    row_N, order_V = table["row"].to_numpy(), np.argsort(plan.validation)
+    place_N = np.searchsorted(plan.validation, row_N, sorter=order_V)
+    place_N = order_V[np.minimum(place_N, len(order_V) - 1)]
+    there_N = plan.validation[place_N] == row_N
+    aware_MC = np.zeros((len(plan.clients) + 1, labels.classes), dtype=np.bool_)
+    aware_MC[-1] = True  # rows that are no validation rows
+    for client, own in enumerate(plan.clients):
+        aware_MC[client, list(own.classes)] = True
+    whose_N = np.where(there_N, plan.validation_client[place_N], len(plan.clients))
+    seen = labels.where(aware_MC[whose_N[labels.row_P], labels.class_P])
+    given = table["known"] if "known" in table.column_names else pa.nulls(len(row_N), pa.list_(pa.int32()))
+    known_NC = known_matrix(pa.chunked_array(given), range(labels.classes), labels.classes) & aware_MC[whose_N]
+    if kind == "single":
+        known_NC &= (seen.length_N > 0)[:, None] | ~there_N[:, None]
+    known = pc.if_else(pa.array(there_N), Labels.of_matrix(known_NC).lists(), given)
+    for name, column in {"labels": seen.lists(), "known": known}.items():
+        table = table.drop_columns([name]) if name in table.column_names else table
+        table = table.append_column(name, column)
+    return table, seen
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Who gets which rows. owner_E: the owner of every entry; offset_N1: where a row's entries begin; count: number of
+    owners: the clients, then the server's test rows, then its validation rows.
+    """
+
+    owner_E: Ints
+    offset_N1: Ints
+    count: int
+
+    def parts(self) -> list[Ints]:
+        """Positions of every owner's rows, ascending."""
+        place_E = np.repeat(np.arange(len(self.offset_N1) - 1), np.diff(self.offset_N1))
+        order_E = np.argsort(self.owner_E, kind="stable")
+        return np.split(place_E[order_E], np.cumsum(self.sizes())[:-1])
+
+    def sizes(self) -> Ints:
+        """Rows of every owner."""
+        return np.bincount(self.owner_E, minlength=self.count)
+
+
+def owners(plan: Plan, row_N: Ints, test_N: Ints) -> Owners:
+    """Owners of every row. row_N: ids; test_N: ids of the test rows."""
+    order_N = np.argsort(row_N)
+    parts = [*(client.rows for client in plan.clients), test_N, plan.validation]
+    place_E = order_N[np.searchsorted(row_N, np.concatenate(parts), sorter=order_N)]
+    owner_E = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    sorted_E = np.lexsort((owner_E, place_E))
+    offset_N1 = np.concatenate([[0], np.cumsum(np.bincount(place_E, minlength=len(row_N)))])
+    return Owners(owner_E[sorted_E], offset_N1, len(parts))
+
+
+def _check_names(names: Sequence[str], task: str) -> None:
+    """InputError where two classes have one name, or names that differ by case, spaces or underscores only."""
+    first = dict[str, str]()
+    for name in names:
+        key = re.sub(r"[\s_]+", " ", name).strip().casefold()
+        if key in first:
+            msg = f"{task}: the classes {first[key]!r} and {name!r} have one name; give each a name of its own"
+            raise InputError(msg)
+        first[key] = name
+
+
+def _check_given(labels: Labels, given: Labels, name: str) -> None:
+    """ValueError where a positive label is not given."""
+    key = np.int64(labels.classes)
+    lost = np.setdiff1d(labels.row_P * key + labels.class_P, given.row_P * key + given.class_P)
+    if len(lost):
+        row, class_ = divmod(int(lost[0]), int(key))
+        msg = f"{name}: read says that the label of class {class_} in row number {row} is not known, and gives it"
+        raise ValueError(msg)

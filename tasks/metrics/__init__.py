@@ -1,0 +1,1 @@
+"""Scores of decisions, rankings and single-label classification."""

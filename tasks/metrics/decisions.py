@@ -1,0 +1,84 @@
+"""The scores of 0/1 decisions: NumPy, always finite.
+
+Shape suffixes: N rows, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.arrays.arrow import Bools, Ints
+from tasks.contract import Kind
+from tasks.metrics.scores import ACCURACY, F1_MACRO, Floats, Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """Scores in [0, 1]. Means run over the classes with support; a class without any scores 0 and counts in no mean.
+
+    f1_C: F1 per class; accuracy_C: single-label, share of the class's rows that got it; multi-label, share of right
+    decisions where the class is known; support_C: known positive rows per class; precision_C: share of the decisions
+    for a class that are right, 0 where there is none.
+    """
+
+    macro_f1: float
+    accuracy: float
+    """Single-label: share of right rows. Multi-label: mean of accuracy_C over the classes with support."""
+    f1_C: Floats
+    accuracy_C: Floats
+    support_C: Ints
+    precision_C: Floats
+
+    def scores(self) -> Scores:
+        """As records have them."""
+        values = {F1_MACRO.name: self.macro_f1, ACCURACY.name: self.accuracy}
+        return Scores("decisions", values, {"f1": self.f1_C, "accuracy": self.accuracy_C})
+
+
+def score(kind: Kind, predicted_NC: npt.ArrayLike, y_NC: npt.ArrayLike, known_NC: npt.ArrayLike) -> Decisions:
+    """The scores of 0/1 decisions, counting only known labels (scikit-learn's macro F1 with zero_division=0).
+
+    Single-label: a row counts if its true class is known. Raises ValueError on differing shapes or entries other than
+    0, 1.
+    """
+    hit_NC, y, known = _zero_one(predicted_NC), _zero_one(y_NC), _zero_one(known_NC)
+    if hit_NC.ndim != 2 or not hit_NC.shape == y.shape == known.shape:
+        msg = f"decisions {hit_NC.shape}, labels {y.shape} and known {known.shape} must be equal matrices"
+        raise ValueError(msg)
+    if kind == "single":
+        known = np.repeat((y & known).any(1, keepdims=True), y.shape[1], axis=1)
+    true_C = (hit_NC & y & known).sum(0)
+    predicted_C = (hit_NC & known).sum(0)
+    support_C = (y & known).sum(0)
+    f1_C = _ratio(2 * true_C, predicted_C + support_C)
+    supported = support_C > 0
+    if kind == "single":
+        accuracy_C = _ratio(true_C, support_C)
+        accuracy = float(_ratio(true_C.sum(), support_C.sum()))
+    else:
+        accuracy_C = _ratio(((hit_NC == y) & known).sum(0), known.sum(0))
+        accuracy = mean(accuracy_C[supported])
+    precision_C = _ratio(true_C, predicted_C)
+    return Decisions(mean(f1_C[supported]), accuracy, f1_C, accuracy_C, support_C.astype(np.int64), precision_C)
+
+
+def _zero_one(values: npt.ArrayLike) -> Bools:
+    array = np.asarray(values)
+    if not ((array == 0) | (array == 1)).all():
+        msg = "decisions, labels and known masks hold only 0 and 1"
+        raise ValueError(msg)
+    return array.astype(np.bool_)
+
+
+def _ratio(part: Any, whole: Any) -> Floats:
+    """Quotient part / whole, 0 where the whole is 0."""
+    return np.asarray(part / np.maximum(whole, 1), dtype=np.float64)
+
+
+def mean(values: Floats) -> float:
+    """The mean, 0 of nothing."""
+    return float(values.mean()) if len(values) else 0.0

@@ -1,0 +1,97 @@
+"""The measures by name, the families that are computed together, and what a split scored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Metrics = Literal["decisions", "ranking", "classification"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A figure of a split, a fraction in [0, 1]. name: in records and results; value: how its names begin among the
+    numbers of a comparison; short: at the head of a column; shown: anywhere else.
+    """
+
+    name: str
+    value: str
+    short: str
+    shown: str
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The measures that are computed together, in the order of the records. The first is the primary one, by which a
+    round or a point is chosen; told: those of a progress line; compared: those in tables of several runs; also: others
+    by which a round may be chosen, by name.
+    """
+
+    measures: tuple[Measure, ...]
+    told: tuple[Measure, ...]
+    compared: tuple[Measure, ...]
+    also: tuple[Measure, ...] = ()
+
+    @property
+    def primary(self) -> Measure:
+        """What chooses."""
+        return self.measures[0]
+
+
+F1_MACRO = Measure("f1_macro", "f1", "F1", "macro F1")
+ACCURACY = Measure("accuracy", "accuracy", "acc", "accuracy")
+CUTS = (1, 3, 5)
+"""k of the measures at k."""
+P_AT, NDCG_AT, PSP_AT = (
+    tuple(Measure(f"{name}_at_{k}", f"{name}_at_{k}", f"{word}@{k}", f"{word}@{k}") for k in CUTS)
+    for name, word in (("p", "P"), ("ndcg", "nDCG"), ("psp", "PSP"))
+)
+MAP = Measure("map", "map", "mAP", "mAP")
+PRECISION = Measure("precision_macro", "precision", "precision", "macro precision")
+RECALL = Measure("recall_macro", "recall", "recall", "macro recall")
+AUC = Measure("auc", "auc", "AUC", "AUC")
+SUM = Measure("sum", "sum", "sum", "sum of five scores")
+FAMILIES: Mapping[Metrics, Family] = {
+    "decisions": Family((F1_MACRO, ACCURACY), (F1_MACRO, ACCURACY), (F1_MACRO, ACCURACY)),
+    "ranking": Family((*P_AT, *NDCG_AT, *PSP_AT, MAP), P_AT, (*P_AT, MAP)),
+    "classification": Family(
+        (F1_MACRO, ACCURACY, PRECISION, RECALL, AUC, SUM), (F1_MACRO, ACCURACY, AUC), (F1_MACRO, ACCURACY, AUC), (SUM,)
+    ),
+}
+"""By ``evaluation.metrics``."""
+MEASURES: Mapping[str, Measure] = {m.name: m for family in FAMILIES.values() for m in family.measures}
+"""By name."""
+
+
+def family_of(name: str) -> Family:
+    """The family of a measure. KeyError where there is no such name."""
+    return next(family for family in FAMILIES.values() if MEASURES[name] in family.measures)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a split scored. values: by name of a measure, in the order of its family, those left out excepted;
+    per_class: name -> value of every class; counts: further numbers of the split for the records, which are no scores;
+    notes: what a person must know to read them, a line each.
+    """
+
+    metrics: Metrics
+    values: dict[str, float]
+    per_class: dict[str, Floats] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def primary(self) -> float:
+        """The figure by which a round is chosen."""
+        return self.values[FAMILIES[self.metrics].primary.name]
+
+    @property
+    def line(self) -> str:
+        """The figures of a progress line, in percent."""
+        return "  ".join(f"{m.shown} {100 * self.values[m.name]:5.2f}" for m in FAMILIES[self.metrics].told)

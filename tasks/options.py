@@ -1,0 +1,70 @@
+"""Options of [task]: which data, how they are cut into clients, what a client knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskOptions:
+    """Which data, how they are cut into clients, and what a client knows."""
+
+    name: str = "digits"
+    """Name of the data set, a key of ``tasks.registry.TASKS``."""
+    root: str = ""
+    """Folder of the raw files; empty: ``$ANCHORFL_DATA/<folder of the data set>``, then ``$ANCHORFL_DATA`` itself."""
+    cache: str = ""
+    """Folder for prepared data, or its address (``s3://bucket/folder``, ``gs://...``) for nodes that share no disk;
+    empty: ``$ANCHORFL_CACHE``, else ``~/.cache/anchorfl``."""
+    variant: str = ""
+    """Variant of the raw files where a data set has several (r8: ``stemmed``, the default, or ``textgcn``)."""
+    fold: int = -1
+    """Which fold is the test split (extrasensory: 0..4); -1: the run's seed modulo their number."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """What a bad row of the raw files does: stop with its place, or be left out, counted and listed."""
+    min_positives: int = 0
+    """Classes with fewer positive rows, over all splits, are left out of the label space (ExtraSensory: 11)."""
+    image_size: int = 0
+    """Height and width in pixels to which images are resized; 0: the data set's own default."""
+    normalise: str = "auto"
+    """How images in [0, 1] are scaled: ``auto``, by the data set (colour: ``imagenet``; grey: ``none``); ``imagenet``,
+    its mean and deviation; ``none``; or ``mean/deviation``, numbers for all channels or each (``0.5/0.5``)."""
+    clients: int = 10
+    """Number of clients (n in the papers); ``one_class``: as many as classes have rows, or 0, which is that number."""
+    partition: Literal["k_classes", "dirichlet", "iid", "categories", "subjects", "one_class"] = "k_classes"
+    """``k_classes``: rows IID over the clients, each client identifies k random classes of its own data (FedAlign,
+    4.1); ``dirichlet``: label ratios Dir(beta) over the clients, a client identifies what it holds; ``iid``: rows
+    IID, all known; ``categories``: the classes by category over the clients, a row to the owner of its rarest class
+    (FedAlign, ExtraSensory and MIMIC-III); ``subjects``: whole subjects or writers, identified is what is held
+    (FedBM, FEMNIST); ``one_class``: one client per class, with all rows of that class (FedALC)."""
+    keep_subjects: bool = False
+    """``categories``: all rows of a subject go to one client (FedAlign, 4.1, in the text; not in its code)."""
+    classes_per_client: int = 3
+    """k of ``k_classes`` (R8-8: 3)."""
+    beta: float = 0.5
+    """Concentration of ``dirichlet``, > 0; smaller is more skewed."""
+    cover: bool = True
+    """Draw again (bounded, seeded) until somebody identifies every class; false: a class left over is an error."""
+    validation: float = 0.1
+    """Share of the training rows held out for validation, stratified by class, in [0, 1)."""
+    validation_from: Literal["server", "clients"] = "server"
+    """``server``: before the partition, all labels; ``clients``: of each client's rows, its labels (authors' code)."""
+    min_count: int = 100
+    """Words seen at least this often in the training texts form the vocabulary (R8-8: 100)."""
+    max_tokens: int = 1000
+    """Longer texts are cut to this many words."""
+    parquet: str = ""
+    """Your own data: a .parquet, .csv or .csv.gz file, below ``root`` if given, in place of ``name``."""
+    labels: str = ""
+    """Of ``parquet``, names with commas or patterns (``label_*``): columns of 0 and 1, a class each; or one column of
+    class names or numbers (single-label), or of lists of them. An empty cell is a label that is not known."""
+    inputs: str = ""
+    """Of ``parquet``: columns of numbers, or one of texts, of lists of numbers (lists of those: series) or of paths of
+    images; empty: all columns of numbers that are nothing else."""
+    client: str = ""
+    """Of ``parquet``: column that says whose row it is: partition ``subjects``, one client for every value."""
+    split: str = ""
+    """Of ``parquet``: column of train, validation and test; empty: a stratified fifth is drawn, whatever the seed."""
+    class_names: str = ""
+    """Of ``parquet``: file with a class name a line in their order, or ``id<TAB>name``: id is what the table holds."""

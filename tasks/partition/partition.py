@@ -1,0 +1,299 @@
+"""Partitions: who holds which rows and identifies which classes, as pure functions of labels, options and seed.
+
+Shape suffixes: N rows, C classes, M clients, K strata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tasks.arrays.arrow import Bools, Ints
+from tasks.contract import Task
+from tasks.errors import InputError
+from tasks.options import TaskOptions
+from tasks.partition.categories import categories
+from tasks.partition.one_class import one_class
+from tasks.partition.plan import ClientPlan, Plan
+from tasks.partition.stratify import Rows, check_present, generator, held, largest_remainder, named
+from tasks.partition.subjects import subject_codes, subjects
+
+PARTITIONS = ("k_classes", "dirichlet", "iid", "categories", "subjects", "one_class")
+TRIES_COVER = 1000
+TRIES_DIRICHLET = 100
+MIN_ROWS = 2
+"""Rows that every client of ``dirichlet`` gets at least, where there are that many."""
+
+
+def make_plan(rows: Rows, task: Task, options: TaskOptions, seed: int, validation: Ints | None = None) -> Plan:
+    """The plan for the training rows: validation rows first, then the partition of the rest.
+
+    validation: ids of published validation rows, which are among the rows; None: they are drawn. Raises InputError
+    where the options do not fit the data. Every draw has a generator of its own, so that one choice does not shift
+    another's random numbers.
+    """
+    _check_rows(rows, task, validation)
+    if validation is not None and options.validation_from != "server":
+        msg = (
+            f"[task] validation_from = {options.validation_from!r}: {task.name} publishes its validation rows, so that "
+            "none are drawn; leave it at 'server'"
+        )
+        raise InputError(msg)
+    rows = rows.take(np.argsort(rows.row_N))  # the plan depends on the ids, not on the order in which the rows come
+    if validation is None and options.validation_from == "clients":
+        return _held_from_clients(rows, task, options, seed)
+    if validation is None:
+        rng = generator(seed, "validation")
+        validation = _labelled(rows, task).held_out(options.validation, rng)
+        if options.partition == "subjects" and rows.subject_N is not None:
+            validation = _without_last_rows(rows, validation)
+    rows = rows.take(np.flatnonzero(~np.isin(rows.row_N, validation)))
+    _check(task, options, len(rows.row_N))
+    return Plan(_clients(rows, task, options, seed), np.sort(validation), seed)
+
+
+def _labelled(rows: Rows, task: Task) -> Rows:
+    """The rows that scores can be made of. Single-label: those with a class, but for pieces, which go by sequences."""
+    if task.kind == "multi" or rows.whole_N is not None:
+        return rows
+    return rows.take(np.flatnonzero(rows.labels.length_N > 0))
+
+
+def _without_last_rows(rows: Rows, validation: Ints) -> Ints:
+    """The validation rows without those that take a subject's last training row with a class: of each such subject, the
+    first row with a class (and its whole sequence) stays.
+    """
+    out_N, known_N = np.isin(rows.row_N, validation), rows.labels.length_N > 0
+    code_N = subject_codes(rows)
+    lost_S = (np.bincount(code_N, known_N) > 0) & (np.bincount(code_N, known_N & ~out_N) == 0)
+    index_L = np.flatnonzero(lost_S[code_N] & known_N)
+    back_N = np.zeros(len(out_N), dtype=np.bool_)
+    back_N[index_L[np.unique(code_N[index_L], return_index=True)[1]]] = True
+    if rows.whole_N is not None:
+        back_N = np.isin(rows.whole_N, rows.whole_N[back_N])
+    return rows.row_N[out_N & ~back_N]
+
+
+def _held_from_clients(rows: Rows, task: Task, options: TaskOptions, seed: int) -> Plan:
+    """The partition of all rows first; then a share of every client's rows, which are the server's from then on."""
+    _check(task, options, len(rows.row_N))
+    if rows.whole_N is not None and options.partition in ("iid", "k_classes", "dirichlet"):
+        msg = (
+            f"[task] validation_from = 'clients': partition = {options.partition!r} deals the pieces of a sequence to "
+            "several clients, so that a validation row of one would have its neighbours with another; use 'server'"
+        )
+        raise InputError(msg)
+    clients, held = list[ClientPlan](), list[Ints]()
+    for number, client in enumerate(_clients(rows, task, options, seed)):
+        own = rows.take(np.searchsorted(rows.row_N, client.rows))
+        rng = generator(seed, f"validation of client {number}")
+        known = own.labels.where(np.isin(own.labels.class_P, client.classes))
+        held.append(own.held_out(options.validation, rng, known.rarest()))
+        clients.append(ClientPlan(np.setdiff1d(client.rows, held[-1]), client.classes))
+    row_V, client_V = np.concatenate(held), np.repeat(np.arange(len(held)), [len(part) for part in held])
+    order_V = np.argsort(row_V)
+    return Plan(tuple(clients), row_V[order_V], seed, client_V[order_V])
+
+
+def _clients(rows: Rows, task: Task, options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
+    """The clients of the partition that ``options`` name."""
+    match options.partition:
+        case "k_classes":
+            return k_classes(rows, task.class_names, options, seed)
+        case "dirichlet":
+            return dirichlet(rows, task.class_names, options, seed)
+        case "iid":
+            return iid(rows, options.clients, seed)
+        case "categories":
+            return categories(rows, task, options, seed)
+        case "subjects":
+            return subjects(rows, task, options, seed)
+        case "one_class":
+            return one_class(rows, task, options)
+
+
+def partitions_of(task: Task) -> tuple[str, ...]:
+    """The partitions that a data set can have: by category and by subject only where it has such."""
+    lacks = {name for name, has in (("categories", task.groups), ("subjects", task.subjects)) if not has}
+    return tuple(name for name in PARTITIONS if name not in lacks)
+
+
+def iid(rows: Rows, clients: int, seed: int) -> tuple[ClientPlan, ...]:
+    """Rows IID over the clients (sizes differ by at most 1); every client identifies every class."""
+    every = tuple(range(rows.labels.classes))
+    parts = _equal_parts(len(rows.row_N), clients, seed)
+    return tuple(ClientPlan(np.sort(rows.row_N[part]), every) for part in parts)
+
+
+def k_classes(rows: Rows, class_names: Sequence[str], options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
+    """Rows IID over the clients; each identifies k random classes of its own data (FedAlign, 4.1, "random-k classes").
+
+    ``options.cover``: the classes of all clients are drawn again until somebody identifies each class, so the draw is
+    uniform over the covering ones. Raises InputError where a client has fewer than k classes or a class is left to
+    nobody.
+    """
+    k, classes = options.classes_per_client, rows.labels.classes
+    parts = _equal_parts(len(rows.row_N), options.clients, seed)
+    own_MC = np.stack([rows.labels.take(part).counts() > 0 for part in parts])
+    _check_k(own_MC, k)
+    check_present(rows.labels, class_names)
+    if options.cover and k * options.clients < classes:
+        msg = (
+            f"{options.clients} clients with {k} classes each cannot identify all {classes} classes; "
+            f"raise [task] classes_per_client or clients until their product is at least {classes}"
+        )
+        raise InputError(msg)
+    drawn_MC, missing = _draw_classes(own_MC, k, TRIES_COVER if options.cover else 1, generator(seed, "classes"))
+    if missing.any():
+        mend = (
+            f"not in {TRIES_COVER} draws; raise [task] classes_per_client or clients, or try another seed"
+            if options.cover
+            else "set [task] cover = true, raise classes_per_client, or try another seed"
+        )
+        msg = f"{named(missing, class_names)} is identified by no client: {mend}"
+        raise InputError(msg)
+    return tuple(
+        ClientPlan(np.sort(rows.row_N[part]), tuple(np.flatnonzero(drawn_C).tolist()))
+        for part, drawn_C in zip(parts, drawn_MC, strict=True)
+    )
+
+
+def dirichlet(rows: Rows, class_names: Sequence[str], options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
+    """The rows of every class cut over the clients in ratios Dir(beta); a client identifies the classes that it holds.
+
+    A multi-label row counts as its rarest positive class. Ratios are drawn again (bounded) until every client has
+    ``min(2, N // M)`` rows, N of them with a class; if no draw does, rows move from the largest clients to the too
+    small ones. Rows without a class are shuffled and dealt, as many to each.
+    """
+    check_present(rows.labels, class_names)
+    clients = options.clients
+    rarest_N = rows.labels.rarest()
+    need = min(MIN_ROWS, int((rarest_N >= 0).sum()) // clients)
+    order_N = np.argsort(rarest_N, kind="stable")
+    order_N, rest_N = order_N[rarest_N[order_N] >= 0], np.flatnonzero(rarest_N < 0)
+    strata = [part for part in np.split(order_N, np.flatnonzero(np.diff(rarest_N[order_N])) + 1) if len(part)]
+    size_KM = _dirichlet_sizes([len(part) for part in strata], options, need, generator(seed, "ratios"))
+    rng = generator(seed, "rows")
+    pieces: list[list[Ints]] = [[] for _ in range(clients)]
+    for part, size_M in zip(strata, size_KM, strict=True):
+        cut = np.split(rng.permutation(part), np.cumsum(size_M)[:-1])
+        for client, piece in enumerate(cut):
+            pieces[client].append(piece)
+    parts = _repair([rng.permutation(np.concatenate(piece)) for piece in pieces], need)
+    dealt_M = np.array_split(rng.permutation(rest_N), clients)
+    parts = [np.concatenate(both) for both in zip(parts, dealt_M, strict=True)]
+    return tuple(ClientPlan(np.sort(rows.row_N[part]), held(rows.labels.take(part))) for part in parts)
+
+
+def _equal_parts(rows: int, clients: int, seed: int) -> list[Ints]:
+    return np.array_split(generator(seed, "rows").permutation(rows), clients)
+
+
+def _dirichlet_sizes(count_K: Sequence[int], options: TaskOptions, need: int, rng: np.random.Generator) -> Ints:
+    """Rows of every stratum for every client, int64 [K, M]; the last draw if none gives every client ``need`` rows."""
+    size_KM = np.zeros((len(count_K), options.clients), dtype=np.int64)
+    for _ in range(TRIES_DIRICHLET):
+        share_KM = rng.dirichlet(np.full(options.clients, options.beta), size=len(count_K))
+        if not np.isfinite(share_KM).all():
+            msg = f"[task] beta = {options.beta} is too small to draw ratios with; use at least 0.01"
+            raise InputError(msg)
+        for stratum, count in enumerate(count_K):
+            size_KM[stratum] = largest_remainder(share_KM[stratum] * count, count)
+        if size_KM.sum(0).min() >= need:
+            break
+    return size_KM
+
+
+def _draw_classes(own_MC: Bools, k: int, tries: int, rng: np.random.Generator) -> tuple[Bools, Bools]:
+    """Uniform k-subsets of every client's classes, and the classes left over by the best of ``tries`` draws."""
+    best_MC, left_C = np.zeros_like(own_MC), np.ones(own_MC.shape[1], dtype=np.bool_)
+    for _ in range(tries):
+        key_MC = np.where(own_MC, rng.random(own_MC.shape), 2.0)  # the k smallest of uniform keys are a uniform subset
+        drawn_MC = np.zeros_like(own_MC)
+        np.put_along_axis(drawn_MC, np.argsort(key_MC, axis=1)[:, :k], values=True, axis=1)
+        missing_C = np.asarray(~drawn_MC.any(0))
+        if missing_C.sum() < left_C.sum():
+            best_MC, left_C = drawn_MC, missing_C
+        if not left_C.any():
+            break
+    return best_MC, left_C
+
+
+def _repair(parts: list[Ints], need: int) -> list[Ints]:
+    """The parts with rows moved one by one from the largest (the first of equals) to those with fewer than ``need``."""
+    size_M = np.array([len(part) for part in parts])
+    for small in np.flatnonzero(size_M < need):
+        while size_M[small] < need:  # ends: need * M <= N, so the largest part always has one to spare
+            large = int(size_M.argmax())
+            parts[small], parts[large] = np.append(parts[small], parts[large][-1]), parts[large][:-1]
+            size_M[small] += 1
+            size_M[large] -= 1
+    return parts
+
+
+def _check_rows(rows: Rows, task: Task, validation: Ints | None) -> None:
+    """ValueError where the rows are not those of the task."""
+    if len(rows.row_N) != len(rows.labels) or not np.diff(np.sort(rows.row_N)).all():
+        msg = "row ids must be unique, one per row of labels"
+        raise ValueError(msg)
+    if rows.labels.classes != len(task.class_names):
+        msg = f"the labels have {rows.labels.classes} classes, but {task.name} has {len(task.class_names)}"
+        raise ValueError(msg)
+    if validation is not None and not np.isin(validation, rows.row_N).all():
+        msg = "the published validation rows must be among the rows"
+        raise ValueError(msg)
+
+
+def _check(task: Task, options: TaskOptions, rows: int) -> None:
+    if options.partition not in PARTITIONS:
+        msg = f"[task] partition = {options.partition!r} is none of {', '.join(PARTITIONS)}"
+        raise InputError(msg)
+    possible = partitions_of(task)
+    if options.partition not in possible:
+        msg = (
+            f"[task] partition = {options.partition!r}: {task.name} has no {options.partition}; "
+            f"use one of {', '.join(possible)}"
+        )
+        raise InputError(msg)
+    _check_keep_subjects(task, options)
+    if options.partition == "one_class" and options.validation_from == "clients":
+        msg = (
+            "[task] validation_from = 'clients': with partition = 'one_class' a row sits with several clients, so that "
+            "a validation row of one would be a training row of another; use 'server'"
+        )
+        raise InputError(msg)
+    if options.partition != "one_class" and not 1 <= options.clients <= rows:  # its clients share rows
+        msg = f"[task] clients = {options.clients} must lie in 1..{rows}: there are {rows} training rows to share"
+        raise InputError(msg)
+    if options.partition == "k_classes" and options.classes_per_client < 1:
+        msg = f"[task] classes_per_client = {options.classes_per_client} must be at least 1"
+        raise InputError(msg)
+    if options.partition == "dirichlet" and not 0 < options.beta < float("inf"):
+        msg = f"[task] beta = {options.beta} must be a finite number above 0"
+        raise InputError(msg)
+
+
+def _check_keep_subjects(task: Task, options: TaskOptions) -> None:
+    if not options.keep_subjects or options.partition == "subjects":
+        return
+    if options.partition != "categories":
+        msg = (
+            f"[task] keep_subjects = true has no meaning with partition = {options.partition!r}; "
+            "set it to false, or use partition = 'categories' or 'subjects'"
+        )
+        raise InputError(msg)
+    if not task.subjects:
+        msg = f"[task] keep_subjects = true: {task.name} has no subjects; set it to false"
+        raise InputError(msg)
+
+
+def _check_k(own_MC: Bools, k: int) -> None:
+    count_M = own_MC.sum(1)
+    if (count_M < k).any():
+        client = int(np.flatnonzero(count_M < k)[0])
+        msg = (
+            f"[task] classes_per_client = {k}, but client {client} has rows of only {count_M[client]} classes; "
+            f"lower it to {count_M.min()} or use fewer clients"
+        )
+        raise InputError(msg)

@@ -1,0 +1,131 @@
+"""Strata: what partitions are made of: primary classes, whole-number shares, stratified hold-out, named generators.
+
+Shape suffixes: N rows, C classes, K strata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.arrays.arrow import Bools, Ints
+from tasks.arrays.labels import Labels
+from tasks.errors import InputError
+
+TEST = "the share of the test split"
+"""What takes rows where the data set has no split of its own, in messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows that a partition cuts. labels: of N rows; row_N: their ids; subject_N: the subject of each, None where the
+    data set has no subjects; whole_N: the whole that each is a piece of, None where every row is one by itself.
+    """
+
+    labels: Labels
+    row_N: Ints
+    subject_N: npt.NDArray[np.str_] | None = None
+    whole_N: Ints | None = None
+
+    def take(self, index: Ints) -> Rows:
+        """Some of the rows."""
+        subject_N = None if self.subject_N is None else self.subject_N[index]
+        whole_N = None if self.whole_N is None else self.whole_N[index]
+        return Rows(self.labels.take(index), self.row_N[index], subject_N, whole_N)
+
+    def held_out(self, share: float, rng: np.random.Generator, rarest_N: Ints | None = None) -> Ints:
+        """Ascending ids of a share of the wholes, stratified by the class (``rarest_N``; else by the rarest) of their
+        first row: a model that has seen a piece of a sequence is not asked for its neighbour. Raises InputError where
+        so many cannot be taken.
+        """
+        rarest_N = self.labels.rarest() if rarest_N is None else rarest_N
+        if self.whole_N is None:
+            return stratified_holdout(rarest_N, self.row_N, share, rng)
+        _, first_W, code_N = np.unique(self.whole_N, return_index=True, return_inverse=True)
+        taken = stratified_holdout(rarest_N[first_W], np.arange(len(first_W)), share, rng, "sequences")
+        return np.sort(self.row_N[np.isin(code_N, taken)])
+
+
+def generator(seed: int, *purpose: str) -> np.random.Generator:
+    """The random generator of one purpose within a partition."""
+    name = hashlib.sha256(repr((seed, "partition", *purpose)).encode()).digest()
+    return np.random.default_rng(int.from_bytes(name[:8], "big"))
+
+
+def stratified_holdout(
+    labels_N: Ints,
+    row_ids: Ints,
+    share: float,
+    rng: np.random.Generator,
+    rows: str = "rows",
+    option: str = "[task] validation",
+) -> Ints:
+    """Ascending ids of ``round(share * N)`` rows, each class in proportion, each class keeping at least one row.
+
+    labels_N: (primary) class of every row; rows: what they are, and option: what asks for it, in words. Raises
+    InputError where so many cannot be taken.
+    """
+    if not 0 <= share < 1:
+        msg = f"{option} = {share} must lie in [0, 1)"
+        raise InputError(msg)
+    _, code_N, count_K = np.unique(labels_N, return_inverse=True, return_counts=True)
+    total = round(share * len(labels_N))
+    if total > (count_K - 1).sum():
+        msg = (
+            f"{option} = {share} takes {total} of {len(labels_N)} {rows}, but each of {len(count_K)} classes must keep "
+            f"one for training; use at most {(count_K - 1).sum() / len(labels_N):.3f}, or more data"
+        )
+        raise InputError(msg)
+    take_K = largest_remainder(share * count_K, total, count_K - 1)
+    order_N = rng.permutation(len(labels_N))
+    order_N = order_N[np.argsort(code_N[order_N], kind="stable")]
+    rank_N = np.arange(len(order_N)) - np.repeat(np.cumsum(count_K) - count_K, count_K)
+    return np.sort(np.asarray(row_ids, dtype=np.int64)[order_N[rank_N < np.repeat(take_K, count_K)]])
+
+
+def largest_remainder(share_K: npt.NDArray[np.floating[Any]], total: int, room_K: Ints | None = None) -> Ints:
+    """Whole numbers that add to ``total``, near ``share_K``, at most ``room_K``: floors, then the largest remainders.
+
+    Equal remainders go to the lower index. Raises ValueError where the room is too small.
+    """
+    room_K = np.full(len(share_K), total) if room_K is None else room_K
+    if room_K.sum() < total:
+        msg = f"{total} do not fit into a room of {room_K.sum()}"
+        raise ValueError(msg)
+    share_K = share_K * (1 - 1e-12)  # rounding must not lift the floors above the total
+    count_K: Ints = np.minimum(np.floor(share_K).astype(np.int64), room_K)
+    order_K = np.argsort(-(share_K - np.floor(share_K)), kind="stable")
+    while (missing := total - int(count_K.sum())) > 0:
+        count_K[order_K[count_K[order_K] < room_K[order_K]][:missing]] += 1
+    return count_K
+
+
+def held(labels: Labels) -> tuple[int, ...]:
+    """The classes that occur, ascending."""
+    return tuple(np.flatnonzero(labels.counts()).tolist())
+
+
+def dealt(client_N: Ints, clients: int) -> list[Ints]:
+    """The rows of every client, ascending; client_N: the client of every row."""
+    order_N = np.argsort(client_N, kind="stable")
+    return np.split(order_N, np.cumsum(np.bincount(client_N, minlength=clients))[:-1])
+
+
+def check_present(labels: Labels, class_names: Sequence[str]) -> None:
+    """InputError where a class has no row."""
+    absent_C = labels.counts() == 0
+    if absent_C.any():
+        msg = f"{named(absent_C, class_names)} has no training row; use a smaller [task] validation or more data"
+        raise InputError(msg)
+
+
+def named(chosen_C: Bools, class_names: Sequence[str]) -> str:
+    """Classes in a message, the first ten of them."""
+    chosen = np.flatnonzero(chosen_C).tolist()
+    more = f" and {len(chosen) - 10} more" if len(chosen) > 10 else ""
+    return "class " + ", ".join(repr(class_names[c]) for c in chosen[:10]) + more

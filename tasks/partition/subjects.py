@@ -1,0 +1,82 @@
+"""The partition ``subjects``: whole subjects, or writers, over the clients (FedBM, FEMNIST).
+
+Shape suffixes: N rows, C classes, M clients, S subjects, K entries that occur.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from tasks.arrays.arrow import Ints
+from tasks.arrays.labels import Labels
+from tasks.contract import Task
+from tasks.errors import InputError
+from tasks.options import TaskOptions
+from tasks.partition.plan import ClientPlan
+from tasks.partition.stratify import Rows, check_present, dealt, generator
+
+
+def subjects(rows: Rows, task: Task, options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
+    """All rows of a subject with one client; a client identifies the classes that it holds.
+
+    As many clients as subjects: one each, in the order of the subjects' names. Fewer: the subjects are shuffled and
+    dealt, the largest first, each to the client with the fewest rows. Raises InputError where there are more clients
+    than subjects, a class has no row, or a client has no row with a class.
+    """
+    check_present(rows.labels, task.class_names)
+    subject_N = subject_codes(rows)
+    size_S = np.bincount(subject_N)
+    if options.clients > len(size_S):
+        msg = (
+            f"[task] clients = {options.clients}, but the training rows have only {len(size_S)} subjects "
+            f"({task.subjects}); partition = 'subjects' needs clients = {len(size_S)} or fewer"
+        )
+        raise InputError(msg)
+    client_S = np.arange(len(size_S))
+    if options.clients < len(size_S):
+        client_S = balanced(size_S, options.clients, generator(seed, "subjects"))
+    client_N = client_S[subject_N]
+    classes = _held_by(rows.labels, client_N, options.clients)
+    for client, held in enumerate(classes):
+        if not held:
+            msg = (
+                f"client {client} would identify nothing, since no row of its subjects ({task.subjects}) has a class; "
+                "use fewer [task] clients, or leave such subjects out of the raw data"
+            )
+            raise InputError(msg)
+    parts = dealt(client_N, options.clients)
+    return tuple(ClientPlan(rows.row_N[part], held) for part, held in zip(parts, classes, strict=True))
+
+
+def subject_codes(rows: Rows) -> Ints:
+    """The subject of every row, numbered in the order of their names, int64 [N]. Raises ValueError where the rows have
+    none.
+    """
+    if rows.subject_N is None:
+        msg = "the rows have no subjects, although the task has: read must give the column 'subject'"
+        raise ValueError(msg)
+    return np.unique(rows.subject_N, return_inverse=True)[1].astype(np.int64)
+
+
+def balanced(size_S: Ints, clients: int, rng: np.random.Generator) -> Ints:
+    """The client of every subject, int64 [S]: shuffled, then the largest first, each to the client with the fewest rows
+    (the first of equals).
+    """
+    order_S = rng.permutation(len(size_S))
+    order_S = order_S[np.argsort(-size_S[order_S], kind="stable")]
+    client_S = np.empty(len(size_S), dtype=np.int64)
+    load = [(0, client) for client in range(clients)]
+    for subject in order_S.tolist():
+        rows, client = load[0]
+        client_S[subject] = client
+        heapq.heapreplace(load, (rows + int(size_S[subject]), client))
+    return client_S
+
+
+def _held_by(labels: Labels, client_N: Ints, clients: int) -> list[tuple[int, ...]]:
+    """The classes that occur in the rows of every client, ascending."""
+    key_K = np.unique(client_N[labels.row_P] * labels.classes + labels.class_P)
+    ends_M = np.cumsum(np.bincount(key_K // labels.classes, minlength=clients))
+    return [tuple(part.tolist()) for part in np.split(key_K % labels.classes, ends_M[:-1])]

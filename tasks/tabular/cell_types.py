@@ -1,0 +1,71 @@
+"""Cells of a CSV file that make of a column of numbers, lists or images a column of texts: ``-``, ``n/a``, ``0,5``.
+
+A CSV file has no types, so one such cell is enough, and texts can be trained on as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.errors import InputError
+from tasks.tabular.reading import TableFile
+
+MOST = 0.9
+"""Share of the cells from which on the others are taken for slips."""
+IMAGE = r"(?i)\.(png|jpe?g|bmp|gif|tiff?|webp|ppm|pgm)$"
+NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+COMMA = r"^[+-]?\d*,\d+$"
+LIST = r"^\[[-\s\d.,+eEnaN\[\]]*\]$"
+KINDS = (
+    (NUMBER, "a number", "leave it empty where nothing is known, or correct it (texts that look so: give Parquet)"),
+    (IMAGE, "the path of an image", "correct it or remove the row"),
+)
+WRITTEN = (
+    (COMMA, "a number with a comma", "write decimal points"),
+    (LIST, "no list as JSON writes it", "separate its numbers by commas: [0.5, 3]"),
+)
+
+
+def odd_cell(file: TableFile, name: str) -> str:
+    """What is odd in a column of texts of a CSV file, with the row and the mend; empty where nothing is."""
+    if not isinstance(file.content, pa.Table) or file.form(name) != "text":
+        return ""
+    text = pc.utf8_trim_whitespace(file.read([name])[name])
+    for pattern, what, mend in WRITTEN:
+        alike = _alike(text, pattern)
+        if _share(alike) >= MOST:
+            return f"{_cell(file, name, text, alike)}, {what}; {mend}"
+    for pattern, what, mend in KINDS:
+        alike = _alike(text, pattern)
+        if MOST <= _share(alike) < 1:
+            return f"{_cell(file, name, text, pc.invert(alike))}, where most rows have {what}; {mend}"
+    return ""
+
+
+def check_cells(file: TableFile, name: str, mend: str = "") -> None:
+    """InputError where a column of texts was hardly meant as one. mend: what else helps."""
+    if odd := odd_cell(file, name):
+        raise InputError(f"{file.path}: {odd}{mend}")
+
+
+def all_images(file: TableFile, name: str) -> bool:
+    """Whether every text of a column is the path of an image."""
+    alike = _alike(pc.utf8_trim_whitespace(file.read([name])[name]), IMAGE)
+    return _share(alike) == 1
+
+
+def _alike(text: Any, pattern: str) -> Any:
+    """Bool per cell, null where it is empty."""
+    return pc.match_substring_regex(text, pattern)
+
+
+def _share(alike: Any) -> float:
+    return float(pc.mean(alike.cast(pa.int8())).as_py() or 0.0)
+
+
+def _cell(file: TableFile, name: str, text: Any, which: Any) -> str:
+    at = pc.index(pc.fill_null(which, False), True).as_py()
+    return f"row {file.row_N[at] + 1}: column {name!r} holds {text[at].as_py()!r}"

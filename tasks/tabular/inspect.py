@@ -1,0 +1,266 @@
+"""What a user's table holds, before anything trains: columns, classes, clients, splits, and what will be a problem.
+
+Shape suffixes: N rows, C classes, F features.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from tasks.arrays.arrow import Bools, Ints, list_parts
+from tasks.arrays.labels import Labels
+from tasks.contract import Task
+from tasks.files.bad_rows import BadRows, skipped
+from tasks.files.split_leaks import twins
+from tasks.ingest.raw_table import SPLITS, checked, given_labels
+from tasks.options import TaskOptions
+from tasks.tabular.reading import TableFile, listed, open_file
+from tasks.tabular.schema import IDS, Schema, option_path, schema_of
+from tasks.tabular.table import task_of_schema
+
+FEW = 5
+"""A class with fewer positive training rows is named."""
+SHOWN = 200
+"""So many classes, clients and columns are shown one by one."""
+
+
+@dataclass(slots=True)
+class Look:
+    """lines: for the reader; problems: what will hurt; stops: what keeps a run from starting."""
+
+    lines: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    stops: list[str] = field(default_factory=list)
+    bad_rows: int = 0
+    """How many of the stops are about bad rows, which ``on_bad_row = "skip"`` leaves out."""
+    clients: int = 0
+    """Values of the column ``client`` that have training rows."""
+
+    def text(self) -> str:
+        """All of it."""
+        found = [f"  - {line}" for line in (*self.stops, *self.problems)]
+        head = "stops a run, and other problems" if self.stops else "problems"
+        return "\n".join([*self.lines, "", f"{head}: {'none found' if not found else ''}".rstrip(), *found])
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows that can be used. given: the classes whose label is given, None where all are."""
+
+    table: Any
+    labels: Labels
+    given: Labels | None
+    split_N: Any
+
+    def of(self, split: str) -> Bools:
+        """True at the rows of a split."""
+        here: Bools = self.split_N == split
+        return here
+
+    @property
+    def labelled_N(self) -> Bools:
+        """True where a row has any label that is given."""
+        return np.ones(len(self.labels), dtype=np.bool_) if self.given is None else self.given.length_N > 0
+
+
+def look(options: TaskOptions) -> Look:
+    """What ``options.parquet`` holds. Raises InputError where it can be no task."""
+    path = option_path(options.parquet, options)
+    file, found = open_file(path, BadRows(skip=True)), Look()
+    found.lines.append(f"{path}: {len(file.row_N)} rows, {len(file.types)} columns")
+    if not options.labels:
+        found.lines += _columns(file)
+        found.lines += ["", "say which columns hold the labels, and what is found in them is shown"]
+        return found
+    schema = schema_of(file, options)
+    task = task_of_schema(path, schema, options)
+    raw = checked(task.read(path.parent, replace(options, on_bad_row="skip")), task)
+    labels = Labels.of_lists(raw["labels"], len(task.class_names))
+    rows = _Rows(raw, labels, given_labels(raw, labels.classes), np.array(raw["split"].to_pylist()))
+    found.lines += ["", *_roles(file, schema)]
+    _bad_rows(raw, options, found)
+    _splits(rows, schema, found)
+    _classes(rows, schema, found, needed=bool(schema.client) or options.partition not in ("iid", "one_class"))
+    if schema.client:
+        _clients(rows, schema, found)
+    _inputs(rows, task, schema, found)
+    return found
+
+
+def next_command(options: TaskOptions, found: Look, selected: int) -> str:
+    """What to type next. selected: clients per round, if not said otherwise."""
+    words = ["anchorfl", "run"] if options.labels else ["anchorfl", "data", "check", options.parquet]
+    prefix = "--task." if options.labels else "--"
+    if not options.labels:
+        words += ["--labels", "COLUMNS"]
+    for name in ("parquet", "labels", "inputs", "client", "split", "class_names", "root"):
+        if (value := getattr(options, name)) and (options.labels or name != "parquet"):
+            words += [f"{prefix}{name}", value]
+    if options.labels and found.bad_rows:
+        words += ["--task.on_bad_row", "skip"]
+    if options.client and found.clients < selected:
+        words += ["--federation.clients_per_round", str(found.clients)]
+    return shlex.join(words)
+
+
+def _columns(file: TableFile) -> list[str]:
+    """Every column: what it holds, and whether it may be labels."""
+    lines = ["", f"  {'column':<28} {'holds':<10} {'missing':>8}  may be"]
+    for name in list(file.types)[:SHOWN]:
+        column = file.read([name])[name]
+        lines.append(f"  {name:<28} {file.form(name):<10} {column.null_count:>8}  {_may_be(file, name, column)}")
+    more = len(file.types) - SHOWN
+    return [*lines, f"  ... and {more} more columns"] if more > 0 else lines
+
+
+def _may_be(file: TableFile, name: str, column: Any) -> str:
+    form = file.form(name)
+    if form == "other":
+        return f"nothing ({file.types[name]})"
+    if IDS.fullmatch(name):
+        return "a number of the row"
+    if form == "names":
+        return "labels (lists)"
+    if form == "numbers":
+        values = pc.unique(column.drop_null()).to_pylist()
+        return "a label or an input" if set(values) <= {0, 1} else "an input"
+    if form == "text":
+        few = len(pc.unique(column)) <= max(2, len(column) // 10)
+        return "labels, a client or a split" if few else "an input (text or paths)"
+    return "an input"
+
+
+def _roles(file: TableFile, schema: Schema) -> list[str]:
+    what = {
+        "columns": f"{len(schema.labels)} columns of 0 and 1, multi-label",
+        "value": "one column of classes, single-label",
+        "lists": "one column of lists of classes, multi-label",
+    }[schema.style]
+    form = {
+        "numbers": f"numbers, standardised, {len(schema.inputs)} column{'s' * (len(schema.inputs) > 1)}",
+        "vector": "one column of lists of numbers, standardised",
+        "series": "one column of series, standardised",
+        "text": "one column of texts",
+        "image": "one column of paths of images",
+    }[schema.form]
+    guessed = " (guessed; --inputs names others)" if schema.guessed else ""
+    used = {*schema.labels, *schema.inputs, schema.client, schema.split}
+    rest = [name for name in file.types if name not in used]
+    lines = [f"labels   {what}: {listed(schema.labels)}", f"inputs   {form}{guessed}: {listed(schema.inputs)}"]
+    lines += [f"client   {schema.client}"] if schema.client else []
+    lines.append(f"split    {schema.split or 'drawn: a fifth of the labelled rows is test, stratified by class'}")
+    return [*lines, f"not used {listed(rest)}"] if rest else lines
+
+
+def _bad_rows(raw: Any, options: TaskOptions, found: Look) -> None:
+    count, messages = skipped(raw)
+    if count:
+        left_out = options.on_bad_row == "skip"
+        where = found.problems if left_out else found.stops
+        where.append(f"{count} bad rows{', left out' if left_out else ''}; the first: {messages[0]}")
+        where += messages[1:FEW]
+        found.bad_rows = len(found.stops)
+
+
+def _splits(rows: _Rows, schema: Schema, found: Look) -> None:
+    sizes = [f"{split} {int(rows.of(split).sum())}" for split in SPLITS if rows.of(split).any()]
+    found.lines += ["", f"rows     {', '.join(sizes)}"]
+    if not rows.labelled_N.all():
+        found.lines.append(f"         {int((~rows.labelled_N).sum())} rows without any label: they stay, unlabelled")
+    if schema.split and schema.client:
+        sides = [set(rows.table["subject"].filter(rows.of(split)).to_pylist()) for split in ("train", "test")]
+        both = sorted(sides[0] & sides[1])
+        if both:
+            found.problems.append(
+                f"{len(both)} of {len(sides[0] | sides[1])} values of {schema.client!r} have rows on both sides of the"
+                f" split ({listed(both, 4)}): right where a client is tested on new rows of its own, a leak where on"
+                " clients that it has not seen"
+            )
+
+
+def _classes(rows: _Rows, schema: Schema, found: Look, *, needed: bool) -> None:
+    """needed: whether the partition needs a training row of every class."""
+    splits = [split for split in SPLITS if rows.of(split).any()]
+    count_SC = {split: rows.labels.take(np.flatnonzero(rows.of(split))).counts() for split in splits}
+    total = len(rows.labels)
+    given_C = np.full(rows.labels.classes, total) if rows.given is None else rows.given.counts()
+    multi = schema.kind == "multi"  # single-label: an unknown label is unknown for every class
+    found.lines += ["", f"  {'class':<32}" + "".join(f"{s:>11}" for s in splits) + multi * f"{'unknown':>11}"]
+    for c, name in list(enumerate(schema.class_names))[:SHOWN]:
+        counts = "".join(f"{count_SC[split][c]:>11}" for split in splits)
+        found.lines.append(f"  {name:<32}{counts}" + multi * f"{total - given_C[c]:>11}")
+    if rows.labels.classes > SHOWN:
+        found.lines.append(f"  ... and {rows.labels.classes - SHOWN} more classes")
+    train_C, test_C = count_SC["train"], count_SC["test"]
+    _name(found.stops if needed else found.problems, "no positive training row", train_C == 0, schema.class_names)
+    _name(
+        found.problems, f"fewer than {FEW} positive training rows", (train_C > 0) & (train_C < FEW), schema.class_names
+    )
+    _name(found.problems, "no positive test row", test_C == 0, schema.class_names)
+    if all(name.lstrip("-").isdigit() for name in schema.class_names):
+        found.problems.append(
+            "the class names are numbers, which say nothing to methods that use names: give --class_names"
+        )
+
+
+def _name(where: list[str], what: str, which_C: Bools, names: Sequence[str]) -> None:
+    chosen = [repr(names[c]) for c in np.flatnonzero(which_C).tolist()]
+    if chosen:
+        where.append(f"{what}: class {listed(chosen)}")
+
+
+def _clients(rows: _Rows, schema: Schema, found: Look) -> None:
+    subject_N = np.array(rows.table["subject"].to_pylist(), dtype=np.str_)
+    train_N = rows.of("train")
+    names, code_N = np.unique(subject_N, return_inverse=True)
+    train_S, labelled_S, all_S = (
+        np.bincount(code_N[which_N], minlength=len(names))
+        for which_N in (train_N, train_N & rows.labelled_N, np.ones(len(code_N), dtype=np.bool_))
+    )
+    held_S = np.bincount(code_N[train_N], rows.labels.length_N[train_N], minlength=len(names)) > 0
+    found.lines += ["", f"  {schema.client:<24}{'train':>8}{'labelled':>10}{'other':>8}  classes (training rows)"]
+    found.clients = len(np.unique(code_N[train_N]))
+    without = [repr(name) for name in names[(train_S > 0) & ~held_S].tolist()]
+    nowhere = [repr(name) for name in names[train_S == 0].tolist()]
+    for code, name in enumerate(names[:SHOWN].tolist()):
+        held: Ints = rows.labels.take(np.flatnonzero((code_N == code) & train_N)).counts()
+        classes = [f"{schema.class_names[c]} {held[c]}" for c in np.flatnonzero(held).tolist()]
+        numbers = f"{train_S[code]:>8}{labelled_S[code]:>10}{all_S[code] - train_S[code]:>8}"
+        found.lines.append(f"  {name:<24}{numbers}  {listed(classes) or 'none'}")
+    if len(names) > SHOWN:
+        found.lines.append(f"  ... and {len(names) - SHOWN} more")
+    if without:
+        found.stops.append(f"no training row with a class: client {listed(without)}")
+    if nowhere:
+        found.problems.append(f"no training row, so no client: {listed(nowhere)}")
+
+
+def _inputs(rows: _Rows, task: Task, schema: Schema, found: Look) -> None:
+    same = twins(rows.table, task.payload)
+    if same:
+        pairs = [f"{test + 1} = {train + 1}" for test, train in same]
+        found.problems.append(
+            f"{len(same)} test rows have the inputs of a training row (row = row: {listed(pairs, 5)}): leave them out,"
+            " or their scores show memory"
+        )
+    if task.payload != "values":
+        return
+    values, _ = list_parts(rows.table.filter(rows.of("train"))["values"])
+    features = schema.features or rows.table["values"].type.list_size
+    x_NF = values.reshape(-1, features)
+    empty_F = np.isnan(x_NF).all(0)
+    low_F, high_F = np.fmin.reduce(x_NF), np.fmax.reduce(x_NF)
+    names = schema.inputs if schema.form == "numbers" else [str(number) for number in range(1, features + 1)]
+    for what, which_F in (
+        ("nothing but missing values in training", empty_F),
+        ("a constant in training", low_F == high_F),
+    ):
+        if which_F.any():
+            chosen = [names[f] for f in np.flatnonzero(which_F).tolist()]
+            found.problems.append(f"{what}: {len(chosen)} of {features} features: {listed(chosen)}")

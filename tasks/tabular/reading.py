@@ -1,0 +1,244 @@
+"""A user's file: a Parquet or CSV table, the types of its columns, and the faults of its rows.
+
+Rows are numbered from 1 in messages, the header of a CSV file not counted. A CSV cell that reads ``[1, 2]`` is a list,
+written as JSON. An empty cell is a missing value.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from tasks.arrays.arrow import Bools, Ints
+from tasks.errors import InputError
+from tasks.files.bad_rows import BadRows
+from tasks.files.decompression import NUMBERS, check_growth
+from tasks.files.raw_files import open_bytes, open_text
+from tasks.tabular.csv_quotes import QuotedCells
+
+Form = Literal["numbers", "text", "vector", "series", "names", "other"]
+"""What a column holds: a number, a text, a list of numbers, a list of lists of numbers, a list of texts; or else."""
+CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+PARQUET = (".parquet", ".pq")
+BATCH_ROWS = 1 << 16
+"""Rows of a Parquet file that are unpacked at a time."""
+FEWER = "get it again, or give labels as one column of lists of classes, and numbers as int8 or float32"
+BLOCK_BYTES = 1 << 26
+"""A CSV row may be this long."""
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """An open file. types: Arrow type of every column, in file order, as ``read`` gives it; row_N: ids of its rows from
+    0, in which rows that could not be taken apart are left out.
+    """
+
+    path: Path
+    types: Mapping[str, Any]
+    row_N: Ints
+    content: Any
+    """CSV: the table; Parquet: its file, of which only the columns that are asked for are read."""
+
+    def form(self, name: str) -> Form:
+        """What a column holds."""
+        return form_of(self.types[name])
+
+    def read(self, names: Iterable[str]) -> Any:
+        """Some columns of all rows. Raises InputError where the file is damaged."""
+        names = list(dict.fromkeys(names))
+        try:
+            # a name may hold a dot, which Parquet takes for a path: what else that brought is dropped
+            found = self.content if isinstance(self.content, pa.Table) else self._unpacked(names)
+        except InputError:
+            raise
+        except (pa.ArrowException, OSError, ValueError) as error:
+            msg = f"{self.path} is damaged: {one_line(error)}; write it again"
+            raise InputError(msg) from error
+        return pa.table({name: plain(found[name], self.types[name]) for name in names})
+
+    def _unpacked(self, names: Sequence[str]) -> Any:
+        """Columns of a Parquet file, by so many rows at a time that one that unpacks to no end is refused early."""
+        parts, numbers, rest = list[Any](), 0, 0
+        for batch in self.content.iter_batches(BATCH_ROWS, columns=names):
+            parts.append(pa.table({name: plain(pa.chunked_array([batch[name]]), self.types[name]) for name in names}))
+            plainly = sum(parts[-1][name].nbytes for name in names if self.form(name) == "numbers")
+            numbers, rest = numbers + plainly, rest + parts[-1].nbytes - plainly
+            check_growth(self.path, numbers, NUMBERS, FEWER)
+            check_growth(self.path, rest, mend=FEWER)
+        return pa.concat_tables(parts) if parts else self.content.read(columns=names)
+
+
+@dataclass(slots=True)
+class Faults:
+    """What is wrong with rows; all columns are looked at first, so that the first bad row is named."""
+
+    path: Path
+    row_N: Ints
+    whole: bool = False
+    """Images are decoded, not only opened."""
+    found: list[tuple[Ints, Callable[[int], str]]] = field(default_factory=list)
+
+    def add(self, bad_N: Bools, message: Callable[[int], str]) -> None:
+        """message: what is wrong with the row at an index, and the mend."""
+        index = np.flatnonzero(bad_N)
+        if len(index):
+            self.found.append((index, message))
+
+    def settle(self, bad: BadRows) -> Bools:
+        """Meet every bad row, with its first fault, in file order; true where a row is good."""
+        good_N = np.ones(len(self.row_N), dtype=np.bool_)
+        first = dict[int, Callable[[int], str]]()
+        for index, message in self.found:
+            for i in index.tolist():
+                first.setdefault(i, message)
+        for i in sorted(first):
+            bad.meet(f"{self.path}: row {self.row_N[i] + 1}: {first[i](i)}")
+            good_N[i] = False
+        return good_N
+
+
+def open_file(path: Path, bad: BadRows) -> TableFile:
+    """The file of a user. Raises InputError where there is none, or it is no table, is damaged or has no row."""
+    if not path.is_file():
+        msg = f"{path}: no such file; give the path of a .parquet, .csv or .csv.gz file"
+        raise InputError(msg)
+    name = path.name.lower()
+    if not name.endswith(CSV + PARQUET):
+        msg = f"{path}: the name must end in .parquet, .csv or .csv.gz; rename or convert the file"
+        raise InputError(msg)
+    content, names, rows, row_N = _parquet(path) if name.endswith(PARQUET) else _csv(path, bad)
+    twice = [column for column, count in Counter(names).items() if count > 1]
+    if twice:
+        msg = f"{path}: two columns are called {twice[0]!r}; rename one"
+        raise InputError(msg)
+    if not rows:
+        msg = f"{path}: the table has no row"
+        raise InputError(msg)
+    schema = content.schema if isinstance(content, pa.Table) else content.schema_arrow
+    return TableFile(path, {column: plain_type(schema.field(column).type) for column in names}, row_N, content)
+
+
+def form_of(kind: Any) -> Form:
+    """What a column of a plain type holds."""
+    if pa.types.is_list(kind):
+        inner = form_of(kind.value_type)
+        nested: dict[Form, Form] = {"numbers": "vector", "vector": "series", "text": "names"}
+        return nested.get(inner, "other")
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return "numbers"
+    return "text" if pa.types.is_string(kind) else "other"
+
+
+def plain_type(kind: Any) -> Any:
+    """The plain type to which columns of a type are brought: string, list, float64 for decimals and empty columns."""
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    if types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if types.is_large_string(kind) or types.is_string_view(kind):
+        return pa.string()
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return pa.list_(plain_type(kind.value_type))
+    if types.is_decimal(kind) or types.is_null(kind):
+        return pa.float64()
+    return pa.float32() if types.is_float16(kind) else kind
+
+
+def plain(column: Any, kind: Any) -> Any:
+    """A column brought to its plain type."""
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    return column if column.type == kind else column.cast(kind)
+
+
+def one_line(error: Exception) -> str:
+    """What an Arrow error says, without line ends."""
+    return " ".join(str(error).split())
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Names in a message, the first and the last of many."""
+    return ", ".join(names) if len(names) <= most else f"{', '.join(names[: most - 2])} ... {names[-1]}"
+
+
+def _parquet(path: Path) -> tuple[Any, list[str], int, Ints]:
+    try:
+        file = pq.ParquetFile(path)
+        names, rows = file.schema_arrow.names, file.metadata.num_rows
+    except (pa.ArrowException, OSError, ValueError) as error:
+        msg = f"{path} is no Parquet file, or a damaged one: {one_line(error)}; write it again"
+        raise InputError(msg) from error
+    check_growth(path, rows)  # a row takes a byte at least
+    return file, names, rows, np.arange(rows)
+
+
+def _csv(path: Path, bad: BadRows) -> tuple[Any, list[str], int, Ints]:
+    header = next((line for _, line in open_text(path)), "")
+    delimiter = max(",;\t", key=header.count)
+    broken: list[Any] = []
+
+    def keep(row: Any) -> str:
+        broken.append(row)
+        return "skip"
+
+    with open_bytes(path) as stream:
+        try:
+            table = pyarrow.csv.read_csv(
+                QuotedCells(path, stream, delimiter),
+                # threads would lose the row numbers
+                pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
+                pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=keep),
+            )
+        except InputError:
+            raise
+        except (pa.ArrowException, OSError, EOFError, zlib.error, ValueError) as error:
+            msg = f"{path} is no CSV table: {one_line(error)}; correct it"
+            raise InputError(msg) from error
+    for row in broken:
+        bad.meet(
+            f"{path}: row {row.number - 1}: {row.actual_columns} cells, the header has {row.expected_columns};"
+            " quote cells that hold a delimiter"
+        )
+    total = table.num_rows + len(broken)
+    row_N = np.setdiff1d(np.arange(total), [row.number - 2 for row in broken])
+    if len(set(table.column_names)) == table.num_columns:
+        table = pa.table({name: _cells(table[name], name, path) for name in table.column_names})
+    return table, table.column_names, table.num_rows, row_N
+
+
+def _cells(column: Any, name: str, path: Path) -> Any:
+    """A CSV column: texts that are lists become lists, empty texts null."""
+    if pa.types.is_binary(column.type):
+        msg = f"{path}: column {name!r} is no UTF-8; convert the file to UTF-8"
+        raise InputError(msg)
+    if not pa.types.is_string(column.type):
+        return column
+    text = pc.utf8_trim_whitespace(column)
+    filled = pc.not_equal(text, "")
+    column = pc.if_else(filled, column, pa.scalar(None, pa.string()))
+    bracketed = pc.and_(pc.starts_with(text, "["), pc.ends_with(text, "]"))
+    if not pc.any(filled).as_py() or not pc.all(pc.or_(bracketed, pc.invert(filled))).as_py():
+        return column
+    text = pc.replace_substring(pc.if_else(filled, text, "null"), "\n", " ")
+    if not pc.any(pc.match_substring(text, '"')).as_py():  # as Python and pandas write it; JSON has NaN
+        text = pc.replace_substring_regex(text, r"\bnan\b", "NaN")
+    lines = pc.binary_join_element_wise('{"cell": ', text, "}", "").combine_chunks()
+    data = "\n".join(lines.to_pylist()).encode()
+    try:
+        parsed = pyarrow.json.read_json(io.BytesIO(data), pyarrow.json.ReadOptions(block_size=max(len(data), 1) + 1))
+    except pa.ArrowInvalid:  # such a text may be meant; where it is asked for as a list, that it is a text is said
+        return column
+    return parsed["cell"] if parsed.num_rows == len(column) else column

@@ -1,0 +1,215 @@
+"""The inputs of a user's table: from columns to one payload column, what is fitted, and how a sample is encoded.
+
+Columns of numbers and lists of numbers become vectors that are standardised with the mean and the deviation of the
+clients' training rows; a missing value becomes the mean. A vector is encoded as sparse: all its features with their
+numbers from 1. Shape suffixes: N rows, S steps, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.arrays.arrow import Bools, list_parts
+from tasks.contract import Encode, InputKind, InputSpec
+from tasks.errors import InputError
+from tasks.images.pixels import encode_images, image_spec, path_column
+from tasks.images.pixels import faults as image_faults
+from tasks.options import TaskOptions
+from tasks.signals.series import REAL
+from tasks.tabular.reading import Faults
+from tasks.tabular.schema import Inputs, Schema
+from tasks.text.words import encode_text, token_spec
+
+IMAGE_SIZE = 64
+"""Height and width of images, where ``image_size`` does not say."""
+ROWS = 1 << 14
+"""Rows that are worked on at a time."""
+CHUNK_VALUES = 1 << 28
+"""An Arrow list array counts its values in 31 bits: longer columns are cut into chunks of about this many."""
+
+LARGEST = float(np.finfo(np.float32).max)
+"""What a value may be: samples are stored in float32."""
+
+Floats = npt.NDArray[np.floating[Any]]
+
+
+def payload_name(form: Inputs) -> str:
+    """Name of the payload column."""
+    return {"text": "text", "image": "image"}.get(form, "values")
+
+
+def kind_of(form: Inputs) -> InputKind:
+    """Kind of the encoded input."""
+    if form == "numbers" or form == "vector":
+        return "sparse"
+    return "tokens" if form == "text" else form
+
+
+def encoder(kind: InputKind) -> tuple[str, Encode]:
+    """Payload column and encode of the samples of a model."""
+    encoders: dict[InputKind, tuple[str, Encode]] = {
+        "tokens": ("text", encode_text),
+        "image": ("image", encode_images),
+        "series": ("values", encode_series),
+        "sparse": ("values", encode_vectors),
+    }
+    return encoders[kind]
+
+
+def payload(table: Any, schema: Schema, faults: Faults) -> Any:
+    """The payload column: texts, absolute paths, or lists of numbers of one length with NaN for what is missing.
+
+    A row with a fault has a payload that means nothing.
+    """
+    if schema.form == "numbers":
+        return _numbers(table, schema.inputs, faults)
+    name, column = schema.inputs[0], table[schema.inputs[0]]
+    if schema.form in ("text", "image"):
+        column = pc.fill_null(column, "")
+        empty_N = pc.equal(pc.utf8_trim_whitespace(column), "").to_numpy()
+        what = "text" if schema.form == "text" else "path of an image"
+        faults.add(empty_N, lambda i: f"column {name!r} is empty; fill in the {what} or remove the row")
+        return column if schema.form == "text" else _paths(column, name, empty_N, faults)
+    return _vectors(column, name, schema.features, faults)
+
+
+def fit(train: Any, options: TaskOptions, schema: Schema) -> InputSpec:
+    """The description of the input, with what the clients' training rows give for it."""
+    if schema.form == "text":
+        return replace(token_spec(train["text"], options.min_count, options.max_tokens), columns=schema.columns)
+    if schema.form == "image":
+        return replace(image_spec(options, IMAGE_SIZE), columns=schema.columns)
+    width = train["values"].type.list_size
+    shape = (width // schema.features, schema.features) if schema.form == "series" else (width,)
+    mean_F, std_F = moments(train["values"], shape[-1])
+    return InputSpec(
+        kind_of(schema.form), shape, mean=tuple(mean_F.tolist()), std=tuple(std_F.tolist()), columns=schema.columns
+    )
+
+
+def moments(column: Any, features: int) -> tuple[Floats, Floats]:
+    """Mean and deviation of every feature over what is not missing: float64 [F]; 0 and 1 where nothing is there or
+    nothing varies.
+    """
+    values, _ = list_parts(column)
+    x_NF = values.reshape(-1, features)
+    blocks = [x_NF[start : start + ROWS] for start in range(0, len(x_NF), ROWS)]
+    count_F = np.maximum(1, sum((~np.isnan(block)).sum(0) for block in blocks))
+    mean_F = sum(np.nansum(block, 0, dtype=np.float64) for block in blocks) / count_F
+    square_F = sum(np.nansum((block - mean_F) ** 2, 0) for block in blocks) / count_F
+    std_F = np.sqrt(square_F)
+    # what rounding leaves of a constant is no deviation
+    return mean_F, np.where(std_F > 1e-9 * np.abs(mean_F), std_F, 1.0)
+
+
+def encode_vectors(table: Any, spec: InputSpec) -> Any:
+    """``x`` list<float32> (1, value, 2, value, ...) in place of ``values``, standardised."""
+    features = spec.shape[0]
+    x_NF = _standardised(table, spec)
+    x_NF2 = np.empty((len(x_NF), features, 2), dtype=np.float32)
+    x_NF2[:, :, 0] = np.arange(1, features + 1)
+    x_NF2[:, :, 1] = x_NF
+    return table.drop_columns(["values"]).append_column("x", _lists(x_NF2.reshape(len(x_NF2), 2 * features)))
+
+
+def encode_series(table: Any, spec: InputSpec) -> Any:
+    """``x`` list<float32>, flattened, in place of ``values``, standardised. No step is all zeros: those are padding."""
+    steps, features = spec.shape
+    x_SF = _standardised(table, spec).astype(np.float32)
+    x_SF[~x_SF.any(1), 0] = REAL
+    x = x_SF.reshape(-1, steps * features)
+    return table.drop_columns(["values"]).append_column("x", _lists(x))
+
+
+def _standardised(table: Any, spec: InputSpec) -> Floats:
+    """Float64 [N or N x S, F] of the column ``values``."""
+    values, length_N = list_parts(table["values"])
+    wrong_N = length_N != np.prod(spec.shape)
+    if wrong_N.any():
+        msg = f"a sample has {length_N[wrong_N][0]} values; this task takes {np.prod(spec.shape)}"
+        raise InputError(msg)
+    x_NF = values.astype(np.float64).reshape(-1, spec.shape[-1])
+    x_NF = np.where(np.isnan(x_NF), spec.mean, x_NF)
+    scaled: Floats = (x_NF - np.array(spec.mean)) / np.array(spec.std)
+    beyond = np.abs(scaled) > LARGEST
+    if beyond.any():
+        row = table["row"][int(np.flatnonzero(beyond.reshape(table.num_rows, -1).any(1))[0])].as_py()
+        msg = f"row {row + 1}: {x_NF[beyond][0]:g} is too far from the training rows' mean to be stored; correct it"
+        raise InputError(msg)
+    return scaled
+
+
+def _numbers(table: Any, inputs: Sequence[str], faults: Faults) -> Any:
+    small = all(table[name].type in (pa.float32(), pa.int8(), pa.int16(), pa.bool_()) for name in inputs)
+    x_NF = np.empty((table.num_rows, len(inputs)), dtype=np.float32 if small else np.float64)
+    for feature, name in enumerate(inputs):
+        x_NF[:, feature] = _numeric(table[name]).to_numpy()
+        what = f"column {name!r} is not finite, or beyond {LARGEST:.1e}; leave the cell empty or correct it"
+        faults.add(np.abs(x_NF[:, feature]) > LARGEST, partial(_same, what))
+    return _lists(x_NF)
+
+
+def _vectors(column: Any, name: str, features: int, faults: Faults) -> Any:
+    """Lists of one length; features: 0, or the number of values in each of their own lists (series)."""
+    column = column.combine_chunks()
+    length_N = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
+    steps = int(length_N[length_N > 0][0]) if (length_N > 0).any() else 0
+    faults.add(
+        length_N != max(1, steps),
+        lambda i: f"column {name!r} holds {length_N[i]} entries, the first row {steps}; give each row as many",
+    )
+    good_N, width, flat = length_N == steps, steps, pc.list_flatten(column)
+    if features:
+        length_S = pc.fill_null(pc.list_value_length(flat), 0).to_numpy().astype(np.int64)
+        row_S = np.repeat(np.arange(len(length_N)), length_N)
+        ragged_N = np.isin(np.arange(len(length_N)), row_S[length_S != features])
+        faults.add(ragged_N, lambda i: f"column {name!r} has a step that does not hold {features} values; give as many")
+        good_N, width, flat = good_N & ~ragged_N, steps * features, pc.list_flatten(flat)
+        length_N = np.bincount(row_S, length_S, minlength=len(length_N)).astype(np.int64)
+    if not width:
+        raise InputError(f"{faults.path}: column {name!r} holds only empty lists; name another input")
+    x_NV = np.full((len(length_N), width), np.nan, dtype=np.float32 if flat.type == pa.float32() else np.float64)
+    value_V = _numeric(flat).to_numpy(zero_copy_only=False)
+    x_NV[good_N] = value_V[np.repeat(good_N, length_N)].reshape(-1, width)
+    too_large_N = (np.abs(x_NV) > LARGEST).any(1)
+    what = f"column {name!r} holds a value that is not finite, or beyond {LARGEST:.1e}; correct it"
+    faults.add(too_large_N, partial(_same, what))
+    return _lists(x_NV)
+
+
+def _same(message: str, row: int) -> str:
+    """A message that does not depend on the row."""
+    return message
+
+
+def _numeric(column: Any) -> Any:
+    """Truth values as 0 and 1, other numbers as they are."""
+    return column.cast(pa.int8()) if column.type == pa.bool_() else column
+
+
+def _paths(column: Any, name: str, empty_N: Bools, faults: Faults) -> Any:
+    folder = faults.path.parent
+    paths: list[Path | str] = [folder / text for text in pc.utf8_trim_whitespace(column).to_pylist()]
+    found = iter(image_faults([paths[i] for i in np.flatnonzero(~empty_N).tolist()], faults.whole))
+    fault = ["" if empty else next(found) for empty in empty_N.tolist()]
+    faults.add(np.array([bool(f) for f in fault], dtype=np.bool_), lambda i: f"image {paths[i]}: {fault[i]}")
+    return path_column(paths)
+
+
+def _lists(x_ND: Floats) -> Any:
+    """Fixed-size list column, in chunks."""
+    rows = max(1, CHUNK_VALUES // max(1, x_ND.shape[1]))
+    parts = [x_ND[start : start + rows] for start in range(0, max(1, len(x_ND)), rows)]
+    arrays = [
+        pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(p).ravel()), x_ND.shape[1]) for p in parts
+    ]
+    return pa.chunked_array(arrays)

@@ -1,0 +1,265 @@
+"""Which column of a user's table is what: labels, inputs, client, split; and what the classes are called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.contract import Columns, Kind
+from tasks.errors import InputError, nearest
+from tasks.files.raw_files import open_text
+from tasks.options import TaskOptions
+from tasks.tabular.cell_types import all_images, check_cells
+from tasks.tabular.reading import Faults, TableFile, listed
+from tasks.tabular.targets import Style, words
+
+Inputs = Literal["numbers", "vector", "series", "text", "image"]
+"""Columns of numbers; or one column of lists of numbers, of lists of those, of texts, or of paths of images."""
+IDS = re.compile(r"id|index|row|unnamed: 0|__index_level_\d+__|.*[_ ]id|", re.IGNORECASE)
+"""Names of columns that number the rows: no feature, unless asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What the columns are. values: what stands in the table for each class; guessed: nobody named the inputs."""
+
+    labels: tuple[str, ...]
+    style: Style
+    values: tuple[str, ...]
+    class_names: tuple[str, ...]
+    inputs: tuple[str, ...]
+    form: Inputs
+    guessed: bool = False
+    client: str = ""
+    split: str = ""
+    features: int = 0
+    """Series only: values of a step, as the first row has them."""
+
+    @property
+    def kind(self) -> Kind:
+        """Single-label where one column holds one class."""
+        return "single" if self.style == "value" else "multi"
+
+    @property
+    def columns(self) -> Columns:
+        """What a trained model has to know."""
+        return Columns(self.inputs, self.labels, self.values)
+
+
+def schema_of(file: TableFile, options: TaskOptions) -> Schema:
+    """What the user said the columns are, the rest guessed. Raises InputError where that cannot be."""
+    names = list(file.types)
+    if not options.labels:
+        msg = f"{file.path}: say which columns hold the labels: --task.labels; there are {listed(names, 40)}"
+        raise InputError(msg)
+    for option in ("client", "split"):
+        if (name := getattr(options, option)) and name not in names:
+            msg = f"[task] {option} = {name!r} is no column of {file.path}{nearest(name, names)}"
+            raise InputError(f"{msg}; there are {listed(names, 40)}")
+        if name and not (file.form(name) in ("numbers", "text") or pa.types.is_temporal(file.types[name])):
+            msg = f"{file.path}: column {name!r} ([task] {option}) holds {file.types[name]}; give names or numbers"
+            raise InputError(msg)
+    taken = {name for name in (options.client, options.split) if name}
+    labels = chosen(options.labels, names, "labels", taken, file.path)
+    style = _style(file, labels)
+    values, class_names = _classes(file, labels, style, options)
+    rest = taken | set(labels)
+    inputs = chosen(options.inputs, names, "inputs", rest, file.path) if options.inputs else guess(file, rest)
+    form = form_of_inputs(file, inputs)
+    steps = features(file, inputs[0]) if form == "series" else 0
+    guessed = not options.inputs
+    return Schema(labels, style, values, class_names, inputs, form, guessed, options.client, options.split, steps)
+
+
+def schema_of_model(file: TableFile, columns: Columns, kind: Kind, class_names: tuple[str, ...]) -> Schema:
+    """The columns that a trained model asks for. Raises InputError where the table lacks one of its inputs."""
+    lacking = [name for name in columns.inputs if name not in file.types]
+    if lacking:
+        hint = nearest(lacking[0], file.types)
+        msg = f"{file.path} lacks {len(lacking)} of the {len(columns.inputs)} input columns of the model: "
+        raise InputError(f"{msg}{listed(lacking)}{hint}")
+    labels = tuple(name for name in columns.labels if name in file.types)
+    style: Style = "value" if kind == "single" else "columns" if columns.labels == columns.values else "lists"
+    form = form_of_inputs(file, columns.inputs)
+    steps = features(file, columns.inputs[0]) if form == "series" else 0
+    return Schema(labels, style, columns.values, class_names, columns.inputs, form, features=steps)
+
+
+def chosen(text: str, names: Sequence[str], option: str, taken: Iterable[str], path: Path) -> tuple[str, ...]:
+    """The columns that an option names: one name, or names and patterns separated by commas, in that order.
+
+    A pattern leaves out the columns that are ``taken``. Raises InputError on a name that is no column or is taken.
+    """
+    taken = set(taken)
+    found = dict[str, None]()
+    for part in [text] if text in names else [part.strip() for part in text.split(",")]:
+        if part in names:
+            if part in taken:
+                msg = f"[task] {option} names column {part!r}, which is the label, client or split; name another"
+                raise InputError(msg)
+            found[part] = None
+            continue
+        matches = [name for name in names if fnmatchcase(name, part) and name not in taken]
+        if not matches:
+            msg = f"[task] {option}: {part!r} is no column of {path}{nearest(part, names)}; "
+            raise InputError(f"{msg}there are {listed(names, 40)}")
+        found |= dict.fromkeys(matches)
+    return tuple(found)
+
+
+def guess(file: TableFile, taken: Iterable[str]) -> tuple[str, ...]:
+    """All columns of numbers that are not taken and do not number the rows; where there is none, the one other column
+    that can be an input. Raises InputError where there is not just one.
+    """
+    rest = [name for name in file.types if name not in set(taken)]
+    numbers = tuple(name for name in rest if file.form(name) == "numbers" and not IDS.fullmatch(name))
+    other = [name for name in rest if file.form(name) in ("text", "vector", "series") and not IDS.fullmatch(name)]
+    if numbers:
+        for name in other:  # a column that would be left out
+            check_cells(file, name, ", or name the inputs with --task.inputs")
+    if numbers or len(other) == 1:
+        return numbers or tuple(other)
+    msg = f"{file.path}: no column of numbers is left to be the input; name the inputs with --task.inputs"
+    raise InputError(f"{msg}; there are {listed(rest, 40) or 'only labels'}")
+
+
+def form_of_inputs(file: TableFile, inputs: Sequence[str]) -> Inputs:
+    """What the inputs are. Raises InputError where they do not go together."""
+    forms = {name: file.form(name) for name in inputs}
+    if set(forms.values()) == {"numbers"}:
+        return "numbers"
+    if len(inputs) > 1:
+        odd = next(name for name in inputs if forms[name] != "numbers")
+        check_cells(file, odd)
+        msg = f"{file.path}: column {odd!r} holds {file.types[odd]}, no number; several inputs are numbers, or give one"
+        raise InputError(msg)
+    form = forms[inputs[0]]
+    if form == "vector" or form == "series":
+        return form
+    if form == "text":
+        check_cells(file, inputs[0])
+        return "image" if all_images(file, inputs[0]) else "text"
+    msg = f"{file.path}: column {inputs[0]!r} holds {file.types[inputs[0]]}; give numbers, text or lists of numbers"
+    raise InputError(msg)
+
+
+def features(file: TableFile, name: str) -> int:
+    """Values of a step of the first row that has any. Raises InputError where there is none."""
+    length = pc.list_value_length(pc.list_flatten(file.read([name])[name]))
+    found = length.filter(pc.greater(pc.fill_null(length, 0), 0))
+    if not len(found):
+        msg = f"{file.path}: column {name!r} holds only empty lists; name another input"
+        raise InputError(msg)
+    return int(found[0].as_py())
+
+
+def names_of(path: Path) -> tuple[list[str], list[str]]:
+    """Ids (none where the file gives none) and names of the classes in a file. Raises InputError with file and line."""
+    if not path.is_file():
+        msg = f"[task] class_names = {str(path)!r}: no such file; give a text file with a class name a line"
+        raise InputError(msg)
+    lines = [(number, line) for number, line in open_text(path) if line.strip()]
+    with_id = ["\t" in line for _, line in lines]
+    if not lines or (any(with_id) and not all(with_id)):
+        number = lines[with_id.index(not with_id[0])][0] if lines else 1
+        msg = f"{path}:{number}: give a class name on every line, or 'id<TAB>name' on every line"
+        raise InputError(msg)
+    pairs = [line.partition("\t") for _, line in lines]
+    return (
+        ([pair[0] for pair in pairs], [pair[2] for pair in pairs]) if with_id[0] else ([], [pair[0] for pair in pairs])
+    )
+
+
+def option_path(text: str, options: TaskOptions) -> Path:
+    """A path that an option names: below ``root`` where that is given."""
+    return Path(options.root).expanduser() / Path(text).expanduser()
+
+
+def _style(file: TableFile, labels: Sequence[str]) -> Style:
+    if len(labels) > 1:
+        return "columns"
+    form = file.form(labels[0])
+    if form in ("vector", "names"):
+        return "lists"
+    if form in ("numbers", "text"):
+        return "value"
+    held = file.types[labels[0]]
+    msg = f"{file.path}: column {labels[0]!r} holds {held}; labels are names, whole numbers or lists of them"
+    raise InputError(msg)
+
+
+def _classes(
+    file: TableFile, labels: tuple[str, ...], style: Style, options: TaskOptions
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What stands in the table for each class, and the names. Raises InputError on names that hardly differ."""
+    given = names_of(option_path(options.class_names, options)) if options.class_names else None
+    if style == "columns":
+        values, names = _of_columns(labels, given, options)
+    elif given is None:
+        values = names = _present(file, labels[0], style)
+    elif given[0]:
+        values, names = given
+    else:
+        numbers = all(value.lstrip("-").isdigit() for value in _present(file, labels[0], style))
+        values, names = [str(i) for i in range(len(given[1]))] if numbers else given[1], given[1]
+    if len(names) < 2:
+        msg = f"{file.path}: column {labels[0]!r} holds {len(names)} class; a task needs at least 2"
+        raise InputError(msg)
+    check_names(names, options.class_names or str(file.path))
+    check_names(values, options.class_names or str(file.path), exact=True)
+    return tuple(values), tuple(names)
+
+
+def check_names(names: Sequence[str], where: str, *, exact: bool = False) -> None:
+    """InputError where a name is empty, or two differ only in case or spaces (exact: are the same)."""
+    seen = dict[str, str]()
+    for name in names:
+        key = name if exact else "".join(name.split()).casefold()
+        if not key or key in seen:
+            both = f"{seen[key]!r} and {name!r} differ only in case or spaces" if key in seen else "one is empty"
+            same = key in seen and seen[key] == name
+            msg = f"{where}: class names: {f'two are {name!r}' if same else both}; rename one"
+            raise InputError(msg)
+        seen[key] = name
+
+
+def _of_columns(
+    labels: tuple[str, ...], given: tuple[list[str], list[str]] | None, options: TaskOptions
+) -> tuple[Sequence[str], Sequence[str]]:
+    if given is None:
+        if options.labels.count("*") != 1 or set(options.labels) & set("?[,"):
+            return labels, labels
+        before, after = options.labels.split("*")  # the names without what they all share: label_*
+        return labels, [name[len(before) : len(name) - len(after)].strip(" _-:.") or name for name in labels]
+    ids, names = given
+    if not ids:
+        if len(names) != len(labels):
+            msg = f"[task] class_names: {len(names)} names for {len(labels)} label columns; give one a line for each"
+            raise InputError(msg)
+        return labels, names
+    by_id = dict(zip(ids, names, strict=True))
+    lacking = [name for name in labels if name not in by_id]
+    if lacking:
+        msg = f"[task] class_names: no line for column {lacking[0]!r}{nearest(lacking[0], ids)}; add 'column<TAB>name'"
+        raise InputError(msg)
+    return labels, [by_id[name] for name in labels]
+
+
+def _present(file: TableFile, name: str, style: Style) -> list[str]:
+    """The values that occur: numbers by size, names by the alphabet."""
+    column: Any = file.read([name])[name]
+    column = words(pc.list_flatten(column) if style == "lists" else column, name, Faults(file.path, file.row_N))
+    values: list[str] = pc.unique(column.drop_null()).to_pylist()
+    form = file.types[name].value_type if style == "lists" else file.types[name]
+    return (
+        sorted(values)
+        if str(form) == "string"
+        else sorted(values, key=lambda v: (int(v) if v.lstrip("-").isdigit() else 0, v))
+    )

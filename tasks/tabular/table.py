@@ -1,0 +1,230 @@
+"""The task that a user's table makes: a Parquet or CSV file, and options that say what its columns are.
+
+Chosen by us: where no column holds the split, a fifth of the labelled rows, stratified by (rarest) class, is the test
+split, drawn with a seed of its own, so that every run is tested on the same rows whatever its seed. Test and
+validation rows of a single-label table need a label; training rows do not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.arrays.arrow import Bools
+from tasks.arrays.labels import Labels
+from tasks.contract import InputSpec, Kind, Source, Task
+from tasks.errors import InputError, nearest
+from tasks.files.bad_rows import BadRows
+from tasks.ingest.raw_table import SPLITS
+from tasks.options import TaskOptions
+from tasks.partition.stratify import TEST, stratified_holdout
+from tasks.tabular import samples
+from tasks.tabular.reading import Faults, TableFile, listed, open_file
+from tasks.tabular.schema import Schema, option_path, schema_of, schema_of_model
+from tasks.tabular.targets import Targets, targets
+
+TEST_SHARE = 0.2
+TEST_SEED = 20
+
+
+def table_task(options: TaskOptions) -> Task:
+    """The task of ``options.parquet``. Reads the file; raises InputError on what cannot be a task."""
+    path = _plainly_named(option_path(options.parquet, options))
+    schema = schema_of(open_file(path, BadRows(skip=options.on_bad_row == "skip")), options)
+    return task_of_schema(path, schema, options)
+
+
+def _plainly_named(path: Path) -> Path:
+    if odd := set(path.name) & set("{}*"):
+        msg = f"{path}: the name of the file must not hold {' or '.join(sorted(odd))}, which mean several files; rename"
+        raise InputError(f"{msg} it")
+    return path
+
+
+def task_of_schema(path: Path, schema: Schema, options: TaskOptions) -> Task:
+    """The task of a table whose columns are known."""
+    stem = re.sub(r"[^A-Za-z0-9]+", "-", path.name.split(".")[0]).strip("-")
+    files: tuple[str, ...] = (path.name,)
+    if options.class_names:  # what is in it matters to the prepared data as well
+        files += (os.path.relpath(option_path(options.class_names, options), path.parent),)
+    form = schema.form
+    return Task(
+        name=f"table-{stem or 'own'}",
+        title=f"{path.name}, a table of your own",
+        class_names=schema.class_names,
+        kind=schema.kind,
+        payload=samples.payload_name(form),
+        source=Source(files=files, url=str(path), licence="yours"),
+        folder="",
+        read=partial(read, schema=schema),
+        fit=partial(samples.fit, schema=schema),
+        encode=samples.encoder(samples.kind_of(form))[1],
+        subjects=schema.client,
+        named_files=partial(images, schema=schema) if form == "image" else None,
+    )
+
+
+def images(folder: Path, options: TaskOptions, *, schema: Schema) -> list[str]:
+    """The paths that the table's rows name, each once."""
+    file = open_file(folder / Path(options.parquet).name, BadRows(skip=True))
+    text = pc.utf8_trim_whitespace(file.read(schema.inputs)[schema.inputs[0]])
+    return sorted(path for path in pc.unique(text.drop_null()).to_pylist() if path)
+
+
+def settled(options: TaskOptions, say: Callable[[str], None]) -> TaskOptions:
+    """The options with the table's name, and with what a column ``client`` says: partition by subjects, one client for
+    every value. Says what was guessed.
+    """
+    if not options.parquet:
+        wrong = next((n for n in ("labels", "inputs", "client", "split", "class_names") if getattr(options, n)), "")
+        if wrong:
+            msg = f"[task] {wrong} is for a table of your own: name its file with --task.parquet"
+            raise InputError(msg)
+        return options
+    path = _plainly_named(option_path(options.parquet, options))
+    file = open_file(path, BadRows(skip=options.on_bad_row == "skip"))
+    schema = schema_of(file, options)
+    if schema.guessed:
+        say(f"{path.name}: inputs guessed (--task.inputs names them), as {schema.form}: {listed(schema.inputs)}")
+    task = task_of_schema(path, schema, options)
+    options = replace(options, name=task.name)
+    if not schema.client:
+        return options
+    table = task.read(path.parent, options)
+    clients = len(pc.unique(table["subject"].filter(pc.equal(table["split"], "train"))))
+    say(f"{path.name}: {clients} clients, one for every {schema.client!r} that has training rows")
+    return replace(options, partition="subjects", clients=clients)
+
+
+def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Any:
+    """The raw rows in file order. Raises InputError with file and row."""
+    if folder is None:
+        msg = "a table needs the folder of its file"
+        raise ValueError(msg)
+    bad = BadRows.of(options)
+    file = open_file(folder / Path(options.parquet).name, bad)
+    extra = [name for name in (schema.client, schema.split) if name]
+    raw = file.read([*schema.labels, *schema.inputs, *extra])
+    faults = Faults(file.path, file.row_N, whole=bad.skip)
+    found = targets(raw, schema.style, schema.labels, schema.values, faults)
+    columns = {"row": pa.array(file.row_N), "labels": found.labels}
+    if found.known is not None:
+        columns["known"] = found.known
+    columns[samples.payload_name(schema.form)] = samples.payload(raw, schema, faults)
+    if schema.client:
+        columns["subject"] = _subjects(raw[schema.client], schema.client, faults)
+    if schema.split:
+        columns["split"] = _splits(raw[schema.split], schema, found, faults)
+    good = pa.array(faults.settle(bad))
+    table = pa.table(columns).filter(good)
+    if not schema.split:
+        given_N = found.given_N[good.to_numpy(zero_copy_only=False)]
+        table = table.append_column("split", _drawn(table, given_N, len(schema.values), file.path))
+    return bad.noted(table)
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What a trained model is asked about. table: ``row``, ``labels``, ``known`` and the payload, of every row;
+    labelled: whether the file has any label.
+    """
+
+    table: Any
+    labelled: bool
+
+
+def samples_of(path: Path, spec: InputSpec, kind: Kind, class_names: tuple[str, ...]) -> Samples:
+    """The samples of a file with the columns that the model was trained on, labelled or not. InputError with file and
+    row.
+    """
+    if spec.columns is None:
+        msg = "the model was not trained on a table"
+        raise ValueError(msg)
+    bad = BadRows(skip=False)
+    file = open_file(path, bad)
+    schema = schema_of_model(file, spec.columns, kind, class_names)
+    faults = Faults(path, file.row_N)
+    raw = file.read([*schema.inputs, *schema.labels])
+    for name in set(spec.columns.labels) - set(schema.labels) if schema.style == "columns" else ():
+        raw = raw.append_column(name, pa.nulls(len(raw), pa.float64()))
+    name, _ = samples.encoder(spec.kind)
+    if samples.payload_name(schema.form) != name:
+        msg = f"{path}: column {schema.inputs[0]!r} holds {schema.form}, the model was trained on {spec.kind}"
+        raise InputError(msg)
+    columns = {"row": pa.array(file.row_N), name: samples.payload(raw, schema, faults)}
+    if name == "values":
+        _check_width(columns[name], schema, spec, path)
+    if schema.labels:
+        found = targets(raw, schema.style, spec.columns.labels, schema.values, faults)
+        columns |= {"labels": found.labels, "known": _all_null(file) if found.known is None else found.known}
+    else:
+        nothing = pa.array([[]] * len(raw), pa.list_(pa.int32()))
+        columns |= {"labels": nothing, "known": nothing}
+    faults.settle(bad)
+    return Samples(pa.table(columns), bool(schema.labels) and bool(found.given_N.any()))
+
+
+def _all_null(file: TableFile) -> Any:
+    return pa.nulls(len(file.row_N), pa.list_(pa.int32()))
+
+
+def _check_width(column: Any, schema: Schema, spec: InputSpec, path: Path) -> None:
+    width = column.type.list_size
+    if width != np.prod(spec.shape) or (schema.features and schema.features != spec.shape[-1]):
+        msg = f"{path}: a sample has {width} values; the model takes {' x '.join(map(str, spec.shape))}"
+        raise InputError(msg)
+
+
+def _subjects(column: Any, name: str, faults: Faults) -> Any:
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+    column = column.cast(pa.string())
+    empty_N = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(column), ""), True).to_numpy()
+    faults.add(empty_N, lambda i: f"column {name!r} is empty; say whose row it is or remove the row")
+    return pc.fill_null(column, "")
+
+
+def _splits(column: Any, schema: Schema, found: Targets, faults: Faults) -> Any:
+    column = pc.fill_null(column.cast(pa.string()), "")
+    wrong_N = ~pc.is_in(column, value_set=pa.array(SPLITS)).to_numpy()
+    name = schema.split
+    faults.add(
+        wrong_N,
+        lambda i: (
+            f"column {name!r} holds {column[i].as_py()!r}{nearest(column[i].as_py(), SPLITS)}; "
+            "write train, validation or test"
+        ),
+    )
+    if schema.kind == "single":
+        test_N = pc.not_equal(column, "train").to_numpy()
+        faults.add(
+            test_N & ~wrong_N & ~found.given_N,
+            lambda i: (
+                f"a {column[i].as_py()} row without a label; fill in column {schema.labels[0]!r} or make it train"
+            ),
+        )
+    return column
+
+
+def _drawn(table: Any, given_N: Bools, classes: int, path: Path) -> Any:
+    """The split column where the file has none: a fifth of the labelled rows is test."""
+    index = np.flatnonzero(given_N)
+    rarest = Labels.of_lists(table["labels"], classes).take(index).rarest()
+    spare = len(index) - len(np.unique(rarest))
+    if round(TEST_SHARE * len(index)) > spare or not spare:
+        msg = (
+            f"{path}: {len(index)} labelled rows are too few to draw a test split from; give a column with --task.split"
+        )
+        raise InputError(msg)
+    row_N = table["row"].to_numpy()
+    test = stratified_holdout(rarest, row_N[index], TEST_SHARE, np.random.default_rng(TEST_SEED), option=TEST)
+    return pa.array(np.where(np.isin(row_N, test), "test", "train").tolist(), pa.string())

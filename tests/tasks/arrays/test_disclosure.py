@@ -1,0 +1,98 @@
+"""What a client sees and tells."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.arrays.arrow import list_parts, padded, table_digest
+from tasks.arrays.disclosure import disclosed, disclosed_table, known_matrix
+from tasks.arrays.labels import Labels
+from tasks.ingest.prepared import table_bytes
+
+Y = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1]], dtype=bool)
+MULTI = np.array([[1, 1, 0], [0, 0, 0], [0, 0, 1]], dtype=bool)
+
+
+def seen(y_NC, given, classes, kind):
+    """What is disclosed, as lists."""
+    given = None if given is None else pa.array(given, pa.list_(pa.int32()))
+    labels, known = disclosed(Labels.of_matrix(y_NC), given, classes, kind)
+    return labels.lists().to_pylist(), known.to_pylist()
+
+
+def test_single_label_knows_all_or_nothing():
+    assert seen(Y, None, (0, 2), "single") == ([[0], [], [2]], [None, [], None])
+    known = known_matrix(pa.array([None, [], None], pa.list_(pa.int32())), range(3), 3)
+    assert known.tolist() == [[True] * 3, [False] * 3, [True] * 3]
+
+
+def test_multi_label_knows_the_identified_classes_everywhere():
+    assert seen(MULTI, None, (0, 2), "multi") == ([[0], [], [2]], [None] * 3)
+    assert known_matrix(pa.nulls(2, pa.list_(pa.int32())), (0, 2), 3).tolist() == [[True, False, True]] * 2
+
+
+def test_what_the_raw_data_do_not_label_stays_unknown():
+    """A null means all that the client identifies; a list is cut to it."""
+    assert seen(MULTI, [[0, 1], None, [1, 2]], (0, 2), "multi") == ([[0], [], [2]], [[0], None, [2]])
+    unlabelled = np.zeros((2, 3), dtype=bool)
+    assert seen(unlabelled, [[], []], (0, 1, 2), "single") == ([[], []], [[], []])
+
+
+def test_a_disclosed_table_is_in_row_order_and_holds_no_other_label():
+    raw = pa.table({"row": [5, 1, 3], "labels": Labels.of_matrix(Y).lists(), "x": [[1, 2], [3], []]})
+    table = disclosed_table(raw, (0, 2), 3, "single")
+    assert table.to_pydict() == {
+        "row": [1, 3, 5],
+        "x": [[3], [], [1, 2]],
+        "labels": [[], [2], [0]],
+        "known": [[], None, None],
+    }
+
+
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@given(st.lists(st.lists(st.integers(0, 4), unique=True).map(sorted), min_size=1), st.integers(0, 5))
+def test_lists_and_matrices_are_each_others_inverse(rows, cut):
+    column = pa.chunked_array([pa.array(rows[:cut], pa.list_(pa.int32())), pa.array(rows[cut:], pa.list_(pa.int32()))])
+    y_NC = Labels.of_lists(column, 5).matrix()
+    assert Labels.of_matrix(y_NC).lists().to_pylist() == rows
+    x_NL, length_N = padded(column.slice(1)) if len(rows) > 1 else padded(column)
+    expected = rows[1:] if len(rows) > 1 else rows
+    assert [x[:n].tolist() for x, n in zip(x_NL, length_N, strict=True)] == expected
+    assert x_NL.sum() == sum(map(sum, expected))
+    whole = pa.table({"a": column.combine_chunks()})
+    assert table_digest(pa.table({"a": column})) == table_digest(whole)
+
+
+def test_bad_columns_are_refused():
+    with pytest.raises(ValueError, match=r"0\.\.1"):
+        Labels.of_lists(pa.array([[2]]), 2)
+    with pytest.raises(ValueError, match="null"):
+        list_parts(pa.array([[1], None]))
+
+
+def test_more_values_than_an_array_can_hold(monkeypatch):
+    """They stay in chunks, in a file of several groups of rows; the content and its digest are the same."""
+    x = [pa.array([[row, row + 1]], pa.list_(pa.uint8())) for row in (3, 0, 2, 1)]
+    columns = {"row": [3, 0, 2, 1], "x": pa.chunked_array(x), "labels": pa.array([[0]] * 4, pa.list_(pa.int32()))}
+    table = pa.table(columns)
+    whole = disclosed_table(table, (0, 1), 2, "single")
+    assert whole["x"].num_chunks == 1
+    data, digest = table_bytes(whole)
+    assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 1
+    monkeypatch.setattr("tasks.arrays.arrow.MOST_VALUES", 8)
+    monkeypatch.setattr("tasks.arrays.chunks.LARGEST", 8)
+    monkeypatch.setattr("tasks.ingest.prepared.GROUP_BYTES", 40)
+    cut = disclosed_table(table, (0, 1), 2, "single")
+    assert cut["x"].num_chunks > 1
+    assert cut.equals(whole)
+    data, same = table_bytes(cut)
+    assert same == digest
+    assert pq.ParquetFile(io.BytesIO(data)).num_row_groups > 1
+    assert pq.read_table(io.BytesIO(data)).equals(whole)

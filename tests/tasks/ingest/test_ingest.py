@@ -1,0 +1,215 @@
+"""From raw rows to prepared data: both engines, the cache, races and errors."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.arrays.chunks import Chunks
+from tasks.contract import Objective
+from tasks.errors import InputError
+from tasks.ingest import ingest
+from tasks.ingest.ingest import prepare
+from tasks.ingest.prepared import cache_folder
+from tasks.ingest.raw_digest import raw_digest
+from tasks.options import TaskOptions
+from tasks.registry import find_task
+
+FEDERATIONS = [
+    ("toy-single", {"clients": 4, "classes_per_client": 2}),
+    ("toy-multi", {"clients": 3, "partition": "dirichlet", "validation": 0.0}),
+    ("toy-single", {"clients": 2, "partition": "iid"}),
+    ("digits", {"clients": 5, "classes_per_client": 5}),
+]
+
+
+def contents(prepared):
+    """Every file of a prepared folder by name."""
+    return {path.name: path.read_bytes() for path in sorted(Path(prepared.folder).iterdir())}
+
+
+@pytest.mark.parametrize(("name", "options"), FEDERATIONS)
+def test_local_twice_gives_the_same_bytes(tmp_path, name, options):
+    made = [
+        prepare(find_task(name), TaskOptions(name=name, cache=str(tmp_path / n), **options), 3, engine="local")
+        for n in "ab"
+    ]
+    assert contents(made[0]) == contents(made[1])
+    assert sum(made[0].manifest.examples) + made[0].manifest.test + made[0].manifest.validation in (240, 1797)
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [Path(made[0].folder).name]  # nothing left over
+
+
+@pytest.mark.parametrize(("name", "options"), FEDERATIONS)
+def test_a_table_in_many_pieces_gives_the_same_bytes(tmp_path, monkeypatch, name, options):
+    """As tables beyond a gigabyte are."""
+    task, options = find_task(name), TaskOptions(name=name, **options)
+    whole = prepare(task, replace(options, cache=str(tmp_path / "whole")), 3, engine="local")
+    monkeypatch.setattr(ingest, "Chunks", SimpleNamespace(of=lambda table: Chunks.of(table, 2000)))
+    assert contents(prepare(task, replace(options, cache=str(tmp_path / "cut")), 3, engine="local")) == contents(whole)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(("name", "options"), FEDERATIONS)
+def test_ray_gives_the_same_bytes(ray_running, tmp_path, monkeypatch, capfd, name, options):
+    monkeypatch.setattr(ingest, "BLOCK_ROWS", 50)  # several blocks, so that groups really come together
+    task, options = find_task(name), TaskOptions(name=name, **options)
+    local = prepare(task, replace(options, cache=str(tmp_path / "local")), 3, engine="local")
+    capfd.readouterr()
+    remote = prepare(task, replace(options, cache=str(tmp_path / "ray")), 3, engine="ray")
+    assert remote.manifest == local.manifest
+    assert contents(remote) == contents(local)
+    for file in Path(local.folder).glob("*.parquet"):
+        assert pq.read_table(file).equals(pq.read_table(Path(remote.folder) / file.name))
+    assert "it/s" not in "".join(capfd.readouterr())  # no progress bars
+
+
+def test_a_second_start_reads_nothing_and_needs_no_ray(tmp_path):
+    task, calls, lines = find_task("toy-single"), [], []
+    spied = replace(task, read=lambda *args: calls.append("read") or task.read(*args))
+    options = TaskOptions(name=task.name, clients=3, cache=str(tmp_path))
+    first = prepare(spied, options, 0, engine="local", log=lines.append)
+    second = prepare(spied, options, 0, engine="ray", log=lines.append)
+    assert calls == ["read"]
+    assert first == second
+    assert "found in" in lines[-1]
+
+
+def test_the_name_of_the_folder_depends_on_what_matters_only(tmp_path):
+    options = TaskOptions(name="toy-single", cache=str(tmp_path))
+
+    def name(seed=0, raw="", **change):
+        return cache_folder(options.name, replace(options, **change), seed, raw).name
+
+    assert name() == name(root="/elsewhere") == name(cache="/other")
+    others = [name(seed=1), name(raw="1"), name(clients=3), name(validation=0.2), name(max_tokens=5), name(beta=0.1)]
+    assert len({name(), *others}) == 7
+
+
+def test_the_cache_folder_comes_from_the_environment(monkeypatch):
+    options = TaskOptions()
+    monkeypatch.setenv("ANCHORFL_CACHE", "/some/where")
+    assert cache_folder("digits", options, 0, "").parent == Path("/some/where")
+    monkeypatch.delenv("ANCHORFL_CACHE")
+    assert cache_folder("digits", options, 0, "").parent == Path.home() / ".cache/anchorfl"
+
+
+def test_a_lost_race_uses_the_winners_folder(tmp_path, monkeypatch):
+    task, options = find_task("toy-single"), TaskOptions(name="toy-single", clients=3, cache=str(tmp_path))
+    real = ingest._publish
+
+    def late(building, folder):
+        monkeypatch.setattr(ingest, "_publish", real)
+        prepare(task, options, 0, engine="local")  # the other process
+        real(building, folder)
+
+    monkeypatch.setattr(ingest, "_publish", late)
+    prepared = prepare(task, options, 0, engine="local")
+    assert [path.name for path in tmp_path.iterdir()] == [Path(prepared.folder).name]
+
+
+def test_an_error_leaves_nothing_behind(tmp_path):
+    options = TaskOptions(name="toy-single", clients=3, classes_per_client=9, cache=str(tmp_path))
+    with pytest.raises(InputError, match="classes_per_client = 9"):
+        prepare(find_task("toy-single"), options, 0, engine="local")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_incomplete_cached_folder_is_an_error_with_its_mend(tmp_path):
+    task, options = find_task("toy-single"), TaskOptions(name="toy-single", clients=3, cache=str(tmp_path))
+    folder = Path(prepare(task, options, 0, engine="local").folder)
+    (folder / "test.parquet").unlink()
+    with pytest.raises(InputError, match=r"test\.parquet is missing; delete the folder"):
+        prepare(task, options, 0, engine="local")
+
+
+def test_ray_must_be_started_by_the_caller(tmp_path, monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    options = TaskOptions(name="toy-single", clients=3, cache=str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"call ray\.init first"):
+        prepare(find_task("toy-single"), options, 0, engine="ray")
+
+
+def test_importing_the_tasks_does_not_import_ray_or_sklearn():
+    modules = "tasks, tasks.ingest.ingest, tasks.files.raw_files"
+    code = f"import sys, {modules}; assert not {{'ray', 'sklearn'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"labels": pa.array([[0, 1]] * 240)}, InputError, "row 0 has not exactly one class"),
+        ({"split": pa.array(["train"] * 240)}, InputError, "need the splits train and test"),
+        ({"row": pa.array(np.zeros(240, np.int64))}, ValueError, "unique rows"),
+    ],
+)
+def test_a_table_that_breaks_the_contract_is_refused(tmp_path, change, error, message):
+    task = find_task("toy-single")
+
+    def read(folder, options):
+        table = task.read(folder, options)
+        return pa.table({name: change.get(name, table[name]) for name in table.column_names})
+
+    with pytest.raises(error, match=message):
+        prepare(replace(task, read=read), TaskOptions(clients=3, cache=str(tmp_path)), 0, engine="local")
+
+
+def test_a_settled_file_is_read_once_and_again_when_it_changes(tmp_path, monkeypatch):
+    task = replace(find_task("r8"), source=replace(find_task("r8").source, files=("*.txt",)))
+    options, folder = TaskOptions(name="r8", cache=str(tmp_path / "cache")), tmp_path / "raw"
+    folder.mkdir()
+    for name in ("a.txt", "b.txt"):
+        (folder / name).write_text(name)
+        os.utime(folder / name, (1e9, 1e9))
+    read, real = [], hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda stream, kind: read.append(stream.name) or real(stream, kind))
+    first = raw_digest(task, options, folder)
+    assert raw_digest(task, options, folder) == first
+    assert len(read) == 2
+    (folder / "b.txt").write_text("c.txt")  # as long as before, and just written: read at every start
+    changed = [raw_digest(task, options, folder) for _ in range(2)]
+    assert changed[0] == changed[1] != first
+    assert len(read) == 4
+
+
+def test_the_raw_digest_follows_the_bytes_of_the_files(tmp_path):
+    task, options = find_task("r8"), TaskOptions(name="r8")
+    for split in ("train", "test"):
+        (tmp_path / f"r8-{split}-stemmed.txt").write_text("earn\tprofit up\n")
+    before = raw_digest(task, options, tmp_path)
+    os.utime(tmp_path / "r8-test-stemmed.txt", (0, 0))
+    assert raw_digest(task, options, tmp_path) == before
+    (tmp_path / "r8-test-stemmed.txt").write_text("earn\tprofit down\n")
+    assert raw_digest(task, options, tmp_path) != before
+
+
+def test_images_and_toys_are_what_they_say(tmp_path):
+    digits = prepare(find_task("digits"), TaskOptions(partition="iid", cache=str(tmp_path)), 0, engine="local")
+    test = digits.split("test", Objective("single"))
+    assert test.x.shape == (359, 1, 8, 8)
+    assert (test.x.min(), test.x.max()) == (0, 1)
+    assert test.y_NC.sum(0).min() >= 34
+    other = prepare(find_task("digits"), TaskOptions(partition="iid", cache=str(tmp_path)), 1, engine="local")
+    assert (other.split("test", Objective("single")).x == test.x).all()  # the test rows do not depend on the seed
+    multi = find_task("toy-multi").read(None, TaskOptions())
+    assert {len(labels) for labels in multi["labels"].to_pylist()} >= {1, 2, 3}
+
+
+def test_a_long_preparation_says_how_far_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.ingest.ingest.PROGRESS_S", -1.0)
+    said = []
+    options = TaskOptions(name="toy-multi", clients=3, cache=str(tmp_path))
+    prepare(find_task("toy-multi"), options, 0, engine="local", log=said.append)
+    assert [line for line in said if "written" in line][:5] == [
+        f"toy-multi: {n} of 5 files written" for n in range(1, 6)
+    ]

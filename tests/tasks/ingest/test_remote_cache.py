@@ -1,0 +1,163 @@
+"""Prepared data on object storage: made once for all machines, and each file on a machine that needs it, once."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.run.lifecycle import run
+from tasks.contract import Objective
+from tasks.errors import InputError
+from tasks.files import object_store
+from tasks.ingest.ingest import prepare
+from tasks.ingest.prepared import Prepared
+from tasks.options import TaskOptions
+from tasks.partition.plan import digest
+from tasks.registry import find_task
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Go to a machine by its name: another cache folder."""
+
+    def go(name: str) -> Path:
+        monkeypatch.setenv("ANCHORFL_CACHE", str(tmp_path / name))
+        return tmp_path / name
+
+    go("first")
+    return go
+
+
+def shared(cache: str, log=lambda _: None, read=None) -> Prepared:
+    task = find_task("toy-single")
+    if read is not None:
+        task = dataclasses.replace(task, read=read)
+    return prepare(task, TaskOptions(name=task.name, clients=3, cache=cache), 0, engine="local", log=log)
+
+
+def test_prepared_once_for_all_machines(s3, machine):
+    lines = []
+    first = shared(f"{s3}/cache", lines.append)
+    name = object_store.last_name(first.place)
+    assert first.place == f"{s3}/cache/{name}"
+    assert lines[-1] == f"toy-single: prepared data copied to {first.place}"
+    there = {n: object_store.read_bytes(object_store.join(first.place, n)) for n in object_store.sizes(first.place)}
+    assert there == {path.name: path.read_bytes() for path in Path(first.folder).iterdir()}
+
+    here = machine("second")
+    second = shared(f"{s3}/cache", lines.append, read=lambda *_: pytest.fail("prepared again"))
+    assert lines[-1] == f"toy-single: prepared data found in {first.place}"
+    assert second.manifest == first.manifest
+    assert second.folder != first.folder
+    files = lambda: {path.name for path in here.rglob("*") if path.is_file() and not path.name.startswith(".")}  # noqa: E731
+    assert files() == {"manifest.json"}
+    data, expected = (p.client(1, Objective("single")) for p in (second, first))
+    assert (data.x == expected.x).all()
+    assert len(second.cards()) == 3
+    assert files() == {"manifest.json", "client-00001.parquet"}  # no other client's
+    second.split("test", Objective("single"))
+    assert digest(second.plan()) == digest(first.plan())
+    assert files() == {"manifest.json", "client-00001.parquet", "test.parquet", "plan.json"}
+
+
+def test_each_file_is_asked_for_once(s3, machine, monkeypatch):
+    place = shared(f"{s3}/cache").place
+    machine("second")
+    asked, real = [], object_store.read_bytes
+    monkeypatch.setattr(object_store, "read_bytes", lambda p: asked.append(object_store.last_name(p)) or real(p))
+    for _ in range(3):  # as several actors of one machine do
+        Prepared.load(place).client(0, Objective("single"))
+    assert asked == ["manifest.json", "client-00000.parquet"]
+
+
+def test_the_manifest_comes_last(tmp_path, machine, monkeypatch):
+    """A kill before it leaves nothing that anybody would take for prepared data."""
+    order, real = [], object_store.write_bytes
+
+    def killed(place, data):
+        if place.endswith("manifest.json"):
+            raise KeyboardInterrupt
+        order.append(object_store.last_name(place))
+        real(place, data)
+
+    cache = f"file://{tmp_path}/shared"
+    monkeypatch.setattr(object_store, "write_bytes", killed)
+    with pytest.raises(KeyboardInterrupt):
+        shared(cache)
+    clients = [f"client-0000{n}.parquet" for n in range(3)]
+    assert sorted(order) == [*clients, "held.parquet", "plan.json", "test.parquet", "validation.parquet"]
+    monkeypatch.undo()
+    machine("second")
+    lines = []
+    shared(cache, lines.append)
+    assert "copied to" in lines[-1]
+
+
+def test_a_damaged_or_missing_file_is_named(tmp_path, machine):
+    place = shared(f"file://{tmp_path}/shared").place
+    folder = Path(place.removeprefix("file://"))
+    machine("second")
+    (folder / "client-00002.parquet").write_bytes(b"something else")
+    with pytest.raises(InputError, match=r"client-00002\.parquet does not have the checksum that its manifest states"):
+        Prepared.load(place).client(2, Objective("single"))
+    (folder / "client-00002.parquet").unlink()
+    with pytest.raises(InputError, match=r"^file://.*: client-00002\.parquet is missing; delete the folder"):
+        Prepared.load(place).client(2, Objective("single"))
+    with pytest.raises(InputError, match=r"^file://.*: client-00002\.parquet is missing; delete the folder"):
+        shared(f"file://{tmp_path}/shared")
+    machine("third")
+    with pytest.raises(InputError, match=r"holds no complete prepared data"):
+        Prepared.load(f"file://{tmp_path}/elsewhere")
+
+
+def test_a_cache_folder_of_this_machine_is_no_address(s3, monkeypatch):
+    monkeypatch.setenv("ANCHORFL_CACHE", s3)
+    with pytest.raises(InputError, match=r"must be a folder of this machine; give the address as task.cache"):
+        shared(f"{s3}/cache")
+
+
+def test_a_run_gives_the_same_bits(experiment, s3, tmp_path, machine):
+    """With a local cache, prepared here, and prepared elsewhere."""
+    e = experiment("fedalign")
+    sums = [run(e, tmp_path / "local", str.strip).checksum]
+    e = dataclasses.replace(e, task=dataclasses.replace(e.task, cache=f"{s3}/cache"))
+    for name in ("second", "third"):
+        machine(name)
+        sums.append(run(e, tmp_path / f"run-{name}", str.strip).checksum)
+        assert (tmp_path / f"run-{name}" / "plan.json").exists()
+    assert len(set(sums)) == 1
+
+
+@pytest.mark.ray
+def test_actors_read_from_object_storage(experiment, s3, tmp_path, machine):
+    """A Ray of its own on a machine that has prepared nothing: every actor brings its own files, and the bits are those
+    of a run in one process.
+    """
+    e = experiment("fedalign")
+    expected = run(e, tmp_path / "local", str.strip).checksum
+    e = dataclasses.replace(e, task=dataclasses.replace(e.task, cache=f"{s3}/cache"))
+    assert run(e, tmp_path / "serial", str.strip).checksum == expected  # fills the bucket
+    here = machine("second")
+    from pipeline.config.schema import to_toml
+
+    (tmp_path / "toy.toml").write_text(to_toml(e))
+    code = "import sys; from pipeline.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    words = ["run", "toy.toml", "--cluster.executor", "ray", "--cluster.clients_per_actor", "2"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"weights sha256 (\w+)", done.stdout) == [expected]
+    assert "prepared data found in s3://" in done.stdout
+    (fetched,) = (path for path in here.iterdir() if path.is_dir())
+    assert "-fetched-" in fetched.name
+    assert {path.name for path in fetched.glob("*.parquet")} > {"test.parquet", "client-00000.parquet"}

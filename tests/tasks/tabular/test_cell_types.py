@@ -1,0 +1,112 @@
+"""Cells of a CSV file that would change, unnoticed, what a whole column or the rest of the file is."""
+
+from __future__ import annotations
+
+import io
+from contextlib import nullcontext
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.errors import InputError
+from tasks.tabular.csv_quotes import QuotedCells
+from tests.tasks.own_tables import csv, parquet, table
+
+ROWS = range(20)
+GOOD = [f"{i},{'ab'[i % 2]}" for i in ROWS]
+
+
+def text(cells, head="x,kind"):
+    return "\n".join([head, *(f"{cell},{'ab'[i % 2]}" for i, cell in enumerate(cells))]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("x,kind\n" + "\n".join([*GOOD, "-,a"]),
+         "row 21: column 'x' holds '-', where most rows have a number; leave it empty where nothing is known"),
+        ("y,x,kind\n" + "\n".join(f"1,{row}" for row in [*GOOD, "1 kg,a"]),
+         "row 21: column 'x' holds '1 kg', where most rows have a number; leave it empty where nothing is known, or "
+         "correct it (texts that look so: give Parquet), or name the inputs with --task.inputs"),
+        ("x;kind\n" + "\n".join(f"{i},5;{'ab'[i % 2]}" for i in ROWS),
+         "row 1: column 'x' holds '0,5', a number with a comma; write decimal points"),
+        (text([f"[{i} 2. 3]" for i in ROWS]),
+         "row 1: column 'x' holds '[0 2. 3]', no list as JSON writes it; separate its numbers by commas: [0.5, 3]"),
+        (text([*(f"{i}.png" for i in ROWS), "oops"]),
+         "row 21: column 'x' holds 'oops', where most rows have the path of an image; correct it or remove the row"),
+    ],
+)  # fmt: skip
+def test_one_odd_cell_is_named(tmp_path, content, message):
+    path = csv(tmp_path, content)
+    with pytest.raises(InputError) as caught:
+        table(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+
+
+def test_an_odd_cell_among_inputs_that_are_named(tmp_path):
+    path = csv(tmp_path, "y,x,kind\n" + "\n".join(f"1,{row}" for row in [*GOOD, "1 kg,a"]))
+    with pytest.raises(InputError, match="row 21: column 'x' holds '1 kg', where most rows have a number"):
+        table(path, inputs="y,x")
+    assert table(path, inputs="y")[1].num_rows == 21, "a column that nobody asked for may hold anything"
+
+
+def test_texts_stay_texts(tmp_path):
+    """Half of the cells numbers, quotes within cells, brackets: nothing odd. In Parquet the type says it."""
+    for cells in ([f"{i}" if i % 2 else f"no {i}" for i in ROWS], [f'a 5" pipe {i}' for i in ROWS], ["[sic]"] * 20):
+        assert table(csv(tmp_path, text(cells)))[0].payload == "text"
+    columns = {"x": [*map(str, ROWS), "-"], "kind": ["a", "b"] * 10 + ["a"]}
+    assert table(parquet(tmp_path, columns))[0].payload == "text"
+
+
+def test_lists_with_nan_as_python_writes_it(tmp_path):
+    _, raw, _ = table(csv(tmp_path, text([f'"[{i}, nan, -1.5]"' for i in ROWS])))
+    values = raw["values"].to_pylist()[3]
+    assert (values[0], values[2]) == (3, -1.5)
+    assert values[1] != values[1]
+
+
+@pytest.mark.parametrize("head", ["x,kind", '"x",kind'])
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path, head):
+    names = tmp_path / "names.txt"
+    names.write_text("\ufeffa\nb\n")
+    path = csv(tmp_path, "\ufeff" + text(ROWS, head))
+    task, _, _ = table(path, inputs="x", class_names=str(names))
+    assert task.class_names == ("a", "b")
+
+
+def test_a_quote_that_is_never_closed(tmp_path):
+    path = csv(tmp_path, "x,kind\n" + "\n".join(GOOD) + '\n7,"a\n8,b\n')
+    with pytest.raises(InputError, match=r"t\.csv: the quote that opens a cell in line 22 is never closed"):
+        table(path)
+
+
+def _open_line(data):
+    """By the letter: the line of the quote that is open at the end, 0 where none is."""
+    inside, begins, line, opened, i = False, True, 1, 0, 0
+    while i < len(data):
+        mark = data[i]
+        if inside and mark == '"' and data[i + 1 : i + 2] == '"':
+            i += 1
+        elif inside:
+            inside = mark != '"'
+            begins = False
+        elif begins and mark == '"':
+            inside, opened = True, line
+        else:
+            begins = mark in ",\r\n"
+        line += mark == "\n"
+        i += 1
+    return opened if inside else 0
+
+
+@given(st.text(alphabet='a",\r\n', max_size=30), st.integers(1, 7))
+def test_quotes_are_followed_whatever_is_read_at_a_time(tmp_path_factory, data, size):
+    path = tmp_path_factory.getbasetemp() / "quotes.csv"
+    path.touch()
+    stream = QuotedCells(path, io.BytesIO(data.encode()), ",")
+    line = _open_line(data)
+    expected = pytest.raises(InputError, match=f"in line {line} is never closed") if line else nullcontext()
+    with expected:
+        while stream.read(size):
+            pass

@@ -1,0 +1,90 @@
+"""What is said about a user's table before anything trains."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pytest
+
+from tasks.options import TaskOptions
+from tasks.tabular.inspect import look
+from tests.tasks.own_tables import parquet, trees
+
+
+def test_look_names_what_will_hurt(tmp_path):
+    columns = trees() | {
+        "part": ["train"] * 40 + ["test"] * 20,
+        "flat": [3.0] * 60,
+        "none": pa.nulls(60, pa.float64()),
+        "label_a": [i % 2 for i in range(60)],
+        "label_b": [0] * 60,
+        "label_c": [None if i < 40 else 1 for i in range(60)],
+    }
+    columns["site"] = ["h0" if i % 2 else "h1" if i < 40 else "h2" for i in range(60)]
+    columns["height"] = [float(i % 40) for i in range(60)]
+    columns["girth"] = [1] * 60
+    path = parquet(tmp_path, columns)
+    found = look(TaskOptions(parquet=path, labels="label_*", client="site", split="part"))
+    text = found.text()
+    for part in (
+        "labels   3 columns of 0 and 1, multi-label: label_a, label_b, label_c",
+        "inputs   numbers, standardised, 4 columns (guessed; --inputs names others): height, girth, flat, none",
+        "not used id, kind, spectrum, steps, note",
+        "rows     train 40, test 20",
+        "  c                                         0         20         40",
+        "no positive training row: class 'b', 'c'",
+        "no positive test row: class 'b'",
+        "no training row, so no client: 'h2'",
+        "1 of 3 values of 'site' have rows on both sides of the split (h0)",
+        "20 test rows have the inputs of a training row (row = row: 41 = 1, 42 = 2",
+        "nothing but missing values in training: 1 of 4 features: none",
+        "a constant in training: 2 of 4 features: girth, flat",
+    ):
+        assert part in text
+    assert found.stops == ["no positive training row: class 'b', 'c'", "no training row with a class: client 'h1'"]
+    assert found.bad_rows == 0
+    assert found.clients == 2
+
+
+def test_look_lists_bad_rows_and_unlabelled_clients(tmp_path):
+    columns = trees() | {"height": [np.inf if i in (4, 6) else float(i) for i in range(60)]}
+    columns["kind"] = [None if s == "h3" else k for s, k in zip(columns["site"], columns["kind"], strict=True)]
+    path = parquet(tmp_path, columns)
+    found = look(TaskOptions(parquet=path, labels="kind", client="site"))
+    assert found.stops[0] == (
+        f"2 bad rows; the first: {path}: row 5: column 'height' is not finite, or beyond 3.4e+38; leave "
+        "the cell empty or correct it"
+    )
+    assert found.stops[-1] == "no training row with a class: client 'h3'"
+    assert found.bad_rows == len(found.stops) - 1
+    assert "rows without any label: they stay, unlabelled" in found.text()
+    numbers = {"x": [1.0, 2.0] * 10, "kind": [1, 2] * 10}
+    assert "the class names are numbers" in look(TaskOptions(parquet=parquet(tmp_path, numbers), labels="kind")).text()
+
+
+def test_look_without_labels_shows_the_columns(tmp_path):
+    found = look(TaskOptions(parquet=parquet(tmp_path, trees())))
+    assert "  kind                         text              7  labels, a client or a split" in found.lines
+    assert any("spectrum" in line and "vector" in line for line in found.lines)
+
+
+@pytest.mark.data
+def test_scene_as_a_table_has_the_counts_of_its_files(data_folder, tmp_path):
+    """1211 training and 1196 test rows, 294 features, 6 classes; six test rows are training rows."""
+    columns = dict[str, list[float]]()
+    for split in ("train", "test"):
+        path = data_folder / "mulan_multilabel" / "scene" / f"scene-{split}.arff.gz"
+        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+        names = [line.split()[1] for line in lines if line.lower().startswith("@attribute")]
+        rows = [line.split(",") for line in lines[lines.index("@data") + 1 :] if line.strip()]
+        for name, values in zip([*names, "split"], [*zip(*rows, strict=True), [split] * len(rows)], strict=True):
+            columns.setdefault(name, []).extend(values if name == "split" else map(float, values))
+    labels = ",".join(names[-6:])
+    found = look(TaskOptions(parquet=parquet(tmp_path, columns), labels=labels, split="split"))
+    assert "rows     train 1211, test 1196" in found.lines
+    assert any("294 columns" in line for line in found.lines)
+    assert [line.split() for line in found.lines if line.startswith("  Beach")] == [["Beach", "227", "200", "0"]]
+    assert any(line.startswith("6 test rows have the inputs of a training row") for line in found.problems)

@@ -1,0 +1,291 @@
+"""A table of the user's own: what its columns become, and what is unknown."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pytest
+
+from tasks.contract import InputSpec, Objective
+from tasks.errors import InputError
+from tasks.files.bad_rows import BadRows
+from tasks.files.raw_files import raw_folder, status
+from tasks.ingest.ingest import prepare
+from tasks.ingest.raw_digest import raw_digest
+from tasks.ingest.raw_table import checked
+from tasks.options import TaskOptions
+from tasks.registry import task_of
+from tasks.tabular.reading import open_file
+from tasks.tabular.samples import moments
+from tasks.tabular.table import read, samples_of, settled, table_task
+from tests.tasks.own_tables import KINDS, csv, parquet, table, trees
+
+
+def test_numbers_are_guessed_standardised_and_gaps_become_the_mean(tmp_path):
+    path = parquet(tmp_path, trees())
+    task, raw, options = table(path)
+    assert (task.name, task.kind, task.class_names, task.payload) == ("table-t", "single", KINDS, "values")
+    spec = task.fit(raw, options)
+    assert (spec.kind, spec.shape, spec.columns.inputs) == ("sparse", (2,), ("height", "girth"))
+    girth = [g for g in trees()["girth"] if g is not None]
+    assert spec.mean[1] == pytest.approx(np.mean(girth))
+    assert spec.std[1] == pytest.approx(np.std(girth))
+    x = np.array(task.encode(raw, spec)["x"].to_pylist())
+    assert x[:, [0, 2]].tolist() == [[1.0, 2.0]] * 60
+    assert x[0, 3] == 0
+    assert x[1, 3] == pytest.approx((1 - np.mean(girth)) / np.std(girth), rel=1e-6)
+    assert task.encode(raw.slice(0, 0), spec).num_rows == 0
+    assert InputSpec.of({"kind": "sparse", "shape": [2], "columns": {"inputs": ["a", "b"]}}).columns.labels == ()
+
+
+def test_missing_labels_are_unknown_and_only_in_training(tmp_path):
+    _, raw, _ = table(parquet(tmp_path, trees()))
+    without = [row for row in raw.to_pylist() if not row["labels"]]
+    assert len(without) == 7
+    assert all(row["known"] == [] and row["split"] == "train" for row in without)
+    assert all(row["known"] is None for row in raw.to_pylist() if row["labels"])
+    split = raw["split"].to_pylist()
+    assert split.count("test") == round(0.2 * 53)
+    assert split == table(parquet(tmp_path, trees()))[1]["split"].to_pylist(), "drawn by a fixed seed"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "kind", "shape", "payload"),
+    [
+        ("spectrum", "sparse", (3,), "values"),
+        ("steps", "series", (2, 2), "values"),
+        ("note", "tokens", (50,), "text"),
+        ("h*,girth", "sparse", (2,), "values"),
+    ],
+)
+def test_parquet_and_csv_give_the_same(tmp_path, inputs, kind, shape, payload):
+    columns = trees()
+    rows = [row.values() for row in pa.table(columns).to_pylist()]
+    cells = [["" if v is None else f'"{v}"' if isinstance(v, list) else str(v) for v in row] for row in rows]
+    lines = [",".join(row) for row in [list(columns), *cells]]
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    made = []
+    for path in (parquet(tmp_path, columns), tmp_path / "t.csv.gz"):
+        task, raw, options = table(path, inputs=inputs, min_count=1, max_tokens=50)
+        spec = task.fit(raw, options)
+        assert (spec.kind, spec.shape, task.payload) == (kind, shape, payload)
+        encoded = task.encode(raw, spec)
+        made.append((spec, encoded["x"].to_pylist(), raw["labels"].to_pylist(), raw["split"].to_pylist()))
+    assert made[0] == made[1]
+
+
+def test_label_columns_by_pattern_lose_what_they_share(tmp_path):
+    columns = {"x": [1.0] * 40, "label_cat": [0, 1, None, 1] * 10, "label_dog": [1, 0, 0, None] * 10}
+    task, raw, _ = table(parquet(tmp_path, columns), labels="label_*")
+    assert (task.kind, task.class_names) == ("multi", ("cat", "dog"))
+    assert raw["labels"].to_pylist()[:4] == [[1], [0], [], [0]]
+    assert raw["known"].to_pylist()[:4] == [None, None, [1], [0]]
+    task, _, _ = table(parquet(tmp_path, columns), labels="label_dog, label_cat")
+    assert task.class_names == ("label_dog", "label_cat")
+
+
+def test_lists_of_classes_and_their_names(tmp_path):
+    columns = {"x": [1.0, 2.0] * 20, "tags": [["b", "a"], [], None, ["a"]] * 10}
+    task, raw, _ = table(parquet(tmp_path, columns), labels="tags")
+    assert (task.kind, task.class_names) == ("multi", ("a", "b"))
+    assert raw["labels"].to_pylist()[:4] == [[0, 1], [], [], [0]]
+    assert raw["known"].to_pylist()[:4] == [None, None, [], None]
+    columns["tags"] = [[10, 2], [], None, [2]] * 10
+    assert table(parquet(tmp_path, columns), labels="tags")[0].class_names == ("2", "10")
+    names = tmp_path / "names.txt"
+    names.write_text("2\tcat\n10\tdog\n11\towl\n")
+    task, raw, _ = table(parquet(tmp_path, columns), labels="tags", class_names=str(names))
+    assert task.class_names == ("cat", "dog", "owl")
+    assert raw["labels"].to_pylist()[0] == [0, 1]
+
+
+def test_class_names_by_line_number_the_classes(tmp_path):
+    names = tmp_path / "names.txt"
+    names.write_text("cat\ndog\n")
+    path = parquet(tmp_path, {"x": [1.0, 2.0] * 20, "y": [1.0, 0.0] * 19 + [1.0, None]})
+    task, raw, options = table(path, labels="y", class_names=str(names))
+    assert (task.class_names, raw["labels"].to_pylist()[:2]) == (("cat", "dog"), [[1], [0]])
+    before = raw_digest(task, options, raw_folder(task, options))
+    names.write_text("cow\ndog\n")
+    assert raw_digest(task, options, raw_folder(task, options)) != before, "the names are part of the data"
+
+
+def test_where_the_file_lies_does_not_matter(tmp_path):
+    names = tmp_path / "names.txt"
+    names.write_text("elm\nash\nbeech\n")
+    path = Path(parquet(tmp_path, trees()))
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    folders = []
+    for there in (tmp_path, moved):
+        for file in (path, names):
+            if there != tmp_path:
+                shutil.copyfile(file, there / file.name)
+        chosen = {"parquet": str(there / path.name), "class_names": str(there / names.name)}
+        options = TaskOptions(labels="kind", partition="iid", cache=str(tmp_path / "cache"), **chosen)
+        folders.append(prepare(task_of(options), options, 0, engine="local").folder)
+    assert folders[0] == folders[1]
+
+
+def test_text_classes_in_the_order_of_the_names(tmp_path):
+    names = tmp_path / "names.txt"
+    names.write_text("elm\nash\nbeech\n")
+    assert table(parquet(tmp_path, trees()), class_names=str(names))[0].class_names == ("elm", "ash", "beech")
+
+
+def test_clients_and_splits_come_from_columns(tmp_path):
+    columns = trees() | {"part": ["train"] * 40 + ["validation"] * 10 + ["test"] * 10, "kind": list(KINDS) * 20}
+    task, raw, _ = table(parquet(tmp_path, columns), client="site", split="part")
+    assert task.subjects == "site"
+    assert raw["subject"].to_pylist()[:5] == ["h0", "h1", "h2", "h3", "h0"]
+    assert raw["split"].to_pylist() == columns["part"]
+    said = []
+    path = parquet(tmp_path, columns)
+    options = settled(TaskOptions(parquet=path, labels="kind", client="site", split="part"), said.append)
+    assert (options.partition, options.clients, options.name) == ("subjects", 4, "table-t")
+    assert said == [
+        "t.parquet: inputs guessed (--task.inputs names them), as numbers: height, girth",
+        "t.parquet: 4 clients, one for every 'site' that has training rows",
+    ]
+    assert settled(TaskOptions(), said.append) == TaskOptions()
+    with pytest.raises(InputError, match=r"client is for a table of your own: name its file with --task\.parquet"):
+        settled(TaskOptions(client="site"), said.append)
+
+
+def test_the_prepared_federation_has_one_client_per_value_and_unlabelled_rows(tmp_path):
+    path = parquet(tmp_path, trees(120))
+    options = TaskOptions(parquet=path, labels="kind", client="site", cache=str(tmp_path / "cache"))
+    options = settled(options, lambda _: None)
+    prepared = prepare(task_of(options), options, 0, engine="local")
+    assert len(prepared.manifest.examples) == 4
+    data = prepared.client(1, Objective("single"))
+    assert data.x.shape[1:] == (2, 2)
+    assert (data.known_NC.sum(1) == 0).sum() > 0, "rows without a label stay"
+    assert prepared.split("test", Objective("single")).known_NC.all()
+    assert prepared.manifest.spec.columns.inputs == ("height", "girth")
+
+
+def test_csv_dialects(tmp_path):
+    semicolons = "\ufeffx;kind;text\n" + '1,5;a;"two\nlines"\n2;b;"NA"\n' * 10
+    file = open_file(tmp_path / "t.csv", BadRows(False)) if csv(tmp_path, semicolons) else None
+    assert file.types == {"x": pa.string(), "kind": pa.string(), "text": pa.string()}
+    assert file.read(["text"])["text"].to_pylist()[:2] == ["two\nlines", "NA"], "only an empty cell is missing"
+    # a type is found from all rows: whole numbers, and far below a fraction
+    csv(tmp_path, "x,kind\n" + "1,a\n2,b\n" * 50_000 + "2.5,a\n")
+    assert str(open_file(tmp_path / "t.csv", BadRows(False)).types["x"]) == "double"
+
+
+def test_odd_types_become_plain(tmp_path):
+    columns = {
+        "a.b": pa.array([1, 2] * 10, pa.decimal128(5, 1)),
+        "a": pa.array([True, False] * 10),
+        "fixed": pa.array([[1.0, 2.0]] * 20, pa.list_(pa.float16(), 2)),
+        "kind": pa.array(["u", "v"] * 10).dictionary_encode(),
+        "empty": pa.nulls(20),
+    }
+    path = parquet(tmp_path, columns)
+    task, raw, options = table(path)
+    assert task.fit(raw, options).columns.inputs == ("a.b", "a", "empty")
+    assert raw["values"].to_pylist()[0][:2] == [1.0, 1.0]
+    assert table(path, inputs="fixed")[1]["values"].to_pylist()[0] == [1.0, 2.0]
+    assert table(path, labels="a", inputs="a.b")[0].class_names == ("false", "true")
+
+
+def test_moments_of_constants_and_of_nothing():
+    mean_F, std_F = moments(pa.array([[0.1, np.nan, 1.0]] * 3 + [[0.1, np.nan, 3.0]] * 3, pa.list_(pa.float64(), 3)), 3)
+    assert mean_F.tolist() == pytest.approx([0.1, 0, 2])
+    assert std_F.tolist() == [1, 1, 1]
+
+
+def test_samples_for_a_trained_model(tmp_path):
+    task, raw, options = table(parquet(tmp_path, trees()))
+    spec = task.fit(raw, options)
+    new = {name: values for name, values in trees().items() if name in ("girth", "height")}
+    found = samples_of(tmp_path / "n.csv", spec, "single", KINDS) if pq_to_csv(tmp_path / "n.csv", new) else None
+    assert (found.table.num_rows, found.labelled) == (60, False)
+    values = np.array(task.encode(found.table, spec)["x"].to_pylist())
+    assert np.array_equal(values, np.array(task.encode(raw, spec)["x"].to_pylist())), "columns by name, not by place"
+    found = samples_of(tmp_path / "t.parquet", spec, "single", KINDS)
+    assert found.labelled
+    assert found.table["labels"].to_pylist() == raw["labels"].to_pylist()
+    parquet(tmp_path, {"heihgt": [1.0], "girth": [2]})
+    with pytest.raises(
+        InputError, match=r"lacks 1 of the 2 input columns of the model: height \(did you mean 'heihgt'"
+    ):
+        samples_of(tmp_path / "t.parquet", spec, "single", KINDS)
+    parquet(tmp_path, {"height": [1.0], "girth": ["x"]})
+    with pytest.raises(InputError, match=r"column 'girth' holds string, no number"):
+        samples_of(tmp_path / "t.parquet", spec, "single", KINDS)
+
+
+def pq_to_csv(path, columns):
+    pa.csv.write_csv(pa.table(columns), path)
+    return path.exists()
+
+
+def test_some_label_columns_are_enough_for_a_trained_model(tmp_path):
+    columns = {"x": [1.0, 2.0] * 20, "a": [0, 1] * 20, "b": [1, 0] * 20}
+    task, raw, options = table(parquet(tmp_path, columns), labels="a,b", inputs="x")
+    spec = task.fit(raw, options)
+    parquet(tmp_path, {"x": [1.0, 2.0], "b": [1, 0]})
+    found = samples_of(tmp_path / "t.parquet", spec, "multi", ("a", "b"))
+    assert found.table["known"].to_pylist() == [[1], [1]]
+    assert found.table["labels"].to_pylist() == [[1], []]
+
+
+def test_the_place_of_the_file(tmp_path, monkeypatch):
+    parquet(tmp_path, trees())
+    options = TaskOptions(parquet="t.parquet", labels="kind", root=str(tmp_path))
+    task = task_of(options)
+    assert raw_folder(task, options) == tmp_path
+    assert status(task, options).found
+    monkeypatch.chdir(tmp_path)
+    options = TaskOptions(parquet="t.parquet", labels="kind")
+    assert table_task(options).source.files == ("t.parquet",)
+    assert checked(task.read(raw_folder(task, options), options), task).num_rows == 60
+    with pytest.raises(ValueError, match="needs the folder"):
+        read(None, options, schema=None)
+
+
+def test_no_step_of_a_series_is_taken_for_padding(tmp_path):
+    """The mean of a feature is 0 when it is standardised, and so is a missing value: a step of both would be none."""
+    steps = [[[-1.0], [0.0], [1.0]], [[1.0], [0.0], [-1.0]], [[0.0], [0.0], [0.0]], [[None], [-1.0], [1.0]]] * 15
+    path = parquet(tmp_path, {"kind": ["a", "b", "a", "b"] * 15, "steps": steps})
+    task, raw, options = table(path, inputs="steps")
+    spec = task.fit(raw, options)
+    x = np.array(task.encode(raw, spec)["x"].to_pylist()).reshape(-1, 3, 1)
+    assert np.abs(x[0, 1, 0]) == np.float32(1e-6)
+    assert (x != 0).any(-1).all()
+    assert np.allclose(x[1, :, 0], [-x[0, 0, 0], 0, x[0, 0, 0]], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("names", "same"),
+    [(("-1", "1"), False), (("<=50K", ">50K"), False), (("c", "c#"), False), (("a b", "A_B "), True)],
+)
+def test_names_that_differ_by_a_sign_are_two(tmp_path, names, same):
+    path = parquet(tmp_path, {"x": [float(i) for i in range(60)], "kind": [names[i % 2] for i in range(60)]})
+    if same:
+        with pytest.raises(InputError, match=r"rename one|one name"):
+            table(path, inputs="x")
+        return
+    assert set(table(path, inputs="x")[0].class_names) == set(names)
+
+
+def test_small_clients_of_a_table_stay_clients(tmp_path):
+    """With the default share for validation: clients are counted before that is drawn."""
+    who = [f"s{i // 60}" for i in range(300)] + [f"t{i}" for i in range(40)]
+    columns = {"x": [float(i) for i in range(340)], "kind": [f"k{i % 2}" for i in range(340)], "who": who}
+    options = TaskOptions(
+        parquet=parquet(tmp_path, columns), labels="kind", client="who", cache=str(tmp_path / "cache")
+    )
+    options = settled(options, lambda _: None)
+    for seed in range(3):
+        prepared = prepare(task_of(options), options, seed, engine="local")
+        assert len(prepared.manifest.examples) == options.clients
+        assert min(prepared.manifest.examples) >= 1
