@@ -60,6 +60,13 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
+def table(arguments: list[str]) -> int:
+    """A paper's table."""
+    from tuning import table_command
+
+    return table_command.table(arguments)
+
+
 def _run(plan: Any, folder: Path) -> int:
     from tasks.files.raw_files import raw_folder
     from tasks.registry import task_of

@@ -42,7 +42,7 @@ def sensitivity(table: Table) -> Figure:
                 entries = [e for e in table.entries if e.row in rows and e.row.label == label and e.metric is metric]
                 _row(ax, entries, values, step * (i - (len(labels) - 1) / 2), styles[label])
             _axes(ax, values, f"{data}: {metric.shown} (%)", table.varied)
-    handles, names = _legend(axes[0][0], table, styles)
+    handles, names = _sensitivity_legend(axes[0][0], table, styles)
     figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
@@ -92,7 +92,7 @@ def _axes(ax: Axes, values: Sequence[str], title: str, option: str) -> None:
     ax.grid(alpha=0.3)
 
 
-def _legend(ax: Axes, table: Table, styles: dict[str, Style]) -> tuple[list[Any], list[str]]:
+def _sensitivity_legend(ax: Axes, table: Table, styles: dict[str, Style]) -> tuple[list[Any], list[str]]:
     """Handles that no panel has to have: a table may lack every figure of one kind."""
     out: dict[str, Any] = {}
     for label, (colour, mark, line) in styles.items():
@@ -116,11 +116,11 @@ def sensitivity_csv(table: Table) -> str:
     for metric in table.paper.metrics:
         for entry in table.entries:
             if entry.metric is metric and entry.row.change:
-                writer.writerow(_line(entry, entry.row.change, table.seeds))
+                writer.writerow(_csv_line(entry, entry.row.change, table.seeds))
     return stream.getvalue()
 
 
-def _line(entry: Entry, change: Change, seeds: Sequence[int]) -> list[str]:
+def _csv_line(entry: Entry, change: Change, seeds: Sequence[int]) -> list[str]:
     row, published = entry.row, entry.published.mean if entry.published else None
     scores = [100 * entry.scores[seed] if seed in entry.scores else None for seed in seeds]
     numbers = ["" if n is None else f"{n:.4f}" for n in (published, entry.mean, entry.sd, *scores)]
