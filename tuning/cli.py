@@ -12,7 +12,9 @@ from pathlib import Path
 import pipeline.cli.main
 from pipeline.cli.main import Add, run_console, run_main
 from pipeline.cli.probe import probe
-from tuning import cloud, commands, submit
+from tuning import commands
+from tuning.clusters import check as cloud
+from tuning.clusters import submit
 
 OWN = {**pipeline.cli.main.OWN, "sweep": commands.sweep, "probe": probe, "table": commands.table}
 """Commands that take a preset and overrides, and so parse their own arguments."""

@@ -25,10 +25,10 @@ from tests.fuzz.found import file, refused
 from tests.fuzz.mutations import DEEP
 from tests.fuzz.promise import keep
 from tests.fuzz.runs import finished, quiet, seal, unfinished
-from tuning import cloud
-from tuning.finals import read_finals
-from tuning.ledger import Ledger
-from tuning.plan import load_plan
+from tuning.clusters import check
+from tuning.search.ledger import Ledger
+from tuning.sweep.final_runs import read_finals
+from tuning.sweep.plan import load_plan
 
 # ------------------------------------------------------------------------------------------------------- run folders
 
@@ -242,10 +242,10 @@ ALIASES = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in ra
 def test_yaml_that_is_no_cluster(tmp_path, text, capsys):
     """TypeError, ValueError, RecursionError, and aliases that make gigabytes of a kilobyte."""
     parser = argparse.ArgumentParser()
-    cloud.arguments(parser)
+    check.arguments(parser)
     options = parser.parse_args([str(file(tmp_path, "c.yaml", text))])
     codes = []
-    keep("findings", lambda: codes.append(cloud.check(options)))
+    keep("findings", lambda: codes.append(check.check(options)))
     assert codes in ([2], [])
     for line in capsys.readouterr().err.splitlines():
         assert "c.yaml" in line

@@ -32,7 +32,7 @@ from tests.fuzz.parsers import Bench, Parser
 from tests.fuzz.promise import QUICK
 from tests.fuzz.runs import finished, quiet, seal, small, unfinished
 from tests.tasks.own_tables import trees
-from tuning.table_runs import Found, look
+from tuning.tables.runs import Found, look
 
 
 def mended(folder: Path, path: Path) -> None:

@@ -34,9 +34,9 @@ from tasks.images.arrays import load_arrays
 from tasks.ingest.raw_table import checked
 from tasks.options import TaskOptions
 from tasks.registry import task_of
-from tuning.cloud import _load as load_cluster_file
-from tuning.ledger import Ledger
-from tuning.plan import load_plan
+from tuning.clusters.check import _load as load_cluster_file
+from tuning.search.ledger import Ledger
+from tuning.sweep.plan import load_plan
 
 
 class Evil:

@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.config.experiment import digest, to_tree
 from pipeline.config.presets import PRESETS, preset_names, read_preset
-from tuning.papers import PAPERS
-from tuning.tables import rows_of
+from tuning.tables.papers import PAPERS
+from tuning.tables.published import rows_of
 
 PAPER = PAPERS["fedbm"]
 ROWS = rows_of(PAPER)

@@ -11,9 +11,9 @@ from contextlib import closing
 from pathlib import Path
 
 from tasks.files import object_store
-from tuning.conductor import Entry, read_entries
-from tuning.ledger import Ledger
-from tuning.sweep import LEDGER
+from tuning.search.ledger import Ledger
+from tuning.search.study import Entry, read_entries
+from tuning.sweep.sweep import LEDGER
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ["--searcher", "random", "--scheduler", "none", "--seeds", "2", "--rounds", "2"]
@@ -30,7 +30,7 @@ def scores(folder: str) -> list[tuple]:
 
 HOLD = """
 import time
-from tuning.ledger import Ledger
+from tuning.search.ledger import Ledger
 write = Ledger.write
 def held(self, event):
     write(self, event)

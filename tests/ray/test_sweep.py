@@ -14,9 +14,9 @@ from pipeline.run.lifecycle import run
 from pipeline.storage.run_record import read_records
 from tests.ray.sweeps import SHORT, SPACE, entries, mlflow_runs, scores, sweep_process, wait_for_ends
 from tuning.cli import main
-from tuning.ledger import Ledger
-from tuning.plan import load_plan
-from tuning.sweep import LEDGER, view_of
+from tuning.search.ledger import Ledger
+from tuning.sweep.plan import load_plan
+from tuning.sweep.sweep import LEDGER, view_of
 
 pytestmark = pytest.mark.ray
 

@@ -13,9 +13,9 @@ import pytest
 from tasks.files import object_store
 from tests.ray.sweeps import SHORT, SPACE, entries, scores, sweep_process, wait_for_ends
 from tuning.cli import main
-from tuning.ledger import Ledger
-from tuning.plan import load_plan
-from tuning.sweep import LEDGER, view_of
+from tuning.search.ledger import Ledger
+from tuning.sweep.plan import load_plan
+from tuning.sweep.sweep import LEDGER, view_of
 
 pytestmark = pytest.mark.ray
 REST = ["--trials", "9", "--finals", "1", "--concurrent", "1"]

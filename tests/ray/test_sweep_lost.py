@@ -10,12 +10,12 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from tuning.conductor import Conductor
-from tuning.ledger import Ledger
-from tuning.options import Rounds, SweepOptions
-from tuning.search import make_scheduler, make_searcher
-from tuning.spaces import Range
-from tuning.tuner import Budget, search
+from tuning.search.ledger import Ledger
+from tuning.search.options import Rounds, SweepOptions
+from tuning.search.search_space import Range
+from tuning.search.searchers import make_scheduler, make_searcher
+from tuning.search.study import Conductor
+from tuning.search.tune_adapter import Budget, search
 
 pytestmark = pytest.mark.ray
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module

@@ -20,8 +20,8 @@ from pipeline.config.presets import read_preset
 from pipeline.run.lifecycle import run
 from pipeline.storage.run_record import read_records
 from tests.tuning.made_tables import toy
-from tuning import papers
 from tuning.cli import main
+from tuning.tables import papers
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,8 @@ def paper(tmp_path, monkeypatch):
 
 def table_process(folder: Path, *arguments: str) -> subprocess.Popen:
     code = (
-        "import sys; from pathlib import Path; from tests.tuning.made_tables import toy; from tuning import papers;"
+        "import sys; from pathlib import Path; from tests.tuning.made_tables import toy;"
+        "from tuning.tables import papers;"
         f"papers.PAPERS['toy'] = toy(Path({str(folder)!r})); from tuning.cli import main;"
         f"sys.exit(main({['table', 'toy', *arguments]!r}))"
     )

@@ -13,8 +13,8 @@ from pipeline.storage.atomic_files import write_atomically, write_json
 from pipeline.storage.run_folder import write_config
 from pipeline.storage.run_record import RoundRecord, RunInfo
 from pipeline.tracking.jsonl import JsonLines
-from tuning.table_runs import Cell
-from tuning.tables import MACRO_ACCURACY, MACRO_F1, Paper
+from tuning.tables.published import MACRO_ACCURACY, MACRO_F1, Paper
+from tuning.tables.runs import Cell
 
 HEAD = "paper,table,dataset,setting,method,metric,mean_percent,std_percent\n"
 DIGITS = (

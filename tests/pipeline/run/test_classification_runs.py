@@ -23,7 +23,7 @@ from pipeline.storage.run_record import read_records
 from pipeline.training.evaluation import logits_of
 from tasks.errors import InputError
 from tasks.metrics.scores import FAMILIES, Scores
-from tuning.options import SweepOptions, resolve_metric
+from tuning.search.options import SweepOptions, resolve_metric
 
 NAMES = [measure.name for measure in FAMILIES["classification"].measures]
 SPLITS = ("validation", "test")

@@ -1,0 +1,240 @@
+"""The shipped cluster file passes its check; a file that is one edit away from it fails, named by that edit."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tasks.errors import InputError
+from tuning.clusters import check as cloud
+from tuning.clusters.rules import Demand, Versions, share_fits
+
+SHIPPED = Path(__file__).resolve().parents[3] / "cluster.yaml"
+HERE = Versions("2.60.0", "py311")
+IMAGE = "rayproject/ray:2.60.0-py311"
+PLENTY = Demand(0.25)
+
+
+@pytest.fixture(autouse=True)
+def _versions_of_the_file(monkeypatch, tmp_path):
+    """The file is for one Ray and Python; the tests run with others, too. And nobody's home folder is looked at."""
+    monkeypatch.setattr(cloud, "versions_here", lambda: HERE)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def check(capsys):
+    """Runs the command on a file; exit code, standard output, lines of standard error."""
+
+    def run(*arguments):
+        parser = argparse.ArgumentParser()
+        cloud.arguments(parser)
+        code = cloud.check(parser.parse_args([str(a) for a in arguments]))
+        out, err = capsys.readouterr()
+        return code, out, err.splitlines()
+
+    return run
+
+
+def edited(old: str, new: str) -> str:
+    text = SHIPPED.read_text()
+    assert old in text, f"{old!r} is no longer in cluster.yaml"
+    return text.replace(old, new)
+
+
+def faults(text: str, demand: Demand = PLENTY) -> list[str]:
+    return [str(fault) for fault in cloud.faults_of(text, demand, HERE)[1]]
+
+
+def test_shipped_file_passes(check):
+    code, out, err = check(SHIPPED, "--preset", "r8-8/fedalign", "--client-gpus", "0.25")
+    assert code == 0
+    assert "no fault found" in out
+    assert "0 to 4 g5.2xlarge, spot, 1 GPU, 4 clients of 0.25 GPU on each" in out
+    for command in ("ray up", "ray dashboard", "anchorfl submit", "ray attach", "ray down"):
+        assert command in out
+    assert all(": note: " in line for line in err)
+
+
+BROKEN = {
+    "typo": ("idle_timeout_minutes:", "idle_timeout_minute:", "idle_timeout_minute: no such key; did you mean '"),
+    "syntax": ("provider:\n", "provider\n", "line 19, column 7: not YAML: "),
+    "twice": ("max_workers: 4\nidle", "max_workers: 4\nmax_workers: 8\nidle", "the key 'max_workers' stands twice"),
+    "type": ("max_workers: 4\nidle", "max_workers: many\nidle", 'max_workers: "many" is not integer'),
+    "head's Ray": (f"{IMAGE}-cpu", "rayproject/ray:2.55.1-py311-cpu", "2.55.1-py311-cpu: holds Ray 2.55.1"),
+    "latest": (f"{IMAGE}-gpu", "rayproject/ray:latest-gpu", "'latest-gpu' is another Ray each time"),
+    "worker's Python": (f"{IMAGE}-gpu", "rayproject/ray:2.60.0-py312-gpu", "holds Ray 2.60.0 and Python 3.12"),
+    "CPU image": (f"{IMAGE}-gpu", f"{IMAGE}-cpu", "worker_image: rayproject/ray:2.60.0-py311-cpu is built for CPUs"),
+    "head runs clients": ("{ CPU: 0 }", "{ CPU: 4 }", "available_node_types.head.resources.CPU: the head node would"),
+    "no shm": ("    - --shm-size=12gb", "    - --init", "docker.run_options: no --shm-size for head and worker"),
+    "little shm": ("--shm-size=12gb", "--shm-size=6g", "is less than Ray's object store on worker, 10 GiB"),
+    "counts": (
+        "min_workers: 0",
+        "min_workers: 5",
+        "available_node_types.worker.min_workers: 5 is above max_workers, 4",
+    ),
+    "idle": ("idle_timeout_minutes: 10", "idle_timeout_minutes: 600", "idle_timeout_minutes: 600 minutes: idle"),
+    "open port": (
+        "    GroupName: anchorfl",
+        "    IpPermissions: [{FromPort: 8265, ToPort: 8265, IpProtocol: tcp, IpRanges: [{CidrIp: 0.0.0.0/0}]}]\n"
+        "    GroupName: anchorfl",
+        "provider.security_group.IpPermissions[0]: opens port 8265 to 8265 to 0.0.0.0/0",
+    ),
+    "dashboard": ("--dashboard-host=127.0.0.1", "--dashboard-host 0.0.0.0", "--dashboard-host 0.0.0.0 serves the"),
+    "Ray's default start": ("head_start_ray_commands:", "head_setup_commands:", "--dashboard-host 0.0.0.0 serves the"),
+    "no token": ("-e RAY_AUTH_MODE=token", "-e RAY_X=1", "docker.run_options: no RAY_AUTH_MODE=token for head and wo"),
+    "token in file": (
+        "-e MLFLOW_DISABLE_TELEMETRY=true",
+        "-e RAY_AUTH_TOKEN=abc",
+        "the token itself stands in the file",
+    ),
+    "token not brought": ("  /home/ray/.ray/auth_token:", "  /home/ray/token:", "file_mounts: .ray/auth_token is not"),
+    "provider": ("type: aws", "type: asw", "provider.type: 'asw' is unknown; did you mean 'aws'?"),
+    "region": ("  region: us-west-2\n", "", "provider.region: missing"),
+    "head type": ("head_node_type: head", "head_node_type: heads", "head_node_type: 'heads' is no node type"),
+    "two GPUs": ("GPU: 1 }", "GPU: 2 }", "available_node_types.worker.resources.GPU: 2, and a g5.2xlarge has 1"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_one_edit_is_one_fault(name):
+    old, new, named = BROKEN[name]
+    found = faults(edited(old, new))
+    assert len(found) == 1, found
+    assert named in found[0]
+    assert "; " in found[0], "says how to mend it"
+    assert "\n" not in found[0]
+
+
+def test_no_wrong_value_stops_the_check():
+    """Any value in place of any other gives faults or none, never a traceback."""
+
+    def paths(value, path=()):
+        yield path
+        steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for step, inner in steps:
+            yield from paths(inner, (*path, step))
+
+    raw, silent = yaml.safe_load(SHIPPED.read_text()), 0
+    for path in list(paths(raw))[1:]:
+        for value in (None, ["a"], {"a": 1}, "'", -1):
+            changed = copy.deepcopy(raw)
+            place = changed
+            for step in path[:-1]:
+                place = place[step]
+            place[path[-1]] = value
+            found = faults(yaml.safe_dump(changed))
+            assert all("\n" not in fault for fault in found)
+            silent += not found
+    assert silent < 100  # free text, as names of groups and commands
+
+
+def test_sum_of_counts():
+    text = edited("min_workers: 0", "min_workers: 3").replace("max_workers: 4\nidle", "max_workers: 2\nidle")
+    assert faults(text) == ["max_workers: 2 is below the min_workers of all node types, 3; raise it to at least 3"]
+
+
+def test_option_of_ec2_is_spelt_right():
+    pytest.importorskip("botocore", reason="EC2's options are checked by botocore, which is not installed")
+    found = faults(edited("InstanceMarketOptions:", "InstanceMarketOption:"))
+    assert len(found) == 1
+    assert found[0].endswith(
+        "Unknown parameter in input: \"InstanceMarketOption\"; did you mean 'InstanceMarketOptions'?"
+    )
+
+
+def test_all_faults_are_shown(check, tmp_path):
+    text = edited("--dashboard-host=127.0.0.1", "--dashboard-host=0.0.0.0").replace("{ CPU: 0 }", "{ CPU: 4 }")
+    file = tmp_path / "mine.yaml"
+    file.write_text(text.replace("rsync_filter", "rsync_filtre"))
+    code, out, err = check(file)
+    assert code == 2
+    assert out == ""
+    assert len(err) == 3
+    assert all(line.startswith(f"{file}: ") for line in err)
+    assert re.search(r"rsync_filtre: no such key; did you mean 'rsync_filter'\?", err[0])
+
+
+def test_notes_name_the_store_and_the_token(check, tmp_path):
+    assert sum("s3://" in line or "auth_token is not here" in line for line in check(SHIPPED)[2]) == 2
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("x")
+    (tmp_path / ".ray" / "auth_token").chmod(0o644)
+    assert any("chmod 600" in line for line in check(SHIPPED)[2])
+    (tmp_path / ".ray" / "auth_token").chmod(0o600)
+    file = tmp_path / "mine.yaml"
+    file.write_text(edited("-e ANCHORFL_DATA=/home/ray/data", "-e ANCHORFL_CACHE=s3://bucket/cache"))
+    left = [line for line in check(file)[2] if "file_mounts: . " not in line]
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    ("demand", "named"),
+    [
+        (Demand(0.25, clients=16), None),  # four workers with four clients each
+        (
+            Demand(0.25, clients=17),
+            "max_workers: 17 client actors of 0.25 GPU do not fit: all workers together hold 16",
+        ),
+        (Demand(0.25, clients=17, clients_per_actor=2), None),  # nine actors
+        (Demand(0.25, server_gpus=0.5, clients=16), "and a server of 0.5"),
+        (Demand(0.6, clients=4), None),  # one per GPU: no share is split over two
+        (Demand(0.6, clients=5), "hold 4 clients"),
+        (Demand(0.3, clients=100), "32 client actors"),  # above 32 clients: as many actors as CPUs, 4 x 8
+        (Demand(0.04), "0.04 of its 22.4 GiB GPU is 0.90 GiB a client; give clients at least 0.05"),
+        (Demand(0.05), None),
+        (Demand(0.0, clients=1000), None),
+    ],
+)
+def test_shares_of_a_gpu(demand, named):
+    found = faults(SHIPPED.read_text(), demand)
+    assert found == [] if named is None else len(found) == 1 and named in found[0], found
+
+
+def test_shares_need_a_gpu():
+    text = edited("GPU: 1 }", "GPU: 0 }").replace("g5.2xlarge", "m6i.xlarge").replace("CPU: 8", "CPU: 4")
+    assert faults(text, Demand(0.5)) == [
+        "available_node_types: clients want 0.5 GPU, no worker has one; add a GPU worker type"
+    ]
+    assert faults(text, Demand(0.0)) == []
+
+
+@pytest.mark.parametrize(("share", "count"), [(1, 1), (0.5, 2), (1 / 3, 3), (0.3, 3), (0.1, 10), (0.6, 1)])
+def test_share_fits(share, count):
+    assert share_fits(share) == count
+
+
+def test_other_clouds_pass():
+    """GCP, without docker, its token in the start commands."""
+    file = """
+cluster_name: mine
+provider: {type: gcp, region: us-west1, availability_zone: us-west1-a, project_id: mine}
+auth: {ssh_user: ubuntu}
+head_node_type: head
+max_workers: 1
+available_node_types:
+  head: {resources: {CPU: 0}, node_config: {machineType: n1-standard-4}}
+  worker: {resources: {CPU: 4}, node_config: {machineType: n1-standard-4}}
+file_mounts: {/home/ubuntu/.ray/auth_token: ~/.ray/auth_token}
+head_start_ray_commands:
+  - RAY_AUTH_MODE=token ray start --head --autoscaling-config=~/ray_bootstrap_config.yaml --dashboard-host=127.0.0.1
+worker_start_ray_commands: ["RAY_AUTH_MODE=token ray start --address=$RAY_HEAD_IP:6379"]
+"""
+    assert faults(file, Demand(0.0)) == []
+    found = faults(file.replace("RAY_AUTH_MODE=token ray start --address", "ray start --address"), Demand(0.0))
+    assert len(found) == 1
+    assert "no RAY_AUTH_MODE=token for worker" in found[0]
+
+
+def test_bad_arguments(check, tmp_path):
+    with pytest.raises(InputError, match="cannot be read"):
+        check(tmp_path / "none.yaml")
+    with pytest.raises(InputError, match=r"--client-gpus 1\.5: give a share"):
+        check(SHIPPED, "--client-gpus", "1.5")
+    with pytest.raises(InputError, match=r"--clients-per-actor: .* and --preset"):
+        check(SHIPPED, "--clients-per-actor", "2")

@@ -1,0 +1,109 @@
+"""Search spaces: what methods declare, what --space says, and what it may not say."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config.presets import preset_names, read_preset
+from pipeline.methods import METHODS
+from tasks.errors import InputError
+from tuning.search.search_space import SPACES, Choice, Range, describe, parse, resolve, space_of
+
+NUMBERS = st.floats(min_value=1e-6, max_value=99.9, allow_nan=False).map(lambda x: float(f"{x:.6g}"))
+
+
+def test_every_method_declares_a_space():
+    assert set(SPACES) == set(METHODS)
+    for declared in SPACES.values():
+        assert declared.space
+        assert declared.warm_up >= 1
+        assert all(d.reason for d in declared.space.values())
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_lie_inside_the_space_of_their_method(name):
+    e = read_preset(name)
+    for key, dimension in SPACES[e.method.name].space.items():
+        section, _, option = resolve(e, key).rpartition(".")
+        value = getattr(getattr(e, section), option)
+        is_fixed = name.endswith("/fedavg-fixed")  # another method by its row_lr of 0
+        assert dimension.holds(value) or (is_fixed and key == "row_lr" and value == 0), key
+
+
+@given(NUMBERS, NUMBERS, st.sampled_from(["linear", "log", "tail"]), st.integers(2, 9))
+def test_describe_and_parse_are_inverse(a, b, scale, steps):
+    if a == b:
+        return
+    dimension = Range(min(a, b), max(a, b), scale, steps=steps)
+    assert parse(describe(dimension)) == dimension
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("95:99.9", Range(95, 99.9)),
+        ("log:0.1:1000:5", Range(0.1, 1000, "log", steps=5)),
+        ("tail:90:99.9:4", Range(90, 99.9, "tail", steps=4)),
+        ("int:1:5", Range(1, 5, integer=True)),
+        ("0.1,1,10", Choice((0.1, 1, 10))),
+        ("cosine, dot", Choice(("cosine", "dot"))),
+        ("true,false", Choice((True, False))),
+    ],
+)
+def test_what_the_texts_mean(text, value):
+    assert parse(text) == value
+
+
+def test_grids_are_even_in_their_scale():
+    assert Range(0, 8, steps=5).grid() == [0, 2, 4, 6, 8]
+    assert Range(0.1, 1000, "log", steps=5).grid() == [0.1, 1, 10, 100, 1000]
+    assert Range(90, 99.9, "tail", steps=3).grid() == [90, 99, 99.9]
+    assert Range(1, 3, integer=True, steps=5).grid() == [1, 2, 3]  # no value twice
+
+
+@given(NUMBERS, NUMBERS, st.sampled_from(["linear", "log", "tail"]), st.floats(0, 1))
+def test_rounding_stays_inside(a, b, scale, share):
+    """A value is rounded for people to read, and never leaves its range for that."""
+    if a == b:
+        return
+    dimension = Range(min(a, b), max(a, b), scale)
+    low, high = sorted((dimension.inner(dimension.low), dimension.inner(dimension.high)))
+    value = dimension.value(low + share * (high - low))
+    assert dimension.low <= value <= dimension.high
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        (["alfa=1:2"], "--space alfa: no such option (did you mean 'alpha'?)"),
+        (["q1"], "--space 'q1': write name=..."),
+        (["q1=1:2", "q1=3:4"], "--space names q1 twice"),
+        (["q1=9:3"], "--space q1: 9:3: low must be below high"),
+        (["alpha=log:0:3"], "low must be above 0"),
+        (["q1=tail:90:100"], "high must be below 100"),
+        (["q1=a:b"], "'a' is no number"),
+        (["q1=1,1"], "give different values"),
+        (["q1=log:1:2:3:4"], "is not understood"),
+        (["q1=1:9:1"], "a grid needs at least 2 points"),
+        (["task.clients=1,2"], "made once, before a sweep"),
+        (["seed=1,2"], "made once, before a sweep"),
+        (["model.names_width=1,2"], "made once, before a sweep"),
+        (["federation.rounds=1,2"], "made once, before a sweep"),
+    ],
+)
+def test_bad_spaces_are_named(experiment, given_, message):
+    with pytest.raises(InputError) as error:
+        space_of(experiment("fedalign"), given_)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_names_of_other_sections(experiment):
+    space = space_of(experiment("fedalign"), ["optimizer.lr=log:1e-4:1e-2", "alpha=1,2"])
+    assert list(space) == ["optimizer.lr", "alpha"]
+    assert resolve(experiment("fedalign"), "alpha") == "method.alpha"
+    assert math.isclose(space["optimizer.lr"].grid()[2], 1e-3)

@@ -1,0 +1,139 @@
+"""What a sweep was asked for: options, plan on disk, and the command that reads them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pipeline.config.overrides import override
+from pipeline.config.presets import read_preset
+from tasks.errors import InputError
+from tuning.cli import main
+from tuning.commands import _split
+from tuning.search.options import SweepOptions, resolve_rounds
+from tuning.search.search_space import Choice, Range
+from tuning.sweep.plan import Plan, load_plan, new_sweep_folder, preset_text
+
+
+def plan(**options) -> Plan:
+    space = {"q1": Range(90, 99.9, "tail", reason="why"), "q2": Choice((10, 50.0)), "anchor_score": Choice(("dot",))}
+    return Plan("digits/fedalign", read_preset("digits/fedalign"), space, SweepOptions(**options), "text")
+
+
+def test_a_plan_comes_back(tmp_path):
+    """``sweep.json`` holds everything; a resumption may change the budget and nothing that was decided by."""
+    made = plan(searcher="random", trials=7, hours=1.5, seeds=3)
+    made.save(tmp_path)
+    assert load_plan(tmp_path, {}) == made
+    assert load_plan(tmp_path, {"trials": 9, "hours": 0.0}).options == dataclasses.replace(
+        made.options, trials=9, hours=0.0
+    )
+    with pytest.raises(InputError, match=r"--seeds 2: the sweep was started with 3, which a resumed one keeps"):
+        load_plan(tmp_path, {"seeds": 2})
+
+
+def test_seeds_follow_each_other():
+    p = plan(seeds=2, finals=3)
+    first = p.experiment.seed
+    assert p.seeds == (first, first + 1)
+    assert p.fresh == (first + 2, first + 3, first + 4)
+    assert p.own == {"q1": p.experiment.method.q1, "q2": p.experiment.method.q2, "anchor_score": "cosine"}
+
+
+def test_no_sweep_without_validation():
+    e = read_preset("digits/fedalign")
+    e = dataclasses.replace(e, task=dataclasses.replace(e.task, validation=0.0))
+    with pytest.raises(InputError, match=r"chooses on the validation split: set task.validation above 0"):
+        Plan("digits/fedalign", e, {"q1": Range(90, 99)}, SweepOptions(), "")
+
+
+def test_overridden_presets_read_back(tmp_path):
+    """The text that the chosen preset is made from is the preset's own, or the options with what was overridden."""
+    e = read_preset("r8-8/fedalign")
+    assert preset_text("r8-8/fedalign", e, overridden=False).startswith("# FedAlign on R8-8")
+    changed = override(e, ["--method.q1", "95", "--federation.epochs", "2", "--seed", "7"])
+    path = tmp_path / "own.toml"
+    path.write_text(preset_text("r8-8/fedalign", changed, overridden=True))
+    assert read_preset(str(path)) == changed
+
+
+def test_rounds():
+    assert resolve_rounds(SweepOptions(), 50, 4) == resolve_rounds(SweepOptions(grace=6), 50, 4)
+    assert resolve_rounds(SweepOptions(rounds=9), 50, 4).grace == 4
+    with pytest.raises(ValueError, match="a trial has 3 rounds and may not be stopped before round 4"):
+        resolve_rounds(SweepOptions(rounds=3), 50, 4)
+    assert resolve_rounds(SweepOptions(rounds=3, scheduler="none"), 50, 4).whole == 3
+
+
+def test_arguments_are_told_apart():
+    """Options of the sweep, overrides of the preset, and the space, in any order."""
+    own, options, overrides = _split(
+        ["digits/fedalign", "--space", "q1=95:99", "alpha=1,2", "--trials", "5", "--method.q2", "40", "--seed", "3",
+         "--reference", "True", "--final-seeds", "x"][:-2]
+    )  # fmt: skip
+    assert own.preset == "digits/fedalign"
+    assert own.space == ["q1=95:99", "alpha=1,2"]
+    assert options == {"trials": 5, "reference": True}
+    assert overrides == ["--method.q2", "40", "--seed", "3"]
+    own, options, overrides = _split(["--resume", "s", "--cost", "0", "--hours", "2"])
+    assert (str(own.resume), own.preset, options, overrides) == ("s", "", {"cost": 0.0, "hours": 2.0}, [])
+
+
+def test_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = new_sweep_folder("digits/fedalign", "")
+    assert str(first) == "runs/sweep-digits-fedalign-1"
+    first.mkdir(parents=True)
+    assert new_sweep_folder("digits/fedalign", "").name == "sweep-digits-fedalign-2"
+    plan().save(first)
+    with pytest.raises(InputError, match="holds a sweep already: anchorfl sweep --resume"):
+        new_sweep_folder("digits/fedalign", str(first))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "sweep needs a preset: digits/fedalign"),
+        (["digits/fedalin"], "no preset 'digits/fedalin' (did you mean 'digits/fedalign'?)"),
+        (["digits/fedalign", "--trials", "0"], "--trials 0: must be at least 1"),
+        (["digits/fedalign", "--trials", "many"], "many"),
+        (["digits/fedalign", "--cost", "3"], "--cost needs --cpu-price or --gpu-price"),
+        (["digits/fedalign", "--searcher", "tpe"], "tpe"),
+        (["digits/fedalign", "--trails", "3"], "no option --trails"),
+        (["digits/fedalign", "--space", "q1=9:3"], "low must be below high"),
+        (["digits/fedalign", "--rounds", "3"], "may not be stopped before round 4"),
+        (["--resume", "nowhere"], "nowhere holds no sweep"),
+        (["digits/fedalign", "--resume", "nowhere"], "--resume takes the preset"),
+        (["digits/fedalign", "--task.validation", "0"], "set task.validation above 0"),
+    ],
+)
+def test_bad_calls_are_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", *arguments]) == 2
+    said = capsys.readouterr().err.strip()
+    assert message in said
+    assert "\n" not in said
+    assert not list(tmp_path.iterdir()), "nothing half-written"
+
+
+def test_help_lists_every_option(capsys):
+    with pytest.raises(SystemExit):
+        main(["sweep", "--help"])
+    shown = capsys.readouterr().out
+    assert "anchorfl sweep --resume FOLDER" in shown
+    for field in dataclasses.fields(SweepOptions):
+        assert f"--{field.name.replace('_', '-')}" in shown
+
+
+def test_the_metric_is_the_first_of_those_that_are_computed():
+    """Unless another is named; one that the runs do not compute is refused before they start."""
+    assert plan().options.metric == "f1_macro"
+    assert plan(metric="accuracy").options.metric == "accuracy"
+    e = read_preset("digits/fedalign")
+    e = dataclasses.replace(e, evaluation=dataclasses.replace(e.evaluation, metrics="ranking"))
+    space = {"q1": Range(90, 99)}
+    assert Plan("digits/fedalign", e, space, SweepOptions(), "").options.metric == "p_at_1"
+    assert Plan("digits/fedalign", e, space, SweepOptions(metric="map"), "").options.metric == "map"
+    with pytest.raises(InputError, match=r"--metric accuracy: with evaluation.metrics = 'ranking' there are p_at_1, "):
+        Plan("digits/fedalign", e, space, SweepOptions(metric="accuracy"), "")

@@ -1,0 +1,180 @@
+"""The report of a sweep: complete in one file, the same bytes for the same sweep, and never stopped by odd sweeps."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+import re
+
+import pytest
+
+from pipeline.config.presets import read_preset
+from tuning.search.results import Final, Sweep, Trial
+from tuning.search.search_space import SPACES, Choice, Range, Space
+from tuning.sweep.best_preset import best_preset
+from tuning.sweep.importance import importances
+from tuning.sweep.report import write_report
+
+
+def trial(number: int, point: dict, rounds: int = 6, seeds=(1, 2), **more) -> Trial:
+    numbers = {n: v for n, v in point.items() if isinstance(v, float)}
+    top = 0.8 - sum(abs(math.log10(100 - v) if n == "q1" else v / 500) for n, v in numbers.items() if n != "alpha") / 10
+    curves = {s: {r: top * r / 6 + 0.01 * s for r in range(1, rounds + 1)} for s in seeds}
+    status = "finished" if rounds == 6 else "stopped"
+    given = {"status": status, "curves": curves, "seconds": 9.0, "training_seconds": 8.5} | more
+    return Trial(number=number, point=point, **given)
+
+
+def sweep(count: int = 12, seeds=(1, 2), space: Space | None = None, **more) -> Sweep:
+    trials = tuple(
+        trial(n, {"q1": 99.0 - n / 3, "q2": 20.0 + 3 * n, "alpha": 10 ** (n / 12)}, 3 if n % 4 == 3 else 6, seeds)
+        for n in range(count)
+    )
+    base = Sweep(
+        name="sweep-1", preset="r8-8/fedalign", task="r8", method="fedalign", space=space or SPACES["fedalign"].space,
+        searcher="optuna", scheduler="asha", metric="f1_macro", rule="last", seeds=seeds, rounds=6, trials=trials,
+    )  # fmt: skip
+    return dataclasses.replace(base, **more)
+
+
+def final(seed: int) -> Final:
+    return Final(seed=seed, rounds=50, scores={"test": {"f1_macro": 0.8 + seed / 100, "accuracy": 0.9}}, folder="f")
+
+
+def test_everything_is_in_one_file(tmp_path):
+    """Headline, figures, tables; nothing is fetched from anywhere."""
+    view = sweep(finals=(final(3), final(4)), references=(final(3),), tested=True, notes=("Trials ran 6 rounds.",))
+    files = write_report(view, tmp_path, (read_text("r8-8/fedalign")))
+    assert {f.name for f in files} == {"report.html", "report.md", "figures", "trials.csv", "best.toml"}
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") == 7  # plane, three options, parallel, importance, curves
+    assert not re.search(r"(src|href)\s*=\s*[\"'](?!#|data:)", page.replace("xlink:href=", "href=")), (
+        "an outside reference"
+    )
+    assert "<script" not in page
+    for text in ("83.50 ± 0.71", "Trials ran 6 rounds.", "Trial 0", "share of rows that become positives", "stopped"):
+        assert text in page
+    text = (tmp_path / "report.md").read_text()
+    pictures = re.findall(r"\]\((figures/[^)]+)\)", text)
+    assert len(pictures) == 7
+    assert all((tmp_path / p).stat().st_size > 5000 for p in pictures)
+
+
+def read_text(name: str) -> str:
+    from pipeline.config.presets import preset_path
+
+    return preset_path(name).read_text()
+
+
+def test_the_same_sweep_gives_the_same_bytes(tmp_path):
+    for folder in ("a", "b"):
+        write_report(sweep(), tmp_path / folder)
+    for path in (tmp_path / "a").rglob("*.*"):
+        assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes(), path.name
+
+
+ODD: dict[str, Sweep] = {
+    "none": sweep(0),
+    "one": sweep(1),
+    "one seed": sweep(5, seeds=(1,)),
+    "all failed": sweep(
+        trials=tuple(trial(n, {"q1": 99.0, "q2": 1.0, "alpha": 1.0}, status="failed", curves={}, error="<b>no</b>") for n in range(3))  # noqa: E501
+    ),
+    "choices": sweep(
+        space={"kind": Choice(("cosine", "dot")), "on": Choice((True, False))}, searcher="grid",
+        trials=tuple(trial(n, {"kind": k, "on": o}, curves={1: {6: 0.1 * n}}) for n, (k, o) in
+                     enumerate([("cosine", True), ("dot", True), ("dot", False)])), seeds=(1,),
+    ),
+    "grid": sweep(
+        space={"q1": Range(90, 99, steps=3), "q2": Range(10, 90, steps=3)}, searcher="grid",
+        trials=tuple(trial(n, {"q1": a, "q2": b}) for n, (a, b) in
+                     enumerate((a, b) for a in (90.0, 94.5, 99.0) for b in (10.0, 50.0, 90.0))),
+    ),
+    "many": sweep(200),
+    "equal scores": sweep(trials=tuple(trial(n, {"alpha": 1.0 + n}) for n in range(9)), space={"alpha": Range(1, 9)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_sweeps_have_a_report(tmp_path, name):
+    view = ODD[name]
+    write_report(view, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "<b>no</b>" not in page, "text from outside is escaped"
+    with (tmp_path / "trials.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [int(r["trial"]) for r in rows] == [t.number for t in view.trials]
+    for row, t in zip(rows, view.trials, strict=True):
+        scores = t.scores(view.rule)
+        assert (row["score_mean"] == "") == (not scores)
+        if scores:
+            assert float(row["score_mean"]) == pytest.approx(sum(scores) / len(scores), abs=1e-6)
+
+
+def test_whole_trials_come_before_stopped_ones():
+    """However high a stopped trial's score was; of equals the lower number."""
+    early = dataclasses.replace(trial(0, {"q1": 99.0}, 3), curves={1: {3: 0.99}, 2: {3: 0.99}})
+    same = [dataclasses.replace(trial(n, {"q1": 99.0}), curves={1: {6: 0.5}, 2: {6: 0.6}}) for n in (1, 2)]
+    view = sweep(trials=(early, *same))
+    assert [t.number for t in view.ranked()] == [1, 2, 0]
+
+
+def test_rules():
+    t = dataclasses.replace(trial(0, {}), curves={1: {1: 0.9, 2: 0.1, 3: 0.2, 4: 0.3, 5: 0.4, 6: 0.5}})
+    assert t.scores("last") == [0.5]
+    assert t.scores("mean5") == [pytest.approx(0.3)]
+    assert t.scores("best") == [0.9]
+
+
+def test_only_rounds_of_all_seeds_count():
+    t = dataclasses.replace(trial(0, {}), curves={1: {1: 0.1, 2: 0.9}, 2: {1: 0.3}})
+    assert t.rounds == 1
+    assert t.scores("last") == [0.1, 0.3]
+
+
+def test_the_verdict_says_what_is_noise(tmp_path):
+    own = dataclasses.replace(trial(0, {"q1": 99.0}), curves={1: {6: 0.50}, 2: {6: 0.60}})
+    better = dataclasses.replace(trial(1, {"q1": 98.0}), curves={1: {6: 0.60}, 2: {6: 0.52}})
+    space = {"q1": Range(90, 99.9, "tail")}
+    write_report(sweep(trials=(own, better), space=space), tmp_path)
+    assert "Within noise: gain +1.00, standard error over 2 paired seeds 9.00" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["digits/fedalign", "r8-8/fedalign"])
+def test_the_chosen_point_is_a_preset(tmp_path, name):
+    """It reads back with the chosen values, every other option as it was, and its remarks kept."""
+    text = read_text(name).replace("alpha = 1.0", "alpha = 1.0  # weight")
+    point = {"q1": 97.25, "alpha": 0.5, "optimizer.lr": 0.002, "refresh": "epoch"}
+    space = {
+        "q1": Range(90, 99.9),
+        "alpha": Range(0.1, 10),
+        "optimizer.lr": Range(1e-4, 1e-2),
+        "refresh": Choice(("epoch",)),
+    }
+    view = sweep(trials=(dataclasses.replace(trial(0, {}), point=point),), space=space)
+    made = best_preset(view, text)
+    path = tmp_path / "best.toml"
+    path.write_text(made)
+    got, old = read_preset(str(path)), read_preset(name)
+    assert (got.method.q1, got.method.alpha, got.optimizer.lr, got.method.refresh) == (97.25, 0.5, 0.002, "epoch")
+    method = dataclasses.replace(old.method, q1=97.25, alpha=0.5, refresh="epoch")
+    assert got == dataclasses.replace(old, method=method, optimizer=dataclasses.replace(old.optimizer, lr=0.002))
+    assert made.startswith("# r8-8/fedalign with the point that sweep-1 chose: trial 0 of 1.\n")
+    assert ("alpha = 0.5  # weight" in made) == ("alpha = 1.0" in read_text(name))
+
+
+def test_importance_finds_what_matters():
+    """A score that depends on q1 alone; and too few trials are no importance."""
+    space = {"q1": Range(90, 99), "q2": Range(10, 90)}
+    cells = [(90 + 9 * i / 29, 10 + (37 * i) % 80) for i in range(30)]
+    trials = tuple(
+        dataclasses.replace(trial(n, {"q1": a, "q2": float(b)}), curves={1: {6: (a - 90) / 10}})
+        for n, (a, b) in enumerate(cells)
+    )
+    shares = importances(sweep(trials=trials, space=space, seeds=(1,)))
+    assert shares["q1"] > 0.8
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares == importances(sweep(trials=trials, space=space, seeds=(1,)))
+    few = importances(sweep(trials=trials[:5], space=space, seeds=(1,)))
+    assert few == "Importance needs 8 whole trials inside the space; this sweep has 5."

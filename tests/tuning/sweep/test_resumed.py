@@ -1,0 +1,149 @@
+"""A sweep that goes on: its data are still the same, records of other points make room, lost final runs are named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from pipeline.config.experiment import digest
+from pipeline.run.prepare import make_setup
+from pipeline.run.provenance import run_info
+from pipeline.storage.atomic_files import write_json
+from pipeline.storage.run_folder import CONFIG, held, write_config
+from pipeline.storage.run_record import read_about, read_records
+from tasks.errors import InputError
+from tasks.files import object_store
+from tests.pipeline.compared import quiet
+from tests.tuning.sweep.test_edges import finished
+from tests.tuning.sweep.test_report import final, sweep, trial
+from tuning.commands import summary
+from tuning.search.backup import set_aside
+from tuning.search.search_space import Range
+from tuning.search.study import Entry
+from tuning.search.trial import Work, final_experiment, point_experiment
+from tuning.sweep.final_runs import run_finals
+from tuning.sweep.records import Records
+from tuning.sweep.report import write_report
+
+RATE = {"lr": "optimizer.lr"}
+
+
+@pytest.fixture
+def setup(experiment):
+    return make_setup(experiment(), quiet)
+
+
+def records(setup, folder, say=quiet):
+    """The records of one start of the sweep in ``folder``, not begun."""
+    e, about = setup.experiment, {"seeds": "1", "preset": "digits/fedavg"}
+    return Records(folder, e, {1: setup}, lambda point: point_experiment(e, RATE, point, 1), about, "f1_macro", say)
+
+
+def test_a_sweep_does_not_go_on_with_data_that_are_prepared_otherwise(setup, tmp_path):
+    first = records(setup, tmp_path)
+    first.check()  # a new sweep
+    first.begin()
+    first.end("KILLED")
+    records(setup, tmp_path).check()  # the same data
+    about = read_about(tmp_path)
+    write_json(tmp_path / "run.json", about | {"tags": about["tags"] | {"data_digest": "another"}})
+    with pytest.raises(InputError, match=r"prepared otherwise now \(data_digest differs\)"):
+        records(setup, tmp_path).check()
+
+
+def test_final_runs_on_data_that_are_prepared_otherwise_do_not_count(setup, tmp_path):
+    work = Work({5: setup}, RATE, str(tmp_path / "final"), 3, "validation/f1_macro", 1)
+    folder = tmp_path / "final/trial-0000-seed-5"
+    finished(folder, digest(final_experiment(setup.experiment, RATE, {"lr": 0.01}, 5)))
+    about = {"id": "i", "name": "n", "experiment": "e", "created": 1.0, "status": "FINISHED", "folder": "f"}
+    about |= {"params": {}, "tags": run_info(setup, folder).tags, "datasets": [], "artifacts": [], "register": ""}
+    write_json(folder / "run.json", about)
+
+    class Sent:
+        say = add = staticmethod(quiet)
+
+    given = {"trial-0000": {"lr": 0.01}}, (5,), work, [{"CPU": 1}], 1, Sent(), ""
+    assert run_finals(*given) == []
+    write_json(folder / "run.json", about | {"tags": about["tags"] | {"partition_digest": "another"}})
+    with pytest.raises(InputError, match=r"trial-0000-seed-5: its data are prepared otherwise now"):
+        run_finals(*given)
+
+
+def trained(first, rate, score):
+    """A start of a sweep in which trial 0 has ``rate`` and reports one round, and ends."""
+    entry = Entry(0, {"lr": rate}, "a")
+    first.begin()
+    first.suggested(entry)
+    entry.records[1] = {"metrics": {"validation/f1_macro": score}, "scores": {"1": score}, "score": score}
+    first.reported(entry, 1)
+    entry.status = "finished"
+    first.ended(entry)
+    first.end("KILLED")
+
+
+def test_the_record_of_a_trial_that_is_another_point_now(setup, tmp_path):
+    """Its rounds are not those of the new point; the old record is kept, for MLflow has that run too."""
+    said, folder = [], tmp_path / "trials/0000"
+    trained(records(setup, tmp_path), 0.1, 0.4)
+    first = read_about(folder)
+    (folder / "seed-1").mkdir()
+    trained(records(setup, tmp_path, said.append), 0.1, 0.4)
+    assert read_about(folder) == first  # its own point: the closed record stays
+    trained(records(setup, tmp_path, said.append), 0.2, 0.7)
+    again, aside = read_about(folder), tmp_path / "trials/0000-other-1"
+    assert again["params"]["optimizer.lr"] == 0.2
+    assert again["id"] != first["id"]
+    assert [r.metrics["validation/f1_macro"] for r in read_records(folder)[0]] == [0.7]
+    assert read_about(aside) == first
+    assert [r.metrics["validation/f1_macro"] for r in read_records(aside)[0]] == [0.4]
+    assert (folder / "seed-1").exists()  # whoever trains there looks at it
+    assert said == [f"{folder} held the record of another point: moved to {aside}"]
+
+
+def test_a_copy_that_is_the_wanted_run_is_fetched(experiment, tmp_path):
+    """Another node has begun the new point; only this folder has the old one."""
+    folder, copy, e = tmp_path / "seed-1", tmp_path / "copy", experiment()
+    wanted = dataclasses.replace(e, seed=9)
+    for place, what in ((folder, e), (copy, wanted)):
+        place.mkdir()
+        write_config(place, what)
+        (place / "metrics.jsonl").write_text(f"{what.seed}\n")
+    with held(folder):
+        set_aside(folder, wanted, str(copy), quiet)
+    assert (folder / "metrics.jsonl").read_text() == "9\n"
+    assert json.loads((folder / CONFIG).read_text())["digest"] == digest(wanted)
+    assert (copy / CONFIG).exists()
+
+
+def test_a_store_that_is_away_does_not_stop_a_trial(experiment, tmp_path, monkeypatch):
+    folder, e, said = tmp_path / "seed-1", experiment(), []
+    folder.mkdir()
+    write_config(folder, e)
+
+    def away(place):
+        raise InputError(f"{place}: no answer")
+
+    monkeypatch.setattr(object_store, "read_bytes", away)
+    with held(folder):
+        set_aside(folder, dataclasses.replace(e, seed=9), "s3://bucket/seed-1", said.append)
+    assert said[1] == "mirror: s3://bucket/seed-1/config.json: no answer; the run begins anew"
+    assert not (folder / CONFIG).exists()
+
+
+def test_final_runs_that_all_failed_are_on_the_page(tmp_path):
+    own, better = (dataclasses.replace(trial(n, {"lr": 0.1}), curves={1: {6: f1}}) for n, f1 in enumerate((0.1, 0.2)))
+    view = sweep(
+        seeds=(1,), trials=(own, better), space={"lr": Range(0.01, 1)}, fresh=(3, 4), compared=True, tested=True
+    )
+    for name, runs, metrics in (("a", (), 1), ("b", (final(3), final(4)), 2)):
+        shown = dataclasses.replace(view, references=runs)
+        write_report(shown, tmp_path / name)
+        text = (tmp_path / name / "report.md").read_text()
+        assert "On fresh seeds" in text
+        assert text.count("no result") == (2 * metrics if runs else 4)
+        assert "test, chosen point: no result of seeds 3, 4" in summary(shown)
+        assert ("test, preset's own point: no result of seeds 3, 4" in summary(shown)) == (not runs)
+    write_report(dataclasses.replace(view, tested=False), tmp_path / "c")  # the search goes on
+    assert "On fresh seeds" not in (tmp_path / "c/report.md").read_text()

@@ -1,0 +1,83 @@
+"""The archives of benchmarks/results: a table reads the same numbers from them as from the runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tarfile
+
+import pytest
+
+from benchmarks.keep_records import main, read, slim, write
+from benchmarks.last_rounds import swing
+from pipeline.results.compare import load_run
+from pipeline.storage.run_record import RoundRecord, write_late
+from tests.fuzz.runs import finished
+from tuning.tables.runs import look
+from tuning.tables.statistics import traffic
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return finished(tmp_path_factory.mktemp("runs") / "one")
+
+
+def test_what_is_kept_gives_the_same_numbers(run, tmp_path):
+    write(tmp_path / "kept.tar.xz", {run.name: slim(run)})
+    with tarfile.open(tmp_path / "kept.tar.xz") as tar:
+        tar.extractall(tmp_path / "kept", filter="data")
+    before, after = load_run(run), load_run(tmp_path / "kept" / run.name)
+    seconds = after.values.pop("seconds"), before.values.pop("seconds")
+    assert after.values == before.values
+    assert seconds[0] == pytest.approx(seconds[1], abs=0.02)
+    assert after.result == before.result
+    assert traffic(after) == traffic(before)
+    assert look(tmp_path / "kept").finished.keys() == look(run).finished.keys()
+
+
+def test_scores_of_a_selected_round_are_kept(run, tmp_path):
+    """They were measured after the last round, and stand in a folder of their own."""
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    write_late(copy, RoundRecord(1, 1.0, {"test/selected_only": 0.25}))
+    lines = [json.loads(line) for line in slim(copy)["metrics.jsonl"].splitlines()]
+    assert [line["metrics"].get("test/selected_only") for line in lines] == [None, 0.25, None]
+
+
+def test_no_name_of_a_user_or_a_folder_is_kept(run):
+    text = b"".join(slim(run).values()).decode()
+    assert str(run.parent) not in text
+    assert '"user"' not in text
+    assert "engine" not in text  # a class
+    assert "system/" not in text
+
+
+def test_runs_are_added_and_the_same_runs_give_the_same_bytes(run, tmp_path):
+    archive = tmp_path / "kept.tar.xz"
+    write(archive, {"b": slim(run)})
+    first = archive.read_bytes()
+    write(archive, {**read(archive), "a": slim(run)})
+    assert list(read(archive)) == ["a", "b"]
+    assert read(archive)["b"] == slim(run)
+    write(archive, {"b": read(archive)["b"]})
+    assert archive.read_bytes() == first
+
+
+def test_nothing_to_keep_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["keep_records", str(tmp_path), "--out", str(tmp_path / "kept.tar.xz")])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert "no finished run below" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_how_rounds_swing_is_read_from_what_is_kept():
+    values = [0.1, 0.5, None, 0.3, 0.4]  # a round that was not scored
+    lines = [json.dumps({"metrics": {} if value is None else {"v": value}}) for value in values]
+    assert swing(lines, "v", 3) == pytest.approx((50, 40, 40, 10, 20))
+    assert swing(lines, "v", 2) == pytest.approx((50, 40, 35, 50**0.5, 0))  # rises alone
+    assert swing(lines, "v", 1) == pytest.approx((50, 40, 40, 0, 0))
+    with pytest.raises(ValueError, match="no round has w; the first has v"):
+        swing(lines, "w", 3)

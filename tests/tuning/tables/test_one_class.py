@@ -1,0 +1,91 @@
+"""A table of one-class federations: their clients are counted from the data, which a page does without."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.config.experiment import digest
+from pipeline.run.lifecycle import run
+from pipeline.run.prepare import settled
+from tuning.tables.page import write_page
+from tuning.tables.papers import paper_of
+from tuning.tables.published import chosen, rows_of
+from tuning.tables.runs import cells_of, jobs_of, look, matched, prepare_all, without_data
+from tuning.tables.statistics import counted, counted_of, table_of
+
+TINY = [
+    "--task.name",
+    "toy-multi",
+    "--federation.rounds",
+    "1",
+    "--model.width",
+    "8",
+    "--model.feedforward",
+    "8",
+    "--tracking.uri",
+    "none",
+]
+CLASSES = 5
+
+
+def quiet(line):
+    """Nobody listens."""
+
+
+@pytest.fixture
+def cells(tmp_path, monkeypatch):
+    """FedALC with two lambdas, FedAwS and FedALC-fixed of the Bibtex table, on the toy task."""
+    monkeypatch.chdir(tmp_path)
+    names = ["fedaws-10", "fedalc-10", "fedalc-100", "fedalc-fixed"]
+    return cells_of(chosen(rows_of(paper_of("fedalc")), ["bibtex"], names), [0, 1], TINY)
+
+
+def test_what_was_asked_for_and_what_was_counted_are_one_experiment(cells):
+    e = cells[0].experiment
+    counted = settled(e, quiet)
+    assert (e.task.clients, counted.task.clients) == (0, CLASSES)
+    assert digest(e) == digest(counted)
+
+
+def test_rows_without_their_files_are_left_out(tmp_path, monkeypatch):
+    """Nothing is read before that is known."""
+    monkeypatch.setenv("ANCHORFL_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    cells = cells_of(chosen(rows_of(paper_of("fedalc")), ["voc07", "eurlex"], ["fedavg"]), [0], [])
+    absent = without_data(jobs_of(matched(cells, look(tmp_path)), look(tmp_path), tmp_path, quiet))
+    assert set(absent) == {"voc07", "eurlex"}
+
+
+def test_runs_are_found_and_the_best_lambda_is_what_rows_are_tested_against(cells, tmp_path, monkeypatch):
+    jobs = jobs_of(cells, look(tmp_path), tmp_path, quiet)
+    ready = prepare_all(jobs, quiet)
+    assert not ready.failures
+    for job in jobs:
+        setup = ready.setups[job.cell.digest]
+        assert setup.experiment.task.clients == CLASSES
+        run(setup.experiment, job.folder, quiet)
+    monkeypatch.setenv("ANCHORFL_CACHE", str(tmp_path / "none"))  # a page needs no data
+    again = matched(cells, look(tmp_path))
+    assert all(cell.folder for cell in again)
+    table = table_of(paper_of("fedalc"), again)
+    own = table.reference(again[0].row)
+    best = max(("fedalc-10", "fedalc-100"), key=lambda name: validation(table, name))
+    assert own.name == best
+    assert {e.metric.published for e in table.entries} == {"p@1", "p@3", "p@5"}  # Table VI has no mAP
+    assert all(table.cost(row).down > 0 for row in table.rows)
+    page = write_page(table, tmp_path / "page")[0].read_text()
+    assert f"Bibtex: {own.label}, its best on validation, against each row" in page
+    assert "run, Table IV: down" in page
+    e = jobs[0].cell.experiment
+    sent = table.cost(again[0].row).up * 1e6 / 4  # theta and a row
+    theta = round(sent) - e.model.width
+    assert counted_of(next(iter(table.of(again[0].row).values())), sent * 4 / 1e6) == counted(
+        theta, CLASSES, e.model.width, 1, fixed=False
+    )
+    assert "SLEEC, published and not run here: P@1 65.08, P@3 39.64, P@5 28.87." in page
+
+
+def validation(table, name):
+    """Mean validation P@1 of a row."""
+    runs = table.of(next(row for row in table.rows if row.name == name)).values()
+    return sum(run.result["scores"]["validation"]["p_at_1"] for run in runs)

@@ -1,0 +1,278 @@
+"""What a table is asked for, which of its runs are there, and what is missing: without a run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.experiment import digest
+from pipeline.config.overrides import override
+from pipeline.config.presets import read_preset
+from pipeline.storage.atomic_files import write_json
+from pipeline.storage.run_folder import held, write_config
+from tasks.errors import InputError
+from tests.tuning.made_tables import made_run, toy
+from tuning.cli import main
+from tuning.tables import papers
+from tuning.tables.command import Call, asked
+from tuning.tables.options import changing
+from tuning.tables.papers import paper_of
+from tuning.tables.published import rows_of
+from tuning.tables.runs import (
+    cells_of,
+    check_scored,
+    jobs_of,
+    look,
+    matched,
+    of_other_data,
+    prepare_all,
+    told,
+    without_data,
+)
+
+SCORES = {"test/f1_macro": [0.1, 0.2], "test/accuracy": [0.1, 0.3]}
+R8 = "paper,table,dataset,setting,method,metric,mean_percent,std_percent\nToy,1,R8-8,,FedAvg,macro_f1,78.51,\n"
+
+
+@pytest.fixture
+def paper(tmp_path, monkeypatch):
+    """The toy paper as one that ``anchorfl table`` knows, in an empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    made = toy(tmp_path)
+    monkeypatch.setitem(papers.PAPERS, "toy", made)
+    return made
+
+
+def test_cells_are_experiments(paper):
+    """The preset with the seed and the overrides, serial unless the overrides say otherwise, seed by seed."""
+    cells = cells_of(rows_of(paper), [5, 6], ["--federation.rounds", "2"])
+    assert [(c.row.name, c.seed) for c in cells] == [("fedavg", 5), ("fedalign", 5), ("fedavg", 6), ("fedalign", 6)]
+    e = override(replace(read_preset("digits/fedavg"), seed=5), ["--federation.rounds", "2"])
+    assert cells[0].digest == digest(e) == digest(cells[0].experiment)
+    assert cells[0].experiment.cluster.executor == "serial"
+    assert not cells[0].own
+    own = cells_of(rows_of(paper), [5], ["--cluster.executor", "ray", "--evaluation.keep", "1"])[0]
+    assert own.experiment.cluster.executor == "ray"
+    assert own.own
+    assert own.digest == digest(replace(read_preset("digits/fedavg"), seed=5))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--seed", "3"], r"--seed: a table sets it for its runs; give --seeds 4321,4322"),
+        (["--output=x"], r"--output: a table sets it for its runs; give --runs FOLDER and --out FOLDER"),
+        (["--evaluation.test", "never"], r"a table shows scores of the test split"),
+        (["--method.q7", "90"], r"digits/fedavg: no option --method.q7.*\(--rows leaves rows out\)"),
+    ],
+)
+def test_refused_overrides(paper, overrides, message):
+    with pytest.raises(InputError, match=message):
+        check_scored(paper, cells_of(rows_of(paper), [1], overrides))
+
+
+@pytest.mark.parametrize(
+    ("paper", "overrides", "message"),
+    [
+        (
+            "fedalign",
+            "--evaluation.metrics ranking",
+            "shows macro F1, accuracy, which such runs have not",
+        ),
+        (
+            "fedbm",
+            "--evaluation.select last --evaluation.test last",
+            r"is reported otherwise \(best_sum\)",
+        ),
+        ("fedalign", "--evaluation.select best_validation --evaluation.test last", r"is reported otherwise \(last\)"),
+        ("fedbm", "--evaluation.test last", ""),
+        ("fedalign", "--evaluation.test last", ""),
+    ],
+)
+def test_runs_without_the_score_of_a_table_are_refused(paper, overrides, message):
+    paper = paper_of(paper)
+    cells = cells_of([row for row in rows_of(paper) if row.name in ("fedavg", "fedprox")][:1], [1], overrides.split())
+    with pytest.raises(InputError, match=message) if message else contextlib.nullcontext():
+        check_scored(paper, cells)
+
+
+def test_an_option_of_one_method_goes_to_its_rows(paper):
+    """With its values, and what every row has still goes to every row."""
+    cells = cells_of(rows_of(paper), [5], ["--method.q1", "90", "--federation.rounds=2", "--method.q2=40"])
+    assert [(c.row.name, c.experiment.federation.rounds) for c in cells] == [("fedavg", 2), ("fedalign", 2)]
+    assert (cells[1].experiment.method.q1, cells[1].experiment.method.q2) == (90, 40)
+    plain = cells_of(rows_of(paper), [5], ["--federation.rounds", "2"])
+    assert [c.digest == p.digest for c, p in zip(cells, plain, strict=True)] == [True, False]
+
+
+def test_an_option_of_several_methods_is_for_named_rows():
+    """alpha is FedAlign's weight of pseudo-labels and FedRS's scale of other classes."""
+    rows = [r for r in rows_of(paper_of("fedalign")) if r.folder == "r8-8"]
+    with pytest.raises(InputError, match=r"--method.alpha: .*fedrs.*say with --rows which rows it is for"):
+        cells_of(rows, [1], ["--method.alpha", "0.5"])
+    own = [r for r in rows if r.name in ("fedavg", "fedalign", "fedalign-no-se")]
+    assert [c.experiment.method.alpha for c in cells_of(own, [1], ["--method.alpha", "0.5"])[1:]] == [0.5, 0.5]
+
+
+def test_the_page_says_whose_option_it_was(paper):
+    assert Call(asked(["toy", "--method.q1", "90"])).notes == [
+        "--method.q1 goes to the rows of fedalign alone: others have no such option"
+    ]
+
+
+def test_options_that_change_a_result():
+    words = "--cluster.executor ray --federation.rounds 2 --tracking.uri=none --evaluation.keep 5 --task.cache x"
+    assert changing([*words.split(), "--evaluation.every", "2"]) == [*words.split()[2:4], "--evaluation.every", "2"]
+    assert changing([]) == []
+
+
+def test_found_by_digest_wherever(paper):
+    """A finished run at any depth and of any name; not an artifact with the same options, not a run of other options,
+    and an unfinished run is gone on with unless it is a sweep's.
+    """
+    runs = Path("runs")
+    first, second, third, fourth = cells_of(rows_of(paper), [1, 2], [])
+    done = made_run(first, runs / "deep" / "er", SCORES)
+    shutil.copytree(done.folder, runs / "mlartifacts" / "copy")
+    (runs / "mlartifacts" / "copy" / "run.json").unlink()
+    for cell, parent in ((second, None), (third, "../../sweep")):
+        folder = made_run(cell, runs / f"of {parent is None}", SCORES).folder
+        (folder / "result.json").unlink()
+        about = json.loads((folder / "run.json").read_text()) | {"parent": parent}
+        write_json(folder / "run.json", about)
+    found = look(runs)
+    cells = matched([first, second, third, fourth], found)
+    assert [c.folder for c in cells] == [done.folder, None, None, None]
+    jobs = jobs_of(cells, found, runs, print)
+    assert [job.cell.digest for job in jobs] == [second.digest, third.digest, fourth.digest]
+    assert jobs[0].folder == (runs / "of True" / "digits-fedalign-s1").resolve()
+    assert jobs[1].folder == Path(f"runs/digits-fedavg-s2-{third.digest[:8]}").resolve()
+    assert not jobs[1].folder.exists()
+
+
+def test_one_experiment_is_one_job(paper):
+    """Two rows may be the same options, as in two tables of a paper."""
+    cells = cells_of(rows_of(paper), [1], [])
+    twin = replace(cells[0], row=replace(cells[0].row, label="again"))
+    assert len(jobs_of([*cells, twin], look(Path("runs")), Path("runs"), print)) == 2
+
+
+def test_two_runs_with_other_weights_are_told(paper):
+    """The same options and seed give the same weights, or the reader learns that they did not."""
+    cells = cells_of(rows_of(paper), [1], [])
+    made_run(cells[0], Path("runs/a"), SCORES)
+    made_run(cells[0], Path("runs/b"), SCORES)
+    assert look(Path("runs")).notes(cells) == []
+    made_run(cells[0], Path("runs/b"), SCORES, checksum="other")
+    (note,) = look(Path("runs")).notes(cells)
+    assert note == (
+        "digits/fedavg seed 1: runs/a/digits-fedavg-s1 is shown; runs/b/digits-fedavg-s1: the same options and seed,"
+        " other weights"
+    )
+
+
+def test_runs_of_other_data_are_told(paper):
+    """Scores on data that were prepared in two ways do not stand beside each other unremarked."""
+    one, two = (c for c in cells_of(rows_of(paper), [1], []) if c.row.data == "Digits")
+    first = made_run(one, Path("runs"), SCORES, tags={"data_digest": "new"})
+    again = made_run(two, Path("runs"), SCORES, tags={"data_digest": "new"})
+    assert of_other_data([first, again, replace(one, seed=2)]) == []
+    again = made_run(two, Path("runs"), SCORES, tags={"data_digest": "old"})
+    (line,) = of_other_data([first, again])
+    assert line == (
+        f"Digits seed 1: the data were prepared in 2 ways: {first.folder}; against {again.folder}."
+        " Move the older runs away and call again: they are run anew"
+    )
+    other = made_run(replace(two, seed=2), Path("runs"), SCORES, tags={"data_digest": "third"})
+    assert of_other_data([first, other]) == []
+    assert main(["table", "toy", "--show", "--seeds", "1"]) == 0
+    assert line in Path("runs/table-toy/table.md").read_text()
+
+
+def test_missing_data_are_told(tmp_path, monkeypatch, paper, capsys):
+    """The data set is left out with where to get it; nothing runs, nothing fails."""
+    monkeypatch.delenv("ANCHORFL_DATA", raising=False)
+    monkeypatch.setitem(papers.PAPERS, "toy", toy(tmp_path, R8, data={"R8-8": "r8-8"}))
+    cells = cells_of(rows_of(papers.PAPERS["toy"]), [1, 2], [])
+    absent = without_data(jobs_of(cells, look(Path("runs")), Path("runs"), print))
+    assert list(absent) == ["r8-8"]
+    assert main(["table", "toy", "--tracking.uri", "none"]) == 0
+    said = capsys.readouterr().out
+    line = next(line for line in said.splitlines() if line.startswith("R8-8 is left out: "))
+    assert "r8-train-stemmed.txt" in line
+    assert "Get the files from http" in line
+    assert "2 runs in this table: 0 found in runs, 0 to run" in said
+    assert line in Path("runs/table-toy/table.md").read_text()
+
+
+def test_bad_input_stops_its_runs_alone(paper):
+    """A names table that is not there stops FedAlign's runs and not FedAvg's, and is told once for all seeds."""
+    cells = cells_of(rows_of(paper), [1, 2], [])
+    table = replace(cells[0].experiment.model, names="cooccurrence", names_table="not there.csv")
+    named = [replace(c, experiment=replace(c.experiment, model=table)) for c in cells]
+    jobs = jobs_of(named, look(Path("runs")), Path("runs"), print)
+    said: list[str] = []
+    ready = prepare_all(jobs, said.append)
+    assert set(ready.setups) == {c.digest for c in cells if c.row.name == "fedavg"}
+    (line,) = told(named, ready.failures)
+    assert line.startswith("digits/fedalign seeds 1, 2 failed: model.names_table")
+    assert len(said) == len(set(said))
+
+
+def test_arguments():
+    got = asked(["fedalign", "--data", "r8-8,es-5", "--seeds", "1,2", "--federation.rounds", "2", "--runs", "r"])
+    assert (got.data, got.rows, got.seeds, got.overrides) == (
+        ["r8-8", "es-5"],
+        [],
+        [1, 2],
+        ["--federation.rounds", "2"],
+    )
+    assert (got.runs, got.out, got.parallel, got.show) == (Path("r"), Path("r/table-fedalign"), 0, False)
+    assert asked(["fedalign"]).seeds == [4321, 4322, 4323, 4324, 4325]
+    assert asked(["fedalign", "--show", "--rows", "fedavg"]).command == "anchorfl table fedalign --rows fedavg"
+    for arguments, message in (
+        ([], "table needs a paper: fedalign"),
+        (["--show"], "table needs a paper: fedalign"),
+        (["fedalign", "--seeds", "1,x"], "must be whole numbers"),
+        (["fedalign", "--seeds", "1,1"], "one seed twice"),
+        (["fedalign", "--parallel", "-1"], "must be at least 0"),
+        (["fedalign", "--parallel", "many"], "invalid int value"),
+    ):
+        with pytest.raises(InputError, match=message):
+            asked(arguments)
+
+
+def test_bad_arguments_are_one_line(capsys):
+    assert main(["table", "fedalign", "--rows", "fedavgg"]) == 2
+    assert main(["table", "fedalign", "--show", "--federation.round", "3"]) == 2
+    assert "no option --federation.round (did you mean 'federation.rounds'?)" in capsys.readouterr().err
+    assert main(["table", "--help"]) == 0
+    assert "usage: anchorfl table PAPER" in capsys.readouterr().out
+
+
+def test_show_runs_nothing(paper, capsys):
+    """The page of what is there, without a record, also while another call holds the folder."""
+    made_run(cells_of(rows_of(paper), [1], [])[0], Path("runs"), SCORES)
+    with held(Path("runs/table-toy")):
+        assert main(["table", "toy", "--show"]) == 0
+        assert main(["table", "toy"]) == 2
+    said = capsys.readouterr().out
+    assert "FedAvg    macro F1  20.00         20.00  +0.00       1 of 2  reproduced" in said
+    assert "1 of 4 runs" in said
+    assert {p.name for p in Path("runs/table-toy").iterdir()} == {
+        "table.md", "table.csv", "reproducibility.md", "figures", ".lock",
+    }  # fmt: skip
+    assert not Path("runs/mlflow.db").exists()
+
+
+def test_the_page_is_no_run(paper, capsys):
+    """--out may not be the folder of a run."""
+    Path("runs/x").mkdir(parents=True)
+    write_config(Path("runs/x"), read_preset("digits/fedavg"))
+    assert main(["table", "toy", "--out", "runs/x", "--tracking.uri", "none"]) == 2
+    assert "runs/x holds a run: give another --out" in capsys.readouterr().err

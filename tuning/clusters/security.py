@@ -1,0 +1,125 @@
+"""What of a cluster file lets strangers in: rules as in tuning/clusters/rules.py, about tokens, ports and secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tuning.clusters.nodes import Config, Fault, option_values, run_options
+
+SSH = 22
+START = ("head_start_ray_commands", "worker_start_ray_commands")
+COMMANDS = (*START, "initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands")
+"""Keys of the file that hold shell commands."""
+ASSIGNED = re.compile(r"\b([A-Z][A-Z0-9_]*(?:PASSWORD|PASSWD|SECRET|SECRET_ACCESS_KEY|TOKEN|API_KEY))=(?!['\"]?\$)\S")
+"""A secret by the name of its variable, given as such and not as another variable."""
+SPELT_OUT = re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|//[^\s/:@'\"]*:[^\s/@'\"$]+@")
+"""A key of AWS, or a password in an address."""
+PRIVATE = ("~/.aws", "~/.azure", "~/.config", "~/.docker", "~/.kube", "~/.netrc", "~/.pgpass", "~/.ssh")
+"""Where people keep what opens other doors."""
+
+
+def token(config: Config) -> Iterator[Fault]:
+    """Every node starts Ray with token authentication, and gets the token as a file."""
+    docker = bool(config.get("docker"))
+    where = "docker.run_options" if docker else "head_start_ray_commands and worker_start_ray_commands"
+    found = {name: _authentication(config, name) for name in config["available_node_types"]}
+    without = [n for n, e in found.items() if e.get("RAY_AUTH_MODE") != "token"]
+    if without:
+        what = f"no RAY_AUTH_MODE=token for {' and '.join(without)}: Ray would serve anyone who reaches it"
+        mend = "add '-e RAY_AUTH_MODE=token'" if docker else "write 'RAY_AUTH_MODE=token ray start ...'"
+        yield Fault(where, what, mend)
+    for key, command in _commands(config):
+        if key not in START and re.search(r"\bRAY_AUTH_MODE=(?!['\"]?token\b)", command):
+            yield Fault(key, f"{command!r} turns token authentication off", "leave RAY_AUTH_MODE out of it")
+    if any("RAY_AUTH_TOKEN" in e for e in found.values()):
+        return
+    for path in {e.get("RAY_AUTH_TOKEN_PATH", ".ray/auth_token") for e in found.values()}:
+        if not any(str(remote).endswith(path) for remote in config["file_mounts"]):
+            what = f"{path} is not brought to the nodes: Ray would not start without the token"
+            yield Fault("file_mounts", what, "add '/home/ray/.ray/auth_token: ~/.ray/auth_token'")
+
+
+def _authentication(config: Config, name: str) -> dict[str, str]:
+    """Variables that ``ray start`` sees on a node of this type, as far as they concern the token."""
+    starts = config[f"{'head' if name == config['head_node_type'] else 'worker'}_start_ray_commands"]
+    pairs = option_values(run_options(config, name), "-e", "--env")
+    for command in starts:
+        pairs += re.findall(r"\bRAY_AUTH_\w+=[^\s;]+", command)
+    return {k: v for k, _, v in (pair.partition("=") for pair in pairs) if k.startswith("RAY_AUTH_")}
+
+
+def open_ports(config: Config) -> Iterator[Fault]:
+    """Nothing but SSH is open to the outside, the dashboard least of all."""
+    for key, command in _commands(config):
+        for host in re.findall(r"--dashboard-host[= ](\S+)", command):
+            if host.strip("'\"") not in ("127.0.0.1", "localhost", "::1"):
+                what = f"--dashboard-host {host} serves the dashboard, which runs anyone's code, to the network"
+                mend = "write 'ray start --head' with --dashboard-host=127.0.0.1 there, and reach it by 'ray dashboard'"
+                yield Fault(key, what, mend)
+        if found := re.search(r"--(?:host|ip|bind)[= ]['\"]?(?:0\.0\.0\.0|\[?::\]?|\*)(?=['\"\s:]|$)", command):
+            what = f"{found[0]} serves something to everybody who reaches the node"
+            yield Fault(key, what, "serve it on 127.0.0.1, and reach it with 'ray attach --port-forward'")
+    for i, rule in enumerate(config["provider"].get("security_group", {}).get("IpPermissions", [])):
+        outside = [r.get("CidrIp") or r.get("CidrIpv6") for r in rule.get("IpRanges", []) + rule.get("Ipv6Ranges", [])]
+        outside += ["a prefix list" for _ in rule.get("PrefixListIds", [])]
+        outside += ["another group" for _ in rule.get("UserIdGroupPairs") or []]
+        everything = str(rule.get("IpProtocol", "")) == "-1"  # EC2 then takes no notice of the ports
+        ports = (-1, -1) if everything else (rule.get("FromPort", -1), rule.get("ToPort", -1))
+        if outside and ports != (SSH, SSH):
+            opened = "every port" if -1 in ports else f"port {ports[0]} to {ports[1]}"
+            what = f"opens {opened} to {', '.join(map(str, outside))}"
+            yield Fault(f"provider.security_group.IpPermissions[{i}]", what, "leave it out; reach ports through SSH")
+
+
+def secrets(config: Config) -> Iterator[Fault]:
+    """No secret stands in the file, and none of its owner's goes to nodes on which others' code runs."""
+    first = {text: path for path, text in reversed(list(_texts(config)))}
+    for text, path in first.items():
+        if found := ASSIGNED.search(text):
+            what = "the token itself" if found[1] == "RAY_AUTH_TOKEN" else f"the value of {found[1]}"
+            mend = "leave it out and mount the token's file" if found[1] == "RAY_AUTH_TOKEN" else "leave it out"
+        elif SPELT_OUT.search(text):
+            what, mend = "a key or a password", "leave it out, and give the nodes a role (IamInstanceProfile)"
+        else:
+            continue
+        yield Fault(path, f"{what} stands in the file, and from there goes into git", mend)
+    for remote, local in config["file_mounts"].items():
+        place = local.rstrip("/")
+        if place in ("", "~", "$HOME") or any(place == p or place.startswith(f"{p}/") for p in PRIVATE):
+            what = f"{local} goes to every node, where all who run code can read it"
+            yield Fault(f"file_mounts.{remote}", what, "leave it out, and give the nodes a role (IamInstanceProfile)")
+
+
+def containers(config: Config) -> Iterator[Fault]:
+    """What runs in a node's container stays in it."""
+    for name in config["available_node_types"] if config.get("docker") else ():
+        words = run_options(config, name)
+        loose = [w for w in words if w == "--privileged" or w.startswith("--privileged=") or "docker.sock" in w]
+        if loose:
+            what = f"{loose[0]} gives all code that runs on {name} the whole machine and its role"
+            yield Fault("docker.run_options", what, "leave it out: GPUs need no more than the gpu image")
+            return
+
+
+def _commands(config: Config) -> Iterator[tuple[str, str]]:
+    """(key, command) of every shell command, each once: Ray adds the general ones to those of head and workers."""
+    seen = set[str]()
+    for key in COMMANDS:
+        for command in map(str, config.get(key) or ()):
+            if command not in seen:
+                seen.add(command)
+                yield key, command
+
+
+def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """(path, text) of every text in the file."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _texts(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            yield from _texts(inner, f"{path}[{i}]")
+    elif isinstance(value, str):
+        yield path, value

@@ -1,0 +1,229 @@
+"""``anchorfl submit``: hands a command to a running Ray cluster as a job, shows its log, ends as the job ends.
+
+The job runs on the head node, in the folder in which Ray was started there; with ``--upload`` in the home folder there,
+since Ray deletes what was uploaded, and all that was written into it, some time after the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+import os
+import shlex
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pipeline.cli.main import EXIT_INTERRUPT
+from pipeline.cluster import auth_token
+from pipeline.config.redaction import shown
+from tasks.errors import InputError
+
+DEFAULT = "http://127.0.0.1:8265"
+PROBE_SECONDS = 10
+NOT_FOUND = 127
+"""Exit code of a shell that does not find the command."""
+LEFT_OUT = (".git", ".venv*", "venv", "__pycache__", "/runs/", "/mlruns/", "/mlflow.db*", "/data/")
+"""Not uploaded, besides what .gitignore names: git's own files, environments, and what runs leave behind."""
+
+
+def arguments(sub: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    sub.usage = "anchorfl submit [--address URL] [--no-wait] [--upload] {run,sweep,resume} ..."
+    sub.add_argument("--address", default="", help=f"Ray's dashboard; default: $RAY_API_SERVER_ADDRESS, or {DEFAULT}")
+    sub.add_argument("--no-wait", action="store_true", help="do not wait for the job's end")
+    sub.add_argument("--upload", action="store_true", help="run the checkout in this folder, not what is installed")
+    sub.add_argument("what", choices=("run", "sweep", "resume"), help="the command that the cluster is to run")
+    sub.add_argument("rest", nargs=argparse.REMAINDER, help="its arguments; paths are those of the head node")
+
+
+def submit(options: argparse.Namespace) -> int:
+    """Submit a job; exit code of the job, 1 where the connection was lost, 130 where it was stopped or Ctrl-C came.
+
+    InputError: nothing answers, the token is missing or wrong, Ray's versions differ, or a bad command.
+    """
+    command = entrypoint(options.what, options.rest, upload=options.upload)
+    environment = runtime_env(Path.cwd()) if options.upload else {}
+    address = resolve_address(options.address)
+    client = _connect(address)
+    job = _asked(address, lambda: client.submit_job(entrypoint=command, runtime_env=environment))
+    print(f"job {job} at {address}: {shown(command)}", flush=True)
+    if options.no_wait:
+        print(f"{_ray_job('logs', address, job)} --follow\n{_ray_job('stop', address, job)}")
+        return 0
+    return _follow(client, address, job)
+
+
+def entrypoint(what: str, rest: list[str], *, upload: bool) -> str:
+    """The shell command of the job. What starts anew is told to join the cluster; a resumed run or sweep joins the one
+    that its folder names, which is the same where it was submitted. InputError: the arguments name a cluster.
+    """
+    if not rest:
+        raise InputError(f"submit {what}: nothing to {what}; give what you would give to 'anchorfl {what}'")
+    flags = {word.partition("=")[0].replace("_", "-") for word in rest}
+    if "--cluster.address" in flags:
+        raise InputError("submit: leave --cluster.address out; the job joins the cluster that runs it")
+    resumed = what == "resume" or (what == "sweep" and "--resume" in flags)
+    words = [shlex.quote(word) for word in [what, *rest, *([] if resumed else ["--cluster.address", "auto"])]]
+    if not upload:
+        return " ".join(["anchorfl", *words])
+    for i, word in enumerate([what, *rest]):
+        if word.endswith(".toml") and not Path(word).is_absolute() and Path(word).exists():
+            words[i] = f'"$OLDPWD"/{shlex.quote(word)}'  # uploaded too: the shell has just left that folder
+    return " ".join(['cd "$HOME" && python -P -m tuning', *words])
+
+
+def runtime_env(checkout: Path) -> dict[str, Any]:
+    """What of ``checkout`` the cluster gets: never data, also where a variable says that they lie in it. InputError:
+    it is no checkout.
+    """
+    if not (checkout / "pyproject.toml").is_file() or not (checkout / "tuning" / "clusters" / "submit.py").is_file():
+        raise InputError(f"--upload sends the checkout in the working folder, and {checkout} is none: cd to it first")
+    left_out = list(LEFT_OUT)
+    for name in ("ANCHORFL_DATA", "ANCHORFL_CACHE"):
+        folder = Path(os.environ.get(name) or os.devnull).resolve()
+        if folder == checkout.resolve():
+            raise InputError(f"--upload would send {folder}, which is {name}, too: put data outside the checkout")
+        if folder.is_relative_to(checkout.resolve()):
+            left_out.append(f"/{folder.relative_to(checkout.resolve()).as_posix()}/")
+    return {"working_dir": str(checkout), "excludes": left_out}
+
+
+def resolve_address(given: str) -> str:
+    """The dashboard's URL: as given, else from the environment, else on loopback. InputError: it is no URL."""
+    address = (given or os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT).rstrip("/")
+    if not address.startswith(("http://", "https://")):
+        raise InputError(f"--address {address}: give the URL of Ray's dashboard, as {DEFAULT}")
+    return address
+
+
+def _connect(address: str) -> Any:
+    """A client of the cluster's job server, of the same version of Ray."""
+    _probe(address)
+    _use_token(address)
+    os.environ["RAY_API_SERVER_ADDRESS"] = address  # Ray prefers the environment to what it is given
+    os.environ["RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES"] = ""  # LEFT_OUT has them; Ray would warn of each
+    import ray
+    from ray.job_submission import JobSubmissionClient
+
+    client = _asked(address, lambda: JobSubmissionClient(address))
+    # get_version() tells the version of the interface, not Ray's.
+    theirs = _asked(address, lambda: client._do_request("GET", "/api/version").json()["ray_version"])
+    if theirs != ray.__version__:
+        raise InputError(
+            f"the cluster at {address} runs Ray {theirs}, here is {ray.__version__}: install the same on both sides"
+            f" (pip install 'ray[data,default,tune]=={theirs}')"
+        )
+    return client
+
+
+def _probe(address: str) -> None:
+    """InputError where nothing answers: Ray's own client would wait as long as the network lets it."""
+    try:
+        with urllib.request.urlopen(f"{address}/api/version", timeout=PROBE_SECONDS):
+            return
+    except urllib.error.HTTPError as error:
+        answered = error.code in (401, 403)  # it wants a token, which Ray's client knows how to send
+        if answered:
+            return
+        raise InputError(f"--address {address}: what answers there is not Ray's dashboard ({error})") from error
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"--address {address}: no Ray dashboard answers there ({getattr(error, 'reason', error)}); start a cluster"
+            " with 'ray start --head', or reach one with 'ray dashboard cluster.yaml'"
+        ) from error
+
+
+def _use_token(address: str) -> None:
+    """Send a token where there is one, as ``ray start`` does: Ray's job client by itself does so only if told."""
+    named = os.environ.get(auth_token.TOKEN) or os.environ.get(auth_token.PATH)
+    if named or auth_token.usual().exists():
+        os.environ.setdefault(auth_token.MODE, "token")
+    if os.environ.get(auth_token.MODE, "").lower() != "token":
+        return
+    if not os.environ.get(auth_token.TOKEN):
+        auth_token.closed()
+    url = urlsplit(address)
+    if url.scheme == "http" and not _on_loopback(url.hostname or ""):
+        print(
+            f"anchorfl: {address} is another machine, and the token goes to it unencrypted: whoever reads it on the way"
+            " can run code on the cluster; reach it through 'ray dashboard cluster.yaml' or ssh -L 8265:localhost:8265",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _on_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _asked(address: str, question: Any) -> Any:
+    """What the job server answers, its complaints as InputError of one line."""
+    from ray.exceptions import AuthenticationError
+    from requests.exceptions import RequestException
+
+    try:
+        return question()
+    except AuthenticationError as error:
+        where = os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
+        raise InputError(
+            f"{address} refuses the token ({_first_line(error.message)}): it wants the token of the cluster's head"
+            f" node ('ray get-auth-token' shows it there), in {where} or in $RAY_AUTH_TOKEN"
+        ) from error
+    except (RuntimeError, ValueError, ConnectionError, RequestException) as error:
+        raise InputError(f"{address}: {_first_line(error)}") from error
+
+
+def _follow(client: Any, address: str, job: str) -> int:
+    from aiohttp import ClientError
+    from requests.exceptions import RequestException
+
+    try:
+        asyncio.run(_show(client, job))
+        details = client.get_job_info(job)
+        while not details.status.is_terminal():
+            time.sleep(1.0)
+            details = client.get_job_info(job)
+    except KeyboardInterrupt:
+        print(f"\nanchorfl: the job goes on; to stop it: {_ray_job('stop', address, job)}", file=sys.stderr)
+        return EXIT_INTERRUPT
+    except (RuntimeError, ClientError, RequestException, ConnectionError) as error:
+        again = f"{_ray_job('logs', address, job)} --follow"
+        print(f"anchorfl: lost {address} ({_first_line(error)}); the job may go on: {again}", file=sys.stderr)
+        return 1
+    return _exit_code(job, details)
+
+
+async def _show(client: Any, job: str) -> None:
+    async for text in client.tail_job_logs(job):
+        print(text, end="", flush=True)
+
+
+def _exit_code(job: str, details: Any) -> int:
+    if details.status == "SUCCEEDED":
+        return 0
+    if details.status == "STOPPED":
+        print(f"anchorfl: job {job} was stopped", file=sys.stderr)
+        return EXIT_INTERRUPT
+    code = int(details.driver_exit_code or 1)
+    why = f"exit code {code}" if details.driver_exit_code else _first_line(details.message or "no reason given")
+    if code == NOT_FOUND:
+        why += ": the head node does not find it; install AnchorFL there, or give --upload in a checkout"
+    print(f"anchorfl: job {job} failed ({why})", file=sys.stderr)
+    return code
+
+
+def _ray_job(verb: str, address: str, job: str) -> str:
+    return f"ray job {verb} --address {address} {job}"
+
+
+def _first_line(error: object) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

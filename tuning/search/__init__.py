@@ -1,0 +1,1 @@
+"""The search for hyper-parameters: spaces, searchers, the study and its trials on Ray Tune."""

@@ -1,0 +1,106 @@
+"""What of a sweep is copied to object storage, by whom, and how it comes back (``cluster.mirror``).
+
+Every run folder below ``trials/`` and ``final/`` is copied by the process that trains it, on whatever node; all else by
+the driver. So no node needs another node's disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.config.experiment import Experiment, digest
+from pipeline.storage.atomic_files import read_json
+from pipeline.storage.backup import Mirror
+from pipeline.storage.restore import catch_up, claim, digest_at, fetch, place_of
+from pipeline.storage.run_folder import CONFIG, LOCK, RESULT
+from tasks.errors import InputError
+from tasks.files import object_store
+
+if TYPE_CHECKING:  # it imports Ray, which the command line does without
+    from tuning.search.study import Entry
+
+LEAVE = ("trials/*/seed-*", "final/*")
+"""What the driver leaves to others."""
+RESUME = "anchorfl sweep --resume"
+PAUSE_S = 5.0
+"""Rest between two copies of the sweep's own files, which change with every round of every trial."""
+
+
+def mirror_of(mirror: str, sweep: Path, folder: Path) -> str:
+    """``cluster.mirror`` for a run folder of a sweep: with it, its copy lies within the sweep's copy."""
+    return object_store.join(mirror, folder.parent.relative_to(sweep.parent).as_posix()) if mirror else ""
+
+
+def bring(mirror: str, sweep: Path, folder: Path, say: Callable[[str], None]) -> None:
+    """Fetch a run that another node has finished, where it is not here."""
+    if mirror and not (folder / RESULT).exists():
+        catch_up(place_of(mirror_of(mirror, sweep, folder), folder), folder, say, finished=True)
+
+
+def move_aside(folder: Path, names: Iterable[str]) -> Path:
+    """Move what there is of ``names`` from a folder to a new one beside it, in this order; the new one."""
+    aside = next(p for n in range(1, 10_000) if not (p := folder.with_name(f"{folder.name}-other-{n}")).exists())
+    aside.mkdir()
+    for name in names:
+        if (folder / name).exists():
+            (folder / name).rename(aside / name)
+    return aside
+
+
+def set_aside(folder: Path, experiment: Experiment, place: str, say: Callable[[str], None]) -> None:
+    """Make room for a run of ``experiment``, where ``folder``, which this process holds, has one of other options:
+    after the end of a ledger was lost, a trial may be another point. place: of the folder's copy, "" for none.
+    """
+    wanted = digest(experiment)
+    if read_json(folder / CONFIG).get("digest", wanted) == wanted:
+        return
+    here = [path.name for path in folder.iterdir() if path.name != LOCK]
+    aside = move_aside(folder, sorted(here, key=lambda name: name == CONFIG))  # what says whose it is goes last
+    say(f"{folder} held a run of other options: moved to {aside}")
+    if not place:
+        return
+    try:
+        if digest_at(place) == wanted:  # another node has begun it
+            fetch(place, folder)
+        else:
+            for name in sorted(object_store.sizes(place), key=lambda name: name == CONFIG):
+                object_store.delete(object_store.join(place, name))
+    except InputError as error:
+        say(f"mirror: {error}; the run begins anew")
+
+
+class Copies:
+    """The driver's part: an observer of the search that has the sweep's own files copied. mirror: ``cluster.mirror`` of
+    the sweep, empty for none. InputError where the copy cannot be made: as ``claim`` says.
+    """
+
+    def __init__(self, mirror: str, folder: Path, last: str, say: Callable[[str], None]) -> None:
+        self.mirror: Mirror | None = None
+        if mirror:
+            place = place_of(mirror, folder)
+            claim(place, folder, say, RESUME)
+            self.mirror = Mirror(folder, place, say, last=(last,), leave=LEAVE, pause_s=PAUSE_S)
+
+    def push(self) -> None:
+        """There is news."""
+        if self.mirror is not None:
+            self.mirror.push()
+
+    def suggested(self, entry: Entry) -> None:
+        """A trial exists."""
+        self.push()
+
+    def reported(self, entry: Entry, round_: int) -> None:
+        """It finished a round."""
+        self.push()
+
+    def ended(self, entry: Entry) -> None:
+        """It is over."""
+        self.push()
+
+    def close(self) -> None:
+        """Copy what is left, and wait for it."""
+        if self.mirror is not None:
+            self.mirror.close()

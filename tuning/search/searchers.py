@@ -1,0 +1,140 @@
+"""Searchers and schedulers, all from Ray Tune and Optuna, behind the names of ``SweepOptions``."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.exceptions import ExperimentalWarning
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
+from ray.tune.search import Searcher
+from ray.tune.search.optuna import OptunaSearch
+
+from tuning.search.options import Rounds, SweepOptions
+from tuning.search.search_space import Choice, Dimension, Range, Space, Value
+
+Point = dict[str, Value]
+ROUND, SCORE = "training_iteration", "score"
+REFUSED = -1.0
+"""Score of a point that the options refuse, below any real one."""
+START_UP = 10
+"""Points that TPE draws at random before it models anything."""
+
+
+class Grid(Searcher):
+    """Every combination of the grid points, the last dimension fastest."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__(metric=SCORE, mode="max")
+        cells = itertools.product(*(d.grid() for d in space.values()))
+        self._cells: Iterator[Point] = (dict(zip(space, cell, strict=True)) for cell in cells)
+
+    def suggest(self, trial_id: str) -> Point | None:
+        """The next combination; None after the last."""
+        return next(self._cells, None)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """A grid learns nothing."""
+
+
+def most_trials(options: SweepOptions, space: Space, own: Mapping[str, Value]) -> int:
+    """How many there will be at most: a grid may have fewer points than trials were allowed, and one more where the
+    preset's ``own`` point is none of them.
+    """
+    if options.searcher != "grid":
+        return options.trials
+    beside = any(own[name] not in d.grid() for name, d in space.items())
+    return min(options.trials, math.prod(len(d.grid()) for d in space.values()) + beside)
+
+
+def make_searcher(options: SweepOptions, space: Space, seed: int, first: Mapping[str, Value] | None) -> Searcher:
+    """The searcher; ``first``: a point inside the space that it is to know as its first suggestion."""
+    if options.searcher == "grid":
+        return Grid(space)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    logging.getLogger("ray.tune.search.optuna.optuna_search").setLevel(logging.ERROR)
+    sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)
+    if options.searcher == "optuna":
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", ExperimentalWarning
+            )  # multivariate, constant_liar: since Optuna 2.2 and 2.8
+            sampler = optuna.samplers.TPESampler(
+                seed=seed, n_startup_trials=START_UP, multivariate=True, constant_liar=True
+            )
+    points = None if first is None else [{n: inner_of(space[n], v) for n, v in first.items()}]
+    return OptunaSearch(
+        {name: distribution_of(d) for name, d in space.items()},
+        metric=SCORE,
+        mode="max",
+        sampler=sampler,
+        points_to_evaluate=points,
+    )
+
+
+def values_of(space: Space, suggested: Mapping[str, Any]) -> Point:
+    """The point of a suggestion: searched variables turned into the options' values."""
+    return {n: d.value(suggested[n]) if isinstance(d, Range) else suggested[n] for n, d in space.items()}
+
+
+def make_scheduler(options: SweepOptions, rounds: Rounds) -> TrialScheduler:
+    """The scheduler. Its counts are rounds, its score the mean over seeds of the validation metric."""
+    if options.scheduler == "asha":
+        return ASHAScheduler(
+            time_attr=ROUND,
+            metric=SCORE,
+            mode="max",
+            max_t=rounds.whole,
+            grace_period=rounds.grace,
+            reduction_factor=options.reduction,
+        )
+    if options.scheduler == "median":
+        # An infinite slice: trials are never paused to let others catch up, only stopped.
+        return MedianStoppingRule(
+            time_attr=ROUND,
+            metric=SCORE,
+            mode="max",
+            grace_period=rounds.grace,
+            min_time_slice=float("inf"),  # type: ignore[arg-type]
+        )
+    return FIFOScheduler()  # type: ignore[no-untyped-call]  # ray has no annotation here
+
+
+def draw(
+    searcher: Searcher, space: Space, number: int, allowed: Callable[[Point], bool], attempts: int = 500
+) -> tuple[str, Point] | None:
+    """The next point that ``allowed`` takes, and the name by which the searcher knows it; the searcher is told that the
+    others are bad. None: there are no more.
+    """
+    for attempt in range(attempts):
+        name = f"{number:04d}" if attempt == 0 else f"{number:04d}-{attempt}"
+        suggested = searcher.suggest(name)
+        if suggested is None:
+            return None
+        point = dict(suggested) if isinstance(searcher, Grid) else values_of(space, suggested)
+        if allowed(point):
+            return name, point
+        # Told as the worst there is: TPE would search a region of which it only heard failures for ever.
+        searcher.on_trial_complete(name, {ROUND: 0, SCORE: REFUSED})
+    return None
+
+
+def distribution_of(dimension: Dimension) -> BaseDistribution:
+    """The searched variable of a dimension as Optuna takes it."""
+    if isinstance(dimension, Choice):
+        return CategoricalDistribution(dimension.values)
+    low, high = sorted((dimension.inner(dimension.low), dimension.inner(dimension.high)))
+    if dimension.integer:
+        return IntDistribution(round(low), round(high), log=dimension.scale == "log")
+    return FloatDistribution(low, high, log=dimension.scale != "linear")
+
+
+def inner_of(dimension: Dimension, value: Value) -> Value:
+    """The searched variable at a value."""
+    return dimension.inner(float(value)) if isinstance(dimension, Range) else value

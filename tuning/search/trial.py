@@ -1,0 +1,254 @@
+"""What runs inside a trial: one point with several seeds in step, on actors that belong to the trial.
+
+Each seed is an ordinary run in a folder of its own, with its checkpoint, so a trial that died goes on after its last
+round, in whatever process. Its actors live in the trial's placement group: bundle 0 holds the server, each further one
+a client slot, and their number follows from the group, never from the options, so no actor waits for a place for ever.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.util import get_current_placement_group
+
+from pipeline.cluster.layout import Layout
+from pipeline.config.cluster import ClusterOptions
+from pipeline.config.experiment import Experiment
+from pipeline.config.schema import with_options
+from pipeline.execution.actor_pool import Crew
+from pipeline.execution.executor import Executor
+from pipeline.execution.pooled_executor import in_process
+from pipeline.execution.ray_executor import RayExecutor
+from pipeline.run.lifecycle import Result, federate, open_loop
+from pipeline.run.progress import Progress
+from pipeline.run.round_loop import Loop
+from pipeline.storage.restore import catch_up, place_of
+from pipeline.storage.run_folder import held_soon, write_config
+from pipeline.storage.run_record import RoundRecord, read_records
+from pipeline.training.run_spec import Setup
+from tasks.errors import InputError
+from tuning.search.backup import mirror_of, set_aside
+from tuning.search.options import SweepOptions
+from tuning.search.searchers import Point
+from tuning.search.tune_adapter import ERROR
+
+SERVER_CPUS = 0.1
+"""CPU share of a trial's server: it works while the clients wait."""
+_CREWS: dict[str, Crew] = {}
+"""The crew of this process by placement group: a process that Tune gives another trial keeps its actors."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all trials of a sweep share. setups: seed -> data and class-name vectors, made before the sweep; names:
+    searched name -> option; folder: of the trials; metric: ``validation/f1_macro``, for example.
+    """
+
+    setups: Mapping[int, Setup]
+    names: Mapping[str, str]
+    folder: str
+    rounds: int
+    metric: str
+    slots: int
+
+
+def bundles(cluster: ClusterOptions, options: SweepOptions) -> list[dict[str, float]]:
+    """Resources of a trial: for the serial executor its own process; else nothing for the trial's process, then the
+    server, then every client slot.
+    """
+    if cluster.executor == "serial":
+        return [{"CPU": options.cpus}]
+    server = {"CPU": min(SERVER_CPUS, options.cpus / 2)} | _gpu(cluster.server_gpus)
+    each = int(1e4 * (options.cpus - server["CPU"]) / options.slots) / 1e4
+    return [{}, server, *[{"CPU": each} | _gpu(cluster.client_gpus)] * options.slots]
+
+
+def _gpu(share: float) -> dict[str, float]:
+    return {"GPU": share} if share else {}
+
+
+def point_experiment(experiment: Experiment, names: Mapping[str, str], point: Point, seed: int) -> Experiment:
+    """The experiment of a point. InputError where the options refuse it."""
+    got = with_options(experiment, {names[n]: v for n, v in point.items()})
+    return replace(got, seed=seed, output="", tracking=replace(got.tracking, uri="none", run_name=""))
+
+
+def final_experiment(experiment: Experiment, names: Mapping[str, str], point: Point, seed: int) -> Experiment:
+    """The experiment of a final run. InputError where the options refuse the point."""
+    e = point_experiment(experiment, names, point, seed)
+    return replace(e, evaluation=replace(e.evaluation, test="last"))
+
+
+def train_trial(config: dict[str, Any], work: Work) -> None:
+    """Tune's trainable: ``config`` holds the trial's number, its point, and the rounds that were reported before."""
+    telling(_train_trial, config, work)
+
+
+def train_final(config: dict[str, Any], work: Work) -> None:
+    """Tune's trainable for a point in full on one fresh seed, tested once: an ordinary run with its model.
+    ``config["job"]`` holds seed, point, name of the folder, and name for the registry.
+    """
+    telling(_train_final, config, work)
+
+
+def telling(train: Callable[[dict[str, Any], Any], None], config: dict[str, Any], work: Any) -> None:
+    """Report what goes wrong in training, which would go wrong again; Tune itself only sees processes that are lost."""
+    try:
+        train(config, work)
+    except Exception:
+        while _CREWS:  # their server may be what died
+            _CREWS.popitem()[1].close()
+        tune.report({"round": 0, "score": 0.0, ERROR: traceback.format_exc()})
+
+
+def _train_trial(config: dict[str, Any], work: Work) -> None:
+    began, folder = time.perf_counter(), Path(work.folder) / f"{config['number']:04d}"
+    with ExitStack() as stack:
+        loops = {}
+        for seed, setup in work.setups.items():
+            e = point_experiment(setup.experiment, work.names, config["point"], seed)
+            e = replace(
+                e,
+                federation=replace(e.federation, rounds=work.rounds),
+                evaluation=replace(e.evaluation, test="never", select="last", every=1),
+            )
+            loops[seed] = _open(replace(setup, experiment=e), folder / f"seed-{seed}", work, stack)
+        steps = {seed: loop.steps() for seed, loop in loops.items()}
+        for round_ in range(1, work.rounds + 1):
+            for seed, loop in loops.items():
+                _advance(loop, steps[seed], round_)
+            if round_ > config["after"]:
+                record = _record(folder, list(loops), round_, work)
+                record["seconds"] = config["seconds"] + time.perf_counter() - began
+                tune.report({"round": round_, "score": record["score"], "record": json.dumps(record)})
+        for loop in loops.values():
+            loop.tracker.end("FINISHED")
+
+
+def _train_final(config: dict[str, Any], work: Work) -> None:
+    job, began = config["job"], time.perf_counter()
+    seed, folder, sweep = job["seed"], Path(work.folder) / job["name"], Path(work.folder).parent
+    setup = work.setups[seed]
+    e = final_experiment(setup.experiment, work.names, job["point"], seed)
+    e = replace(
+        e,
+        cluster=replace(e.cluster, mirror=mirror_of(e.cluster.mirror, sweep, folder)),
+        tracking=replace(e.tracking, run_name=f"{sweep.name}-{job['name']}", register=job["register"]),
+    )
+    result = whole_run(replace(setup, experiment=e), folder, sweep)
+    tune.report({"scores": json.dumps(result.scores), "seconds": time.perf_counter() - began})
+
+
+def whole_run(setup: Setup, folder: Path, parent: Path | None = None, written: Experiment | None = None) -> Result:
+    """A run inside a trial, from its checkpoint where it has one, to its result.
+
+    parent: folder of the sweep that it is a part of; written: the options that its folder keeps for whoever resumes it
+    elsewhere, where those are not what it runs with here.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(held_soon(folder))
+        mirror = setup.experiment.cluster.mirror
+        if mirror:
+            catch_up(place_of(mirror, folder), folder, _log)
+        set_aside(folder, written or setup.experiment, place_of(mirror, folder) if mirror else "", _log)
+        executor = _executor(setup)
+        stack.callback(executor.close)
+        write_config(folder, written or setup.experiment)
+        progress = Progress(setup.experiment.federation.rounds, out=io.StringIO())
+        return federate(setup, executor, folder, progress, _log, parent)
+
+
+def _open(setup: Setup, folder: Path, work: Work, stack: ExitStack) -> Loop:
+    stack.enter_context(held_soon(folder))
+    setup = _caught_up(setup, folder, work)
+    mirror = setup.experiment.cluster.mirror
+    set_aside(folder, setup.experiment, place_of(mirror, folder) if mirror else "", _log)
+    executor = _executor(setup)
+    stack.callback(executor.close)
+    write_config(folder, setup.experiment)
+    progress = Progress(setup.experiment.federation.rounds, out=io.StringIO())
+    loop = open_loop(setup, executor, folder, progress, _log)
+    if loop.mirror is not None:
+        stack.callback(loop.mirror.close)
+    return loop
+
+
+def _caught_up(setup: Setup, folder: Path, work: Work) -> Setup:
+    """The setup for a run folder that this process holds, with what another node did of the run fetched into it."""
+    e, sweep = setup.experiment, Path(work.folder).parent
+    if not e.cluster.mirror:
+        return setup
+    mirror = mirror_of(e.cluster.mirror, sweep, folder)
+    catch_up(place_of(mirror, folder), folder, _log)
+    return replace(setup, experiment=replace(e, cluster=replace(e.cluster, mirror=mirror)))
+
+
+def _executor(setup: Setup) -> Executor:
+    """The executor of a run inside this trial: in the trial's process, or on the crew of its placement group."""
+    if setup.experiment.cluster.executor == "serial" or setup.experiment.federation.pooled:
+        return in_process(setup)
+    group = get_current_placement_group()
+    if group is None:
+        raise RuntimeError("a trial needs the placement group that Tune gives it")
+    key = group.id.hex()
+    if key not in _CREWS:
+        _CREWS[key] = Crew(_layout(group, group.bundle_specs))
+    return RayExecutor(setup, _CREWS[key])
+
+
+def _layout(group: Any, shares: Sequence[Mapping[str, float]]) -> Layout:
+    server, *slots = shares
+    return Layout(
+        actors=len(slots),
+        client_cpus=slots[0].get("CPU", 0.0),
+        client_gpus=slots[0].get("GPU", 0.0),
+        server_cpus=server.get("CPU", 0.0),
+        server_gpus=server.get("GPU", 0.0),
+        concurrent=len(slots),
+        group=group,
+    )
+
+
+def _advance(loop: Loop, steps: Iterator[int], round_: int) -> None:
+    while loop.standing.round < round_:
+        next(steps)
+
+
+def _record(folder: Path, seeds: Sequence[int], round_: int, work: Work) -> dict[str, Any]:
+    """What a trial reports of a round: means over its seeds, the score of each, and seconds of training so far."""
+    rows = {seed: read_records(folder / f"seed-{seed}")[0] for seed in seeds}
+    now = {seed: next(r for r in rows[seed] if r.round == round_) for seed in seeds}
+    if missing := [seed for seed, record in now.items() if work.metric not in record.metrics]:
+        raise InputError(f"seeds {missing} have no {work.metric} (docs/metrics.md says when): give another --metric")
+    scores = {seed: record.metrics[work.metric] for seed, record in now.items()}
+    shared = set.intersection(*(set(r.metrics) for r in now.values()))
+    means = {k: statistics.fmean(r.metrics[k] for r in now.values()) for k in sorted(shared)}
+    training = sum(_training(r, work.slots) for records in rows.values() for r in records if r.round <= round_)
+    return {
+        "score": statistics.fmean(scores.values()),
+        "scores": {str(seed): score for seed, score in scores.items()},
+        "metrics": {k: v for k, v in means.items() if not k.startswith("system/")},
+        "training_seconds": training,
+    }
+
+
+def _training(record: RoundRecord, slots: int) -> float:
+    """Seconds in which clients trained, over the slots that they shared, models were scored or the server merged."""
+    alone = record.metrics["sys/score_seconds"] + record.metrics.get("sys/merge_seconds", 0.0)  # round 0 merges nothing
+    return record.metrics["sys/client_seconds"] / slots + alone
+
+
+def _log(line: str) -> None:
+    """A trial shows its progress through what it reports; whatever else it says is in Ray's log of its process."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""A sweep as a whole: plan, trials, final runs, report."""

@@ -1,0 +1,60 @@
+"""The chosen point as a preset that is ready to run."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import tomllib
+from typing import Any
+
+from pipeline.config.schema import from_tree, to_toml
+from tuning.search.results import Sweep
+from tuning.search.search_space import Value
+
+
+def best_preset(sweep: Sweep, text: str) -> str:
+    """The preset's TOML text with the chosen values in place of its own, under a head that says whence they come."""
+    trial = sweep.best
+    if trial is None:
+        raise ValueError("a sweep without a scored trial has chosen nothing")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    chosen = tomllib.loads(text)
+    for name, value in trial.point.items():
+        section, _, key = (name if "." in name else f"method.{name}").rpartition(".")
+        lines = _put(lines, section, key, value)
+        chosen.setdefault(section, {})[key] = value
+    if not _says("\n".join(lines), chosen):
+        lines = to_toml(from_tree(chosen)).splitlines()
+    score = 100 * statistics.fmean(trial.scores(sweep.rule))
+    head = [
+        f"# {sweep.preset} with the point that {sweep.name} chose: trial {trial.number} of {len(sweep.trials)}.",
+        f"# Validation {sweep.metric} {score:.2f} ({sweep.rule}, round {trial.rounds}, seeds "
+        f"{', '.join(map(str, sorted(trial.curves)))}).",
+    ]
+    return "\n".join([*head, *lines]).rstrip() + "\n"
+
+
+def _says(text: str, tree: dict[str, Any]) -> bool:
+    """Whether a text is TOML that says this. Tables may be written in ways that no replaced line fits."""
+    try:
+        return tomllib.loads(text) == tree
+    except tomllib.TOMLDecodeError:
+        return False
+
+
+def _put(lines: list[str], section: str, key: str, value: Value) -> list[str]:
+    """Set ``key`` in a table; a remark behind the old value stays, a missing key or table is added."""
+    starts = [i for i, line in enumerate(lines) if line.strip() == f"[{section}]"]
+    if not starts:
+        return [*lines, "", f"[{section}]", f"{key} = {json.dumps(value)}"]
+    first = starts[0] + 1
+    last = next((i for i in range(first, len(lines)) if lines[i].lstrip().startswith("[")), len(lines))
+    for i in range(first, last):
+        found = re.fullmatch(rf"(\s*){re.escape(key)}\s*=[^#\"']*(?:\"[^\"]*\"|'[^']*')?\s*(#.*)?", lines[i])
+        if found:
+            remark = f"  {found.group(2)}" if found.group(2) else ""
+            return [*lines[:i], f"{found.group(1)}{key} = {json.dumps(value)}{remark}", *lines[i + 1 :]]
+    while last > first and not lines[last - 1].strip():
+        last -= 1
+    return [*lines[:last], f"{key} = {json.dumps(value)}", *lines[last:]]

@@ -1,0 +1,89 @@
+"""Blocks of a report as one HTML page without any outside reference, and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from tuning.sweep.plots import png, svg
+
+STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 60rem; margin: 2rem auto;
+       padding: 0 1.2rem; }
+h1 { font-size: 1.6rem; margin-bottom: 0.4rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+table { border-collapse: collapse; font-size: 0.86rem; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.22rem 0.7rem 0.22rem 0; border-bottom: 1px solid #e6e6e6; text-align: left; }
+td.n, th.n { text-align: right; } .wide { overflow-x: auto; }
+figure { margin: 0.6rem 0; } figcaption, .note { color: #555; font-size: 0.86rem; max-width: 46rem; }
+svg { max-width: 100%; height: auto; }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A piece of a report: title, table (first row its head, empty cells: none), figure with file name, text."""
+
+    title: str = ""
+    rows: Sequence[Sequence[str]] = ()
+    picture: Callable[[], Figure] | None = None
+    file: str = ""
+    paragraphs: Sequence[str] = field(default=())
+
+
+def html(title: str, blocks: Sequence[Block]) -> str:
+    """One page with its style and figures inside."""
+    parts = [f"<h1>{escape(title)}</h1>"]
+    for block in blocks:
+        if block.title:
+            parts.append(f"<h2>{escape(block.title)}</h2>")
+        if block.rows:
+            parts.append(_table(block.rows))
+        if block.picture:
+            caption = "".join(f"<figcaption>{escape(text)}</figcaption>" for text in block.paragraphs)
+            parts.append(f"<figure>{svg(block.picture)}{caption}</figure>")
+            continue
+        kind = ' class="note"' if block.rows else ""
+        parts += [f"<p{kind}>{escape(text)}</p>" for text in block.paragraphs]
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
+
+
+def markdown(title: str, blocks: Sequence[Block], folder: Path) -> str:
+    """The same as Markdown, its figures as PNG files in ``folder``."""
+    parts = [f"# {title}"]
+    for block in blocks:
+        if block.title:
+            parts.append(f"## {block.title}")
+        if block.rows:
+            safe = [[cell.replace("|", "\\|") for cell in row] for row in block.rows]
+            parts.append("\n".join("| " + " | ".join(r) + " |" for r in [safe[0], ["---"] * len(safe[0]), *safe[1:]]))
+        if block.picture:
+            png(block.picture, folder / block.file)
+            parts.append(f"![{block.title}]({folder.name}/{block.file})")
+        parts += block.paragraphs
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = rows
+    numeric = [all(_is_number(row[i]) for row in body) for i in range(len(head))]
+
+    def line(row: Sequence[str], tag: str) -> str:
+        cells = (f"<{tag}{' class=n' if numeric[i] else ''}>{escape(cell)}</{tag}>" for i, cell in enumerate(row))
+        return f"<tr>{''.join(cells)}</tr>"
+
+    top = f"<thead>{line(head, 'th')}</thead>" if any(head) else ""
+    return f'<div class="wide"><table>{top}<tbody>{"".join(line(r, "td") for r in body)}</tbody></table></div>'
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.partition(" ± ")[0])
+    except ValueError:
+        return text in ("", "-")
+    return True

@@ -1,0 +1,262 @@
+"""Figures of a sweep, each a matplotlib Figure; the same sweep gives the same bytes.
+
+Scores are shown in percent. Whole trials are filled marks, stopped ones hollow: they are shown where they stopped.
+"""
+
+from __future__ import annotations
+
+import io
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from pipeline.results.curves import verbatim
+from tasks.metrics.scores import MEASURES
+from tuning.search.results import Sweep, Trial
+from tuning.search.search_space import Choice, Dimension, Range
+
+MAP = colormaps["viridis"]
+INK, GREY = "#222222", "#9a9a9a"
+SETTINGS: Any = {"svg.hashsalt": "anchorfl", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+
+
+def heat_map(sweep: Sweep, x: str, y: str) -> Figure:
+    """Mean score over the plane of two dimensions: cells with figures for a grid, marks for other searches. The chosen
+    point wears a ring, the preset's own a square.
+    """
+    shown = _scored(sweep)
+    figure = Figure(figsize=(5.6, 4.2), layout="constrained")
+    ax = figure.add_subplot()
+    norm = _norm(sweep, shown)
+    cells: dict[tuple[float, float], list[Trial]] = {}
+    for t in shown:
+        cells.setdefault((_place(sweep.space[x], t.point[x]), _place(sweep.space[y], t.point[y])), []).append(t)
+    for (a, b), trials in cells.items():  # of a grid over more dimensions a cell holds several trials
+        score = statistics.fmean(_mean(sweep, t) for t in trials)
+        colour, whole = MAP(norm(score)), all(map(_whole, trials))
+        if sweep.searcher == "grid":
+            ax.scatter(a, b, s=1100, marker="s", color=colour, alpha=1.0 if whole else 0.45, zorder=1)
+            dark = norm(score) < 0.55
+            ax.annotate(f"{score:.1f}", (a, b), ha="center", va="center", color="white" if dark else INK, fontsize=8)
+        else:
+            ax.scatter(a, b, s=90, color=colour if whole else "white", edgecolor=colour, linewidth=1.8, zorder=2)
+    for trial, marker, size in ((sweep.best, "o", 320), (sweep.trials[0], "s", 260)):
+        if trial is not None and trial in shown:
+            ax.scatter(
+                _place(sweep.space[x], trial.point[x]), _place(sweep.space[y], trial.point[y]), s=size, marker=marker,
+                facecolor="none", edgecolor=INK, linewidth=1.2, zorder=3,
+            )  # fmt: skip
+    _axis(ax, sweep.space[x], x, "x")
+    _axis(ax, sweep.space[y], y, "y")
+    ax.margins(0.12)
+    _bar(figure, ax, norm, sweep)
+    return figure
+
+
+def against(sweep: Sweep, name: str) -> Figure:
+    """Score against one dimension: mean over seeds, and a bar from the lowest to the highest seed; of a grid also the
+    mean over all whole trials with that value.
+    """
+    dimension = sweep.space[name]
+    figure = Figure(figsize=(4.6, 3.2), layout="constrained")
+    ax = figure.add_subplot()
+    shown = _scored(sweep)
+    places = [_place(dimension, t.point[name]) for t in shown]
+    scores = [[100 * s for s in t.scores(sweep.rule)] for t in shown]
+    edge = ["#31688e" if _whole(t) else GREY for t in shown]
+    face = [colour if _whole(t) else "white" for colour, t in zip(edge, shown, strict=True)]
+    ax.vlines(places, [*map(min, scores)], [*map(max, scores)], color=edge, linewidth=1, alpha=0.7)
+    ax.scatter(places, [*map(statistics.fmean, scores)], s=26, color=face, edgecolor=edge, zorder=3)
+    if sweep.searcher == "grid":
+        groups: dict[float, list[float]] = {}
+        for t in filter(_whole, shown):
+            groups.setdefault(_place(dimension, t.point[name]), []).append(_mean(sweep, t))
+        places = sorted(groups)
+        ax.plot(places, [statistics.fmean(groups[p]) for p in places], color="#31688e", linewidth=1.2, zorder=2)
+    if (best := sweep.best) is not None:
+        place = _place(dimension, best.point[name])
+        ax.scatter(place, _mean(sweep, best), s=150, facecolor="none", edgecolor=INK, zorder=4)
+    _axis(ax, dimension, name, "x")
+    ax.set_ylabel(f"validation {_metric(sweep)}")
+    ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
+    return figure
+
+
+def parallel(sweep: Sweep) -> Figure:
+    """Every trial as a line over one axis per dimension and one for the score; stopped trials thin and grey."""
+    names = [*sweep.space, "score"]
+    shown = sorted(_scored(sweep), key=lambda t: (_whole(t), _mean(sweep, t)))  # the best is drawn last, on top
+    norm, chosen = _norm(sweep, shown), sweep.best
+    figure = Figure(figsize=(1.7 * len(names) + 1.6, 3.8), layout="constrained")
+    ax = figure.add_subplot()
+    spans = {n: _span(sweep, n, shown) for n in names}
+    for t in shown:
+        places = [_mean(sweep, t) if n == "score" else _place(sweep.space[n], t.point[n]) for n in names]
+        heights = [_share(p, *spans[n]) for n, p in zip(names, places, strict=True)]
+        whole = _whole(t)
+        best = t is chosen
+        ax.plot(
+            range(len(names)), heights, color=MAP(norm(_mean(sweep, t))) if whole else "#c9c9c9",
+            linewidth=2.6 if best else 1.4 if whole else 0.8, zorder=3 if best else 2 if whole else 1,
+        )  # fmt: skip
+    for i, name in enumerate(names):
+        ax.axvline(i, color=INK, linewidth=0.8)
+        for share in (0.0, 0.5, 1.0):
+            ax.annotate(
+                _tick(sweep, name, spans[name], share), (i, share), xytext=(4, 3), textcoords="offset points",
+                fontsize=7, color=INK, zorder=5, bbox={"facecolor": "white", "alpha": 0.8, "pad": 0.5, "linewidth": 0},
+            )  # fmt: skip
+    ax.set_xticks(range(len(names)), [_metric(sweep) if n == "score" else n for n in names])
+    ax.set_yticks([])
+    ax.spines["left"].set_visible(False)
+    ax.spines["bottom"].set_visible(False)
+    _bar(figure, ax, norm, sweep)
+    return figure
+
+
+def curves(sweep: Sweep) -> Figure:
+    """Validation score by round, mean over seeds, coloured by the trial's score; stopped trials end with a ring."""
+    shown = _scored(sweep)
+    norm, chosen = _norm(sweep, shown), sweep.best
+    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+    ax = figure.add_subplot()
+    for t in shown:
+        rounds = sorted(set.intersection(*(set(curve) for curve in t.curves.values())))
+        means = [100 * statistics.fmean(curve[r] for curve in t.curves.values()) for r in rounds]
+        ax.plot(rounds, means, color=MAP(norm(_mean(sweep, t))), linewidth=2.4 if t is chosen else 1.1)
+        ax.plot(rounds[-1], means[-1], "o", markersize=4, color=MAP(norm(_mean(sweep, t))),
+                markerfacecolor=MAP(norm(_mean(sweep, t))) if _whole(t) else "white")  # fmt: skip
+    ax.set_xlabel("round")
+    ax.set_ylabel(f"validation {_metric(sweep)}")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
+    _bar(figure, ax, norm, sweep)
+    return figure
+
+
+def importance(shares: dict[str, float]) -> Figure:
+    """Bars of importances, which add up to 1."""
+    ordered = sorted(shares.items(), key=lambda item: item[1])
+    figure = Figure(figsize=(4.6, 0.5 + 0.38 * len(ordered)), layout="constrained")
+    ax = figure.add_subplot()
+    ax.barh([n for n, _ in ordered], [v for _, v in ordered], color="#31688e", height=0.6)
+    for i, (_, value) in enumerate(ordered):
+        ax.annotate(f"{value:.2f}", (value, i), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+    ax.set_xlim(0, 1.05)
+    ax.set_xlabel("share of the scores' variance")
+    return figure
+
+
+def svg(draw: Callable[[], Figure]) -> str:
+    """A figure as inline SVG."""
+    with matplotlib.rc_context(SETTINGS):
+        stream = io.StringIO()
+        draw().savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
+    text = stream.getvalue()
+    return text[text.index("<svg") :]
+
+
+def png(draw: Callable[[], Figure], path: Path) -> Path:
+    """A figure as a PNG file."""
+    with matplotlib.rc_context(SETTINGS):
+        draw().savefig(path, dpi=130, metadata={"Software": None})
+    return path
+
+
+def _scored(sweep: Sweep) -> list[Trial]:
+    return [t for t in sweep.trials if t.status != "failed" and t.scores(sweep.rule)]
+
+
+def _whole(trial: Trial) -> bool:
+    return trial.status == "finished"
+
+
+def _mean(sweep: Sweep, trial: Trial) -> float:
+    return 100 * statistics.fmean(trial.scores(sweep.rule))
+
+
+def _metric(sweep: Sweep) -> str:
+    return f"{MEASURES[sweep.metric].shown} (%)"
+
+
+def _norm(sweep: Sweep, shown: Sequence[Trial]) -> Normalize:
+    """Colours span the whole trials, so that early scores do not use up the range."""
+    scores = [_mean(sweep, t) for t in shown if _whole(t)] or [_mean(sweep, t) for t in shown]
+    low, high = min(scores), max(scores)
+    return Normalize(low, high if high > low else low + 1, clip=True)
+
+
+def _place(dimension: Dimension, value: object) -> float:
+    """Where a value lies on an axis: choices by their number, ``tail`` by its distance to 100 (downwards), in
+    logarithms where the scale has them.
+    """
+    if isinstance(dimension, Choice):
+        return float(dimension.values.index(value)) if value in dimension.values else -1.0
+    number = float(value)  # type: ignore[arg-type]
+    if dimension.scale == "tail":
+        return -float(np.log10(max(100 - number, 1e-9)))
+    return float(np.log10(number)) if dimension.scale == "log" and number > 0 else number
+
+
+def _ticks(dimension: Dimension) -> list[object]:
+    if isinstance(dimension, Choice):
+        return list(dimension.values)
+    few = Range(dimension.low, dimension.high, dimension.scale, dimension.integer, 5)
+    return [float(f"{v:.3g}") if dimension.scale != "tail" else round(float(v), 2) for v in few.grid()]
+
+
+def _axis(ax: Axes, dimension: Dimension, name: str, which: str) -> None:
+    ticks = _ticks(dimension)
+    places, labels = [_place(dimension, v) for v in ticks], [verbatim(_word(v)) for v in ticks]
+    if which == "x":
+        ax.set_xticks(places, labels)
+        ax.set_xlabel(name)
+    else:
+        ax.set_yticks(places, labels)
+        ax.set_ylabel(name)
+
+
+def _word(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _span(sweep: Sweep, name: str, shown: Sequence[Trial]) -> tuple[float, float]:
+    if name == "score":
+        places = [_mean(sweep, t) for t in shown]
+    else:
+        dimension = sweep.space[name]
+        ends = dimension.values if isinstance(dimension, Choice) else (dimension.low, dimension.high)
+        places = [_place(dimension, v) for v in ends] + [_place(dimension, t.point[name]) for t in shown]
+    return min(places), max(places)
+
+
+def _share(place: float, low: float, high: float) -> float:
+    return (place - low) / (high - low) if high > low else 0.5
+
+
+def _tick(sweep: Sweep, name: str, span: tuple[float, float], share: float) -> str:
+    place = span[0] + share * (span[1] - span[0])
+    if name == "score":
+        return f"{place:.1f}"
+    dimension = sweep.space[name]
+    if isinstance(dimension, Choice):
+        inside = 0 <= round(place) < len(dimension.values) and float(place).is_integer()
+        return str(dimension.values[round(place)]) if inside else ""
+    if dimension.scale == "tail":
+        return f"{100 - 10**-place:.4g}"
+    return f"{10**place if dimension.scale == 'log' else place:.3g}"
+
+
+def _bar(figure: Figure, ax: Axes, norm: Normalize, sweep: Sweep) -> None:
+    bar = figure.colorbar(matplotlib.cm.ScalarMappable(norm, MAP), ax=ax, pad=0.02, aspect=30)
+    bar.set_label(f"validation {_metric(sweep)}, {sweep.rule}")
+    bar.outline.set_visible(False)

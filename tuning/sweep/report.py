@@ -1,0 +1,201 @@
+"""The report of a sweep: one HTML file with everything in it, the same as Markdown, a table as CSV, and the chosen
+point as a preset. Written anew at any time from what the sweep's folder holds; the same sweep gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from itertools import combinations
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from pipeline.run.progress import clock
+from pipeline.storage.atomic_files import write_atomically
+from tuning.search.results import Final, Sweep, Trial
+from tuning.search.search_space import Range, describe
+from tuning.sweep import plots
+from tuning.sweep.best_preset import best_preset
+from tuning.sweep.html import Block, html, markdown
+from tuning.sweep.importance import importances
+from tuning.sweep.progress import named, spread
+
+RULES = {
+    "last": "the score of its last round",
+    "mean5": "the mean over its last five scored rounds",
+    "best": "the score of its best round",
+}
+
+
+def write_report(sweep: Sweep, out: Path, preset_toml: str | None = None) -> list[Path]:
+    """Write ``report.html``, ``report.md`` with ``figures/``, ``trials.csv`` and, given the preset's text,
+    ``best.toml`` into ``out``; what was written, the figures as their folder.
+    """
+    (out / "figures").mkdir(parents=True, exist_ok=True)
+    blocks = list(_blocks(sweep))
+    title = f"Sweep {sweep.name}"
+    write_atomically(out / "report.html", html(title, blocks).encode())
+    write_atomically(out / "report.md", markdown(title, blocks, out / "figures").encode())
+    write_atomically(out / "trials.csv", _csv(sweep).encode())
+    files = [out / "report.html", out / "report.md", out / "figures", out / "trials.csv"]
+    if preset_toml is not None and sweep.best is not None:
+        write_atomically(out / "best.toml", best_preset(sweep, preset_toml).encode())
+        files.append(out / "best.toml")
+    return files
+
+
+def _blocks(sweep: Sweep) -> Iterator[Block]:
+    yield Block(rows=_facts(sweep))
+    yield Block("What was chosen", paragraphs=_verdict(sweep))
+    if sweep.tested:
+        yield Block("On fresh seeds, tested once", rows=_finals(sweep))
+    yield from _pictures(sweep)
+    yield Block("Trials", rows=_table(sweep), paragraphs=[_how_to_read(sweep), *sweep.notes])
+    failed = [["trial", "error"], *([str(t.number), t.error] for t in sweep.trials if t.status == "failed")]
+    if len(failed) > 1:
+        yield Block("Failures", rows=failed)
+
+
+def _facts(sweep: Sweep) -> list[list[str]]:
+    counts = {s: sum(t.status == s for t in sweep.trials) for s in ("finished", "stopped", "failed", "running")}
+    rows = [
+        ["preset", f"{sweep.preset} (task {sweep.task}, method {sweep.method})"],
+        ["search", f"{sweep.searcher}, scheduler {sweep.scheduler}"],
+        ["trials", ", ".join(f"{n} {s}" for s, n in counts.items() if n) or "none"],
+        ["rounds of a trial", str(sweep.rounds)],
+        ["seeds", ", ".join(map(str, sweep.seeds))],
+        ["score", f"validation {sweep.metric}, {sweep.rule}, mean over seeds"],
+        ["wall time of the search", clock(sweep.seconds)],
+    ]
+    for name, dimension in sweep.space.items():
+        spec = describe(dimension).rpartition(":")[0] if isinstance(dimension, Range) else describe(dimension)
+        rows.append([f"searched: {name}", spec + (f" ({dimension.reason})" if dimension.reason else "")])
+    return [["", ""], *rows]
+
+
+def _verdict(sweep: Sweep) -> list[str]:
+    best = sweep.best
+    if best is None:
+        return ["No trial has a score yet."]
+    mine = best.scores(sweep.rule)
+    lines = [f"Trial {best.number}: {named(best.point)}. Validation score {spread(mine)} at round {best.rounds}."]
+    own = sweep.trials[0]
+    theirs = own.scores(sweep.rule)
+    if best.number == own.number:
+        return [*lines, "This is the preset's own point: no other did better."]
+    if not theirs or own.rounds != best.rounds:
+        return [*lines, f"The preset's own point (trial 0) ended at round {own.rounds}, so the two cannot be compared."]
+    lines.append(f"The preset's own point (trial 0, {named(own.point)}): {spread(theirs)}.")
+    gains = [100 * (a - b) for a, b in zip(mine, theirs, strict=True)]
+    gain = statistics.fmean(gains)
+    if len(gains) < 2:
+        return [*lines, f"Gain {gain:+.2f} on one seed, which says nothing about its spread."]
+    error = statistics.stdev(gains) / len(gains) ** 0.5
+    word = "Within noise: " if abs(gain) < error else ""
+    return [*lines, f"{word}gain {gain:+.2f}, standard error over {len(gains)} paired seeds {error:.2f}."]
+
+
+def _finals(sweep: Sweep) -> list[list[str]]:
+    some = next(iter((*sweep.finals, *sweep.references)), None)
+    metrics = list(some.scores["test"]) if some else [sweep.metric]
+    head = ["point", "seed", "rounds", *(f"test {m}" for m in metrics)]
+    rows: list[list[str]] = []
+    for word, runs in (("chosen", sweep.finals), ("preset's own", sweep.references)):
+        rows += [
+            [word, str(r.seed), str(r.rounds), *(f"{100 * r.scores['test'][m]:.2f}" for m in metrics)] for r in runs
+        ]
+        lacking = sweep.lacking(runs) if word == "chosen" or sweep.referred else []
+        rows += [[word, str(seed), "-", *("no result" for _ in metrics)] for seed in lacking]
+        if len(runs) > 1:
+            of = f", {len(runs)} of {len(sweep.fresh)}" if lacking else ""
+            rows.append([f"{word}, mean ± sd{of}", "", "", *(spread(_test(runs, m)) for m in metrics)])
+    return [head, *rows]
+
+
+def _test(runs: Sequence[Final], metric: str) -> list[float]:
+    return [r.scores["test"][metric] for r in runs]
+
+
+def _pictures(sweep: Sweep) -> Iterator[Block]:
+    scored = [t for t in sweep.trials if t.status != "failed" and t.scores(sweep.rule)]
+    if not scored:
+        yield Block("Figures", paragraphs=["No trial has a score, so there is nothing to draw."])
+        return
+    planes = list(combinations(sweep.space, 2))
+    named_planes = [p for p in planes if set(p) == {"q1", "q2"}] or planes[:3]
+    for x, y in named_planes:
+        yield _picture(f"{x} x {y}", f"map-{x}-{y}", partial(plots.heat_map, sweep, x, y),
+                       "Ring: the chosen point; square: the preset's own; hollow: stopped early.")  # fmt: skip
+    for name in sweep.space:
+        yield _picture(f"{name}", f"curve-{name}", partial(plots.against, sweep, name),
+                       "Mean over seeds; bars from the lowest to the highest seed; hollow: stopped early.")  # fmt: skip
+    yield _picture("All trials", "parallel", partial(plots.parallel, sweep),
+                   "One line per trial; grey: stopped early; thick: the chosen one.")  # fmt: skip
+    shares = importances(sweep)
+    if isinstance(shares, str):
+        yield Block("Importance", paragraphs=[shares])
+    else:
+        yield _picture("Importance", "importance", partial(plots.importance, shares),
+                       "fANOVA over the whole trials (Optuna); shares of the variance of the score.")  # fmt: skip
+    yield _picture("Learning curves", "learning", partial(plots.curves, sweep), "Mean over seeds; ring: stopped early.")
+
+
+def _picture(title: str, file: str, draw: Callable[[], Figure], caption: str) -> Block:
+    # drawn once, for the page and for its own file
+    return Block(title, picture=cache(draw), file=f"{file.replace('.', '-')}.png", paragraphs=[caption])
+
+
+def _table(sweep: Sweep) -> list[list[str]]:
+    head = [
+        "trial",
+        *sweep.space,
+        "status",
+        "round",
+        "score",
+        *(f"seed {s}" for s in sweep.seeds),
+        "s",
+        "overhead s",
+        "%",
+    ]
+    ranked = sweep.ranked()
+    rest = [t for t in sweep.trials if t not in ranked]
+    return [head, *(_row(sweep, t) for t in [*ranked, *rest])]
+
+
+def _row(sweep: Sweep, t: Trial) -> list[str]:
+    scores = t.scores(sweep.rule)
+    each = [f"{100 * s:.2f}" for s in scores] or ["-"] * len(sweep.seeds)
+    beyond = t.seconds - t.training_seconds
+    share = f"{100 * beyond / t.seconds:.1f}" if t.seconds else "-"
+    point = [f"{v:g}" if isinstance(v, float) else str(v) for v in (t.point[n] for n in sweep.space)]
+    times = [f"{t.seconds:.0f}", f"{beyond:.1f}", share] if scores else ["-"] * 3
+    return [str(t.number), *point, t.status, str(t.rounds), spread(scores) if scores else "-", *each, *times]
+
+
+def _how_to_read(sweep: Sweep) -> str:
+    return (
+        "Scores are in percent, on the validation split, which alone chooses; no trial computed a test score. A"
+        f" trial's score is {RULES[sweep.rule]}, as a mean over seeds ± sd. Trials with more rounds come first, so one"
+        " that was stopped early is never chosen over a whole one. Overhead: seconds of a trial in which neither a"
+        " client trained nor a model was scored, such as the start of its actors."
+    )
+
+
+def _csv(sweep: Sweep) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    seeds = [f"score_seed_{s}" for s in sweep.seeds]
+    writer.writerow(["trial", "status", "rounds", *sweep.space, "score_mean", "score_sd", *seeds, "seconds",
+                     "overhead_seconds"])  # fmt: skip
+    for t in sweep.trials:
+        scores = t.scores(sweep.rule)
+        mean = f"{statistics.fmean(scores):.6f}" if scores else ""
+        sd = f"{statistics.stdev(scores):.6f}" if len(scores) > 1 else ""
+        each = [f"{s:.6f}" for s in scores] or [""] * len(sweep.seeds)
+        writer.writerow([t.number, t.status, t.rounds, *(t.point[n] for n in sweep.space), mean, sd, *each,
+                         f"{t.seconds:.3f}", f"{t.seconds - t.training_seconds:.3f}"])  # fmt: skip
+    return stream.getvalue()

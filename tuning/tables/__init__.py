@@ -1,0 +1,1 @@
+"""A paper's table: what was published, what is run, and the page that shows both."""

@@ -1,0 +1,134 @@
+"""The missing runs of a table on Ray Tune: so many at a time as fit, each an ordinary run folder.
+
+A serial run is one process; with ``--cluster.executor ray`` a run has actors in a placement group, as in a sweep.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune import Callback
+
+from pipeline.run.progress import clock
+from pipeline.storage.restore import catch_up, place_of
+from pipeline.storage.run_folder import RESULT, read_result
+from pipeline.training.run_spec import Setup
+from tuning.search.options import SweepOptions
+from tuning.search.trial import bundles, telling, whole_run
+from tuning.search.tune_adapter import Unsaved, fit, room
+from tuning.sweep.final_runs import LOOK_S, why
+from tuning.tables.runs import Job
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What all runs of a table share: setups and folders by digest."""
+
+    setups: Mapping[str, Setup]
+    folders: Mapping[str, Path]
+
+
+def train_run(config: dict[str, Any], work: Runs) -> None:
+    """Tune's trainable: ``config["job"]`` holds the digest of a run."""
+    telling(_train_run, config, work)
+
+
+def _train_run(config: dict[str, Any], work: Runs) -> None:
+    written = work.setups[config["job"]]
+    # The driver alone writes to MLflow: a database file has one writer.
+    quiet = replace(written.experiment.tracking, uri="none")
+    setup = replace(written, experiment=replace(written.experiment, tracking=quiet))
+    result = whole_run(setup, work.folders[config["job"]], written=written.experiment)
+    tune.report({"scores": len(result.scores)})
+
+
+class Watch(Unsaved, Callback):
+    """Says when a run starts and ends, and about how long the rest takes. news: is told the folder of a run that has
+    ended, and None now and then while runs go.
+    """
+
+    def __init__(self, jobs: Sequence[Job], at_once: int, say: Say, news: Callable[[Path | None], None]) -> None:
+        self.jobs = {job.cell.digest: job for job in jobs}
+        self.at_once, self.say, self.news = at_once, say, news
+        self.began: dict[str, float] = {}
+        self.spent: list[float] = []
+        self.over = 0
+        self.looked = time.monotonic()
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Tune has been round its loop."""
+        if time.monotonic() - self.looked > LOOK_S:
+            self.looked = time.monotonic()
+            self.news(None)
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A run starts, or starts again where its process was lost."""
+        job = self.jobs[trial.config["job"]]
+        self.began[job.cell.digest] = time.monotonic()
+        self.news(job.folder)
+        self.say(f"{job.cell.name}: starts in {os.path.relpath(job.folder)}")
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A run has ended, well or not."""
+        self._ended(self.jobs[trial.config["job"]])
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Tune gives a run up, whose process was lost too often."""
+        self._ended(self.jobs[trial.config["job"]])
+
+    def _ended(self, job: Job) -> None:
+        mirror = job.cell.experiment.cluster.mirror
+        if mirror and not (job.folder / RESULT).exists():
+            catch_up(place_of(mirror, job.folder), job.folder, self.say, finished=True)
+        self.over += 1
+        now = time.monotonic()
+        seconds = now - self.began.get(job.cell.digest, now)  # one whose process never came up has not started
+        result = read_result(job.folder, "scores")
+        if not result:
+            self.say(f"{job.cell.name}: ended without a result after {seconds / 60:.1f} min  {self._rest()}")
+            return
+        self.spent.append(seconds)
+        scores = "  ".join(f"{name} {100 * value:.2f}" for name, value in result["scores"]["test"].items())
+        self.say(f"{job.cell.name}: test {scores}  {seconds / 60:.1f} min  {self._rest()}")
+        self.news(job.folder)
+
+    def _rest(self) -> str:
+        left = len(self.jobs) - self.over
+        if not left or not self.spent:
+            return f"{self.over}/{len(self.jobs)} done"
+        rounds = -(-left // self.at_once)  # runs go side by side
+        return f"{self.over}/{len(self.jobs)} done  about {clock(rounds * statistics.fmean(self.spent))} left"
+
+
+def run_jobs(
+    jobs: Sequence[Job], setups: Mapping[str, Setup], at_once: int, say: Say, news: Callable[[Path | None], None]
+) -> dict[str, str]:
+    """Run the jobs; what failed: digest -> reason in a line. Ray is running.
+
+    KeyboardInterrupt where Ctrl-C ended it early: every run stands after its last completed round.
+    """
+    options = jobs[0].cell.experiment.cluster
+    shares = bundles(options, SweepOptions())
+    at_once = room(shares, min(at_once or len(jobs), len(jobs)))
+    say(f"{len(jobs)} runs, {at_once} at a time")
+    work = Runs({job.cell.digest: setups[job.cell.digest] for job in jobs}, {j.cell.digest: j.folder for j in jobs})
+    results = fit(
+        train_run, work, shares, at_once,
+        reuse_actors=False,  # a process that took run after run kept growing; a run by itself lets go of its memory
+        param_space={"job": tune.grid_search([job.cell.digest for job in jobs])},
+        callbacks=[Watch(jobs, at_once, say, news)],
+    )  # fmt: skip
+    found = {r.config["job"]: why(r, work.folders[r.config["job"]]) for r in results if r.config}
+    failed = {digest: reason for digest, reason in found.items() if reason}
+    if any(job.cell.digest not in failed and not (job.folder / RESULT).exists() for job in jobs):
+        raise KeyboardInterrupt
+    return failed

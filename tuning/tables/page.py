@@ -1,0 +1,296 @@
+"""The page of a table: Markdown with figures, CSV with every number, learning curves, and the rows as
+REPRODUCIBILITY.md has them. Written anew from the run folders at any time; the same runs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from pipeline.storage.atomic_files import write_atomically
+from tasks.metrics.scores import SUM
+from tuning.sweep.html import Block, markdown
+from tuning.tables.options import changing
+from tuning.tables.plots import curves, curves_csv, dots, sensitivity, sensitivity_csv
+from tuning.tables.published import Row, quoted
+from tuning.tables.statistics import Entry, Table, counted_of
+
+FIGURES = "figures"
+HOW = (
+    "Scores: percent, test split, {reported}. Ours: mean ± sd (ddof 1) over the seeds. Verdicts: reproduced (mean at or"
+    " above the published figure, to two digits), within noise (below it by at most one sd), not reproduced; below, one"
+    " seed: a single seed has no sd; other settings: some options are not the preset's, so there is no verdict.",
+    "Paired tests: {own} less the row, score by score on the seeds that both have (n). p: two-sided paired t-test, from"
+    " three pairs on; Holm: corrected for all {family}; Wilcoxon: signed-rank test, uncorrected, from"
+    " six pairs on. -: not tested.",
+    "MB (10^6 bytes): tensors that one client got (down) and sent (up) in a round, mean over the clients that answered."
+    " CPU hours: seconds in which clients trained, updates were merged or models were scored, one thread each;"
+    " without the start of processes, preparation of data and waiting.",
+)
+CONVENTION = (
+    "Run, Table IV: megabytes of one client over a whole run as FedALC's Table IV counts them: a byte for a weight of"
+    " the network, eight for a value of a class row, and all rows sent to everybody in every round; once where they are"
+    " fixed."
+)
+SCORED = {
+    ("fedrep", "server"): "FedRep: the scores are those of the mean body with the mean of the participants' heads"
+    " (method.scored = 'server').",
+    ("fedrep", "clients"): "FedRep: the scores are means over the clients' heads on the mean body, each on all rows"
+    " (method.scored = 'clients').",
+    (
+        "fedproto",
+        "clients",
+    ): "FedProto trains no global model: its scores are means over the clients' own models, each on all rows.",
+    (
+        "feddyn",
+        "server",
+    ): "FedDyn: the scores are those of the mean of the participants' weights, not of what clients are sent.",
+}
+"""Whose scores a row shows, where it is not plain, by its method and whom that scores."""
+VARIED = "A published figure, and with it a verdict, stands at the preset's own value alone."
+REPORTED = {
+    "last": "last round",
+    "best": "round with the best validation {primary}",
+    "best_sum": f"round with the best validation {SUM.shown}",
+    "last5": "mean of the last five scored rounds",
+}
+
+
+def write_page(table: Table, out: Path) -> list[Path]:
+    """Write ``table.md`` with ``figures/``, ``table.csv`` and ``reproducibility.md`` into ``out``; what was written."""
+    figures = out / FIGURES
+    figures.mkdir(parents=True, exist_ok=True)
+    for _, rows in table.data:
+        write_atomically(figures / f"{_curves_of(rows)}.csv", curves_csv(table, rows).encode())
+    if table.varied:
+        write_atomically(figures / f"{_sensitivity_of(table)}.csv", sensitivity_csv(table).encode())
+    title = f"{table.paper.title}: {_named(table.paper.tables, 'table')}"
+    write_atomically(out / "table.md", markdown(title, list(_blocks(table)), figures).encode())
+    write_atomically(out / "table.csv", table_csv(table).encode())
+    write_atomically(out / "reproducibility.md", reproducibility(table).encode())
+    return [out / name for name in ("table.md", "table.csv", "reproducibility.md", FIGURES)]
+
+
+def _blocks(table: Table) -> Iterator[Block]:
+    yield Block(paragraphs=[f"Made by `{table.command}`.", *_changed(table), *table.notes])
+    if not table.rows:
+        yield Block(paragraphs=["There is no finished run of this table yet."])
+        return
+    if table.varied:
+        name, picture = _sensitivity_of(table), partial(sensitivity, table)
+        numbers = [f"Numbers: `{FIGURES}/{name}.csv`."]
+        yield Block(f"Scores against {table.varied}", picture=picture, file=f"{name}.png", paragraphs=numbers)
+    yield Block("Published beside ours", picture=partial(dots, table), file="table.png")
+    for data, rows in table.data:
+        entries = [e for e in table.entries if e.row in rows]
+        yield Block(data, rows=verdicts(entries, table.seeds), paragraphs=quoted(table.paper, data))
+        if any(e.against for e in entries):
+            yield Block(f"{data}: {_against(table, rows)}", rows=_tests(entries))
+        yield Block(f"{data}: cost", rows=_costs(table, rows))
+        name = _curves_of(rows)
+        picture = partial(curves, table, rows)
+        numbers = [f"Numbers: `{FIGURES}/{name}.csv`."]
+        yield Block(f"{data}: learning curves", picture=picture, file=f"{name}.png", paragraphs=numbers)
+    yield Block("Total", paragraphs=[total(table)])
+    varied = "the same preset at its own value", "values of that preset"
+    own, family = varied if table.varied else (table.paper.own, "rows of the data set")
+    reported = REPORTED[table.paper.reported].format(primary=table.paper.primary)
+    words = {"reported": reported, "own": own, "family": family}
+    how = [*HOW, CONVENTION] if table.paper.convention else HOW
+    methods = [cell.experiment.method for cell in table.cells if cell.digest in table.runs]
+    scored = [text for whose, text in SCORED.items() if whose in {(m.name, m.scored) for m in methods}]
+    yield Block("How to read it", paragraphs=[*(text.format(**words) for text in how), *scored])
+
+
+def _against(table: Table, rows: Sequence[Row]) -> str:
+    """What the rows of a data set are tested against."""
+    if table.varied:
+        return "the preset's own value against the others"
+    own = table.reference(rows[0])
+    if own is None or own.label == table.paper.own:
+        return f"{table.paper.own} against each row"
+    return f"{own.label}, its best on validation, against each row"
+
+
+def _sensitivity_of(table: Table) -> str:
+    """Name of the files with the scores against what is varied."""
+    return f"vary-{table.varied.rpartition('.')[2]}"
+
+
+def _curves_of(rows: Sequence[Row]) -> str:
+    """Name of the files with the learning curves of a data set."""
+    return f"curves-{rows[0].folder}"
+
+
+def _changed(table: Table) -> list[str]:
+    """What to say of options from the command line."""
+    out = []
+    if table.varied:
+        out.append(f"Every row is run with each value of `{table.varied}`. {VARIED}")
+    if not all(cell.own for cell in table.cells):
+        text = " ".join(table.options)
+        out.append(
+            f"**Not the paper's settings**: every run has `{text}`, so its figures say nothing about the published"
+            " ones."
+        )
+    return out
+
+
+def _named(tables: Sequence[str], word: str) -> str:
+    """Table 2; Tables 2 and 3; Tables I, II and III."""
+    *most, last = tables
+    return f"{word}s {', '.join(most)} and {last}" if most else f"{word} {last}"
+
+
+def total(table: Table) -> str:
+    """Number of runs and what they cost together, in a line."""
+    wanted = len({cell.digest for cell in table.cells})
+    return f"{len(table.runs)} of {wanted} runs, {_number(table.hours)} CPU hours in all."
+
+
+def verdicts(entries: Sequence[Entry], seeds: Sequence[int]) -> list[list[str]]:
+    """The table of a data set: first its head."""
+    head = ["row", "preset", "metric", "published", "ours", "difference", f"seeds {_list(seeds)}", "n", "verdict"]
+    out = [head]
+    for e in entries:
+        difference = "-" if e.difference is None else _signed(e.difference)
+        n = f"{len(e.scores)} of {len(e.asked)}"
+        scores = [_score(e, seed) for seed in seeds]
+        out.append(
+            [
+                e.row.shown, e.row.key, e.metric.shown, _published(e), _ours(e), difference, _list(scores), n,
+                e.verdict or "-",
+            ]
+        )  # fmt: skip
+    return out
+
+
+def _tests(entries: Sequence[Entry]) -> list[list[str]]:
+    rows = [["row", "metric", "difference", "n", "p", "Holm", "Wilcoxon"]]
+    for e in entries:
+        if (a := e.against) is not None:
+            difference = "-" if math.isnan(a.difference) else _signed(100 * a.difference)
+            tests = [_p(value) for value in (a.p, a.holm, a.wilcoxon)]
+            rows.append([e.row.shown, e.metric.shown, difference, str(a.n), *tests])
+    return rows
+
+
+def _costs(table: Table, rows: Sequence[Row]) -> list[list[str]]:
+    convention = ["run, Table IV: down", "up"] if table.paper.convention else []
+    out = [["row", "runs", "MB down", "MB up", "CPU hours per run", *convention]]
+    for row in rows:
+        cost = table.cost(row)
+        line = [row.shown, str(cost.runs), *(_number(v) for v in (cost.down, cost.up, cost.hours))]
+        if convention:
+            run = next(iter(table.of(row).values()), None)
+            both = (None, None) if run is None or cost.up is None else counted_of(run, cost.up)
+            line += [_number(value) for value in both]
+        out.append(line)
+    return out
+
+
+def reproducibility(table: Table) -> str:
+    """The rows that have a published figure and a run, as the first table of REPRODUCIBILITY.md. Beside a preset stand
+    the options that may change a result, and not those that name places on this machine.
+    """
+    out = [f"| Row | Preset | Metric | Published | Ours, mean ± sd | Seeds {_list(table.seeds)} | Verdict |"]
+    out.append("|---" * 7 + "|")
+    words = {cell.row.key: cell.words for cell in table.cells}
+    before = ""
+    for e in table.entries:
+        if not e.verdict:
+            continue
+        first = e.row.key != before
+        about = f"{table.paper.title}, {_named(e.row.tables, 'Table')}, {e.row.data}, {e.row.label}" if first else ""
+        preset = f"`{' '.join([e.row.preset, *changing(words[e.row.key])])}`" if first else ""
+        scores = _list([_score(e, seed) for seed in table.seeds])
+        cells = [about, preset, e.metric.shown, _published(e), _ours(e), scores, e.verdict]
+        out.append("| " + " | ".join(cells) + " |")
+        before = e.row.key
+    return "\n".join(out) + f"\n\n{total(table)} Command: `{table.command}`.\n"
+
+
+def table_csv(table: Table) -> str:
+    """Every number: a line per row and metric. Scores, means and differences in percent."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    names = ["paper", "tables", "data", "row", "preset", "metric", "published", "published_sd", "n", "seeds", "mean"]
+    names += ["sd", "difference", "verdict", *(f"seed_{seed}" for seed in table.seeds), "own_less_row", "pairs"]
+    names += ["p", "p_holm", "p_wilcoxon", "mb_down", "mb_up", "cpu_hours_per_run", "runs"]
+    writer.writerow(names)
+    for e in table.entries:
+        writer.writerow([_cell(value) for value in _line(table, e)])
+    return stream.getvalue()
+
+
+def _line(table: Table, e: Entry) -> list[object]:
+    a, cost = e.against, table.cost(e.row)
+    difference = None if a is None or math.isnan(a.difference) else 100 * a.difference
+    tests = [difference, a and a.n, a and a.p, a and a.holm, a and a.wilcoxon]
+    published = e.published
+    return [
+        table.paper.title, " ".join(e.row.tables), e.row.data, e.row.shown, e.row.key, e.metric.published,
+        published and published.mean, published and published.sd, len(e.scores), len(e.asked), e.mean, e.sd,
+        e.difference, e.verdict, *(100 * e.scores[s] if s in e.scores else None for s in table.seeds), *tests,
+        cost.down, cost.up, cost.hours, " ".join(str(run.folder) for run in table.of(e.row).values()),
+    ]  # fmt: skip
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _published(e: Entry) -> str:
+    if e.published is None:
+        return "-"
+    return f"{e.published.mean:.2f}" + (f" ± {e.published.sd:.2f}" if e.published.sd is not None else "")
+
+
+def _ours(e: Entry) -> str:
+    if e.mean is None:
+        return "-"
+    return f"{e.mean:.2f}" + (f" ± {e.sd:.2f}" if e.sd is not None else "")
+
+
+def _score(e: Entry, seed: int) -> str:
+    return f"{100 * e.scores[seed]:.2f}" if seed in e.scores else "-"
+
+
+def _signed(points: float) -> str:
+    """Percentage points, never -0.00."""
+    return f"{round(points, 2) + 0.0:+.2f}"
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if value >= 0.0001 else f"{value:.1e}"
+
+
+def _number(value: float | None) -> str:
+    """Three digits that say something."""
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
+
+
+def _list(words: Sequence[object]) -> str:
+    return ", ".join(map(str, words))
+
+
+def text(table: Table) -> str:
+    """The verdicts as text for a terminal, a block per data set."""
+    blocks = []
+    for data, rows in table.data:
+        lines = verdicts([e for e in table.entries if e.row in rows], table.seeds)
+        shown = [[line[0], *line[2:6], line[7], line[8]] for line in lines]
+        widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+        texts = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in shown]
+        blocks.append("\n".join([data, *texts]))
+    return "\n\n".join(blocks)

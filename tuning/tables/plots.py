@@ -1,0 +1,248 @@
+"""The figures of a table: published beside ours, and learning curves with the numbers behind them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from pipeline.results.compare import RunSummary
+from tuning.sweep.plots import INK
+from tuning.tables.published import Change, Metric, Row, plain
+from tuning.tables.statistics import Entry, Table
+
+Curves = Mapping[str, Mapping[int, float]]
+"""Metric -> round -> score."""
+COLUMNS = 4
+"""Panels side by side."""
+OURS, THEIRS, OWN = "#31688e", "#d1495b", "#222222"
+
+
+def dots(table: Table) -> Figure:
+    """One panel per data set and metric, one line per row: the published figure as an open diamond, ours as a point
+    with its sd, every seed as a tick. In bold is what the others are tested against.
+    """
+    metrics = table.paper.metrics
+    heights = [0.6 + 0.27 * len(rows) for _, rows in table.data]
+    figure = Figure(figsize=(2.2 + 4.1 * len(metrics), sum(heights) + 0.9), layout="constrained")
+    axes = figure.subplots(len(heights), len(metrics), squeeze=False, gridspec_kw={"height_ratios": heights})
+    for (data, rows), line in zip(table.data, axes, strict=True):
+        for metric, ax in zip(metrics, line, strict=True):
+            entries = [e for e in table.entries if e.row in rows and e.metric is metric]
+            if not entries:  # the paper has no such figure of these data
+                ax.set_visible(False)
+                continue
+            named = not any(before.get_visible() for before in line[: metrics.index(metric)])
+            _panel(ax, entries, [table.reference(e.row) == e.row for e in entries], named)
+            ax.set_title(f"{data}: {metric.shown} (%)", fontsize=10, loc="left")
+    handles, labels = _legend(axes[0][0])
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def _panel(ax: Axes, entries: Sequence[Entry], bold: Sequence[bool], named: bool) -> None:
+    for place, entry in enumerate(entries):
+        if entry.published:
+            ax.errorbar(
+                entry.published.mean, place, xerr=entry.published.sd, fmt="D", markersize=6, markerfacecolor="none",
+                color=THEIRS, zorder=2,
+            )  # fmt: skip
+        if entry.mean is not None:
+            seeds = [100 * score for score in entry.scores.values()]
+            ax.plot(seeds, [place] * len(seeds), "|", color=OURS, markersize=9, alpha=0.55, zorder=1)
+            ax.errorbar(entry.mean, place, xerr=entry.sd, fmt="o", markersize=5, capsize=3, color=OURS, zorder=3)
+    ax.set_yticks(range(len(entries)), [entry.row.shown for entry in entries])
+    for label, is_bold in zip(ax.get_yticklabels(), bold, strict=True):
+        if is_bold:
+            label.set(fontweight="bold", color=OWN)
+    ax.tick_params(labelleft=named)
+    ax.set_ylim(len(entries) - 0.4, -0.6)
+    ax.grid(alpha=0.3)
+
+
+def _legend(ax: Axes) -> tuple[list[Any], list[str]]:
+    """Handles that no panel has to have: a table may lack every figure of one kind."""
+    theirs = ax.plot([], [], "D", markerfacecolor="none", color=THEIRS)
+    ours = ax.errorbar([], [], xerr=[], fmt="o", capsize=3, color=OURS)
+    seeds = ax.plot([], [], "|", color=OURS, alpha=0.55, markersize=9)
+    return [*theirs, ours, *seeds], ["published", "ours: mean and sd over seeds", "single seeds"]
+
+
+def curves(table: Table, rows: Sequence[Row]) -> Figure:
+    """Test scores against rounds, of a data set: a small panel per metric and row that has a run, with the mean over
+    seeds and a band from the lowest to the highest; the mean of what a row is tested against goes through its panel.
+    """
+    shown = [row for row in rows if table.of(row)]
+    lines, metrics = -(-len(shown) // COLUMNS), table.paper.metrics
+    columns = min(COLUMNS, len(shown))
+    figure = Figure(figsize=(1.0 + 2.7 * columns, 2.1 * lines * len(metrics) + 0.5), layout="constrained")
+    blocks = figure.subfigures(len(metrics), 1, squeeze=False)[:, 0]
+    runs = {row.key: [curve(run, metrics) for run in table.of(row).values()] for row in shown}
+    references = {row.key: own.key for row in shown if (own := table.reference(row)) in shown and own}
+    for metric, block in zip(metrics, blocks, strict=True):
+        axes = block.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
+        for ax in axes[len(shown) :]:
+            ax.set_visible(False)
+        for row, ax in zip(shown, axes, strict=False):
+            if references.get(row.key, row.key) != row.key:
+                _line(ax, runs[references[row.key]], metric.record, OWN, "--")
+            _line(ax, runs[row.key], metric.record, OURS, "-", band=True)
+            ax.set_title(f"{row.shown} ({len(runs[row.key])})", fontsize=9, loc="left")
+            ax.grid(alpha=0.3)
+            ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        block.supylabel(f"test {metric.shown} (%)", fontsize=9)
+    name = "the preset's own value" if table.varied else table.paper.own
+    reference = f"; dashed: mean of {name}" if references else ""
+    figure.supxlabel(f"round; mean, lowest and highest of (n) seeds{reference}", fontsize=9)
+    return figure
+
+
+def _line(ax: Axes, runs: Sequence[Curves], metric: str, colour: str, style: str, band: bool = False) -> None:
+    """Mean over runs of the rounds that all have, and a band over them."""
+    rounds = sorted(set.intersection(*(set(run[metric]) for run in runs)))
+    scores = [[100 * run[metric][r] for run in runs] for r in rounds]
+    ax.plot(rounds, [statistics.fmean(s) for s in scores], style, color=colour, linewidth=1.3 if band else 0.9)
+    if band:
+        ax.fill_between(rounds, [min(s) for s in scores], [max(s) for s in scores], color=colour, alpha=0.2, lw=0)
+
+
+def curve(run: RunSummary, metrics: Sequence[Metric]) -> Curves:
+    """Metric -> round -> score of a run."""
+    return {m.record: {r.round: r.metrics[m.record] for r in run.records if m.record in r.metrics} for m in metrics}
+
+
+def curves_csv(table: Table, rows: Sequence[Row]) -> str:
+    """The numbers behind ``curves`` in percent: a line per row, metric and round that all runs of the row have."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["data", "row", "preset", "metric", "round", "runs", "mean", "sd", "lowest", "highest"])
+    for row in rows:
+        runs = [curve(run, table.paper.metrics) for run in table.of(row).values()]
+        for metric in table.paper.metrics if runs else ():
+            for round_ in sorted(set.intersection(*(set(run[metric.record]) for run in runs))):
+                scores = [100 * run[metric.record][round_] for run in runs]
+                sd = f"{statistics.stdev(scores):.4f}" if len(scores) > 1 else ""
+                numbers = [f"{statistics.fmean(scores):.4f}", sd, f"{min(scores):.4f}", f"{max(scores):.4f}"]
+                writer.writerow([row.data, row.shown, row.key, metric.published, round_, len(scores), *numbers])
+    return stream.getvalue()
+
+
+COLOURS = ("#31688e", "#d1495b", "#4f9a52", "#e09f3e", "#7b4f9d", "#8c6d46", "#3fa7b8", "#6f6f6f")
+MARKERS = ("o", "s", "^", "v", "P")
+APART, SPREAD = 0.1, 0.6
+"""Distance of neighbouring rows at one value, so that their bars do not hide each other, and the most of all rows
+together; the distance of values is 1.
+"""
+Style = tuple[str, str, str]
+"""Colour, mark and line."""
+
+
+def sensitivity(table: Table) -> Figure:
+    """One panel per data set and metric, one line per row: at every value the mean with its sd, every seed as a tick.
+    Values stand at even distances: percentiles near 100 would lie on each other. A ring marks the preset's own value,
+    an open diamond the published figure there. A line breaks at a value without a run.
+    """
+    metrics, values = table.paper.metrics, _values(table)
+    styles = _styles(table)
+    width = 1.2 + max(3.0, (0.5 + 0.08 * len(styles)) * len(values))
+    figure = Figure(figsize=(width * len(metrics), 2.9 * len(table.data) + 0.9), layout="constrained")
+    axes = figure.subplots(len(table.data), len(metrics), squeeze=False)
+    for (data, rows), line in zip(table.data, axes, strict=True):
+        for metric, ax in zip(metrics, line, strict=True):
+            labels = [label for label in styles if any(row.label == label for row in rows)]
+            step = min(APART, SPREAD / len(labels))
+            for i, label in enumerate(labels):
+                entries = [e for e in table.entries if e.row in rows and e.row.label == label and e.metric is metric]
+                _row(ax, entries, values, step * (i - (len(labels) - 1) / 2), styles[label])
+            _axes(ax, values, f"{data}: {metric.shown} (%)", table.varied)
+    handles, names = _sensitivity_legend(axes[0][0], table, styles)
+    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def _values(table: Table) -> list[str]:
+    """All values in their order, as text."""
+    return list(dict.fromkeys(plain(row.change.value) for row in table.rows if row.change))
+
+
+def _styles(table: Table) -> dict[str, Style]:
+    """How every row looks, the same in all panels; dashed where colours come again."""
+    labels, colours, marks = dict.fromkeys(row.label for row in table.rows), len(COLOURS), len(MARKERS)
+    return {
+        label: (COLOURS[i % colours], MARKERS[i % marks], "-" if i < colours else "--")
+        for i, label in enumerate(labels)
+    }
+
+
+def _row(ax: Axes, entries: Sequence[Entry], values: Sequence[str], shift: float, style: Style) -> None:
+    """A line of one row through its values."""
+    colour, mark, line = style
+    places = [_place(entry, values) + shift for entry in entries]
+    means = [float("nan") if entry.mean is None else entry.mean for entry in entries]
+    ax.plot(places, means, line, color=colour, linewidth=1.2, alpha=0.8, zorder=2)
+    for x, entry in zip(places, entries, strict=True):
+        if entry.published:
+            theirs = entry.published
+            ax.errorbar(x, theirs.mean, yerr=theirs.sd, fmt="D", markersize=7, markerfacecolor="none", color=colour)
+        if entry.mean is None:
+            continue
+        seeds = [100 * score for score in entry.scores.values()]
+        ax.plot([x] * len(seeds), seeds, "_", color=colour, markersize=9, alpha=0.55, zorder=1)
+        ax.errorbar(x, entry.mean, yerr=entry.sd, fmt=mark, markersize=5, capsize=3, color=colour, zorder=3)
+        if entry.row.change and entry.row.change.own:
+            ax.plot(x, entry.mean, "o", markersize=13, markerfacecolor="none", color=INK, zorder=4)
+
+
+def _place(entry: Entry, values: Sequence[str]) -> int:
+    return values.index(plain(entry.row.change.value)) if entry.row.change else 0
+
+
+def _axes(ax: Axes, values: Sequence[str], title: str, option: str) -> None:
+    ax.set_xticks(range(len(values)), values)
+    ax.set_xlim(-0.5, len(values) - 0.5)
+    ax.set_xlabel(option)
+    ax.set_title(title, fontsize=10, loc="left")
+    ax.grid(alpha=0.3)
+
+
+def _sensitivity_legend(ax: Axes, table: Table, styles: dict[str, Style]) -> tuple[list[Any], list[str]]:
+    """Handles that no panel has to have: a table may lack every figure of one kind."""
+    out: dict[str, Any] = {}
+    for label, (colour, mark, line) in styles.items():
+        out[f"{label}: mean and sd"] = ax.errorbar([], [], yerr=[], fmt=f"{mark}{line}", capsize=3, color=colour)
+    (out["single seeds"],) = ax.plot([], [], "_", color=INK, alpha=0.55, markersize=9)
+    if any(row.change and row.change.own for row in table.rows):
+        (out["the preset's own value"],) = ax.plot([], [], "o", markersize=11, markerfacecolor="none", color=INK)
+    if any(entry.published for entry in table.entries):
+        (out["published"],) = ax.plot([], [], "D", markersize=7, markerfacecolor="none", color=INK)
+    return list(out.values()), list(out)
+
+
+def sensitivity_csv(table: Table) -> str:
+    """The numbers behind ``sensitivity`` in percent: a line per row, metric and value, in the order of the figure. own:
+    1 at the preset's own value.
+    """
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    names = ["data", "row", "preset", "option", "value", "own", "metric", "published", "n", "mean", "sd"]
+    writer.writerow([*names, *(f"seed_{seed}" for seed in table.seeds)])
+    for metric in table.paper.metrics:
+        for entry in table.entries:
+            if entry.metric is metric and entry.row.change:
+                writer.writerow(_csv_line(entry, entry.row.change, table.seeds))
+    return stream.getvalue()
+
+
+def _csv_line(entry: Entry, change: Change, seeds: Sequence[int]) -> list[str]:
+    row, published = entry.row, entry.published.mean if entry.published else None
+    scores = [100 * entry.scores[seed] if seed in entry.scores else None for seed in seeds]
+    numbers = ["" if n is None else f"{n:.4f}" for n in (published, entry.mean, entry.sd, *scores)]
+    varied = [change.option, plain(change.value), str(int(change.own))]
+    about = [row.data, row.label, row.preset, *varied, entry.metric.published]
+    return [*about, numbers[0], str(len(entry.scores)), *numbers[1:]]

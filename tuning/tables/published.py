@@ -1,0 +1,229 @@
+"""Which rows and columns the papers' tables have: data sets and methods as published, the preset of each, and the
+published figures from ``published.csv``.
+
+A paper is a value in ``tuning.tables.papers``; its rows follow from it and from the file, so that no figure is typed
+twice.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tasks.errors import InputError, nearest
+from tasks.metrics import scores
+
+PUBLISHED = Path(__file__).resolve().parents[1] / "published.csv"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """A published metric and what it is called here. value: how names of ``RunSummary.values`` begin; record: key in
+    the records of rounds; shown: in tables.
+    """
+
+    published: str
+    value: str
+    record: str
+    shown: str
+
+    @classmethod
+    def of(cls, published: str, measure: scores.Measure) -> Metric:
+        """The same as a measure of the test split."""
+        return cls(published=published, value=measure.value, record=f"test/{measure.name}", shown=measure.shown)
+
+
+MACRO_F1 = Metric.of("macro_f1", scores.F1_MACRO)
+ACCURACY = Metric.of("accuracy", scores.ACCURACY)
+MACRO_ACCURACY = Metric.of("macro_accuracy", scores.ACCURACY)
+P_AT_1, P_AT_3, P_AT_5 = (Metric.of(f"p@{k}", m) for k, m in zip(scores.CUTS, scores.P_AT, strict=True))
+MAP = Metric.of("map", scores.MAP)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A published figure in percent, and its sd where the paper has one."""
+
+    mean: float
+    sd: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Paper:
+    """The tables of a paper that are run again. published: its name in ``published.csv``; own: its own method, which
+    the others are tested against; data, methods: as published -> folder and file of the preset, in the order of the
+    page; reported: which figure of a run is compared, the ``last`` round's, that of the round with the ``best``
+    validation score or with the best of a named one (``best_sum``), or the mean of the ``last5``; seeds: the authors';
+    in_label: settings that belong to the method (``lambda=10``); given: those that all rows of a data set share
+    (``K=5``), which the presets have; any other belongs to the data set; quoted: methods whose figures are not run
+    again; beside: data set -> methods that it is run with beside the published ones; convention: whether communication
+    is shown as FedALC counts it, too; file: the published figures.
+    """
+
+    title: str
+    published: str
+    tables: tuple[str, ...]
+    own: str
+    data: Mapping[str, str]
+    methods: Mapping[str, str]
+    metrics: tuple[Metric, ...]
+    seeds: tuple[int, ...]
+    reported: Literal["last", "best", "best_sum", "last5"] = "last"
+    in_label: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
+    quoted: tuple[str, ...] = ()
+    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    convention: bool = False
+    file: Path = PUBLISHED
+
+    def named(self, line: Mapping[str, str]) -> tuple[str, str]:
+        """Data set and method of a line of the file, as the definition has them."""
+        words = [word for word in line["setting"].split() if word.partition("=")[0] not in self.given]
+        of_method = [word for word in words if word.partition("=")[0] in self.in_label]
+        rest = [word for word in words if word not in of_method]
+        label = line["method"] + (f"({', '.join(of_method)})" if of_method else "")
+        return ", ".join([line["dataset"], *rest]), label
+
+    @property
+    def primary(self) -> str:
+        """The figure by which a run with these metrics chooses a round, as it is shown."""
+        return scores.family_of(self.metrics[0].record.rpartition("/")[2]).primary.shown
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An option of which a row has another value than its preset, or the same (``--vary``). option: its dotted name;
+    value: that of the row; preset: that of the preset; both as an experiment has them.
+    """
+
+    option: str
+    value: Any
+    preset: Any
+
+    @property
+    def own(self) -> bool:
+        """Whether the value is the preset's own."""
+        return bool(self.value == self.preset)
+
+    @property
+    def word(self) -> str:
+        """The option without its section."""
+        return self.option.rpartition(".")[2]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A method on a data set. data, label: as published; folder, name: what ``--data`` and ``--rows`` call them;
+    tables: those that have the row; figures: by ``Metric.published``, none where the change is not the preset's own
+    value; change: where an option is varied.
+    """
+
+    data: str
+    label: str
+    folder: str
+    name: str
+    tables: tuple[str, ...]
+    figures: Mapping[str, Figure]
+    change: Change | None = None
+
+    @property
+    def preset(self) -> str:
+        """Name of the preset."""
+        return f"{self.folder}/{self.name}"
+
+    @property
+    def key(self) -> str:
+        """The preset with the change, as ``anchorfl run`` takes them: what tells rows apart."""
+        return f"{self.preset} --{self.change.option} {plain(self.change.value)}" if self.change else self.preset
+
+    @property
+    def shown(self) -> str:
+        """The label with the change, in tables and figures."""
+        return f"{self.label}, {self.change.word} = {plain(self.change.value)}" if self.change else self.label
+
+
+def plain(value: object) -> str:
+    """A value of an option as text: 95.0 as 95."""
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def lines_of(paper: Paper) -> list[dict[str, str]]:
+    """The lines of its file that belong to its tables."""
+    with paper.file.open(encoding="utf-8", newline="") as stream:
+        found = csv.DictReader(stream)
+        return [line for line in found if line["paper"] == paper.published and line["table"] in paper.tables]
+
+
+def metrics_of(paper: Paper, data: str) -> list[Metric]:
+    """Those that it has for a data set, in its order."""
+    published = {line["metric"] for line in lines_of(paper) if paper.named(line)[0] == data}
+    return [metric for metric in paper.metrics if metric.published in published]
+
+
+def quoted(paper: Paper, data: str) -> list[str]:
+    """What the paper has for a data set of methods that are not run again: a line for each method."""
+    shown = {metric.published: metric.shown for metric in paper.metrics}
+    out: dict[str, list[str]] = {}
+    for line in lines_of(paper):
+        place, label = paper.named(line)
+        if place == data and label in paper.quoted:
+            out.setdefault(label, []).append(f"{shown[line['metric']]} {float(line['mean_percent']):.2f}")
+    return [f"{label}, published and not run here: {', '.join(figures)}." for label, figures in out.items()]
+
+
+def rows_of(paper: Paper) -> tuple[Row, ...]:
+    """Every row of the paper's tables, by data set. One that stands in several tables is one row.
+
+    ValueError where its file has a data set, method or metric that the definition lacks, or two figures for one row and
+    metric.
+    """
+    file = paper.file
+    tables: dict[tuple[str, str], list[str]] = {}
+    figures: dict[tuple[str, str], dict[str, Figure]] = {}
+    known = {metric.published for metric in paper.metrics}
+    for line in lines_of(paper):
+        (data, label), metric = paper.named(line), line["metric"]
+        if label in paper.quoted:
+            continue
+        if data not in paper.data or label not in paper.methods or metric not in known:
+            raise ValueError(f"{file.name}: {data}, {label}, {metric} is not in the definition of {paper.title}")
+        figure = Figure(float(line["mean_percent"]), float(line["std_percent"]) if line["std_percent"] else None)
+        if figures.setdefault((data, label), {}).setdefault(metric, figure) != figure:
+            raise ValueError(f"{file.name}: two figures for {data}, {label}, {metric}")
+        tables.setdefault((data, label), []).append(line["table"])
+    for data, labels in paper.beside.items():
+        for label in labels:
+            figures.setdefault((data, label), {})
+    return tuple(
+        Row(
+            data=data,
+            label=label,
+            folder=paper.data[data],
+            name=paper.methods[label],
+            tables=tuple(dict.fromkeys(tables.get((data, label), ()))),
+            figures=figures[data, label],
+        )
+        for data in paper.data
+        for label in paper.methods
+        if (data, label) in figures
+    )
+
+
+def chosen(rows: Sequence[Row], data: Sequence[str], names: Sequence[str]) -> tuple[Row, ...]:
+    """The rows of these data sets and methods, as ``--data`` and ``--rows`` call them; empty: all. InputError on an
+    unknown one, or where nothing is left.
+    """
+    for option, asked, known in (
+        ("--data", data, list(dict.fromkeys(row.folder for row in rows))),
+        ("--rows", names, list(dict.fromkeys(row.name for row in rows))),
+    ):
+        for word in asked:
+            if word not in known:
+                raise InputError(f"{option} {word}: not in this table{nearest(word, known)}; it has {', '.join(known)}")
+    kept = tuple(r for r in rows if (not data or r.folder in data) and (not names or r.name in names))
+    if not kept:
+        raise InputError(f"--data {','.join(data)} --rows {','.join(names)}: the paper has no such row")
+    return kept

@@ -1,0 +1,85 @@
+"""The record of a table in MLflow: one run for the page of a call, and the way there for the runs that it made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pipeline.run.provenance import version_of
+from pipeline.storage.atomic_files import read_json
+from pipeline.storage.run_folder import CONFIG
+from pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about, read_records
+from pipeline.tracking.jsonl import JsonLines
+from pipeline.tracking.mlflow_run_tree import Deliveries
+from pipeline.tracking.mlflow_upload import read_notes, shown, store_uri
+from pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
+from tasks.errors import InputError
+from tuning.tables.statistics import Table
+
+EXPERIMENT = "tables"
+"""In MLflow, that of all tables."""
+
+
+class TableRecord:
+    """A run folder in ``out`` of kind table. A call that changes the page's numbers adds a step: the number of runs
+    that the table has, or the next one where it has as many as before. A call with other options is a run of its own.
+    uri: as ``tracking.uri``; runs: beside which the default store lies; params: what was asked for. InputError where
+    ``out`` holds a run of another kind.
+    """
+
+    def __init__(
+        self, out: Path, runs: Path, uri: str, params: dict[str, str | int], say: Callable[[str], None]
+    ) -> None:
+        if (out / CONFIG).exists():
+            raise InputError(f"{out} holds a run: give another --out")
+        self.folder, self.uri = out, store_uri(uri, runs / "any")
+        tags = {"kind": "table", "table": str(params["table"]), "anchorfl": version_of("anchorfl")}
+        info = RunInfo(name=out.name, experiment=EXPERIMENT, params=dict(params), tags=tags, folder=out)
+        rows = read_records(out)[0] if read_about(out).get("params") == info.params else []
+        self.last = max((record.round for record in rows), default=-1)
+        self.metrics = rows[-1].metrics if rows else {}
+        self.journal = JsonLines(out, self.last + 1)
+        self.journal.begin(info)
+        self.writer: MlflowWriter | None = None
+        if self.uri:
+            self.deliveries = Deliveries(out, self.uri)
+            wait = LOCAL_WAIT_S if self.uri.startswith("sqlite") else SERVER_WAIT_S
+            self.writer = MlflowWriter(out, self.uri, say, delivery=self.deliveries, timeout_s=wait)
+            self.writer.begin(info)
+
+    def news(self, folder: Path | None) -> None:
+        """A run of the table has begun or ended; None: look for what the known ones have done since."""
+        if self.writer is not None:
+            if folder is not None:
+                self.deliveries.add(folder)
+            self.writer.wake()
+
+    def late(self, folders: Sequence[Path]) -> None:
+        """Send those finished runs that should stand in this store, by their own options, and do not: an earlier call
+        was killed before they were sent.
+        """
+        for folder in folders if self.writer is not None else ():
+            tracking = read_json(folder / CONFIG).get("tracking", {})
+            sent = read_notes(folder).get(shown(self.uri), {}).get("artifacts", {})
+            if "metrics.jsonl" not in sent and store_uri(tracking.get("uri", "none"), folder) == self.uri:
+                self.news(folder)
+
+    def page(self, table: Table, files: Sequence[Path]) -> None:
+        """Keep the page's files, and its means and costs as metrics."""
+        metrics = {"runs": float(len(table.runs)), "cpu_hours": table.hours}
+        means = {f"{e.row.key}/{e.metric.published}": e.mean for e in table.entries}
+        for row in table.rows:
+            cost = table.cost(row)
+            means |= {f"{row.key}/mb_down": cost.down, f"{row.key}/mb_up": cost.up}
+        metrics |= {name: value for name, value in means.items() if value is not None}
+        if metrics != self.metrics:  # runs may be other ones of the same number
+            self.journal.round(RoundRecord(max(len(table.runs), self.last + 1), time.time(), metrics))
+        for path in files:
+            self.journal.artifact(path)
+
+    def end(self, status: Status) -> None:
+        """Close the record and wait for the writer."""
+        self.journal.end(status)
+        if self.writer is not None:
+            self.writer.end(status)

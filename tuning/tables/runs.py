@@ -1,0 +1,300 @@
+"""The runs of a table: which are there, found by the digest of their options wherever they were started from, and what
+the missing ones need before they can start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from models.label_names import NamesError
+from pipeline.config.experiment import Experiment, digest
+from pipeline.config.overrides import override
+from pipeline.config.presets import read_preset
+from pipeline.config.schema import options_of
+from pipeline.run.prepare import make_setup, prepare_data, settled
+from pipeline.run.progress import Say
+from pipeline.storage.atomic_files import read_json
+from pipeline.storage.restore import catch_up, place_of
+from pipeline.storage.run_folder import CONFIG, RESULT, new_folder, read_result
+from pipeline.storage.run_record import read_about
+from pipeline.training.run_spec import Setup
+from tasks.errors import InputError
+from tasks.files.raw_files import raw_folder
+from tasks.ingest.prepared import Prepared
+from tasks.metrics.scores import FAMILIES
+from tasks.options import TaskOptions
+from tasks.registry import task_of
+from tuning.tables.options import Vary, free, name_of, of_one_method, ordered, with_change, without
+from tuning.tables.published import Paper, Row
+
+ENCODERS = ("fedbm-bert", "fedbm-roberta", "fedbm-biomedclip")
+"""Rows that compare text encoders (Table XII of FedBM)."""
+SELECTED = {"last": "last", "best": "best_validation", "best_sum": "best_validation_sum"}
+"""What a paper reports -> the rule by which its round is the selected one, and tested even where no other is."""
+SAVINGS = {f"optimizer.{name}" for name in ("onednn", "skip_zero_rows", "micro_tokens", "lookup_dropout")}
+"""The same mathematics by another way: they do not make other settings than the paper's."""
+TAKEN = {"seed": "--seeds 4321,4322", "output": "--runs FOLDER and --out FOLDER"}
+"""Options of a run that a table sets itself -> what to write in their place."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One row with one seed: one run. own: whether its options are the preset's, but for the row's change and for
+    savings; words: those of the command line that it takes; folder: of the finished run; None: there is none.
+    """
+
+    row: Row
+    seed: int
+    experiment: Experiment
+    digest: str
+    own: bool
+    words: tuple[str, ...] = ()
+    folder: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """What lines about it call it."""
+        return f"{self.row.key} seed {self.seed}"
+
+
+def cells_of(
+    rows: Sequence[Row], seeds: Sequence[int], overrides: Sequence[str], vary: Vary | None = None
+) -> list[Cell]:
+    """Every row, with every value of what is varied, with every seed: data set by data set and seed by seed, so that a
+    whole comparison is there early. An option that one method alone has goes to its rows. InputError on an override
+    that a row's preset refuses, or that a table sets itself.
+
+    Runs are serial unless the overrides say otherwise: one process each is the cheapest way through many runs.
+    """
+    named = {name for word in overrides if (name := name_of(word))}
+    if vary is not None and vary.option in named:
+        raise InputError(f"--{vary.option}: --vary sets it for its runs; give one of them")
+    encoders = sorted({row.name for row in rows if row.name in ENCODERS})
+    if "model.names_model" in named and encoders:
+        raise InputError(
+            f"--model.names_model: rows {', '.join(encoders)} are named after the text encoder that is published; leave"
+            " them out with --rows"
+        )
+    for option in (named | {vary.option} if vary else named) & TAKEN.keys():
+        raise InputError(f"--{option}: a table sets it for its runs; give {TAKEN[option]}")
+    presets = {row.preset: read_preset(row.preset) for row in rows}
+    others = of_one_method(overrides, presets)
+    out = []
+    for row in rows:
+        preset = presets[row.preset]
+        words = without(overrides, [option for option, method in others.items() if method != preset.method.name])
+        for changed, read in _experiments(row, preset, words, vary):
+            e = read
+            if "cluster.executor" not in named:
+                e = replace(e, cluster=replace(e.cluster, executor="serial"))
+            own = _is_presets(e, preset, changed)
+            for seed in seeds:
+                one = replace(e, seed=seed)
+                out.append(
+                    Cell(row=changed, seed=seed, experiment=one, digest=digest(one), own=own, words=tuple(words))
+                )
+    places = {folder: i for i, folder in enumerate(dict.fromkeys(row.folder for row in rows))}
+    return sorted(out, key=lambda cell: (places[cell.row.folder], seeds.index(cell.seed)))
+
+
+def _experiments(
+    row: Row, preset: Experiment, overrides: Sequence[str], vary: Vary | None
+) -> list[tuple[Row, Experiment]]:
+    """The row, or one row for each value, with the experiment that the command line makes of the preset."""
+    out = []
+    for value in vary.values if vary else (None,):
+        words = [*overrides, vary.override(value)] if vary and value is not None else overrides
+        try:
+            e = settled(override(preset, words, f"anchorfl table ... (options of {row.preset})"), count=False)
+        except InputError as error:
+            raise InputError(f"{row.preset}: {error} (--rows leaves rows out)") from error
+        out.append((with_change(row, vary.option, e, preset) if vary else row, e))
+    return ordered(out)
+
+
+def check_scored(paper: Paper, cells: Sequence[Cell]) -> None:
+    """InputError where runs of the cells would lack a score that the table shows."""
+    for cell in cells:
+        e = cell.experiment
+        having = FAMILIES[e.evaluation.metrics].measures
+        lacking = [m.shown for m in paper.metrics if m.value not in {measure.value for measure in having}]
+        if lacking:
+            raise InputError(
+                f"--evaluation.metrics {e.evaluation.metrics}: a table of this paper shows {', '.join(lacking)}, which"
+                " such runs have not: leave the option out"
+            )
+        if e.tested == "never":
+            raise InputError("--evaluation.test never: a table shows scores of the test split")
+        if e.tested == "last" and SELECTED.get(paper.reported) != e.evaluation.select:
+            raise InputError(
+                f"--evaluation.test last with evaluation.select {e.evaluation.select}: {cell.row.preset} is reported"
+                f" otherwise ({paper.reported}), and would have no score: leave --evaluation.test out"
+            )
+
+
+def _is_presets(experiment: Experiment, preset: Experiment, row: Row) -> bool:
+    """Whether whatever makes another experiment is as in the preset, but for the row's change: savings, which give
+    other last bits or other draws of the same dropout, do not.
+    """
+    theirs, others = options_of(preset), {row.change.option if row.change else "", *SAVINGS}
+    return all(
+        value == theirs[name] for name, value in options_of(experiment).items() if not (free(name) or name in others)
+    )
+
+
+@dataclass(slots=True)
+class Found:
+    """What lies below a folder: digest -> finished runs, by name; digest -> the run that was begun."""
+
+    finished: dict[str, list[Path]] = field(default_factory=dict)
+    begun: dict[str, Path] = field(default_factory=dict)
+
+    def notes(self, cells: Sequence[Cell]) -> list[str]:
+        """Runs of the same options that ended with other weights, a line each."""
+        out = []
+        for cell in cells:
+            folders = self.finished.get(cell.digest, [])
+            if len({read_result(f).get("checksum") for f in folders}) > 1:
+                rest = ", ".join(map(str, folders[1:]))
+                out.append(f"{cell.name}: {folders[0]} is shown; {rest}: the same options and seed, other weights")
+        return out
+
+
+def look(runs: Path) -> Found:
+    """Every run below ``runs``, at any depth. What has no run.json is none (artifacts have a config.json, too), and an
+    unfinished run that has a parent is its sweep's to go on with.
+    """
+    found = Found()
+    for path in sorted(runs.rglob("run.json")):
+        folder = path.parent
+        result = read_result(folder)
+        if result:
+            found.finished.setdefault(str(result.get("digest")), []).append(folder)
+        elif (folder / CONFIG).exists() and not read_about(folder).get("parent"):
+            found.begun.setdefault(str(read_json(folder / CONFIG).get("digest")), folder)
+    return found
+
+
+def matched(cells: Sequence[Cell], found: Found) -> list[Cell]:
+    """The cells with the folders of their finished runs."""
+    return [replace(c, folder=next(iter(found.finished.get(c.digest, [])), None)) for c in cells]
+
+
+def of_other_data(cells: Sequence[Cell]) -> list[str]:
+    """Runs whose data were prepared otherwise than those of other rows with the same options and seed, as by an older
+    version: a line for each such data set and seed, since their scores cannot stand beside each other.
+    """
+    groups: dict[tuple[str, str, int], dict[str, list[Path]]] = {}
+    for cell in cells:
+        if cell.folder is not None:
+            made = read_about(cell.folder).get("tags", {}).get("data_digest", "")
+            key = (cell.row.data, repr(cell.experiment.task), cell.seed)
+            groups.setdefault(key, {}).setdefault(made, []).append(cell.folder)
+    out = []
+    for (data, _, seed), folders in groups.items():
+        if len(folders) > 1:
+            parts = "; against ".join(", ".join(map(str, dict.fromkeys(found))) for found in folders.values())
+            out.append(
+                f"{data} seed {seed}: the data were prepared in {len(folders)} ways: {parts}. Move the older runs away"
+                " and call again: they are run anew"
+            )
+    return out
+
+
+class Job(NamedTuple):
+    """A run to make or to go on with."""
+
+    cell: Cell
+    folder: Path
+
+
+def jobs_of(cells: Sequence[Cell], found: Found, runs: Path, say: Say) -> list[Job]:
+    """What is missing, and where: the folder in which it was begun, or a new one; two rows that are one experiment are
+    one job. A finished copy on object storage is fetched and is missing no more: look again.
+    """
+    out: dict[str, Job] = {}
+    for cell in cells:
+        if cell.folder is not None or cell.digest in out:
+            continue
+        label = cell.row.preset.replace("/", "-")
+        folder = found.begun.get(cell.digest) or new_folder(cell.experiment, label, runs)
+        mirror = cell.experiment.cluster.mirror
+        if mirror:
+            catch_up(place_of(mirror, folder), folder, say, finished=True)
+        if not (folder / RESULT).exists():
+            out[cell.digest] = Job(cell, folder.resolve())
+    return list(out.values())
+
+
+def without_data(jobs: Sequence[Job]) -> dict[str, str]:
+    """Data sets of which files are missing, by their folder of presets -> where to get them, in a line."""
+    out: dict[str, str] = {}
+    for folder, options in dict.fromkeys((job.cell.row.folder, job.cell.experiment.task) for job in jobs):
+        try:
+            raw_folder(task_of(options), options)
+        except InputError as error:
+            out.setdefault(folder, str(error))
+    return out
+
+
+@dataclass(slots=True)
+class Preparation:
+    """What runs start from, by digest, and why some cannot start, by digest, in a line."""
+
+    setups: dict[str, Setup] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+def prepare_all(jobs: Sequence[Job], say: Say) -> Preparation:
+    """Prepare data and class-name vectors here and once: a run that prepared data would wait for CPUs that runs hold.
+    Bad input stops the runs that need it and no other.
+    """
+    out, said = Preparation(), set[str]()
+    data: dict[tuple[TaskOptions, int], tuple[TaskOptions, Prepared] | InputError] = {}
+
+    def once(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            say(line)
+
+    for cell, _ in jobs:
+        e = cell.experiment
+        key = (e.task, e.seed)
+        try:
+            if key not in data:
+                data[key] = _prepared(e, once)
+            found = data[key]
+            if isinstance(found, InputError):
+                out.failures[cell.digest] = str(found)
+            else:
+                task, prepared = found
+                out.setups[cell.digest] = make_setup(replace(e, task=task), once, prepared)
+        except (InputError, NamesError) as error:
+            out.failures[cell.digest] = str(error)
+    return out
+
+
+def _prepared(e: Experiment, say: Say) -> tuple[TaskOptions, Prepared] | InputError:
+    """The data of an experiment, with the options that they settle, or what is wrong with them, so that they are read
+    once for all runs that need them.
+    """
+    try:
+        e = settled(e, say)
+        return e.task, prepare_data(e, say)
+    except InputError as error:
+        return error
+
+
+def told(cells: Sequence[Cell], reasons: Mapping[str, str]) -> list[str]:
+    """Failures by digest as lines: one for each row and reason, with its seeds."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for cell in cells:
+        if cell.digest in reasons:
+            groups.setdefault((cell.row.key, reasons[cell.digest]), []).append(cell.seed)
+    return [
+        f"{row} seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))} failed: {reason}"
+        for (row, reason), seeds in groups.items()
+    ]

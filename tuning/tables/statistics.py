@@ -1,0 +1,266 @@
+"""A table in numbers: mean and sd over seeds beside the published figure, paired tests, verdicts, and what it cost.
+
+Scores are 0 to 1 as in the runs; means, sds and differences from the published figure are in percent.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from pipeline.config.federation import FederationOptions
+from pipeline.results.compare import RunSummary, load_run
+from tuning.tables.published import Figure, Metric, Paper, Row, metrics_of
+from tuning.tables.runs import Cell
+from tuning.tables.significance import Paired, corrected, paired
+
+REPRODUCED, NOISE, NOT, ONE = "reproduced", "within noise", "not reproduced", "below, one seed"
+"""Verdicts; one seed has no sd, so nothing says whether it is noise."""
+OTHER = "other settings"
+"""In place of a verdict, where the options are not the preset's: such runs say nothing about the published figure."""
+DIGITS = 2
+"""Of the published figures, to which ours is rounded before it is compared."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of a table and one metric. scores: seed -> score of the seeds that have a finished run; asked: seeds in
+    all; published: None where the paper has no such figure; against: the row's reference (``Table.reference``) less
+    this row, None where it is its own or has none in the table; own: whether all options are the preset's.
+    """
+
+    row: Row
+    metric: Metric
+    scores: Mapping[int, float]
+    asked: tuple[int, ...]
+    published: Figure | None
+    against: Paired | None = None
+    own: bool = True
+
+    @property
+    def mean(self) -> float | None:
+        """Over the seeds, in percent."""
+        return 100 * statistics.fmean(self.scores.values()) if self.scores else None
+
+    @property
+    def sd(self) -> float | None:
+        """Over the seeds (ddof 1), in percent; None below two."""
+        return 100 * statistics.stdev(self.scores.values()) if len(self.scores) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the published figure, in percentage points."""
+        return self.mean - self.published.mean if self.mean is not None and self.published else None
+
+    @property
+    def verdict(self) -> str:
+        """A word of the four, or OTHER; "" where there is nothing to compare."""
+        if self.difference is None:
+            return ""
+        if not self.own:
+            return OTHER
+        if round(self.difference, DIGITS) >= 0:
+            return REPRODUCED
+        if self.sd is None:
+            return ONE
+        return NOISE if -self.difference <= self.sd else NOT
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What runs cost, as a mean over them: megabytes (10^6 bytes) that one client got and sent in a round, and busy
+    hours: seconds in which clients trained or models were scored, which is CPU time where each has a core to itself.
+    None of no run.
+    """
+
+    runs: int
+    down: float | None
+    up: float | None
+    hours: float | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A paper's table as far as its runs are there. notes: what to know about it, a line each; options: those from
+    the command line that may change a result; command: what makes it again.
+    """
+
+    paper: Paper
+    cells: Sequence[Cell]
+    runs: Mapping[str, RunSummary]
+    options: Sequence[str] = ()
+    command: str = ""
+    notes: Sequence[str] = ()
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """All that were asked for."""
+        return tuple(dict.fromkeys(cell.seed for cell in self.cells))
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """In the order of the paper; those of data sets that have no run at all are left out."""
+        there = {cell.row.folder for cell in self.cells if cell.digest in self.runs}
+        rows = {cell.row.key: cell.row for cell in self.cells if cell.row.folder in there}
+        return tuple(rows.values())
+
+    @property
+    def data(self) -> tuple[tuple[str, tuple[Row, ...]], ...]:
+        """(data set as published, its rows)."""
+        names = dict.fromkeys(row.data for row in self.rows)
+        return tuple((name, tuple(row for row in self.rows if row.data == name)) for name in names)
+
+    @property
+    def varied(self) -> str:
+        """The option that is varied; "" where none is."""
+        return next((cell.row.change.option for cell in self.cells if cell.row.change), "")
+
+    def reference(self, row: Row) -> Row | None:
+        """What a row is tested against: the paper's own method on the same data, of several rows of it (FedALC with
+        each lambda) the one with the best validation score; where an option is varied, the same preset with its own
+        value. None where that is not in the table.
+        """
+        if row.change is None:
+            own = self.paper.own
+            rows = [r for r in self.rows if r.data == row.data and (r.label == own or r.label.startswith(f"{own}("))]
+            return max(rows, key=self._validation, default=None)
+        return next((r for r in self.rows if r.preset == row.preset and r.change and r.change.own), None)
+
+    def _validation(self, row: Row) -> float:
+        """Mean validation score of a row's runs; below every score where there is none."""
+        runs = self.of(row).values()
+        found = [r.result["scores"].get("validation", {}).get(r.family.primary.name) for r in runs if r.result]
+        scores = [score for score in found if score is not None]
+        return statistics.fmean(scores) if scores else -1.0
+
+    def of(self, row: Row) -> dict[int, RunSummary]:
+        """The finished runs of a row by seed."""
+        return {c.seed: self.runs[c.digest] for c in self.cells if c.row == row and c.digest in self.runs}
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """Every row with every metric of the paper, with Holm's correction over the rows of a data set and metric;
+        where an option is varied, over the values of a row and metric.
+        """
+        families: dict[str, list[Row]] = {}
+        for row in self.rows:
+            families.setdefault(row.preset if row.change else row.data, []).append(row)
+        out = [
+            e
+            for rows in families.values()
+            for metric in metrics_of(self.paper, rows[0].data)
+            for e in self._family(rows, metric)
+        ]
+        order = {row.key: i for i, row in enumerate(self.rows)}
+        return tuple(sorted(out, key=lambda e: order[e.row.key]))
+
+    def _family(self, rows: Sequence[Row], metric: Metric) -> list[Entry]:
+        scores = {row.key: self._scores(row, metric) for row in rows}
+        own = self.reference(rows[0])
+        runs = {row.key: tuple(c.digest for c in self.cells if c.row == row) for row in rows}
+        # two rows of one set of options (FedAvg, and a study's baseline) are one comparison of the family
+        once = {runs[key]: key for key in reversed(scores)} if own else {}
+        others = [key for cells, key in once.items() if own and cells != runs[own.key]]
+        tests = corrected({key: paired(scores[own.key], scores[key]) for key in reversed(others)}) if own else {}
+        return [
+            Entry(
+                row, metric, scores[row.key], self.seeds, row.figures.get(metric.published),
+                tests.get(once.get(runs[row.key], "")), all(c.own for c in self.cells if c.row == row),
+            )
+            for row in rows
+        ]  # fmt: skip
+
+    def _scores(self, row: Row, metric: Metric) -> dict[int, float]:
+        name = f"{metric.value}_{self.paper.reported}"
+        return {seed: value for seed, run in self.of(row).items() if (value := run.values[name]) is not None}
+
+    def cost(self, row: Row) -> Cost:
+        """What the runs of a row cost."""
+        return _cost(list(self.of(row).values()))
+
+    @property
+    def hours(self) -> float:
+        """Busy hours of all runs, each counted once."""
+        return sum(busy_hours(run) for run in self.runs.values())
+
+
+def table_of(paper: Paper, cells: Sequence[Cell], **about: Sequence[str] | str) -> Table:
+    """The table of the cells that have a finished run. InputError where one of these is damaged."""
+    folders: dict[str, Path] = {cell.digest: cell.folder for cell in cells if cell.folder is not None}
+    runs = {digest: load_run(folder) for digest, folder in folders.items()}
+    about["notes"] = [*about.get("notes", ()), *left_out(cells, runs)]
+    return Table(paper, cells, runs, **about)  # type: ignore[arg-type]
+
+
+def left_out(cells: Sequence[Cell], runs: Mapping[str, RunSummary]) -> list[str]:
+    """A line for every run that went on without some of its clients, such as those whose training diverged."""
+    out = []
+    for cell in {cell.digest: cell for cell in reversed(cells)}.values():
+        records = runs[cell.digest].records if cell.digest in runs else []
+        failed_R = [count for r in records if (count := r.metrics.get("fault/failed", 0.0))]
+        if failed_R:
+            out.append(
+                f"{cell.name}: clients failed {sum(failed_R):.0f} times, in {len(failed_R)} rounds, which went on"
+                " without them (fault/* in its metrics.jsonl)"
+            )
+    return out[::-1]
+
+
+def _cost(runs: Sequence[RunSummary]) -> Cost:
+    if not runs:
+        return Cost(0, None, None, None)
+    per_client = [traffic(run) for run in runs]
+    return Cost(
+        len(runs),
+        statistics.fmean(down for down, _ in per_client),
+        statistics.fmean(up for _, up in per_client),
+        statistics.fmean(map(busy_hours, runs)),
+    )
+
+
+def traffic(run: RunSummary) -> tuple[float, float]:
+    """Megabytes down and up per client and round, over all clients that answered."""
+    federation = FederationOptions(
+        clients_per_round=int(run.params["federation.clients_per_round"]),
+        participation=float(run.params.get("federation.participation", 0.0)),  # older records have none
+    )
+    selected = federation.selected(int(run.params["task.clients"]))
+    rounds = [record.metrics for record in run.records if record.round]
+    answered = sum(metrics.get("fault/answered", selected - metrics["fault/failed"]) for metrics in rounds)
+    down, up = (sum(metrics[f"wire/{way}/bytes"] for metrics in rounds) / 1e6 for way in ("down", "up"))
+    return down / answered, up / answered
+
+
+def busy_hours(run: RunSummary) -> float:
+    """Hours in which clients trained, models were scored or the server merged (and trained: FedBM's generator)."""
+    keys = ("sys/client_seconds", "sys/score_seconds", "sys/merge_seconds")
+    # round 0 merges nothing, and older records do not say how long it took
+    return sum(record.metrics.get(key, 0.0) for record in run.records for key in keys) / 3600
+
+
+MIB = 2**20
+VALUE = 8
+"""Bytes of a value of a class row."""
+FLOAT = 4
+"""Bytes of a weight that really travels."""
+
+
+def counted(theta: int, classes: int, width: int, rounds: int, *, fixed: bool) -> tuple[float, float]:
+    """Megabytes to and from one client over a whole run. theta: its weights; width: values of a class row."""
+    row = VALUE * width / MIB
+    model, all_rows = theta / 1e6, classes * row
+    if fixed:
+        return rounds * model + all_rows, rounds * model
+    return rounds * (model + all_rows), rounds * (model + row)
+
+
+def counted_of(run: RunSummary, up: float) -> tuple[float, float]:
+    """The same of a run with one client per class. up: megabytes (10^6 bytes) that a client sent in a round."""
+    p = run.params
+    width = int(p["model.width"]) * int(p.get("parts", 1))
+    fixed = not float(p["row_lr"])
+    theta = round(up * 1e6 / FLOAT) - (0 if fixed else width)
+    return counted(theta, int(p["task.clients"]), width, int(p["federation.rounds"]), fixed=fixed)
