@@ -86,7 +86,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 
 types: $(STAMP)
-	$(BIN)/mypy --strict -p pipeline -p tasks -p models -p tuning
+	$(BIN)/mypy --strict -p anchorfl
 
 imports: $(STAMP)
 	$(BIN)/lint-imports

@@ -12,8 +12,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from models.generator import DoublingConv, Generator
-from pipeline.training.run_spec import one_thread
+from anchorfl.models.generator import DoublingConv, Generator
+from anchorfl.pipeline.training.run_spec import one_thread
 
 WIDTH, BATCH, PAIRS = 512, 32, 7
 SIDES = (28, 64, 128)

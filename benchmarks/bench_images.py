@@ -18,16 +18,16 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from models.build import ModelOptions, build
-from pipeline.algorithm.contract import Global
-from pipeline.algorithm.optimizers import OptimizerOptions, make
-from pipeline.algorithm.seeds import torch_rng
-from pipeline.methods.fedavg import FedAvg
-from pipeline.training.local_training import Training, augmentation, batches, fit, pieces
-from pipeline.training.run_spec import one_thread
-from tasks.contract import Card, ClientData, InputSpec, Objective
-from tasks.images.pixels import LEVELS
-from tasks.scaling import IMAGENET_MEAN, IMAGENET_STD
+from anchorfl.models.build import ModelOptions, build
+from anchorfl.pipeline.algorithm.contract import Global
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make
+from anchorfl.pipeline.algorithm.seeds import torch_rng
+from anchorfl.pipeline.methods.fedavg import FedAvg
+from anchorfl.pipeline.training.local_training import Training, augmentation, batches, fit, pieces
+from anchorfl.pipeline.training.run_spec import one_thread
+from anchorfl.tasks.contract import Card, ClientData, InputSpec, Objective
+from anchorfl.tasks.images.pixels import LEVELS
+from anchorfl.tasks.scaling import IMAGENET_MEAN, IMAGENET_STD
 
 CLASSES, SHAPE = 8, (3, 28, 28)
 SPEC = InputSpec("image", SHAPE, mean=IMAGENET_MEAN, std=IMAGENET_STD, levels=LEVELS)

@@ -13,11 +13,11 @@ import dataclasses
 import statistics
 import time
 
-from pipeline.config.presets import read_preset
-from pipeline.run.prepare import make_setup
-from pipeline.training.client import ClientHost
-from pipeline.training.run_spec import one_thread
-from pipeline.training.server import Server
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.training.client import ClientHost
+from anchorfl.pipeline.training.run_spec import one_thread
+from anchorfl.pipeline.training.server import Server
 
 OFF = {"skip_zero_rows": False, "micro_tokens": 0, "lookup_dropout": False, "onednn": False}
 VARIANTS = {

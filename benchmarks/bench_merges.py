@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import torch
 
-from pipeline.algorithm.aggregation import clipped, krum, mean_of, median_of, trimmed_mean_of
-from pipeline.training.run_spec import one_thread
+from anchorfl.pipeline.algorithm.aggregation import clipped, krum, mean_of, median_of, trimmed_mean_of
+from anchorfl.pipeline.training.run_spec import one_thread
 
 NUMBERS, TIMES = 1_000_000, 5
 

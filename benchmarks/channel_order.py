@@ -11,9 +11,9 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from models.build import ModelOptions, build
-from models.encoders.resnet import ResNet
-from pipeline.training.run_spec import one_thread
+from anchorfl.models.build import ModelOptions, build
+from anchorfl.models.encoders.resnet import ResNet
+from anchorfl.pipeline.training.run_spec import one_thread
 
 BATCH, PAIRS = 32, 9
 CASES = (

@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 import psutil
 
-from pipeline.storage.run_folder import CONFIG
+from anchorfl.pipeline.storage.run_folder import CONFIG
 
 ROOT = Path(__file__).resolve().parents[1]
-MAIN = "import sys; from tuning.cli import main; sys.exit(main(sys.argv[1:]))"
+MAIN = "import sys; from anchorfl.tuning.cli import main; sys.exit(main(sys.argv[1:]))"
 ACTORS = {"client": "ray::ClientActor", "server": "ray::ServerActor"}
 TARGETS = (*ACTORS, "driver")
 ATTEMPTS = 5
@@ -66,7 +66,7 @@ class Storm:
 
 def start(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     """A command of the project in a process of its own."""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))}
+    env = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))}
     with log.open("ab") as out:
         command = [sys.executable, "-c", MAIN, *words]
         return subprocess.Popen(command, cwd=log.parent, env=env, stdout=out, stderr=subprocess.STDOUT)

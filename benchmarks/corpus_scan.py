@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.corpus.cooccurrence import count_names
-from tasks.corpus.counting import Scanner
-from tasks.corpus.name_matching import name_words, stemmed
+from anchorfl.tasks.corpus.cooccurrence import count_names
+from anchorfl.tasks.corpus.counting import Scanner
+from anchorfl.tasks.corpus.name_matching import name_words, stemmed
 
 DATA = Path(os.environ.get("ANCHORFL_DATA", "."))
 WORD = re.compile(r"[^\W_]+")
@@ -61,8 +61,8 @@ def timed(work) -> tuple[float, float]:
 
 
 def on_ray(text: str, scanner: Scanner) -> None:
-    from pipeline.cluster import ray_cluster
-    from pipeline.config.cluster import ClusterOptions
+    from anchorfl.pipeline.cluster import ray_cluster
+    from anchorfl.pipeline.config.cluster import ClusterOptions
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "corpus.txt")

@@ -21,15 +21,15 @@ from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
 
-from models.build import ModelOptions
-from pipeline.algorithm.contract import Averaging, AveragingLocal
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.config.cluster import ClusterOptions
-from pipeline.config.experiment import Experiment, FederationOptions
-from pipeline.config.tracking import TrackingOptions
-from pipeline.run.lifecycle import run
-from pipeline.storage.run_record import read_records
-from tasks.options import TaskOptions
+from anchorfl.models.build import ModelOptions
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.pipeline.config.experiment import Experiment, FederationOptions
+from anchorfl.pipeline.config.tracking import TrackingOptions
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.tasks.options import TaskOptions
 
 CLIENTS, ROUNDS, SLOTS, DYING, ROUND, WORK_S = 10, 8, 2, 3, 2, 0.1
 

@@ -28,8 +28,8 @@ def files(folder: Path) -> list[Path]:
 
 
 def ours(folder: Path) -> int:
-    from tasks.options import TaskOptions
-    from tasks.signals.extrasensory import read
+    from anchorfl.tasks.options import TaskOptions
+    from anchorfl.tasks.signals.extrasensory import read
 
     return read(folder, TaskOptions(name="extrasensory", fold=0)).num_rows
 
@@ -47,7 +47,7 @@ def measure(name: str, folder: Path) -> None:
     """Seconds, peak bytes and rows of one reader, to standard output; imports are not timed."""
     import pandas as _pandas  # noqa: F401  both processes import both, so that the peaks compare
 
-    import tasks.signals.extrasensory  # noqa: F401
+    import anchorfl.tasks.signals.extrasensory  # noqa: F401
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began, worked = time.perf_counter(), time.process_time()

@@ -19,9 +19,9 @@ import time
 import torch
 from torch import nn
 
-from pipeline.algorithm.optimizers import Adam
+from anchorfl.pipeline.algorithm.optimizers import Adam
 
-KINDS = {"torch.optim.Adam": torch.optim.Adam, "pipeline.algorithm.optimizers.Adam": Adam}
+KINDS = {"torch.optim.Adam": torch.optim.Adam, "anchorfl.pipeline.algorithm.optimizers.Adam": Adam}
 
 
 def once(name: str) -> None:

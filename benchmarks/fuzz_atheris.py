@@ -19,16 +19,22 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(
-    include=["tasks.sparse", "tasks.signals", "tasks.text", "tasks.files.json_schema", "pipeline"]
+    include=[
+        "anchorfl.tasks.sparse",
+        "anchorfl.tasks.signals",
+        "anchorfl.tasks.text",
+        "anchorfl.tasks.files.json_schema",
+        "anchorfl.pipeline",
+    ]
 ):
-    from pipeline.config.presets import read_preset
-    from pipeline.storage.checkpoint import index_of, seal
-    from tasks.errors import InputError
-    from tasks.files.bad_rows import BadRows
-    from tasks.signals.recordings import recording
-    from tasks.sparse.arff import read_arff
-    from tasks.sparse.xc_format import read_rows
-    from tasks.text.csv_records import read_blocks
+    from anchorfl.pipeline.config.presets import read_preset
+    from anchorfl.pipeline.storage.checkpoint import index_of, seal
+    from anchorfl.tasks.errors import InputError
+    from anchorfl.tasks.files.bad_rows import BadRows
+    from anchorfl.tasks.signals.recordings import recording
+    from anchorfl.tasks.sparse.arff import read_arff
+    from anchorfl.tasks.sparse.xc_format import read_rows
+    from anchorfl.tasks.text.csv_records import read_blocks
 
 PLACE = Path(tempfile.mkdtemp())
 ARFF = (

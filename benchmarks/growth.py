@@ -23,7 +23,7 @@ import psutil
 import ray
 from scipy import stats
 
-from pipeline.execution.ray_executor import RayExecutor
+from anchorfl.pipeline.execution.ray_executor import RayExecutor
 
 DAEMONS = ("raylet", "gcs_server")
 

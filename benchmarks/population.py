@@ -24,19 +24,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from anchorfl.models.build import ModelOptions
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.cluster import ray_cluster
+from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.federation import FederationOptions
+from anchorfl.pipeline.config.tracking import TrackingOptions
+from anchorfl.pipeline.execution.ray_executor import RayExecutor
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run.prepare import make_setup, settled
+from anchorfl.pipeline.training.sampling import select
+from anchorfl.tasks.options import TaskOptions
 from benchmarks.bench_engine import MEGABYTE, measured, pss
-from models.build import ModelOptions
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.cluster import ray_cluster
-from pipeline.config.cluster import ClusterOptions
-from pipeline.config.experiment import Experiment
-from pipeline.config.federation import FederationOptions
-from pipeline.config.tracking import TrackingOptions
-from pipeline.execution.ray_executor import RayExecutor
-from pipeline.methods import METHODS
-from pipeline.run.prepare import make_setup, settled
-from pipeline.training.sampling import select
-from tasks.options import TaskOptions
 
 ROWS, FEATURES, CLASSES, CHOSEN, ACTORS = 20, 32, 10, 100, 2
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from models.lower_precision import use_bfloat16
-from models.onednn import product, use_onednn
+from anchorfl.models.lower_precision import use_bfloat16
+from anchorfl.models.onednn import product, use_onednn
 
 SHAPES = (4096, 1024, 1024), (1024, 256, 768), (1024, 256, 64), (1024, 64, 256)
 

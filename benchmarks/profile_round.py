@@ -17,9 +17,9 @@ from collections.abc import Callable
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from anchorfl.pipeline.config.experiment import Experiment
 from benchmarks import round_ways
 from benchmarks.round_ways import Round
-from pipeline.config.experiment import Experiment
 
 CASES: dict[str, Callable[..., Experiment]] = {
     "r8-8": round_ways.r8,

@@ -14,8 +14,8 @@ import time
 
 import numpy as np
 
-from tasks.arrays.labels import Labels
-from tasks.metrics.ranking import Ranking, propensities
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.metrics.ranking import Ranking, propensities
 
 PER_ROW = 5
 CHUNK = 512

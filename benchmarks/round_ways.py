@@ -14,19 +14,19 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from anchorfl.pipeline.algorithm.class_embeddings import ROWS
+from anchorfl.pipeline.algorithm.seeds import torch_rng
+from anchorfl.pipeline.cluster import ray_cluster
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.execution.pooled_executor import in_process
+from anchorfl.pipeline.execution.ray_executor import RayExecutor
+from anchorfl.pipeline.run.prepare import make_setup, settled
+from anchorfl.pipeline.training.client import ClientHost
+from anchorfl.pipeline.training.run_spec import Setup, one_thread
+from anchorfl.pipeline.training.server import Server
+from anchorfl.tasks.contract import ClientData
 from benchmarks import r8_by_hand
-from pipeline.algorithm.class_embeddings import ROWS
-from pipeline.algorithm.seeds import torch_rng
-from pipeline.cluster import ray_cluster
-from pipeline.config.experiment import Experiment
-from pipeline.config.presets import read_preset
-from pipeline.execution.pooled_executor import in_process
-from pipeline.execution.ray_executor import RayExecutor
-from pipeline.run.prepare import make_setup, settled
-from pipeline.training.client import ClientHost
-from pipeline.training.run_spec import Setup, one_thread
-from pipeline.training.server import Server
-from tasks.contract import ClientData
 
 MARGIN = 0.9
 """Of the one-class loss in Bibtex's presets."""

@@ -16,14 +16,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from models.sleec import Sleec, SleecOptions, embed
-from pipeline.algorithm.seeds import numpy_rng, torch_rng
-from tasks.arrays.arrow import list_parts
-from tasks.arrays.labels import Labels
-from tasks.files.raw_files import raw_folder
-from tasks.metrics.ranking import first_places
-from tasks.options import TaskOptions
-from tasks.registry import find_task
+from anchorfl.models.sleec import Sleec, SleecOptions, embed
+from anchorfl.pipeline.algorithm.seeds import numpy_rng, torch_rng
+from anchorfl.tasks.arrays.arrow import list_parts
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.files.raw_files import raw_folder
+from anchorfl.tasks.metrics.ranking import first_places
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import find_task
 
 PLACES = (1, 3, 5)
 GRID = tuple(

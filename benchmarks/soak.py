@@ -25,22 +25,22 @@ from typing import Any
 
 import numpy as np
 
+from anchorfl.models.build import ModelOptions
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.cluster import ray_cluster
+from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.pipeline.config.experiment import Experiment, FederationOptions
+from anchorfl.pipeline.config.tracking import TrackingOptions
+from anchorfl.pipeline.execution.ray_executor import RayExecutor
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run.lifecycle import open_loop
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.progress import Progress
+from anchorfl.pipeline.run.round_loop import Loop
+from anchorfl.pipeline.storage.atomic_files import write_json
+from anchorfl.pipeline.storage.run_folder import held, write_config
+from anchorfl.tasks.options import TaskOptions
 from benchmarks.growth import Reader, Series, Slope
-from models.build import ModelOptions
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.cluster import ray_cluster
-from pipeline.config.cluster import ClusterOptions
-from pipeline.config.experiment import Experiment, FederationOptions
-from pipeline.config.tracking import TrackingOptions
-from pipeline.execution.ray_executor import RayExecutor
-from pipeline.methods import METHODS
-from pipeline.run.lifecycle import open_loop
-from pipeline.run.prepare import make_setup
-from pipeline.run.progress import Progress
-from pipeline.run.round_loop import Loop
-from pipeline.storage.atomic_files import write_json
-from pipeline.storage.run_folder import held, write_config
-from tasks.options import TaskOptions
 
 MIB = 2**20
 

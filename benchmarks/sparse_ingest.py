@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.files.bad_rows import BadRows
-from tasks.ingest.ingest import prepare
-from tasks.options import TaskOptions
-from tasks.registry import find_task
-from tasks.sparse.pairs import encode, fit, sparse_table
-from tasks.sparse.xc_format import read_rows
-from tasks.synthetic.xc import SIZES, write_rows
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import find_task
+from anchorfl.tasks.sparse.pairs import encode, fit, sparse_table
+from anchorfl.tasks.sparse.xc_format import read_rows
+from anchorfl.tasks.synthetic.xc import SIZES, write_rows
 
 PEAK = "VmHWM"
 

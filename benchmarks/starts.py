@@ -20,8 +20,8 @@ from collections.abc import Callable
 
 import psutil
 
-from pipeline.cluster import ray_cluster
-from pipeline.config.presets import read_preset
+from anchorfl.pipeline.cluster import ray_cluster
+from anchorfl.pipeline.config.presets import read_preset
 
 ROUNDS = 3
 PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}

@@ -21,20 +21,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from models.build import ModelOptions
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.config.cluster import ClusterOptions
-from pipeline.config.evaluation import EvaluationOptions
-from pipeline.config.experiment import Experiment
-from pipeline.config.federation import FederationOptions
-from pipeline.config.tracking import TrackingOptions
-from pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
-from pipeline.methods import METHODS
-from pipeline.run.lifecycle import run
-from pipeline.run.prepare import settled
-from tasks.files.bad_rows import BadRows
-from tasks.images.voc import ABSENT, CLASSES, SETS, labels_of
-from tasks.options import TaskOptions
+from anchorfl.models.build import ModelOptions
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.pipeline.config.evaluation import EvaluationOptions
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.federation import FederationOptions
+from anchorfl.pipeline.config.tracking import TrackingOptions
+from anchorfl.pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.run.prepare import settled
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.images.voc import ABSENT, CLASSES, SETS, labels_of
+from anchorfl.tasks.options import TaskOptions
 
 SHARED = {"weighting": "samples", "server": "adam", "server_lr": 0.01, "server_eps": 1e-9}
 METHOD_OPTIONS = {

@@ -10,16 +10,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from models.classifier import Classifier
-from models.dropout import MaskSource
-from models.encoders.cnn import SmallCNN
-from models.encoders.resnet import LINEAR, Init, ResNet, stem_for
-from models.encoders.side_by_side import SideBySide
-from models.encoders.sparse import SparseEncoder
-from models.encoders.transformer import TransformerEncoder
-from models.heads import ConceptHead, CosineHead, FrameHead, LabelHead, LinearHead, PrototypeHead
-from models.start import start_from
-from models.text_encoders import Pooling
+from anchorfl.models.classifier import Classifier
+from anchorfl.models.dropout import MaskSource
+from anchorfl.models.encoders.cnn import SmallCNN
+from anchorfl.models.encoders.resnet import LINEAR, Init, ResNet, stem_for
+from anchorfl.models.encoders.side_by_side import SideBySide
+from anchorfl.models.encoders.sparse import SparseEncoder
+from anchorfl.models.encoders.transformer import TransformerEncoder
+from anchorfl.models.heads import ConceptHead, CosineHead, FrameHead, LabelHead, LinearHead, PrototypeHead
+from anchorfl.models.start import start_from
+from anchorfl.models.text_encoders import Pooling
 
 Head = Literal["linear", "label", "cosine", "concept", "prototype", "frame"]
 
@@ -126,10 +126,10 @@ def build(
 
     ``vocabulary``: number of token ids; ``unit``: normalise class representations (single-label); ``vectors_CP``: first
     values of the class embeddings (``head == "label"`` only); ``parts``: so many encoders side by side
-    (``head == "cosine"`` only); ``start``: first values of each encoder, as ``models.start`` reads them, in place of
-    drawn ones; ``concept_width``: of the class concepts (``head == "concept"`` only); ``scale``: first value of a
-    trained scale (``prototype`` and ``frame``). ValueError where the network does not fit the input, or ``start`` the
-    network.
+    (``head == "cosine"`` only); ``start``: first values of each encoder, as ``anchorfl.models.start`` reads them, in
+    place of drawn ones; ``concept_width``: of the class concepts (``head == "concept"`` only); ``scale``: first value
+    of a trained scale (``prototype`` and ``frame``). ValueError where the network does not fit the input, or ``start``
+    the network.
     """
     masks = MaskSource(lookup=lookup_dropout)
     with torch.random.fork_rng(devices=[]):

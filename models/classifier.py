@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from models.dropout import MaskSource
+from anchorfl.models.dropout import MaskSource
 
 
 class Classifier(nn.Module):

@@ -27,10 +27,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models import name_cache
-from models.label_names import NamesError
-from models.language import each_name
-from models.text_encoders import CLIP, NoEncoderError, Pooling, folder_of, library, text_encoder
+from anchorfl.models import name_cache
+from anchorfl.models.label_names import NamesError
+from anchorfl.models.language import each_name
+from anchorfl.models.text_encoders import CLIP, NoEncoderError, Pooling, folder_of, library, text_encoder
 
 FORMAT = 1  # part of every digest: raise it when the same input would give other vectors
 PARTS = ("*.json", "*.txt", "*.model", "*.safetensors", "*.bin")

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from models import name_cache
+from anchorfl.models import name_cache
 
 FORMAT = 1  # part of every digest: raise it when the same table and seed would give other vectors
 SYMMETRY = 1e-6  # largest accepted difference between a cell and its mirror, relative to the larger of the two

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models import name_cache
-from models.label_names import NamesError, NameVectors
-from models.text_encoders import Encode, Pooling, folder_of, library, text_encoder
+from anchorfl.models import name_cache
+from anchorfl.models.label_names import NamesError, NameVectors
+from anchorfl.models.text_encoders import Encode, Pooling, folder_of, library, text_encoder
 
 FORMAT = 1  # part of every digest: raise it when the same input would give other vectors
 _LOG = logging.getLogger(__name__)

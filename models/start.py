@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from models.weight_files import WeightsError, tensors
+from anchorfl.models.weight_files import WeightsError, tensors
 
 ENCODER = "encoder."
 """Prefix of the encoder's tensors in the file of a whole classifier, such as a run's ``model/weights.safetensors``."""

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from models.label_names import NamesError
+from anchorfl.models.label_names import NamesError
 
 Pooling = Literal["auto", "mean", "first", "projected"]
 Encode = Callable[[list[str]], Tensor]

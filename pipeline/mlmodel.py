@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.results.predict import encoded
-from pipeline.storage.saved_model import SavedModel, load_model
-from pipeline.tracking.mlflow_model import TEXT
-from pipeline.training.evaluation import logits_of
-from pipeline.training.run_spec import one_thread
-from tasks.errors import InputError
+from anchorfl.pipeline.results.predict import encoded
+from anchorfl.pipeline.storage.saved_model import SavedModel, load_model
+from anchorfl.pipeline.tracking.mlflow_model import TEXT
+from anchorfl.pipeline.training.evaluation import logits_of
+from anchorfl.pipeline.training.run_spec import one_thread
+from anchorfl.tasks.errors import InputError
 
 
 class Classes:

@@ -1,1 +1,3 @@
-"""What is learned: data sets, their preparation and partitions, metrics. The tasks by name: ``tasks.registry``."""
+"""What is learned: data sets, their preparation and partitions, metrics. The tasks by name:
+``anchorfl.tasks.registry``.
+"""

@@ -14,9 +14,9 @@ import pyarrow as pa
 import torch.nn.functional as F
 from torch import Tensor
 
-from tasks.options import TaskOptions
-from tasks.prompts import Wording
-from tasks.scaling import Scaling
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.prompts import Wording
+from anchorfl.tasks.scaling import Scaling
 
 Kind = Literal["single", "multi"]
 InputKind = Literal["tokens", "series", "image", "sparse"]

@@ -11,7 +11,7 @@ class TaskOptions:
     """Which data, how they are cut into clients, and what a client knows."""
 
     name: str = "digits"
-    """Name of the data set, a key of ``tasks.registry.TASKS``."""
+    """Name of the data set, a key of ``anchorfl.tasks.registry.TASKS``."""
     root: str = ""
     """Folder of the raw files; empty: ``$ANCHORFL_DATA/<folder of the data set>``, then ``$ANCHORFL_DATA`` itself."""
     cache: str = ""

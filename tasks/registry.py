@@ -4,27 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tasks.contract import Task
-from tasks.errors import InputError, nearest
-from tasks.images.coco import coco2014
-from tasks.images.digits import digits
-from tasks.images.femnist import femnist
-from tasks.images.flair import flair
-from tasks.images.ham10000 import ham10000
-from tasks.images.kvasir import kvasir_v2
-from tasks.images.oct_c8 import oct_c8
-from tasks.images.pbc import pbc
-from tasks.images.voc import voc2007, voc2007_difficult_unknown, voc2012, voc2012_difficult_unknown
-from tasks.options import TaskOptions
-from tasks.signals.extrasensory import extrasensory
-from tasks.signals.pamap2 import pamap2, pamap2_optional
-from tasks.sparse.extreme import amazon_670k, amazoncat_13k, amazontitles_670k, bibtex, eurlex_4k, wikilshtc_325k
-from tasks.sparse.mulan import birds, cal500, corel5k, delicious, emotions, enron, medical, scene, yeast
-from tasks.tabular.table import table_task
-from tasks.text.mimic3 import mimic3_50
-from tasks.text.r8 import r8
-from tasks.toy.multi import toy_multi
-from tasks.toy.single import toy_single
+from anchorfl.tasks.contract import Task
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.images.coco import coco2014
+from anchorfl.tasks.images.digits import digits
+from anchorfl.tasks.images.femnist import femnist
+from anchorfl.tasks.images.flair import flair
+from anchorfl.tasks.images.ham10000 import ham10000
+from anchorfl.tasks.images.kvasir import kvasir_v2
+from anchorfl.tasks.images.oct_c8 import oct_c8
+from anchorfl.tasks.images.pbc import pbc
+from anchorfl.tasks.images.voc import voc2007, voc2007_difficult_unknown, voc2012, voc2012_difficult_unknown
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.signals.extrasensory import extrasensory
+from anchorfl.tasks.signals.pamap2 import pamap2, pamap2_optional
+from anchorfl.tasks.sparse.extreme import (
+    amazon_670k,
+    amazoncat_13k,
+    amazontitles_670k,
+    bibtex,
+    eurlex_4k,
+    wikilshtc_325k,
+)
+from anchorfl.tasks.sparse.mulan import birds, cal500, corel5k, delicious, emotions, enron, medical, scene, yeast
+from anchorfl.tasks.tabular.table import table_task
+from anchorfl.tasks.text.mimic3 import mimic3_50
+from anchorfl.tasks.text.r8 import r8
+from anchorfl.tasks.toy.multi import toy_multi
+from anchorfl.tasks.toy.single import toy_single
 
 TASKS: dict[str, Callable[[], Task]] = {
     "digits": digits,

@@ -8,16 +8,16 @@ import uuid
 import pytest
 import torch
 
-from models.build import ModelOptions
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.config.cluster import ClusterOptions
-from pipeline.config.experiment import Experiment
-from pipeline.config.federation import FederationOptions
-from pipeline.config.tracking import TrackingOptions
-from pipeline.methods import METHODS
-from pipeline.run import lifecycle
-from tasks.options import TaskOptions
-from tasks.registry import find_task
+from anchorfl.models.build import ModelOptions
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.federation import FederationOptions
+from anchorfl.pipeline.config.tracking import TrackingOptions
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run import lifecycle
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import find_task
 from tests.made_concepts import with_concepts
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from models.concepts import keep
-from pipeline.config.experiment import Experiment
-from pipeline.training.class_vectors import asked_of
-from tasks.registry import find_task
+from anchorfl.models.concepts import keep
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.training.class_vectors import asked_of
+from anchorfl.tasks.registry import find_task
 
 WIDTH = 6
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from models.concepts import Asked
+from anchorfl.models.concepts import Asked
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "photo", "of", "lying", "down", "sit", "##ting", "."]
 WIDTH = 12

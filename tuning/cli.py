@@ -1,6 +1,6 @@
 """The command line as it is installed: the pipeline's commands, and those that need Ray Tune or a cluster.
 
-The pipeline may not import this package (docs/adr/0001), so the commands of both meet here.
+The pipeline may not import this package (docs/adr/0009), so the commands of both meet here.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import pipeline.cli.main
-from pipeline.cli.main import Add, run_console, run_main
-from pipeline.cli.probe import probe
-from tuning import commands
-from tuning.clusters import check as cloud
-from tuning.clusters import submit
+import anchorfl.pipeline.cli.main
+from anchorfl.pipeline.cli.main import Add, run_console, run_main
+from anchorfl.pipeline.cli.probe import probe
+from anchorfl.tuning import commands
+from anchorfl.tuning.clusters import check as cloud
+from anchorfl.tuning.clusters import submit
 
-OWN = {**pipeline.cli.main.OWN, "sweep": commands.sweep, "probe": probe, "table": commands.table}
+OWN = {**anchorfl.pipeline.cli.main.OWN, "sweep": commands.sweep, "probe": probe, "table": commands.table}
 """Commands that take a preset and overrides, and so parse their own arguments."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; exit codes as in ``pipeline.cli.main``."""
+    """Run a command; exit codes as in ``anchorfl.pipeline.cli.main``."""
     return run_main(list(sys.argv[1:] if argv is None else argv), OWN, _more)
 
 

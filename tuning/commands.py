@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tasks.errors import InputError
+from anchorfl.tasks.errors import InputError
 
 USAGE = """usage: anchorfl sweep PRESET [--space NAME=RANGE ...] [--output FOLDER] [--option value ...]
                       [--section.option value ...]
@@ -17,13 +17,13 @@ RANGE: low:high, log:low:high, tail:low:high (percentiles near 100), int:low:hig
 
 def sweep(arguments: list[str]) -> int:
     """Search hyper-parameters of a preset, or go on with a sweep."""
-    from pipeline.config.overrides import override
-    from pipeline.config.presets import read_preset, some_presets
-    from pipeline.run.prepare import settled
-    from pipeline.storage.restore import fetched
-    from tuning.search.backup import LEAVE, RESUME
-    from tuning.search.search_space import space_of
-    from tuning.sweep.plan import FILE, Plan, load_plan, new_sweep_folder, preset_text
+    from anchorfl.pipeline.config.overrides import override
+    from anchorfl.pipeline.config.presets import read_preset, some_presets
+    from anchorfl.pipeline.run.prepare import settled
+    from anchorfl.pipeline.storage.restore import fetched
+    from anchorfl.tuning.search.backup import LEAVE, RESUME
+    from anchorfl.tuning.search.search_space import space_of
+    from anchorfl.tuning.sweep.plan import FILE, Plan, load_plan, new_sweep_folder, preset_text
 
     own, given, overrides = _split(arguments)
     if own.resume is not None:
@@ -33,7 +33,7 @@ def sweep(arguments: list[str]) -> int:
         return _run(load_plan(folder, given), folder)
     if not own.preset:
         raise InputError(f"sweep needs a preset: {some_presets()}; or the path of a .toml file")
-    from tuning.search.options import SweepOptions
+    from anchorfl.tuning.search.options import SweepOptions
 
     experiment = settled(override(read_preset(own.preset), overrides, f"anchorfl sweep {own.preset}"))
     if experiment.output:
@@ -50,9 +50,9 @@ def sweep(arguments: list[str]) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Write the report of a sweep again."""
-    from tuning.sweep.plan import load_plan
-    from tuning.sweep.report import write_report
-    from tuning.sweep.sweep import view_of
+    from anchorfl.tuning.sweep.plan import load_plan
+    from anchorfl.tuning.sweep.report import write_report
+    from anchorfl.tuning.sweep.sweep import view_of
 
     plan = load_plan(options.sweep, {})
     for path in write_report(view_of(plan, options.sweep.resolve()), options.sweep / "report", plan.text):
@@ -62,15 +62,15 @@ def report(options: argparse.Namespace) -> int:
 
 def table(arguments: list[str]) -> int:
     """A paper's table."""
-    from tuning.tables import command
+    from anchorfl.tuning.tables import command
 
     return command.table(arguments)
 
 
 def _run(plan: Any, folder: Path) -> int:
-    from tasks.files.raw_files import raw_folder
-    from tasks.registry import task_of
-    from tuning.sweep.sweep import run_sweep
+    from anchorfl.tasks.files.raw_files import raw_folder
+    from anchorfl.tasks.registry import task_of
+    from anchorfl.tuning.sweep.sweep import run_sweep
 
     raw_folder(task_of(plan.experiment.task), plan.experiment.task)
     print(f"{plan.preset}: sweep folder {folder}", flush=True)
@@ -84,7 +84,7 @@ def _run(plan: Any, folder: Path) -> int:
 
 def summary(view: Any) -> str:
     """The chosen point and its scores, in few lines."""
-    from tuning.sweep.progress import named, spread
+    from anchorfl.tuning.sweep.progress import named, spread
 
     if view.best is None:
         return "no trial has a score"
@@ -114,8 +114,8 @@ def _split(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any], li
 
     import tyro
 
-    from pipeline.config.overrides import one_line
-    from tuning.search.options import SweepOptions
+    from anchorfl.pipeline.config.overrides import one_line
+    from anchorfl.tuning.search.options import SweepOptions
 
     if "--help" in arguments or "-h" in arguments:
         print(USAGE + "\n")

@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor, nn
 
-from models.dropout import Dropout, MaskSource
+from anchorfl.models.dropout import Dropout, MaskSource
 
 
 class SmallCNN(nn.Module):

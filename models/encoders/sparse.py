@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from models.dropout import Dropout, MaskSource
+from anchorfl.models.dropout import Dropout, MaskSource
 
 
 class SparseEncoder(nn.Module):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.dropout import Dropout, MaskSource
+from anchorfl.models.dropout import Dropout, MaskSource
 
 
 def sinusoids(length: int, width: int) -> Tensor:

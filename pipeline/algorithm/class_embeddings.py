@@ -18,13 +18,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.heads import unit
-from pipeline.algorithm.contract import ClientSide, Global, Local, Method, Pooling, Report, ServerSide, Tensors, Update
-from pipeline.algorithm.optimizers import SGD, Adam, make, restore, state_of
-from pipeline.algorithm.parameters import weights_of
-from pipeline.algorithm.spreadout import Form, gradient, nearest, slope
-from tasks.contract import Batch, Card
-from tasks.errors import InputError
+from anchorfl.models.heads import unit
+from anchorfl.pipeline.algorithm.contract import (
+    ClientSide,
+    Global,
+    Local,
+    Method,
+    Pooling,
+    Report,
+    ServerSide,
+    Tensors,
+    Update,
+)
+from anchorfl.pipeline.algorithm.optimizers import SGD, Adam, make, restore, state_of
+from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.pipeline.algorithm.spreadout import Form, gradient, nearest, slope
+from anchorfl.tasks.contract import Batch, Card
+from anchorfl.tasks.errors import InputError
 
 ROWS = "head.rows"
 MOMENTS = "theta"

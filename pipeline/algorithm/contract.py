@@ -18,13 +18,13 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from models.build import Head
-from models.classifier import Classifier
-from pipeline.algorithm.aggregation import ROBUST, Combine, mean_of
-from pipeline.algorithm.optimizers import OptimizerOptions, make, restore, state_of
-from pipeline.algorithm.parameters import load_sent, weights_of
-from tasks.arrays.sparse_rows import Part
-from tasks.contract import Batch, Card, ClientData, InputSpec, Kind, Objective
+from anchorfl.models.build import Head
+from anchorfl.models.classifier import Classifier
+from anchorfl.pipeline.algorithm.aggregation import ROBUST, Combine, mean_of
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make, restore, state_of
+from anchorfl.pipeline.algorithm.parameters import load_sent, weights_of
+from anchorfl.tasks.arrays.sparse_rows import Part
+from anchorfl.tasks.contract import Batch, Card, ClientData, InputSpec, Kind, Objective
 
 Tensors = dict[str, Tensor]
 Parts = Iterable[Part]  # a client's rows, some at a time, with sparse labels
@@ -199,10 +199,10 @@ class Method(ABC, Generic[S, U]):
     """A frozen dataclass of hyper-parameters and five verbs. Server hooks are pure: state in, state out."""
 
     name: ClassVar[str]
-    """The method's key in ``pipeline.methods.METHODS``, presets and records."""
+    """The method's key in ``anchorfl.pipeline.methods.METHODS``, presets and records."""
     kinds: ClassVar[tuple[Kind, ...]] = ("single", "multi")
     """Kinds of task that the method is for; a run on another stops before round 1
-    (``pipeline.run.prepare.make_setup``)."""
+    (``anchorfl.pipeline.run.prepare.make_setup``)."""
     tells: ClassVar[bool] = False
     """Whether clients tell something before round 1, beside their cards (``tell``)."""
     concepts: bool = False
@@ -213,7 +213,7 @@ class Method(ABC, Generic[S, U]):
     """Encoders side by side, each with its part of every row of the head (cosine heads only)."""
     robust: ClassVar[tuple[str, ...]] = ROBUST
     """Which of the robust merges it allows; a run with another stops before round 1
-    (``pipeline.run.prepare.make_setup``)."""
+    (``anchorfl.pipeline.run.prepare.make_setup``)."""
     scored: Literal["server", "clients"] = "server"
     """Whose models are scored: the server's, or every client's (``own``), for the mean of their scores; then there is
     no model to save."""
@@ -227,7 +227,7 @@ class Method(ABC, Generic[S, U]):
 
     @property
     def head(self) -> Head:
-        """Which head ``models.build`` puts on the task's encoder."""
+        """Which head ``anchorfl.models.build`` puts on the task's encoder."""
         return "linear"
 
     @abstractmethod

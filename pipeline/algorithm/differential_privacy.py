@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.errors import InputError
+from anchorfl.tasks.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,16 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.augment import augment
-from models.classifier import Classifier
-from models.generator import Generator, conditions, diversity, noise, normalisations, watched
-from models.heads import ConceptHead
-from pipeline.algorithm.contract import ClientSide, Global, Local, ServerSide, Tensors, Update
-from pipeline.algorithm.optimizers import Adam
-from pipeline.algorithm.parameters import weights_of
-from tasks.contract import Batch, ClientData
-from tasks.errors import InputError
-from tasks.scaling import Scaling
+from anchorfl.models.augment import augment
+from anchorfl.models.classifier import Classifier
+from anchorfl.models.generator import Generator, conditions, diversity, noise, normalisations, watched
+from anchorfl.models.heads import ConceptHead
+from anchorfl.pipeline.algorithm.contract import ClientSide, Global, Local, ServerSide, Tensors, Update
+from anchorfl.pipeline.algorithm.optimizers import Adam
+from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.tasks.contract import Batch, ClientData
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.scaling import Scaling
 
 RowLoss = Callable[[Classifier, Tensor, Tensor], Tensor]
 """(classifier, images, classes [B]) -> loss of each image [B]."""

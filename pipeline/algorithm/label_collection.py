@@ -24,10 +24,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pipeline.algorithm.seeds import seed_for
-from tasks.arrays.labels import Labels
-from tasks.arrays.sparse_rows import Part
-from tasks.contract import ClientData
+from anchorfl.pipeline.algorithm.seeds import seed_for
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.arrays.sparse_rows import Part
+from anchorfl.tasks.contract import ClientData
 
 Matching = Literal["hmac", "sha256"]
 """``hmac``: HMAC-SHA-256 with a key that the clients share and the server does not have. ``sha256``: plain SHA-256,

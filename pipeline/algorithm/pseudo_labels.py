@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.heads import LabelHead
-from tasks.contract import ClientData, Objective
+from anchorfl.models.heads import LabelHead
+from anchorfl.tasks.contract import ClientData, Objective
 
 
 @dataclass(frozen=True)

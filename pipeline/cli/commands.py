@@ -10,18 +10,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from pipeline.storage.run_folder import RUNS
-from tasks.errors import InputError
+from anchorfl.pipeline.storage.run_folder import RUNS
+from anchorfl.tasks.errors import InputError
 
 if TYPE_CHECKING:
-    from pipeline.config.experiment import Experiment
+    from anchorfl.pipeline.config.experiment import Experiment
 
 
 def run(arguments: list[str]) -> int:
     """Presets first, overrides after; all are read and their data looked for before the first run starts."""
-    from pipeline.config.overrides import override
-    from pipeline.config.presets import read_preset, some_presets
-    from pipeline.run.prepare import asked, base, label_of, settled
+    from anchorfl.pipeline.config.overrides import override
+    from anchorfl.pipeline.config.presets import read_preset, some_presets
+    from anchorfl.pipeline.run.prepare import asked, base, label_of, settled
 
     split = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
     presets, overrides = arguments[:split], arguments[split:]
@@ -44,11 +44,11 @@ def run(arguments: list[str]) -> int:
 
 
 def _train(presets: list[str], experiments: list[Experiment]) -> int:
-    from pipeline.results.compare import compare
-    from pipeline.run.lifecycle import run as run_one
-    from pipeline.storage.run_folder import new_folder
-    from tasks.files.raw_files import raw_folder
-    from tasks.registry import task_of
+    from anchorfl.pipeline.results.compare import compare
+    from anchorfl.pipeline.run.lifecycle import run as run_one
+    from anchorfl.pipeline.storage.run_folder import new_folder
+    from anchorfl.tasks.files.raw_files import raw_folder
+    from anchorfl.tasks.registry import task_of
 
     for e in experiments:
         raw_folder(task_of(e.task), e.task)
@@ -56,8 +56,8 @@ def _train(presets: list[str], experiments: list[Experiment]) -> int:
     with ExitStack() as stack:
         ray_options, crews = next((e.cluster for e in experiments if e.cluster.executor == "ray"), None), None
         if ray_options is not None:
-            from pipeline.cluster import ray_cluster
-            from pipeline.execution.actor_pool import Crews
+            from anchorfl.pipeline.cluster import ray_cluster
+            from anchorfl.pipeline.execution.actor_pool import Crews
 
             if ray_cluster.start(ray_options):  # one Ray for all runs of the command
                 stack.callback(ray_cluster.stop)
@@ -76,7 +76,7 @@ def _train(presets: list[str], experiments: list[Experiment]) -> int:
 
 
 def _records(e: Experiment, folder: Path) -> str:
-    from pipeline.tracking.mlflow_upload import shown, store_uri
+    from anchorfl.pipeline.tracking.mlflow_upload import shown, store_uri
 
     uri = store_uri(e.tracking.uri, folder)
     if not uri:
@@ -89,9 +89,9 @@ def _records(e: Experiment, folder: Path) -> str:
 
 def resume(options: argparse.Namespace) -> int:
     """Go on with an interrupted run."""
-    from pipeline.results.compare import compare
-    from pipeline.run.lifecycle import resumed
-    from pipeline.storage.restore import fetched
+    from anchorfl.pipeline.results.compare import compare
+    from anchorfl.pipeline.run.lifecycle import resumed
+    from anchorfl.pipeline.storage.restore import fetched
 
     folder = fetched(str(options.run), print)
     result = resumed(folder)
@@ -101,7 +101,7 @@ def resume(options: argparse.Namespace) -> int:
 
 def presets(options: argparse.Namespace) -> int:
     """Names of the shipped presets with their first line."""
-    from pipeline.config.presets import preset_names, preset_path
+    from anchorfl.pipeline.config.presets import preset_names, preset_path
 
     for name in preset_names():
         print(f"{name:<34} {preset_path(name).read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}")
@@ -110,8 +110,8 @@ def presets(options: argparse.Namespace) -> int:
 
 def data(arguments: list[str]) -> int:
     """Status of the data sets, and the commands of ``anchorfl data``."""
-    from pipeline.cli import data as data_sets
-    from pipeline.cli import data as own_data
+    from anchorfl.pipeline.cli import data as data_sets
+    from anchorfl.pipeline.cli import data as own_data
 
     inner = {"prepare": data_sets.prepare, "demo": data_sets.demo, "check": own_data.check}
     if arguments and arguments[0] in inner:
@@ -121,7 +121,7 @@ def data(arguments: list[str]) -> int:
 
 def compare(options: argparse.Namespace) -> int:
     """Table and curves of several runs."""
-    from pipeline.results.compare import compare as compare_runs
+    from anchorfl.pipeline.results.compare import compare as compare_runs
 
     out = options.out or (RUNS / "comparison" if len(options.runs) > 1 else options.runs[0] / "report")
     print(f"{compare_runs(options.runs, out)}\n\nTable and curves: {out}")
@@ -130,9 +130,9 @@ def compare(options: argparse.Namespace) -> int:
 
 def predict(options: argparse.Namespace) -> int:
     """Scores per class name for the samples of a file; with labels in the file, the scores of the model too."""
-    from pipeline.results.predict import model_of, write_to
-    from pipeline.results.predict import predict as predict_file
-    from tasks.metrics.scores import MEASURES
+    from anchorfl.pipeline.results.predict import model_of, write_to
+    from anchorfl.pipeline.results.predict import predict as predict_file
+    from anchorfl.tasks.metrics.scores import MEASURES
 
     prediction = predict_file(model_of(options.run), options.file)
     write_to(prediction, options.out)
@@ -146,8 +146,8 @@ def predict(options: argparse.Namespace) -> int:
 
 def diagnose(options: argparse.Namespace) -> int:
     """What the runs' numbers do not show, run by run."""
-    from pipeline.diagnosis.diagnose import DiagnoseOptions
-    from pipeline.diagnosis.diagnose import diagnose as diagnose_run
+    from anchorfl.pipeline.diagnosis.diagnose import DiagnoseOptions
+    from anchorfl.pipeline.diagnosis.diagnose import diagnose as diagnose_run
 
     clients = None
     if options.clients:
@@ -167,7 +167,7 @@ def diagnose(options: argparse.Namespace) -> int:
 
 def track(options: argparse.Namespace) -> int:
     """Send to MLflow what it lacks of a run."""
-    from pipeline.tracking.mlflow_writer import send
+    from anchorfl.pipeline.tracking.mlflow_writer import send
 
     print(f"{send(options.run, options.uri)} rounds sent")
     return 0
@@ -175,8 +175,8 @@ def track(options: argparse.Namespace) -> int:
 
 def ui(options: argparse.Namespace) -> NoReturn:
     """MLflow's pages."""
-    from pipeline.tracking.mlflow_ui import serve
-    from pipeline.tracking.mlflow_upload import store_uri
+    from anchorfl.pipeline.tracking.mlflow_ui import serve
+    from anchorfl.pipeline.tracking.mlflow_upload import store_uri
 
     serve(
         options.uri or store_uri("", RUNS / "any"),

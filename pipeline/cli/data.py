@@ -7,22 +7,22 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.experiment import Experiment
-from pipeline.config.federation import FederationOptions
-from pipeline.config.overrides import override
-from pipeline.config.presets import preset_names, read_preset
-from pipeline.methods import METHODS
-from pipeline.results.partition_plot import draw_partition, fits
-from pipeline.run.prepare import base, settled
-from tasks.contract import Task
-from tasks.errors import InputError, nearest
-from tasks.files.raw_files import other_forms, status
-from tasks.ingest.ingest import prepare as prepare_task
-from tasks.ingest.raw_digest import raw_digest, raw_files
-from tasks.options import TaskOptions
-from tasks.registry import TASKS, find_task, task_of
-from tasks.synthetic import TWINS
-from tasks.tabular.inspect import look, next_command
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.federation import FederationOptions
+from anchorfl.pipeline.config.overrides import override
+from anchorfl.pipeline.config.presets import preset_names, read_preset
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.results.partition_plot import draw_partition, fits
+from anchorfl.pipeline.run.prepare import base, settled
+from anchorfl.tasks.contract import Task
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.files.raw_files import other_forms, status
+from anchorfl.tasks.ingest.ingest import prepare as prepare_task
+from anchorfl.tasks.ingest.raw_digest import raw_digest, raw_files
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import TASKS, find_task, task_of
+from anchorfl.tasks.synthetic import TWINS
+from anchorfl.tasks.tabular.inspect import look, next_command
 
 ROWS, LISTED = 400, 4
 USAGE = "usage: anchorfl data prepare PRESET|NAME [--task.option value ...] [--seed N] [--cluster.executor ray]"
@@ -82,7 +82,7 @@ def prepare(arguments: list[str]) -> int:
     e = _experiment(arguments)
     began, task = time.perf_counter(), task_of(e.task)
     if e.cluster.executor == "ray":
-        from pipeline.cluster import ray_cluster
+        from anchorfl.pipeline.cluster import ray_cluster
 
         started = ray_cluster.start(e.cluster)
         try:

@@ -8,13 +8,14 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
-from models.label_names import NamesError
-from pipeline.cli import commands, names
-from pipeline.cluster import signals
-from pipeline.training.errors import LostError, QuorumError
-from tasks.errors import InputError
+from anchorfl.models.label_names import NamesError
+from anchorfl.pipeline.cli import commands, names
+from anchorfl.pipeline.cluster import signals
+from anchorfl.pipeline.training.errors import LostError, QuorumError
+from anchorfl.tasks.errors import InputError
 
 Command = Callable[[argparse.Namespace], int]
 Own = Mapping[str, Callable[[list[str]], int]]
@@ -95,6 +96,7 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="anchorfl", description="Federated learning for clients that know some classes."
     )
+    parser.add_argument("--version", action="version", version=f"anchorfl {version('anchorfl')}")
     subs = parser.add_subparsers(metavar="COMMAND")
     subs.add_parser("run", help="train: anchorfl run PRESET [PRESET ...] [--section.option value ...]", add_help=False)
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.errors import InputError
+from anchorfl.tasks.errors import InputError
 
 if TYPE_CHECKING:  # slow to import, and ``--help`` needs none of it
     import numpy as np
     import numpy.typing as npt
 
-    from tasks.corpus.cooccurrence import Found
-    from tasks.corpus.counting import Scanner
+    from anchorfl.tasks.corpus.cooccurrence import Found
+    from anchorfl.tasks.corpus.counting import Scanner
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,8 +58,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def names(options: argparse.Namespace) -> int:
     """Count, write the table and the counts, and say what was found."""
-    from tasks.corpus.corpus_files import files
-    from tasks.corpus.counting import Scanner
+    from anchorfl.tasks.corpus.corpus_files import files
+    from anchorfl.tasks.corpus.counting import Scanner
 
     if options.window < 1:
         raise InputError(f"--window {options.window}: give at least 1 word per word of a name")
@@ -103,7 +103,7 @@ class Table:
         return "\n".join(lines)
 
     def text(self) -> str:
-        """CSV, as ``models.label_names.read_table`` reads it."""
+        """CSV, as ``anchorfl.models.label_names.read_table`` reads it."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(["label", *self.names])
@@ -113,10 +113,10 @@ class Table:
 
 
 def _class_names(options: argparse.Namespace) -> tuple[str, ...]:
-    from tasks.files.raw_files import open_text
-    from tasks.ingest.raw_table import class_names_of
-    from tasks.options import TaskOptions
-    from tasks.registry import find_task
+    from anchorfl.tasks.files.raw_files import open_text
+    from anchorfl.tasks.ingest.raw_table import class_names_of
+    from anchorfl.tasks.options import TaskOptions
+    from anchorfl.tasks.registry import find_task
 
     if options.names is None:
         return class_names_of(find_task(options.task), TaskOptions(name=options.task))
@@ -137,12 +137,12 @@ def _check_out(out: Path) -> None:
 
 
 def _counted(options: argparse.Namespace, scanner: Scanner) -> Found:
-    from tasks.corpus.cooccurrence import count_names
+    from anchorfl.tasks.corpus.cooccurrence import count_names
 
     with ExitStack() as stack:
         if not options.serial:
-            from pipeline.cluster import ray_cluster
-            from pipeline.config.cluster import ClusterOptions
+            from anchorfl.pipeline.cluster import ray_cluster
+            from anchorfl.pipeline.config.cluster import ClusterOptions
 
             if ray_cluster.start(ClusterOptions(address=options.address)):
                 stack.callback(ray_cluster.stop)
@@ -154,7 +154,7 @@ def _counted(options: argparse.Namespace, scanner: Scanner) -> Found:
 
 def _write(options: argparse.Namespace, scanner: Scanner, found: Found) -> Table:
     """The table, and beside it how it was made."""
-    from pipeline.storage.atomic_files import write_atomically
+    from anchorfl.pipeline.storage.atomic_files import write_atomically
 
     table = Table(scanner.names, found.counts.weights())
     about: dict[str, Any] = {

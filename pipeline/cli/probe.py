@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from pipeline.algorithm import messages
-from pipeline.cluster.placement import Node
-from pipeline.cluster.sizing import (
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.cluster.placement import Node
+from anchorfl.pipeline.cluster.sizing import (
     GPU_MARGIN,
     MEMORY_MARGIN,
     Need,
@@ -26,17 +26,17 @@ from pipeline.cluster.sizing import (
     usable,
     whole_cpus,
 )
-from pipeline.config.experiment import Experiment, digest
-from pipeline.config.overrides import override
-from pipeline.config.presets import read_preset, some_presets
-from pipeline.execution import memory_probe
-from pipeline.execution.executor import server_of
-from pipeline.execution.memory_probe import ClientUse, ServerUse
-from pipeline.run.prepare import make_setup, settled
-from pipeline.run.provenance import version_of
-from pipeline.storage.atomic_files import write_atomically
-from pipeline.training.run_spec import Setup
-from tasks.errors import InputError
+from anchorfl.pipeline.config.experiment import Experiment, digest
+from anchorfl.pipeline.config.overrides import override
+from anchorfl.pipeline.config.presets import read_preset, some_presets
+from anchorfl.pipeline.execution import memory_probe
+from anchorfl.pipeline.execution.executor import server_of
+from anchorfl.pipeline.execution.memory_probe import ClientUse, ServerUse
+from anchorfl.pipeline.run.prepare import make_setup, settled
+from anchorfl.pipeline.run.provenance import version_of
+from anchorfl.pipeline.storage.atomic_files import write_atomically
+from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.tasks.errors import InputError
 
 USAGE = """usage: anchorfl probe PRESET [--section.option value ...] [--client N] [--cpu] [--out FILE]
   --client N   train this client; else the one with the most rows that can have a loss, times its longest row
@@ -135,7 +135,7 @@ def _where(experiment: Experiment, cpu: bool, stack: ExitStack) -> tuple[list[Pl
         devices = 0 if cpu else torch.cuda.device_count()
         node = Node(memory_probe.own_cpus(), (1.0,) * devices)
         return [Place(node, float(memory_probe.free_memory()))], memory_probe.apart
-    from pipeline.cluster import layout, ray_cluster
+    from anchorfl.pipeline.cluster import layout, ray_cluster
 
     if ray_cluster.start(experiment.cluster):
         stack.callback(ray_cluster.stop)

@@ -12,7 +12,7 @@ import stat
 import sys
 from pathlib import Path
 
-from tasks.errors import InputError
+from anchorfl.tasks.errors import InputError
 
 MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 """Ray's own variables: whether a token is wanted, the token itself, the file that holds it."""

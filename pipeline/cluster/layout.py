@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from pipeline.cluster.placement import Node, largest_share, wherever
-from pipeline.config.cluster import ClusterOptions
-from tasks.errors import InputError
+from anchorfl.pipeline.cluster.placement import Node, largest_share, wherever
+from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.tasks.errors import InputError
 
 T = TypeVar("T")
 PER_CLIENT_ACTORS_UP_TO = 32

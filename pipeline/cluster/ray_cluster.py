@@ -16,10 +16,10 @@ from unittest.mock import patch
 
 import ray
 
-from pipeline.cluster import auth_token, signals
-from pipeline.cluster.layout import nodes
-from pipeline.config.cluster import ClusterOptions
-from tasks.errors import InputError
+from anchorfl.pipeline.cluster import auth_token, signals
+from anchorfl.pipeline.cluster.layout import nodes
+from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.tasks.errors import InputError
 
 LOOPBACK = "127.0.0.1"
 LONGEST = 41
@@ -31,14 +31,14 @@ def start(options: ClusterOptions) -> bool:
     if ray.is_initialized():
         return False
     # Read by the workers that Ray starts ahead of need: torch is then imported while the driver still prepares data.
-    os.environ.setdefault("RAY_preload_python_modules", "torch,pyarrow.parquet,pipeline.training.client")
+    os.environ.setdefault("RAY_preload_python_modules", "torch,pyarrow.parquet,anchorfl.pipeline.training.client")
     # On Linux a process's large buffers then lie on huge pages: fewer faults, the same bits (docs/speed.md).
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
-    # Workers must find the packages in a checkout that is not installed, too.
-    root = str(Path(__file__).resolve().parents[2])
+    # Workers must find the package in a checkout that is not installed, too.
+    root = str(Path(__file__).absolute().parents[3])  # the folder of ``anchorfl``; resolving would follow its links
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if not options.address:

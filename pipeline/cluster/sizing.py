@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.cluster.placement import SLACK, Node, wherever
-from tasks.errors import InputError
+from anchorfl.pipeline.cluster.placement import SLACK, Node, wherever
+from anchorfl.tasks.errors import InputError
 
 MEMORY_MARGIN = 0.8
 """Part of a node's free memory that is given out: the rest is for the operating system, the command itself, and clients

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.files import object_store
+from anchorfl.tasks.files import object_store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

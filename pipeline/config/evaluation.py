@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.metrics.scores import F1_MACRO, FAMILIES, SUM, Measure, Metrics
+from anchorfl.tasks.metrics.scores import F1_MACRO, FAMILIES, SUM, Measure, Metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

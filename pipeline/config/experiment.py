@@ -7,15 +7,15 @@ import json
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
-from models.build import ModelOptions
-from pipeline.algorithm.contract import Method
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.config.cluster import ClusterOptions
-from pipeline.config.evaluation import EvaluationOptions
-from pipeline.config.federation import FederationOptions, needed
-from pipeline.config.redaction import recorded
-from pipeline.config.tracking import TrackingOptions
-from tasks.options import TaskOptions
+from anchorfl.models.build import ModelOptions
+from anchorfl.pipeline.algorithm.contract import Method
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.pipeline.config.evaluation import EvaluationOptions
+from anchorfl.pipeline.config.federation import FederationOptions, needed
+from anchorfl.pipeline.config.redaction import recorded
+from anchorfl.pipeline.config.tracking import TrackingOptions
+from anchorfl.tasks.options import TaskOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pipeline.algorithm.aggregation import Merge, MergeRule
+from anchorfl.pipeline.algorithm.aggregation import Merge, MergeRule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

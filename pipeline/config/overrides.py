@@ -12,9 +12,9 @@ from typing import Any
 
 import tyro
 
-from pipeline.config.experiment import Experiment
-from pipeline.config.schema import T, _hints, options_of
-from tasks.errors import InputError, nearest
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.schema import T, _hints, options_of
+from anchorfl.tasks.errors import InputError, nearest
 
 
 def override(experiment: Experiment, arguments: Sequence[str], command: str = "anchorfl run PRESET") -> Experiment:

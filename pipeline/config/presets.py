@@ -6,9 +6,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.experiment import Experiment
-from pipeline.config.schema import from_tree
-from tasks.errors import InputError, nearest
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.schema import from_tree
+from anchorfl.tasks.errors import InputError, nearest
 
 LONGEST_NAME = 1000
 LARGEST_FILE, LONGEST_LINE = 1 << 18, 1 << 13

@@ -15,11 +15,11 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from pipeline.config.experiment import Experiment, recorded_tree, to_tree
-from pipeline.methods import METHODS
-from tasks.errors import InputError, nearest
-from tasks.files.json_schema import LARGEST
-from tasks.registry import TASKS
+from anchorfl.pipeline.config.experiment import Experiment, recorded_tree, to_tree
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.files.json_schema import LARGEST
+from anchorfl.tasks.registry import TASKS
 
 T = TypeVar("T")
 _hints = cache(typing.get_type_hints)

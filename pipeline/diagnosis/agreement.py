@@ -17,15 +17,15 @@ import torch
 from sklearn.manifold import TSNE
 from sklearn.metrics import silhouette_samples
 
-from pipeline.algorithm.seeds import numpy_rng, seed_for
-from pipeline.diagnosis.divergence import LEAST, proxy_a_distance
-from pipeline.diagnosis.figures import draw_frames
-from pipeline.diagnosis.result import Floats, Part, write_table
-from pipeline.diagnosis.study import Study, part_of
-from tasks.arrays.arrow import Bools, Ints
-from tasks.arrays.labels import Labels
-from tasks.errors import InputError
-from tasks.partition.stratify import largest_remainder
+from anchorfl.pipeline.algorithm.seeds import numpy_rng, seed_for
+from anchorfl.pipeline.diagnosis.divergence import LEAST, proxy_a_distance
+from anchorfl.pipeline.diagnosis.figures import draw_frames
+from anchorfl.pipeline.diagnosis.result import Floats, Part, write_table
+from anchorfl.pipeline.diagnosis.study import Study, part_of
+from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.partition.stratify import largest_remainder
 
 PAIRS = ("global_a", "global_b", "a_b")
 """Pairs of models, in the order of ``combinations``."""

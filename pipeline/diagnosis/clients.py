@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.contract import Card
-from tasks.errors import InputError
+from anchorfl.tasks.contract import Card
+from anchorfl.tasks.errors import InputError
 
 MOST = 1000
 """Clients of which all pairs are looked at."""

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.diagnosis.figures import draw_confusion
-from pipeline.diagnosis.result import Part, write_table
-from pipeline.diagnosis.study import Study
-from pipeline.training.evaluation import logits_of
-from tasks.arrays.arrow import Ints
+from anchorfl.pipeline.diagnosis.figures import draw_confusion
+from anchorfl.pipeline.diagnosis.result import Part, write_table
+from anchorfl.pipeline.diagnosis.study import Study
+from anchorfl.pipeline.training.evaluation import logits_of
+from anchorfl.tasks.arrays.arrow import Ints
 
 
 def counted(true_N: Ints, predicted_N: Ints, classes: int) -> Ints:

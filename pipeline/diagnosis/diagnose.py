@@ -15,21 +15,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.diagnosis.agreement import agreement
-from pipeline.diagnosis.clients import checked, farthest
-from pipeline.diagnosis.confusion import confusion
-from pipeline.diagnosis.divergence import divergence
-from pipeline.diagnosis.embeddings import embeddings
-from pipeline.diagnosis.generated import generated
-from pipeline.diagnosis.pseudo_labels import pseudo_labels
-from pipeline.diagnosis.result import Part
-from pipeline.diagnosis.study import Study, open_study
-from pipeline.storage.atomic_files import write_atomically
-from pipeline.storage.run_folder import held, read_config
-from pipeline.storage.run_record import RoundRecord, note_artifact, write_records
-from pipeline.tracking.mlflow_upload import store_uri
-from pipeline.tracking.mlflow_writer import send
-from tasks.errors import InputError
+from anchorfl.pipeline.diagnosis.agreement import agreement
+from anchorfl.pipeline.diagnosis.clients import checked, farthest
+from anchorfl.pipeline.diagnosis.confusion import confusion
+from anchorfl.pipeline.diagnosis.divergence import divergence
+from anchorfl.pipeline.diagnosis.embeddings import embeddings
+from anchorfl.pipeline.diagnosis.generated import generated
+from anchorfl.pipeline.diagnosis.pseudo_labels import pseudo_labels
+from anchorfl.pipeline.diagnosis.result import Part
+from anchorfl.pipeline.diagnosis.study import Study, open_study
+from anchorfl.pipeline.storage.atomic_files import write_atomically
+from anchorfl.pipeline.storage.run_folder import held, read_config
+from anchorfl.pipeline.storage.run_record import RoundRecord, note_artifact, write_records
+from anchorfl.pipeline.tracking.mlflow_upload import store_uri
+from anchorfl.pipeline.tracking.mlflow_writer import send
+from anchorfl.tasks.errors import InputError
 
 FOLDER = "diagnosis"
 PARTS = ("divergence", "pseudo", "agreement", "embeddings", "confusion", "generated")

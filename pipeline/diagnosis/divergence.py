@@ -21,15 +21,15 @@ import pyarrow.parquet as pq
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from pipeline.algorithm.contract import Tensors
-from pipeline.algorithm.seeds import numpy_rng
-from pipeline.diagnosis.clients import MOST
-from pipeline.diagnosis.figures import draw_divergence
-from pipeline.diagnosis.result import Part, write_table
-from pipeline.diagnosis.study import Study
-from tasks.arrays.arrow import Ints
-from tasks.ingest.prepared import Prepared, client_file
-from tasks.partition.stratify import largest_remainder
+from anchorfl.pipeline.algorithm.contract import Tensors
+from anchorfl.pipeline.algorithm.seeds import numpy_rng
+from anchorfl.pipeline.diagnosis.clients import MOST
+from anchorfl.pipeline.diagnosis.figures import draw_divergence
+from anchorfl.pipeline.diagnosis.result import Part, write_table
+from anchorfl.pipeline.diagnosis.study import Study
+from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.ingest.prepared import Prepared, client_file
+from anchorfl.tasks.partition.stratify import largest_remainder
 
 LEAST = 20
 """Rows on either side; a comparison with fewer is left out: a held-out half of ten rows says nothing."""

@@ -15,14 +15,14 @@ from scipy.stats import spearmanr
 from sklearn.cluster import SpectralClustering
 from sklearn.manifold import spectral_embedding
 
-from models.heads import CosineHead, LabelHead, PrototypeHead
-from pipeline.algorithm.seeds import seed_for
-from pipeline.diagnosis.figures import PHI, PMI, draw_matrices
-from pipeline.diagnosis.result import Floats, Part, write_table
-from pipeline.diagnosis.study import Study
-from pipeline.diagnosis.truth import read_truth
-from pipeline.training.class_vectors import names_table
-from tasks.arrays.arrow import Ints
+from anchorfl.models.heads import CosineHead, LabelHead, PrototypeHead
+from anchorfl.pipeline.algorithm.seeds import seed_for
+from anchorfl.pipeline.diagnosis.figures import PHI, PMI, draw_matrices
+from anchorfl.pipeline.diagnosis.result import Floats, Part, write_table
+from anchorfl.pipeline.diagnosis.study import Study
+from anchorfl.pipeline.diagnosis.truth import read_truth
+from anchorfl.pipeline.training.class_vectors import names_table
+from anchorfl.tasks.arrays.arrow import Ints
 
 
 def cosines(head: LabelHead | CosineHead | PrototypeHead) -> Floats:

@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from pipeline.diagnosis.result import Floats
-from pipeline.results.curves import short
-from tasks.arrays.arrow import Bools, Ints
+from anchorfl.pipeline.diagnosis.result import Floats
+from anchorfl.pipeline.results.curves import short
+from anchorfl.tasks.arrays.arrow import Bools, Ints
 
 Pixels = npt.NDArray[np.uint8]
 COLOURED, LABELS, NAME = 20, 60, 24

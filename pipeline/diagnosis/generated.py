@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipeline.algorithm.generator_training import BMGlobal, source_of
-from pipeline.algorithm.seeds import torch_rng
-from pipeline.diagnosis.figures import draw_images
-from pipeline.diagnosis.result import Part, write_table
-from pipeline.diagnosis.study import Study
+from anchorfl.pipeline.algorithm.generator_training import BMGlobal, source_of
+from anchorfl.pipeline.algorithm.seeds import torch_rng
+from anchorfl.pipeline.diagnosis.figures import draw_images
+from anchorfl.pipeline.diagnosis.result import Part, write_table
+from anchorfl.pipeline.diagnosis.study import Study
 
 COLUMNS = 8
 """Trainings that are shown, the first and the last among them, and images of a class after the last."""

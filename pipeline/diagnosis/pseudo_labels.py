@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.algorithm.contract import ClientSide, Local
-from pipeline.algorithm.parameters import load_sent
-from pipeline.algorithm.seeds import torch_rng
-from pipeline.diagnosis.divergence import row_ids
-from pipeline.diagnosis.figures import draw_precision
-from pipeline.diagnosis.result import Floats, Part, write_table
-from pipeline.diagnosis.study import Study
-from pipeline.diagnosis.truth import Truth, check, read_truth
-from pipeline.training.local_training import infer
-from tasks.arrays.arrow import Bools, Ints
-from tasks.contract import Card, ClientData
+from anchorfl.pipeline.algorithm.contract import ClientSide, Local
+from anchorfl.pipeline.algorithm.parameters import load_sent
+from anchorfl.pipeline.algorithm.seeds import torch_rng
+from anchorfl.pipeline.diagnosis.divergence import row_ids
+from anchorfl.pipeline.diagnosis.figures import draw_precision
+from anchorfl.pipeline.diagnosis.result import Floats, Part, write_table
+from anchorfl.pipeline.diagnosis.study import Study
+from anchorfl.pipeline.diagnosis.truth import Truth, check, read_truth
+from anchorfl.pipeline.training.local_training import infer
+from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.contract import Card, ClientData
 
 COLUMNS = (
     "open", "hidden", "positive", "right", "negative", "negative_right", "unjudged",

@@ -9,24 +9,24 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pipeline.algorithm.contract import Tensors
-from pipeline.algorithm.optimizers import without_moments
-from pipeline.algorithm.parameters import weights_of
-from pipeline.config.cluster import ClusterOptions
-from pipeline.execution.executor import server_of
-from pipeline.run.prepare import make_setup
-from pipeline.run.round_loop import MEMORY, STATE
-from pipeline.storage.checkpoint import Checkpoint, Checkpoints
-from pipeline.storage.run_folder import read_experiment
-from pipeline.storage.run_record import read_about
-from pipeline.storage.saved_model import NO_MODEL
-from pipeline.training.client import ClientHost
-from pipeline.training.local_training import infer
-from pipeline.training.run_spec import Setup, one_thread
-from pipeline.training.server import Server
-from tasks.contract import ClientData
-from tasks.errors import InputError
-from tasks.ingest.prepared import Prepared
+from anchorfl.pipeline.algorithm.contract import Tensors
+from anchorfl.pipeline.algorithm.optimizers import without_moments
+from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.pipeline.execution.executor import server_of
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.round_loop import MEMORY, STATE
+from anchorfl.pipeline.storage.checkpoint import Checkpoint, Checkpoints
+from anchorfl.pipeline.storage.run_folder import read_experiment
+from anchorfl.pipeline.storage.run_record import read_about
+from anchorfl.pipeline.storage.saved_model import NO_MODEL
+from anchorfl.pipeline.training.client import ClientHost
+from anchorfl.pipeline.training.local_training import infer
+from anchorfl.pipeline.training.run_spec import Setup, one_thread
+from anchorfl.pipeline.training.server import Server
+from anchorfl.tasks.contract import ClientData
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.ingest.prepared import Prepared
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.diagnosis.study import Study
-from tasks.arrays.arrow import Bools, Ints
-from tasks.arrays.labels import Labels
-from tasks.contract import ClientData
-from tasks.errors import InputError
-from tasks.files.raw_files import raw_folder
-from tasks.ingest.raw_digest import raw_digest
-from tasks.ingest.raw_table import given_labels, read_rows, resolved
-from tasks.registry import task_of
+from anchorfl.pipeline.diagnosis.study import Study
+from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import ClientData
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.raw_files import raw_folder
+from anchorfl.tasks.ingest.raw_digest import raw_digest
+from anchorfl.tasks.ingest.raw_table import given_labels, read_rows, resolved
+from anchorfl.tasks.registry import task_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from pipeline.cluster.layout import Layout, nodes
-from pipeline.execution.ray_actors import ClientActor, ServerActor
-from pipeline.training.run_spec import Setup
+from anchorfl.pipeline.cluster.layout import Layout, nodes
+from anchorfl.pipeline.execution.ray_actors import ClientActor, ServerActor
+from anchorfl.pipeline.training.run_spec import Setup
 
 LITTLE = 0.001
 """CPU share of an actor that has to fit wherever there is a CPU at all, but not where clients may not run."""

@@ -11,8 +11,8 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.config.federation import needed
-from pipeline.training.errors import Kind, QuorumError, RejectedError
+from anchorfl.pipeline.config.federation import needed
+from anchorfl.pipeline.training.errors import Kind, QuorumError, RejectedError
 
 
 @dataclass(frozen=True, slots=True)

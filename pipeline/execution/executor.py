@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from pipeline.algorithm import messages
-from pipeline.algorithm.contract import Tensors
-from pipeline.execution import system_metrics
-from pipeline.execution.cohort import Answer, Failure, Roster, RoundOutcome
-from pipeline.training.client import CPU, ClientHost, device_for
-from pipeline.training.errors import RejectedError, kind_of, one_line
-from pipeline.training.evaluation import mean_of_models
-from pipeline.training.local_training import Fitted
-from pipeline.training.run_spec import Setup, one_thread
-from pipeline.training.server import Server
-from tasks.metrics.scores import Scores
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.contract import Tensors
+from anchorfl.pipeline.execution import system_metrics
+from anchorfl.pipeline.execution.cohort import Answer, Failure, Roster, RoundOutcome
+from anchorfl.pipeline.training.client import CPU, ClientHost, device_for
+from anchorfl.pipeline.training.errors import RejectedError, kind_of, one_line
+from anchorfl.pipeline.training.evaluation import mean_of_models
+from anchorfl.pipeline.training.local_training import Fitted
+from anchorfl.pipeline.training.run_spec import Setup, one_thread
+from anchorfl.pipeline.training.server import Server
+from anchorfl.tasks.metrics.scores import Scores
 
 NEXT = 0
 """Round of a broadcast that is for no training: what clients would be sent now, to score their own models with."""

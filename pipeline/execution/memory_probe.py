@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 import psutil
 import torch
 
-from pipeline.algorithm import messages
-from pipeline.cluster.sizing import GpuNeed
-from pipeline.execution.executor import server_of
-from pipeline.execution.system_metrics import peak_resident
-from pipeline.training.client import ClientHost
-from pipeline.training.run_spec import Setup, one_thread
-from tasks.ingest.prepared import SPLITS
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.cluster.sizing import GpuNeed
+from anchorfl.pipeline.execution.executor import server_of
+from anchorfl.pipeline.execution.system_metrics import peak_resident
+from anchorfl.pipeline.training.client import ClientHost
+from anchorfl.pipeline.training.run_spec import Setup, one_thread
+from anchorfl.tasks.ingest.prepared import SPLITS
 
 T = TypeVar("T")
 ROUNDS = 2

@@ -23,20 +23,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.classifier import Classifier
-from pipeline.algorithm import messages
-from pipeline.algorithm.class_embeddings import ROWS, class_of, theta_of
-from pipeline.algorithm.contract import Pooling, Tensors
-from pipeline.algorithm.optimizers import in_round
-from pipeline.algorithm.parameters import load_sent
-from pipeline.algorithm.seeds import torch_rng
-from pipeline.execution import system_metrics
-from pipeline.execution.cohort import RoundOutcome
-from pipeline.execution.executor import Executor, InProcess, SerialExecutor, Watch, host_of, server_of
-from pipeline.training.client import CPU, ClientHost
-from pipeline.training.run_spec import Setup, one_thread
-from tasks.errors import InputError
-from tasks.ingest.distinct_rows import Pool, pool
+from anchorfl.models.classifier import Classifier
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.class_embeddings import ROWS, class_of, theta_of
+from anchorfl.pipeline.algorithm.contract import Pooling, Tensors
+from anchorfl.pipeline.algorithm.optimizers import in_round
+from anchorfl.pipeline.algorithm.parameters import load_sent
+from anchorfl.pipeline.algorithm.seeds import torch_rng
+from anchorfl.pipeline.execution import system_metrics
+from anchorfl.pipeline.execution.cohort import RoundOutcome
+from anchorfl.pipeline.execution.executor import Executor, InProcess, SerialExecutor, Watch, host_of, server_of
+from anchorfl.pipeline.training.client import CPU, ClientHost
+from anchorfl.pipeline.training.run_spec import Setup, one_thread
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.ingest.distinct_rows import Pool, pool
 
 
 @dataclass(frozen=True)

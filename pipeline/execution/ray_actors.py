@@ -13,14 +13,14 @@ from typing import Any
 
 import ray
 
-from pipeline.algorithm import messages
-from pipeline.execution import system_metrics
-from pipeline.execution.cohort import WITHOUT_GPU, Answer, Failure
-from pipeline.training.client import ClientHost, device_for
-from pipeline.training.errors import kind_of, one_line
-from pipeline.training.run_spec import Setup, one_thread
-from pipeline.training.server import Server
-from tasks.metrics.scores import Scores
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.execution import system_metrics
+from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Answer, Failure
+from anchorfl.pipeline.training.client import ClientHost, device_for
+from anchorfl.pipeline.training.errors import kind_of, one_line
+from anchorfl.pipeline.training.run_spec import Setup, one_thread
+from anchorfl.pipeline.training.server import Server
+from anchorfl.tasks.metrics.scores import Scores
 
 
 @ray.remote

@@ -15,8 +15,8 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from pipeline.training import errors
-from pipeline.training.errors import Kind, LostError, kind_of
+from anchorfl.pipeline.training import errors
+from anchorfl.pipeline.training.errors import Kind, LostError, kind_of
 
 
 def is_lost(error: RayError, actor: Any = None) -> bool:

@@ -14,19 +14,19 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from pipeline.algorithm import messages
-from pipeline.algorithm.contract import Tensors
-from pipeline.cluster.layout import layout
-from pipeline.execution.actor_pool import Crew
-from pipeline.execution.cohort import WITHOUT_GPU, Failure, Roster, RoundOutcome
-from pipeline.execution.executor import NEXT, Watch, scored_as
-from pipeline.execution.ray_actors import Stats
-from pipeline.execution.ray_errors import is_lost, lost, node_died, one_line, ray_kind
-from pipeline.execution.scheduler import LOOK_EVERY, Dispatch, Given, Job, Round, Start, patience
-from pipeline.training.errors import LostError, QuorumError, RejectedError
-from pipeline.training.evaluation import mean_of_models
-from pipeline.training.run_spec import Setup
-from tasks.metrics.scores import Scores
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.contract import Tensors
+from anchorfl.pipeline.cluster.layout import layout
+from anchorfl.pipeline.execution.actor_pool import Crew
+from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Failure, Roster, RoundOutcome
+from anchorfl.pipeline.execution.executor import NEXT, Watch, scored_as
+from anchorfl.pipeline.execution.ray_actors import Stats
+from anchorfl.pipeline.execution.ray_errors import is_lost, lost, node_died, one_line, ray_kind
+from anchorfl.pipeline.execution.scheduler import LOOK_EVERY, Dispatch, Given, Job, Round, Start, patience
+from anchorfl.pipeline.training.errors import LostError, QuorumError, RejectedError
+from anchorfl.pipeline.training.evaluation import mean_of_models
+from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.tasks.metrics.scores import Scores
 
 
 class RayExecutor:

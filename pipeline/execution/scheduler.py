@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
-from pipeline.execution.cohort import Answer, Roster
+from anchorfl.pipeline.execution.cohort import Answer, Roster
 
 CALL_SECONDS = 0.1
 """Of training that one call of several clients should take: many times what the call costs, and little to lose."""

@@ -11,12 +11,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pipeline.algorithm.class_embeddings import Spreading
-from pipeline.algorithm.contract import Parts, ServerSide, Tensors
-from pipeline.algorithm.differential_privacy import PrivacyOptions, Terms, describe, noisy_sum
-from pipeline.algorithm.label_collection import Matching, Shared, cooccurrence, merge, share
-from pipeline.algorithm.spreadout import BLOCK, counts_at, gradient, kept_counts, terms
-from tasks.contract import Card
+from anchorfl.pipeline.algorithm.class_embeddings import Spreading
+from anchorfl.pipeline.algorithm.contract import Parts, ServerSide, Tensors
+from anchorfl.pipeline.algorithm.differential_privacy import PrivacyOptions, Terms, describe, noisy_sum
+from anchorfl.pipeline.algorithm.label_collection import Matching, Shared, cooccurrence, merge, share
+from anchorfl.pipeline.algorithm.spreadout import BLOCK, counts_at, gradient, kept_counts, terms
+from anchorfl.tasks.contract import Card
 
 
 @dataclass(frozen=True, kw_only=True)

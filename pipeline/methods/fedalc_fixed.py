@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
-from pipeline.algorithm.contract import Parts, ServerSide, Tensors
-from pipeline.algorithm.differential_privacy import PrivacyOptions, describe
-from pipeline.algorithm.label_collection import Matching, Shared, cooccurrence, merge, share
-from pipeline.algorithm.spreadout import fixed_gradient, kept_counts
-from tasks.contract import Card
+from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
+from anchorfl.pipeline.algorithm.contract import Parts, ServerSide, Tensors
+from anchorfl.pipeline.algorithm.differential_privacy import PrivacyOptions, describe
+from anchorfl.pipeline.algorithm.label_collection import Matching, Shared, cooccurrence, merge, share
+from anchorfl.pipeline.algorithm.spreadout import fixed_gradient, kept_counts
+from anchorfl.tasks.contract import Card
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pipeline.algorithm.aggregation import rows_by_holder
-from pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Update
-from pipeline.algorithm.optimizers import make
-from pipeline.algorithm.parameters import weights_of
-from pipeline.algorithm.pseudo_labels import Thresholds, anchor_scores, pseudo_annotate
-from tasks.contract import Batch, ClientData
+from anchorfl.pipeline.algorithm.aggregation import rows_by_holder
+from anchorfl.pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Update
+from anchorfl.pipeline.algorithm.optimizers import make
+from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.pipeline.algorithm.pseudo_labels import Thresholds, anchor_scores, pseudo_annotate
+from anchorfl.tasks.contract import Batch, ClientData
 
 ROWS = "head.table"
 

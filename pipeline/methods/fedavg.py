@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.algorithm.contract import Averaging
+from anchorfl.pipeline.algorithm.contract import Averaging
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
-from pipeline.algorithm.contract import ServerSide
+from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
+from anchorfl.pipeline.algorithm.contract import ServerSide
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.algorithm.class_embeddings import Spreading
+from anchorfl.pipeline.algorithm.class_embeddings import Spreading
 
 
 @dataclass(frozen=True, kw_only=True)

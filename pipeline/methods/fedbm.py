@@ -12,9 +12,9 @@ from typing import ClassVar, Literal
 
 import torch
 
-from models.build import Head
-from pipeline.algorithm.contract import ClientSide, Method, Report, ServerSide, Tensors, Update
-from pipeline.algorithm.generator_training import (
+from anchorfl.models.build import Head
+from anchorfl.pipeline.algorithm.contract import ClientSide, Method, Report, ServerSide, Tensors, Update
+from anchorfl.pipeline.algorithm.generator_training import (
     CONCEPTS,
     FROZEN,
     GENERATOR,
@@ -29,8 +29,8 @@ from pipeline.algorithm.generator_training import (
     row_loss,
     trained,
 )
-from pipeline.algorithm.parameters import weights_of
-from tasks.contract import Card, Kind
+from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.tasks.contract import Card, Kind
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pipeline.algorithm.aggregation import mean_of
-from pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
-from pipeline.algorithm.parameters import weights_of
+from anchorfl.pipeline.algorithm.aggregation import mean_of
+from anchorfl.pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+from anchorfl.pipeline.algorithm.parameters import weights_of
 
 OWN = "own."
 """Prefix of g_k in the client's memory."""

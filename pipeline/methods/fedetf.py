@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global
-from pipeline.algorithm.parameters import log_prior
-from tasks.contract import Batch
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global
+from anchorfl.pipeline.algorithm.parameters import log_prior
+from anchorfl.tasks.contract import Batch
 
 
 class FrameLocal(AveragingLocal):

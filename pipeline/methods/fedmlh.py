@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
-from pipeline.algorithm.contract import ServerSide, Tensors
-from pipeline.algorithm.seeds import seed_for
+from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
+from anchorfl.pipeline.algorithm.contract import ServerSide, Tensors
+from anchorfl.pipeline.algorithm.seeds import seed_for
 
 
 @dataclass(frozen=True, kw_only=True)

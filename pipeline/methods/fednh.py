@@ -13,7 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global, Report, ServerSide, Update
+from anchorfl.pipeline.algorithm.contract import (
+    Averaging,
+    AveragingLocal,
+    ClientSide,
+    Global,
+    Report,
+    ServerSide,
+    Update,
+)
 
 ROWS = "head.rows"
 

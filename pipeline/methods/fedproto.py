@@ -13,11 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from models.classifier import Classifier
-from pipeline.algorithm.aggregation import rows_by_holder
-from pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
-from pipeline.algorithm.parameters import below, prefixed, weights_of
-from tasks.contract import Batch
+from anchorfl.models.classifier import Classifier
+from anchorfl.pipeline.algorithm.aggregation import rows_by_holder
+from anchorfl.pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+from anchorfl.pipeline.algorithm.parameters import below, prefixed, weights_of
+from anchorfl.tasks.contract import Batch
 
 OWN = "own."
 """Prefix of the client's weights in its memory."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global
-from tasks.contract import Batch, ClientData
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global
+from anchorfl.tasks.contract import Batch, ClientData
 
 EPS = 1e-6
 """Keeps the logarithm finite (authors' code)."""

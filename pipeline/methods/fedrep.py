@@ -13,11 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models.classifier import Classifier
-from pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
-from pipeline.algorithm.optimizers import make
-from pipeline.algorithm.parameters import below, prefixed, weights_of
-from tasks.contract import Batch
+from anchorfl.models.classifier import Classifier
+from anchorfl.pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+from anchorfl.pipeline.algorithm.optimizers import make
+from anchorfl.pipeline.algorithm.parameters import below, prefixed, weights_of
+from anchorfl.tasks.contract import Batch
 
 HEAD, OWN = "head.", "own."
 """How the names of the head begin, and what stands before them in the client's memory."""

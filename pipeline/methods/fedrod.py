@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global, Tensors
-from pipeline.algorithm.optimizers import SGD
-from pipeline.algorithm.parameters import log_prior
-from tasks.contract import Batch
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global, Tensors
+from anchorfl.pipeline.algorithm.optimizers import SGD
+from anchorfl.pipeline.algorithm.parameters import log_prior
+from anchorfl.tasks.contract import Batch
 
 ROWS, BIAS = "head.weight", "head.bias"
 OWN = "own."

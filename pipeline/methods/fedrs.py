@@ -10,8 +10,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global
-from tasks.contract import Batch, Card
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global
+from anchorfl.tasks.contract import Batch, Card
 
 
 class RestrictedLocal(AveragingLocal):

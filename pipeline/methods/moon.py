@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global, Tensors
-from pipeline.algorithm.parameters import weights_of
-from tasks.contract import Batch, ClientData
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global, Tensors
+from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.tasks.contract import Batch, ClientData
 
 LAST = "last."
 """Prefix of the last encoder in the client's memory."""

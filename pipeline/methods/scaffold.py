@@ -12,10 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pipeline.algorithm.aggregation import mean_of
-from pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
-from pipeline.algorithm.parameters import weights_of
-from tasks.contract import Batch
+from anchorfl.pipeline.algorithm.aggregation import mean_of
+from anchorfl.pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.tasks.contract import Batch
 
 OWN = "own."
 """Prefix of the client's control variate in its memory."""

@@ -14,11 +14,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pipeline.results.curves import draw
-from pipeline.storage.run_folder import read_result
-from pipeline.storage.run_record import RoundRecord, read_about, with_late
-from tasks.errors import InputError
-from tasks.metrics.scores import FAMILIES, Family, Measure
+from anchorfl.pipeline.results.curves import draw
+from anchorfl.pipeline.storage.run_folder import read_result
+from anchorfl.pipeline.storage.run_record import RoundRecord, read_about, with_late
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.metrics.scores import FAMILIES, Family, Measure
 
 SPLITS = ("validation/", "test/")
 WIRE = ("wire/down/bytes", "wire/up/bytes")

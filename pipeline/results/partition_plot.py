@@ -14,9 +14,9 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from pipeline.results.curves import short, verbatim
-from tasks.ingest.class_histogram import Held
-from tasks.ingest.manifest import Manifest
+from anchorfl.pipeline.results.curves import short, verbatim
+from anchorfl.tasks.ingest.class_histogram import Held
+from anchorfl.tasks.ingest.manifest import Manifest
 
 CELLS, LABELS = 600, 60
 """Numbers stand in the cells of so small a picture; names at axes with so few ticks."""

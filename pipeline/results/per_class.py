@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from pipeline.storage.run_record import with_late
+from anchorfl.pipeline.storage.run_record import with_late
 
 
 def write_per_class(folder: Path) -> None:

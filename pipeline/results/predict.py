@@ -13,19 +13,19 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from pipeline.storage.run_folder import CONFIG, read_experiment
-from pipeline.storage.saved_model import ABOUT, NO_MODEL, SavedModel, load_model
-from pipeline.training.evaluation import figures, logits_of, ranked
-from pipeline.training.run_spec import one_thread
-from tasks.arrays.tensors import client_data
-from tasks.contract import ClientData, Encode
-from tasks.errors import InputError, nearest
-from tasks.files.raw_files import open_text
-from tasks.metrics.ranking import first_places
-from tasks.metrics.scores import CUTS, Scores
-from tasks.registry import find_task
-from tasks.tabular.samples import encoder as table_encoder
-from tasks.tabular.table import samples_of
+from anchorfl.pipeline.storage.run_folder import CONFIG, read_experiment
+from anchorfl.pipeline.storage.saved_model import ABOUT, NO_MODEL, SavedModel, load_model
+from anchorfl.pipeline.training.evaluation import figures, logits_of, ranked
+from anchorfl.pipeline.training.run_spec import one_thread
+from anchorfl.tasks.arrays.tensors import client_data
+from anchorfl.tasks.contract import ClientData, Encode
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.files.raw_files import open_text
+from anchorfl.tasks.metrics.ranking import first_places
+from anchorfl.tasks.metrics.scores import CUTS, Scores
+from anchorfl.tasks.registry import find_task
+from anchorfl.tasks.tabular.samples import encoder as table_encoder
+from anchorfl.tasks.tabular.table import samples_of
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _values(file: Path, saved: SavedModel) -> tuple[Any, list[int] | None]:
         what = "files of images" if payload == "path" else "sparse features"
         raise InputError(
             f"a model of {saved.task} is trained on {what}, which predict has no form for: name such a table with"
-            " --task.parquet for training, or call pipeline.results.predict.encoded"
+            " --task.parquet for training, or call anchorfl.pipeline.results.predict.encoded"
         )
     rows = [(number, _fields(line, f"{file}:{number}")) for number, line in open_text(_existing(file)) if line.strip()]
     if len(rows) < 2:

@@ -11,32 +11,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.algorithm.contract import Tensors
-from pipeline.config.experiment import Experiment, digest
-from pipeline.config.tracking import TrackingOptions
-from pipeline.execution.executor import Executor
-from pipeline.execution.pooled_executor import in_process
-from pipeline.results.per_class import write_per_class
-from pipeline.run.prepare import make_setup
-from pipeline.run.progress import Progress, Say
-from pipeline.run.provenance import check_records, check_same_data, run_info
-from pipeline.run.round_loop import Loop, final_checksum, record_of, weights_in
-from pipeline.storage.atomic_files import write_atomically
-from pipeline.storage.backup import Mirror
-from pipeline.storage.checkpoint import Checkpoints
-from pipeline.storage.restore import claim, place_of, refresh
-from pipeline.storage.run_folder import CONFIG, RESULT, held, read_experiment, read_result, write_config
-from pipeline.storage.run_record import LATE, Status, note_finished, read_records, write_late
-from pipeline.storage.saved_model import NO_MODEL, save_model
-from pipeline.tracking.jsonl import JsonLines
-from pipeline.tracking.mlflow_upload import store_uri
-from pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter, send
-from pipeline.tracking.tracker import Tracker, Trackers
-from pipeline.training.run_spec import Setup
-from tasks.errors import InputError
+from anchorfl.pipeline.algorithm.contract import Tensors
+from anchorfl.pipeline.config.experiment import Experiment, digest
+from anchorfl.pipeline.config.tracking import TrackingOptions
+from anchorfl.pipeline.execution.executor import Executor
+from anchorfl.pipeline.execution.pooled_executor import in_process
+from anchorfl.pipeline.results.per_class import write_per_class
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.progress import Progress, Say
+from anchorfl.pipeline.run.provenance import check_records, check_same_data, run_info
+from anchorfl.pipeline.run.round_loop import Loop, final_checksum, record_of, weights_in
+from anchorfl.pipeline.storage.atomic_files import write_atomically
+from anchorfl.pipeline.storage.backup import Mirror
+from anchorfl.pipeline.storage.checkpoint import Checkpoints
+from anchorfl.pipeline.storage.restore import claim, place_of, refresh
+from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, held, read_experiment, read_result, write_config
+from anchorfl.pipeline.storage.run_record import LATE, Status, note_finished, read_records, write_late
+from anchorfl.pipeline.storage.saved_model import NO_MODEL, save_model
+from anchorfl.pipeline.tracking.jsonl import JsonLines
+from anchorfl.pipeline.tracking.mlflow_upload import store_uri
+from anchorfl.pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter, send
+from anchorfl.pipeline.tracking.tracker import Tracker, Trackers
+from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.tasks.errors import InputError
 
 if TYPE_CHECKING:
-    from pipeline.execution.actor_pool import Crews
+    from anchorfl.pipeline.execution.actor_pool import Crews
 
 
 def run(experiment: Experiment, folder: Path, say: Say = print, crews: Crews | None = None) -> Result:
@@ -50,7 +50,7 @@ def run(experiment: Experiment, folder: Path, say: Say = print, crews: Crews | N
         if experiment.cluster.mirror:
             claim(place_of(experiment.cluster.mirror, folder), folder, say)
         if experiment.cluster.executor == "ray":
-            from pipeline.cluster import ray_cluster  # serial runs need no Ray
+            from anchorfl.pipeline.cluster import ray_cluster  # serial runs need no Ray
 
             if ray_cluster.start(experiment.cluster):
                 stack.callback(ray_cluster.stop)
@@ -92,8 +92,8 @@ def _executor(setup: Setup, crews: Crews | None) -> Executor:
     e = setup.experiment
     if e.cluster.executor == "serial" or e.federation.pooled:
         return in_process(setup)
-    from pipeline.cluster.layout import layout
-    from pipeline.execution.ray_executor import RayExecutor
+    from anchorfl.pipeline.cluster.layout import layout
+    from anchorfl.pipeline.execution.ray_executor import RayExecutor
 
     return RayExecutor(setup, None if crews is None else crews.crew(layout(e.cluster, e.task.clients)))
 
@@ -190,10 +190,10 @@ def conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
 
 def _draw(setup: Setup, folder: Path) -> None:
     """The curves and the partition of a run, below its folder."""
-    from pipeline.results.compare import (
+    from anchorfl.pipeline.results.compare import (
         compare,  # here, since matplotlib takes a second to import, and a run starts without
     )
-    from pipeline.results.partition_plot import draw_partition, fits
+    from anchorfl.pipeline.results.partition_plot import draw_partition, fits
 
     compare([folder], folder / "report")
     data = setup.data()

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.experiment import Experiment
-from pipeline.config.presets import read_preset
-from pipeline.run.progress import Say
-from pipeline.training.class_vectors import concept_vectors, encoder_start, look_for_encoder, name_vectors
-from pipeline.training.run_spec import Setup
-from tasks.errors import InputError
-from tasks.ingest.ingest import prepare
-from tasks.ingest.prepared import Prepared
-from tasks.options import TaskOptions
-from tasks.registry import task_of
-from tasks.tabular.table import settled as settled_options
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.run.progress import Say
+from anchorfl.pipeline.training.class_vectors import concept_vectors, encoder_start, look_for_encoder, name_vectors
+from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.ingest.prepared import Prepared
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import task_of
+from anchorfl.tasks.tabular.table import settled as settled_options
 
 
 def make_setup(experiment: Experiment, say: Say, prepared: Prepared | None = None) -> Setup:
@@ -25,7 +25,7 @@ def make_setup(experiment: Experiment, say: Say, prepared: Prepared | None = Non
     the caller has them. InputError where network, data and weights do not fit each other.
     """
     if not experiment.task.clients:
-        raise ValueError("task.clients = 0: count the clients first (pipeline.run.prepare.settled)")
+        raise ValueError("task.clients = 0: count the clients first (anchorfl.pipeline.run.prepare.settled)")
     start = encoder_start(experiment, say)
     if prepared is None:
         look_for_encoder(experiment)

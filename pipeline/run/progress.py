@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
-from pipeline.execution.cohort import WITHOUT_GPU, RoundOutcome
-from tasks.metrics.scores import Scores
+from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, RoundOutcome
+from anchorfl.tasks.metrics.scores import Scores
 
 BARE = (
     "  cluster: workers that have a share of a GPU by Ray train on the CPU, since their torch sees none: set"

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pipeline.config.experiment import digest, flat
-from pipeline.storage.run_record import RunInfo, read_about, read_records
-from pipeline.training.run_spec import Setup
-from tasks.errors import InputError
+from anchorfl.pipeline.config.experiment import digest, flat
+from anchorfl.pipeline.storage.run_record import RunInfo, read_about, read_records
+from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.tasks.errors import InputError
 
 
 def check_records(folder: Path, done: int) -> None:

@@ -10,22 +10,22 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from pipeline.algorithm import messages
-from pipeline.algorithm.contract import Tensors
-from pipeline.config.experiment import Experiment
-from pipeline.execution import system_metrics
-from pipeline.execution.cohort import RoundOutcome
-from pipeline.execution.executor import Executor
-from pipeline.run.progress import Progress
-from pipeline.storage.backup import Mirror
-from pipeline.storage.checkpoint import Checkpoint, Checkpoints
-from pipeline.storage.run_record import RoundRecord
-from pipeline.tracking.tracker import Tracker
-from pipeline.training.errors import LostError
-from pipeline.training.sampling import select, stand_ins
-from tasks.errors import InputError
-from tasks.files.json_schema import misfit
-from tasks.metrics.scores import Scores
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.contract import Tensors
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.execution import system_metrics
+from anchorfl.pipeline.execution.cohort import RoundOutcome
+from anchorfl.pipeline.execution.executor import Executor
+from anchorfl.pipeline.run.progress import Progress
+from anchorfl.pipeline.storage.backup import Mirror
+from anchorfl.pipeline.storage.checkpoint import Checkpoint, Checkpoints
+from anchorfl.pipeline.storage.run_record import RoundRecord
+from anchorfl.pipeline.tracking.tracker import Tracker
+from anchorfl.pipeline.training.errors import LostError
+from anchorfl.pipeline.training.sampling import select, stand_ins
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.json_schema import misfit
+from anchorfl.tasks.metrics.scores import Scores
 
 T = TypeVar("T")
 STATE, SELECTED, MEMORY = "state", "selected", "memory-"

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tasks.files.json_schema import parsed
+from anchorfl.tasks.files.json_schema import parsed
 
 
 def write_json(path: Path, content: object) -> None:

@@ -18,10 +18,10 @@ from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from pipeline.storage.checkpoint import Checkpoints, index_of
-from pipeline.storage.run_folder import RESULT
-from tasks.errors import InputError
-from tasks.files import object_store
+from anchorfl.pipeline.storage.checkpoint import Checkpoints, index_of
+from anchorfl.pipeline.storage.run_folder import RESULT
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files import object_store
 
 CHECKPOINT, INDEX = "checkpoint", "checkpoint/checkpoint.json"
 END_ATTEMPTS = 3

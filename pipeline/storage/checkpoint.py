@@ -22,10 +22,10 @@ from typing import Any, TypedDict
 from safetensors.torch import save
 from torch import Tensor
 
-from models.weight_files import WeightsError, tensors
-from pipeline.storage.atomic_files import write_atomically
-from tasks.errors import InputError
-from tasks.files.json_schema import misfit, parsed
+from anchorfl.models.weight_files import WeightsError, tensors
+from anchorfl.pipeline.storage.atomic_files import write_atomically
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.json_schema import misfit, parsed
 
 FORMAT = 2
 ROUNDS = "rounds"

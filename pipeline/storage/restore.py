@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.storage.atomic_files import write_atomically
-from pipeline.storage.backup import CHECKPOINT, INDEX, Mirror, is_left, parts_of
-from pipeline.storage.checkpoint import Checkpoints
-from pipeline.storage.run_folder import CONFIG, RESULT, RUNS, held
-from tasks.errors import InputError
-from tasks.files import object_store
-from tasks.files.json_schema import misfit, parsed
+from anchorfl.pipeline.storage.atomic_files import write_atomically
+from anchorfl.pipeline.storage.backup import CHECKPOINT, INDEX, Mirror, is_left, parts_of
+from anchorfl.pipeline.storage.checkpoint import Checkpoints
+from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, RUNS, held
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files import object_store
+from anchorfl.tasks.files.json_schema import misfit, parsed
 
 Say = Callable[[str], None]
 ATTEMPTS = 3

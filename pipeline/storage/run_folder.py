@@ -11,11 +11,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypedDict
 
-from pipeline.config.experiment import Experiment, digest, recorded_tree
-from pipeline.config.schema import from_tree
-from pipeline.storage.atomic_files import write_atomically
-from tasks.errors import InputError
-from tasks.files.json_schema import parsed
+from anchorfl.pipeline.config.experiment import Experiment, digest, recorded_tree
+from anchorfl.pipeline.config.schema import from_tree
+from anchorfl.pipeline.storage.atomic_files import write_atomically
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.json_schema import parsed
 
 RUNS = Path("runs")
 CONFIG, RESULT, LOCK = "config.json", "result.json", ".lock"

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from pipeline.storage.atomic_files import _replace, read_json, write_json
-from tasks.errors import InputError
-from tasks.files.json_schema import misfit, parsed
+from anchorfl.pipeline.storage.atomic_files import _replace, read_json, write_json
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.json_schema import misfit, parsed
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 Value = str | int | float | bool

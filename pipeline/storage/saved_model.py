@@ -11,17 +11,17 @@ from typing import Any, NotRequired, TypedDict
 import torch
 from safetensors.torch import save
 
-from models.build import Head, ModelOptions, build
-from models.classifier import Classifier
-from models.weight_files import WeightsError, tensors
-from pipeline.algorithm import messages
-from pipeline.algorithm.contract import Tensors
-from pipeline.storage.atomic_files import write_atomically
-from pipeline.training.run_spec import Setup
-from tasks.contract import InputSpec, Kind, Objective
-from tasks.errors import InputError
-from tasks.files.json_schema import misfit, parsed
-from tasks.metrics.scores import Metrics
+from anchorfl.models.build import Head, ModelOptions, build
+from anchorfl.models.classifier import Classifier
+from anchorfl.models.weight_files import WeightsError, tensors
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.contract import Tensors
+from anchorfl.pipeline.storage.atomic_files import write_atomically
+from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.tasks.contract import InputSpec, Kind, Objective
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.json_schema import misfit, parsed
+from anchorfl.tasks.metrics.scores import Metrics
 
 FORMAT = 1
 WEIGHTS, ABOUT = "weights.safetensors", "model.json"

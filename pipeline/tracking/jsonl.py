@@ -12,8 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.storage.atomic_files import write_json
-from pipeline.storage.run_record import (
+from anchorfl.pipeline.storage.atomic_files import write_json
+from anchorfl.pipeline.storage.run_record import (
     LATE,
     RoundRecord,
     RunInfo,

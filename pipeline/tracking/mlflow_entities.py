@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.redaction import shown
-from pipeline.storage.run_record import RoundRecord
+from anchorfl.pipeline.config.redaction import shown
+from anchorfl.pipeline.storage.run_record import RoundRecord
 
 MARK = "fault/nonfinite"
 """Logged last in every round, so its last step in MLflow is the last round that arrived whole."""

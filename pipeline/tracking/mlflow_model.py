@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.storage.run_record import RoundRecord
-from pipeline.storage.saved_model import SavedModel, load_model
-from pipeline.tracking.mlflow_entities import DIGEST_LENGTH, RUN_TAG, key
+from anchorfl.pipeline.storage.run_record import RoundRecord
+from anchorfl.pipeline.storage.saved_model import SavedModel, load_model
+from anchorfl.pipeline.tracking.mlflow_entities import DIGEST_LENGTH, RUN_TAG, key
 
 CHECKSUM_TAG, MODEL_TAG, ALIAS_TAG, ALIAS = "anchorfl.checksum", "anchorfl.model", "anchorfl.alias", "champion"
 NAME = "model"
@@ -113,7 +113,7 @@ def _register(client: Any, name: str, run_id: str, model: Any) -> None:
         client.set_model_version_tag(name, version.version, ALIAS_TAG, ALIAS)
 
 
-LOADER = "pipeline.mlmodel"
+LOADER = "anchorfl.pipeline.mlmodel"
 """By name only: it reads every kind of input, so it knows the data sets, which whoever tracks a run must not."""
 TEXT = "text"
 """Input column of token models."""

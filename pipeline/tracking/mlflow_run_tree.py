@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from pipeline.storage.run_record import read_about
-from pipeline.tracking.mlflow_upload import Delivery
+from anchorfl.pipeline.storage.run_record import read_about
+from anchorfl.pipeline.tracking.mlflow_upload import Delivery
 
 
 class Deliveries:

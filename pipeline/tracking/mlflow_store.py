@@ -16,8 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.redaction import shown
-from tasks.errors import InputError
+from anchorfl.pipeline.config.redaction import shown
+from anchorfl.tasks.errors import InputError
 
 QUIET = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # we try again ourselves, at a later round

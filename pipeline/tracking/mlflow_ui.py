@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from pipeline.config.redaction import shown
-from pipeline.storage.run_folder import RUNS
-from pipeline.tracking.mlflow_store import check_driver, is_postgres, open_store, reason
-from tasks.errors import InputError
+from anchorfl.pipeline.config.redaction import shown
+from anchorfl.pipeline.storage.run_folder import RUNS
+from anchorfl.pipeline.tracking.mlflow_store import check_driver, is_postgres, open_store, reason
+from anchorfl.tasks.errors import InputError
 
 LOOPBACK = "127.0.0.1"
 

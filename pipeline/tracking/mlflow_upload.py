@@ -13,15 +13,22 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from pipeline.config.redaction import shown
-from pipeline.storage.atomic_files import read_json, write_json
-from pipeline.storage.run_record import RoundRecord, read_about, read_records, with_late
-from pipeline.tracking import mlflow_entities, mlflow_store
-from pipeline.tracking.mlflow_entities import KEY_LENGTH, MARK, METRICS_PER_BATCH, PARAMS_PER_BATCH, PARENT_TAG, RUN_TAG
-from pipeline.tracking.mlflow_model import send_model
-from pipeline.tracking.mlflow_store import artifact_place, open_store, reason, store_uri
-from tasks.errors import InputError
-from tasks.files.json_schema import misfit
+from anchorfl.pipeline.config.redaction import shown
+from anchorfl.pipeline.storage.atomic_files import read_json, write_json
+from anchorfl.pipeline.storage.run_record import RoundRecord, read_about, read_records, with_late
+from anchorfl.pipeline.tracking import mlflow_entities, mlflow_store
+from anchorfl.pipeline.tracking.mlflow_entities import (
+    KEY_LENGTH,
+    MARK,
+    METRICS_PER_BATCH,
+    PARAMS_PER_BATCH,
+    PARENT_TAG,
+    RUN_TAG,
+)
+from anchorfl.pipeline.tracking.mlflow_model import send_model
+from anchorfl.pipeline.tracking.mlflow_store import artifact_place, open_store, reason, store_uri
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.json_schema import misfit
 
 __all__ = ["MARK", "Delivery", "reason", "shown", "store_uri"]
 

@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about
-from pipeline.tracking.mlflow_run_tree import Deliveries, parts_of
-from pipeline.tracking.mlflow_upload import Delivery, reason, shown, store_uri
-from tasks.errors import InputError
+from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about
+from anchorfl.pipeline.tracking.mlflow_run_tree import Deliveries, parts_of
+from anchorfl.pipeline.tracking.mlflow_upload import Delivery, reason, shown, store_uri
+from anchorfl.tasks.errors import InputError
 
 LONGEST_PAUSE_S = 300.0
 LOCAL_WAIT_S, SERVER_WAIT_S = 60.0, 20.0

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.config.tracking import TrackingOptions
-from pipeline.storage.run_record import RoundRecord, RunInfo, Status
+from anchorfl.pipeline.config.tracking import TrackingOptions
+from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status
 
 
 class Tracker(Protocol):

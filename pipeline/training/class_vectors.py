@@ -9,17 +9,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-from models.concepts import Asked, concepts, look_for
-from models.label_names import Cooccurrence, from_cooccurrence, random_vectors, read_table
-from models.language import from_language_model
-from models.start import StartError, read_start
-from pipeline.algorithm import messages
-from pipeline.algorithm.seeds import numpy_rng, seed_for
-from pipeline.config.experiment import Experiment
-from tasks.errors import InputError
-from tasks.files import object_store
-from tasks.ingest.prepared import Prepared, cache_root
-from tasks.registry import task_of
+from anchorfl.models.concepts import Asked, concepts, look_for
+from anchorfl.models.label_names import Cooccurrence, from_cooccurrence, random_vectors, read_table
+from anchorfl.models.language import from_language_model
+from anchorfl.models.start import StartError, read_start
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.seeds import numpy_rng, seed_for
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files import object_store
+from anchorfl.tasks.ingest.prepared import Prepared, cache_root
+from anchorfl.tasks.registry import task_of
 
 Say = Callable[[str], None]
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from pipeline.algorithm import messages
-from pipeline.algorithm.contract import Global, Tensors
-from pipeline.algorithm.label_collection import run_key
-from pipeline.training.evaluation import Scoring
-from pipeline.training.local_training import Fitted, fit
-from pipeline.training.run_spec import Setup
-from tasks.contract import Card, ClientData
-from tasks.errors import InputError
-from tasks.metrics.scores import Scores
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.contract import Global, Tensors
+from anchorfl.pipeline.algorithm.label_collection import run_key
+from anchorfl.pipeline.training.evaluation import Scoring
+from anchorfl.pipeline.training.local_training import Fitted, fit
+from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.tasks.contract import Card, ClientData
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.metrics.scores import Scores
 
 CPU = torch.device("cpu")
 TOLD_ROWS = 1 << 13

@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.classifier import Classifier
-from pipeline.algorithm.contract import Tensors
-from pipeline.training.local_training import infer
-from tasks.arrays.labels import Labels
-from tasks.arrays.sparse_rows import SparseRows
-from tasks.contract import ClientData, Objective
-from tasks.ingest.prepared import SPLITS, Prepared, Split, training_counts
-from tasks.metrics.classification import classification
-from tasks.metrics.decisions import Decisions, score
-from tasks.metrics.ranking import Ranking, propensities
-from tasks.metrics.scores import Metrics, Scores
+from anchorfl.models.classifier import Classifier
+from anchorfl.pipeline.algorithm.contract import Tensors
+from anchorfl.pipeline.training.local_training import infer
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.arrays.sparse_rows import SparseRows
+from anchorfl.tasks.contract import ClientData, Objective
+from anchorfl.tasks.ingest.prepared import SPLITS, Prepared, Split, training_counts
+from anchorfl.tasks.metrics.classification import classification
+from anchorfl.tasks.metrics.decisions import Decisions, score
+from anchorfl.tasks.metrics.ranking import Ranking, propensities
+from anchorfl.tasks.metrics.scores import Metrics, Scores
 
 ROWS, LOGITS = 512, 2**24
 """Rows that are scored at a time in a ranking, fewer where they have more logits than that."""

@@ -16,15 +16,15 @@ from typing import Any, Generic
 import torch
 from torch import Tensor
 
-from models.augment import augment
-from models.classifier import Classifier
-from pipeline.algorithm import messages
-from pipeline.algorithm.contract import ClientSide, Local, Method, S, Tensors, U
-from pipeline.algorithm.optimizers import OptimizerOptions, in_round
-from pipeline.algorithm.parameters import load_sent
-from pipeline.algorithm.seeds import torch_rng
-from pipeline.training.errors import UpdateError
-from tasks.contract import Batch, Card, ClientData, Objective
+from anchorfl.models.augment import augment
+from anchorfl.models.classifier import Classifier
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.contract import ClientSide, Local, Method, S, Tensors, U
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, in_round
+from anchorfl.pipeline.algorithm.parameters import load_sent
+from anchorfl.pipeline.algorithm.seeds import torch_rng
+from anchorfl.pipeline.training.errors import UpdateError
+from anchorfl.tasks.contract import Batch, Card, ClientData, Objective
 
 INFERENCE_POSITIONS = 1024
 SPARSE = 64

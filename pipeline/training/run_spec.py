@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.build import build
-from models.classifier import Classifier
-from models.lower_precision import use_bfloat16
-from models.onednn import use_onednn
-from pipeline.algorithm.messages import checksum
-from pipeline.algorithm.seeds import seed_for
-from pipeline.config.experiment import Experiment
-from pipeline.training.local_training import Training
-from tasks.contract import Objective
-from tasks.ingest.prepared import Prepared
+from anchorfl.models.build import build
+from anchorfl.models.classifier import Classifier
+from anchorfl.models.lower_precision import use_bfloat16
+from anchorfl.models.onednn import use_onednn
+from anchorfl.pipeline.algorithm.messages import checksum
+from anchorfl.pipeline.algorithm.seeds import seed_for
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.training.local_training import Training
+from anchorfl.tasks.contract import Objective
+from anchorfl.tasks.ingest.prepared import Prepared
 
 
 @dataclass(frozen=True)

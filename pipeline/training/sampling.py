@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pipeline.algorithm.seeds import numpy_rng
+from anchorfl.pipeline.algorithm.seeds import numpy_rng
 
 
 def select(clients: int, per_round: int, round_: int, seed: int) -> list[int]:

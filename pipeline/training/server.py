@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.algorithm import messages
-from pipeline.algorithm.aggregation import clipped, krum
-from pipeline.algorithm.contract import Global, Report, ServerSide, Tensors
-from pipeline.algorithm.seeds import torch_rng
-from pipeline.training.client import CPU
-from pipeline.training.errors import RejectedError
-from pipeline.training.evaluation import Scoring, evaluate
-from pipeline.training.run_spec import Setup
-from tasks.errors import InputError
-from tasks.ingest.prepared import SPLITS
-from tasks.metrics.scores import Scores
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.aggregation import clipped, krum
+from anchorfl.pipeline.algorithm.contract import Global, Report, ServerSide, Tensors
+from anchorfl.pipeline.algorithm.seeds import torch_rng
+from anchorfl.pipeline.training.client import CPU
+from anchorfl.pipeline.training.errors import RejectedError
+from anchorfl.pipeline.training.evaluation import Scoring, evaluate
+from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.ingest.prepared import SPLITS
+from anchorfl.tasks.metrics.scores import Scores
 
 
 class Server:

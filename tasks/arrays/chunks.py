@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.arrow import Ints
 
 LARGEST = 1 << 30
 """Bytes of a chunk."""

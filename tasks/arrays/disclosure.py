@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.arrays.arrow import Bools, Column, in_one, nulls
-from tasks.arrays.chunks import Chunks
-from tasks.arrays.labels import Labels
-from tasks.contract import Kind
+from anchorfl.tasks.arrays.arrow import Bools, Column, in_one, nulls
+from anchorfl.tasks.arrays.chunks import Chunks
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import Kind
 
 
 def disclosed(labels: Labels, given: Column | None, classes: Sequence[int], kind: Kind) -> tuple[Labels, Column]:

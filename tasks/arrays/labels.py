@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.arrays.arrow import Bools, Column, Ints, list_parts
+from anchorfl.tasks.arrays.arrow import Bools, Column, Ints, list_parts
 
 
 @dataclass(frozen=True)

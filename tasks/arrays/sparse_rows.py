@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from tasks.arrays.arrow import Bools, Column, nulls
-from tasks.arrays.disclosure import known_matrix
-from tasks.arrays.labels import Labels
-from tasks.arrays.tensors import inputs
-from tasks.contract import ClientData, InputSpec
+from anchorfl.tasks.arrays.arrow import Bools, Column, nulls
+from anchorfl.tasks.arrays.disclosure import known_matrix
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.arrays.tensors import inputs
+from anchorfl.tasks.contract import ClientData, InputSpec
 
 
 @dataclass(frozen=True, slots=True)

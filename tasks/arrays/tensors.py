@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tasks.arrays.arrow import list_parts, padded
-from tasks.arrays.disclosure import known_matrix
-from tasks.arrays.labels import Labels
-from tasks.contract import ClientData, InputSpec, Objective
+from anchorfl.tasks.arrays.arrow import list_parts, padded
+from anchorfl.tasks.arrays.disclosure import known_matrix
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import ClientData, InputSpec, Objective
 
 
 def client_data(table: Any, spec: InputSpec, classes: int, objective: Objective, default: Sequence[int]) -> ClientData:

@@ -17,10 +17,10 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from tasks.corpus.corpus_files import BLOCK, Piece, Reading, blocks, files, pieces_of
-from tasks.corpus.counting import Counts, Scanner
-from tasks.errors import InputError
-from tasks.ingest.ingest import ray_data_settings
+from anchorfl.tasks.corpus.corpus_files import BLOCK, Piece, Reading, blocks, files, pieces_of
+from anchorfl.tasks.corpus.counting import Counts, Scanner
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.ingest.ingest import ray_data_settings
 
 Engine = Literal["ray", "local"]
 Log = Callable[[str], None]

@@ -20,8 +20,8 @@ from typing import IO, Any, Literal, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.corpus.counting import RECORD, Layout, Segment
-from tasks.errors import InputError, nearest
+from anchorfl.tasks.corpus.counting import RECORD, Layout, Segment
+from anchorfl.tasks.errors import InputError, nearest
 
 BLOCK = 2 << 20
 """Bytes of text that are counted at one time: they and their arrays stay near the processor."""

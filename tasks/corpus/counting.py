@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from tasks.arrays.arrow import Bools, Ints
-from tasks.corpus.name_matching import CODES, Stem, forms, letters, name_words
+from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.corpus.name_matching import CODES, Stem, forms, letters, name_words
 
 Segment = Literal["sentence", "paragraph", "article"]
 Layout = Literal["lines", "blank_lines"]

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from tasks.errors import InputError
+from anchorfl.tasks.errors import InputError
 
 Stem = Literal["none", "plural", "verbs"]
 """``none``: equal words only; ``plural``: stairs = stair, dishes = dish, laundries = laundry; ``verbs``: also

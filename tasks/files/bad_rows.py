@@ -8,8 +8,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.errors import InputError
-from tasks.options import TaskOptions
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.options import TaskOptions
 
 KEY = b"anchorfl.skipped"
 LISTED = 1000

@@ -6,7 +6,7 @@ import codecs
 from pathlib import Path
 from typing import Any
 
-from tasks.errors import InputError
+from anchorfl.tasks.errors import InputError
 
 FREE, RATIO = 64 << 20, 200
 """A file may unpack to so many bytes, and to so many times its size beyond them. Numbers and texts pack 3 to 30 times;

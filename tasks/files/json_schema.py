@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, NotRequired, Union, get_args, get_origin
 
-from tasks.errors import InputError
+from anchorfl.tasks.errors import InputError
 
 LARGEST = 2**63
 """Whole numbers reach no further: beyond it no array could hold them."""

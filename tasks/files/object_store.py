@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from tasks.errors import InputError
+from anchorfl.tasks.errors import InputError
 
 SCHEMES: Mapping[str, Mapping[str, str]] = {
     "s3": {"allow_delayed_open": "true"},  # a small file is one request, and no half upload is left after a kill

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, cast
 
-from tasks.contract import Task
-from tasks.errors import InputError, nearest
-from tasks.files.decompression import check_growth
-from tasks.options import TaskOptions
+from anchorfl.tasks.contract import Task
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.files.decompression import check_growth
+from anchorfl.tasks.options import TaskOptions
 
 LONGEST_LINE = 1 << 26
 """Bytes of a line of text."""

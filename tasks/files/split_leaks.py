@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tasks.arrays.arrow import Ints, list_parts
+from anchorfl.tasks.arrays.arrow import Ints, list_parts
 
 BLOCK = 8192
 """Rows that are hashed at a time, so that no second copy of the table is held."""

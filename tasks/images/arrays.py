@@ -15,8 +15,8 @@ from typing import IO, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from tasks.errors import InputError, nearest
-from tasks.files.decompression import check_growth
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.files.decompression import check_growth
 
 KINDS = {"images": ("uif", "numbers"), "labels": ("iu", "whole numbers")}
 """Types of the arrays that are no texts."""

@@ -20,16 +20,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tasks.arrays.arrow import Bools, Ints
-from tasks.arrays.labels import Labels
-from tasks.contract import InputSpec, Source, Task
-from tasks.errors import InputError, nearest
-from tasks.files.bad_rows import BadRows
-from tasks.files.raw_files import find_file
-from tasks.images.json_file import listed, parsed, whole
-from tasks.images.listed import present
-from tasks.images.pixels import encode_paths, image_spec, path_column
-from tasks.options import TaskOptions
+from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import InputSpec, Source, Task
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.raw_files import find_file
+from anchorfl.tasks.images.json_file import listed, parsed, whole
+from anchorfl.tasks.images.listed import present
+from anchorfl.tasks.images.pixels import encode_paths, image_spec, path_column
+from anchorfl.tasks.options import TaskOptions
 
 GROUPS = {
     "person": ("person",),

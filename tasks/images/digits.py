@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.arrays.arrow import fixed_lists, list_parts
-from tasks.contract import InputSpec, Source, Task
-from tasks.errors import InputError
-from tasks.options import TaskOptions
-from tasks.partition.stratify import stratified_holdout
-from tasks.prompts import Wording
+from anchorfl.tasks.arrays.arrow import fixed_lists, list_parts
+from anchorfl.tasks.contract import InputSpec, Source, Task
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.partition.stratify import stratified_holdout
+from anchorfl.tasks.prompts import Wording
 
 CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 WORDING = Wording(

@@ -23,15 +23,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tasks.arrays.arrow import Ints
-from tasks.contract import InputSpec, Source, Task
-from tasks.errors import InputError
-from tasks.files.bad_rows import BadRows
-from tasks.files.raw_files import find_files
-from tasks.images.json_file import listed, parsed, whole
-from tasks.images.pixels import LEVELS, Pixels, encode_pixels, image_spec, pixel_column
-from tasks.options import TaskOptions
-from tasks.prompts import Wording
+from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.contract import InputSpec, Source, Task
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.raw_files import find_files
+from anchorfl.tasks.images.json_file import listed, parsed, whole
+from anchorfl.tasks.images.pixels import LEVELS, Pixels, encode_pixels, image_spec, pixel_column
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.prompts import Wording
 
 CLASSES = (
     *(f"digit {n}" for n in ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")),

@@ -21,15 +21,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.arrays.labels import Labels
-from tasks.contract import CLASS_NAMES, InputSpec, Source, Task
-from tasks.errors import InputError, nearest
-from tasks.files.bad_rows import BadRows
-from tasks.files.raw_files import find_file
-from tasks.images.json_file import parsed
-from tasks.images.listed import present
-from tasks.images.pixels import encode_paths, image_spec, path_column
-from tasks.options import TaskOptions
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import CLASS_NAMES, InputSpec, Source, Task
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.raw_files import find_file
+from anchorfl.tasks.images.json_file import parsed
+from anchorfl.tasks.images.listed import present
+from anchorfl.tasks.images.pixels import encode_paths, image_spec, path_column
+from anchorfl.tasks.options import TaskOptions
 
 ANNOTATIONS = "labels_and_metadata.json"
 IMAGES = "small_images"

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tasks.arrays.arrow import Ints
-from tasks.errors import InputError, nearest
-from tasks.files.bad_rows import BadRows
-from tasks.images.pixels import faults, path_column
+from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.images.pixels import faults, path_column
 
 SUFFIX = ".jpg"
 VALIDATION_SHARE, TEST_SHARE = 0.1, 0.2

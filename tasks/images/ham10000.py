@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.contract import InputSpec, Source, Task
-from tasks.errors import InputError
-from tasks.files.bad_rows import BadRows
-from tasks.files.raw_files import file_names, find_file, find_files, variant
-from tasks.images.folders import split_7_1_2, table_of
-from tasks.images.ham10000_rows import DIAGNOSES, Rows, photographs, read_metadata, read_pixels, thumbnails
-from tasks.images.pixels import encode_images, image_spec
-from tasks.options import TaskOptions
-from tasks.prompts import Wording
+from anchorfl.tasks.contract import InputSpec, Source, Task
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.raw_files import file_names, find_file, find_files, variant
+from anchorfl.tasks.images.folders import split_7_1_2, table_of
+from anchorfl.tasks.images.ham10000_rows import DIAGNOSES, Rows, photographs, read_metadata, read_pixels, thumbnails
+from anchorfl.tasks.images.pixels import encode_images, image_spec
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.prompts import Wording
 
 CLASSES = tuple(DIAGNOSES.values())
 SIZES = {"jpg": 128, "hmnist_8_8_L": 8, "thumbs64": 64}

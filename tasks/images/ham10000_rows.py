@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from tasks.arrays.arrow import Ints
-from tasks.errors import InputError, nearest
-from tasks.files.bad_rows import BadRows
-from tasks.files.raw_files import open_text
-from tasks.images.arrays import load_arrays
-from tasks.images.pixels import LEVELS, faults, path_column, pixel_column
+from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.raw_files import open_text
+from anchorfl.tasks.images.arrays import load_arrays
+from anchorfl.tasks.images.pixels import LEVELS, faults, path_column, pixel_column
 
 DIAGNOSES = {
     "akiec": "actinic keratosis or intraepithelial carcinoma",

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tasks.errors import InputError
-from tasks.files.decompression import check_growth
-from tasks.files.json_schema import LARGEST
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.decompression import check_growth
+from anchorfl.tasks.files.json_schema import LARGEST
 
 CHUNK = 1 << 20
 """Bytes of a gzip file that are unpacked at a time."""

@@ -12,12 +12,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tasks.contract import InputSpec, Source, Task
-from tasks.files.bad_rows import BadRows
-from tasks.images.folders import image_table, list_folders, same_content, split_7_1_2
-from tasks.images.pixels import encode_paths, image_spec
-from tasks.options import TaskOptions
-from tasks.prompts import Wording
+from anchorfl.tasks.contract import InputSpec, Source, Task
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.images.folders import image_table, list_folders, same_content, split_7_1_2
+from anchorfl.tasks.images.pixels import encode_paths, image_spec
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.prompts import Wording
 
 FOLDERS = {
     "dyed-lifted-polyps": "dyed lifted polyp",

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.arrays.arrow import Bools
-from tasks.errors import InputError
-from tasks.files.bad_rows import BadRows
-from tasks.images.pixels import faults
+from anchorfl.tasks.arrays.arrow import Bools
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.images.pixels import faults
 
 
 def present(folder: Path, names: Sequence[str], places: Sequence[str], bad: BadRows) -> Bools:

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from tasks.contract import InputSpec, Source, Task
-from tasks.files.bad_rows import BadRows
-from tasks.images.folders import Listing, image_table, list_folders
-from tasks.images.pixels import encode_paths, image_spec
-from tasks.options import TaskOptions
-from tasks.prompts import Wording
+from anchorfl.tasks.contract import InputSpec, Source, Task
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.images.folders import Listing, image_table, list_folders
+from anchorfl.tasks.images.pixels import encode_paths, image_spec
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.prompts import Wording
 
 FOLDERS = {
     "AMD": "age-related macular degeneration",

@@ -18,16 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from tasks.arrays.arrow import Ints
-from tasks.contract import InputSpec, Source, Task
-from tasks.errors import InputError, nearest
-from tasks.files.bad_rows import BadRows
-from tasks.files.raw_files import file_names, find_file, variant
-from tasks.images.arrays import load_arrays
-from tasks.images.folders import image_table, list_folders, same_content, split_7_1_2, table_of
-from tasks.images.pixels import Pixels, encode_images, image_spec, pixel_column
-from tasks.options import TaskOptions
-from tasks.prompts import Wording
+from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.contract import InputSpec, Source, Task
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.raw_files import file_names, find_file, variant
+from anchorfl.tasks.images.arrays import load_arrays
+from anchorfl.tasks.images.folders import image_table, list_folders, same_content, split_7_1_2, table_of
+from anchorfl.tasks.images.pixels import Pixels, encode_images, image_spec, pixel_column
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.prompts import Wording
 
 FOLDERS = {
     "basophil": "basophil",

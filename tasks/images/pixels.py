@@ -24,11 +24,11 @@ import numpy.typing as npt
 import pyarrow as pa
 from PIL import Image, UnidentifiedImageError
 
-from tasks.arrays.arrow import list_parts
-from tasks.contract import InputSpec
-from tasks.errors import InputError
-from tasks.options import TaskOptions
-from tasks.scaling import IMAGENET_MEAN, IMAGENET_STD
+from anchorfl.tasks.arrays.arrow import list_parts
+from anchorfl.tasks.contract import InputSpec
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.scaling import IMAGENET_MEAN, IMAGENET_STD
 
 LEVELS = 255
 DECODERS = 8

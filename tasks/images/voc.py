@@ -31,14 +31,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.arrays.labels import Labels
-from tasks.contract import InputSpec, Source, Task
-from tasks.errors import InputError
-from tasks.files.bad_rows import BadRows
-from tasks.files.raw_files import find_file, open_text, variant
-from tasks.images.listed import present
-from tasks.images.pixels import encode_paths, image_spec, path_column
-from tasks.options import TaskOptions
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import InputSpec, Source, Task
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.raw_files import find_file, open_text, variant
+from anchorfl.tasks.images.listed import present
+from anchorfl.tasks.images.pixels import encode_paths, image_spec, path_column
+from anchorfl.tasks.options import TaskOptions
 
 GROUPS = {
     "person": ("person",),

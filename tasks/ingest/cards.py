@@ -12,7 +12,7 @@ from typing import overload
 
 import torch
 
-from tasks.contract import Card
+from anchorfl.tasks.contract import Card
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.arrays.arrow import Ints
-from tasks.arrays.labels import Labels
+from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.labels import Labels
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from tasks.arrays.arrow import Ints
-from tasks.arrays.chunks import Chunks
-from tasks.arrays.labels import Labels
-from tasks.arrays.tensors import inputs
-from tasks.contract import InputSpec
-from tasks.errors import InputError
-from tasks.ingest.prepared import Prepared, client_file
+from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.chunks import Chunks
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.arrays.tensors import inputs
+from anchorfl.tasks.contract import InputSpec
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.ingest.prepared import Prepared, client_file
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.arrays.disclosure import disclosed_table, stored_type
-from tasks.contract import InputSpec, Task
-from tasks.errors import InputError
-from tasks.ingest.prepared import client_file, table_bytes
-from tasks.options import TaskOptions
-from tasks.scaling import IMAGENET_MEAN, IMAGENET_STD
+from anchorfl.tasks.arrays.disclosure import disclosed_table, stored_type
+from anchorfl.tasks.contract import InputSpec, Task
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.ingest.prepared import client_file, table_bytes
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.scaling import IMAGENET_MEAN, IMAGENET_STD
 
 
 @dataclass(frozen=True, slots=True)

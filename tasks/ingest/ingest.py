@@ -22,25 +22,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.arrays.arrow import Ints, list_parts
-from tasks.arrays.chunks import Chunks
-from tasks.arrays.labels import Labels
-from tasks.contract import Task
-from tasks.errors import InputError
-from tasks.files import object_store
-from tasks.files.raw_files import raw_folder
-from tasks.ingest import remote_cache
-from tasks.ingest.class_histogram import Held
-from tasks.ingest.encoding import Encoding, kept_columns, normalised
-from tasks.ingest.manifest import Manifest, pairs
-from tasks.ingest.prepared import Prepared, cache_folder, data_digest, sync_folder, write_file, write_manifest
-from tasks.ingest.raw_digest import raw_digest
-from tasks.ingest.raw_table import Owners, as_clients_know, owners, read_rows, resolved
-from tasks.options import TaskOptions
-from tasks.partition.one_class import wrong_number
-from tasks.partition.partition import make_plan
-from tasks.partition.plan import Plan, digest
-from tasks.partition.stratify import Rows
+from anchorfl.tasks.arrays.arrow import Ints, list_parts
+from anchorfl.tasks.arrays.chunks import Chunks
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import Task
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files import object_store
+from anchorfl.tasks.files.raw_files import raw_folder
+from anchorfl.tasks.ingest import remote_cache
+from anchorfl.tasks.ingest.class_histogram import Held
+from anchorfl.tasks.ingest.encoding import Encoding, kept_columns, normalised
+from anchorfl.tasks.ingest.manifest import Manifest, pairs
+from anchorfl.tasks.ingest.prepared import Prepared, cache_folder, data_digest, sync_folder, write_file, write_manifest
+from anchorfl.tasks.ingest.raw_digest import raw_digest
+from anchorfl.tasks.ingest.raw_table import Owners, as_clients_know, owners, read_rows, resolved
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.partition.one_class import wrong_number
+from anchorfl.tasks.partition.partition import make_plan
+from anchorfl.tasks.partition.plan import Plan, digest
+from anchorfl.tasks.partition.stratify import Rows
 
 Engine = Literal["ray", "local"]
 Log = Callable[[str], None]

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from tasks.arrays.arrow import Ints
-from tasks.contract import InputSpec, Kind
-from tasks.errors import InputError
-from tasks.files.json_schema import misfit, parsed
-from tasks.options import TaskOptions
+from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.contract import InputSpec, Kind
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.json_schema import misfit, parsed
+from anchorfl.tasks.options import TaskOptions
 
 FORMAT = 5
 """Version of the layout; part of the name of every cache folder."""

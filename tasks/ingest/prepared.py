@@ -25,17 +25,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.arrays.arrow import Ints, table_digest
-from tasks.arrays.sparse_rows import SparseRows
-from tasks.arrays.tensors import client_data
-from tasks.contract import ClientData, Objective
-from tasks.errors import InputError
-from tasks.files import object_store
-from tasks.ingest.cards import Cards
-from tasks.ingest.class_histogram import Held
-from tasks.ingest.manifest import FORMAT, MANIFEST, MEND, Manifest, manifest_bytes, read_manifest
-from tasks.options import TaskOptions
-from tasks.partition.plan import Plan, digest, plan_from_json, plan_to_json
+from anchorfl.tasks.arrays.arrow import Ints, table_digest
+from anchorfl.tasks.arrays.sparse_rows import SparseRows
+from anchorfl.tasks.arrays.tensors import client_data
+from anchorfl.tasks.contract import ClientData, Objective
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files import object_store
+from anchorfl.tasks.ingest.cards import Cards
+from anchorfl.tasks.ingest.class_histogram import Held
+from anchorfl.tasks.ingest.manifest import FORMAT, MANIFEST, MEND, Manifest, manifest_bytes, read_manifest
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.partition.plan import Plan, digest, plan_from_json, plan_to_json
 
 OWN_FORMAT = 2
 """How tables of the user's own are read; a change of it makes their prepared data anew, and no others'."""

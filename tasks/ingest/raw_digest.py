@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.contract import Task
-from tasks.files import object_store
-from tasks.files.raw_files import file_names, find_file, find_files, matches
-from tasks.ingest.prepared import cache_root, data_digest
-from tasks.options import TaskOptions
+from anchorfl.tasks.contract import Task
+from anchorfl.tasks.files import object_store
+from anchorfl.tasks.files.raw_files import file_names, find_file, find_files, matches
+from anchorfl.tasks.ingest.prepared import cache_root, data_digest
+from anchorfl.tasks.options import TaskOptions
 
 MEMORY = "raw-digests"
 """Folder in the cache folder, with one file per folder of raw files: what was read once is not read again while its

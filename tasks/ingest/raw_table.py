@@ -13,16 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.arrays.arrow import Ints
-from tasks.arrays.disclosure import known_matrix
-from tasks.arrays.labels import Labels
-from tasks.contract import CLASS_NAMES, Kind, Task
-from tasks.errors import InputError
-from tasks.files.bad_rows import skipped
-from tasks.files.raw_files import raw_folder
-from tasks.files.split_leaks import twins
-from tasks.options import TaskOptions
-from tasks.partition.plan import Plan
+from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.disclosure import known_matrix
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import CLASS_NAMES, Kind, Task
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import skipped
+from anchorfl.tasks.files.raw_files import raw_folder
+from anchorfl.tasks.files.split_leaks import twins
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.partition.plan import Plan
 
 SPLITS = ("train", "validation", "test")
 SHOWN = 5

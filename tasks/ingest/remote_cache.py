@@ -5,10 +5,10 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tasks.errors import InputError
-from tasks.files import object_store
-from tasks.ingest.manifest import MANIFEST
-from tasks.ingest.prepared import Prepared, file_list
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files import object_store
+from anchorfl.tasks.ingest.manifest import MANIFEST
+from anchorfl.tasks.ingest.prepared import Prepared, file_list
 
 UPLOADS = 8
 """Files on their way at one time."""

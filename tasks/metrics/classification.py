@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.arrays.arrow import Bools
-from tasks.errors import InputError
-from tasks.metrics.decisions import mean, score
-from tasks.metrics.scores import ACCURACY, AUC, F1_MACRO, PRECISION, RECALL, SUM, Floats, Scores
+from anchorfl.tasks.arrays.arrow import Bools
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.metrics.decisions import mean, score
+from anchorfl.tasks.metrics.scores import ACCURACY, AUC, F1_MACRO, PRECISION, RECALL, SUM, Floats, Scores
 
 
 def classification(

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.arrays.arrow import Bools, Ints
-from tasks.contract import Kind
-from tasks.metrics.scores import ACCURACY, F1_MACRO, Floats, Scores
+from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.contract import Kind
+from anchorfl.tasks.metrics.scores import ACCURACY, F1_MACRO, Floats, Scores
 
 
 @dataclass(frozen=True, slots=True)

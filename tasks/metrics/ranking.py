@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.arrays.arrow import Bools, Ints
-from tasks.arrays.labels import Labels
-from tasks.errors import InputError
-from tasks.metrics.scores import CUTS, MAP, NDCG_AT, P_AT, PSP_AT, Floats, Scores
+from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.metrics.scores import CUTS, MAP, NDCG_AT, P_AT, PSP_AT, Floats, Scores
 
 KEPT = 2**27
 """Scores that are kept for mAP at most."""

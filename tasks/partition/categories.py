@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasks.arrays.arrow import Ints
-from tasks.arrays.labels import Labels
-from tasks.contract import Task
-from tasks.errors import InputError
-from tasks.options import TaskOptions
-from tasks.partition.plan import ClientPlan
-from tasks.partition.stratify import Rows, check_present, dealt, generator, named
-from tasks.partition.subjects import subject_codes
+from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import Task
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.partition.plan import ClientPlan
+from anchorfl.tasks.partition.stratify import Rows, check_present, dealt, generator, named
+from anchorfl.tasks.partition.subjects import subject_codes
 
 
 def categories(rows: Rows, task: Task, options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:

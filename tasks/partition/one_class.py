@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasks.contract import Task
-from tasks.errors import InputError
-from tasks.options import TaskOptions
-from tasks.partition.plan import ClientPlan
-from tasks.partition.stratify import Rows
+from anchorfl.tasks.contract import Task
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.partition.plan import ClientPlan
+from anchorfl.tasks.partition.stratify import Rows
 
 
 def one_class(rows: Rows, task: Task, options: TaskOptions) -> tuple[ClientPlan, ...]:

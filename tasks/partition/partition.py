@@ -9,15 +9,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.arrays.arrow import Bools, Ints
-from tasks.contract import Task
-from tasks.errors import InputError
-from tasks.options import TaskOptions
-from tasks.partition.categories import categories
-from tasks.partition.one_class import one_class
-from tasks.partition.plan import ClientPlan, Plan
-from tasks.partition.stratify import Rows, check_present, generator, held, largest_remainder, named
-from tasks.partition.subjects import subject_codes, subjects
+from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.contract import Task
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.partition.categories import categories
+from anchorfl.tasks.partition.one_class import one_class
+from anchorfl.tasks.partition.plan import ClientPlan, Plan
+from anchorfl.tasks.partition.stratify import Rows, check_present, generator, held, largest_remainder, named
+from anchorfl.tasks.partition.subjects import subject_codes, subjects
 
 PARTITIONS = ("k_classes", "dirichlet", "iid", "categories", "subjects", "one_class")
 TRIES_COVER = 1000

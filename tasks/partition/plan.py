@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tasks.arrays.arrow import Ints
-from tasks.errors import InputError
+from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.arrays.arrow import Bools, Ints
-from tasks.arrays.labels import Labels
-from tasks.errors import InputError
+from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.errors import InputError
 
 TEST = "the share of the test split"
 """What takes rows where the data set has no split of its own, in messages."""

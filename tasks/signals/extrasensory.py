@@ -32,15 +32,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tasks.arrays.arrow import Bools, Ints
-from tasks.contract import InputSpec, Source, Task
-from tasks.errors import InputError
-from tasks.files.bad_rows import BadRows
-from tasks.files.raw_files import find_files, open_text, variant
-from tasks.options import TaskOptions
-from tasks.signals.extrasensory_columns import CLASSES, COLUMNS, FEATURES, GROUPS, LABELS, TABLE_NAMES
-from tasks.signals.recordings import Recording, read_bytes, recording
-from tasks.signals.series import PAYLOAD, encode_series, fit_series
+from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.contract import InputSpec, Source, Task
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.raw_files import find_files, open_text, variant
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.signals.extrasensory_columns import CLASSES, COLUMNS, FEATURES, GROUPS, LABELS, TABLE_NAMES
+from anchorfl.tasks.signals.recordings import Recording, read_bytes, recording
+from anchorfl.tasks.signals.series import PAYLOAD, encode_series, fit_series
 
 FILES = "*.features_labels.csv"
 USERS, SEQUENCES = "users", "sequences"

@@ -26,15 +26,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.arrays.arrow import Ints, fixed_lists
-from tasks.contract import InputSpec, Source, Task
-from tasks.errors import InputError
-from tasks.files.bad_rows import BadRows
-from tasks.files.raw_files import find_files
-from tasks.options import TaskOptions
-from tasks.partition.stratify import TEST, stratified_holdout
-from tasks.signals.recordings import Recording, read_bytes, recording
-from tasks.signals.series import PAYLOAD, encode_series, fit_series
+from anchorfl.tasks.arrays.arrow import Ints, fixed_lists
+from anchorfl.tasks.contract import InputSpec, Source, Task
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.raw_files import find_files
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.partition.stratify import TEST, stratified_holdout
+from anchorfl.tasks.signals.recordings import Recording, read_bytes, recording
+from anchorfl.tasks.signals.series import PAYLOAD, encode_series, fit_series
 
 PROTOCOL = {
     **{1: "lying", 2: "sitting", 3: "standing", 4: "walking", 5: "running", 6: "cycling", 7: "Nordic walking"},

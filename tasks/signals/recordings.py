@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from tasks.arrays.arrow import Bools, Ints
-from tasks.errors import InputError
-from tasks.files.decompression import check_growth
+from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.decompression import check_growth
 
 MISSING = ["", "nan", "NaN"]
 """How the files write a value that is missing."""

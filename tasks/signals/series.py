@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.arrays.arrow import Ints, fixed_lists, list_parts
-from tasks.contract import InputSpec
-from tasks.errors import InputError
+from anchorfl.tasks.arrays.arrow import Ints, fixed_lists, list_parts
+from anchorfl.tasks.contract import InputSpec
+from anchorfl.tasks.errors import InputError
 
 PAYLOAD = "readings"
 """Payload column: list<float>, step after step, NaN or null where a reading is missing."""

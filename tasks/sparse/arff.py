@@ -22,12 +22,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from tasks.arrays.arrow import Ints
-from tasks.errors import InputError, nearest
-from tasks.files.bad_rows import BadRows
-from tasks.files.raw_files import open_text
-from tasks.sparse.arff_header import BINARY, NUMBER, Attribute, Line, read_attributes
-from tasks.sparse.xc_format import number_columns
+from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.raw_files import open_text
+from anchorfl.tasks.sparse.arff_header import BINARY, NUMBER, Attribute, Line, read_attributes
+from anchorfl.tasks.sparse.xc_format import number_columns
 
 BATCH = 4 << 20
 """Characters of the rows that are parsed together."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.parsers import expat
 
-from tasks.errors import InputError, nearest
-from tasks.files.raw_files import open_text
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.files.raw_files import open_text
 
 BINARY = ("0", "1")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.contract import Source, Task
-from tasks.errors import InputError
-from tasks.files.bad_rows import BadRows
-from tasks.files.raw_files import file_names, find_file, find_one, matches, open_text
-from tasks.options import TaskOptions
-from tasks.sparse.pairs import PAYLOAD, encode, fit, sparse_table
-from tasks.sparse.xc_format import read_rows, read_splits
+from anchorfl.tasks.contract import Source, Task
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.raw_files import file_names, find_file, find_one, matches, open_text
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.sparse.pairs import PAYLOAD, encode, fit, sparse_table
+from anchorfl.tasks.sparse.xc_format import read_rows, read_splits
 
 NAMES = ("label_names.txt", "Yf.txt")
 URL = "http://manikvarma.org/downloads/XC/XMLRepository.html"

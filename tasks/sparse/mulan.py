@@ -23,14 +23,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tasks.contract import Source, Task
-from tasks.errors import InputError
-from tasks.files.bad_rows import BadRows
-from tasks.files.raw_files import find_one
-from tasks.options import TaskOptions
-from tasks.sparse.arff import Arff, read_arff
-from tasks.sparse.arff_header import read_labels
-from tasks.sparse.pairs import PAYLOAD, encode, fit, fit_scaled, label_lists, pair_lists, sparse_table
+from anchorfl.tasks.contract import Source, Task
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.raw_files import find_one
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.sparse.arff import Arff, read_arff
+from anchorfl.tasks.sparse.arff_header import read_labels
+from anchorfl.tasks.sparse.pairs import PAYLOAD, encode, fit, fit_scaled, label_lists, pair_lists, sparse_table
 
 TEST_SHARE = 1 / 3
 TEST_SEED = 500

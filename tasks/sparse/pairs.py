@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tasks.arrays.arrow import Column, Ints, list_parts
-from tasks.contract import CLASS_NAMES, InputSpec
-from tasks.errors import InputError
-from tasks.options import TaskOptions
+from anchorfl.tasks.arrays.arrow import Column, Ints, list_parts
+from anchorfl.tasks.contract import CLASS_NAMES, InputSpec
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.options import TaskOptions
 
 PAYLOAD = "features"
 """Name of the payload column."""

@@ -22,12 +22,12 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import csv
 
-from tasks.arrays.arrow import Column, Ints
-from tasks.errors import InputError
-from tasks.files.bad_rows import BadRows
-from tasks.files.decompression import check_growth
-from tasks.files.raw_files import LONGEST_LINE, open_text
-from tasks.sparse.pairs import MOST, label_lists, pair_lists
+from anchorfl.tasks.arrays.arrow import Column, Ints
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.decompression import check_growth
+from anchorfl.tasks.files.raw_files import LONGEST_LINE, open_text
+from anchorfl.tasks.sparse.pairs import MOST, label_lists, pair_lists
 
 BLOCK = 4 << 20
 """Bytes of a block."""

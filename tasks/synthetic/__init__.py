@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tasks.synthetic import (
+from anchorfl.tasks.synthetic import (
     coco,
     extrasensory,
     femnist,

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tasks.arrays.arrow import Bools
-from tasks.images.coco import CLASSES, GROUPS, PARTS
-from tasks.synthetic.painting import label_sets, save
+from anchorfl.tasks.arrays.arrow import Bools
+from anchorfl.tasks.images.coco import CLASSES, GROUPS, PARTS
+from anchorfl.tasks.synthetic.painting import label_sets, save
 
 CATEGORY_IDS = tuple(n for n in range(1, 91) if n not in (12, 26, 29, 30, 45, 66, 68, 69, 71, 83))
 """COCO's, in the order of CLASSES."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.signals.extrasensory_columns import CLASSES, COLUMNS, FEATURES
+from anchorfl.tasks.signals.extrasensory_columns import CLASSES, COLUMNS, FEATURES
 
 USERS = 10
 FOLDS = 5

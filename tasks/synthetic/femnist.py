@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import gaussian_filter, shift
 
-from tasks.images.femnist import BELOW, CLASSES, SIDE, WRITERS
+from anchorfl.tasks.images.femnist import BELOW, CLASSES, SIDE, WRITERS
 
 PER_FILE = 100
 PER_WRITER = 100

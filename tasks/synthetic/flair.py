@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tasks.images.flair import ANNOTATIONS, IMAGES
-from tasks.synthetic.painting import save
+from anchorfl.tasks.images.flair import ANNOTATIONS, IMAGES
+from anchorfl.tasks.synthetic.painting import save
 
 FINE = {
     "animal": ("bird", "cat", "dog", "fish", "horse", "insect"),

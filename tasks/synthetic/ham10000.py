@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.images.ham10000_rows import CODES, KAGGLE, SIDE
-from tasks.synthetic.pictures import Picture, picture, reduced, write_jpeg
+from anchorfl.tasks.images.ham10000_rows import CODES, KAGGLE, SIDE
+from anchorfl.tasks.synthetic.pictures import Picture, picture, reduced, write_jpeg
 
 SHARES = (0.10, 0.10, 0.15, 0.08, 0.15, 0.34, 0.08)
 """Of the classes: nevi are the most, as in the original, but less extremely."""

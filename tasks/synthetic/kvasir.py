@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.images.kvasir import FOLDERS
-from tasks.synthetic.pictures import picture, write_jpeg
+from anchorfl.tasks.images.kvasir import FOLDERS
+from anchorfl.tasks.synthetic.pictures import picture, write_jpeg
 
 SIZES = ((29, 36), (51, 64), (54, 96))
 """Heights and widths, in the ratios of the originals."""

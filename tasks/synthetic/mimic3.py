@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.arrays.arrow import Bools
-from tasks.text.icd9 import TITLES, chapter, is_procedure, without_period
-from tasks.text.mimic3_files import SPLIT_FILES
+from anchorfl.tasks.arrays.arrow import Bools
+from anchorfl.tasks.text.icd9 import TITLES, chapter, is_procedure, without_period
+from anchorfl.tasks.text.mimic3_files import SPLIT_FILES
 
 CODES = tuple(TITLES)
 ROWS = 20

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.images.oct_c8 import FOLDERS, SPLITS
-from tasks.synthetic.pictures import picture, write_jpeg
+from anchorfl.tasks.images.oct_c8 import FOLDERS, SPLITS
+from anchorfl.tasks.synthetic.pictures import picture, write_jpeg
 
 SHARES = {"train": 0.766, "val": 0.117, "test": 0.117}
 HEIGHT, WIDTH = 31, 48

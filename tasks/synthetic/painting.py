@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tasks.arrays.arrow import Bools, Ints
-from tasks.synthetic.pictures import write_jpeg
+from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.synthetic.pictures import write_jpeg
 
 
 def paint(classes: Sequence[int], height: int, width: int, rng: np.random.Generator) -> npt.NDArray[np.uint8]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.signals.pamap2 import FEATURES, OPTIONAL, PROTOCOL, STEPS, TRANSIENT
+from anchorfl.tasks.signals.pamap2 import FEATURES, OPTIONAL, PROTOCOL, STEPS, TRANSIENT
 
 RATE = 100
 """Samples per second."""

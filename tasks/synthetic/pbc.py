@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.images.pbc import ARCHIVE, FOLDERS
-from tasks.synthetic.pictures import Picture, picture, reduced, write_jpeg
+from anchorfl.tasks.images.pbc import ARCHIVE, FOLDERS
+from anchorfl.tasks.synthetic.pictures import Picture, picture, reduced, write_jpeg
 
 PREFIX = {
     "basophil": ("BA",),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.text.r8 import CLASSES
+from anchorfl.tasks.text.r8 import CLASSES
 
 SHARES = (0.29, 0.046, 0.518, 0.0075, 0.035, 0.0375, 0.02, 0.046)
 """About those of R8, in the order of the classes."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tasks.images.voc import ABSENT, CLASSES, DIFFICULT, GROUPS, PRESENT
-from tasks.synthetic.painting import label_sets, save
+from anchorfl.tasks.images.voc import ABSENT, CLASSES, DIFFICULT, GROUPS, PRESENT
+from anchorfl.tasks.synthetic.painting import label_sets, save
 
 DIFFICULT_SHARE = 0.1
 SHARES = {2007: {"train": 0.25, "val": 0.25, "test": 0.5}, 2012: {"train": 0.5, "val": 0.5}}

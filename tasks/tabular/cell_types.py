@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.errors import InputError
-from tasks.tabular.reading import TableFile
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.tabular.reading import TableFile
 
 MOST = 0.9
 """Share of the cells from which on the others are taken for slips."""

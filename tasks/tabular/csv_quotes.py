@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tasks.errors import InputError
-from tasks.files.decompression import Watched
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.decompression import Watched
 
 QUOTE = b'"'
 

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from tasks.arrays.arrow import Bools, Ints, list_parts
-from tasks.arrays.labels import Labels
-from tasks.contract import Task
-from tasks.files.bad_rows import BadRows, skipped
-from tasks.files.split_leaks import twins
-from tasks.ingest.raw_table import SPLITS, checked, given_labels
-from tasks.options import TaskOptions
-from tasks.tabular.reading import TableFile, listed, open_file
-from tasks.tabular.schema import IDS, Schema, option_path, schema_of
-from tasks.tabular.table import task_of_schema
+from anchorfl.tasks.arrays.arrow import Bools, Ints, list_parts
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import Task
+from anchorfl.tasks.files.bad_rows import BadRows, skipped
+from anchorfl.tasks.files.split_leaks import twins
+from anchorfl.tasks.ingest.raw_table import SPLITS, checked, given_labels
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.tabular.reading import TableFile, listed, open_file
+from anchorfl.tasks.tabular.schema import IDS, Schema, option_path, schema_of
+from anchorfl.tasks.tabular.table import task_of_schema
 
 FEW = 5
 """A class with fewer positive training rows is named."""

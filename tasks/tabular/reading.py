@@ -21,12 +21,12 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from tasks.arrays.arrow import Bools, Ints
-from tasks.errors import InputError
-from tasks.files.bad_rows import BadRows
-from tasks.files.decompression import NUMBERS, check_growth
-from tasks.files.raw_files import open_bytes, open_text
-from tasks.tabular.csv_quotes import QuotedCells
+from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.decompression import NUMBERS, check_growth
+from anchorfl.tasks.files.raw_files import open_bytes, open_text
+from anchorfl.tasks.tabular.csv_quotes import QuotedCells
 
 Form = Literal["numbers", "text", "vector", "series", "names", "other"]
 """What a column holds: a number, a text, a list of numbers, a list of lists of numbers, a list of texts; or else."""

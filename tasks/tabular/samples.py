@@ -18,16 +18,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.arrays.arrow import Bools, list_parts
-from tasks.contract import Encode, InputKind, InputSpec
-from tasks.errors import InputError
-from tasks.images.pixels import encode_images, image_spec, path_column
-from tasks.images.pixels import faults as image_faults
-from tasks.options import TaskOptions
-from tasks.signals.series import REAL
-from tasks.tabular.reading import Faults
-from tasks.tabular.schema import Inputs, Schema
-from tasks.text.words import encode_text, token_spec
+from anchorfl.tasks.arrays.arrow import Bools, list_parts
+from anchorfl.tasks.contract import Encode, InputKind, InputSpec
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.images.pixels import encode_images, image_spec, path_column
+from anchorfl.tasks.images.pixels import faults as image_faults
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.signals.series import REAL
+from anchorfl.tasks.tabular.reading import Faults
+from anchorfl.tasks.tabular.schema import Inputs, Schema
+from anchorfl.tasks.text.words import encode_text, token_spec
 
 IMAGE_SIZE = 64
 """Height and width of images, where ``image_size`` does not say."""

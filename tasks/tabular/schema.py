@@ -12,13 +12,13 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.contract import Columns, Kind
-from tasks.errors import InputError, nearest
-from tasks.files.raw_files import open_text
-from tasks.options import TaskOptions
-from tasks.tabular.cell_types import all_images, check_cells
-from tasks.tabular.reading import Faults, TableFile, listed
-from tasks.tabular.targets import Style, words
+from anchorfl.tasks.contract import Columns, Kind
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.files.raw_files import open_text
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.tabular.cell_types import all_images, check_cells
+from anchorfl.tasks.tabular.reading import Faults, TableFile, listed
+from anchorfl.tasks.tabular.targets import Style, words
 
 Inputs = Literal["numbers", "vector", "series", "text", "image"]
 """Columns of numbers; or one column of lists of numbers, of lists of those, of texts, or of paths of images."""

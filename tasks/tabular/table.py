@@ -19,18 +19,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.arrays.arrow import Bools
-from tasks.arrays.labels import Labels
-from tasks.contract import InputSpec, Kind, Source, Task
-from tasks.errors import InputError, nearest
-from tasks.files.bad_rows import BadRows
-from tasks.ingest.raw_table import SPLITS
-from tasks.options import TaskOptions
-from tasks.partition.stratify import TEST, stratified_holdout
-from tasks.tabular import samples
-from tasks.tabular.reading import Faults, TableFile, listed, open_file
-from tasks.tabular.schema import Schema, option_path, schema_of, schema_of_model
-from tasks.tabular.targets import Targets, targets
+from anchorfl.tasks.arrays.arrow import Bools
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import InputSpec, Kind, Source, Task
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.ingest.raw_table import SPLITS
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.partition.stratify import TEST, stratified_holdout
+from anchorfl.tasks.tabular import samples
+from anchorfl.tasks.tabular.reading import Faults, TableFile, listed, open_file
+from anchorfl.tasks.tabular.schema import Schema, option_path, schema_of, schema_of_model
+from anchorfl.tasks.tabular.targets import Targets, targets
 
 TEST_SHARE = 0.2
 TEST_SEED = 20

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.arrays.arrow import Bools, Ints
-from tasks.arrays.labels import Labels
-from tasks.errors import InputError, nearest
-from tasks.tabular.reading import Faults
+from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.tabular.reading import Faults
 
 EXACT = 2.0**53
 """From here on not every whole number is a float64."""

@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from tasks.arrays.arrow import Ints
-from tasks.errors import InputError, nearest
-from tasks.files.bad_rows import BadRows
-from tasks.files.decompression import Watched
-from tasks.files.raw_files import open_text
+from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.decompression import Watched
+from anchorfl.tasks.files.raw_files import open_text
 
 BLOCK = 1 << 24
 """Bytes that are parsed at a time; a longer record cannot be read."""

@@ -32,15 +32,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.arrays.arrow import Ints
-from tasks.arrays.labels import Labels
-from tasks.contract import InputSpec, Source, Task
-from tasks.errors import InputError
-from tasks.files.bad_rows import BadRows
-from tasks.files.raw_files import variant
-from tasks.options import TaskOptions
-from tasks.text.icd9 import TITLES, chapters
-from tasks.text.mimic3_files import (
+from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import InputSpec, Source, Task
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.raw_files import variant
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.text.icd9 import TITLES, chapters
+from anchorfl.tasks.text.mimic3_files import (
     NAME_FILES,
     Codes,
     Notes,
@@ -50,7 +50,7 @@ from tasks.text.mimic3_files import (
     read_notes,
     read_splits,
 )
-from tasks.text.words import encode_text, token_spec
+from anchorfl.tasks.text.words import encode_text, token_spec
 
 CODES = tuple(TITLES)
 CLASSES = tuple(TITLES.values())

@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.arrays.arrow import Bools, Ints
-from tasks.errors import InputError
-from tasks.files.bad_rows import BadRows
-from tasks.files.raw_files import find_file, open_text
-from tasks.text.csv_records import Block, read_blocks
-from tasks.text.icd9 import DIAGNOSIS, PROCEDURE, with_period
+from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.raw_files import find_file, open_text
+from anchorfl.tasks.text.csv_records import Block, read_blocks
+from anchorfl.tasks.text.icd9 import DIAGNOSIS, PROCEDURE, with_period
 
 NUMBER = r"^[0-9]{1,9}$"
 DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}( 00:00:00)?$"

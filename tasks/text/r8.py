@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.contract import InputSpec, Source, Task
-from tasks.errors import InputError, nearest
-from tasks.files.raw_files import file_names, find_file, open_text
-from tasks.options import TaskOptions
-from tasks.text.words import encode_text, token_spec
+from anchorfl.tasks.contract import InputSpec, Source, Task
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.files.raw_files import file_names, find_file, open_text
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.text.words import encode_text, token_spec
 
 CLASSES = ("acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade")
 

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.contract import InputSpec
-from tasks.errors import InputError
+from anchorfl.tasks.contract import InputSpec
+from anchorfl.tasks.errors import InputError
 
 PADDING, UNKNOWN = "<pad>", "<unk>"
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.arrays.arrow import fixed_lists
-from tasks.arrays.labels import Labels
-from tasks.contract import InputSpec, Source, Task
-from tasks.options import TaskOptions
+from anchorfl.tasks.arrays.arrow import fixed_lists
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import InputSpec, Source, Task
+from anchorfl.tasks.options import TaskOptions
 
 ROWS, TEST_EVERY, SIDE = 240, 5, 4
 NOISE = 0.3

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.contract import InputSpec, Source, Task
-from tasks.options import TaskOptions
-from tasks.text.words import encode_text, token_spec
+from anchorfl.tasks.contract import InputSpec, Source, Task
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.text.words import encode_text, token_spec
 
 ROWS, TEST_EVERY = 240, 5
 SHORTEST, LONGEST = 4, 20

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-from models.label_names import NamesError
-from tasks.errors import InputError
+from anchorfl.models.label_names import NamesError
+from anchorfl.tasks.errors import InputError
 
 CASES = os.environ.get("ANCHORFL_CASES", "")
 FEW = 12

@@ -8,16 +8,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from models.build import ModelOptions
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.config.cluster import ClusterOptions
-from pipeline.config.evaluation import EvaluationOptions
-from pipeline.config.experiment import Experiment, FederationOptions
-from pipeline.config.tracking import TrackingOptions
-from pipeline.methods import METHODS
-from pipeline.run.lifecycle import run
-from pipeline.storage import checkpoint
-from tasks.options import TaskOptions
+from anchorfl.models.build import ModelOptions
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.pipeline.config.evaluation import EvaluationOptions
+from anchorfl.pipeline.config.experiment import Experiment, FederationOptions
+from anchorfl.pipeline.config.tracking import TrackingOptions
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.storage import checkpoint
+from anchorfl.tasks.options import TaskOptions
 
 
 def quiet(line: str) -> None:

@@ -16,20 +16,20 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tasks.corpus.corpus_files import Reading, blocks, pieces_of
-from tasks.files.bad_rows import BadRows
-from tasks.files.decompression import FREE, RATIO
-from tasks.files.raw_files import open_text
-from tasks.images.arrays import load_arrays
-from tasks.images.coco import images_of
-from tasks.images.json_file import parsed
-from tasks.images.pixels import faults
-from tasks.options import TaskOptions
-from tasks.signals.recordings import read_bytes, recording
-from tasks.sparse.arff import read_arff
-from tasks.sparse.xc_format import read_rows
-from tasks.tabular.inspect import look
-from tasks.text.csv_records import read_blocks
+from anchorfl.tasks.corpus.corpus_files import Reading, blocks, pieces_of
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.decompression import FREE, RATIO
+from anchorfl.tasks.files.raw_files import open_text
+from anchorfl.tasks.images.arrays import load_arrays
+from anchorfl.tasks.images.coco import images_of
+from anchorfl.tasks.images.json_file import parsed
+from anchorfl.tasks.images.pixels import faults
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.signals.recordings import read_bytes, recording
+from anchorfl.tasks.sparse.arff import read_arff
+from anchorfl.tasks.sparse.xc_format import read_rows
+from anchorfl.tasks.tabular.inspect import look
+from anchorfl.tasks.text.csv_records import read_blocks
 from tests.fuzz.found import file, refused
 from tests.fuzz.mutations import DEEP
 from tests.fuzz.promise import keep
@@ -55,7 +55,7 @@ def test_a_number_of_thousands_of_digits(tmp_path):
 @pytest.mark.parametrize("id_", [10**18, 2**63, 10**30])
 def test_an_id_beyond_all_others(tmp_path, id_):
     """COCO: an array as long as the largest id, or OverflowError."""
-    from tasks.images.coco import CLASSES
+    from anchorfl.tasks.images.coco import CLASSES
 
     ids = [*range(1, len(CLASSES)), id_]
     content = {

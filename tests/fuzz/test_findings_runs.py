@@ -12,23 +12,23 @@ import shutil
 import pytest
 from safetensors.torch import save
 
-from models.start import StartError, read_start
-from pipeline.cli.main import run_main
-from pipeline.results.compare import compare
-from pipeline.results.predict import model_of, predict
-from pipeline.run.lifecycle import resumed
-from pipeline.storage.checkpoint import Checkpoints
-from pipeline.storage.run_folder import read_experiment
-from pipeline.storage.run_record import read_records
-from tasks.errors import nearest
+from anchorfl.models.start import StartError, read_start
+from anchorfl.pipeline.cli.main import run_main
+from anchorfl.pipeline.results.compare import compare
+from anchorfl.pipeline.results.predict import model_of, predict
+from anchorfl.pipeline.run.lifecycle import resumed
+from anchorfl.pipeline.storage.checkpoint import Checkpoints
+from anchorfl.pipeline.storage.run_folder import read_experiment
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.tasks.errors import nearest
+from anchorfl.tuning.clusters import check
+from anchorfl.tuning.search.ledger import Ledger
+from anchorfl.tuning.sweep.final_runs import read_finals
+from anchorfl.tuning.sweep.plan import load_plan
 from tests.fuzz.found import file, refused
 from tests.fuzz.mutations import DEEP
 from tests.fuzz.promise import keep
 from tests.fuzz.runs import finished, quiet, seal, unfinished
-from tuning.clusters import check
-from tuning.search.ledger import Ledger
-from tuning.sweep.final_runs import read_finals
-from tuning.sweep.plan import load_plan
 
 # ------------------------------------------------------------------------------------------------------- run folders
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.config.overrides import override
-from pipeline.config.presets import preset_path, read_preset
+from anchorfl.pipeline.config.overrides import override
+from anchorfl.pipeline.config.presets import preset_path, read_preset
 from tests.fuzz.mutations import TOKENS, VALUES
 from tests.fuzz.parsers import Bench, Parser
 from tests.fuzz.promise import QUICK, keep

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tasks.ingest.ingest import prepare
-from tasks.options import TaskOptions
-from tasks.registry import task_of
-from tasks.tabular.inspect import look
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import task_of
+from anchorfl.tasks.tabular.inspect import look
 from tests.fuzz.parsers import Bench, Parser
 from tests.fuzz.promise import QUICK, keep
 from tests.tasks.own_tables import trees

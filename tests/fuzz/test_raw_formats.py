@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.ingest.ingest import prepare
-from tasks.options import TaskOptions
-from tasks.registry import find_task
-from tasks.synthetic import TWINS
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import find_task
+from anchorfl.tasks.synthetic import TWINS
 from tests.fuzz.parsers import Bench, Parser
 from tests.fuzz.promise import QUICK
 

@@ -15,24 +15,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.diagnosis.study import open_study
-from pipeline.results.compare import compare
-from pipeline.results.predict import model_of, predict, write_to
-from pipeline.run.lifecycle import resumed, run
-from pipeline.storage.checkpoint import Checkpoints
-from pipeline.storage.restore import fetch, standing
-from pipeline.storage.run_folder import read_experiment
-from pipeline.storage.run_record import read_records
-from tasks.contract import Objective
-from tasks.ingest.ingest import prepare
-from tasks.ingest.prepared import Prepared
-from tasks.options import TaskOptions
-from tasks.registry import find_task
+from anchorfl.pipeline.diagnosis.study import open_study
+from anchorfl.pipeline.results.compare import compare
+from anchorfl.pipeline.results.predict import model_of, predict, write_to
+from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.storage.checkpoint import Checkpoints
+from anchorfl.pipeline.storage.restore import fetch, standing
+from anchorfl.pipeline.storage.run_folder import read_experiment
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.tasks.contract import Objective
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.ingest.prepared import Prepared
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import find_task
+from anchorfl.tuning.tables.runs import Found, look
 from tests.fuzz.parsers import Bench, Parser
 from tests.fuzz.promise import QUICK
 from tests.fuzz.runs import finished, quiet, seal, small, unfinished
 from tests.tasks.own_tables import trees
-from tuning.tables.runs import Found, look
 
 
 def mended(folder: Path, path: Path) -> None:

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.presets import read_preset
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.tuning.clusters import check as cloud
+from anchorfl.tuning.search.ledger import Ledger
+from anchorfl.tuning.search.options import SweepOptions
+from anchorfl.tuning.search.search_space import Choice, Range
+from anchorfl.tuning.sweep.plan import Plan, load_plan
+from anchorfl.tuning.sweep.report import write_report
+from anchorfl.tuning.sweep.sweep import LEDGER, view_of
 from tests.fuzz.parsers import Bench, Parser
 from tests.fuzz.promise import QUICK
-from tuning.clusters import check as cloud
-from tuning.search.ledger import Ledger
-from tuning.search.options import SweepOptions
-from tuning.search.search_space import Choice, Range
-from tuning.sweep.plan import Plan, load_plan
-from tuning.sweep.report import write_report
-from tuning.sweep.sweep import LEDGER, view_of
 
 SHIPPED = Path(__file__).resolve().parents[2] / "cluster.yaml"
 RESULT = {"rounds": 2, "scores": {"test": {"f1_macro": 0.5}, "validation": {"f1_macro": 0.5}}, "seconds": 2.0,

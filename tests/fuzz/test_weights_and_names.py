@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from models import name_cache
-from models.build import ModelOptions
-from models.concepts import Asked, _load, keep
-from models.label_names import Training, from_cooccurrence, read_table
-from models.language import from_language_model
-from pipeline.run.prepare import make_setup
-from tasks.corpus.cooccurrence import count_names
-from tasks.corpus.counting import Scanner
+from anchorfl.models import name_cache
+from anchorfl.models.build import ModelOptions
+from anchorfl.models.concepts import Asked, _load, keep
+from anchorfl.models.label_names import Training, from_cooccurrence, read_table
+from anchorfl.models.language import from_language_model
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.tasks.corpus.cooccurrence import count_names
+from anchorfl.tasks.corpus.counting import Scanner
 from tests.fuzz.parsers import Bench, Parser
 from tests.fuzz.promise import QUICK
 from tests.fuzz.runs import quiet, small

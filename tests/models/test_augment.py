@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.augment import augment
+from anchorfl.models.augment import augment
 
 
 def image(rows=40, channels=3, height=6, width=5, dtype=torch.uint8):

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from models import concepts as module
-from models.concepts import concepts, keep
-from models.label_names import NamesError
+from anchorfl.models import concepts as module
+from anchorfl.models.concepts import concepts, keep
+from anchorfl.models.label_names import NamesError
 from tests.tiny_bert import PROMPTS, WIDTH, WORDS_C, asked_of, saved_bert, states, transformers_or_skip
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy.stats import chi2, ks_2samp
 
-from models.dropout import Dropout, MaskSource
+from anchorfl.models.dropout import Dropout, MaskSource
 
 N = 1_000_000
 RATES = [0.5, 0.25, 0.1]

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from models.heads import ConceptHead, FrameHead, PrototypeHead
+from anchorfl.models.heads import ConceptHead, FrameHead, PrototypeHead
 
 B, C, W, D = 6, 4, 5, 7
 TAU = 3.0

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from models.encoders.resnet import ResNet
-from models.generator import DoublingConv, Generator, conditions, diversity, noise, normalisations, watched
+from anchorfl.models.encoders.resnet import ResNet
+from anchorfl.models.generator import DoublingConv, Generator, conditions, diversity, noise, normalisations, watched
 
 C, M, D = 3, 5, 6
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from models.build import ModelOptions, build
-from models.classifier import Classifier
-from models.encoders.cnn import SmallCNN
-from models.heads import LabelHead, LinearHead
+from anchorfl.models.build import ModelOptions, build
+from anchorfl.models.classifier import Classifier
+from anchorfl.models.encoders.cnn import SmallCNN
+from anchorfl.models.heads import LabelHead, LinearHead
 
 C, D, B = 5, 6, 4
 

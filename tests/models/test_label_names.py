@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from models import label_names, name_cache
-from models.label_names import (
+from anchorfl.models import label_names, name_cache
+from anchorfl.models.label_names import (
     Cooccurrence,
     NamesError,
     Training,
@@ -90,7 +90,8 @@ def test_training_ignores_and_leaves_global_random_state() -> None:
 
 def test_result_does_not_depend_on_the_hash_seed() -> None:
     code = (
-        "import numpy as np; from models.label_names import *; w = np.ones((6, 6)) - np.eye(6); w[5] = w[:, 5] = 0\n"
+        "import numpy as np; from anchorfl.models.label_names import *\n"
+        "w = np.ones((6, 6)) - np.eye(6); w[5] = w[:, 5] = 0\n"
         "t = Cooccurrence(tuple('abcdef'), w); h = Training(walks_per_node=5, length=10)\n"
         "v = from_cooccurrence(t, t.names, width=4, seed=1, cache=None, training=h)\n"
         "print(v.digest, v.without_edge, v.vectors_CD.numpy().tobytes().hex())"

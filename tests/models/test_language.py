@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from models import language
-from models.build import ModelOptions
-from models.label_names import NamesError
-from models.language import from_language_model
-from models.text_encoders import mean_states
+from anchorfl.models import language
+from anchorfl.models.build import ModelOptions
+from anchorfl.models.label_names import NamesError
+from anchorfl.models.language import from_language_model
+from anchorfl.models.text_encoders import mean_states
 from tests.tiny_bert import WORDS, saved_bert
 
 NAMES = ("lying_down", "sitting", "of")
@@ -87,7 +87,7 @@ def test_second_start_loads_no_model(folder, tmp_path, monkeypatch):
 
 
 def test_a_run_starts_from_the_vectors_of_the_model(folder, experiment, tmp_path, monkeypatch):
-    from pipeline.run.prepare import make_setup
+    from anchorfl.pipeline.run.prepare import make_setup
 
     monkeypatch.setenv("ANCHORFL_CACHE", str(tmp_path))
     options = {"names": "language_model", "names_model": str(folder), "names_prompts": "{name} | a {name}"}
@@ -157,7 +157,7 @@ def test_bad_options_are_named():
 
 
 def test_importing_this_package_does_not_import_transformers():
-    code = "import sys, models.language; print('transformers' in sys.modules)"
+    code = "import sys, anchorfl.models.language; print('transformers' in sys.modules)"
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout.strip() == "False"

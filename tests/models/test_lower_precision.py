@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from models.dropout import MaskSource
-from models.encoders.sparse import SparseEncoder
-from models.encoders.transformer import TransformerEncoder
-from models.lower_precision import ROWS, use_bfloat16
+from anchorfl.models.dropout import MaskSource
+from anchorfl.models.encoders.sparse import SparseEncoder
+from anchorfl.models.encoders.transformer import TransformerEncoder
+from anchorfl.models.lower_precision import ROWS, use_bfloat16
 
 # 8 bits of precision: a relative error of 2^-9 per product, which partly cancel in a sum
 CLOSE = {"rtol": 0.0, "atol": 0.02}

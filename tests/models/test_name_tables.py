@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.label_names import (
+from anchorfl.models.label_names import (
     Cooccurrence,
     NamesError,
     read_table,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from models.label_names import (
+from anchorfl.models.label_names import (
     skip_gram,
     walks,
 )

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models.heads import LinearHead
-from models.onednn import SMALLEST, OneDnnLinear, product, use_onednn
+from anchorfl.models.heads import LinearHead
+from anchorfl.models.onednn import SMALLEST, OneDnnLinear, product, use_onednn
 
 ROUNDING = 2e-6
 """Relative to the sum of the absolute values of the terms, some float32 roundings of a sum of 300 terms."""
@@ -68,7 +68,7 @@ def test_small_ones_and_other_types_stay_with_the_blas(rows, kind):
 
 def test_one_by_oneDNN_is_reached(monkeypatch):
     _, layer = pair(300, 64)
-    monkeypatch.setattr("models.onednn._linear", lambda *a: 1 / 0)
+    monkeypatch.setattr("anchorfl.models.onednn._linear", lambda *a: 1 / 0)
     layer(torch.randn(SMALLEST // (300 * 64), 300))
     with pytest.raises(ZeroDivisionError):
         layer(torch.randn(SMALLEST // (300 * 64) + 1, 300))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.build import ModelOptions, build
+from anchorfl.models.build import ModelOptions, build
 
 FEATURES, WIDTH, HIDDEN = 11, 6, 8
 

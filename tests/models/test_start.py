@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from models.build import ModelOptions, build
-from models.start import StartError, read_start, start_from
+from anchorfl.models.build import ModelOptions, build
+from anchorfl.models.start import StartError, read_start, start_from
 
 MEND = "give weights of the same network, stem, norm and width, under the names of docs/networks.md"
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from models.concepts import Asked, concepts, encoded
-from models.label_names import NamesError
-from models.text_encoders import text_encoder
+from anchorfl.models.concepts import Asked, concepts, encoded
+from anchorfl.models.label_names import NamesError
+from anchorfl.models.text_encoders import text_encoder
 from tests.tiny_bert import PROMPTS, WORDS, WORDS_C, asked_of, saved_bert, states, transformers_or_skip
 
 

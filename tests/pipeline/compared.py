@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from models.build import ModelOptions, build
-from models.classifier import Classifier
-from models.dropout import MaskSource
-from models.heads import LinearHead
-from pipeline.algorithm import messages
-from pipeline.algorithm.contract import ClientSide, Report, ServerSide
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.execution.executor import SerialExecutor
-from pipeline.run.prepare import make_setup
-from pipeline.training.local_training import Training, fit, infer
-from pipeline.training.run_spec import one_thread
-from pipeline.training.sampling import select
-from tasks.contract import Card, ClientData, Objective
+from anchorfl.models.build import ModelOptions, build
+from anchorfl.models.classifier import Classifier
+from anchorfl.models.dropout import MaskSource
+from anchorfl.models.heads import LinearHead
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.contract import ClientSide, Report, ServerSide
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.training.local_training import Training, fit, infer
+from anchorfl.pipeline.training.run_spec import one_thread
+from anchorfl.pipeline.training.sampling import select
+from anchorfl.tasks.contract import Card, ClientData, Objective
 
 N, F, D, C = 12, 5, 3, 4
 AWARE = torch.tensor([True, True, False, False])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 
-from pipeline.diagnosis.diagnose import DiagnoseOptions
+from anchorfl.pipeline.diagnosis.diagnose import DiagnoseOptions
 
 QUICK = DiagnoseOptions(pairs=2, cap=60, rows=40)
 

@@ -7,9 +7,9 @@ import hashlib
 import json
 from pathlib import Path
 
-import pipeline.run.round_loop
-from tasks.errors import InputError
-from tasks.files import object_store
+import anchorfl.pipeline.run.round_loop
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files import object_store
 
 
 def quiet(line: str) -> None:
@@ -46,14 +46,14 @@ def rows(folder: Path) -> list[dict]:
 
 
 def stop_at(monkeypatch, round_: int) -> None:
-    plain = pipeline.run.round_loop.Loop._round
+    plain = anchorfl.pipeline.run.round_loop.Loop._round
 
     def interrupted(self, number):
         if number == round_:
             raise KeyboardInterrupt
         plain(self, number)
 
-    monkeypatch.setattr(pipeline.run.round_loop.Loop, "_round", interrupted)
+    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.Loop, "_round", interrupted)
 
 
 def whole(content: dict[str, bytes]) -> int:

@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from models.classifier import Classifier
-from models.dropout import MaskSource
-from models.heads import CosineHead
-from pipeline.algorithm import messages
-from pipeline.algorithm.class_embeddings import ROWS
-from pipeline.algorithm.contract import Report, ServerSide
-from pipeline.algorithm.label_collection import run_key
-from pipeline.algorithm.optimizers import OptimizerOptions, in_round
-from pipeline.execution.pooled_executor import Step, pooled_step
-from pipeline.training.local_training import Training, fit
-from tasks.arrays.labels import Labels
-from tasks.arrays.sparse_rows import Part
-from tasks.contract import Card, ClientData, Objective
+from anchorfl.models.classifier import Classifier
+from anchorfl.models.dropout import MaskSource
+from anchorfl.models.heads import CosineHead
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.class_embeddings import ROWS
+from anchorfl.pipeline.algorithm.contract import Report, ServerSide
+from anchorfl.pipeline.algorithm.label_collection import run_key
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, in_round
+from anchorfl.pipeline.execution.pooled_executor import Step, pooled_step
+from anchorfl.pipeline.training.local_training import Training, fit
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.arrays.sparse_rows import Part
+from anchorfl.tasks.contract import Card, ClientData, Objective
 
 F, D, C = 5, 6, 4
 ETA = 0.1
@@ -41,7 +41,7 @@ def network(parts=1, seed=3) -> Classifier:
 
 @dataclass
 class Rows:
-    """Stands for ``tasks.ingest.distinct_rows.Pool`` without files."""
+    """Stands for ``anchorfl.tasks.ingest.distinct_rows.Pool`` without files."""
 
     x_NF: torch.Tensor
     holders: Labels

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from models.build import ModelOptions, build
-from pipeline.algorithm.contract import Global
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.algorithm.parameters import weights_of
-from pipeline.methods.fedalign import AlignGlobal, FedAlign
-from pipeline.methods.fedavg import FedAvg
-from tasks.contract import Card, ClientData, Objective
+from anchorfl.models.build import ModelOptions, build
+from anchorfl.pipeline.algorithm.contract import Global
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.pipeline.methods.fedalign import AlignGlobal, FedAlign
+from anchorfl.pipeline.methods.fedavg import FedAvg
+from anchorfl.tasks.contract import Card, ClientData, Objective
 
 C, D, WORDS, LENGTH = 4, 8, 15, 12
 SINGLE = Objective("single")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.experiment import EPOCH, Experiment, digest
-from pipeline.config.presets import read_preset
-from pipeline.methods import METHODS
-from pipeline.methods.fedavg import FedAvg
+from anchorfl.pipeline.config.experiment import EPOCH, Experiment, digest
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.methods.fedavg import FedAvg
 
 HELD = Path(__file__).parent / "defaults.json"
 

@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 
-import tasks.registry
-from pipeline import methods
-from pipeline.config.cluster import ClusterOptions
-from pipeline.config.presets import read_preset
-from pipeline.config.tracking import TrackingOptions
-from pipeline.methods import fedprox
-from pipeline.run.lifecycle import run
-from pipeline.run.prepare import settled
-from pipeline.training.class_vectors import asked_of
-from tasks.contract import Objective
-from tasks.errors import InputError
-from tasks.ingest.ingest import prepare
-from tasks.options import TaskOptions
-from tasks.registry import find_task
+import anchorfl.tasks.registry
+from anchorfl.pipeline import methods
+from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.config.tracking import TrackingOptions
+from anchorfl.pipeline.methods import fedprox
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.run.prepare import settled
+from anchorfl.pipeline.training.class_vectors import asked_of
+from anchorfl.tasks.contract import Objective
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import find_task
 from tests.tiny_bert import saved_bert
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -109,7 +109,7 @@ def test_concepts_of_the_page_are_what_a_run_asks_for(example, experiment, tmp_p
 
 def test_gestures_of_the_page_are_prepared_and_a_bad_line_is_named(example, tmp_path, monkeypatch):
     module = example("adding-a-data-set.md", "gestures")
-    monkeypatch.setitem(tasks.registry.TASKS, "gestures", module.gestures)
+    monkeypatch.setitem(anchorfl.tasks.registry.TASKS, "gestures", module.gestures)
     numbers = ",".join(["9.81"] * 30)
     lines = [f"{split},{name},{numbers}" for split in ("train", "test") for name in module.CLASSES for _ in range(10)]
     file = tmp_path / "gestures.csv"

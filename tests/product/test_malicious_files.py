@@ -16,27 +16,27 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from models import name_cache
-from models.start import read_start
-from pipeline.config.presets import read_preset
-from pipeline.diagnosis.study import open_study
-from pipeline.results.compare import compare as compare_runs
-from pipeline.run.lifecycle import resumed, run
-from pipeline.run.prepare import prepare_data
-from pipeline.storage.atomic_files import read_json
-from pipeline.storage.checkpoint import Checkpoints
-from pipeline.storage.run_record import read_records
-from pipeline.storage.saved_model import load_model
-from tasks.contract import Objective
-from tasks.errors import InputError
-from tasks.files.raw_files import raw_folder
-from tasks.images.arrays import load_arrays
-from tasks.ingest.raw_table import checked
-from tasks.options import TaskOptions
-from tasks.registry import task_of
-from tuning.clusters.check import _load as load_cluster_file
-from tuning.search.ledger import Ledger
-from tuning.sweep.plan import load_plan
+from anchorfl.models import name_cache
+from anchorfl.models.start import read_start
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.diagnosis.study import open_study
+from anchorfl.pipeline.results.compare import compare as compare_runs
+from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.run.prepare import prepare_data
+from anchorfl.pipeline.storage.atomic_files import read_json
+from anchorfl.pipeline.storage.checkpoint import Checkpoints
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.pipeline.storage.saved_model import load_model
+from anchorfl.tasks.contract import Objective
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.raw_files import raw_folder
+from anchorfl.tasks.images.arrays import load_arrays
+from anchorfl.tasks.ingest.raw_table import checked
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import task_of
+from anchorfl.tuning.clusters.check import _load as load_cluster_file
+from anchorfl.tuning.search.ledger import Ledger
+from anchorfl.tuning.sweep.plan import load_plan
 
 
 class Evil:

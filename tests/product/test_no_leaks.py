@@ -66,8 +66,9 @@ def anchorfl(folder: Path, *words: str, **env: str) -> str:
     secrets = {name: value.format(MARK) for name, value in SECRETS.items()}
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "MLFLOW_"))}
     done = subprocess.run(
-        [sys.executable, "-m", "tuning", *words], cwd=folder, capture_output=True, text=True, timeout=500, check=False,
-        env=inherited | {"PYTHONPATH": str(ROOT), "ANCHORFL_CACHE": str(folder / "cache")} | secrets | env,
+        [sys.executable, "-m", "anchorfl", *words], cwd=folder, capture_output=True, text=True,
+        timeout=500, check=False,
+        env=inherited | {"PYTHONPATH": str(ROOT / "src"), "ANCHORFL_CACHE": str(folder / "cache")} | secrets | env,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from pipeline.config.experiment import to_tree
-from pipeline.config.presets import PRESETS, preset_names, read_preset
-from tasks.files.raw_files import variants
-from tasks.registry import TASKS
+from anchorfl.pipeline.config.experiment import to_tree
+from anchorfl.pipeline.config.presets import PRESETS, preset_names, read_preset
+from anchorfl.tasks.files.raw_files import variants
+from anchorfl.tasks.registry import TASKS
 
 NAMES = preset_names()
 FOLDERS = {

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from pipeline.config.experiment import to_tree
-from pipeline.config.presets import PRESETS, preset_names, read_preset
+from anchorfl.pipeline.config.experiment import to_tree
+from anchorfl.pipeline.config.presets import PRESETS, preset_names, read_preset
 
 FOLDERS = {
     "coco14": "COCO",

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from pipeline.config.experiment import digest, to_tree
-from pipeline.config.presets import PRESETS, preset_names, read_preset
-from tuning.tables.papers import PAPERS
-from tuning.tables.published import rows_of
+from anchorfl.pipeline.config.experiment import digest, to_tree
+from anchorfl.pipeline.config.presets import PRESETS, preset_names, read_preset
+from anchorfl.tuning.tables.papers import PAPERS
+from anchorfl.tuning.tables.published import rows_of
 
 PAPER = PAPERS["fedbm"]
 ROWS = rows_of(PAPER)

@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.methods import METHODS
-from pipeline.run.lifecycle import run
-from pipeline.run.prepare import make_setup
-from pipeline.storage.run_record import read_records
-from pipeline.storage.saved_model import load_model
-from pipeline.training.evaluation import logits_of
-from tasks.errors import InputError
-from tasks.metrics.decisions import score
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.pipeline.storage.saved_model import load_model
+from anchorfl.pipeline.training.evaluation import logits_of
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.metrics.decisions import score
 
 TOYS = {"single": "toy-single", "multi": "toy-multi"}
 PARTITIONS = ("k_classes", "dirichlet", "iid")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster import ray_cluster
-from pipeline.config.cluster import ClusterOptions
-from pipeline.config.schema import to_toml
+from anchorfl.pipeline.cluster import ray_cluster
+from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.pipeline.config.schema import to_toml
 
 
 @pytest.fixture(scope="session")

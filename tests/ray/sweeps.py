@@ -10,10 +10,10 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from tasks.files import object_store
-from tuning.search.ledger import Ledger
-from tuning.search.study import Entry, read_entries
-from tuning.sweep.sweep import LEDGER
+from anchorfl.tasks.files import object_store
+from anchorfl.tuning.search.ledger import Ledger
+from anchorfl.tuning.search.study import Entry, read_entries
+from anchorfl.tuning.sweep.sweep import LEDGER
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ["--searcher", "random", "--scheduler", "none", "--seeds", "2", "--rounds", "2"]
@@ -30,7 +30,7 @@ def scores(folder: str) -> list[tuple]:
 
 HOLD = """
 import time
-from tuning.search.ledger import Ledger
+from anchorfl.tuning.search.ledger import Ledger
 write = Ledger.write
 def held(self, event):
     write(self, event)
@@ -45,8 +45,8 @@ def sweep_process(folder: Path, *arguments: str, held_after: int | None = None) 
     test that kills it does so halfway however fast the trials are and however late it looks.
     """
     hold = "" if held_after is None else HOLD.format(count=held_after)
-    code = f"{hold}\nimport sys; from tuning.cli import main; sys.exit(main({['sweep', *arguments]!r}))"
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    code = f"{hold}\nimport sys; from anchorfl.tuning.cli import main; sys.exit(main({['sweep', *arguments]!r}))"
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     with (folder / "said.txt").open("w") as said:
         return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=env, stdout=said, stderr=said)
 

@@ -9,11 +9,11 @@ import pytest
 from ray import cloudpickle
 
 import tests.faulty
-from pipeline.algorithm import messages
-from pipeline.execution.executor import SerialExecutor
-from pipeline.execution.ray_executor import RayExecutor
-from pipeline.run.lifecycle import run
-from pipeline.run.prepare import make_setup
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.execution.ray_executor import RayExecutor
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.run.prepare import make_setup
 from tests.faulty import Faulty
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]

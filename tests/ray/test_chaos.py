@@ -16,12 +16,12 @@ import torch
 from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, ObjectLostError
 
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.execution.ray_executor import RayExecutor
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.pipeline.training.errors import LostError
 from benchmarks.chaos import in_peace, until_killed
-from pipeline.algorithm import messages
-from pipeline.execution.ray_executor import RayExecutor
-from pipeline.run.lifecycle import run
-from pipeline.storage.run_record import read_records
-from pipeline.training.errors import LostError
 
 pytestmark = pytest.mark.ray
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module
@@ -122,7 +122,7 @@ def test_messages_harmed_or_lost_between_client_and_server(experiment, tmp_path,
 @pytest.mark.usefixtures("ray_running")
 def test_a_lost_object_is_no_fault_of_the_client_that_needed_it(experiment, tmp_path):
     """No client is retried, and none left out, because what the server or the driver kept is gone."""
-    from pipeline.run.prepare import make_setup
+    from anchorfl.pipeline.run.prepare import make_setup
 
     e = experiment("scaffold", federation={"rounds": 3, "clients_per_round": 4, "epochs": 1})
     e = dataclasses.replace(e, model=dataclasses.replace(e.model, width=256, names_width=256, feedforward=256))
@@ -136,7 +136,7 @@ def test_a_lost_object_is_no_fault_of_the_client_that_needed_it(experiment, tmp_
 
 
 def python(code: str, folder: Path) -> str:
-    env = os.environ | {"PYTHONPATH": str(ROOT), "ANCHORFL_CACHE": str(folder / "cache")}
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "ANCHORFL_CACHE": str(folder / "cache")}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True, timeout=280, check=False
     )
@@ -151,8 +151,8 @@ from ray.cluster_utils import Cluster
 made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
 nodes = [made.add_node(num_cpus=2), made.add_node(num_cpus=2)]
 ray.init(address=made.address, logging_level="ERROR", log_to_driver=False)
-from pipeline.run import round_loop as rounds
-from pipeline.cli.main import main
+from anchorfl.pipeline.run import round_loop as rounds
+from anchorfl.pipeline.cli.main import main
 plain, lost = rounds.Loop._round, []
 def losing(self, number):
     if number == 3 and not lost:
@@ -182,7 +182,7 @@ STORE = """
 import ray
 ray.init(num_cpus=2, object_store_memory=80 * 2**20, include_dashboard=False, logging_level="ERROR",
          log_to_driver=False, _node_ip_address="127.0.0.1")
-from pipeline.cli.main import main
+from anchorfl.pipeline.cli.main import main
 big = ["--model.width", "1024", "--federation.clients_per_round", "10"]
 words = [*big, "--federation.rounds", "2", "--federation.epochs", "1", "--tracking.uri", "none"]
 print(main(["run", "digits/fedalign", "--output", "small", "--cluster.clients_per_actor", "5", *words]))

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.cluster]
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ("--federation.rounds", "2", "--federation.epochs", "1")
 UNTRACKED = ("--tracking.uri", "none")
-MAIN = "import sys; from tuning.cli import main; sys.exit(main(sys.argv[1:]))"
+MAIN = "import sys; from anchorfl.tuning.cli import main; sys.exit(main(sys.argv[1:]))"
 SUBNET = "192.0.2"  # set aside for documentation (RFC 5737); here it exists only inside the namespaces of the test
 LOG = "start.log"
 PLACES = """
@@ -178,7 +178,7 @@ def cluster():
         token.write_text(secrets.token_hex(32))
         token.chmod(0o600)
         env = os.environ | {
-            "PYTHONPATH": str(ROOT),  # as if AnchorFL were installed on every node
+            "PYTHONPATH": str(ROOT / "src"),  # as if AnchorFL were installed on every node
             "ANCHORFL_CACHE": str(folder / "cache"),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),

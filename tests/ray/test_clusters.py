@@ -16,7 +16,7 @@ SMALL = ", ".join(repr(f"--{o}" if i % 2 == 0 else str(o)) for i, o in enumerate
 
 
 def python(code: str, folder: Path, **env: str) -> subprocess.CompletedProcess:
-    inherited = os.environ | {"PYTHONPATH": str(ROOT), "ANCHORFL_CACHE": str(folder / "cache")} | env
+    inherited = os.environ | {"PYTHONPATH": str(ROOT / "src"), "ANCHORFL_CACHE": str(folder / "cache")} | env
     return subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder,
@@ -36,7 +36,8 @@ def checksum(shown: str) -> str:
 def serial_checksum(tmp_path_factory):
     folder = tmp_path_factory.mktemp("serial")
     code = (
-        f"from pipeline.cli.main import main; main(['run', 'digits/fedavg', '--cluster.executor', 'serial', {SMALL}])"
+        "from anchorfl.pipeline.cli.main import main;"
+        f"main(['run', 'digits/fedavg', '--cluster.executor', 'serial', {SMALL}])"
     )
     return checksum(python(code, folder).stdout)
 
@@ -47,7 +48,7 @@ def test_logical_gpus_are_shared_out(tmp_path, serial_checksum):
     code = f"""
 import ray
 ray.init(num_cpus=2, num_gpus=1, include_dashboard=False, logging_level='ERROR', log_to_driver=False)
-from pipeline.cli.main import main
+from anchorfl.pipeline.cli.main import main
 print(main(['run', 'digits/fedavg', '--cluster.client_gpus', '0.5', {SMALL}]))
 print(main(['run', 'digits/fedavg', '--cluster.client_gpus', '0.75', {SMALL}]))
 """
@@ -63,7 +64,7 @@ def test_a_running_cluster_is_joined_and_left_alone(tmp_path, serial_checksum):
 import ray
 from ray.cluster_utils import Cluster
 cluster = Cluster(initialize_head=True, head_node_args={{'num_cpus': 2, 'include_dashboard': False}})
-from pipeline.cli.main import main
+from anchorfl.pipeline.cli.main import main
 print(main(['run', 'digits/fedavg', '--cluster.address', cluster.address, {SMALL}]))
 ray.init(cluster.address, logging_level='ERROR')
 print('nodes', len(ray.nodes()))
@@ -81,7 +82,7 @@ def test_where_no_cluster_runs_one_line_says_so(tmp_path):
 from functools import cache
 from ray._private import services
 services.find_gcs_addresses, services.find_bootstrap_address = cache(set), lambda *_: None
-from pipeline.cli.main import main
+from anchorfl.pipeline.cli.main import main
 print(main(['run', 'digits/fedavg', '--cluster.address', 'auto', {SMALL}]))
 """
     done = python(code, tmp_path)

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.cli.main import main
-from tasks.corpus.cooccurrence import count_names
-from tasks.corpus.counting import Scanner
-from tasks.errors import InputError
+from anchorfl.pipeline.cli.main import main
+from anchorfl.tasks.corpus.cooccurrence import count_names
+from anchorfl.tasks.corpus.counting import Scanner
+from anchorfl.tasks.errors import InputError
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 NAMES = ("walking", "eat meal", "phone on table", "never")

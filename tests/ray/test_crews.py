@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import ray
 
-from pipeline.execution.actor_pool import Crew, Crews
-from pipeline.run.lifecycle import run
+from anchorfl.pipeline.execution.actor_pool import Crew, Crews
+from anchorfl.pipeline.run.lifecycle import run
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import pytest
 from ray import cloudpickle
 
-from pipeline.algorithm import messages
-from pipeline.algorithm.contract import Averaging, AveragingLocal
-from pipeline.cluster.layout import layout
-from pipeline.execution.actor_pool import Crew
-from pipeline.execution.executor import SerialExecutor
-from pipeline.execution.ray_executor import RayExecutor
-from pipeline.methods import METHODS
-from pipeline.run.lifecycle import run
-from pipeline.run.prepare import make_setup
-from pipeline.storage.run_record import read_records
-from tasks.errors import InputError
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal
+from anchorfl.pipeline.cluster.layout import layout
+from anchorfl.pipeline.execution.actor_pool import Crew
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.execution.ray_executor import RayExecutor
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.tasks.errors import InputError
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module

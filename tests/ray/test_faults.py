@@ -11,14 +11,14 @@ import ray
 from ray import cloudpickle
 
 import tests.faulty
-from pipeline.algorithm import messages
-from pipeline.execution.cohort import Answer
-from pipeline.execution.executor import SerialExecutor
-from pipeline.execution.ray_executor import RayExecutor
-from pipeline.run.lifecycle import run
-from pipeline.run.prepare import make_setup
-from pipeline.storage.run_record import read_records
-from pipeline.training.errors import LostError, QuorumError
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.execution.cohort import Answer
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.execution.ray_executor import RayExecutor
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.pipeline.training.errors import LostError, QuorumError
 from tests.faulty import DEADLY, KINDS, Faulty
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]

@@ -12,10 +12,10 @@ import pytest
 from ray import cloudpickle
 
 import tests.faulty
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.run.lifecycle import Result, run
+from anchorfl.pipeline.run.round_loop import Loop
 from benchmarks.chaos import rows_of
-from pipeline.config.experiment import Experiment
-from pipeline.run.lifecycle import Result, run
-from pipeline.run.round_loop import Loop
 from tests.faulty import Faulty
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]

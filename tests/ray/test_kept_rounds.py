@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from pipeline.run.lifecycle import run
+from anchorfl.pipeline.run.lifecycle import run
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 

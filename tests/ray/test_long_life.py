@@ -15,13 +15,13 @@ import ray
 import torch
 from ray import cloudpickle
 
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal
+from anchorfl.pipeline.execution.ray_executor import RayExecutor
+from anchorfl.pipeline.run.lifecycle import open_loop
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.progress import Progress
+from anchorfl.pipeline.storage.run_folder import held
 from benchmarks.growth import Reader, Series, Slope, grown
-from pipeline.algorithm.contract import Averaging, AveragingLocal
-from pipeline.execution.ray_executor import RayExecutor
-from pipeline.run.lifecycle import open_loop
-from pipeline.run.prepare import make_setup
-from pipeline.run.progress import Progress
-from pipeline.storage.run_folder import held
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module

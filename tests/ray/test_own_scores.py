@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from ray import cloudpickle
 
-from pipeline.algorithm import messages
-from pipeline.execution.executor import SerialExecutor
-from pipeline.execution.ray_executor import RayExecutor
-from pipeline.methods.fedproto import FedProto
-from pipeline.run.lifecycle import run
-from pipeline.run.prepare import make_setup
-from pipeline.storage.run_record import read_records
-from pipeline.training.errors import QuorumError
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.execution.ray_executor import RayExecutor
+from anchorfl.pipeline.methods.fedproto import FedProto
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.pipeline.training.errors import QuorumError
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module

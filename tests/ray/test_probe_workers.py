@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def python(code, folder, **env):
-    inherited = os.environ | {"PYTHONPATH": str(ROOT)} | env
+    inherited = os.environ | {"PYTHONPATH": str(ROOT / "src")} | env
     return subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder,
@@ -32,8 +32,9 @@ def python(code, folder, **env):
 def test_a_fresh_ray_worker_and_what_became_of_it(tmp_path):
     code = """
 import os, signal
-from pipeline.cluster import ray_cluster as cluster; from pipeline.execution import system_metrics as usage
-from pipeline.config.cluster import ClusterOptions
+from anchorfl.pipeline.cluster import ray_cluster as cluster; from anchorfl.pipeline.execution import system_metrics as
+           usage
+from anchorfl.pipeline.config.cluster import ClusterOptions
 cluster.start(ClusterOptions())
 import ray
 def ballast(n):
@@ -65,9 +66,9 @@ def test_probe_on_a_cluster_and_a_run_with_what_it_wrote(tmp_path):
     code = """
 import ray
 ray.init(num_cpus=4, num_gpus=1, include_dashboard=False, logging_level='ERROR', log_to_driver=False)
-from pipeline.cli.main import main
-from pipeline.cli.probe import probe
-from tasks.errors import InputError
+from anchorfl.pipeline.cli.main import main
+from anchorfl.pipeline.cli.probe import probe
+from anchorfl.tasks.errors import InputError
 SHORT = ['--federation.rounds', '1', '--federation.epochs', '1', '--tracking.uri', 'none']
 try:
     probe(['digits/fedavg', *SHORT])

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from pipeline.run.lifecycle import run
-from pipeline.storage.run_record import read_records
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.storage.run_record import read_records
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 COUNTS = ("fault/clipped", "fault/unchosen")

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 import ray
 
-from pipeline.cluster import ray_cluster
-from pipeline.config.cluster import ClusterOptions
-from tasks.errors import InputError
+from anchorfl.pipeline.cluster import ray_cluster
+from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.tasks.errors import InputError
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).resolve().parents[2]
 LOOK = """
 import json, os, stat, subprocess, sys, psutil
-from pipeline.cluster import ray_cluster as cluster
-from pipeline.config.cluster import ClusterOptions
+from anchorfl.pipeline.cluster import ray_cluster as cluster
+from anchorfl.pipeline.config.cluster import ClusterOptions
 cluster.start(ClusterOptions())
 import ray
 
@@ -78,7 +78,9 @@ cluster.stop()
 
 
 def python(code: str, home: Path, **env: str) -> subprocess.CompletedProcess:
-    inherited = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(home), "ANCHORFL_CACHE": str(home / "cache")} | env
+    inherited = (
+        os.environ | {"PYTHONPATH": str(ROOT / "src"), "HOME": str(home), "ANCHORFL_CACHE": str(home / "cache")} | env
+    )
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS", "RAY_TMPDIR", "TMPDIR"):
         inherited.pop(name, None) if name not in env else None
     return subprocess.run(
@@ -135,7 +137,8 @@ def test_the_token_and_the_folder_are_nobody_else_s(seen):
 
 def test_a_ray_without_a_token_is_said_aloud(tmp_path):
     code = (
-        "from pipeline.cluster import ray_cluster; from pipeline.config.cluster import ClusterOptions;"
+        "from anchorfl.pipeline.cluster import ray_cluster;"
+        " from anchorfl.pipeline.config.cluster import ClusterOptions;"
         " ray_cluster.start(ClusterOptions())"
     )
     done = python(code, tmp_path, RAY_AUTH_MODE="disabled")

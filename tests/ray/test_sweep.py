@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.presets import read_preset
-from pipeline.run.lifecycle import run
-from pipeline.storage.run_record import read_records
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.tuning.cli import main
+from anchorfl.tuning.search.ledger import Ledger
+from anchorfl.tuning.sweep.plan import load_plan
+from anchorfl.tuning.sweep.sweep import LEDGER, view_of
 from tests.ray.sweeps import SHORT, SPACE, entries, mlflow_runs, scores, sweep_process, wait_for_ends
-from tuning.cli import main
-from tuning.search.ledger import Ledger
-from tuning.sweep.plan import load_plan
-from tuning.sweep.sweep import LEDGER, view_of
 
 pytestmark = pytest.mark.ray
 
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.ray
 @pytest.fixture(scope="module")
 def one_ray():
     """One Ray for the sweeps of this file that run in this process."""
-    from pipeline.cluster import ray_cluster
-    from pipeline.config.cluster import ClusterOptions
+    from anchorfl.pipeline.cluster import ray_cluster
+    from anchorfl.pipeline.config.cluster import ClusterOptions
 
     started = ray_cluster.start(ClusterOptions())
     yield

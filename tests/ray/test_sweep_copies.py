@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.files import object_store
+from anchorfl.tasks.files import object_store
+from anchorfl.tuning.cli import main
+from anchorfl.tuning.search.ledger import Ledger
+from anchorfl.tuning.sweep.plan import load_plan
+from anchorfl.tuning.sweep.sweep import LEDGER, view_of
 from tests.ray.sweeps import SHORT, SPACE, entries, scores, sweep_process, wait_for_ends
-from tuning.cli import main
-from tuning.search.ledger import Ledger
-from tuning.sweep.plan import load_plan
-from tuning.sweep.sweep import LEDGER, view_of
 
 pytestmark = pytest.mark.ray
 REST = ["--trials", "9", "--finals", "1", "--concurrent", "1"]

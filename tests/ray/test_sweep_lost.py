@@ -10,12 +10,12 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from tuning.search.ledger import Ledger
-from tuning.search.options import Rounds, SweepOptions
-from tuning.search.search_space import Range
-from tuning.search.searchers import make_scheduler, make_searcher
-from tuning.search.study import Conductor
-from tuning.search.tune_adapter import Budget, search
+from anchorfl.tuning.search.ledger import Ledger
+from anchorfl.tuning.search.options import Rounds, SweepOptions
+from anchorfl.tuning.search.search_space import Range
+from anchorfl.tuning.search.searchers import make_scheduler, make_searcher
+from anchorfl.tuning.search.study import Conductor
+from anchorfl.tuning.search.tune_adapter import Budget, search
 
 pytestmark = pytest.mark.ray
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.overrides import override
-from pipeline.config.presets import read_preset
-from pipeline.run.lifecycle import run
-from pipeline.storage.run_record import read_records
+from anchorfl.pipeline.config.overrides import override
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.tuning.cli import main
+from anchorfl.tuning.tables import papers
 from tests.tuning.made_tables import toy
-from tuning.cli import main
-from tuning.tables import papers
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,12 +39,12 @@ def paper(tmp_path, monkeypatch):
 def table_process(folder: Path, *arguments: str) -> subprocess.Popen:
     code = (
         "import sys; from pathlib import Path; from tests.tuning.made_tables import toy;"
-        "from tuning.tables import papers;"
-        f"papers.PAPERS['toy'] = toy(Path({str(folder)!r})); from tuning.cli import main;"
+        "from anchorfl.tuning.tables import papers;"
+        f"papers.PAPERS['toy'] = toy(Path({str(folder)!r})); from anchorfl.tuning.cli import main;"
         f"sys.exit(main({['table', 'toy', *arguments]!r}))"
     )
     with (folder / "said.txt").open("a") as said:
-        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        env = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
         return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=env, stdout=said, stderr=said)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from pipeline.methods.fedalc import FedALC
-from pipeline.run.lifecycle import run
+from anchorfl.pipeline.methods.fedalc import FedALC
+from anchorfl.pipeline.run.lifecycle import run
 from tests.pipeline.compared import quiet
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.synthetic import extrasensory, ham10000
+from anchorfl.tasks.synthetic import extrasensory, ham10000
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tasks.arrays.labels import Labels
-from tasks.contract import Source, Task
-from tasks.partition.partition import make_plan
-from tasks.partition.stratify import Rows
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import Source, Task
+from anchorfl.tasks.partition.partition import make_plan
+from anchorfl.tasks.partition.stratify import Rows
 
 CASES = os.environ.get("ANCHORFL_CASES", "")
 QUICK = settings(max_examples=int(CASES or 60), deadline=None, derandomize=not CASES, database=None)

@@ -7,8 +7,8 @@ import gzip
 import numpy as np
 import pyarrow.compute as pc
 
-from tasks.options import TaskOptions
-from tasks.signals.extrasensory_columns import COLUMNS
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.signals.extrasensory_columns import COLUMNS
 
 
 def options(**changed):

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from tasks.files.raw_files import raw_folder
-from tasks.ingest.raw_table import checked
-from tasks.options import TaskOptions
-from tasks.registry import task_of
+from anchorfl.tasks.files.raw_files import raw_folder
+from anchorfl.tasks.ingest.raw_table import checked
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import task_of
 
 KINDS = ("ash", "beech", "elm")
 

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from tasks.images import ham10000_rows, kvasir, oct_c8, pbc
-from tasks.prompts import Wording, with_article
-from tasks.registry import TASKS, find_task
+from anchorfl.tasks.images import ham10000_rows, kvasir, oct_c8, pbc
+from anchorfl.tasks.prompts import Wording, with_article
+from anchorfl.tasks.registry import TASKS, find_task
 
 PAIRS = {
     "oct-c8": {

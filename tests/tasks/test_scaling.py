@@ -9,16 +9,16 @@ import pyarrow as pa
 import pytest
 import torch
 
-from tasks.arrays.sparse_rows import SparseRows
-from tasks.arrays.tensors import client_data
-from tasks.contract import InputSpec, Objective
-from tasks.errors import InputError
-from tasks.images.pixels import encode_pixels, image_spec, pixel_column
-from tasks.ingest.encoding import normalised
-from tasks.ingest.ingest import prepare
-from tasks.options import TaskOptions
-from tasks.registry import find_task
-from tasks.scaling import IMAGENET_MEAN, IMAGENET_STD, Scaling
+from anchorfl.tasks.arrays.sparse_rows import SparseRows
+from anchorfl.tasks.arrays.tensors import client_data
+from anchorfl.tasks.contract import InputSpec, Objective
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.images.pixels import encode_pixels, image_spec, pixel_column
+from anchorfl.tasks.ingest.encoding import normalised
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import find_task
+from anchorfl.tasks.scaling import IMAGENET_MEAN, IMAGENET_STD, Scaling
 
 COLOUR, GREY = image_spec(TaskOptions(), 16), image_spec(TaskOptions(), 16, 1)
 SINGLE = Objective("single")

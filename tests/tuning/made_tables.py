@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.experiment import flat
-from pipeline.storage.atomic_files import write_atomically, write_json
-from pipeline.storage.run_folder import write_config
-from pipeline.storage.run_record import RoundRecord, RunInfo
-from pipeline.tracking.jsonl import JsonLines
-from tuning.tables.published import MACRO_ACCURACY, MACRO_F1, Paper
-from tuning.tables.runs import Cell
+from anchorfl.pipeline.config.experiment import flat
+from anchorfl.pipeline.storage.atomic_files import write_atomically, write_json
+from anchorfl.pipeline.storage.run_folder import write_config
+from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo
+from anchorfl.pipeline.tracking.jsonl import JsonLines
+from anchorfl.tuning.tables.published import MACRO_ACCURACY, MACRO_F1, Paper
+from anchorfl.tuning.tables.runs import Cell
 
 HEAD = "paper,table,dataset,setting,method,metric,mean_percent,std_percent\n"
 DIGITS = (

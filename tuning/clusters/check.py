@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli.main import EXIT_INPUT
-from tasks.errors import InputError
-from tuning.clusters import rules, security
-from tuning.clusters.nodes import Config, Fault, gpus, machine, node_path, workers
-from tuning.clusters.rules import Demand, Versions
-from tuning.clusters.schema import against_ec2, against_schema
+from anchorfl.pipeline.cli.main import EXIT_INPUT
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.clusters import rules, security
+from anchorfl.tuning.clusters.nodes import Config, Fault, gpus, machine, node_path, workers
+from anchorfl.tuning.clusters.rules import Demand, Versions
+from anchorfl.tuning.clusters.schema import against_ec2, against_schema
 
 PROVIDERS = ("aws", "gcp", "azure", "local")
 STORES = ("s3://", "gs://")
@@ -110,7 +110,7 @@ def _demand(options: argparse.Namespace) -> Demand:
         )
     if not options.preset:
         return Demand(share or 0.0)
-    from pipeline.config.presets import read_preset
+    from anchorfl.pipeline.config.presets import read_preset
 
     experiment = read_preset(options.preset)
     cluster = experiment.cluster
@@ -209,7 +209,7 @@ def _notes(config: Config, options: argparse.Namespace, demand: Demand) -> Itera
     """What is not wrong but worth knowing."""
     cache = ""
     if options.preset:
-        from pipeline.config.presets import read_preset
+        from anchorfl.pipeline.config.presets import read_preset
 
         cache = read_preset(options.preset).task.cache
     if not any(store in json.dumps(config) + cache for store in STORES):

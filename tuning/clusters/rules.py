@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tuning.clusters.nodes import Config, Fault, gpus, machine, node_path, option_values, run_options, workers
+from anchorfl.tuning.clusters.nodes import Config, Fault, gpus, machine, node_path, option_values, run_options, workers
 
 GIB = 2**30
 STORE_SHARE = 0.3
@@ -140,8 +140,8 @@ class Demand:
     clients_per_actor: int = 0
 
     def actors(self, cpus: int) -> int:
-        """Client actors, as ``pipeline.cluster.layout.layout`` counts them."""
-        from pipeline.cluster.layout import PER_CLIENT_ACTORS_UP_TO
+        """Client actors, as ``anchorfl.pipeline.cluster.layout.layout`` counts them."""
+        from anchorfl.pipeline.cluster.layout import PER_CLIENT_ACTORS_UP_TO
 
         if self.clients_per_actor:
             return math.ceil(self.clients / self.clients_per_actor)

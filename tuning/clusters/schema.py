@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tuning.clusters.nodes import Config, Fault, node_path
+from anchorfl.tuning.clusters.nodes import Config, Fault, node_path
 
 
 def against_schema(raw: Config) -> tuple[list[Fault], Config | None]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tuning.clusters.nodes import Config, Fault, option_values, run_options
+from anchorfl.tuning.clusters.nodes import Config, Fault, option_values, run_options
 
 SSH = 22
 START = ("head_start_ray_commands", "worker_start_ray_commands")

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipeline.cli.main import EXIT_INTERRUPT
-from pipeline.cluster import auth_token
-from pipeline.config.redaction import shown
-from tasks.errors import InputError
+from anchorfl.pipeline.cli.main import EXIT_INTERRUPT
+from anchorfl.pipeline.cluster import auth_token
+from anchorfl.pipeline.config.redaction import shown
+from anchorfl.tasks.errors import InputError
 
 DEFAULT = "http://127.0.0.1:8265"
 PROBE_SECONDS = 10
@@ -75,14 +75,15 @@ def entrypoint(what: str, rest: list[str], *, upload: bool) -> str:
     for i, word in enumerate([what, *rest]):
         if word.endswith(".toml") and not Path(word).is_absolute() and Path(word).exists():
             words[i] = f'"$OLDPWD"/{shlex.quote(word)}'  # uploaded too: the shell has just left that folder
-    return " ".join(['cd "$HOME" && python -P -m tuning', *words])
+    return " ".join(['cd "$HOME" && python -P -m anchorfl', *words])
 
 
 def runtime_env(checkout: Path) -> dict[str, Any]:
     """What of ``checkout`` the cluster gets: never data, also where a variable says that they lie in it. InputError:
     it is no checkout.
     """
-    if not (checkout / "pyproject.toml").is_file() or not (checkout / "tuning" / "clusters" / "submit.py").is_file():
+    package = checkout / "src" / "anchorfl"
+    if not (checkout / "pyproject.toml").is_file() or not (package / "tuning" / "clusters" / "submit.py").is_file():
         raise InputError(f"--upload sends the checkout in the working folder, and {checkout} is none: cd to it first")
     left_out = list(LEFT_OUT)
     for name in ("ANCHORFL_DATA", "ANCHORFL_CACHE"):
@@ -91,7 +92,8 @@ def runtime_env(checkout: Path) -> dict[str, Any]:
             raise InputError(f"--upload would send {folder}, which is {name}, too: put data outside the checkout")
         if folder.is_relative_to(checkout.resolve()):
             left_out.append(f"/{folder.relative_to(checkout.resolve()).as_posix()}/")
-    return {"working_dir": str(checkout), "excludes": left_out}
+    # Ray follows the links in ``src`` and puts the package on every worker's path; the rest is for presets and files.
+    return {"working_dir": str(checkout), "py_modules": [str(package)], "excludes": [*left_out, "/src/"]}
 
 
 def resolve_address(given: str) -> str:

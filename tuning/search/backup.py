@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.config.experiment import Experiment, digest
-from pipeline.storage.atomic_files import read_json
-from pipeline.storage.backup import Mirror
-from pipeline.storage.restore import catch_up, claim, digest_at, fetch, place_of
-from pipeline.storage.run_folder import CONFIG, LOCK, RESULT
-from tasks.errors import InputError
-from tasks.files import object_store
+from anchorfl.pipeline.config.experiment import Experiment, digest
+from anchorfl.pipeline.storage.atomic_files import read_json
+from anchorfl.pipeline.storage.backup import Mirror
+from anchorfl.pipeline.storage.restore import catch_up, claim, digest_at, fetch, place_of
+from anchorfl.pipeline.storage.run_folder import CONFIG, LOCK, RESULT
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files import object_store
 
 if TYPE_CHECKING:  # it imports Ray, which the command line does without
-    from tuning.search.study import Entry
+    from anchorfl.tuning.search.study import Entry
 
 LEAVE = ("trials/*/seed-*", "final/*")
 """What the driver leaves to others."""

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from tasks.errors import InputError
-from tasks.files.json_schema import misfit, parsed
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.json_schema import misfit, parsed
 
 Event = dict[str, Any]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.metrics.scores import FAMILIES, Metrics
-from tuning.search.results import Rule
+from anchorfl.tasks.metrics.scores import FAMILIES, Metrics
+from anchorfl.tuning.search.results import Rule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

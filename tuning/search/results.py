@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tuning.search.search_space import Space, Value
+from anchorfl.tuning.search.search_space import Space, Value
 
 Rule = Literal["last", "mean5", "best"]
 Status = Literal["running", "finished", "stopped", "failed"]

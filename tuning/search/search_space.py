@@ -1,6 +1,6 @@
 """Search spaces: what each method declares, with range, scale and reason, and what ``--space`` says instead.
 
-Every method of ``pipeline.methods.METHODS`` has an entry in ``SPACES``; a test holds that.
+Every method of ``anchorfl.pipeline.methods.METHODS`` has an entry in ``SPACES``; a test holds that.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.config.experiment import Experiment
-from pipeline.config.schema import options_of, typed_option
-from tasks.errors import InputError, nearest
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.schema import options_of, typed_option
+from anchorfl.tasks.errors import InputError, nearest
 
 Value = str | int | float | bool
 FIXED = ("task.", "cluster.", "tracking.", "evaluation.", "model.names", "method.semantic", "federation.rounds", "seed",

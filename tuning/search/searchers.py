@@ -16,8 +16,8 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
-from tuning.search.options import Rounds, SweepOptions
-from tuning.search.search_space import Choice, Dimension, Range, Space, Value
+from anchorfl.tuning.search.options import Rounds, SweepOptions
+from anchorfl.tuning.search.search_space import Choice, Dimension, Range, Space, Value
 
 Point = dict[str, Value]
 ROUND, SCORE = "training_iteration", "score"

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
-from tasks.errors import InputError
-from tuning.search.ledger import Event, Ledger
-from tuning.search.search_space import Space
-from tuning.search.searchers import ROUND, SCORE, Point, draw
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.search.ledger import Event, Ledger
+from anchorfl.tuning.search.search_space import Space
+from anchorfl.tuning.search.searchers import ROUND, SCORE, Point, draw
 
 
 @dataclass(slots=True)

@@ -22,26 +22,26 @@ from typing import Any
 from ray import tune
 from ray.util import get_current_placement_group
 
-from pipeline.cluster.layout import Layout
-from pipeline.config.cluster import ClusterOptions
-from pipeline.config.experiment import Experiment
-from pipeline.config.schema import with_options
-from pipeline.execution.actor_pool import Crew
-from pipeline.execution.executor import Executor
-from pipeline.execution.pooled_executor import in_process
-from pipeline.execution.ray_executor import RayExecutor
-from pipeline.run.lifecycle import Result, federate, open_loop
-from pipeline.run.progress import Progress
-from pipeline.run.round_loop import Loop
-from pipeline.storage.restore import catch_up, place_of
-from pipeline.storage.run_folder import held_soon, write_config
-from pipeline.storage.run_record import RoundRecord, read_records
-from pipeline.training.run_spec import Setup
-from tasks.errors import InputError
-from tuning.search.backup import mirror_of, set_aside
-from tuning.search.options import SweepOptions
-from tuning.search.searchers import Point
-from tuning.search.tune_adapter import ERROR
+from anchorfl.pipeline.cluster.layout import Layout
+from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.schema import with_options
+from anchorfl.pipeline.execution.actor_pool import Crew
+from anchorfl.pipeline.execution.executor import Executor
+from anchorfl.pipeline.execution.pooled_executor import in_process
+from anchorfl.pipeline.execution.ray_executor import RayExecutor
+from anchorfl.pipeline.run.lifecycle import Result, federate, open_loop
+from anchorfl.pipeline.run.progress import Progress
+from anchorfl.pipeline.run.round_loop import Loop
+from anchorfl.pipeline.storage.restore import catch_up, place_of
+from anchorfl.pipeline.storage.run_folder import held_soon, write_config
+from anchorfl.pipeline.storage.run_record import RoundRecord, read_records
+from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.search.backup import mirror_of, set_aside
+from anchorfl.tuning.search.options import SweepOptions
+from anchorfl.tuning.search.searchers import Point
+from anchorfl.tuning.search.tune_adapter import ERROR
 
 SERVER_CPUS = 0.1
 """CPU share of a trial's server: it works while the clients wait."""

@@ -21,11 +21,11 @@ from ray.tune import FailureConfig, PlacementGroupFactory, RunConfig, Stopper, T
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
-from pipeline.cluster.layout import nodes
-from pipeline.cluster.placement import copies
-from tasks.errors import InputError
-from tuning.search.searchers import SCORE
-from tuning.search.study import Conductor, Entry
+from anchorfl.pipeline.cluster.layout import nodes
+from anchorfl.pipeline.cluster.placement import copies
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.search.searchers import SCORE
+from anchorfl.tuning.search.study import Conductor, Entry
 
 RETRIES = 2
 """A trial whose process or node is lost goes on from its checkpoint so many times."""

@@ -8,9 +8,9 @@ import statistics
 import tomllib
 from typing import Any
 
-from pipeline.config.schema import from_tree, to_toml
-from tuning.search.results import Sweep
-from tuning.search.search_space import Value
+from anchorfl.pipeline.config.schema import from_tree, to_toml
+from anchorfl.tuning.search.results import Sweep
+from anchorfl.tuning.search.search_space import Value
 
 
 def best_preset(sweep: Sweep, text: str) -> str:

@@ -10,19 +10,19 @@ from typing import Any
 from ray import tune
 from ray.tune import Callback
 
-from pipeline.config.experiment import digest
-from pipeline.execution.ray_errors import one_line
-from pipeline.run.provenance import check_same_data, run_info
-from pipeline.storage.run_folder import RESULT, read_result
-from pipeline.storage.run_record import note_register
-from tasks.errors import InputError
-from tuning.search.backup import bring
-from tuning.search.results import Final
-from tuning.search.search_space import Value
-from tuning.search.searchers import Point
-from tuning.search.trial import Work, final_experiment, train_final
-from tuning.search.tune_adapter import ERROR, Unsaved, fit, last_line
-from tuning.sweep.records import Records
+from anchorfl.pipeline.config.experiment import digest
+from anchorfl.pipeline.execution.ray_errors import one_line
+from anchorfl.pipeline.run.provenance import check_same_data, run_info
+from anchorfl.pipeline.storage.run_folder import RESULT, read_result
+from anchorfl.pipeline.storage.run_record import note_register
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.search.backup import bring
+from anchorfl.tuning.search.results import Final
+from anchorfl.tuning.search.search_space import Value
+from anchorfl.tuning.search.searchers import Point
+from anchorfl.tuning.search.trial import Work, final_experiment, train_final
+from anchorfl.tuning.search.tune_adapter import ERROR, Unsaved, fit, last_line
+from anchorfl.tuning.sweep.records import Records
 
 LOOK_S = 5.0
 """Seconds between two looks for news of runs whose records other processes write."""

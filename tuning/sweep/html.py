@@ -9,7 +9,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from tuning.sweep.plots import png, svg
+from anchorfl.tuning.sweep.plots import png, svg
 
 STYLE = """
 :root { color-scheme: light; }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 import warnings
 
-from tuning.search.results import Sweep
-from tuning.search.searchers import distribution_of, inner_of
+from anchorfl.tuning.search.results import Sweep
+from anchorfl.tuning.search.searchers import distribution_of, inner_of
 
 FEWEST = 8
 """Whole trials below which shares would be noise."""

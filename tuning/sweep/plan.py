@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from pipeline.config.experiment import Experiment, recorded_tree, to_tree
-from pipeline.config.presets import preset_path
-from pipeline.config.schema import from_tree, options_of, to_toml
-from pipeline.storage.atomic_files import write_atomically
-from pipeline.storage.run_folder import RUNS
-from tasks.errors import InputError
-from tasks.files.json_schema import misfit, parsed
-from tuning.search.options import Rounds, SweepOptions, resolve_metric, resolve_rounds
-from tuning.search.search_space import SPACES, Choice, Dimension, Range, Space, Value, none_as_text, resolve
+from anchorfl.pipeline.config.experiment import Experiment, recorded_tree, to_tree
+from anchorfl.pipeline.config.presets import preset_path
+from anchorfl.pipeline.config.schema import from_tree, options_of, to_toml
+from anchorfl.pipeline.storage.atomic_files import write_atomically
+from anchorfl.pipeline.storage.run_folder import RUNS
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.json_schema import misfit, parsed
+from anchorfl.tuning.search.options import Rounds, SweepOptions, resolve_metric, resolve_rounds
+from anchorfl.tuning.search.search_space import SPACES, Choice, Dimension, Range, Space, Value, none_as_text, resolve
 
 Say = Callable[[str], None]
 FILE = "sweep.json"

@@ -19,10 +19,10 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from pipeline.results.curves import verbatim
-from tasks.metrics.scores import MEASURES
-from tuning.search.results import Sweep, Trial
-from tuning.search.search_space import Choice, Dimension, Range
+from anchorfl.pipeline.results.curves import verbatim
+from anchorfl.tasks.metrics.scores import MEASURES
+from anchorfl.tuning.search.results import Sweep, Trial
+from anchorfl.tuning.search.search_space import Choice, Dimension, Range
 
 MAP = colormaps["viridis"]
 INK, GREY = "#222222", "#9a9a9a"

@@ -6,8 +6,8 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from pipeline.run.progress import clock
-from tuning.search.study import Entry
+from anchorfl.pipeline.run.progress import clock
+from anchorfl.tuning.search.study import Entry
 
 
 class Watch:

@@ -1,7 +1,7 @@
 """The records of a sweep: a run folder for the sweep and one per trial, and from there MLflow, by one writer.
 
 In MLflow the experiment is the study, the sweep a parent run, every trial a child. They are found again by the tag that
-``pipeline.storage.run_record`` gives a folder, so that a resumed sweep doubles none.
+``anchorfl.pipeline.storage.run_record`` gives a folder, so that a resumed sweep doubles none.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.experiment import Experiment, digest, flat
-from pipeline.run.provenance import check_same_data, run_info
-from pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about, read_records
-from pipeline.tracking.jsonl import JsonLines
-from pipeline.tracking.mlflow_run_tree import Deliveries
-from pipeline.tracking.mlflow_upload import store_uri
-from pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
-from pipeline.training.run_spec import Setup
-from tuning.search.backup import move_aside
-from tuning.search.results import Trial
-from tuning.search.study import Entry
+from anchorfl.pipeline.config.experiment import Experiment, digest, flat
+from anchorfl.pipeline.run.provenance import check_same_data, run_info
+from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about, read_records
+from anchorfl.pipeline.tracking.jsonl import JsonLines
+from anchorfl.pipeline.tracking.mlflow_run_tree import Deliveries
+from anchorfl.pipeline.tracking.mlflow_upload import store_uri
+from anchorfl.pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
+from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.tuning.search.backup import move_aside
+from anchorfl.tuning.search.results import Trial
+from anchorfl.tuning.search.study import Entry
 
 ENDED: Mapping[str, Status] = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED"}
 """MLflow has no word for a trial that the scheduler stopped, which did what it was asked to."""

@@ -14,15 +14,15 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from pipeline.run.progress import clock
-from pipeline.storage.atomic_files import write_atomically
-from tuning.search.results import Final, Sweep, Trial
-from tuning.search.search_space import Range, describe
-from tuning.sweep import plots
-from tuning.sweep.best_preset import best_preset
-from tuning.sweep.html import Block, html, markdown
-from tuning.sweep.importance import importances
-from tuning.sweep.progress import named, spread
+from anchorfl.pipeline.run.progress import clock
+from anchorfl.pipeline.storage.atomic_files import write_atomically
+from anchorfl.tuning.search.results import Final, Sweep, Trial
+from anchorfl.tuning.search.search_space import Range, describe
+from anchorfl.tuning.sweep import plots
+from anchorfl.tuning.sweep.best_preset import best_preset
+from anchorfl.tuning.sweep.html import Block, html, markdown
+from anchorfl.tuning.sweep.importance import importances
+from anchorfl.tuning.sweep.progress import named, spread
 
 RULES = {
     "last": "the score of its last round",

@@ -13,28 +13,28 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from pipeline.algorithm.seeds import seed_for
-from pipeline.cluster import ray_cluster
-from pipeline.config.experiment import Experiment, digest
-from pipeline.run.prepare import make_setup
-from pipeline.run.provenance import version_of
-from pipeline.storage.run_folder import held
-from pipeline.storage.run_record import Status
-from pipeline.training.run_spec import Setup
-from tasks.errors import InputError
-from tuning.search.backup import Copies
-from tuning.search.ledger import Event, Ledger
-from tuning.search.results import Sweep
-from tuning.search.search_space import Value, describe
-from tuning.search.searchers import Point, make_scheduler, make_searcher, most_trials
-from tuning.search.study import Conductor, Observer, read_entries
-from tuning.search.trial import Work, bundles, final_experiment, point_experiment, train_trial
-from tuning.search.tune_adapter import Budget, room, search
-from tuning.sweep.final_runs import read_finals, run_finals
-from tuning.sweep.plan import Plan, Say
-from tuning.sweep.progress import Watch
-from tuning.sweep.records import Records, as_trial
-from tuning.sweep.report import write_report
+from anchorfl.pipeline.algorithm.seeds import seed_for
+from anchorfl.pipeline.cluster import ray_cluster
+from anchorfl.pipeline.config.experiment import Experiment, digest
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.provenance import version_of
+from anchorfl.pipeline.storage.run_folder import held
+from anchorfl.pipeline.storage.run_record import Status
+from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.search.backup import Copies
+from anchorfl.tuning.search.ledger import Event, Ledger
+from anchorfl.tuning.search.results import Sweep
+from anchorfl.tuning.search.search_space import Value, describe
+from anchorfl.tuning.search.searchers import Point, make_scheduler, make_searcher, most_trials
+from anchorfl.tuning.search.study import Conductor, Observer, read_entries
+from anchorfl.tuning.search.trial import Work, bundles, final_experiment, point_experiment, train_trial
+from anchorfl.tuning.search.tune_adapter import Budget, room, search
+from anchorfl.tuning.sweep.final_runs import read_finals, run_finals
+from anchorfl.tuning.sweep.plan import Plan, Say
+from anchorfl.tuning.sweep.progress import Watch
+from anchorfl.tuning.sweep.records import Records, as_trial
+from anchorfl.tuning.sweep.report import write_report
 
 LEDGER = "ledger.jsonl"
 

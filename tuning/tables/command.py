@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.config.redaction import shown
-from pipeline.run.progress import Say
-from pipeline.storage.run_folder import held
-from pipeline.storage.run_record import Status
-from tasks.errors import InputError
-from tuning.tables.options import Vary, changing, of_one_method, vary_of, without_own
-from tuning.tables.page import text as page_text
-from tuning.tables.page import total, write_page
-from tuning.tables.papers import PAPERS, paper_of
-from tuning.tables.published import chosen, rows_of
-from tuning.tables.record import TableRecord
-from tuning.tables.runs import (
+from anchorfl.pipeline.config.redaction import shown
+from anchorfl.pipeline.run.progress import Say
+from anchorfl.pipeline.storage.run_folder import held
+from anchorfl.pipeline.storage.run_record import Status
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.tables.options import Vary, changing, of_one_method, vary_of, without_own
+from anchorfl.tuning.tables.page import text as page_text
+from anchorfl.tuning.tables.page import total, write_page
+from anchorfl.tuning.tables.papers import PAPERS, paper_of
+from anchorfl.tuning.tables.published import chosen, rows_of
+from anchorfl.tuning.tables.record import TableRecord
+from anchorfl.tuning.tables.runs import (
     Cell,
     Job,
     cells_of,
@@ -34,7 +34,7 @@ from tuning.tables.runs import (
     told,
     without_data,
 )
-from tuning.tables.statistics import Table, table_of
+from anchorfl.tuning.tables.statistics import Table, table_of
 
 USAGE = """usage: anchorfl table PAPER [--data r8-8,es-5] [--rows fedavg,fedalign] [--seeds 4321,4322]
                       [--vary method.q1=95,97,99] [--runs FOLDER] [--out FOLDER] [--parallel N] [--show]
@@ -222,8 +222,8 @@ class Call:
         )
 
     def _run(self, jobs: Sequence[Job], cells: Sequence[Cell], record: TableRecord) -> None:
-        from pipeline.cluster import ray_cluster  # Ray, which the page alone does without
-        from tuning.tables.launch import run_jobs
+        from anchorfl.pipeline.cluster import ray_cluster  # Ray, which the page alone does without
+        from anchorfl.tuning.tables.launch import run_jobs
 
         with ExitStack() as stack:
             if ray_cluster.start(jobs[0].cell.experiment.cluster):

@@ -16,15 +16,15 @@ from typing import Any
 from ray import tune
 from ray.tune import Callback
 
-from pipeline.run.progress import clock
-from pipeline.storage.restore import catch_up, place_of
-from pipeline.storage.run_folder import RESULT, read_result
-from pipeline.training.run_spec import Setup
-from tuning.search.options import SweepOptions
-from tuning.search.trial import bundles, telling, whole_run
-from tuning.search.tune_adapter import Unsaved, fit, room
-from tuning.sweep.final_runs import LOOK_S, why
-from tuning.tables.runs import Job
+from anchorfl.pipeline.run.progress import clock
+from anchorfl.pipeline.storage.restore import catch_up, place_of
+from anchorfl.pipeline.storage.run_folder import RESULT, read_result
+from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.tuning.search.options import SweepOptions
+from anchorfl.tuning.search.trial import bundles, telling, whole_run
+from anchorfl.tuning.search.tune_adapter import Unsaved, fit, room
+from anchorfl.tuning.sweep.final_runs import LOOK_S, why
+from anchorfl.tuning.tables.runs import Job
 
 Say = Callable[[str], None]
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from pipeline.config.experiment import Experiment
-from pipeline.config.schema import options_of
-from pipeline.results.compare import FREE
-from tasks.errors import InputError
-from tuning.tables.published import Change, Row, plain
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.pipeline.config.schema import options_of
+from anchorfl.pipeline.results.compare import FREE
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.tables.published import Change, Row, plain
 
 
 def name_of(word: str) -> str:

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from pipeline.storage.atomic_files import write_atomically
-from tasks.metrics.scores import SUM
-from tuning.sweep.html import Block, markdown
-from tuning.tables.options import changing
-from tuning.tables.plots import curves, curves_csv, dots, sensitivity, sensitivity_csv
-from tuning.tables.published import Row, quoted
-from tuning.tables.statistics import Entry, Table, counted_of
+from anchorfl.pipeline.storage.atomic_files import write_atomically
+from anchorfl.tasks.metrics.scores import SUM
+from anchorfl.tuning.sweep.html import Block, markdown
+from anchorfl.tuning.tables.options import changing
+from anchorfl.tuning.tables.plots import curves, curves_csv, dots, sensitivity, sensitivity_csv
+from anchorfl.tuning.tables.published import Row, quoted
+from anchorfl.tuning.tables.statistics import Entry, Table, counted_of
 
 FIGURES = "figures"
 HOW = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tasks.errors import InputError, nearest
-from tuning.tables.published import ACCURACY, MACRO_ACCURACY, MACRO_F1, MAP, P_AT_1, P_AT_3, P_AT_5, Paper
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tuning.tables.published import ACCURACY, MACRO_ACCURACY, MACRO_F1, MAP, P_AT_1, P_AT_3, P_AT_5, Paper
 
 LAMBDAS = (1, 10, 100, 150, 200, 500)
 """Of FedALC's Tables V and VI."""

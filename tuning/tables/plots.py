@@ -12,10 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from pipeline.results.compare import RunSummary
-from tuning.sweep.plots import INK
-from tuning.tables.published import Change, Metric, Row, plain
-from tuning.tables.statistics import Entry, Table
+from anchorfl.pipeline.results.compare import RunSummary
+from anchorfl.tuning.sweep.plots import INK
+from anchorfl.tuning.tables.published import Change, Metric, Row, plain
+from anchorfl.tuning.tables.statistics import Entry, Table
 
 Curves = Mapping[str, Mapping[int, float]]
 """Metric -> round -> score."""

@@ -1,8 +1,8 @@
 """Which rows and columns the papers' tables have: data sets and methods as published, the preset of each, and the
 published figures from ``published.csv``.
 
-A paper is a value in ``tuning.tables.papers``; its rows follow from it and from the file, so that no figure is typed
-twice.
+A paper is a value in ``anchorfl.tuning.tables.papers``; its rows follow from it and from the file, so that no figure is
+typed twice.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tasks.errors import InputError, nearest
-from tasks.metrics import scores
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tasks.metrics import scores
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "published.csv"
 

@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipeline.run.provenance import version_of
-from pipeline.storage.atomic_files import read_json
-from pipeline.storage.run_folder import CONFIG
-from pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about, read_records
-from pipeline.tracking.jsonl import JsonLines
-from pipeline.tracking.mlflow_run_tree import Deliveries
-from pipeline.tracking.mlflow_upload import read_notes, shown, store_uri
-from pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
-from tasks.errors import InputError
-from tuning.tables.statistics import Table
+from anchorfl.pipeline.run.provenance import version_of
+from anchorfl.pipeline.storage.atomic_files import read_json
+from anchorfl.pipeline.storage.run_folder import CONFIG
+from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about, read_records
+from anchorfl.pipeline.tracking.jsonl import JsonLines
+from anchorfl.pipeline.tracking.mlflow_run_tree import Deliveries
+from anchorfl.pipeline.tracking.mlflow_upload import read_notes, shown, store_uri
+from anchorfl.pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.tables.statistics import Table
 
 EXPERIMENT = "tables"
 """In MLflow, that of all tables."""

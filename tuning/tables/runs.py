@@ -9,26 +9,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from models.label_names import NamesError
-from pipeline.config.experiment import Experiment, digest
-from pipeline.config.overrides import override
-from pipeline.config.presets import read_preset
-from pipeline.config.schema import options_of
-from pipeline.run.prepare import make_setup, prepare_data, settled
-from pipeline.run.progress import Say
-from pipeline.storage.atomic_files import read_json
-from pipeline.storage.restore import catch_up, place_of
-from pipeline.storage.run_folder import CONFIG, RESULT, new_folder, read_result
-from pipeline.storage.run_record import read_about
-from pipeline.training.run_spec import Setup
-from tasks.errors import InputError
-from tasks.files.raw_files import raw_folder
-from tasks.ingest.prepared import Prepared
-from tasks.metrics.scores import FAMILIES
-from tasks.options import TaskOptions
-from tasks.registry import task_of
-from tuning.tables.options import Vary, free, name_of, of_one_method, ordered, with_change, without
-from tuning.tables.published import Paper, Row
+from anchorfl.models.label_names import NamesError
+from anchorfl.pipeline.config.experiment import Experiment, digest
+from anchorfl.pipeline.config.overrides import override
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.config.schema import options_of
+from anchorfl.pipeline.run.prepare import make_setup, prepare_data, settled
+from anchorfl.pipeline.run.progress import Say
+from anchorfl.pipeline.storage.atomic_files import read_json
+from anchorfl.pipeline.storage.restore import catch_up, place_of
+from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, new_folder, read_result
+from anchorfl.pipeline.storage.run_record import read_about
+from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.raw_files import raw_folder
+from anchorfl.tasks.ingest.prepared import Prepared
+from anchorfl.tasks.metrics.scores import FAMILIES
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import task_of
+from anchorfl.tuning.tables.options import Vary, free, name_of, of_one_method, ordered, with_change, without
+from anchorfl.tuning.tables.published import Paper, Row
 
 ENCODERS = ("fedbm-bert", "fedbm-roberta", "fedbm-biomedclip")
 """Rows that compare text encoders (Table XII of FedBM)."""

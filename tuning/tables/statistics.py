@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pipeline.config.federation import FederationOptions
-from pipeline.results.compare import RunSummary, load_run
-from tuning.tables.published import Figure, Metric, Paper, Row, metrics_of
-from tuning.tables.runs import Cell
-from tuning.tables.significance import Paired, corrected, paired
+from anchorfl.pipeline.config.federation import FederationOptions
+from anchorfl.pipeline.results.compare import RunSummary, load_run
+from anchorfl.tuning.tables.published import Figure, Metric, Paper, Row, metrics_of
+from anchorfl.tuning.tables.runs import Cell
+from anchorfl.tuning.tables.significance import Paired, corrected, paired
 
 REPRODUCED, NOISE, NOT, ONE = "reproduced", "within noise", "not reproduced", "below, one seed"
 """Verdicts; one seed has no sd, so nothing says whether it is noise."""

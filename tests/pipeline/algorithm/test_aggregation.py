@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import trim_mean
 
-from pipeline.algorithm import aggregation
-from pipeline.algorithm.aggregation import MergeRule, clipped, cut, mean_of, median_of, trimmed_mean_of
+from anchorfl.pipeline.algorithm import aggregation
+from anchorfl.pipeline.algorithm.aggregation import MergeRule, clipped, cut, mean_of, median_of, trimmed_mean_of
 from tests.pipeline.updates import QUICK, SEEDS, SHAPES, answers, poisoned
 
 

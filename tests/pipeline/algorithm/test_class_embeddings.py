@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algorithm import messages
-from pipeline.algorithm.class_embeddings import ROWS
-from pipeline.methods import METHODS
-from pipeline.training.local_training import Training, fit
-from tasks.arrays.labels import Labels
-from tasks.contract import Objective
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.class_embeddings import ROWS
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.training.local_training import Training, fit
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import Objective
 from tests.pipeline.compared import assert_close
 from tests.pipeline.compared import slope as differences
 from tests.pipeline.one_class import ETA, SGD, C, D, begun, clients, explicit, network, parts, rows, sent_shapes, server

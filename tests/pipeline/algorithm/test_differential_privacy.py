@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-from pipeline.algorithm.differential_privacy import PrivacyOptions, Terms, describe, noisy_sum, spent
-from tasks.errors import InputError
+from anchorfl.pipeline.algorithm.differential_privacy import PrivacyOptions, Terms, describe, noisy_sum, spent
+from anchorfl.tasks.errors import InputError
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 CLASSES, K, WIDTH = 7, 3, 4

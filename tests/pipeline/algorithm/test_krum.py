@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.algorithm.aggregation import krum
+from anchorfl.pipeline.algorithm.aggregation import krum
 from tests.pipeline.updates import QUICK, SEEDS, SHAPES, answers, poisoned
 
 

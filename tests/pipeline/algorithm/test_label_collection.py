@@ -10,10 +10,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.algorithm import messages as tree
-from pipeline.algorithm.label_collection import SIZE, canonical, cooccurrence, digests, merge, message, run_key, share
-from tasks.arrays.labels import Labels
-from tasks.contract import ClientData
+from anchorfl.pipeline.algorithm import messages as tree
+from anchorfl.pipeline.algorithm.label_collection import (
+    SIZE,
+    canonical,
+    cooccurrence,
+    digests,
+    merge,
+    message,
+    run_key,
+    share,
+)
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import ClientData
 from tests.pipeline.one_class import parts
 
 SEEDS = st.integers(0, 2**32)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm import messages
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 TYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]

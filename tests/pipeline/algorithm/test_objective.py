@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.contract import Batch, Objective
+from anchorfl.tasks.contract import Batch, Objective
 
 QUICK = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 SINGLE = Objective("single")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.algorithm.optimizers import OptimizerOptions, make, restore, state_of, without_compiler
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make, restore, state_of, without_compiler
 
 KINDS = [
     OptimizerOptions(name="adam", lr=0.01),
@@ -195,7 +195,7 @@ RUN = """
 import sys
 from pathlib import Path
 from tests.fuzz.runs import quiet, small
-from pipeline.run.lifecycle import run
+from anchorfl.pipeline.run.lifecycle import run
 for method in ("fedalign", "fedavg", "fedrod"):
     run(small(method), Path(sys.argv[1]) / method, quiet)
 print(sorted({name.split(".")[0] for name in sys.modules} & {"sympy"}), "torch._dynamo" in sys.modules)
@@ -204,7 +204,7 @@ print(sorted({name.split(".")[0] for name in sys.modules} & {"sympy"}), "torch._
 
 def test_a_run_starts_without_what_only_draws():
     """matplotlib takes a second to import."""
-    modules = "tuning.cli, pipeline.run.lifecycle, pipeline.execution.ray_actors"
+    modules = "anchorfl.tuning.cli, anchorfl.pipeline.run.lifecycle, anchorfl.pipeline.execution.ray_actors"
     script = f"import sys, {modules}; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

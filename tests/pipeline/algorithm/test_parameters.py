@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.heads import LinearHead
-from pipeline.algorithm.aggregation import AVERAGED_AT_ONCE, mean_of, rows_by_holder
-from pipeline.algorithm.parameters import load_sent, log_prior, weights_of
-from pipeline.algorithm.pseudo_labels import percentiles
+from anchorfl.models.heads import LinearHead
+from anchorfl.pipeline.algorithm.aggregation import AVERAGED_AT_ONCE, mean_of, rows_by_holder
+from anchorfl.pipeline.algorithm.parameters import load_sent, log_prior, weights_of
+from anchorfl.pipeline.algorithm.pseudo_labels import percentiles
 
 QUICK = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 SEEDS = st.integers(0, 2**32)

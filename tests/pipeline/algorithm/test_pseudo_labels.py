@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.heads import LabelHead, LinearHead
-from pipeline.algorithm.pseudo_labels import Thresholds, anchor_scores, pseudo_annotate
-from tasks.contract import ClientData, Objective
+from anchorfl.models.heads import LabelHead, LinearHead
+from anchorfl.pipeline.algorithm.pseudo_labels import Thresholds, anchor_scores, pseudo_annotate
+from anchorfl.tasks.contract import ClientData, Objective
 
 SEEDS = st.integers(0, 2**32)
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from scipy import sparse
 
-from pipeline.algorithm.class_embeddings import ROWS
-from pipeline.algorithm.spreadout import fixed_gradient, gradient, kept_counts, nearest, slope
-from pipeline.methods import METHODS
+from anchorfl.pipeline.algorithm.class_embeddings import ROWS
+from anchorfl.pipeline.algorithm.spreadout import fixed_gradient, gradient, kept_counts, nearest, slope
+from anchorfl.pipeline.methods import METHODS
 from tests.pipeline.compared import assert_close
 from tests.pipeline.compared import slope as differences
 from tests.pipeline.one_class import begun, explicit, network, rows
@@ -69,7 +69,7 @@ def test_an_adaptive_hinge_pushes_the_neighbours_and_nobody_else():
 def test_neighbours_are_exact_whatever_the_blocks(monkeypatch):
     w = torch.from_numpy(unit_rows(50, 6))
     whole = nearest(w, 5)
-    monkeypatch.setattr("pipeline.algorithm.spreadout.BLOCK", 7)
+    monkeypatch.setattr("anchorfl.pipeline.algorithm.spreadout.BLOCK", 7)
     for one, other in zip(nearest(w, 5), whole, strict=True):
         assert torch.allclose(one.double(), other.double(), atol=1e-15)
     similar = (w @ w.T).fill_diagonal_(-2)
@@ -156,7 +156,7 @@ def test_the_fixed_rows_minimise_eq_12(alpha, beta, nu, monkeypatch):
                 value += beta * max(0, nu - d) ** 2 / apart
         return value / len(y_NC) / len(pairs)
 
-    monkeypatch.setattr("pipeline.algorithm.spreadout.BLOCK", 2)
+    monkeypatch.setattr("anchorfl.pipeline.algorithm.spreadout.BLOCK", 2)
     value, total_CD = fixed_gradient(torch.from_numpy(w), known_of(y_NC), alpha, beta, nu)
     assert value == pytest.approx(eq_12({"w": w}), abs=1e-12)
     assert_close({"w": total_CD}, differences(eq_12, {"w": w}), 1e-8)

@@ -6,9 +6,9 @@ import hashlib
 
 import pytest
 
-from pipeline.cli.main import main
-from tasks.ingest.prepared import Prepared
-from tasks.registry import TASKS
+from anchorfl.pipeline.cli.main import main
+from anchorfl.tasks.ingest.prepared import Prepared
+from anchorfl.tasks.registry import TASKS
 from tests.pipeline.cli.test_main import fails
 
 

@@ -11,8 +11,8 @@ import sys
 import numpy as np
 import pytest
 
-from pipeline.cli.main import main, run_main
-from tuning.cli import main as tuning_main
+from anchorfl.pipeline.cli.main import main, run_main
+from anchorfl.tuning.cli import main as tuning_main
 
 SERIAL = ["--cluster.executor", "serial", "--tracking.uri", "none"]
 SMALL = [*SERIAL, "--federation.rounds", "2", "--federation.epochs", "1"]
@@ -72,8 +72,8 @@ def test_run_compare_predict(here, capsys):
 
 def write_digits(path) -> None:
     """The test split of the digits as a user's CSV, labels included."""
-    from tasks.images.digits import digits
-    from tasks.options import TaskOptions
+    from anchorfl.tasks.images.digits import digits
+    from anchorfl.tasks.options import TaskOptions
 
     task = digits()
     table = task.read(None, TaskOptions(name="digits"))
@@ -171,7 +171,7 @@ def test_presets_are_listed(capsys):
 
 def test_a_reader_that_has_enough(tmp_path):
     """As ``anchorfl presets | head -1`` does."""
-    code = "from pipeline.cli.main import main, run_console\nrun_console(lambda: main(['presets']))"
+    code = "from anchorfl.pipeline.cli.main import main, run_console\nrun_console(lambda: main(['presets']))"
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as asked:
         asked.stdout.close()

@@ -8,10 +8,10 @@ import shutil
 import numpy as np
 import pytest
 
-from models.label_names import Training, from_cooccurrence, read_table
-from pipeline.cli.main import main
-from tasks.registry import find_task
-from tasks.synthetic import TWINS
+from anchorfl.models.label_names import Training, from_cooccurrence, read_table
+from anchorfl.pipeline.cli.main import main
+from anchorfl.tasks.registry import find_task
+from anchorfl.tasks.synthetic import TWINS
 
 CLASSES = find_task("toy-single").class_names
 

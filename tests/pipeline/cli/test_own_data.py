@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from pipeline.cli.main import main
-from pipeline.results import predict
-from tasks.errors import InputError
+from anchorfl.pipeline.cli.main import main
+from anchorfl.pipeline.results import predict
+from anchorfl.tasks.errors import InputError
 
 SMALL = ["--cluster.executor", "serial", "--tracking.uri", "none", "--federation.rounds", "2", "--federation.epochs",
          "1", "--model.width", "16", "--model.names_width", "16"]  # fmt: skip

@@ -13,16 +13,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.algorithm import messages
-from pipeline.cli.main import OWN, run_main
-from pipeline.cli.probe import _measure, described, largest, probe
-from pipeline.cluster.sizing import GpuNeed
-from pipeline.config.overrides import override
-from pipeline.config.presets import read_preset
-from pipeline.execution import memory_probe, system_metrics
-from pipeline.execution.executor import server_of
-from pipeline.methods import fedbm
-from pipeline.run.prepare import make_setup
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.cli.main import OWN, run_main
+from anchorfl.pipeline.cli.probe import _measure, described, largest, probe
+from anchorfl.pipeline.cluster.sizing import GpuNeed
+from anchorfl.pipeline.config.overrides import override
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.execution import memory_probe, system_metrics
+from anchorfl.pipeline.execution.executor import server_of
+from anchorfl.pipeline.methods import fedbm
+from anchorfl.pipeline.run.prepare import make_setup
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 GB = 10**9

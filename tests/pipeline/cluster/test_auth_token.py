@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster import auth_token
-from tasks.errors import InputError
+from anchorfl.pipeline.cluster import auth_token
+from anchorfl.tasks.errors import InputError
 
 
 @pytest.fixture(autouse=True)

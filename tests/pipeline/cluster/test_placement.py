@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cluster.placement import Node, copies, largest_share, placed, wherever
+from anchorfl.pipeline.cluster.placement import Node, copies, largest_share, placed, wherever
 
 TWO = [Node(2.0, (1.0,)), Node(2.0, (1.0,))]
 

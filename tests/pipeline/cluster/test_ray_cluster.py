@@ -6,7 +6,7 @@ import weakref
 import pytest
 import ray
 
-from pipeline.cluster import ray_cluster
+from anchorfl.pipeline.cluster import ray_cluster
 
 
 class Held:

@@ -10,7 +10,7 @@ import pytest
 
 STAND = """
 import sys, time
-from pipeline.cli.main import run_console, run_main
+from anchorfl.pipeline.cli.main import run_console, run_main
 
 def stand(arguments):
     {before}
@@ -80,7 +80,7 @@ def test_ctrl_c_has_its_own_exit_code(begun):
 
 def test_who_imports_the_packages_keeps_his_handlers():
     before = signal.getsignal(signal.SIGTERM)
-    from pipeline.cluster import signals
+    from anchorfl.pipeline.cluster import signals
 
     signals.renew()
     assert signal.getsignal(signal.SIGTERM) is before
@@ -93,7 +93,7 @@ def test_a_run_keeps_what_it_has(begun, tmp_path):
     folder, store = tmp_path / "run", f"sqlite:///{tmp_path / 'mlflow.db'}"
     options = ["digits/fedavg", "--federation.rounds", "500", "--cluster.executor", "serial", "--tracking.uri", store]
     arguments = ["run", *options, "--output", str(folder)]
-    code = f"from pipeline.cli.main import main, run_console; run_console(lambda: main({arguments}))"
+    code = f"from anchorfl.pipeline.cli.main import main, run_console; run_console(lambda: main({arguments}))"
     exit_code, said = ended(begun(["-u", "-c", code], "round   2/"))
     assert (exit_code, said[-1]) == (143, GO_ON)
     rounds = [json.loads(line)["round"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -108,7 +108,8 @@ def test_a_run_keeps_what_it_has(begun, tmp_path):
 def test_with_ray_too(begun):
     """Ray, as it starts, sets a handler that prints the stack and aborts."""
     before = (
-        "from pipeline.cluster import ray_cluster; from pipeline.config.cluster import ClusterOptions;"
+        "from anchorfl.pipeline.cluster import ray_cluster;"
+        " from anchorfl.pipeline.config.cluster import ClusterOptions;"
         " ray_cluster.start(ClusterOptions())"
     )
     assert ended(begun(["-c", STAND.format(before=before, after="ray_cluster.stop()")])) == (143, [GO_ON])

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.cli.probe import overrides_of
-from pipeline.cluster import layout as cluster
-from pipeline.cluster.placement import Node
-from pipeline.cluster.sizing import (
+from anchorfl.pipeline.cli.probe import overrides_of
+from anchorfl.pipeline.cluster import layout as cluster
+from anchorfl.pipeline.cluster.placement import Node
+from anchorfl.pipeline.cluster.sizing import (
     GPU_MARGIN,
     MEMORY_MARGIN,
     GpuNeed,
@@ -25,10 +25,10 @@ from pipeline.cluster.sizing import (
     size,
     slots,
 )
-from pipeline.config.cluster import ClusterOptions
-from pipeline.config.overrides import override
-from pipeline.config.presets import read_preset
-from tasks.errors import InputError
+from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.pipeline.config.overrides import override
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.tasks.errors import InputError
 
 QUICK = settings(max_examples=200, deadline=None, derandomize=True, database=None)
 GB = 10**9

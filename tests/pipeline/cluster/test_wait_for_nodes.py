@@ -8,9 +8,9 @@ import pytest
 import ray
 import ray.autoscaler.sdk
 
-from pipeline.cluster.ray_cluster import busy, gather
-from pipeline.config.cluster import ClusterOptions
-from tasks.errors import InputError
+from anchorfl.pipeline.cluster.ray_cluster import busy, gather
+from anchorfl.pipeline.config.cluster import ClusterOptions
+from anchorfl.tasks.errors import InputError
 
 OPTIONS = ClusterOptions(address="auto", gather_cpus=4, gather_gpus=1, gather_minutes=1.0)
 

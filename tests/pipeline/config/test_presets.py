@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.config.experiment import to_tree
-from pipeline.config.presets import read_preset
-from tasks.errors import InputError
+from anchorfl.pipeline.config.experiment import to_tree
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.tasks.errors import InputError
 
 METHOD = "[method]\nname = 'fedavg'\n"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.config.experiment import digest, flat, to_tree
-from pipeline.config.overrides import override
-from pipeline.config.presets import preset_path, read_preset
-from pipeline.config.schema import from_tree
-from tasks.errors import InputError
+from anchorfl.pipeline.config.experiment import digest, flat, to_tree
+from anchorfl.pipeline.config.overrides import override
+from anchorfl.pipeline.config.presets import preset_path, read_preset
+from anchorfl.pipeline.config.schema import from_tree
+from anchorfl.tasks.errors import InputError
 
 
 def test_the_tree_is_its_own_inverse(experiment):

@@ -10,20 +10,20 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline.cli.main import main
-from pipeline.diagnosis import diagnose as command
-from pipeline.diagnosis import pseudo_labels
-from pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
-from pipeline.diagnosis.study import open_study
-from pipeline.methods.fedalign import AlignLocal
-from pipeline.run.lifecycle import run
-from pipeline.storage.run_folder import held
-from pipeline.storage.run_record import read_records
-from tasks.contract import ClientData
-from tasks.errors import InputError
-from tasks.options import TaskOptions
-from tasks.registry import find_task
-from tasks.toy.single import TOPICS
+from anchorfl.pipeline.cli.main import main
+from anchorfl.pipeline.diagnosis import diagnose as command
+from anchorfl.pipeline.diagnosis import pseudo_labels
+from anchorfl.pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
+from anchorfl.pipeline.diagnosis.study import open_study
+from anchorfl.pipeline.methods.fedalign import AlignLocal
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.storage.run_folder import held
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.tasks.contract import ClientData
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import find_task
+from anchorfl.tasks.toy.single import TOPICS
 from tests.pipeline.compared import quiet
 from tests.pipeline.diagnosed import QUICK, table
 

@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from pipeline.config.tracking import TrackingOptions
-from pipeline.diagnosis.diagnose import diagnose
-from pipeline.run.lifecycle import resumed, run
-from pipeline.run.round_loop import Loop
-from pipeline.tracking.mlflow_writer import send
+from anchorfl.pipeline.config.tracking import TrackingOptions
+from anchorfl.pipeline.diagnosis.diagnose import diagnose
+from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.run.round_loop import Loop
+from anchorfl.pipeline.tracking.mlflow_writer import send
 from tests.pipeline.compared import quiet
 from tests.pipeline.diagnosed import QUICK, table
 

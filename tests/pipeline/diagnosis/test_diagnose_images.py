@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.diagnosis.confusion import counted
-from pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
-from pipeline.diagnosis.study import open_study
-from pipeline.run.lifecycle import run
-from pipeline.storage.run_record import read_records
+from anchorfl.pipeline.diagnosis.confusion import counted
+from anchorfl.pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
+from anchorfl.pipeline.diagnosis.study import open_study
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.storage.run_record import read_records
 
 GENERATOR = {"cgde": True, "lambda_dis": 0.0, "every": 2, "steps": 2, "generator_batch": 8, "generated": 4}
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-import pipeline.run.round_loop
-from pipeline.config.experiment import digest
-from pipeline.config.overrides import override
-from pipeline.config.presets import read_preset
-from pipeline.results.compare import compare
-from pipeline.run.lifecycle import resumed, run
-from pipeline.run.round_loop import final_checksum
-from pipeline.storage.checkpoint import Checkpoints
-from tasks.errors import InputError
+import anchorfl.pipeline.run.round_loop
+from anchorfl.pipeline.config.experiment import digest
+from anchorfl.pipeline.config.overrides import override
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.results.compare import compare
+from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.run.round_loop import final_checksum
+from anchorfl.pipeline.storage.checkpoint import Checkpoints
+from anchorfl.tasks.errors import InputError
 
 
 def quiet(line: str) -> None:
@@ -56,14 +56,14 @@ def test_stopped_and_resumed_it_gives_the_same_files(experiment, tmp_path, monke
 
             patched.setattr(Checkpoints, "save", save)
         else:
-            step = pipeline.run.round_loop.Loop._round
+            step = anchorfl.pipeline.run.round_loop.Loop._round
 
             def interrupted(self, round_):
                 if round_ == 3:
                     raise KeyboardInterrupt
                 step(self, round_)
 
-            patched.setattr(pipeline.run.round_loop.Loop, "_round", interrupted)
+            patched.setattr(anchorfl.pipeline.run.round_loop.Loop, "_round", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(e, tmp_path / "parts", quiet)
     assert list(kept(tmp_path / "parts")) == ["00002.safetensors"]

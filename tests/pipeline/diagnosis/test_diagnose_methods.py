@@ -8,12 +8,12 @@ import pytest
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from pipeline.algorithm.optimizers import without_moments
-from pipeline.diagnosis import divergence
-from pipeline.diagnosis.diagnose import diagnose
-from pipeline.diagnosis.study import Study, open_study
-from pipeline.run.lifecycle import run
-from tasks.registry import find_task
+from anchorfl.pipeline.algorithm.optimizers import without_moments
+from anchorfl.pipeline.diagnosis import divergence
+from anchorfl.pipeline.diagnosis.diagnose import diagnose
+from anchorfl.pipeline.diagnosis.study import Study, open_study
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.tasks.registry import find_task
 from tests.pipeline.compared import quiet
 from tests.pipeline.diagnosed import QUICK, table
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from PIL import Image
 
-from models.heads import LabelHead
-from pipeline.diagnosis.agreement import agreement_of, chosen_rows, embedded
-from pipeline.diagnosis.clients import checked, farthest
-from pipeline.diagnosis.divergence import contrasts, proxy_a_distance
-from pipeline.diagnosis.embeddings import cosines, ordered, rank_correlation
-from pipeline.diagnosis.figures import PMI, draw_frames, draw_matrices, draw_precision
-from pipeline.diagnosis.pseudo_labels import judge
-from pipeline.diagnosis.result import write_table
-from tasks.contract import Card, ClientData
-from tasks.errors import InputError
+from anchorfl.models.heads import LabelHead
+from anchorfl.pipeline.diagnosis.agreement import agreement_of, chosen_rows, embedded
+from anchorfl.pipeline.diagnosis.clients import checked, farthest
+from anchorfl.pipeline.diagnosis.divergence import contrasts, proxy_a_distance
+from anchorfl.pipeline.diagnosis.embeddings import cosines, ordered, rank_correlation
+from anchorfl.pipeline.diagnosis.figures import PMI, draw_frames, draw_matrices, draw_precision
+from anchorfl.pipeline.diagnosis.pseudo_labels import judge
+from anchorfl.pipeline.diagnosis.result import write_table
+from anchorfl.tasks.contract import Card, ClientData
+from anchorfl.tasks.errors import InputError
 
 
 def rng(seed=0):

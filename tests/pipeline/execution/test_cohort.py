@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algorithm import messages
-from pipeline.execution.cohort import Answer, Failure, Roster
-from pipeline.execution.executor import SerialExecutor
-from pipeline.run.lifecycle import run
-from pipeline.run.prepare import make_setup
-from pipeline.run.progress import Progress
-from pipeline.storage.run_record import read_records
-from pipeline.training.client import RowCache
-from pipeline.training.errors import QuorumError, RejectedError
-from pipeline.training.sampling import select, stand_ins
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.execution.cohort import Answer, Failure, Roster
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.progress import Progress
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.pipeline.training.client import RowCache
+from anchorfl.pipeline.training.errors import QuorumError, RejectedError
+from anchorfl.pipeline.training.sampling import select, stand_ins
 from tests.faulty import KINDS, Faulty
 from tests.pipeline.compared import nobody, quiet
 

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 import torch
 
-from pipeline.algorithm import messages
-from pipeline.execution.executor import SerialExecutor
-from pipeline.execution.pooled_executor import PooledExecutor
-from pipeline.methods import METHODS
-from pipeline.run.prepare import make_setup
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.execution.pooled_executor import PooledExecutor
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run.prepare import make_setup
 
 pytestmark = [
     pytest.mark.gpu,

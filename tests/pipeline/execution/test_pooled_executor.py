@@ -12,19 +12,19 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from pipeline.algorithm import messages
-from pipeline.algorithm.class_embeddings import ROWS
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.config.evaluation import EvaluationOptions
-from pipeline.execution.executor import SerialExecutor
-from pipeline.execution.pooled_executor import PooledExecutor, in_process
-from pipeline.methods import METHODS
-from pipeline.run.lifecycle import run
-from pipeline.run.prepare import make_setup, settled
-from pipeline.training.client import device_for
-from tasks.errors import InputError
-from tasks.options import TaskOptions
-from tasks.registry import find_task
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.class_embeddings import ROWS
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.config.evaluation import EvaluationOptions
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.execution.pooled_executor import PooledExecutor, in_process
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.run.prepare import make_setup, settled
+from anchorfl.pipeline.training.client import device_for
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import find_task
 from tests.pipeline.compared import nobody, quiet
 from tests.pipeline.one_class import SGD, at_once, explicit, gap, network, rows
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.execution.cohort import Answer
-from pipeline.execution.scheduler import CALL_BYTES, Dispatch
+from anchorfl.pipeline.execution.cohort import Answer
+from anchorfl.pipeline.execution.scheduler import CALL_BYTES, Dispatch
 
 
 def answer(seconds=1e-3, up=1000, kept=0):

@@ -10,25 +10,25 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import pipeline.run.round_loop
-from models.build import ModelOptions, build
-from pipeline.algorithm import messages
-from pipeline.algorithm.aggregation import mean_of
-from pipeline.algorithm.contract import Update
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.algorithm.parameters import weights_of
-from pipeline.config.overrides import override
-from pipeline.config.presets import read_preset
-from pipeline.methods.fedavg import FedAvg
-from pipeline.results.predict import predict
-from pipeline.run.lifecycle import resumed, run
-from pipeline.run.prepare import make_setup
-from pipeline.storage.saved_model import load_model, save_model
-from pipeline.training.evaluation import logits_of
-from pipeline.training.local_training import INFERENCE_VALUES, Training, batches, fit, infer
-from pipeline.training.run_spec import one_thread
-from tasks.contract import Card, ClientData, Objective
-from tasks.errors import InputError
+import anchorfl.pipeline.run.round_loop
+from anchorfl.models.build import ModelOptions, build
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.aggregation import mean_of
+from anchorfl.pipeline.algorithm.contract import Update
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.pipeline.config.overrides import override
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.methods.fedavg import FedAvg
+from anchorfl.pipeline.results.predict import predict
+from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.storage.saved_model import load_model, save_model
+from anchorfl.pipeline.training.evaluation import logits_of
+from anchorfl.pipeline.training.local_training import INFERENCE_VALUES, Training, batches, fit, infer
+from anchorfl.pipeline.training.run_spec import one_thread
+from anchorfl.tasks.contract import Card, ClientData, Objective
+from anchorfl.tasks.errors import InputError
 
 COUNTER = "encoder.norm1.num_batches_tracked"
 SAVINGS = "so rows may not be left out or cut apart: set --optimizer.skip_zero_rows False --optimizer.micro_tokens 0"
@@ -186,17 +186,17 @@ def test_two_runs_give_one_checksum_and_the_saved_model_predicts(digits, tmp_pat
 
 def test_stopped_after_a_round_and_resumed(digits, tmp_path, monkeypatch):
     whole = run(digits(), tmp_path / "whole", quiet)
-    plain = pipeline.run.round_loop.Loop._round
+    plain = anchorfl.pipeline.run.round_loop.Loop._round
 
     def interrupted(self, round_):
         if round_ == 2:
             raise KeyboardInterrupt
         plain(self, round_)
 
-    monkeypatch.setattr(pipeline.run.round_loop.Loop, "_round", interrupted)
+    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.Loop, "_round", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(digits(), tmp_path / "parts", quiet)
-    monkeypatch.setattr(pipeline.run.round_loop.Loop, "_round", plain)
+    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.Loop, "_round", plain)
     assert resumed(tmp_path / "parts", quiet).checksum == whole.checksum
 
 
@@ -221,8 +221,8 @@ def test_frozen_statistics_of_a_file_end_as_they_began(digits, tmp_path):
 
 def test_an_exported_model_gives_the_scores_of_the_saved_one(tmp_path, digits):
     pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'anchorfl[tracking]'")
-    from pipeline.mlmodel import _load_pyfunc
-    from pipeline.tracking.mlflow_model import pack
+    from anchorfl.pipeline.mlmodel import _load_pyfunc
+    from anchorfl.pipeline.tracking.mlflow_model import pack
 
     setup = make_setup(digits(), quiet)
     model = setup.model().train()

@@ -11,16 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.build import ModelOptions, build
-from pipeline.algorithm import messages
-from pipeline.algorithm.contract import ClientSide, Global, Report, ServerSide, Update
-from pipeline.algorithm.optimizers import OptimizerOptions, make
-from pipeline.algorithm.parameters import weights_of
-from pipeline.methods import fedalign
-from pipeline.methods.fedalign import AlignGlobal, AlignUpdate, FedAlign
-from pipeline.methods.fedavg import FedAvg
-from pipeline.training.local_training import Training, fit, infer
-from tasks.contract import Card, ClientData, Objective
+from anchorfl.models.build import ModelOptions, build
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.contract import ClientSide, Global, Report, ServerSide, Update
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make
+from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.pipeline.methods import fedalign
+from anchorfl.pipeline.methods.fedalign import AlignGlobal, AlignUpdate, FedAlign
+from anchorfl.pipeline.methods.fedavg import FedAvg
+from anchorfl.pipeline.training.local_training import Training, fit, infer
+from anchorfl.tasks.contract import Card, ClientData, Objective
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 C, D, WORDS, LENGTH = 4, 6, 11, 7

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from models.build import ModelOptions, build
-from models.classifier import Classifier
-from models.dropout import MaskSource
-from models.heads import ConceptHead
-from pipeline.algorithm import messages
-from pipeline.algorithm.contract import ClientSide, Report, ServerSide
-from pipeline.algorithm.generator_training import (
+from anchorfl.models.build import ModelOptions, build
+from anchorfl.models.classifier import Classifier
+from anchorfl.models.dropout import MaskSource
+from anchorfl.models.heads import ConceptHead
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.contract import ClientSide, Report, ServerSide
+from anchorfl.pipeline.algorithm.generator_training import (
     CONCEPTS,
     FROZEN,
     GENERATOR,
@@ -29,12 +29,12 @@ from pipeline.algorithm.generator_training import (
     taught,
     trained,
 )
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.methods.fedavg import FedAvg
-from pipeline.methods.fedbm import FedBM
-from pipeline.training.local_training import Training, fit, infer
-from tasks.contract import Card, ClientData, InputSpec, Objective
-from tasks.errors import InputError
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.methods.fedavg import FedAvg
+from anchorfl.pipeline.methods.fedbm import FedBM
+from anchorfl.pipeline.training.local_training import Training, fit, infer
+from anchorfl.tasks.contract import Card, ClientData, InputSpec, Objective
+from anchorfl.tasks.errors import InputError
 
 C, M, D, SIDE, ROWS = 3, 4, 5, 8, 10
 SINGLE = Objective("single")

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algorithm import messages
-from pipeline.algorithm.contract import Report, Update
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.execution.executor import SerialExecutor
-from pipeline.methods.feddyn import DynGlobal, FedDyn
-from pipeline.run.prepare import make_setup
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.contract import Report, Update
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.methods.feddyn import DynGlobal, FedDyn
+from anchorfl.pipeline.run.prepare import make_setup
 from tests.pipeline import compared
 from tests.pipeline.compared import SHAPES, N, arrays, assert_close, base_loss, elsewhere, gradient, logits, slope
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from models.heads import FrameHead
-from pipeline.algorithm.contract import Averaging
-from pipeline.execution.executor import SerialExecutor
-from pipeline.methods.fedetf import FedETF
-from pipeline.run.prepare import make_setup
+from anchorfl.models.heads import FrameHead
+from anchorfl.pipeline.algorithm.contract import Averaging
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.methods.fedetf import FedETF
+from anchorfl.pipeline.run.prepare import make_setup
 from tests.pipeline import compared
 from tests.pipeline.compared import C, D, N, arrays, assert_close, base_loss, elsewhere, encode, gradient, slope
 

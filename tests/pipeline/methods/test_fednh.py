@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from models.heads import PrototypeHead
-from pipeline.algorithm.contract import Averaging, Report, Update
-from pipeline.algorithm.parameters import weights_of
-from pipeline.methods.fednh import FedNH
-from pipeline.run.prepare import make_setup
-from pipeline.training.local_training import infer
+from anchorfl.models.heads import PrototypeHead
+from anchorfl.pipeline.algorithm.contract import Averaging, Report, Update
+from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.pipeline.methods.fednh import FedNH
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.training.local_training import infer
 from tests.pipeline import compared
 from tests.pipeline.compared import C, D, arrays, assert_close, base_loss, elsewhere, encode, gradient, slope
 

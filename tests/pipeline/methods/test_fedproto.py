@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from models.classifier import Classifier
-from pipeline.algorithm import messages
-from pipeline.algorithm.contract import ClientSide, Report
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.algorithm.parameters import load_sent, weights_of
-from pipeline.execution.executor import SerialExecutor
-from pipeline.methods.fedproto import FedProto, ProtoGlobal
-from pipeline.run.prepare import make_setup
-from pipeline.training.local_training import Training, fit, infer
-from tasks.contract import Card, ClientData, Objective
+from anchorfl.models.classifier import Classifier
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.contract import ClientSide, Report
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.algorithm.parameters import load_sent, weights_of
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.methods.fedproto import FedProto, ProtoGlobal
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.training.local_training import Training, fit, infer
+from anchorfl.tasks.contract import Card, ClientData, Objective
 from tests.pipeline import compared
 from tests.pipeline.compared import (
     SHAPES,

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from models.classifier import Classifier
-from models.dropout import MaskSource
-from models.heads import LinearHead
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.methods.fedavg import FedAvg
-from pipeline.methods.fedprox import FedProx
+from anchorfl.models.classifier import Classifier
+from anchorfl.models.dropout import MaskSource
+from anchorfl.models.heads import LinearHead
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.methods.fedavg import FedAvg
+from anchorfl.pipeline.methods.fedprox import FedProx
 from tests.pipeline import compared
 from tests.pipeline.compared import SHAPES, N, arrays, assert_close, base_loss, elsewhere, gradient, logits, slope
 

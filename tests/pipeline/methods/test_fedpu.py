@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algorithm import messages
-from pipeline.methods.fedavg import FedAvg
-from pipeline.methods.fedpu import FedPU
-from tasks.contract import Card, Objective
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.methods.fedavg import FedAvg
+from anchorfl.pipeline.methods.fedpu import FedPU
+from anchorfl.tasks.contract import Card, Objective
 from tests.pipeline import compared
 from tests.pipeline.compared import SHAPES, C, N, arrays, assert_close, elsewhere, gradient, logits, slope, softmax
 

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algorithm import messages
-from pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Report
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.algorithm.parameters import weights_of
-from pipeline.execution.executor import SerialExecutor
-from pipeline.methods.fedavg import FedAvg
-from pipeline.methods.fedrep import FedRep
-from pipeline.run.prepare import make_setup
-from pipeline.training.local_training import infer
-from tasks.contract import Objective
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Report
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.methods.fedavg import FedAvg
+from anchorfl.pipeline.methods.fedrep import FedRep
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.training.local_training import infer
+from anchorfl.tasks.contract import Objective
 from tests.pipeline import compared
 from tests.pipeline.compared import SHAPES, N, arrays, assert_close, base_loss, logits, slope
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algorithm import messages
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.methods.fedrod import FedROD
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.methods.fedrod import FedROD
 from tests.pipeline import compared
 from tests.pipeline.compared import (
     SHAPES,

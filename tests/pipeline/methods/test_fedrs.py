@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.methods.fedrs import FedRS
-from pipeline.run.prepare import make_setup
-from tasks.contract import Card
+from anchorfl.pipeline.methods.fedrs import FedRS
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.tasks.contract import Card
 from tests.pipeline import compared
 from tests.pipeline.compared import SHAPES, arrays, assert_close, base_loss, elsewhere, gradient, logits, slope
 

@@ -9,10 +9,10 @@ import dataclasses
 import pytest
 import torch
 
-from models.build import ModelOptions
-from pipeline.algorithm import messages
-from pipeline.execution.executor import SerialExecutor
-from pipeline.run.prepare import make_setup
+from anchorfl.models.build import ModelOptions
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.run.prepare import make_setup
 from tests.pipeline import compared
 
 METHODS = ("feddyn", "fedetf", "fednh", "fedprox", "fedrod", "scaffold")

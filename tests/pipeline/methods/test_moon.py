@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algorithm import messages
-from pipeline.algorithm.contract import ClientSide, Global
-from pipeline.algorithm.parameters import weights_of
-from pipeline.methods.fedavg import FedAvg
-from pipeline.methods.moon import Moon
-from pipeline.training.local_training import infer
-from tasks.contract import Objective
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.contract import ClientSide, Global
+from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.pipeline.methods.fedavg import FedAvg
+from anchorfl.pipeline.methods.moon import Moon
+from anchorfl.pipeline.training.local_training import infer
+from anchorfl.tasks.contract import Objective
 from tests.pipeline import compared
 from tests.pipeline.compared import (
     SHAPES,

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from models.build import ModelOptions
-from pipeline.algorithm import messages
-from pipeline.execution.executor import SerialExecutor
-from pipeline.run.lifecycle import run
-from pipeline.run.prepare import make_setup
-from pipeline.storage.saved_model import load_model
+from anchorfl.models.build import ModelOptions
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.storage.saved_model import load_model
 from tests.pipeline import compared
 
 COUNTER, MEAN = "encoder.norm1.num_batches_tracked", "encoder.norm1.running_mean"

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.algorithm import messages
-from pipeline.algorithm.contract import Report
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.methods.scaffold import ControlGlobal, ControlUpdate, Scaffold
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.contract import Report
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.methods.scaffold import ControlGlobal, ControlUpdate, Scaffold
 from tests.pipeline import compared
 from tests.pipeline.compared import SHAPES, N, arrays, assert_close, base_loss, elsewhere, gradient, logits, slope
 

@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-from pipeline.results.compare import compare, load_run
-from pipeline.storage.atomic_files import write_json
-from pipeline.storage.run_record import RoundRecord, RunInfo
-from pipeline.tracking.jsonl import JsonLines
-from tasks.errors import InputError
+from anchorfl.pipeline.results.compare import compare, load_run
+from anchorfl.pipeline.storage.atomic_files import write_json
+from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo
+from anchorfl.pipeline.tracking.jsonl import JsonLines
+from anchorfl.tasks.errors import InputError
 
 
 def make_run(folder, scores, *, validation=None, method="fedavg", seed=0, **params):

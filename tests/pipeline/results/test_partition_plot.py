@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.results.partition_plot import draw_partition, fits
-from tasks.ingest.class_histogram import Held
-from tasks.ingest.ingest import prepare
-from tasks.options import TaskOptions
-from tasks.registry import find_task
+from anchorfl.pipeline.results.partition_plot import draw_partition, fits
+from anchorfl.tasks.ingest.class_histogram import Held
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import find_task
 
 
 @pytest.fixture(scope="module")

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from pipeline.config.evaluation import EvaluationOptions
-from pipeline.config.experiment import digest
-from pipeline.config.schema import with_options
-from pipeline.execution.executor import RoundOutcome, SerialExecutor
-from pipeline.results.compare import compare, load_run
-from pipeline.results.predict import predict
-from pipeline.run.lifecycle import resumed, run
-from pipeline.run.prepare import make_setup
-from pipeline.run.round_loop import Loop
-from pipeline.storage.run_record import read_records
-from pipeline.training.evaluation import logits_of
-from tasks.errors import InputError
-from tasks.metrics.scores import FAMILIES, Scores
-from tuning.search.options import SweepOptions, resolve_metric
+from anchorfl.pipeline.config.evaluation import EvaluationOptions
+from anchorfl.pipeline.config.experiment import digest
+from anchorfl.pipeline.config.schema import with_options
+from anchorfl.pipeline.execution.executor import RoundOutcome, SerialExecutor
+from anchorfl.pipeline.results.compare import compare, load_run
+from anchorfl.pipeline.results.predict import predict
+from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.round_loop import Loop
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.pipeline.training.evaluation import logits_of
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.metrics.scores import FAMILIES, Scores
+from anchorfl.tuning.search.options import SweepOptions, resolve_metric
 
 NAMES = [measure.name for measure in FAMILIES["classification"].measures]
 SPLITS = ("validation", "test")

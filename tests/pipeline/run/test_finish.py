@@ -8,14 +8,14 @@ import json
 import pytest
 import torch
 
-from pipeline.algorithm.optimizers import OptimizerOptions, in_round, make
-from pipeline.config.federation import needed
-from pipeline.results.compare import load_run
-from pipeline.run import lifecycle as running
-from pipeline.run.lifecycle import resumed, run
-from pipeline.storage.atomic_files import write_json
-from pipeline.storage.run_record import LATE, read_about, read_records, with_late
-from tasks.errors import InputError
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, in_round, make
+from anchorfl.pipeline.config.federation import needed
+from anchorfl.pipeline.results.compare import load_run
+from anchorfl.pipeline.run import lifecycle as running
+from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.storage.atomic_files import write_json
+from anchorfl.pipeline.storage.run_record import LATE, read_about, read_records, with_late
+from anchorfl.tasks.errors import InputError
 from tests.pipeline.compared import quiet
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.main import EXIT_QUORUM, main
-from pipeline.config.schema import to_toml
-from pipeline.run.lifecycle import run
+from anchorfl.pipeline.cli.main import EXIT_QUORUM, main
+from anchorfl.pipeline.config.schema import to_toml
+from anchorfl.pipeline.run.lifecycle import run
 
 
 def quiet(line: str) -> None:
@@ -68,6 +68,6 @@ def test_other_errors_of_the_system_are_not_taken_for_it(monkeypatch, tmp_path):
     def denied(*_):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("pipeline.cli.commands.presets", denied)
+    monkeypatch.setattr("anchorfl.pipeline.cli.commands.presets", denied)
     with pytest.raises(OSError, match="Input/output error"):
         main(["presets"])

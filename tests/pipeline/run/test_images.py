@@ -10,19 +10,19 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pipeline.algorithm import messages
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.execution.executor import SerialExecutor
-from pipeline.execution.pooled_executor import in_process
-from pipeline.run.lifecycle import run
-from pipeline.run.prepare import make_setup
-from pipeline.training.client import ClientHost, RowCache
-from pipeline.training.local_training import augmentation, infer, pieces
-from tasks.contract import ClientData
-from tasks.errors import InputError
-from tasks.options import TaskOptions
-from tasks.scaling import IMAGENET_MEAN, Scaling
-from tasks.synthetic.pbc import write
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.execution.pooled_executor import in_process
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.training.client import ClientHost, RowCache
+from anchorfl.pipeline.training.local_training import augmentation, infer, pieces
+from anchorfl.tasks.contract import ClientData
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.scaling import IMAGENET_MEAN, Scaling
+from anchorfl.tasks.synthetic.pbc import write
 
 AUGMENTED = {"crop": 4, "flip": "both"}
 

@@ -8,18 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import pipeline.run.round_loop
-from pipeline.algorithm import messages
-from pipeline.cli.main import main
-from pipeline.execution.executor import SerialExecutor, scored_as
-from pipeline.execution.memory_probe import measure_client, measure_server
-from pipeline.methods import METHODS
-from pipeline.run.lifecycle import resumed, run
-from pipeline.run.prepare import make_setup
-from pipeline.storage.run_record import read_records
-from pipeline.training.evaluation import evaluate, mean_of_models
-from tasks.contract import Objective
-from tasks.metrics.scores import Scores
+import anchorfl.pipeline.run.round_loop
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.cli.main import main
+from anchorfl.pipeline.execution.executor import SerialExecutor, scored_as
+from anchorfl.pipeline.execution.memory_probe import measure_client, measure_server
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.pipeline.training.evaluation import evaluate, mean_of_models
+from anchorfl.tasks.contract import Objective
+from anchorfl.tasks.metrics.scores import Scores
 from tests.pipeline import compared
 
 OWN = ("fedproto", {}), ("fedproto", {"inference": "prototype"}), ("fedrep", {"scored": "clients", "head_epochs": 1})
@@ -191,17 +191,17 @@ def test_stopped_and_resumed(experiment, tmp_path, monkeypatch, method, options,
     """Memories come back from the checkpoint, those of clients that never took part as none."""
     e = experiment(method, options=options, evaluation={"select": select, "test": "last"}, **FEW)
     whole = run(e, tmp_path / "whole", compared.quiet)
-    plain = pipeline.run.round_loop.Loop._round
+    plain = anchorfl.pipeline.run.round_loop.Loop._round
 
     def interrupted(self, round_):
         if round_ == 3:
             raise KeyboardInterrupt
         plain(self, round_)
 
-    monkeypatch.setattr(pipeline.run.round_loop.Loop, "_round", interrupted)
+    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.Loop, "_round", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(e, tmp_path / "parts", compared.quiet)
-    monkeypatch.setattr(pipeline.run.round_loop.Loop, "_round", plain)
+    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.Loop, "_round", plain)
     parts = resumed(tmp_path / "parts", compared.quiet)
     assert (parts.checksum, parts.scores) == (whole.checksum, whole.scores)
     for one, other in zip(*(read_records(tmp_path / name)[0] for name in ("whole", "parts")), strict=True):

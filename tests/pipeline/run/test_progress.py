@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline.execution.cohort import WITHOUT_GPU, RoundOutcome
-from pipeline.run.progress import BARE, Progress, clock, in_bytes
+from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, RoundOutcome
+from anchorfl.pipeline.run.progress import BARE, Progress, clock, in_bytes
 
 
 @pytest.mark.parametrize(

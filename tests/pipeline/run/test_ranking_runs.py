@@ -13,24 +13,24 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.cli.commands import predict as predict_command
-from pipeline.config.experiment import digest
-from pipeline.execution.executor import RoundOutcome, SerialExecutor
-from pipeline.results.compare import compare, load_run
-from pipeline.results.predict import predict
-from pipeline.run.lifecycle import resumed, run
-from pipeline.run.prepare import make_setup
-from pipeline.run.progress import Progress
-from pipeline.storage.run_record import read_records
-from pipeline.training.evaluation import RankedSplits, logits_of, ranked
-from tasks.arrays.labels import Labels
-from tasks.contract import Objective
-from tasks.ingest.ingest import prepare
-from tasks.ingest.prepared import training_counts
-from tasks.metrics.ranking import Ranking, propensities
-from tasks.metrics.scores import FAMILIES
-from tasks.options import TaskOptions
-from tasks.registry import find_task
+from anchorfl.pipeline.cli.commands import predict as predict_command
+from anchorfl.pipeline.config.experiment import digest
+from anchorfl.pipeline.execution.executor import RoundOutcome, SerialExecutor
+from anchorfl.pipeline.results.compare import compare, load_run
+from anchorfl.pipeline.results.predict import predict
+from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.progress import Progress
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.pipeline.training.evaluation import RankedSplits, logits_of, ranked
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import Objective
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.ingest.prepared import training_counts
+from anchorfl.tasks.metrics.ranking import Ranking, propensities
+from anchorfl.tasks.metrics.scores import FAMILIES
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import find_task
 
 NAMES = [measure.name for measure in FAMILIES["ranking"].measures]
 SPLITS = ("validation", "test")
@@ -116,7 +116,7 @@ def test_the_option_is_part_of_the_digest_and_changes_no_weight(ranking, experim
 @pytest.mark.parametrize("method", ["fedavg", "fedalign"])
 def test_best_validation_by_p_at_1_and_resume(ranking, tmp_path, monkeypatch, method):
     """Stopped after two rounds and resumed; FedAlign's gate, which asks for F1 on the validation rows, works too."""
-    import pipeline.run.round_loop
+    import anchorfl.pipeline.run.round_loop
 
     e = ranking(method, evaluation={"select": "best_validation"}, federation={"rounds": 5})
     uninterrupted = run(e, tmp_path / "whole", quiet)
@@ -125,17 +125,17 @@ def test_best_validation_by_p_at_1_and_resume(ranking, tmp_path, monkeypatch, me
     content = json.loads((tmp_path / "whole" / "result.json").read_text())
     assert content["round"] == best.round
     assert uninterrupted.scores["test"] == {n: best.metrics[f"test/{n}"] for n in NAMES}
-    plain = pipeline.run.round_loop.Loop._round
+    plain = anchorfl.pipeline.run.round_loop.Loop._round
 
     def interrupted(self, round_):
         if round_ == 3:
             raise KeyboardInterrupt
         plain(self, round_)
 
-    monkeypatch.setattr(pipeline.run.round_loop.Loop, "_round", interrupted)
+    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.Loop, "_round", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(e, tmp_path / "parts", quiet)
-    monkeypatch.setattr(pipeline.run.round_loop.Loop, "_round", plain)
+    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.Loop, "_round", plain)
     parts = resumed(tmp_path / "parts", quiet)
     assert (parts.checksum, parts.scores) == (uninterrupted.checksum, uninterrupted.scores)
 

@@ -7,13 +7,13 @@ import json
 
 import pytest
 
-from pipeline.cli.main import EXIT_QUORUM, main
-from pipeline.config.schema import to_toml
-from pipeline.execution.executor import SerialExecutor
-from pipeline.run.lifecycle import run
-from pipeline.run.round_loop import RECOVERIES, Loop
-from pipeline.storage.run_record import read_records
-from pipeline.training.errors import LostError
+from anchorfl.pipeline.cli.main import EXIT_QUORUM, main
+from anchorfl.pipeline.config.schema import to_toml
+from anchorfl.pipeline.execution.executor import SerialExecutor
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.run.round_loop import RECOVERIES, Loop
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.pipeline.training.errors import LostError
 from tests.pipeline.compared import quiet
 
 
@@ -24,8 +24,8 @@ def test_below_the_quorum_the_run_ends_with_3_and_goes_on_from_its_checkpoint(
     e = experiment("fedavg", federation={"rounds": 3, "clients_per_round": 4, "epochs": 1, "quorum": 1.0})
     expected = run(e, tmp_path / "whole", quiet)
     (tmp_path / "e.toml").write_text(to_toml(e))
-    fit, broken = "pipeline.training.client.ClientHost.fit", [True]
-    from pipeline.training.client import ClientHost
+    fit, broken = "anchorfl.pipeline.training.client.ClientHost.fit", [True]
+    from anchorfl.pipeline.training.client import ClientHost
 
     plain = ClientHost.fit
 

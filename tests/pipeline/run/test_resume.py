@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.schema import to_toml
-from pipeline.methods import METHODS
-from pipeline.run.lifecycle import resumed, run
-from pipeline.run.round_loop import Loop
-from pipeline.storage.run_record import read_records
-from tasks.errors import InputError
+from anchorfl.pipeline.config.schema import to_toml
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.run.round_loop import Loop
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.tasks.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -46,9 +46,9 @@ def test_stopped_and_resumed(experiment, tmp_path, monkeypatch, method, select):
     e = experiment(method, evaluation={"select": select}, federation={"rounds": 4})
     whole = run(e, tmp_path / "whole", quiet)
     folder = tmp_path / "parts"
-    import pipeline.run.round_loop
+    import anchorfl.pipeline.run.round_loop
 
-    plain = pipeline.run.round_loop.Loop._round
+    plain = anchorfl.pipeline.run.round_loop.Loop._round
     for stop_at in (2, 3):
 
         def interrupted(self, round_, stop_at=stop_at):
@@ -56,10 +56,10 @@ def test_stopped_and_resumed(experiment, tmp_path, monkeypatch, method, select):
                 raise KeyboardInterrupt
             plain(self, round_)
 
-        monkeypatch.setattr(pipeline.run.round_loop.Loop, "_round", interrupted)
+        monkeypatch.setattr(anchorfl.pipeline.run.round_loop.Loop, "_round", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(e, folder, quiet) if stop_at == 2 else resumed(folder, quiet)
-    monkeypatch.setattr(pipeline.run.round_loop.Loop, "_round", plain)
+    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.Loop, "_round", plain)
     parts = resumed(folder, quiet)
     assert parts.checksum == whole.checksum
     assert parts.scores == whole.scores
@@ -75,8 +75,10 @@ def test_killed_with_sigkill_and_resumed(experiment, tmp_path):
     folder = tmp_path / "killed"
     preset = tmp_path / "toy.toml"
     preset.write_text(to_toml(e))
-    code = f"from pipeline.cli.main import main; main(['run', {str(preset)!r}, '--output', {str(folder)!r}])"
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    code = f"from anchorfl.pipeline.cli.main import main; main(['run', {str(preset)!r}, '--output', {str(folder)!r}])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    )
     index = folder / "checkpoint" / "checkpoint.json"
     deadline = time.monotonic() + 120
     while not (index.exists() and json.loads(index.read_text())["round"] >= 3):
@@ -96,7 +98,7 @@ def test_a_checkpoint_of_another_method_is_refused(experiment, tmp_path, monkeyp
     run(experiment("fedavg"), folder, quiet)
     (folder / "result.json").unlink()
     config = json.loads((folder / "config.json").read_text())
-    from pipeline.config.experiment import to_tree
+    from anchorfl.pipeline.config.experiment import to_tree
 
     (folder / "config.json").write_text(json.dumps(config | {"method": to_tree(experiment("fedalign"))["method"]}))
     with pytest.raises(ValueError, match="tensors do not fit the state"):
@@ -109,7 +111,7 @@ def test_resume_of_nothing(tmp_path):
 
 
 def test_two_processes_never_share_a_folder(experiment, tmp_path):
-    from pipeline.storage.run_folder import held
+    from anchorfl.pipeline.storage.run_folder import held
 
     with held(tmp_path / "run"), pytest.raises(InputError, match=rf"is in use by process {os.getpid()}: wait for it"):
         run(experiment("fedavg"), tmp_path / "run", quiet)

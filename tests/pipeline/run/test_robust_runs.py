@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from pipeline.algorithm import messages
-from pipeline.algorithm.aggregation import ROBUST, clipped, krum, mean_of, median_of, trimmed_mean_of
-from pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global, Update
-from pipeline.config.experiment import digest, to_tree
-from pipeline.config.federation import FederationOptions
-from pipeline.config.presets import read_preset
-from pipeline.config.schema import from_tree
-from pipeline.execution.executor import SerialExecutor, server_of
-from pipeline.methods import METHODS
-from pipeline.run.lifecycle import run
-from pipeline.run.prepare import make_setup
-from pipeline.storage.run_record import read_records
-from tasks.errors import InputError
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.aggregation import ROBUST, clipped, krum, mean_of, median_of, trimmed_mean_of
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global, Update
+from anchorfl.pipeline.config.experiment import digest, to_tree
+from anchorfl.pipeline.config.federation import FederationOptions
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.config.schema import from_tree
+from anchorfl.pipeline.execution.executor import SerialExecutor, server_of
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.tasks.errors import InputError
 from tests.pipeline.compared import nobody, quiet
 
 ALL = {"rounds": 6, "clients_per_round": 0, "quorum": 1.0}

@@ -9,10 +9,10 @@ import time
 import pytest
 import torch
 
-from pipeline.storage.backup import Mirror
-from pipeline.storage.checkpoint import Checkpoints
-from tasks.errors import InputError
-from tasks.files import object_store
+from anchorfl.pipeline.storage.backup import Mirror
+from anchorfl.pipeline.storage.checkpoint import Checkpoints
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files import object_store
 from tests.pipeline.mirrors import Outage, contents, files
 
 

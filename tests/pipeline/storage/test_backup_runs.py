@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.main import main
-from pipeline.config.schema import to_toml
-from pipeline.run.lifecycle import resumed, run
-from pipeline.storage.restore import fetched
-from tasks.files import object_store
+from anchorfl.pipeline.cli.main import main
+from anchorfl.pipeline.config.schema import to_toml
+from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.storage.restore import fetched
+from anchorfl.tasks.files import object_store
 from tests.pipeline.mirrors import Outage, contents, files, mirrored, quiet, rows, stop_at, whole
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -119,9 +119,9 @@ def test_killed_with_sigkill(experiment, tmp_path, monkeypatch, s3):
     expected = run(e, tmp_path / "expected", quiet)
     copy = f"{s3}/runs/killed"
     code = (
-        "import sys, time\nfrom tasks.files import object_store as places\nreal = places.write_bytes\n"
+        "import sys, time\nfrom anchorfl.tasks.files import object_store as places\nreal = places.write_bytes\n"
         "def slow(place, data):\n    time.sleep(0.01)\n    real(place, data)\n    time.sleep(0.01)\n"
-        "places.write_bytes = slow\nfrom pipeline.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+        "places.write_bytes = slow\nfrom anchorfl.pipeline.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     )
     (tmp_path / "toy.toml").write_text(to_toml(mirrored(e, f"{s3}/runs")))
     words = ["run", str(tmp_path / "toy.toml"), "--output", "runs/killed"]
@@ -130,7 +130,7 @@ def test_killed_with_sigkill(experiment, tmp_path, monkeypatch, s3):
         machine.mkdir()
         log = (machine / "log").open("w")
         process = subprocess.Popen(
-            [sys.executable, "-c", code, *words], cwd=machine, env=os.environ | {"PYTHONPATH": str(ROOT)},
+            [sys.executable, "-c", code, *words], cwd=machine, env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
             stdout=log, stderr=log,
         )  # fmt: skip
         deadline = time.monotonic() + 120
@@ -160,7 +160,7 @@ def test_killed_with_sigkill(experiment, tmp_path, monkeypatch, s3):
 
 def test_a_run_whose_mirror_is_lost_is_a_run(experiment, tmp_path, monkeypatch):
     """It ends well, says that the copy is not up to date, and ``resume`` brings it up to date."""
-    monkeypatch.setattr("pipeline.storage.backup.END_ATTEMPTS", 1)
+    monkeypatch.setattr("anchorfl.pipeline.storage.backup.END_ATTEMPTS", 1)
     e, lines = experiment("fedalign"), []
     expected = run(e, tmp_path / "expected", quiet)
     store = Outage(monkeypatch, down=False)

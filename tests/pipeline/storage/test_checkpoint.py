@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.storage.checkpoint import Checkpoints
-from tasks.errors import InputError
+from anchorfl.pipeline.storage.checkpoint import Checkpoints
+from anchorfl.tasks.errors import InputError
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:
@@ -50,7 +50,7 @@ def test_a_kill_before_the_index_leaves_the_old_checkpoint(tmp_path, monkeypatch
     def killed(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pipeline.storage.checkpoint.json.dumps", killed)
+    monkeypatch.setattr("anchorfl.pipeline.storage.checkpoint.json.dumps", killed)
     with pytest.raises(KeyboardInterrupt):
         checkpoints.save(2, {"state": tensors(2.0), "memory-00000": tensors(0.2)}, {})
     monkeypatch.undo()

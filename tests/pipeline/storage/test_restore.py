@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.main import main
-from pipeline.config.schema import to_toml
-from pipeline.run.lifecycle import resumed, run
-from pipeline.storage.restore import catch_up, fetch, fetched
-from tasks.errors import InputError
-from tasks.files import object_store
+from anchorfl.pipeline.cli.main import main
+from anchorfl.pipeline.config.schema import to_toml
+from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.storage.restore import catch_up, fetch, fetched
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files import object_store
 from tests.pipeline.mirrors import contents, files, mirrored, quiet, stop_at
 
 

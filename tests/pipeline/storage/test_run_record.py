@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from pipeline.storage.run_record import LATE, RoundRecord, RunInfo, read_records, with_late, write_late
-from pipeline.tracking.jsonl import JsonLines
-from tasks.errors import InputError
+from anchorfl.pipeline.storage.run_record import LATE, RoundRecord, RunInfo, read_records, with_late, write_late
+from anchorfl.pipeline.tracking.jsonl import JsonLines
+from anchorfl.tasks.errors import InputError
 
 
 def about(folder, **changes):

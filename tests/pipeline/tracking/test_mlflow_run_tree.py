@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.storage.atomic_files import read_json
-from pipeline.storage.run_record import RoundRecord, RunInfo
-from pipeline.tracking import mlflow_upload
-from pipeline.tracking.jsonl import JsonLines
-from pipeline.tracking.mlflow_run_tree import Deliveries, parts_of
-from pipeline.tracking.mlflow_store import open_store
-from pipeline.tracking.mlflow_writer import MlflowWriter, send
-from tasks.errors import InputError
+from anchorfl.pipeline.storage.atomic_files import read_json
+from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo
+from anchorfl.pipeline.tracking import mlflow_upload
+from anchorfl.pipeline.tracking.jsonl import JsonLines
+from anchorfl.pipeline.tracking.mlflow_run_tree import Deliveries, parts_of
+from anchorfl.pipeline.tracking.mlflow_store import open_store
+from anchorfl.pipeline.tracking.mlflow_writer import MlflowWriter, send
+from anchorfl.tasks.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The ``noload`` loader strategy is deprecated:sqlalchemy.exc.SADeprecationWarning"
@@ -243,8 +243,8 @@ def test_one_writer_serves_a_sweep(tmp_path, store):
 WRITE = """
 import sys
 from pathlib import Path
-from pipeline.tracking.mlflow_run_tree import Deliveries, parts_of
-from pipeline.tracking.mlflow_writer import MlflowWriter
+from anchorfl.pipeline.tracking.mlflow_run_tree import Deliveries, parts_of
+from anchorfl.pipeline.tracking.mlflow_writer import MlflowWriter
 folder, uri = Path(sys.argv[1]), sys.argv[2]
 deliveries = Deliveries(folder, uri)
 for part in parts_of(folder):
@@ -260,7 +260,7 @@ def test_a_process_that_is_killed(tmp_path, store):
     parent, folders = sweep(tmp_path)
     open_store(store)
     command = [sys.executable, "-c", WRITE, str(parent), store]
-    root = Path(mlflow_upload.__file__).parents[2]
+    root = Path(mlflow_upload.__file__).parents[3]
     for so_many in (1, 7, 15):
         process = subprocess.Popen(command, cwd=root)
         until = time.monotonic() + 120

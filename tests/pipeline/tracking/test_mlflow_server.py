@@ -9,13 +9,13 @@ import urllib.request
 
 import pytest
 
-from pipeline.config.tracking import TrackingOptions
-from pipeline.run.lifecycle import open_tracker, run
-from pipeline.storage.run_record import RoundRecord, RunInfo
-from pipeline.tracking.jsonl import JsonLines
-from pipeline.tracking.mlflow_run_tree import Deliveries
-from pipeline.tracking.mlflow_store import open_store
-from pipeline.tracking.mlflow_writer import send
+from anchorfl.pipeline.config.tracking import TrackingOptions
+from anchorfl.pipeline.run.lifecycle import open_tracker, run
+from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo
+from anchorfl.pipeline.tracking.jsonl import JsonLines
+from anchorfl.pipeline.tracking.mlflow_run_tree import Deliveries
+from anchorfl.pipeline.tracking.mlflow_store import open_store
+from anchorfl.pipeline.tracking.mlflow_writer import send
 
 pytestmark = [
     pytest.mark.slow,

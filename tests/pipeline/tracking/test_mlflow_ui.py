@@ -13,9 +13,9 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
-from pipeline.tracking import mlflow_ui
-from pipeline.tracking.mlflow_ui import serve, server_command
-from tasks.errors import InputError
+from anchorfl.pipeline.tracking import mlflow_ui
+from anchorfl.pipeline.tracking.mlflow_ui import serve, server_command
+from anchorfl.tasks.errors import InputError
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def listening(process):
 def test_what_is_started_listens_on_loopback_alone(tmp_path, port):
     database = tmp_path / "mlflow.db"
     MlflowClient(f"sqlite:///{database}").create_experiment("one")
-    command = [sys.executable, "-c", "import sys; from tuning.cli import main; sys.exit(main(sys.argv[1:]))"]
+    command = [sys.executable, "-c", "import sys; from anchorfl.tuning.cli import main; sys.exit(main(sys.argv[1:]))"]
     process = psutil.Popen([*command, "ui", "--uri", f"sqlite:///{database}", "--port", str(port)])
     try:
         until = time.monotonic() + 120

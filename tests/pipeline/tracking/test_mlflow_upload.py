@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.redaction import recorded, shown
-from pipeline.config.tracking import TrackingOptions
-from pipeline.run.lifecycle import open_tracker
-from pipeline.tracking import mlflow_store
-from pipeline.tracking.mlflow_store import reason, store_uri
-from pipeline.tracking.mlflow_writer import send
-from tasks.errors import InputError
+from anchorfl.pipeline.config.redaction import recorded, shown
+from anchorfl.pipeline.config.tracking import TrackingOptions
+from anchorfl.pipeline.run.lifecycle import open_tracker
+from anchorfl.pipeline.tracking import mlflow_store
+from anchorfl.pipeline.tracking.mlflow_store import reason, store_uri
+from anchorfl.pipeline.tracking.mlflow_writer import send
+from anchorfl.tasks.errors import InputError
 
 
 def test_a_database_is_there_whole_or_not_at_all(tmp_path):

@@ -10,14 +10,14 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline.mlmodel import _load_pyfunc
-from pipeline.results.predict import predict
-from pipeline.run.lifecycle import run
-from pipeline.storage.atomic_files import read_json
-from pipeline.tracking import mlflow_model
-from pipeline.tracking.mlflow_model import LOADER, pack, requirements
-from pipeline.tracking.mlflow_writer import send
-from tasks.errors import InputError
+from anchorfl.pipeline.mlmodel import _load_pyfunc
+from anchorfl.pipeline.results.predict import predict
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.storage.atomic_files import read_json
+from anchorfl.pipeline.tracking import mlflow_model
+from anchorfl.pipeline.tracking.mlflow_model import LOADER, pack, requirements
+from anchorfl.pipeline.tracking.mlflow_writer import send
+from anchorfl.tasks.errors import InputError
 
 pytestmark = [
     pytest.mark.filterwarnings(

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.tracking import TrackingOptions
-from pipeline.run.lifecycle import open_tracker, run
-from pipeline.storage.run_record import RoundRecord, RunInfo
-from pipeline.tracking import mlflow_upload
-from pipeline.tracking.jsonl import JsonLines
-from pipeline.tracking.mlflow_run_tree import Deliveries
-from pipeline.tracking.mlflow_store import open_store
-from pipeline.tracking.mlflow_ui import serve
-from pipeline.tracking.mlflow_writer import send
+from anchorfl.pipeline.config.tracking import TrackingOptions
+from anchorfl.pipeline.run.lifecycle import open_tracker, run
+from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo
+from anchorfl.pipeline.tracking import mlflow_upload
+from anchorfl.pipeline.tracking.jsonl import JsonLines
+from anchorfl.pipeline.tracking.mlflow_run_tree import Deliveries
+from anchorfl.pipeline.tracking.mlflow_store import open_store
+from anchorfl.pipeline.tracking.mlflow_ui import serve
+from anchorfl.pipeline.tracking.mlflow_writer import send
 
 pytest.importorskip("psycopg", reason="the driver is not installed: pip install 'psycopg[binary]'")
 pytestmark = [
@@ -176,14 +176,14 @@ def test_a_sweep(tmp_path, database):
 
 
 SEND = (
-    "import sys; from pathlib import Path; from pipeline.tracking.mlflow_writer import send;"
+    "import sys; from pathlib import Path; from anchorfl.pipeline.tracking.mlflow_writer import send;"
     " send(Path(sys.argv[1]), sys.argv[2])"
 )
 
 
 def test_two_machines_that_meet_an_empty_database(tmp_path, database):
     """Each has a folder of its own for temporary files, so that MLflow's own lock does not see the other."""
-    root, processes = Path(mlflow_upload.__file__).parents[2], []
+    root, processes = Path(mlflow_upload.__file__).parents[3], []
     for name in ("one", "two", "three"):
         folder = written(tmp_path / name / "runs" / name)
         (tmp_path / name / "tmp").mkdir()
@@ -209,14 +209,14 @@ def test_a_server_that_is_not_there_costs_one_line(tmp_path):
     assert "\n" not in lines[0]
 
 
-SERVE = "import sys; from pipeline.tracking.mlflow_ui import serve; serve(sys.argv[1], int(sys.argv[2]))"
+SERVE = "import sys; from anchorfl.pipeline.tracking.mlflow_ui import serve; serve(sys.argv[1], int(sys.argv[2]))"
 
 
 def test_the_pages(tmp_path, database):
-    assert serve.__module__ == "pipeline.tracking.mlflow_ui"
+    assert serve.__module__ == "anchorfl.pipeline.tracking.mlflow_ui"
     folder = written(tmp_path / "runs" / "run")
     send(folder, database)
-    root, port = Path(mlflow_upload.__file__).parents[2], free_port()
+    root, port = Path(mlflow_upload.__file__).parents[3], free_port()
     own = os.environ | {"PYTHONPATH": str(root)}
     with (tmp_path / "log").open("w") as log:
         command = [sys.executable, "-c", SERVE, database, str(port)]

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.tracking import TrackingOptions
-from pipeline.run.lifecycle import open_tracker
-from pipeline.storage.atomic_files import read_json
-from pipeline.storage.run_record import RoundRecord, RunInfo, read_records
-from pipeline.tracking import mlflow_upload
-from pipeline.tracking.jsonl import JsonLines
-from pipeline.tracking.mlflow_upload import MARK
-from pipeline.tracking.mlflow_writer import send
-from tasks.errors import InputError
+from anchorfl.pipeline.config.tracking import TrackingOptions
+from anchorfl.pipeline.run.lifecycle import open_tracker
+from anchorfl.pipeline.storage.atomic_files import read_json
+from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, read_records
+from anchorfl.pipeline.tracking import mlflow_upload
+from anchorfl.pipeline.tracking.jsonl import JsonLines
+from anchorfl.pipeline.tracking.mlflow_upload import MARK
+from anchorfl.pipeline.tracking.mlflow_writer import send
+from anchorfl.tasks.errors import InputError
 
 # MLflow 3.17.2 maps its tables with SQLAlchemy's ``noload``, deprecated since SQLAlchemy 2.1: not ours to mend.
 pytestmark = pytest.mark.filterwarnings(

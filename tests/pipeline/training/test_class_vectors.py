@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from models.build import ModelOptions
-from models.concepts import Asked, keep
-from models.label_names import NamesError
-from pipeline.methods.fedavg import FedAvg
-from pipeline.run.lifecycle import run
-from pipeline.run.prepare import make_setup, prepare_data
-from pipeline.run.provenance import run_info
-from pipeline.training.class_vectors import asked_of, share_of
-from tasks.errors import InputError
-from tasks.registry import find_task
+from anchorfl.models.build import ModelOptions
+from anchorfl.models.concepts import Asked, keep
+from anchorfl.models.label_names import NamesError
+from anchorfl.pipeline.methods.fedavg import FedAvg
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.run.prepare import make_setup, prepare_data
+from anchorfl.pipeline.run.provenance import run_info
+from anchorfl.pipeline.training.class_vectors import asked_of, share_of
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.registry import find_task
 from tests.tiny_bert import WIDTH, saved_bert
 
 PROMPTS = "a photo of {name} | {name}. | a {name} | {name}"

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from models.classifier import Classifier
-from models.dropout import MaskSource
-from models.heads import LinearHead
-from pipeline.algorithm import messages
-from pipeline.algorithm.contract import Global
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.algorithm.parameters import weights_of
-from pipeline.methods.fedavg import FedAvg
-from pipeline.training.local_training import Training, UpdateError, fit, infer
+from anchorfl.models.classifier import Classifier
+from anchorfl.models.dropout import MaskSource
+from anchorfl.models.heads import LinearHead
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.contract import Global
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.pipeline.methods.fedavg import FedAvg
+from anchorfl.pipeline.training.local_training import Training, UpdateError, fit, infer
 from tests.pipeline.ragged import METHODS, PLAIN, SAVINGS, SINGLE, client, images, network, state_of
 
 

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from models.classifier import Classifier
-from models.dropout import MaskSource
-from models.heads import LinearHead
-from pipeline.algorithm import messages
-from pipeline.algorithm.contract import ClientSide, Global
-from pipeline.algorithm.optimizers import OptimizerOptions
-from pipeline.algorithm.parameters import weights_of
-from pipeline.methods.fedavg import FedAvg
-from pipeline.training.local_training import Training, fit, infer, pieces
-from tasks.contract import ClientData
+from anchorfl.models.classifier import Classifier
+from anchorfl.models.dropout import MaskSource
+from anchorfl.models.heads import LinearHead
+from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.algorithm.contract import ClientSide, Global
+from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.pipeline.methods.fedavg import FedAvg
+from anchorfl.pipeline.training.local_training import Training, fit, infer, pieces
+from anchorfl.tasks.contract import ClientData
 from tests.pipeline.ragged import METHODS, PLAIN, SAVINGS, SINGLE, D, client, images, network, state_of
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from pipeline.config.presets import read_preset
-from pipeline.run.lifecycle import run
-from pipeline.training.client import RowCache
-from tasks.contract import Card, ClientData
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.training.client import RowCache
+from anchorfl.tasks.contract import Card, ClientData
 from tests.pipeline.compared import quiet
 
 

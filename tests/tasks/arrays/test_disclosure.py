@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.arrays.arrow import list_parts, padded, table_digest
-from tasks.arrays.disclosure import disclosed, disclosed_table, known_matrix
-from tasks.arrays.labels import Labels
-from tasks.ingest.prepared import table_bytes
+from anchorfl.tasks.arrays.arrow import list_parts, padded, table_digest
+from anchorfl.tasks.arrays.disclosure import disclosed, disclosed_table, known_matrix
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.ingest.prepared import table_bytes
 
 Y = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1]], dtype=bool)
 MULTI = np.array([[1, 1, 0], [0, 0, 0], [0, 0, 1]], dtype=bool)
@@ -86,9 +86,9 @@ def test_more_values_than_an_array_can_hold(monkeypatch):
     assert whole["x"].num_chunks == 1
     data, digest = table_bytes(whole)
     assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 1
-    monkeypatch.setattr("tasks.arrays.arrow.MOST_VALUES", 8)
-    monkeypatch.setattr("tasks.arrays.chunks.LARGEST", 8)
-    monkeypatch.setattr("tasks.ingest.prepared.GROUP_BYTES", 40)
+    monkeypatch.setattr("anchorfl.tasks.arrays.arrow.MOST_VALUES", 8)
+    monkeypatch.setattr("anchorfl.tasks.arrays.chunks.LARGEST", 8)
+    monkeypatch.setattr("anchorfl.tasks.ingest.prepared.GROUP_BYTES", 40)
     cut = disclosed_table(table, (0, 1), 2, "single")
     assert cut["x"].num_chunks > 1
     assert cut.equals(whole)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.arrays.labels import Labels
+from anchorfl.tasks.arrays.labels import Labels
 from tests.tasks.federations import QUICK
 
 

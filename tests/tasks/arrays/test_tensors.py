@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tasks.arrays.tensors import client_data
-from tasks.contract import InputSpec, Objective
+from anchorfl.tasks.arrays.tensors import client_data
+from anchorfl.tasks.contract import InputSpec, Objective
 
 KINDS = [
     (InputSpec("tokens", (7,), vocabulary=("a", "b")), pa.int32(), (0, 1)),

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.corpus import corpus_files
-from tasks.corpus.cooccurrence import count_names
-from tasks.corpus.corpus_files import Reading, files, pieces_of
-from tasks.corpus.counting import Counts, Scanner
-from tasks.errors import InputError
+from anchorfl.tasks.corpus import corpus_files
+from anchorfl.tasks.corpus.cooccurrence import count_names
+from anchorfl.tasks.corpus.corpus_files import Reading, files, pieces_of
+from anchorfl.tasks.corpus.counting import Counts, Scanner
+from anchorfl.tasks.errors import InputError
 
 NAMES = ("walking", "eat meal", "phone on table", "never")
 
@@ -143,8 +143,8 @@ def test_memory_stays_bounded(tmp_path):
             file.write("somebody was walking and had the phone on the table\n" * 20_000)
     code = (
         "import resource, sys\n"
-        "from tasks.corpus.cooccurrence import count_names\n"
-        "from tasks.corpus.counting import Scanner\n"
+        "from anchorfl.tasks.corpus.cooccurrence import count_names\n"
+        "from anchorfl.tasks.corpus.counting import Scanner\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
         "before = peak()\n"
         "found = count_names([sys.argv[1]], Scanner(('walking', 'phone on table')))\n"

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tasks.corpus.counting import MARKS, RECORD, TITLES, Counts, Scanner
-from tasks.corpus.name_matching import STOP, forms, name_words, stemmed, words_of
-from tasks.errors import InputError
+from anchorfl.tasks.corpus.counting import MARKS, RECORD, TITLES, Counts, Scanner
+from anchorfl.tasks.corpus.name_matching import STOP, forms, name_words, stemmed, words_of
+from anchorfl.tasks.errors import InputError
 
 QUICK = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 WORD = re.compile(r"[^\W_]+")

@@ -13,8 +13,8 @@ from pathlib import Path
 import pyarrow
 import pytest
 
-from tasks.errors import InputError
-from tasks.files import object_store
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files import object_store
 
 
 @pytest.fixture(params=["path", "file", "s3", "query"])

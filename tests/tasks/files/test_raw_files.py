@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.contract import Source
-from tasks.errors import InputError
-from tasks.files.raw_files import file_names, find_file, open_text, raw_folder, status, variants
-from tasks.options import TaskOptions
-from tasks.registry import TASKS, find_task
+from anchorfl.tasks.contract import Source
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.raw_files import file_names, find_file, open_text, raw_folder, status, variants
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import TASKS, find_task
 
 R8_FILES = ("r8-train-stemmed.txt", "r8-test-stemmed.txt")
 

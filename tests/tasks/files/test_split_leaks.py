@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.files import split_leaks
+from anchorfl.tasks.files import split_leaks
 
 
 @pytest.mark.parametrize(

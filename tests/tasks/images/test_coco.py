@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.errors import InputError
-from tasks.files.bad_rows import BadRows, skipped
-from tasks.images.coco import CLASSES, GROUPS, coco2014, images_of
-from tasks.options import TaskOptions
-from tasks.synthetic import coco as twin
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows, skipped
+from anchorfl.tasks.images.coco import CLASSES, GROUPS, coco2014, images_of
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.synthetic import coco as twin
 
 TRAIN = "annotations/instances_train2014.json"
 

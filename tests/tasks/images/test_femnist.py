@@ -9,11 +9,11 @@ import re
 import numpy as np
 import pytest
 
-from tasks.errors import InputError
-from tasks.files.bad_rows import skipped
-from tasks.images.femnist import CLASSES, femnist
-from tasks.options import TaskOptions
-from tasks.synthetic import femnist as twin
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import skipped
+from anchorfl.tasks.images.femnist import CLASSES, femnist
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.synthetic import femnist as twin
 
 WHITE = [1.0] * 784
 

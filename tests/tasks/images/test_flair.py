@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contract import CLASS_NAMES
-from tasks.errors import InputError
-from tasks.files.bad_rows import skipped
-from tasks.images.flair import ANNOTATIONS, flair
-from tasks.options import TaskOptions
-from tasks.synthetic import flair as twin
+from anchorfl.tasks.contract import CLASS_NAMES
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import skipped
+from anchorfl.tasks.images.flair import ANNOTATIONS, flair
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.synthetic import flair as twin
 
 
 @pytest.fixture

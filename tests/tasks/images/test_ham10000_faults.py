@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.errors import InputError
-from tasks.files.bad_rows import skipped
-from tasks.images import ham10000
-from tasks.images.ham10000_rows import CODES
-from tasks.options import TaskOptions
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import skipped
+from anchorfl.tasks.images import ham10000
+from anchorfl.tasks.images.ham10000_rows import CODES
+from anchorfl.tasks.options import TaskOptions
 
 META, TABLE, THUMBS = "HAM10000_metadata.csv.gz", "hmnist_8_8_L.csv.gz", "ham10000_thumbs_64.npz"
 

@@ -11,15 +11,15 @@ import pyarrow as pa
 import pytest
 import torch
 
-from tasks.contract import Objective
-from tasks.errors import InputError
-from tasks.files.bad_rows import BadRows, skipped
-from tasks.images import kvasir, oct_c8
-from tasks.images.folders import list_folders, same_content, split_7_1_2
-from tasks.ingest.ingest import prepare
-from tasks.options import TaskOptions
-from tasks.synthetic import kvasir as kvasir_twin
-from tasks.synthetic import oct_c8 as oct_c8_twin
+from anchorfl.tasks.contract import Objective
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows, skipped
+from anchorfl.tasks.images import kvasir, oct_c8
+from anchorfl.tasks.images.folders import list_folders, same_content, split_7_1_2
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.synthetic import kvasir as kvasir_twin
+from anchorfl.tasks.synthetic import oct_c8 as oct_c8_twin
 
 
 @pytest.fixture(scope="module")

@@ -12,16 +12,16 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from tasks.contract import Objective
-from tasks.errors import InputError
-from tasks.files.bad_rows import skipped
-from tasks.files.raw_files import file_names
-from tasks.images import ham10000, pbc
-from tasks.images.folders import same_content
-from tasks.images.ham10000_rows import CODES, DIAGNOSES, KAGGLE
-from tasks.ingest.ingest import prepare
-from tasks.options import TaskOptions
-from tasks.synthetic import pbc as pbc_twin
+from anchorfl.tasks.contract import Objective
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import skipped
+from anchorfl.tasks.files.raw_files import file_names
+from anchorfl.tasks.images import ham10000, pbc
+from anchorfl.tasks.images.folders import same_content
+from anchorfl.tasks.images.ham10000_rows import CODES, DIAGNOSES, KAGGLE
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.synthetic import pbc as pbc_twin
 
 META = "HAM10000_metadata.csv.gz"
 

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from tasks.arrays.tensors import inputs
-from tasks.contract import InputSpec
-from tasks.errors import InputError
-from tasks.images.arrays import load_arrays
-from tasks.images.pixels import (
+from anchorfl.tasks.arrays.tensors import inputs
+from anchorfl.tasks.contract import InputSpec
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.images.arrays import load_arrays
+from anchorfl.tasks.images.pixels import (
     encode_images,
     encode_paths,
     encode_pixels,
@@ -24,9 +24,9 @@ from tasks.images.pixels import (
     path_column,
     pixel_column,
 )
-from tasks.options import TaskOptions
-from tasks.registry import find_task
-from tasks.scaling import IMAGENET_MEAN
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import find_task
+from anchorfl.tasks.scaling import IMAGENET_MEAN
 
 RGB = InputSpec("image", (3, 4, 6), levels=255)
 GREY = InputSpec("image", (1, 4, 6), levels=255)

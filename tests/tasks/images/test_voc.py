@@ -12,14 +12,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tasks.arrays.labels import Labels
-from tasks.contract import InputSpec
-from tasks.errors import InputError
-from tasks.files.bad_rows import BadRows, skipped
-from tasks.images import voc as module
-from tasks.images.voc import ABSENT, CLASSES, DIFFICULT, PRESENT, SETS, labels_of, voc2007, voc2007_difficult_unknown
-from tasks.options import TaskOptions
-from tasks.synthetic import voc as twin
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import InputSpec
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows, skipped
+from anchorfl.tasks.images import voc as module
+from anchorfl.tasks.images.voc import (
+    ABSENT,
+    CLASSES,
+    DIFFICULT,
+    PRESENT,
+    SETS,
+    labels_of,
+    voc2007,
+    voc2007_difficult_unknown,
+)
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.synthetic import voc as twin
 
 LISTS = "VOC2007/ImageSets/Main"
 

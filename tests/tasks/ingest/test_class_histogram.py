@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.arrays.labels import Labels
-from tasks.ingest.class_histogram import Held
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.ingest.class_histogram import Held
 
 Y_MNC = np.random.default_rng(0).random((4, 6, 5)) < 0.3
 Y_MNC[2] = False  # a client without a label

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.contract import InputSpec
-from tasks.ingest import distinct_rows as module
-from tasks.ingest.distinct_rows import pool
+from anchorfl.tasks.contract import InputSpec
+from anchorfl.tasks.ingest import distinct_rows as module
+from anchorfl.tasks.ingest.distinct_rows import pool
 
 
 @pytest.mark.parametrize("base", [0, 14_000_000_000])

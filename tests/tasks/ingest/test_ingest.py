@@ -15,15 +15,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.arrays.chunks import Chunks
-from tasks.contract import Objective
-from tasks.errors import InputError
-from tasks.ingest import ingest
-from tasks.ingest.ingest import prepare
-from tasks.ingest.prepared import cache_folder
-from tasks.ingest.raw_digest import raw_digest
-from tasks.options import TaskOptions
-from tasks.registry import find_task
+from anchorfl.tasks.arrays.chunks import Chunks
+from anchorfl.tasks.contract import Objective
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.ingest import ingest
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.ingest.prepared import cache_folder
+from anchorfl.tasks.ingest.raw_digest import raw_digest
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import find_task
 
 FEDERATIONS = [
     ("toy-single", {"clients": 4, "classes_per_client": 2}),
@@ -140,7 +140,7 @@ def test_ray_must_be_started_by_the_caller(tmp_path, monkeypatch):
 
 
 def test_importing_the_tasks_does_not_import_ray_or_sklearn():
-    modules = "tasks, tasks.ingest.ingest, tasks.files.raw_files"
+    modules = "tasks, anchorfl.tasks.ingest.ingest, anchorfl.tasks.files.raw_files"
     code = f"import sys, {modules}; assert not {{'ray', 'sklearn'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
 
@@ -206,7 +206,7 @@ def test_images_and_toys_are_what_they_say(tmp_path):
 
 
 def test_a_long_preparation_says_how_far_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr("tasks.ingest.ingest.PROGRESS_S", -1.0)
+    monkeypatch.setattr("anchorfl.tasks.ingest.ingest.PROGRESS_S", -1.0)
     said = []
     options = TaskOptions(name="toy-multi", clients=3, cache=str(tmp_path))
     prepare(find_task("toy-multi"), options, 0, engine="local", log=said.append)

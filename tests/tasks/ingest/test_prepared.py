@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tasks.arrays.labels import Labels
-from tasks.contract import Objective
-from tasks.errors import InputError
-from tasks.ingest.ingest import prepare
-from tasks.ingest.prepared import Prepared
-from tasks.options import TaskOptions
-from tasks.partition.plan import digest
-from tasks.registry import find_task
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import Objective
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.ingest.prepared import Prepared
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.partition.plan import digest
+from anchorfl.tasks.registry import find_task
 
 TASKS = ("toy-single", "toy-multi")
 

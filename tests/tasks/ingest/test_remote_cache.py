@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.run.lifecycle import run
-from tasks.contract import Objective
-from tasks.errors import InputError
-from tasks.files import object_store
-from tasks.ingest.ingest import prepare
-from tasks.ingest.prepared import Prepared
-from tasks.options import TaskOptions
-from tasks.partition.plan import digest
-from tasks.registry import find_task
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.tasks.contract import Objective
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files import object_store
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.ingest.prepared import Prepared
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.partition.plan import digest
+from anchorfl.tasks.registry import find_task
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -146,13 +146,13 @@ def test_actors_read_from_object_storage(experiment, s3, tmp_path, machine):
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, cache=f"{s3}/cache"))
     assert run(e, tmp_path / "serial", str.strip).checksum == expected  # fills the bucket
     here = machine("second")
-    from pipeline.config.schema import to_toml
+    from anchorfl.pipeline.config.schema import to_toml
 
     (tmp_path / "toy.toml").write_text(to_toml(e))
-    code = "import sys; from pipeline.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from anchorfl.pipeline.cli.main import main; sys.exit(main(sys.argv[1:]))"
     words = ["run", "toy.toml", "--cluster.executor", "ray", "--cluster.clients_per_actor", "2"]
     done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        [sys.executable, "-c", code, *words], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

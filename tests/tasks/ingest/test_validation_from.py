@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.contract import Objective
-from tasks.errors import InputError
-from tasks.ingest.ingest import prepare
-from tasks.options import TaskOptions
-from tasks.partition.partition import make_plan
-from tasks.partition.plan import digest, plan_from_json, plan_to_json
-from tasks.registry import find_task
+from anchorfl.tasks.contract import Objective
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.partition.partition import make_plan
+from anchorfl.tasks.partition.plan import digest, plan_from_json, plan_to_json
+from anchorfl.tasks.registry import find_task
 from tests.tasks.federations import QUICK, rows_of, shuffled, task_of
 
 GROUPS = {"a": (0, 1), "b": (2,), "c": (3, 4, 5)}

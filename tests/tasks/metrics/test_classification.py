@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score, roc_auc_score
 
-from tasks.errors import InputError
-from tasks.metrics.classification import auc, classification
-from tasks.metrics.scores import FAMILIES, family_of
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.metrics.classification import auc, classification
+from anchorfl.tasks.metrics.scores import FAMILIES, family_of
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 NAMES = [measure.name for measure in FAMILIES["classification"].measures]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score
 
-from tasks.metrics.decisions import score
+from anchorfl.tasks.metrics.decisions import score
 
 QUICK = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, ndcg_score
 
-from tasks.arrays.labels import Labels
-from tasks.errors import InputError
-from tasks.metrics.ranking import Ranking, first_places, propensities
-from tasks.metrics.scores import FAMILIES
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.metrics.ranking import Ranking, first_places, propensities
+from anchorfl.tasks.metrics.scores import FAMILIES
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 NAMES = [measure.name for measure in FAMILIES["ranking"].measures]

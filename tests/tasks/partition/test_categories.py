@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.errors import InputError
-from tasks.options import TaskOptions
-from tasks.partition.categories import class_sets
-from tasks.partition.partition import make_plan
-from tasks.partition.plan import digest
-from tasks.partition.stratify import generator
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.partition.categories import class_sets
+from anchorfl.tasks.partition.partition import make_plan
+from anchorfl.tasks.partition.plan import digest
+from anchorfl.tasks.partition.stratify import generator
 from tests.tasks.federations import QUICK, multi_labels, owner_of, rows_of, shuffled, task_of
 
 

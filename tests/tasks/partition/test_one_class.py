@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.arrays.labels import Labels
-from tasks.errors import InputError
-from tasks.options import TaskOptions
-from tasks.partition.partition import make_plan
-from tasks.partition.plan import digest
-from tasks.partition.stratify import Rows
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.partition.partition import make_plan
+from anchorfl.tasks.partition.plan import digest
+from anchorfl.tasks.partition.stratify import Rows
 from tests.tasks.federations import QUICK, multi_labels, names, rows_of, shuffled, task_of
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.errors import InputError
-from tasks.options import TaskOptions
-from tasks.partition.partition import PARTITIONS, make_plan, partitions_of
-from tasks.partition.plan import digest, plan_from_json, plan_to_json
-from tasks.partition.stratify import largest_remainder, stratified_holdout
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.partition.partition import PARTITIONS, make_plan, partitions_of
+from anchorfl.tasks.partition.plan import digest, plan_from_json, plan_to_json
+from anchorfl.tasks.partition.stratify import largest_remainder, stratified_holdout
 from tests.tasks.federations import QUICK, owner_of, plan_of, rows_of, shuffled, task_of
 
 

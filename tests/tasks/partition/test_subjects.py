@@ -7,11 +7,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tasks.errors import InputError
-from tasks.options import TaskOptions
-from tasks.partition.partition import _without_last_rows, make_plan
-from tasks.partition.plan import digest
-from tasks.partition.subjects import balanced
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.partition.partition import _without_last_rows, make_plan
+from anchorfl.tasks.partition.plan import digest
+from anchorfl.tasks.partition.subjects import balanced
 from tests.tasks.federations import QUICK, multi_labels, owner_of, rows_of, shuffled, task_of
 
 

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tasks.contract import InputSpec, Objective
-from tasks.errors import InputError
-from tasks.files.bad_rows import skipped
-from tasks.ingest.ingest import prepare
-from tasks.signals import extrasensory as module
-from tasks.signals.extrasensory import GAP, STEPS, extrasensory, fit, read
-from tasks.signals.extrasensory_columns import CLASSES, COLUMNS, FEATURES, GROUPS, LABELS, TABLE_NAMES
-from tasks.signals.series import REAL, encode_series
+from anchorfl.tasks.contract import InputSpec, Objective
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import skipped
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.signals import extrasensory as module
+from anchorfl.tasks.signals.extrasensory import GAP, STEPS, extrasensory, fit, read
+from anchorfl.tasks.signals.extrasensory_columns import CLASSES, COLUMNS, FEATURES, GROUPS, LABELS, TABLE_NAMES
+from anchorfl.tasks.signals.series import REAL, encode_series
 from tests.tasks.minutes import files, lines_of, options, same
 
 F = len(FEATURES)

@@ -8,10 +8,10 @@ import shutil
 
 import pytest
 
-from tasks.errors import InputError
-from tasks.files.bad_rows import skipped
-from tasks.signals.extrasensory import read
-from tasks.signals.extrasensory_columns import COLUMNS
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import skipped
+from anchorfl.tasks.signals.extrasensory import read
+from anchorfl.tasks.signals.extrasensory_columns import COLUMNS
 from tests.tasks.minutes import edit, files, lines_of, options, put, same
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from tasks.contract import Objective
-from tasks.errors import InputError
-from tasks.files.bad_rows import skipped
-from tasks.files.raw_files import status
-from tasks.ingest.ingest import prepare
-from tasks.options import TaskOptions
-from tasks.signals.pamap2 import (
+from anchorfl.tasks.contract import Objective
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import skipped
+from anchorfl.tasks.files.raw_files import status
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.signals.pamap2 import (
     CLASSES,
     COLUMNS,
     FEATURES,
@@ -30,8 +30,8 @@ from tasks.signals.pamap2 import (
     read,
     read_optional,
 )
-from tasks.signals.series import encode_series
-from tasks.synthetic.pamap2 import OPTIONAL_SUBJECTS, SUBJECTS, write
+from anchorfl.tasks.signals.series import encode_series
+from anchorfl.tasks.synthetic.pamap2 import OPTIONAL_SUBJECTS, SUBJECTS, write
 
 F = len(FEATURES)
 

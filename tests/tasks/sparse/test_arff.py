@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from tasks.contract import Objective
-from tasks.errors import InputError
-from tasks.files.bad_rows import BadRows, skipped
-from tasks.ingest.ingest import prepare
-from tasks.options import TaskOptions
-from tasks.sparse import arff, mulan
-from tasks.sparse.arff import read_arff
-from tasks.sparse.arff_header import Attribute, read_labels
-from tasks.synthetic.mulan import SHAPES, write
+from anchorfl.tasks.contract import Objective
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows, skipped
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.sparse import arff, mulan
+from anchorfl.tasks.sparse.arff import read_arff
+from anchorfl.tasks.sparse.arff_header import Attribute, read_labels
+from anchorfl.tasks.synthetic.mulan import SHAPES, write
 
 HEAD = r"""% a comment
 @RELATION 'made up'
@@ -249,7 +249,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
 
 def test_a_twin_becomes_a_federation(tmp_path, monkeypatch):
     write(tmp_path, 240, 2, "emotions")
-    monkeypatch.setattr("tasks.registry.TASKS", {"emotions": mulan.emotions})
+    monkeypatch.setattr("anchorfl.tasks.registry.TASKS", {"emotions": mulan.emotions})
     options = TaskOptions(name="emotions", root=str(tmp_path), cache=str(tmp_path / "cache"), clients=3, validation=0)
     prepared = prepare(mulan.emotions(), options, 0, engine="local")
     assert prepared.manifest.test == 80

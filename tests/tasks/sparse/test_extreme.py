@@ -11,19 +11,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tasks.arrays.labels import Labels
-from tasks.contract import Objective
-from tasks.errors import InputError
-from tasks.files.bad_rows import BadRows, skipped
-from tasks.files.raw_files import raw_folder
-from tasks.ingest.ingest import prepare
-from tasks.ingest.raw_digest import raw_digest
-from tasks.options import TaskOptions
-from tasks.sparse import extreme
-from tasks.sparse.arff import read_arff
-from tasks.sparse.arff_header import read_labels
-from tasks.sparse.pairs import PAYLOAD
-from tasks.synthetic.xc import SIZES, write
+from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.contract import Objective
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows, skipped
+from anchorfl.tasks.files.raw_files import raw_folder
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.ingest.raw_digest import raw_digest
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.sparse import extreme
+from anchorfl.tasks.sparse.arff import read_arff
+from anchorfl.tasks.sparse.arff_header import read_labels
+from anchorfl.tasks.sparse.pairs import PAYLOAD
+from anchorfl.tasks.synthetic.xc import SIZES, write
 
 TASKS = {name: getattr(extreme, name.replace("-", "_")) for name in SIZES}
 

@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.contract import InputSpec
-from tasks.errors import InputError
-from tasks.files.bad_rows import BadRows
-from tasks.sparse import xc_format
-from tasks.sparse.pairs import PAYLOAD, distinct, encode, fit, fit_scaled, pair_lists, sparse_table
-from tasks.sparse.xc_format import Header, read_rows, read_splits
-from tasks.synthetic.xc import Size, write_rows
+from anchorfl.tasks.contract import InputSpec
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.sparse import xc_format
+from anchorfl.tasks.sparse.pairs import PAYLOAD, distinct, encode, fit, fit_scaled, pair_lists, sparse_table
+from anchorfl.tasks.sparse.xc_format import Header, read_rows, read_splits
+from anchorfl.tasks.synthetic.xc import Size, write_rows
 
 GOOD = "6 10 4\n0,3 1:0.5 9:2\n 0:1.000000\n2\n3,1 7:1e-3 2:-4.25\n\n1  5:3 \r\n"
 """Labels out of order, no label, no feature, neither, spaces too many, another line end."""

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.contract import Objective
-from tasks.errors import InputError
-from tasks.files.raw_files import status
-from tasks.ingest.ingest import prepare
-from tasks.options import TaskOptions
-from tasks.registry import TASKS, find_task
-from tasks.synthetic import TWINS
+from anchorfl.tasks.contract import Objective
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.raw_files import status
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import TASKS, find_task
+from anchorfl.tasks.synthetic import TWINS
 
 OPTIONS = {"mimic3-50": {"variant": "own", "min_count": 1}, "r8": {"min_count": 1}, "extrasensory": {"validation": 0.0}}
 ROWS = {"extrasensory": 600, "mimic3-50": 300, "flair": 60, "femnist": 200}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.errors import InputError
-from tasks.tabular.csv_quotes import QuotedCells
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.tabular.csv_quotes import QuotedCells
 from tests.tasks.own_tables import csv, parquet, table
 
 ROWS = range(20)

@@ -6,9 +6,9 @@ import gzip
 
 import pytest
 
-from tasks.errors import InputError
-from tasks.files.bad_rows import BadRows
-from tasks.text.csv_records import read_blocks
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.text.csv_records import read_blocks
 
 HEADER = '"ID","KIND","TEXT"\n'
 LINES = [f'{n},"a","line one of {n}\nwith ""quotes"", commas,\n\n"\n' for n in range(2, 60)]

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
-from tasks.errors import InputError
-from tasks.files.bad_rows import skipped
-from tasks.options import TaskOptions
-from tasks.tabular.table import settled
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import skipped
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.tabular.table import settled
 from tests.tasks.own_tables import KINDS, csv, parquet, table, trees
 
 LISTS = {"kind": list(KINDS) * 4, "v": [[1.0, 2.0]] * 12}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.errors import InputError
-from tasks.files.bad_rows import skipped
-from tasks.files.raw_files import status
-from tasks.ingest.raw_digest import raw_digest, raw_files
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import skipped
+from anchorfl.tasks.files.raw_files import status
+from anchorfl.tasks.ingest.raw_digest import raw_digest, raw_files
 from tests.tasks.own_tables import csv, parquet, table
 
 

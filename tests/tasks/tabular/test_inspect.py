@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
-from tasks.options import TaskOptions
-from tasks.tabular.inspect import look
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.tabular.inspect import look
 from tests.tasks.own_tables import parquet, trees
 
 

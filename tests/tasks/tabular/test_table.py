@@ -11,18 +11,18 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
-from tasks.contract import InputSpec, Objective
-from tasks.errors import InputError
-from tasks.files.bad_rows import BadRows
-from tasks.files.raw_files import raw_folder, status
-from tasks.ingest.ingest import prepare
-from tasks.ingest.raw_digest import raw_digest
-from tasks.ingest.raw_table import checked
-from tasks.options import TaskOptions
-from tasks.registry import task_of
-from tasks.tabular.reading import open_file
-from tasks.tabular.samples import moments
-from tasks.tabular.table import read, samples_of, settled, table_task
+from anchorfl.tasks.contract import InputSpec, Objective
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.raw_files import raw_folder, status
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.ingest.raw_digest import raw_digest
+from anchorfl.tasks.ingest.raw_table import checked
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import task_of
+from anchorfl.tasks.tabular.reading import open_file
+from anchorfl.tasks.tabular.samples import moments
+from anchorfl.tasks.tabular.table import read, samples_of, settled, table_task
 from tests.tasks.own_tables import KINDS, csv, parquet, table, trees
 
 

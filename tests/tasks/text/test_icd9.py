@@ -7,8 +7,8 @@ import csv
 import pyarrow as pa
 import pytest
 
-from tasks.text import icd9
-from tasks.text.mimic3 import CLASSES, GROUPS
+from anchorfl.tasks.text import icd9
+from anchorfl.tasks.text.mimic3 import CLASSES, GROUPS
 
 
 def test_names_and_chapters():

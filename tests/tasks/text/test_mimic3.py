@@ -10,17 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.contract import Objective
-from tasks.errors import InputError
-from tasks.files.bad_rows import skipped
-from tasks.files.raw_files import file_names, raw_folder
-from tasks.ingest.ingest import prepare
-from tasks.ingest.raw_table import checked
-from tasks.options import TaskOptions
-from tasks.synthetic import mimic3 as twin
-from tasks.text import icd9
-from tasks.text import mimic3 as module
-from tasks.text.mimic3 import CODES, mimic3_50, words
+from anchorfl.tasks.contract import Objective
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import skipped
+from anchorfl.tasks.files.raw_files import file_names, raw_folder
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.ingest.raw_table import checked
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.synthetic import mimic3 as twin
+from anchorfl.tasks.text import icd9
+from anchorfl.tasks.text import mimic3 as module
+from anchorfl.tasks.text.mimic3 import CODES, mimic3_50, words
 
 NOTES, DIAGNOSES, PROCEDURES = "NOTEEVENTS.csv", "DIAGNOSES_ICD.csv", "PROCEDURES_ICD.csv"
 PUBLISHED = TaskOptions(name="mimic3-50")

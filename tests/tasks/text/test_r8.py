@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tasks.contract import InputSpec, Objective
-from tasks.errors import InputError
-from tasks.ingest.ingest import prepare
-from tasks.options import TaskOptions
-from tasks.registry import find_task
-from tasks.text import r8 as module
-from tasks.text.r8 import CLASSES
-from tasks.text.words import encode_text, tokenise, vocabulary
+from anchorfl.tasks.contract import InputSpec, Objective
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.ingest.ingest import prepare
+from anchorfl.tasks.options import TaskOptions
+from anchorfl.tasks.registry import find_task
+from anchorfl.tasks.text import r8 as module
+from anchorfl.tasks.text.r8 import CLASSES
+from anchorfl.tasks.text.words import encode_text, tokenise, vocabulary
 
 GOOD = "".join(f"{name}\tsome words about {name} number {n}\n" for n in range(6) for name in CLASSES)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasks.errors import InputError
-from tuning.clusters import check as cloud
-from tuning.clusters.rules import Demand, Versions, share_fits
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.clusters import check as cloud
+from anchorfl.tuning.clusters.rules import Demand, Versions, share_fits
 
 SHIPPED = Path(__file__).resolve().parents[3] / "cluster.yaml"
 HERE = Versions("2.60.0", "py311")

@@ -21,12 +21,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.errors import InputError
-from tuning.cli import main
-from tuning.clusters.submit import _use_token, arguments, entrypoint, resolve_address, runtime_env
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.cli import main
+from anchorfl.tuning.clusters.submit import _use_token, arguments, entrypoint, resolve_address, runtime_env
 
 ROOT = Path(__file__).resolve().parents[3]
-MAIN = "import sys; from tuning.cli import main; sys.exit(main(sys.argv[1:]))"
+MAIN = "import sys; from anchorfl.tuning.cli import main; sys.exit(main(sys.argv[1:]))"
 SHORT = ("digits/fedavg", "--federation.rounds", "1", "--federation.epochs", "1", "--tracking.uri", "none",
          "--cluster.clients_per_actor", "5")  # fmt: skip
 
@@ -67,7 +67,7 @@ def test_an_uploaded_preset_is_read_from_the_upload_while_the_run_lies_in_the_ho
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     command = entrypoint("run", ["own.toml", "other.toml"], upload=True)
     shown = subprocess.run(
-        ["sh", "-c", command.replace("python -P -m tuning", "pwd; printf '%s\\n'")], capture_output=True, text=True
+        ["sh", "-c", command.replace("python -P -m anchorfl", "pwd; printf '%s\\n'")], capture_output=True, text=True
     ).stdout.splitlines()
     assert shown[0] == str(tmp_path / "home")
     assert Path(shown[2]).read_text() == "seed = 7"
@@ -104,11 +104,14 @@ def test_data_are_not_uploaded_wherever_they_lie(tmp_path, monkeypatch):
     monkeypatch.delenv("ANCHORFL_DATA", raising=False)
     with pytest.raises(InputError, match="is none"):
         runtime_env(tmp_path)
-    (tmp_path / "tuning").mkdir()
-    for name in ("pyproject.toml", "tuning/clusters/submit.py"):
+    package = tmp_path / "src" / "anchorfl"
+    (package / "tuning" / "clusters").mkdir(parents=True)
+    for name in ("pyproject.toml", "src/anchorfl/tuning/clusters/submit.py"):
         (tmp_path / name).touch()
     monkeypatch.setenv("ANCHORFL_DATA", str(tmp_path / "patients"))
-    assert {"/patients/", "/runs/", "/data/", ".git"} <= set(runtime_env(tmp_path)["excludes"])
+    sent = runtime_env(tmp_path)
+    assert {"/patients/", "/runs/", "/data/", ".git"} <= set(sent["excludes"])
+    assert sent["py_modules"] == [str(package)]
     monkeypatch.setenv("ANCHORFL_DATA", str(tmp_path))
     with pytest.raises(InputError, match="put data outside the checkout"):
         runtime_env(tmp_path)
@@ -159,7 +162,11 @@ def test_another_version_and_another_server_are_told_apart(answer, complaint, tm
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    env = os.environ | {"PYTHONPATH": str(ROOT), "ANCHORFL_CACHE": str(folder / "cache"), "HOME": str(folder)} | more
+    env = (
+        os.environ
+        | {"PYTHONPATH": str(ROOT / "src"), "ANCHORFL_CACHE": str(folder / "cache"), "HOME": str(folder)}
+        | more
+    )
     mine = {"RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "ANCHORFL_DATA", "MLFLOW_TRACKING_URI"}
     mine |= {name for name in env if name.startswith("RAY_AUTH_")} - more.keys()
     return {name: value for name, value in env.items() if name not in mine}

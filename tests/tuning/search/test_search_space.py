@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.presets import preset_names, read_preset
-from pipeline.methods import METHODS
-from tasks.errors import InputError
-from tuning.search.search_space import SPACES, Choice, Range, describe, parse, resolve, space_of
+from anchorfl.pipeline.config.presets import preset_names, read_preset
+from anchorfl.pipeline.methods import METHODS
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.search.search_space import SPACES, Choice, Range, describe, parse, resolve, space_of
 
 NUMBERS = st.floats(min_value=1e-6, max_value=99.9, allow_nan=False).map(lambda x: float(f"{x:.6g}"))
 

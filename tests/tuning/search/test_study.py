@@ -8,12 +8,12 @@ import random  # noqa: TID251 - a generator of its own, for the order of the tri
 import numpy as np
 import pytest
 
-from tasks.errors import InputError
-from tuning.search.ledger import Ledger
-from tuning.search.options import Rounds, SweepOptions
-from tuning.search.search_space import Choice, Range
-from tuning.search.searchers import make_scheduler, make_searcher, most_trials
-from tuning.search.study import Conductor, Entry, read_entries
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.search.ledger import Ledger
+from anchorfl.tuning.search.options import Rounds, SweepOptions
+from anchorfl.tuning.search.search_space import Choice, Range
+from anchorfl.tuning.search.searchers import make_scheduler, make_searcher, most_trials
+from anchorfl.tuning.search.study import Conductor, Entry, read_entries
 
 SPACE = {"q1": Range(90, 99.9, "tail", steps=4), "q2": Range(10, 99, steps=4), "kind": Choice(("cosine", "dot"))}
 OWN = {"q1": 99.0, "q2": 50.0, "kind": "cosine"}

@@ -9,27 +9,27 @@ from types import SimpleNamespace
 
 import pytest
 
-import tuning.search.trial as trials
-from pipeline.config.experiment import digest
-from pipeline.config.presets import preset_path, read_preset
-from pipeline.config.schema import from_tree
-from pipeline.run.prepare import make_setup
-from pipeline.storage.atomic_files import write_json
-from pipeline.storage.run_folder import CONFIG, LOCK, held, write_config
-from pipeline.storage.run_record import RoundRecord, read_about
-from tasks.errors import InputError
+import anchorfl.tuning.search.trial as trials
+from anchorfl.pipeline.config.experiment import digest
+from anchorfl.pipeline.config.presets import preset_path, read_preset
+from anchorfl.pipeline.config.schema import from_tree
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.storage.atomic_files import write_json
+from anchorfl.pipeline.storage.run_folder import CONFIG, LOCK, held, write_config
+from anchorfl.pipeline.storage.run_record import RoundRecord, read_about
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.search.backup import set_aside
+from anchorfl.tuning.search.ledger import Ledger
+from anchorfl.tuning.search.options import SweepOptions
+from anchorfl.tuning.search.search_space import Choice, Range, space_of
+from anchorfl.tuning.sweep import report
+from anchorfl.tuning.sweep.best_preset import best_preset
+from anchorfl.tuning.sweep.final_runs import has_result, read_finals, run_finals
+from anchorfl.tuning.sweep.plan import Plan, preset_text
+from anchorfl.tuning.sweep.report import write_report
+from anchorfl.tuning.tables.statistics import traffic
 from tests.pipeline.compared import quiet
 from tests.tuning.sweep.test_report import final, sweep, trial
-from tuning.search.backup import set_aside
-from tuning.search.ledger import Ledger
-from tuning.search.options import SweepOptions
-from tuning.search.search_space import Choice, Range, space_of
-from tuning.sweep import report
-from tuning.sweep.best_preset import best_preset
-from tuning.sweep.final_runs import has_result, read_finals, run_finals
-from tuning.sweep.plan import Plan, preset_text
-from tuning.sweep.report import write_report
-from tuning.tables.statistics import traffic
 
 
 def test_a_folder_of_another_point_is_moved_aside(experiment, tmp_path, monkeypatch):

@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 
-from pipeline.config.overrides import override
-from pipeline.config.presets import read_preset
-from tasks.errors import InputError
-from tuning.cli import main
-from tuning.commands import _split
-from tuning.search.options import SweepOptions, resolve_rounds
-from tuning.search.search_space import Choice, Range
-from tuning.sweep.plan import Plan, load_plan, new_sweep_folder, preset_text
+from anchorfl.pipeline.config.overrides import override
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.cli import main
+from anchorfl.tuning.commands import _split
+from anchorfl.tuning.search.options import SweepOptions, resolve_rounds
+from anchorfl.tuning.search.search_space import Choice, Range
+from anchorfl.tuning.sweep.plan import Plan, load_plan, new_sweep_folder, preset_text
 
 
 def plan(**options) -> Plan:

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from pipeline.storage.run_record import RoundRecord, RunInfo
-from pipeline.tracking.jsonl import JsonLines
-from tasks.errors import InputError
+from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo
+from anchorfl.pipeline.tracking.jsonl import JsonLines
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.search.trial import Work, _record
+from anchorfl.tuning.sweep.plots import against, heat_map
+from anchorfl.tuning.sweep.report import write_report
 from tests.tuning.sweep.test_report import sweep
-from tuning.search.trial import Work, _record
-from tuning.sweep.plots import against, heat_map
-from tuning.sweep.report import write_report
 
 
 @pytest.mark.parametrize(("metric", "shown"), [("p_at_1", "P@1"), ("map", "mAP"), ("f1_macro", "macro F1")])

@@ -9,12 +9,12 @@ import re
 
 import pytest
 
-from pipeline.config.presets import read_preset
-from tuning.search.results import Final, Sweep, Trial
-from tuning.search.search_space import SPACES, Choice, Range, Space
-from tuning.sweep.best_preset import best_preset
-from tuning.sweep.importance import importances
-from tuning.sweep.report import write_report
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.tuning.search.results import Final, Sweep, Trial
+from anchorfl.tuning.search.search_space import SPACES, Choice, Range, Space
+from anchorfl.tuning.sweep.best_preset import best_preset
+from anchorfl.tuning.sweep.importance import importances
+from anchorfl.tuning.sweep.report import write_report
 
 
 def trial(number: int, point: dict, rounds: int = 6, seeds=(1, 2), **more) -> Trial:
@@ -62,7 +62,7 @@ def test_everything_is_in_one_file(tmp_path):
 
 
 def read_text(name: str) -> str:
-    from pipeline.config.presets import preset_path
+    from anchorfl.pipeline.config.presets import preset_path
 
     return preset_path(name).read_text()
 

@@ -7,25 +7,25 @@ import json
 
 import pytest
 
-from pipeline.config.experiment import digest
-from pipeline.run.prepare import make_setup
-from pipeline.run.provenance import run_info
-from pipeline.storage.atomic_files import write_json
-from pipeline.storage.run_folder import CONFIG, held, write_config
-from pipeline.storage.run_record import read_about, read_records
-from tasks.errors import InputError
-from tasks.files import object_store
+from anchorfl.pipeline.config.experiment import digest
+from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.provenance import run_info
+from anchorfl.pipeline.storage.atomic_files import write_json
+from anchorfl.pipeline.storage.run_folder import CONFIG, held, write_config
+from anchorfl.pipeline.storage.run_record import read_about, read_records
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files import object_store
+from anchorfl.tuning.commands import summary
+from anchorfl.tuning.search.backup import set_aside
+from anchorfl.tuning.search.search_space import Range
+from anchorfl.tuning.search.study import Entry
+from anchorfl.tuning.search.trial import Work, final_experiment, point_experiment
+from anchorfl.tuning.sweep.final_runs import run_finals
+from anchorfl.tuning.sweep.records import Records
+from anchorfl.tuning.sweep.report import write_report
 from tests.pipeline.compared import quiet
 from tests.tuning.sweep.test_edges import finished
 from tests.tuning.sweep.test_report import final, sweep, trial
-from tuning.commands import summary
-from tuning.search.backup import set_aside
-from tuning.search.search_space import Range
-from tuning.search.study import Entry
-from tuning.search.trial import Work, final_experiment, point_experiment
-from tuning.sweep.final_runs import run_finals
-from tuning.sweep.records import Records
-from tuning.sweep.report import write_report
 
 RATE = {"lr": "optimizer.lr"}
 

@@ -9,13 +9,13 @@ import tarfile
 
 import pytest
 
+from anchorfl.pipeline.results.compare import load_run
+from anchorfl.pipeline.storage.run_record import RoundRecord, write_late
+from anchorfl.tuning.tables.runs import look
+from anchorfl.tuning.tables.statistics import traffic
 from benchmarks.keep_records import main, read, slim, write
 from benchmarks.last_rounds import swing
-from pipeline.results.compare import load_run
-from pipeline.storage.run_record import RoundRecord, write_late
 from tests.fuzz.runs import finished
-from tuning.tables.runs import look
-from tuning.tables.statistics import traffic
 
 
 @pytest.fixture(scope="module")

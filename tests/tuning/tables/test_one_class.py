@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.config.experiment import digest
-from pipeline.run.lifecycle import run
-from pipeline.run.prepare import settled
-from tuning.tables.page import write_page
-from tuning.tables.papers import paper_of
-from tuning.tables.published import chosen, rows_of
-from tuning.tables.runs import cells_of, jobs_of, look, matched, prepare_all, without_data
-from tuning.tables.statistics import counted, counted_of, table_of
+from anchorfl.pipeline.config.experiment import digest
+from anchorfl.pipeline.run.lifecycle import run
+from anchorfl.pipeline.run.prepare import settled
+from anchorfl.tuning.tables.page import write_page
+from anchorfl.tuning.tables.papers import paper_of
+from anchorfl.tuning.tables.published import chosen, rows_of
+from anchorfl.tuning.tables.runs import cells_of, jobs_of, look, matched, prepare_all, without_data
+from anchorfl.tuning.tables.statistics import counted, counted_of, table_of
 
 TINY = [
     "--task.name",

@@ -9,23 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.experiment import digest
-from pipeline.config.overrides import override
-from pipeline.config.presets import read_preset
-from pipeline.storage.run_record import read_records
-from tasks.errors import InputError
+from anchorfl.pipeline.config.experiment import digest
+from anchorfl.pipeline.config.overrides import override
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.storage.run_record import read_records
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.cli import main
+from anchorfl.tuning.tables import papers
+from anchorfl.tuning.tables.command import Call, asked
+from anchorfl.tuning.tables.options import Vary, vary_of, without_own
+from anchorfl.tuning.tables.page import reproducibility, table_csv, write_page
+from anchorfl.tuning.tables.plots import curves_csv, dots, sensitivity, sensitivity_csv
+from anchorfl.tuning.tables.published import rows_of
+from anchorfl.tuning.tables.record import TableRecord
+from anchorfl.tuning.tables.runs import cells_of, told
+from anchorfl.tuning.tables.significance import holm
+from anchorfl.tuning.tables.statistics import Table, table_of
 from tests.tuning.made_tables import made_run, toy
-from tuning.cli import main
-from tuning.tables import papers
-from tuning.tables.command import Call, asked
-from tuning.tables.options import Vary, vary_of, without_own
-from tuning.tables.page import reproducibility, table_csv, write_page
-from tuning.tables.plots import curves_csv, dots, sensitivity, sensitivity_csv
-from tuning.tables.published import rows_of
-from tuning.tables.record import TableRecord
-from tuning.tables.runs import cells_of, told
-from tuning.tables.significance import holm
-from tuning.tables.statistics import Table, table_of
 
 SEEDS = (1, 2, 3)
 TOPS = {  # FedAlign's own q1 on digits is 95

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.methods.feddyn import FedDyn
-from pipeline.methods.fedproto import FedProto
-from pipeline.methods.fedrep import FedRep
+from anchorfl.pipeline.methods.feddyn import FedDyn
+from anchorfl.pipeline.methods.fedproto import FedProto
+from anchorfl.pipeline.methods.fedrep import FedRep
+from anchorfl.tuning.tables.page import _blocks, reproducibility, table_csv, text, write_page
+from anchorfl.tuning.tables.papers import PAPERS
+from anchorfl.tuning.tables.plots import curves_csv, dots
+from anchorfl.tuning.tables.published import MACRO_ACCURACY, MACRO_F1, Figure, chosen, rows_of
+from anchorfl.tuning.tables.runs import cells_of
+from anchorfl.tuning.tables.statistics import NOISE, NOT, ONE, OTHER, REPRODUCED, Entry, table_of
 from tests.tuning.made_tables import made_run, rising, toy
-from tuning.tables.page import _blocks, reproducibility, table_csv, text, write_page
-from tuning.tables.papers import PAPERS
-from tuning.tables.plots import curves_csv, dots
-from tuning.tables.published import MACRO_ACCURACY, MACRO_F1, Figure, chosen, rows_of
-from tuning.tables.runs import cells_of
-from tuning.tables.statistics import NOISE, NOT, ONE, OTHER, REPRODUCED, Entry, table_of
 
 AVG, ALIGN = {1: 0.10, 2: 0.20, 3: 0.24}, {1: 0.30, 2: 0.31, 3: 0.29}
 

@@ -8,16 +8,15 @@ import re
 
 import pytest
 
-from pipeline.config.presets import preset_names, preset_path, read_preset
-from pipeline.results.compare import load_run, rounds_of
-from pipeline.storage.run_record import RoundRecord, RunInfo
-from pipeline.tracking.jsonl import JsonLines
-from tasks.errors import InputError
-from tasks.metrics.scores import FAMILIES
-from tests.tuning.made_tables import DIGITS, HEAD, toy
-from tuning.tables.page import REPORTED, write_page
-from tuning.tables.papers import PAPERS, paper_of
-from tuning.tables.published import (
+from anchorfl.pipeline.config.presets import preset_names, preset_path, read_preset
+from anchorfl.pipeline.results.compare import load_run, rounds_of
+from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo
+from anchorfl.pipeline.tracking.jsonl import JsonLines
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.metrics.scores import FAMILIES
+from anchorfl.tuning.tables.page import REPORTED, write_page
+from anchorfl.tuning.tables.papers import PAPERS, paper_of
+from anchorfl.tuning.tables.published import (
     MACRO_ACCURACY,
     MACRO_F1,
     MAP,
@@ -30,8 +29,9 @@ from tuning.tables.published import (
     quoted,
     rows_of,
 )
-from tuning.tables.runs import Cell
-from tuning.tables.statistics import Table
+from anchorfl.tuning.tables.runs import Cell
+from anchorfl.tuning.tables.statistics import Table
+from tests.tuning.made_tables import DIGITS, HEAD, toy
 
 ROWS = [(paper, row) for paper in PAPERS.values() for row in rows_of(paper)]
 OTHERWISE = {

@@ -10,20 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.experiment import digest
-from pipeline.config.overrides import override
-from pipeline.config.presets import read_preset
-from pipeline.storage.atomic_files import write_json
-from pipeline.storage.run_folder import held, write_config
-from tasks.errors import InputError
-from tests.tuning.made_tables import made_run, toy
-from tuning.cli import main
-from tuning.tables import papers
-from tuning.tables.command import Call, asked
-from tuning.tables.options import changing
-from tuning.tables.papers import paper_of
-from tuning.tables.published import rows_of
-from tuning.tables.runs import (
+from anchorfl.pipeline.config.experiment import digest
+from anchorfl.pipeline.config.overrides import override
+from anchorfl.pipeline.config.presets import read_preset
+from anchorfl.pipeline.storage.atomic_files import write_json
+from anchorfl.pipeline.storage.run_folder import held, write_config
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.cli import main
+from anchorfl.tuning.tables import papers
+from anchorfl.tuning.tables.command import Call, asked
+from anchorfl.tuning.tables.options import changing
+from anchorfl.tuning.tables.papers import paper_of
+from anchorfl.tuning.tables.published import rows_of
+from anchorfl.tuning.tables.runs import (
     cells_of,
     check_scored,
     jobs_of,
@@ -34,6 +33,7 @@ from tuning.tables.runs import (
     told,
     without_data,
 )
+from tests.tuning.made_tables import made_run, toy
 
 SCORES = {"test/f1_macro": [0.1, 0.2], "test/accuracy": [0.1, 0.3]}
 R8 = "paper,table,dataset,setting,method,metric,mean_percent,std_percent\nToy,1,R8-8,,FedAvg,macro_f1,78.51,\n"

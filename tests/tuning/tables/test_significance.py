@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tuning.tables.significance import Paired, corrected, holm, paired
+from anchorfl.tuning.tables.significance import Paired, corrected, holm, paired
 
 
 def by_seed(scores: list[float]) -> dict[int, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuning.tables.statistics import counted
+from anchorfl.tuning.tables.statistics import counted
 
 RESNET = 23_000_000
 """What the table takes for ResNet-50."""

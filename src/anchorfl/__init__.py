@@ -1,0 +1,119 @@
+"""AnchorFL from Python. Importing it is cheap: what a name needs is loaded when the name is used.
+
+    import anchorfl
+
+    experiment = anchorfl.read_preset("digits/fedalign", {"federation.rounds": 5})
+    result = anchorfl.run(experiment, "runs/mine")
+    print(result.scores["test"])
+
+The command line (``anchorfl --help``) does the same; ``docs/architecture.md`` shows where everything lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from anchorfl.pipeline.algorithm.contract import Local as Local
+    from anchorfl.pipeline.algorithm.contract import Method as Method
+    from anchorfl.pipeline.config.experiment import Experiment as Experiment
+    from anchorfl.pipeline.run.lifecycle import Result as Result
+    from anchorfl.pipeline.storage.saved_model import load_model as load_model
+    from anchorfl.tasks.contract import Task as Task
+    from anchorfl.tasks.errors import InputError as InputError
+    from anchorfl.tuning.search.results import Sweep as Sweep
+
+__all__ = [
+    "Experiment",
+    "InputError",
+    "Local",
+    "Method",
+    "Result",
+    "Sweep",
+    "Task",
+    "__version__",
+    "load_model",
+    "read_preset",
+    "resume",
+    "run",
+    "sweep",
+]
+
+_HOME = {
+    "Experiment": "anchorfl.pipeline.config.experiment",
+    "InputError": "anchorfl.tasks.errors",
+    "Local": "anchorfl.pipeline.algorithm.contract",
+    "Method": "anchorfl.pipeline.algorithm.contract",
+    "Result": "anchorfl.pipeline.run.lifecycle",
+    "Sweep": "anchorfl.tuning.search.results",
+    "Task": "anchorfl.tasks.contract",
+    "load_model": "anchorfl.pipeline.storage.saved_model",
+}
+"""Module of every public name that is not defined here."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("anchorfl")
+    if name in _HOME:
+        from importlib import import_module
+
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'anchorfl' has no attribute {name!r}")
+
+
+def read_preset(name: str, options: Mapping[str, Any] | None = None) -> Experiment:
+    """Return the experiment of a preset, or of a TOML file, with options replaced by their dotted names.
+
+    Errors: InputError where there is no such preset or option, or a value is refused.
+    """
+    from anchorfl.pipeline.config import presets, schema
+    from anchorfl.pipeline.run.prepare import settled
+
+    return settled(schema.with_options(presets.read_preset(name), options or {}))
+
+
+def run(experiment: Experiment, folder: str | Path = "", *, log: Callable[[str], None] = print) -> Result:
+    """Train, and return checksum and scores; in ``folder``, or in a new one below ``runs/``.
+
+    Errors: InputError on bad options or data. A run that was interrupted goes on where it stood.
+    """
+    from anchorfl.pipeline.run import lifecycle
+    from anchorfl.pipeline.storage.run_folder import new_folder
+
+    return lifecycle.run(experiment, Path(folder) if folder else new_folder(experiment), log)
+
+
+def resume(folder: str | Path, *, log: Callable[[str], None] = print) -> Result:
+    """Go on with an interrupted run; a finished one returns its result again."""
+    from anchorfl.pipeline.run import lifecycle
+
+    return lifecycle.resumed(Path(folder), log)
+
+
+def sweep(
+    experiment: Experiment,
+    space: Sequence[str] = (),
+    folder: str | Path = "",
+    *,
+    log: Callable[[str], None] = print,
+    **options: Any,
+) -> Sweep:
+    """Search hyper-parameters on the validation split, and return the trials and what was chosen.
+
+    space: ``"q1=tail:90:99.9"`` and the like, as for ``anchorfl sweep``; empty: the method's own space. options: of
+    ``anchorfl.tuning.search.options.SweepOptions``, such as ``trials=20``. Errors: InputError on bad ones.
+    """
+    from anchorfl.pipeline.config.schema import to_toml
+    from anchorfl.tuning.search.options import SweepOptions
+    from anchorfl.tuning.search.search_space import space_of
+    from anchorfl.tuning.sweep.plan import Plan, new_sweep_folder
+    from anchorfl.tuning.sweep.sweep import run_sweep
+
+    name = f"{experiment.task.name}-{experiment.method.name}"
+    plan = Plan(name, experiment, space_of(experiment, space), SweepOptions(**options), to_toml(experiment))
+    return run_sweep(plan, new_sweep_folder(name, str(folder)), log)

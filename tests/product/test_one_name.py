@@ -1,0 +1,96 @@
+"""One import name: foreign modules with our folders' names do no harm, and no file is loaded under two names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TWICE = """
+import os, sys
+
+FOLDERS = ("src/", "pipeline/", "tasks/", "models/", "tuning/")
+
+def twice():
+    names = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and os.path.realpath(file).startswith(tuple(ROOT + f for f in FOLDERS)):
+            names.setdefault(os.path.realpath(file), []).append(name)
+    ours = [name for found in names.values() for name in found]
+    return [found for found in names.values() if len(found) > 1], len(ours)
+"""
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A working folder with modules of the four names that end whoever imports them."""
+    for name in ("models", "tasks", "pipeline", "tuning"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a foreign module was imported')\n")
+    return tmp_path
+
+
+def python(code: str, folder: Path) -> str:
+    path = os.pathsep.join([str(folder), str(ROOT / "src")])
+    done = subprocess.run(
+        [sys.executable, "-c", f"ROOT = {str(ROOT) + os.sep!r}\n{TWICE}\n{code}"], cwd=folder, capture_output=True,
+        text=True, timeout=300, check=False,
+        env=os.environ | {"PYTHONPATH": path, "ANCHORFL_CACHE": str(folder / "cache")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+SMALL = ["--federation.rounds", "1", "--federation.epochs", "1", "--tracking.uri", "none"]
+
+
+def test_a_run_beside_foreign_modules_loads_every_file_under_one_name(hostile):
+    code = f"""
+from anchorfl.tuning.cli import main
+assert main({["run", "digits/fedalign", "--cluster.executor", "serial", *SMALL]!r}) == 0
+import anchorfl.tuning.sweep.sweep, anchorfl.tuning.clusters.check, anchorfl.tuning.tables.command
+doubles, count = twice()
+print("doubles", doubles, "many", count > 150)
+"""
+    assert "doubles [] many True" in python(code, hostile)
+
+
+@pytest.mark.ray
+@pytest.mark.apart
+def test_a_ray_worker_beside_foreign_modules_loads_every_file_under_one_name(hostile):
+    code = """
+from anchorfl.pipeline.cluster import ray_cluster
+from anchorfl.pipeline.config.cluster import ClusterOptions
+ray_cluster.start(ClusterOptions())
+import ray
+
+def worker(source):
+    import anchorfl.pipeline.training.client, anchorfl.pipeline.execution.ray_actors
+    scope = {}
+    exec(source, scope)
+    return scope["twice"]()
+
+doubles, count = ray.get(ray.remote(num_cpus=1)(worker).remote(f"ROOT = {ROOT!r}\\n" + SOURCE))
+print("doubles", doubles, "many", count > 30)
+"""
+    assert "doubles [] many True" in python(f"SOURCE = {TWICE!r}\n{code}", hostile)
+
+
+def test_the_public_api_is_what_it_says(hostile):
+    """Every public name is there, ``import anchorfl`` alone loads no slow library, and a run takes five lines."""
+    code = """
+import anchorfl
+assert not {"torch", "ray", "mlflow", "pandas"} & set(sys.modules), "slow"
+assert all(getattr(anchorfl, name) is not None for name in anchorfl.__all__)
+experiment = anchorfl.read_preset("digits/fedavg", {"federation.rounds": 1, "federation.epochs": 1,
+                                                     "cluster.executor": "serial", "tracking.uri": "none"})
+result = anchorfl.run(experiment, "mine", log=lambda line: None)
+assert anchorfl.resume("mine", log=lambda line: None).checksum == result.checksum
+assert anchorfl.load_model(result.folder / "model").class_names
+print("version", anchorfl.__version__)
+"""
+    assert "version 0.1.0" in python(code, hostile)
