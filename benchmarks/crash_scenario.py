@@ -44,18 +44,18 @@ class Dying(Averaging):
     times: int
     folder: str
 
-    def local(self, side):
-        return DyingLocal(side, self)
+    def local(self, ctx):
+        return DyingLocal(ctx, self)
 
 
 class DyingLocal(AveragingLocal):
-    def __init__(self, side, method):
-        super().__init__(side)
+    def __init__(self, ctx, method):
+        super().__init__(ctx)
         self.method = method
 
     def update(self):
         time.sleep(WORK_S)
-        if self.side.card.client == DYING:
+        if self.ctx.card.client == DYING:
             before = len(list(Path(self.method.folder).iterdir()))
             (Path(self.method.folder) / str(before)).touch()
             if ROUND - 1 <= before < ROUND - 1 + self.method.times:

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from anchorfl.models.heads import unit
 from anchorfl.pipeline.algorithm.contract import (
-    ClientSide,
+    ClientContext,
     Global,
     Local,
     Method,
     Pooling,
     Report,
-    ServerSide,
+    ServerContext,
     Tensors,
     Update,
 )
@@ -74,21 +74,21 @@ def positive_loss(z_PD: Tensor, row_PD: Tensor, margin: float, parts: int) -> Te
 class RowLocal(Local[RowsGlobal, RowUpdate]):
     """Trains theta and one row. Its row comes with every broadcast, or once where rows are fixed."""
 
-    def __init__(self, side: ClientSide[RowsGlobal], method: OneClass) -> None:
+    def __init__(self, ctx: ClientContext[RowsGlobal], method: OneClass) -> None:
         self.method = method
         self.fixed = not method.row_lr
-        row_D = side.letter.get("row", side.memory.get("row"))
+        row_D = ctx.letter.get("row", ctx.memory.get("row"))
         if row_D is None:
             raise ValueError("the client was sent no row of its class")
         self.row_D = nn.Parameter(row_D.clone(), requires_grad=not self.fixed)
-        super().__init__(side)
+        super().__init__(ctx)
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         # without the rows of the head, which this client is never sent
-        theta = make(self.side.optimizer, [p for name, p in self.model.named_parameters() if name != ROWS])
+        theta = make(self.ctx.optimizer, [p for name, p in self.model.named_parameters() if name != ROWS])
         if self.fixed:
             return {MOMENTS: theta}
-        return {MOMENTS: theta, "row": SGD([self.row_D], lr=self.method.row_rate(self.side.round))}
+        return {MOMENTS: theta, "row": SGD([self.row_D], lr=self.method.row_rate(self.ctx.round))}
 
     def loss(self, batch: Batch) -> Tensor:
         z_BD = self.model.encoder(batch.x)
@@ -158,26 +158,26 @@ class OneClass(Method[RowsGlobal, RowUpdate]):
         return rows_I.double() if self.weighting == "samples" else torch.ones(len(rows_I), dtype=torch.float64)
 
     @abstractmethod
-    def settle(self, rows_CD: Tensor, state: RowsGlobal, side: ServerSide) -> Tensor:
+    def settle(self, rows_CD: Tensor, state: RowsGlobal, ctx: ServerContext) -> Tensor:
         """The rows after a round, from those that the clients sent: the regulariser's step."""
 
-    def first_rows(self, rows_CD: Tensor, known: Tensors, side: ServerSide) -> Tensor:
+    def first_rows(self, rows_CD: Tensor, known: Tensors, ctx: ServerContext) -> Tensor:
         """The rows before round 1, from random unit ones."""
         return rows_CD
 
-    def keep(self, side: ServerSide) -> Tensors:
+    def keep(self, ctx: ServerContext) -> Tensors:
         """What is kept of what the clients told."""
         return {}
 
-    def begin(self, side: ServerSide) -> RowsGlobal:
-        _one_class_each(side.cards)
-        weights, known = weights_of(side.model), self.keep(side)
-        weights[ROWS] = self.first_rows(weights[ROWS], known, side)
+    def begin(self, ctx: ServerContext) -> RowsGlobal:
+        _one_class_each(ctx.cards)
+        weights, known = weights_of(ctx.model), self.keep(ctx)
+        weights[ROWS] = self.first_rows(weights[ROWS], known, ctx)
         sent_C = torch.zeros(len(weights[ROWS]), dtype=torch.bool)
         state = RowsGlobal(weights, {}, sent_C, known)
-        return replace(state, moments=self._first_moments(state, side))
+        return replace(state, moments=self._first_moments(state, ctx))
 
-    def broadcast(self, state: RowsGlobal, side: ServerSide) -> RowsGlobal:
+    def broadcast(self, state: RowsGlobal, ctx: ServerContext) -> RowsGlobal:
         return RowsGlobal(theta_of(state.weights), {}, torch.zeros(0, dtype=torch.bool), {})
 
     def letter(self, state: RowsGlobal, card: Card) -> Tensors:
@@ -189,26 +189,26 @@ class OneClass(Method[RowsGlobal, RowUpdate]):
         row_D = state.weights[ROWS][0]
         return int((~state.sent_C[class_I]).sum()) * row_D.numel() * row_D.element_size()
 
-    def local(self, side: ClientSide[RowsGlobal]) -> RowLocal:
-        return RowLocal(side, self)
+    def local(self, ctx: ClientContext[RowsGlobal]) -> RowLocal:
+        return RowLocal(ctx, self)
 
-    def merge(self, state: RowsGlobal, reports: Sequence[Report[RowUpdate]], side: ServerSide) -> RowsGlobal:
+    def merge(self, state: RowsGlobal, reports: Sequence[Report[RowUpdate]], ctx: ServerContext) -> RowsGlobal:
         shares_I = self.shares(torch.tensor([r.card.num_examples for r in reports]))
-        weights = side.combine([r.update.weights for r in reports], shares_I.tolist())
+        weights = ctx.combine([r.update.weights for r in reports], shares_I.tolist())
         answered_C, rows_CD = torch.zeros_like(state.sent_C), state.weights[ROWS].clone()
         for r in reports:
             answered_C[class_of(r.card)] = True
             if self.row_lr:
                 rows_CD[class_of(r.card)] = r.update.row_D
-        return self.gather(state, weights | {ROWS: rows_CD}, answered_C, side)
+        return self.gather(state, weights | {ROWS: rows_CD}, answered_C, ctx)
 
     def pooling(self) -> Pooling[RowsGlobal]:
         return Pooling(self._pair_loss, self.shares, self.row_rate, self.unit, self.letter_bytes, self.gather)
 
-    def gather(self, state: RowsGlobal, weights: Tensors, answered_C: Tensor, side: ServerSide) -> RowsGlobal:
+    def gather(self, state: RowsGlobal, weights: Tensors, answered_C: Tensor, ctx: ServerContext) -> RowsGlobal:
         """The state after a round, from the mean of theta and the rows that came back."""
-        theta, moments = self._server_step(state, theta_of(weights), side)
-        rows_CD = self.settle(weights[ROWS], state, side)
+        theta, moments = self._server_step(state, theta_of(weights), ctx)
+        rows_CD = self.settle(weights[ROWS], state, ctx)
         sent_C = state.sent_C if self.row_lr else state.sent_C | answered_C
         return replace(state, weights=theta | {ROWS: rows_CD}, moments=moments, sent_C=sent_C)
 
@@ -219,23 +219,23 @@ class OneClass(Method[RowsGlobal, RowUpdate]):
         """Rows brought back to length 1."""
         return unit(rows_CD, self.parts)
 
-    def _server_step(self, state: RowsGlobal, mean: Tensors, side: ServerSide) -> tuple[Tensors, Tensors]:
+    def _server_step(self, state: RowsGlobal, mean: Tensors, ctx: ServerContext) -> tuple[Tensors, Tensors]:
         """Theta and the moments, from the mean of the clients' theta."""
         if self.server == "average":
             return mean, state.moments
-        names = [name for name, _ in side.model.named_parameters() if name != ROWS]
+        names = [name for name, _ in ctx.model.named_parameters() if name != ROWS]
         before = {name: nn.Parameter(state.weights[name].clone()) for name in names}
         for name, p in before.items():
             p.grad = state.weights[name] - mean[name]
-        rate = self.server_lr * self.server_decay ** max(0, side.round - 1)
+        rate = self.server_lr * self.server_decay ** max(0, ctx.round - 1)
         adam = Adam(before.values(), lr=rate, eps=self.server_eps)
         restore(adam, MOMENTS, state.moments)
         adam.step()
         return mean | {name: p.detach() for name, p in before.items()}, state_of(adam, MOMENTS)
 
-    def _first_moments(self, state: RowsGlobal, side: ServerSide) -> Tensors:
+    def _first_moments(self, state: RowsGlobal, ctx: ServerContext) -> Tensors:
         """Moments of zero: a state has the same tensors in every round."""
-        _, moments = self._server_step(state, theta_of(state.weights), side)
+        _, moments = self._server_step(state, theta_of(state.weights), ctx)
         return {name: torch.zeros_like(value) for name, value in moments.items()}
 
 
@@ -266,17 +266,17 @@ class Spreading(OneClass):
         """Weight of every pair, [C, K]."""
         return torch.ones(index_CK.shape)
 
-    def direction(self, rows_CD: Tensor, index_CK: Tensor, slope_CK: Tensor, side: ServerSide) -> Tensor:
+    def direction(self, rows_CD: Tensor, index_CK: Tensor, slope_CK: Tensor, ctx: ServerContext) -> Tensor:
         """Gradient [C, D] of the regulariser."""
         return gradient(rows_CD, index_CK, slope_CK)
 
-    def settle(self, rows_CD: Tensor, state: RowsGlobal, side: ServerSide) -> Tensor:
+    def settle(self, rows_CD: Tensor, state: RowsGlobal, ctx: ServerContext) -> Tensor:
         if not self.lambda_:
             return rows_CD
         index_CK, cosine_CK, after_C = nearest(rows_CD, self.neighbours)
         slope_CK = self.pair_weights(index_CK, state.known) * slope(self.form, cosine_CK, after_C, self.nu)
-        rate = self.lambda_ * self.eta_s * self.fallen(side.round)
-        return self.unit(rows_CD - rate * self.direction(rows_CD, index_CK, slope_CK, side))
+        rate = self.lambda_ * self.eta_s * self.fallen(ctx.round)
+        return self.unit(rows_CD - rate * self.direction(rows_CD, index_CK, slope_CK, ctx))
 
 
 def theta_of(weights: Tensors) -> Tensors:

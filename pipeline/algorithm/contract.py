@@ -57,7 +57,7 @@ class Report(Generic[U]):
 
 
 @dataclass(frozen=True)
-class ServerSide:
+class ServerContext:
     """What server hooks may touch. validate: weights -> F1 per class on validation; told: what ``Method.tell`` told."""
 
     model: Classifier
@@ -79,7 +79,7 @@ class ServerSide:
 
 
 @dataclass(frozen=True)
-class ClientSide(Generic[S]):
+class ClientContext(Generic[S]):
     """What client hooks may touch. ``model`` holds the broadcast weights, in storage of its own; ``memory`` is what
     this client's last ``Local.memory`` gave (at first ``Method.first_memory``), and read only; ``infer(model, data) ->
     z_ND`` is the encoder in evaluation mode; ``round``: counted from 1.
@@ -105,19 +105,19 @@ class Local(ABC, Generic[S, U]):
     refresh: Literal["round", "epoch"] = "round"
     """How often ``data`` is asked for the rows to train on."""
 
-    def __init__(self, side: ClientSide[S]) -> None:
-        self.side = side
-        self.model = side.model
+    def __init__(self, ctx: ClientContext[S]) -> None:
+        self.ctx = ctx
+        self.model = ctx.model
         self.optimizers = self.make_optimizers()
         for name, optimizer in self.optimizers.items():
-            restore(optimizer, name, side.memory)
+            restore(optimizer, name, ctx.memory)
         for p in self.model.parameters():
             # Zeros, not None: a mini-batch without a labelled row has a gradient of zero, and Adam still moves.
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Optimisers by name; the name is the prefix of their state in the client's memory."""
-        return {"all": make(self.side.optimizer, self.model.parameters())}
+        return {"all": make(self.ctx.optimizer, self.model.parameters())}
 
     def epochs(self, given: int) -> Iterable[object]:
         """An item for every local epoch; given: ``federation.epochs``. What stands before a ``yield`` is done right
@@ -127,7 +127,7 @@ class Local(ABC, Generic[S, U]):
 
     def data(self) -> ClientData:
         """The rows to train on. FedAlign pseudo-labels here."""
-        return self.side.data
+        return self.ctx.data
 
     def active(self, data: ClientData) -> Tensor:
         """Bool [N]: rows that can have a loss or a gradient; the others may be left out of the computation."""
@@ -135,7 +135,7 @@ class Local(ABC, Generic[S, U]):
 
     def loss(self, batch: Batch) -> Tensor:
         """Sum of the rows' losses over ``batch.denominator``: additive over the pieces of a mini-batch."""
-        return self.side.objective.loss(self.model(batch.x), batch)
+        return self.ctx.objective.loss(self.model(batch.x), batch)
 
     def penalty(self) -> Tensor | None:
         """A loss that does not depend on the rows, added once per step (FedProx)."""
@@ -170,7 +170,7 @@ class Local(ABC, Generic[S, U]):
 
     def memory(self) -> Tensors:
         """What this client will be given again in its next round; it never leaves the run."""
-        if self.side.optimizer.state == "reset":
+        if self.ctx.optimizer.state == "reset":
             return {}
         return {k: v for name, o in self.optimizers.items() for k, v in state_of(o, name).items()}
 
@@ -192,7 +192,7 @@ class Pooling(Generic[S]):
     row_lr: Callable[[int], float]
     unit: Callable[[Tensor], Tensor]
     letters: Callable[[S, Tensor], int]
-    gather: Callable[[S, Tensors, Tensor, ServerSide], S]
+    gather: Callable[[S, Tensors, Tensor, ServerContext], S]
 
 
 class Method(ABC, Generic[S, U]):
@@ -206,7 +206,7 @@ class Method(ABC, Generic[S, U]):
     tells: ClassVar[bool] = False
     """Whether clients tell something before round 1, beside their cards (``tell``)."""
     concepts: bool = False
-    """Whether the server needs what a language model makes of the class names (``ServerSide.concepts_CMD``)."""
+    """Whether the server needs what a language model makes of the class names (``ServerContext.concepts_CMD``)."""
     first_scale: float = 1.0
     """First value of a trained scale (prototype and frame heads only)."""
     parts: int = 1
@@ -231,10 +231,10 @@ class Method(ABC, Generic[S, U]):
         return "linear"
 
     @abstractmethod
-    def begin(self, side: ServerSide) -> S:
+    def begin(self, ctx: ServerContext) -> S:
         """The state before round 1."""
 
-    def broadcast(self, state: S, side: ServerSide) -> S:
+    def broadcast(self, state: S, ctx: ServerContext) -> S:
         """What is sent to the selected clients: the state, private fields blanked."""
         return state
 
@@ -268,11 +268,11 @@ class Method(ABC, Generic[S, U]):
         return state, 1
 
     @abstractmethod
-    def local(self, side: ClientSide[S]) -> Local[S, U]:
+    def local(self, ctx: ClientContext[S]) -> Local[S, U]:
         """The client half for one round."""
 
     @abstractmethod
-    def merge(self, state: S, reports: Sequence[Report[U]], side: ServerSide) -> S:
+    def merge(self, state: S, reports: Sequence[Report[U]], ctx: ServerContext) -> S:
         """The state after a round. ``reports`` is not empty and sorted by client."""
 
 
@@ -290,12 +290,12 @@ class Averaging(Method[Global, Update]):
     weighting: Literal["samples", "uniform"] = "samples"
     """Weight of a client in the mean: its number of samples (McMahan et al., 2017), or 1 (FedAlign's tables)."""
 
-    def begin(self, side: ServerSide) -> Global:
-        return Global(weights_of(side.model))
+    def begin(self, ctx: ServerContext) -> Global:
+        return Global(weights_of(ctx.model))
 
-    def local(self, side: ClientSide[Global]) -> Local[Global, Update]:
-        return AveragingLocal(side)
+    def local(self, ctx: ClientContext[Global]) -> Local[Global, Update]:
+        return AveragingLocal(ctx)
 
-    def merge(self, state: Global, reports: Sequence[Report[Update]], side: ServerSide) -> Global:
+    def merge(self, state: Global, reports: Sequence[Report[Update]], ctx: ServerContext) -> Global:
         shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]
-        return Global(side.combine([r.update.weights for r in reports], shares))
+        return Global(ctx.combine([r.update.weights for r in reports], shares))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from anchorfl.pipeline.algorithm.contract import ClientSide, Local
+from anchorfl.pipeline.algorithm.contract import ClientContext, Local
 from anchorfl.pipeline.algorithm.parameters import load_sent
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.diagnosis.divergence import row_ids
@@ -96,11 +96,11 @@ def annotate(study: Study, round_: int, client: int, card: Card, sent: Any) -> C
     """The client's rows as it would train on them at the start of round ``round_ + 1``."""
     server, e = study.server, study.setup.experiment
     load_sent(server.model, sent.weights)
-    side = ClientSide(
+    ctx = ClientContext(
         server.model, sent, card, study.rows(client), study.lasting(client), server.objective, e.optimizer, infer,
         torch_rng(study.seed, "client", client, "round", round_ + 1, "method"), server.letter(client), round_ + 1,
     )  # fmt: skip
-    local: Local[Any, Any] = e.method.local(side)
+    local: Local[Any, Any] = e.method.local(ctx)
     return local.data()
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm.class_embeddings import Spreading
-from anchorfl.pipeline.algorithm.contract import Parts, ServerSide, Tensors
+from anchorfl.pipeline.algorithm.contract import Parts, ServerContext, Tensors
 from anchorfl.pipeline.algorithm.differential_privacy import PrivacyOptions, Terms, describe, noisy_sum
 from anchorfl.pipeline.algorithm.label_collection import Matching, Shared, cooccurrence, merge, share
 from anchorfl.pipeline.algorithm.spreadout import BLOCK, counts_at, gradient, kept_counts, terms
@@ -56,8 +56,8 @@ class FedALC(Spreading):
     def tell(self, card: Card, parts: Parts, key: bytes) -> Shared:
         return share(parts, self.matching, key if self.matching == "hmac" else b"")
 
-    def keep(self, side: ServerSide) -> Tensors:
-        labels = merge(side.told, len(side.cards[0].aware_C))
+    def keep(self, ctx: ServerContext) -> Tensors:
+        labels = merge(ctx.told, len(ctx.cards[0].aware_C))
         return kept_counts(cooccurrence(labels), len(labels))
 
     def pair_weights(self, index_CK: Tensor, known: Tensors) -> Tensor:
@@ -71,9 +71,9 @@ class FedALC(Spreading):
             scale_C1 = (((len(own_C) - 1) * own_C - known["with_others"].double()) / instances)[:, None]
         return torch.where(scale_C1 > 0, sigma_CK / scale_C1, 0.0).float()
 
-    def direction(self, rows_CD: Tensor, index_CK: Tensor, slope_CK: Tensor, side: ServerSide) -> Tensor:
+    def direction(self, rows_CD: Tensor, index_CK: Tensor, slope_CK: Tensor, ctx: ServerContext) -> Tensor:
         if not self.dp_noise:
             return gradient(rows_CD, index_CK, slope_CK)
         blocks = (slice(start, start + BLOCK) for start in range(0, len(rows_CD), BLOCK))
         every = (Terms(*terms(rows_CD, index_CK, slope_CK, block)) for block in blocks)
-        return noisy_sum(every, len(rows_CD), clip=self.dp_clip, noise=self.dp_noise, generator=side.rng)
+        return noisy_sum(every, len(rows_CD), clip=self.dp_clip, noise=self.dp_noise, generator=ctx.rng)

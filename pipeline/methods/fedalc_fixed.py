@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
-from anchorfl.pipeline.algorithm.contract import Parts, ServerSide, Tensors
+from anchorfl.pipeline.algorithm.contract import Parts, ServerContext, Tensors
 from anchorfl.pipeline.algorithm.differential_privacy import PrivacyOptions, describe
 from anchorfl.pipeline.algorithm.label_collection import Matching, Shared, cooccurrence, merge, share
 from anchorfl.pipeline.algorithm.spreadout import fixed_gradient, kept_counts
@@ -58,11 +58,11 @@ class FedALCFixed(OneClass):
     def tell(self, card: Card, parts: Parts, key: bytes) -> Shared:
         return share(parts, self.matching, key if self.matching == "hmac" else b"")
 
-    def keep(self, side: ServerSide) -> Tensors:
-        labels = merge(side.told, len(side.cards[0].aware_C))
+    def keep(self, ctx: ServerContext) -> Tensors:
+        labels = merge(ctx.told, len(ctx.cards[0].aware_C))
         return kept_counts(cooccurrence(labels), len(labels))
 
-    def first_rows(self, rows_CD: Tensor, known: Tensors, side: ServerSide) -> Tensor:
+    def first_rows(self, rows_CD: Tensor, known: Tensors, ctx: ServerContext) -> Tensor:
         rate, weights = self.rate * len(rows_CD), (self.attract, self.repel, self.nu)
         value, total_CD = fixed_gradient(rows_CD, known, *weights)
         for _ in range(self.steps):
@@ -77,5 +77,5 @@ class FedALCFixed(OneClass):
                 break
         return rows_CD
 
-    def settle(self, rows_CD: Tensor, state: RowsGlobal, side: ServerSide) -> Tensor:
+    def settle(self, rows_CD: Tensor, state: RowsGlobal, ctx: ServerContext) -> Tensor:
         return rows_CD

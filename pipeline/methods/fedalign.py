@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm.aggregation import rows_by_holder
-from anchorfl.pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Update
+from anchorfl.pipeline.algorithm.contract import ClientContext, Global, Local, Method, Report, ServerContext, Update
 from anchorfl.pipeline.algorithm.optimizers import make
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.algorithm.pseudo_labels import Thresholds, anchor_scores, pseudo_annotate
@@ -33,24 +33,24 @@ class AlignUpdate(Update):
 
 
 class AlignLocal(Local[AlignGlobal, AlignUpdate]):
-    def __init__(self, side: ClientSide[AlignGlobal], method: FedAlign) -> None:
+    def __init__(self, ctx: ClientContext[AlignGlobal], method: FedAlign) -> None:
         self.method, self.refresh = method, method.refresh
-        self.pseudo_C = torch.zeros_like(side.card.aware_C)
-        super().__init__(side)
+        self.pseudo_C = torch.zeros_like(ctx.card.aware_C)
+        super().__init__(ctx)
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        side, m = self.side, self.method
-        theta = make(side.optimizer, self.model.encoder.parameters(), m.data_lr, side.round)
-        return {"theta": theta, "omega": make(side.optimizer, self.model.head.parameters(), m.label_lr, side.round)}
+        ctx, m = self.ctx, self.method
+        theta = make(ctx.optimizer, self.model.encoder.parameters(), m.data_lr, ctx.round)
+        return {"theta": theta, "omega": make(ctx.optimizer, self.model.head.parameters(), m.label_lr, ctx.round)}
 
     def data(self) -> ClientData:
-        m, side = self.method, self.side
+        m, ctx = self.method, self.ctx
         if not m.alignment:
-            return side.data
+            return ctx.data
         kind = m.anchor_score if m.semantic else "confidence"
-        score_NC = anchor_scores(kind, self.model.head, side.infer(self.model, side.data), side.objective)
-        allowed_C = None if m.positive_f1_gate is None else side.state.score_C > m.positive_f1_gate
-        rows, got_C = pseudo_annotate(side.data, score_NC, side.card.aware_C, side.objective, m.limits(allowed_C))
+        score_NC = anchor_scores(kind, self.model.head, ctx.infer(self.model, ctx.data), ctx.objective)
+        allowed_C = None if m.positive_f1_gate is None else ctx.state.score_C > m.positive_f1_gate
+        rows, got_C = pseudo_annotate(ctx.data, score_NC, ctx.card.aware_C, ctx.objective, m.limits(allowed_C))
         self.pseudo_C = self.pseudo_C | got_C
         return rows
 
@@ -98,23 +98,23 @@ class FedAlign(Method[AlignGlobal, AlignUpdate]):
             raise ValueError(f"method.data_lr = {self.data_lr}, method.label_lr = {self.label_lr}: must be above 0")
 
     def limits(self, allowed_C: Tensor | None) -> Thresholds:
-        side = {"dot": 0.5 if self.semantic else 0.0}.get(self.anchor_score)  # log-odds of 0: a confidence of 0.5
-        return Thresholds(self.q1, self.q2, self.alpha, clamp=side, allowed_C=allowed_C)
+        ctx = {"dot": 0.5 if self.semantic else 0.0}.get(self.anchor_score)  # log-odds of 0: a confidence of 0.5
+        return Thresholds(self.q1, self.q2, self.alpha, clamp=ctx, allowed_C=allowed_C)
 
-    def begin(self, side: ServerSide) -> AlignGlobal:
-        classes = 0 if self.positive_f1_gate is None else len(side.cards[0].aware_C)
-        return AlignGlobal(weights_of(side.model), torch.zeros(classes))
+    def begin(self, ctx: ServerContext) -> AlignGlobal:
+        classes = 0 if self.positive_f1_gate is None else len(ctx.cards[0].aware_C)
+        return AlignGlobal(weights_of(ctx.model), torch.zeros(classes))
 
-    def broadcast(self, state: AlignGlobal, side: ServerSide) -> AlignGlobal:
-        return state if self.positive_f1_gate is None else replace(state, score_C=side.validate(state.weights))
+    def broadcast(self, state: AlignGlobal, ctx: ServerContext) -> AlignGlobal:
+        return state if self.positive_f1_gate is None else replace(state, score_C=ctx.validate(state.weights))
 
-    def local(self, side: ClientSide[AlignGlobal]) -> AlignLocal:
-        return AlignLocal(side, self)
+    def local(self, ctx: ClientContext[AlignGlobal]) -> AlignLocal:
+        return AlignLocal(ctx, self)
 
-    def merge(self, state: AlignGlobal, reports: Sequence[Report[AlignUpdate]], side: ServerSide) -> AlignGlobal:
+    def merge(self, state: AlignGlobal, reports: Sequence[Report[AlignUpdate]], ctx: ServerContext) -> AlignGlobal:
         labelled = [r for r in reports if bool(r.card.count_C.any())]
         counted = labelled if self.skip_unlabelled_clients and labelled else reports
-        theta = side.combine([r.update.weights for r in counted], [1] * len(counted))
+        theta = ctx.combine([r.update.weights for r in counted], [1] * len(counted))
         held = [r.card.aware_C | r.update.pseudo_C if self.aggregate_pseudo else r.card.aware_C for r in reports]
         rows = [(r.update.weights[ROWS], holds_C) for r, holds_C in zip(reports, held, strict=True)]
         return replace(state, weights=theta | {ROWS: rows_by_holder(state.weights[ROWS], rows)})

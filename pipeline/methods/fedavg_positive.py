@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
-from anchorfl.pipeline.algorithm.contract import ServerSide
+from anchorfl.pipeline.algorithm.contract import ServerContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,5 +21,5 @@ class FedAvgPositive(OneClass):
 
     name = "fedavg-positive"
 
-    def settle(self, rows_CD: Tensor, state: RowsGlobal, side: ServerSide) -> Tensor:
+    def settle(self, rows_CD: Tensor, state: RowsGlobal, ctx: ServerContext) -> Tensor:
         return rows_CD

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import torch
 
 from anchorfl.models.build import Head
-from anchorfl.pipeline.algorithm.contract import ClientSide, Method, Report, ServerSide, Tensors, Update
+from anchorfl.pipeline.algorithm.contract import ClientContext, Method, Report, ServerContext, Tensors, Update
 from anchorfl.pipeline.algorithm.generator_training import (
     CONCEPTS,
     FROZEN,
@@ -85,17 +85,17 @@ class FedBM(Method[BMGlobal, Update]):
     def head(self) -> Head:
         return "concept" if self.lkcc else "linear"
 
-    def begin(self, side: ServerSide) -> BMGlobal:
-        weights, concepts_CMD = weights_of(side.model), side.concepts_CMD
+    def begin(self, ctx: ServerContext) -> BMGlobal:
+        weights, concepts_CMD = weights_of(ctx.model), ctx.concepts_CMD
         if concepts_CMD is None:  # neither half: FedAvg
             concepts_CMD = torch.zeros(0)
         elif self.lkcc:
-            weights |= frozen(concepts_CMD, self.classifier, self.tau, side.rng)
-        generator = first_generator(side, self.lambda_dis > 0) if self.cgde else {}
-        nobody_I = torch.zeros(len(side.cards), dtype=torch.int64)
+            weights |= frozen(concepts_CMD, self.classifier, self.tau, ctx.rng)
+        generator = first_generator(ctx, self.lambda_dis > 0) if self.cgde else {}
+        nobody_I = torch.zeros(len(ctx.cards), dtype=torch.int64)
         return BMGlobal(weights, concepts_CMD, generator, torch.zeros((), dtype=torch.int64), nobody_I)
 
-    def broadcast(self, state: BMGlobal, side: ServerSide) -> BMGlobal:
+    def broadcast(self, state: BMGlobal, ctx: ServerContext) -> BMGlobal:
         nothing = torch.zeros(0)
         return BMGlobal(trained(state.weights), nothing, {}, nothing, nothing)
 
@@ -108,24 +108,24 @@ class FedBM(Method[BMGlobal, Update]):
             out |= {} if has > 1 else {CONCEPTS: state.concepts_CMD}
         return out
 
-    def local(self, side: ClientSide[BMGlobal]) -> BMLocal:
-        return BMLocal(side, Part(self.generated, self.named))
+    def local(self, ctx: ClientContext[BMGlobal]) -> BMLocal:
+        return BMLocal(ctx, Part(self.generated, self.named))
 
     def heaviest(self, state: BMGlobal, rounds: int) -> tuple[BMGlobal, int]:
         if not self.cgde or self.every >= rounds:  # the generator is never trained
             return state, 1
         return replace(state, version=torch.ones_like(state.version)), self.every
 
-    def merge(self, state: BMGlobal, reports: Sequence[Report[Update]], side: ServerSide) -> BMGlobal:
+    def merge(self, state: BMGlobal, reports: Sequence[Report[Update]], ctx: ServerContext) -> BMGlobal:
         shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]
         frozen = {name: value for name, value in state.weights.items() if name in FROZEN}
-        weights = side.combine([r.update.weights for r in reports], shares) | frozen
+        weights = ctx.combine([r.update.weights for r in reports], shares) | frozen
         has_I = state.has_I.clone()
         has_I[[r.card.client for r in reports]] = state.version + 1
         state = replace(state, weights=weights, has_I=has_I)
         # after the last round nobody would see what it learns
-        if not self.cgde or side.round % self.every or side.round == side.rounds:
+        if not self.cgde or ctx.round % self.every or ctx.round == ctx.rounds:
             return state
         lesson = Lesson(row_loss, self.lambda_div, self.lambda_dis, self.steps, self.generator_batch, self.generator_lr)
-        generator = retrained(state.generator, weights, state.concepts_CMD, self.named, lesson, side)
+        generator = retrained(state.generator, weights, state.concepts_CMD, self.named, lesson, ctx)
         return replace(state, generator=generator, version=state.version + 1)

@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm.aggregation import mean_of
-from anchorfl.pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+from anchorfl.pipeline.algorithm.contract import (
+    ClientContext,
+    Global,
+    Local,
+    Method,
+    Report,
+    ServerContext,
+    Tensors,
+    Update,
+)
 from anchorfl.pipeline.algorithm.parameters import weights_of
 
 OWN = "own."
@@ -29,14 +38,14 @@ class DynGlobal(Global):
 
 
 class DynLocal(Local[DynGlobal, Update]):
-    def __init__(self, side: ClientSide[DynGlobal], alpha: float) -> None:
-        super().__init__(side)
+    def __init__(self, ctx: ClientContext[DynGlobal], alpha: float) -> None:
+        super().__init__(ctx)
         self.alpha = alpha
-        self.own = {n: side.memory.get(OWN + n, torch.zeros_like(p)) for n, p in self.model.named_parameters()}
+        self.own = {n: ctx.memory.get(OWN + n, torch.zeros_like(p)) for n, p in self.model.named_parameters()}
 
     def gaps(self) -> Tensors:
         """The way y - x that every parameter has gone in this round."""
-        return {name: p - self.side.state.weights[name] for name, p in self.model.named_parameters()}
+        return {name: p - self.ctx.state.weights[name] for name, p in self.model.named_parameters()}
 
     def penalty(self) -> Tensor:
         """alpha/2 |y - x|^2 - <g_k, y - x>: up to a constant, the two terms of eq. 1."""
@@ -71,24 +80,24 @@ class FedDyn(Method[DynGlobal, Update]):
         if not self.alpha > 0:
             raise ValueError(f"method.alpha = {self.alpha}: must be above 0")
 
-    def begin(self, side: ServerSide) -> DynGlobal:
-        zeros = {name: torch.zeros_like(p) for name, p in side.model.named_parameters()}
-        return DynGlobal(weights_of(side.model), zeros)
+    def begin(self, ctx: ServerContext) -> DynGlobal:
+        zeros = {name: torch.zeros_like(p) for name, p in ctx.model.named_parameters()}
+        return DynGlobal(weights_of(ctx.model), zeros)
 
     def sent(self, state: DynGlobal) -> Tensors:
         """x: what clients start from; buffers are those of the mean."""
         return state.weights | {name: state.weights[name] - h / self.alpha for name, h in state.drift.items()}
 
-    def broadcast(self, state: DynGlobal, side: ServerSide) -> DynGlobal:
+    def broadcast(self, state: DynGlobal, ctx: ServerContext) -> DynGlobal:
         return DynGlobal(self.sent(state), {})
 
-    def local(self, side: ClientSide[DynGlobal]) -> DynLocal:
-        return DynLocal(side, self.alpha)
+    def local(self, ctx: ClientContext[DynGlobal]) -> DynLocal:
+        return DynLocal(ctx, self.alpha)
 
-    def merge(self, state: DynGlobal, reports: Sequence[Report[Update]], side: ServerSide) -> DynGlobal:
+    def merge(self, state: DynGlobal, reports: Sequence[Report[Update]], ctx: ServerContext) -> DynGlobal:
         rows = [r.card.num_examples for r in reports]
         by_samples = self.weighting == "samples"
-        share = sum(rows) / sum(c.num_examples for c in side.cards) if by_samples else len(reports) / len(side.cards)
+        share = sum(rows) / sum(c.num_examples for c in ctx.cards) if by_samples else len(reports) / len(ctx.cards)
         weights = mean_of([r.update.weights for r in reports], rows)
         mean = weights if by_samples else mean_of([r.update.weights for r in reports], [1] * len(reports))
         x = self.sent(state)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
-from anchorfl.pipeline.algorithm.contract import ServerSide, Tensors
+from anchorfl.pipeline.algorithm.contract import ServerContext, Tensors
 from anchorfl.pipeline.algorithm.seeds import seed_for
 
 
@@ -42,11 +42,11 @@ class FedMLH(OneClass):
         """h_r(c), the same in every run."""
         return seed_for("fedmlh", part, class_) % self.buckets
 
-    def first_rows(self, rows_CD: Tensor, known: Tensors, side: ServerSide) -> Tensor:
-        drawn_HD = torch.randn(self.buckets, rows_CD.shape[1], generator=side.rng).to(rows_CD)
+    def first_rows(self, rows_CD: Tensor, known: Tensors, ctx: ServerContext) -> Tensor:
+        drawn_HD = torch.randn(self.buckets, rows_CD.shape[1], generator=ctx.rng).to(rows_CD)
         rows_HRD = self.unit(drawn_HD).view(self.buckets, self.parts, -1)
         of_CR = torch.tensor([[self.bucket(r, c) for r in range(self.parts)] for c in range(len(rows_CD))])
         return rows_HRD[of_CR, torch.arange(self.parts)].flatten(1)
 
-    def settle(self, rows_CD: Tensor, state: RowsGlobal, side: ServerSide) -> Tensor:
+    def settle(self, rows_CD: Tensor, state: RowsGlobal, ctx: ServerContext) -> Tensor:
         return rows_CD

@@ -16,10 +16,10 @@ from torch import Tensor
 from anchorfl.pipeline.algorithm.contract import (
     Averaging,
     AveragingLocal,
-    ClientSide,
+    ClientContext,
     Global,
     Report,
-    ServerSide,
+    ServerContext,
     Update,
 )
 
@@ -33,8 +33,8 @@ class PrototypeLocal(AveragingLocal):
         """Per class the mean direction of the client's labelled rows, by the trained encoder in evaluation mode, at
         length 1 [C, D]; zeros where it has none.
         """
-        data = self.side.data
-        u_ND = F.normalize(self.side.infer(self.model, data), dim=-1)
+        data = self.ctx.data
+        u_ND = F.normalize(self.ctx.infer(self.model, data), dim=-1)
         # A mean and its sum have one direction, so the counts are the server's business.
         return F.normalize((data.known_NC * data.y_NC).T @ u_ND, dim=-1)
 
@@ -66,11 +66,11 @@ class FedNH(Averaging):
                 f"method.rho = {self.rho} must be in [0, 1], method.first_scale = {self.first_scale} above 0"
             )
 
-    def local(self, side: ClientSide[Global]) -> PrototypeLocal:
-        return PrototypeLocal(side)
+    def local(self, ctx: ClientContext[Global]) -> PrototypeLocal:
+        return PrototypeLocal(ctx)
 
-    def merge(self, state: Global, reports: Sequence[Report[Update]], side: ServerSide) -> Global:
-        weights = super().merge(state, reports, side).weights
+    def merge(self, state: Global, reports: Sequence[Report[Update]], ctx: ServerContext) -> Global:
+        weights = super().merge(state, reports, ctx).weights
         return Global(weights | {ROWS: self.smoothed(state.weights[ROWS], reports)})
 
     def smoothed(self, rows_CD: Tensor, reports: Sequence[Report[Update]]) -> Tensor:

@@ -15,7 +15,16 @@ from torch import Tensor, nn
 
 from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm.aggregation import rows_by_holder
-from anchorfl.pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+from anchorfl.pipeline.algorithm.contract import (
+    ClientContext,
+    Global,
+    Local,
+    Method,
+    Report,
+    ServerContext,
+    Tensors,
+    Update,
+)
 from anchorfl.pipeline.algorithm.parameters import below, prefixed, weights_of
 from anchorfl.tasks.contract import Batch
 
@@ -49,24 +58,24 @@ class Nearest(nn.Module):
 
 
 class ProtoLocal(Local[ProtoGlobal, ProtoUpdate]):
-    def __init__(self, side: ClientSide[ProtoGlobal], lam: float) -> None:
-        super().__init__(side)
+    def __init__(self, ctx: ClientContext[ProtoGlobal], lam: float) -> None:
+        super().__init__(ctx)
         self.lam = lam
-        self.model.load_state_dict(below(OWN, side.memory))
+        self.model.load_state_dict(below(OWN, ctx.memory))
 
     def loss(self, batch: Batch) -> Tensor:
         if not self.lam:
             return super().loss(batch)
         z_BD: Tensor = self.model.encoder(batch.x)
-        rows_CD = self.side.state.rows_CD
+        rows_CD = self.ctx.state.rows_CD
         class_B = batch.y_BC.argmax(-1)
-        counts_B = (batch.weight_BC != 0).any(-1) & self.side.state.held_C[class_B]
+        counts_B = (batch.weight_BC != 0).any(-1) & self.ctx.state.held_C[class_B]
         gap_B = (z_BD - rows_CD[class_B]).square().mean(-1) * counts_B
-        return self.side.objective.loss(self.model.head(z_BD), batch) + self.lam * gap_B.sum() / batch.denominator
+        return self.ctx.objective.loss(self.model.head(z_BD), batch) + self.lam * gap_B.sum() / batch.denominator
 
     def update(self) -> ProtoUpdate:
-        data = self.side.data
-        z_ND, label_NC = self.side.infer(self.model, data), data.y_NC * data.known_NC
+        data = self.ctx.data
+        z_ND, label_NC = self.ctx.infer(self.model, data), data.y_NC * data.known_NC
         count_C = label_NC.double().sum(0)
         held_C = count_C > 0
         rows_KD = (label_NC[:, held_C].double().T @ z_ND.double()) / count_C[held_C, None]
@@ -96,8 +105,8 @@ class FedProto(Method[ProtoGlobal, ProtoUpdate]):
         if not self.lam >= 0:
             raise ValueError(f"method.lam = {self.lam}: must be at least 0")
 
-    def begin(self, side: ServerSide) -> ProtoGlobal:
-        zeros_CD = torch.zeros_like(side.model.get_parameter("head.weight"))
+    def begin(self, ctx: ServerContext) -> ProtoGlobal:
+        zeros_CD = torch.zeros_like(ctx.model.get_parameter("head.weight"))
         return ProtoGlobal({}, zeros_CD, torch.zeros(len(zeros_CD), dtype=torch.bool))
 
     def first_memory(self, model: Classifier) -> Tensors:
@@ -107,10 +116,10 @@ class FedProto(Method[ProtoGlobal, ProtoUpdate]):
         model.load_state_dict(below(OWN, memory))
         return model if self.inference == "classifier" else Classifier(model.encoder, Nearest(sent), model.masks)
 
-    def local(self, side: ClientSide[ProtoGlobal]) -> ProtoLocal:
-        return ProtoLocal(side, self.lam)
+    def local(self, ctx: ClientContext[ProtoGlobal]) -> ProtoLocal:
+        return ProtoLocal(ctx, self.lam)
 
-    def merge(self, state: ProtoGlobal, reports: Sequence[Report[ProtoUpdate]], side: ServerSide) -> ProtoGlobal:
+    def merge(self, state: ProtoGlobal, reports: Sequence[Report[ProtoUpdate]], ctx: ServerContext) -> ProtoGlobal:
         sent, held_C = [], state.held_C
         for update in (r.update for r in reports):
             rows_CD = torch.zeros_like(state.rows_CD)

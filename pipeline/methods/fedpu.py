@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, Global
 from anchorfl.tasks.contract import Batch, ClientData
 
 EPS = 1e-6
@@ -19,12 +19,12 @@ EPS = 1e-6
 
 
 class PositiveUnlabelledLocal(AveragingLocal):
-    def __init__(self, side: ClientSide[Global], lam: float, prior: float) -> None:
-        super().__init__(side)
-        self.lam = lam if side.objective.kind == "single" else 0.0
-        labelled = int(side.data.y_NC.any(-1).sum())
-        unlabelled = len(side.data) - labelled
-        own_C = side.card.aware_C.to(side.data.y_NC)
+    def __init__(self, ctx: ClientContext[Global], lam: float, prior: float) -> None:
+        super().__init__(ctx)
+        self.lam = lam if ctx.objective.kind == "single" else 0.0
+        labelled = int(ctx.data.y_NC.any(-1).sum())
+        unlabelled = len(ctx.data) - labelled
+        own_C = ctx.card.aware_C.to(ctx.data.y_NC)
         other_C = 1 - own_C
         # in a mini-batch every mean is over all rows, so |P|/N of the risk: a row of P counts 1, one of U |P|/|U|
         self.unlabelled_C = labelled / max(1, unlabelled) * own_C / own_C.sum().clamp(min=1)
@@ -44,7 +44,7 @@ class PositiveUnlabelledLocal(AveragingLocal):
         labelled_B1 = batch.y_BC.any(-1, keepdim=True)
         weight_BC = torch.where(labelled_B1, self.labelled_C - self.prior * batch.y_BC, self.unlabelled_C)
         extra = (weight_BC * not_BC).sum() / batch.denominator
-        return self.side.objective.loss(logits_BC, batch) + self.lam * extra
+        return self.ctx.objective.loss(logits_BC, batch) + self.lam * extra
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,5 +66,5 @@ class FedPU(Averaging):
         if not (self.lam >= 0 and 0 <= self.prior <= 1):
             raise ValueError(f"method.lam = {self.lam} must be at least 0, method.prior = {self.prior} in [0, 1]")
 
-    def local(self, side: ClientSide[Global]) -> PositiveUnlabelledLocal:
-        return PositiveUnlabelledLocal(side, self.lam, self.prior)
+    def local(self, ctx: ClientContext[Global]) -> PositiveUnlabelledLocal:
+        return PositiveUnlabelledLocal(ctx, self.lam, self.prior)

@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 
 from anchorfl.models.classifier import Classifier
-from anchorfl.pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+from anchorfl.pipeline.algorithm.contract import (
+    ClientContext,
+    Global,
+    Local,
+    Method,
+    Report,
+    ServerContext,
+    Tensors,
+    Update,
+)
 from anchorfl.pipeline.algorithm.optimizers import make
 from anchorfl.pipeline.algorithm.parameters import below, prefixed, weights_of
 from anchorfl.tasks.contract import Batch
@@ -35,15 +44,15 @@ class RepLocal(Local[Global, RepUpdate]):
     momentum nor weight decay moves what is fixed.
     """
 
-    def __init__(self, side: ClientSide[Global], method: FedRep) -> None:
-        super().__init__(side)
+    def __init__(self, ctx: ClientContext[Global], method: FedRep) -> None:
+        super().__init__(ctx)
         self.method = method
         self.phase = "head"
-        self.model.load_state_dict(side.state.weights | below(OWN, side.memory))
+        self.model.load_state_dict(ctx.state.weights | below(OWN, ctx.memory))
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         parts = {"head": self.model.head, "body": self.model.encoder}
-        return {name: make(self.side.optimizer, part.parameters()) for name, part in parts.items()}
+        return {name: make(self.ctx.optimizer, part.parameters()) for name, part in parts.items()}
 
     def epochs(self, given: int) -> Iterator[str]:
         for phase, count in (("head", self.method.head_epochs), ("body", given)):
@@ -87,11 +96,11 @@ class FedRep(Method[Global, RepUpdate]):
         if self.head_epochs < 0:
             raise ValueError(f"method.head_epochs = {self.head_epochs}: must be at least 0")
 
-    def begin(self, side: ServerSide) -> Global:
-        weights = weights_of(side.model)
+    def begin(self, ctx: ServerContext) -> Global:
+        weights = weights_of(ctx.model)
         return Global(weights if self.scored == "server" else parted(weights)[0])
 
-    def broadcast(self, state: Global, side: ServerSide) -> Global:
+    def broadcast(self, state: Global, ctx: ServerContext) -> Global:
         return Global(parted(state.weights)[0])
 
     def first_memory(self, model: Classifier) -> Tensors:
@@ -101,12 +110,12 @@ class FedRep(Method[Global, RepUpdate]):
         model.load_state_dict(sent.weights | below(OWN, memory))
         return model
 
-    def local(self, side: ClientSide[Global]) -> RepLocal:
-        return RepLocal(side, self)
+    def local(self, ctx: ClientContext[Global]) -> RepLocal:
+        return RepLocal(ctx, self)
 
-    def merge(self, state: Global, reports: Sequence[Report[RepUpdate]], side: ServerSide) -> Global:
+    def merge(self, state: Global, reports: Sequence[Report[RepUpdate]], ctx: ServerContext) -> Global:
         shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]
-        return Global(side.combine([r.update.weights | r.update.head for r in reports], shares))
+        return Global(ctx.combine([r.update.weights | r.update.head for r in reports], shares))
 
 
 def parted(weights: Tensors) -> tuple[Tensors, Tensors]:

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm.aggregation import mean_of
-from anchorfl.pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+from anchorfl.pipeline.algorithm.contract import (
+    ClientContext,
+    Global,
+    Local,
+    Method,
+    Report,
+    ServerContext,
+    Tensors,
+    Update,
+)
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.tasks.contract import Batch
 
@@ -32,9 +41,9 @@ class ControlUpdate(Update):
 
 
 class ScaffoldLocal(Local[ControlGlobal, ControlUpdate]):
-    def __init__(self, side: ClientSide[ControlGlobal]) -> None:
-        super().__init__(side)
-        self.own = {n: side.memory.get(OWN + n, torch.zeros_like(p)) for n, p in self.model.named_parameters()}
+    def __init__(self, ctx: ClientContext[ControlGlobal]) -> None:
+        super().__init__(ctx)
+        self.own = {n: ctx.memory.get(OWN + n, torch.zeros_like(p)) for n, p in self.model.named_parameters()}
         self.total = {n: torch.zeros_like(p) for n, p in self.model.named_parameters()}
         self.steps = 0
 
@@ -44,14 +53,14 @@ class ScaffoldLocal(Local[ControlGlobal, ControlUpdate]):
         for name, p in self.model.named_parameters():
             assert p.grad is not None  # ``Local`` starts with zeros
             self.total[name] += p.grad
-            p.grad += self.side.state.control[name] - self.own[name]
+            p.grad += self.ctx.state.control[name] - self.own[name]
         return loss
 
     def next_own(self) -> Tensors:
         """c_i after the round. Plain SGD: option II, from the way gone. Else the mean of the raw gradients, which is
         what option II gives with plain SGD and no longer gives with Adam, momentum or weight decay.
         """
-        o, state = self.side.optimizer, self.side.state
+        o, state = self.ctx.optimizer, self.ctx.state
         if o.name != "sgd" or o.momentum or o.weight_decay:
             return {name: total / self.steps for name, total in self.total.items()}
         way = self.steps * o.lr
@@ -85,14 +94,16 @@ class Scaffold(Method[ControlGlobal, ControlUpdate]):
         if not self.server_lr > 0:
             raise ValueError(f"method.server_lr = {self.server_lr}: must be above 0")
 
-    def begin(self, side: ServerSide) -> ControlGlobal:
-        zeros = {name: torch.zeros_like(p) for name, p in side.model.named_parameters()}
-        return ControlGlobal(weights_of(side.model), zeros)
+    def begin(self, ctx: ServerContext) -> ControlGlobal:
+        zeros = {name: torch.zeros_like(p) for name, p in ctx.model.named_parameters()}
+        return ControlGlobal(weights_of(ctx.model), zeros)
 
-    def local(self, side: ClientSide[ControlGlobal]) -> ScaffoldLocal:
-        return ScaffoldLocal(side)
+    def local(self, ctx: ClientContext[ControlGlobal]) -> ScaffoldLocal:
+        return ScaffoldLocal(ctx)
 
-    def merge(self, state: ControlGlobal, reports: Sequence[Report[ControlUpdate]], side: ServerSide) -> ControlGlobal:
+    def merge(
+        self, state: ControlGlobal, reports: Sequence[Report[ControlUpdate]], ctx: ServerContext
+    ) -> ControlGlobal:
         by_samples = self.weighting == "samples"
         weight_of = [r.card.num_examples if by_samples else 1 for r in reports]
         weights = mean_of([r.update.weights for r in reports], weight_of)
@@ -100,5 +111,5 @@ class Scaffold(Method[ControlGlobal, ControlUpdate]):
             for name in state.control:
                 weights[name] = torch.lerp(state.weights[name], weights[name], self.server_lr)
         change = mean_of([r.update.control for r in reports], weight_of)
-        share = sum(weight_of) / sum(c.num_examples if by_samples else 1 for c in side.cards)
+        share = sum(weight_of) / sum(c.num_examples if by_samples else 1 for c in ctx.cards)
         return ControlGlobal(weights, {name: c + share * change[name] for name, c in state.control.items()})

@@ -19,7 +19,7 @@ from torch import Tensor
 from anchorfl.models.augment import augment
 from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientSide, Local, Method, S, Tensors, U
+from anchorfl.pipeline.algorithm.contract import ClientContext, Local, Method, S, Tensors, U
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, in_round
 from anchorfl.pipeline.algorithm.parameters import load_sent
 from anchorfl.pipeline.algorithm.seeds import torch_rng
@@ -83,11 +83,11 @@ def fit(
     model.train().requires_grad_(True)
     device = next(model.parameters()).device
     model.reseed(torch_rng(seed, "client", client, "round", round_, "dropout", device=device))
-    side = ClientSide(
+    ctx = ClientContext(
         model, broadcast, card, data, memory, training.objective, in_round(training.optimizer, round_), infer,
         torch_rng(seed, "client", client, "round", round_, "method"), letter or {}, round_,
     )  # fmt: skip
-    local: Local[Any, Any] = training.method.local(side)
+    local: Local[Any, Any] = training.method.local(ctx)
     order_rng = torch_rng(seed, "client", client, "round", round_, "order")
     change = augmentation(training.optimizer, torch_rng(seed, "client", client, "round", round_, "augment"))
     loss = _epochs(local, training, order_rng, change)

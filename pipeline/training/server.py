@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.aggregation import clipped, krum
-from anchorfl.pipeline.algorithm.contract import Global, Report, ServerSide, Tensors
+from anchorfl.pipeline.algorithm.contract import Global, Report, ServerContext, Tensors
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.training.client import CPU
 from anchorfl.pipeline.training.errors import RejectedError
@@ -42,12 +42,12 @@ class Server:
         first = SPLITS if self.method.scored == "server" else ()
         self.scoring = Scoring(data, objective, setup.experiment.evaluation.metrics, first)
         self.splits = self.scoring.dense
-        self.state: Global = self.method.begin(replace(self._side(0), told=told))
+        self.state: Global = self.method.begin(replace(self._context(0), told=told))
         self._sent: tuple[int, Global] = (-1, self.state)
 
     def broadcast(self, round_: int) -> Global:
         """What the selected clients of this round get."""
-        state: Global = self.method.broadcast(self.state, self._side(round_))
+        state: Global = self.method.broadcast(self.state, self._context(round_))
         self._sent = round_, state  # what the updates of the round are held against
         return state
 
@@ -60,7 +60,7 @@ class Server:
         pooling = self.method.pooling()
         if pooling is None:
             raise ValueError(f"{self.method.name} has no pooled rounds")
-        self.state = pooling.gather(self.state, weights, answered_C, self._side(round_))
+        self.state = pooling.gather(self.state, weights, answered_C, self._context(round_))
 
     def merge(self, round_: int, clients: Sequence[int], updates: Sequence[Any]) -> dict[str, float]:
         """Merge the updates of ``clients``, both in ascending order of client. Returns by the name of the metric the
@@ -81,7 +81,7 @@ class Server:
             raise RejectedError(wrong)
         reports = [Report(self.cards[c], u) for c, u in zip(clients, updates, strict=True)]
         reports, counts = self._sifted(reports, sent.weights)
-        self.state = self.method.merge(self.state, reports, self._side(round_))
+        self.state = self.method.merge(self.state, reports, self._context(round_))
         return counts | {"sys/merge_seconds": time.perf_counter() - began}
 
     def _sifted(self, reports: list[Report[Any]], sent: Tensors) -> tuple[list[Report[Any]], dict[str, float]]:
@@ -114,9 +114,9 @@ class Server:
         self.state = messages.fill(self.state, values)
         self._sent = (-1, self.state)
 
-    def _side(self, round_: int) -> ServerSide:
+    def _context(self, round_: int) -> ServerContext:
         e = self.setup.experiment
-        return ServerSide(
+        return ServerContext(
             self.model, self.cards, self.objective, self._validate,
             torch_rng(e.seed, "server", "round", round_), round_, e.federation.rounds,
             concepts_CMD=self.setup.concepts_CMD, spec=self.data.manifest.spec, workspace=self.scorer,

@@ -18,7 +18,7 @@ from anchorfl.models.classifier import Classifier
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import LinearHead
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientSide, Report, ServerSide
+from anchorfl.pipeline.algorithm.contract import ClientContext, Report, ServerContext
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.prepare import make_setup
@@ -83,7 +83,7 @@ def rows_of(kind="single", seed=0):
 
 
 def server(model, cards):
-    return ServerSide(model, cards, Objective("single"), None, torch.Generator(), 1, 1)
+    return ServerContext(model, cards, Objective("single"), None, torch.Generator(), 1, 1)
 
 
 def started(method, kind="single", *, memory=None, options=PLAIN, state=None, model=None):
@@ -92,8 +92,8 @@ def started(method, kind="single", *, memory=None, options=PLAIN, state=None, mo
     model = (dense() if model is None else model).train()
     sent = method.begin(server(model, [card])) if state is None else state
     model.load_state_dict(sent.weights)
-    side = ClientSide(model, sent, card, data, memory or {}, Objective(kind), options, infer, torch.Generator())
-    return method.local(side), [data.rows(torch.arange(0, 5), N), data.rows(torch.arange(5, N), N)]
+    ctx = ClientContext(model, sent, card, data, memory or {}, Objective(kind), options, infer, torch.Generator())
+    return method.local(ctx), [data.rows(torch.arange(0, 5), N), data.rows(torch.arange(5, N), N)]
 
 
 def arrays(tensors):
@@ -157,8 +157,8 @@ def fitted(method, kind="single", *, memory=None, state=None, options=PLAIN, epo
     """One client in one round; ``model``: the work-space."""
     card, data = rows_of(kind, seed)
     model = dense() if model is None else model
-    side = server(model, [card])
-    sent = method.broadcast(method.begin(side), side) if state is None else state
+    ctx = server(model, [card])
+    sent = method.broadcast(method.begin(ctx), ctx) if state is None else state
     training = Training(method, Objective(kind), options, epochs, 3)
     return fit(training, model, card, data, sent, memory or method.first_memory(model), round_)
 
@@ -193,14 +193,14 @@ def trained(method, options, *, dropout=0.0, double=False):
     one_thread()  # as in a run; small tensors gain nothing from more
     model, clients = network(dropout), [texts(0), texts(1)]
     model = model.double() if double else model
-    side = server(model, [card for card, _ in clients])
-    state, memories = method.begin(side), [method.first_memory(model) for _ in clients]
+    ctx = server(model, [card for card, _ in clients])
+    state, memories = method.begin(ctx), [method.first_memory(model) for _ in clients]
     training = Training(method, Objective("single"), options, 2, 5)
     for round_ in (1, 2):
-        sent = method.broadcast(state, side)
+        sent = method.broadcast(state, ctx)
         got = [fit(training, model, *clients[i], sent, memories[i], round_) for i in (0, 1)]
         reports = [Report(card, one.update) for (card, _), one in zip(clients, got, strict=True)]
-        state, memories = method.merge(state, reports, side), [one.memory for one in got]
+        state, memories = method.merge(state, reports, ctx), [one.memory for one in got]
     return got[0].update
 
 

@@ -142,7 +142,7 @@ class Meddler(AveragingLocal):
 
     def update(self):
         sent = super().update()
-        for tensor in self.side.state.weights.values():
+        for tensor in self.ctx.state.weights.values():
             tensor.fill_(7.0)
         return sent
 
@@ -151,8 +151,8 @@ class Meddler(AveragingLocal):
 class Meddling(Averaging):
     name = "fedavg"
 
-    def local(self, side):
-        return Meddler(side)
+    def local(self, ctx):
+        return Meddler(ctx)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +161,8 @@ class Overwriting(Averaging):
 
     name = "fedavg"
 
-    def merge(self, state, reports, side):
-        merged = super().merge(state, reports, side)
+    def merge(self, state, reports, ctx):
+        merged = super().merge(state, reports, ctx)
         for report in reports:
             for tensor in report.update.weights.values():
                 tensor.fill_(7.0)

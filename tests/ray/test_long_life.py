@@ -72,15 +72,15 @@ class Leaking(Averaging):
 
     name = "fedavg"
 
-    def local(self, side):
-        return LeakingLocal(side)
+    def local(self, ctx):
+        return LeakingLocal(ctx)
 
 
 class LeakingLocal(AveragingLocal):
     kept: list = []  # noqa: RUF012  # the leak
 
     def update(self):
-        if self.side.card.client == 0:
+        if self.ctx.card.client == 0:
             self.kept.append((torch.ones(100_000), open(os.devnull)))  # noqa: SIM115  # the leak
         return super().update()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from anchorfl.models.build import ModelOptions, build
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientSide, Global, Report, ServerSide, Update
+from anchorfl.pipeline.algorithm.contract import ClientContext, Global, Report, ServerContext, Update
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods import fedalign
@@ -65,12 +65,12 @@ def started(method, kind="single", vectors=D, score=None):
     model = network(vectors=vectors).train()
     card, data = client(kind)
     state = AlignGlobal(weights_of(model), torch.zeros(0) if score is None else score)
-    side = ClientSide(model, state, card, data, {}, Objective(kind), OPTIONS, infer, torch.Generator())
-    return method.local(side), [data.rows(torch.arange(0, 5), 12), data.rows(torch.arange(5, 12), 12)]
+    ctx = ClientContext(model, state, card, data, {}, Objective(kind), OPTIONS, infer, torch.Generator())
+    return method.local(ctx), [data.rows(torch.arange(0, 5), 12), data.rows(torch.arange(5, 12), 12)]
 
 
 def server(validate=None, clients=1):
-    return ServerSide(network(), [client()[0]] * clients, SINGLE, validate, torch.Generator(), 1, 1)
+    return ServerContext(network(), [client()[0]] * clients, SINGLE, validate, torch.Generator(), 1, 1)
 
 
 def run(method, kind="single", epochs=2, model=None):
@@ -117,7 +117,7 @@ def test_a_step_equals_two_adams_by_hand(alternating, vectors):
     local, batch = started(method, vectors=vectors)
     twin = copy.deepcopy(local.model)
     loss = local.step(batch)
-    whole = local.side.data.rows(torch.arange(12), 12)
+    whole = local.ctx.data.rows(torch.arange(12), 12)
 
     def gradients(part):
         parameters = list(part.parameters())
@@ -243,13 +243,13 @@ def test_annotation_happens_once_per_round_or_once_per_epoch(monkeypatch):
 
 def test_only_the_gate_validates_and_broadcasts_scores():
     asked, score = [], torch.tensor([0.9, 0.8, 0.7, 0.1])
-    side = server(lambda weights: asked.append(weights) or score)
+    ctx = server(lambda weights: asked.append(weights) or score)
     plain, gated = FedAlign(), FedAlign(positive_f1_gate=0.75)
-    state = plain.begin(side)
-    assert plain.broadcast(state, side) is state
+    state = plain.begin(ctx)
+    assert plain.broadcast(state, ctx) is state
     assert asked == []
-    assert gated.begin(side).score_C.tolist() == [0] * C
-    assert torch.equal(gated.broadcast(gated.begin(side), side).score_C, score)
+    assert gated.begin(ctx).score_C.tolist() == [0] * C
+    assert torch.equal(gated.broadcast(gated.begin(ctx), ctx).score_C, score)
     assert len(asked) == 1
 
 

@@ -18,7 +18,7 @@ from anchorfl.models.classifier import Classifier
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import ConceptHead
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientSide, Report, ServerSide
+from anchorfl.pipeline.algorithm.contract import ClientContext, Report, ServerContext
 from anchorfl.pipeline.algorithm.generator_training import (
     CONCEPTS,
     FROZEN,
@@ -68,7 +68,7 @@ def client(number, rows=ROWS):
 
 
 def server(model, cards, round_=1, rounds=10):
-    return ServerSide(
+    return ServerContext(
         model, cards, SINGLE, None, rng(100 + round_), round_, rounds, concepts_CMD=concepts(), spec=SPEC,
         workspace=model,
     )  # fmt: skip
@@ -82,8 +82,8 @@ def federation(method, rounds, *, chosen=None, options=SGD, model=None):
     state, memories, states, told = method.begin(server(model, cards)), [{}, {}], [], []
     training = Training(method, SINGLE, options, 1, 5)
     for round_ in range(1, rounds + 1):
-        side, reports = server(model, cards, round_, rounds), []
-        sent = method.broadcast(state, side)
+        ctx, reports = server(model, cards, round_, rounds), []
+        sent = method.broadcast(state, ctx)
         for i in (chosen or {}).get(round_, (0, 1)):
             letter = method.letter(state, cards[i])
             told.append((round_, i, sorted(letter)))
@@ -175,11 +175,11 @@ def test_a_clients_step_on_rows_and_generated_images():
         state, generator={n: v.double() if v.is_floating_point() else v for n, v in state.generator.items()}
     )
     model.load_state_dict(state.weights)
-    side = ClientSide(
+    ctx = ClientContext(
         model, method.broadcast(state, server(model, [card])), card, data, {}, SINGLE, SGD, infer, rng(7),
         method.letter(state, card),
     )  # fmt: skip
-    local = method.local(side)
+    local = method.local(ctx)
     source = source_of(state.generator, state.concepts_CMD, True, data.scaling)
     source.generator.double()
     local.source.generator.double()
@@ -255,13 +255,13 @@ def test_training_goes_on_from_the_last_and_moves_the_generator_alone():
 
 
 @pytest.mark.parametrize(("side", "room"), [(8, 1), (28, 1), (64, 2), (128, 4), (224, 7)])
-def test_the_room_of_a_crop_grows_with_the_image(side, room):
+def test_the_room_of_a_crop_grows_with_the_image(ctx, room):
     """So many rows or columns at most are black at each edge, in some image so many."""
-    spec = InputSpec("image", (1, side, side), mean=(0.0,), std=(1.0,), levels=255)
+    spec = InputSpec("image", (1, ctx, ctx), mean=(0.0,), std=(1.0,), levels=255)
     method = FedBM(**QUICK)
     values = method.begin(replace(server(network(method), [client(0)[0]]), spec=spec)).generator
     source = source_of(values, concepts(), True, spec.scaling())
-    seen = source.prepared(torch.ones(60, 1, side, side), rng(1))[:, 0]
+    seen = source.prepared(torch.ones(60, 1, ctx, ctx), rng(1))[:, 0]
     black = torch.cat([(seen.sum(2) == 0).sum(1), (seen.sum(1) == 0).sum(1)])
     assert int(black.max()) == room
 
@@ -301,13 +301,13 @@ def test_bad_options(options, words):
 
 def test_what_the_generator_cannot_do_is_refused():
     method = FedBM()
-    side = server(network(method), [client(0)[0]])
+    ctx = server(network(method), [client(0)[0]])
     with pytest.raises(InputError, match=r"method\.lambda_dis compares with BatchNorm's running statistics"):
-        method.begin(side)
-    tokens = replace(side, spec=InputSpec("tokens", (9,)))
+        method.begin(ctx)
+    tokens = replace(ctx, spec=InputSpec("tokens", (9,)))
     with pytest.raises(InputError, match=r"makes images, the input is of kind 'tokens': set method\.cgde to False"):
         FedBM(lambda_dis=0.0).begin(tokens)
-    wide = replace(side, spec=InputSpec("image", (1, 8, 9)))
+    wide = replace(ctx, spec=InputSpec("image", (1, 8, 9)))
     with pytest.raises(InputError, match="fedbm: images of"):
         FedBM(lambda_dis=0.0).begin(wide)
 

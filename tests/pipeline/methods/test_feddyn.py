@@ -74,9 +74,9 @@ def test_loss_and_gradient_equal_numpy(kind):
     """From a g_k that is not zero, at a y that is not x; the batch comes in two pieces, the two terms once."""
     own = elsewhere({name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, 2)
     local, pieces = compared.started(FedDyn(alpha=0.7), kind, memory={f"own.{n}": v for n, v in own.items()})
-    sent, g = arrays(local.side.state.weights), arrays(own)
-    local.model.load_state_dict(elsewhere(local.side.state.weights))
-    data, x = local.side.data, local.side.data.x.numpy()
+    sent, g = arrays(local.ctx.state.weights), arrays(own)
+    local.model.load_state_dict(elsewhere(local.ctx.state.weights))
+    data, x = local.ctx.data, local.ctx.data.x.numpy()
 
     def whole(w):
         pull = sum(0.35 * ((w[n] - sent[n]) ** 2).sum() - (g[n] * (w[n] - sent[n])).sum() for n in w)
@@ -120,10 +120,10 @@ class Quadratics:
 
     def client(self, method, k, state, memory):
         """(update, memory, y) of the method's client half, put where NumPy says that its loss is least."""
-        side = compared.server(compared.dense(), self.cards)
-        local, _ = compared.started(method, state=method.broadcast(state, side), memory=memory)
+        ctx = compared.server(compared.dense(), self.cards)
+        local, _ = compared.started(method, state=method.broadcast(state, ctx), memory=memory)
         g = flat({n: memory.get(f"own.{n}", torch.zeros(s, dtype=torch.float64)) for n, s in SHAPES.items()})
-        y = self.local(k, flat(local.side.state.weights), g)
+        y = self.local(k, flat(local.ctx.state.weights), g)
         local.model.load_state_dict(shaped(y))
         return local.update(), {name: v for name, v in local.memory().items() if name.startswith("own.")}, local
 
@@ -141,7 +141,7 @@ def test_quadratic_clients_agree_on_the_minimum_of_their_mean(selected, rounds, 
     rows = (12, 12, 12) if weighting == "uniform" else (5, 10, 30)
     world, method = Quadratics(0.5, rows), FedDyn(alpha=0.5, weighting=weighting)
     share = np.array(rows) / sum(rows)
-    side = compared.server(compared.dense(), world.cards)
+    ctx = compared.server(compared.dense(), world.cards)
     state, memory = first(method), [{}, {}, {}]
     x, own = flat(state.weights), [np.zeros(SIZE) for _ in rows]  # NumPy, in units of the weights
     for t in range(rounds):
@@ -159,11 +159,11 @@ def test_quadratic_clients_agree_on_the_minimum_of_their_mean(selected, rounds, 
             own[k] = own[k] + y - x
         mean = np.average(list(found.values()), axis=0, weights=share[list(found)])
         x = mean + share @ own
-        state = method.merge(state, reports, side)
+        state = method.merge(state, reports, ctx)
         assert np.allclose(flat(state.weights), mean, rtol=0, atol=1e-9)
-        assert np.allclose(flat(method.broadcast(state, side).weights), x, rtol=0, atol=1e-9)
+        assert np.allclose(flat(method.broadcast(state, ctx).weights), x, rtol=0, atol=1e-9)
     best = world.best(share)
-    for got in (state.weights, method.broadcast(state, side).weights):
+    for got in (state.weights, method.broadcast(state, ctx).weights):
         assert np.abs(flat(got) - best).max() < 1e-8
     assert np.abs(share @ np.array(world.centres) - best).max() > 0.1
 
@@ -220,14 +220,14 @@ def test_the_server_averages_buffers_by_rows_and_gives_them_no_drift(weighting, 
         weights = {name: torch.full_like(w, value) for name, w in zeros.weights.items()}
         buffers = {"buffer": torch.full((2,), value).double(), "count": torch.tensor(int(value))}
         reports.append(Report(card, Update(weights | buffers)))
-    side = compared.server(compared.dense(), cards)
-    merged = method.merge(state, reports, side)
+    ctx = compared.server(compared.dense(), cards)
+    merged = method.merge(state, reports, ctx)
     assert merged.weights["buffer"].tolist() == [2.5, 2.5]
     assert int(merged.weights["count"]) == 3
     assert float(merged.weights["head.bias"][0]) == weight
     assert merged.drift.keys() == SHAPES.keys()
     assert list(merged.weights) == list(state.weights)
-    assert torch.equal(method.broadcast(merged, side).weights["buffer"], merged.weights["buffer"])
+    assert torch.equal(method.broadcast(merged, ctx).weights["buffer"], merged.weights["buffer"])
 
 
 def test_the_exact_tensors_on_the_wire():

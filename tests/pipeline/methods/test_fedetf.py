@@ -58,10 +58,10 @@ def test_without_the_counts_it_is_fedavg_on_its_network_bit_for_bit(experiment):
 def test_loss_and_gradient_equal_numpy(gamma):
     """Scale and projection included; two of the four classes have no sample here."""
     local, pieces = compared.started(FedETF(gamma=gamma), model=framed())
-    data, x = local.side.data, local.side.data.x.numpy()
+    data, x = local.ctx.data, local.ctx.data.x.numpy()
     count_C = data.y_NC.numpy().sum(0)
     assert (count_C > 0).tolist() == [True, True, False, False]
-    local.model.load_state_dict(elsewhere(local.side.state.weights))
+    local.model.load_state_dict(elsewhere(local.ctx.state.weights))
 
     def whole(w):
         return base_loss("single", logits(w, x) + gamma * np.log(np.maximum(count_C, 1)), data)
@@ -75,8 +75,8 @@ def test_loss_and_gradient_equal_numpy(gamma):
 
 def test_a_client_without_a_labelled_row_shifts_nothing():
     local, _ = compared.started(FedETF(), model=framed())
-    card = replace(local.side.card, count_C=torch.zeros(C, dtype=torch.int64))
-    assert torch.equal(FedETF().local(replace(local.side, card=card)).prior_C, torch.zeros(C, dtype=torch.float64))
+    card = replace(local.ctx.card, count_C=torch.zeros(C, dtype=torch.int64))
+    assert torch.equal(FedETF().local(replace(local.ctx, card=card)).prior_C, torch.zeros(C, dtype=torch.float64))
 
 
 def test_scores_are_by_plain_cosines(experiment):

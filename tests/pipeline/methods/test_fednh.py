@@ -78,7 +78,7 @@ def test_with_rho_one_it_is_fedavg_on_its_network_bit_for_bit(experiment):
 def test_loss_and_gradient_equal_numpy():
     """Encoder and scale have one, prototypes have none."""
     local, pieces = compared.started(FedNH(), model=prototyped())
-    data, x = local.side.data, local.side.data.x.numpy()
+    data, x = local.ctx.data, local.ctx.data.x.numpy()
     at = arrays(local.model.state_dict())
 
     def whole(w):
@@ -115,7 +115,7 @@ def test_classes_are_found_without_dropout(experiment):
     state = e.method.begin(compared.server(model, [card]))
     local, _ = compared.started(FedNH(), model=model.double(), state=state)
     local.model = model.float()
-    local.side = replace(local.side, data=data, card=card)
+    local.ctx = replace(local.ctx, data=data, card=card)
     first, again = local.own_rows(), local.own_rows()
     assert model.training
     assert torch.equal(first, again)
@@ -147,9 +147,9 @@ def test_prototypes_of_the_server_equal_numpy(rho):
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_everything_else_is_fedavgs_mean(weighting):
     reports = reports_of([[5, 0, 2, 0], [1, 4, 0, 0]])
-    side = compared.server(prototyped(), [r.card for r in reports])
+    ctx = compared.server(prototyped(), [r.card for r in reports])
     method = FedNH(weighting=weighting)
-    got = method.merge(method.begin(side), reports, side).weights
+    got = method.merge(method.begin(ctx), reports, ctx).weights
     shares = [10, 20] if weighting == "samples" else [1, 1]
     for name in ("encoder.0.weight", "encoder.0.bias", "head.scale"):
         want = np.average([r.update.weights[name].numpy() for r in reports], axis=0, weights=shares)
@@ -158,9 +158,9 @@ def test_everything_else_is_fedavgs_mean(weighting):
 
 def test_where_nobody_has_a_labelled_row_all_prototypes_stay():
     reports = reports_of([[0, 0, 0, 0], [0, 0, 0, 0]])
-    side = compared.server(prototyped(), [r.card for r in reports])
-    state = FedNH().begin(side)
-    got = FedNH().merge(state, reports, side).weights
+    ctx = compared.server(prototyped(), [r.card for r in reports])
+    state = FedNH().begin(ctx)
+    got = FedNH().merge(state, reports, ctx).weights
     assert torch.equal(got[ROWS], state.weights[ROWS])
     assert all(bool(torch.isfinite(value).all()) for value in got.values())
 

@@ -16,7 +16,7 @@ import torch
 
 from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientSide, Report
+from anchorfl.pipeline.algorithm.contract import ClientContext, Report
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import load_sent, weights_of
 from anchorfl.pipeline.execution.executor import SerialExecutor
@@ -68,8 +68,8 @@ def started(method, state, weights=None):
     model = compared.dense().train()
     memory = method.first_memory(model)
     load_sent(model, {})
-    side = ClientSide(model, state, card, data, memory, Objective("single"), WHOLE, infer, torch.Generator())
-    local = method.local(side)
+    ctx = ClientContext(model, state, card, data, memory, Objective("single"), WHOLE, infer, torch.Generator())
+    local = method.local(ctx)
     if weights is not None:
         model.load_state_dict(weights)
     return local, [data.rows(torch.arange(0, 5), N), data.rows(torch.arange(5, N), N)]
@@ -113,7 +113,7 @@ def test_loss_and_gradient_equal_numpy(held):
     """Client 1 has classes 1 and 2 and rows without a label; the mini-batch comes in two pieces."""
     state = state_of(held)
     local, pieces = started(FedProto(lam=0.7), state, elsewhere(compared.dense().state_dict()))
-    data, prototypes = local.side.data, state.rows_CD.numpy()
+    data, prototypes = local.ctx.data, state.rows_CD.numpy()
 
     def whole(w):
         s_NC = logits(w, data.x.numpy())
@@ -130,8 +130,8 @@ def test_four_rounds_equal_numpy():
     """3 clients with classes 01, 12 and 23, of which some take part; class 3 stays as it is while client 2 rests."""
     method, selected = FedProto(lam=0.7), [(0, 2), (0, 1), (1, 2), (0,)]
     clients = [client_of(i) for i in range(3)]
-    side = compared.server(compared.dense(), [card for card, _ in clients])
-    state, training = method.begin(side), Training(method, Objective("single"), WHOLE, 2, 3)
+    ctx = compared.server(compared.dense(), [card for card, _ in clients])
+    state, training = method.begin(ctx), Training(method, Objective("single"), WHOLE, 2, 3)
     memory = [method.first_memory(compared.dense()) for _ in clients]
     own = [arrays(compared.dense().state_dict()) for _ in clients]
     rows, held = np.zeros((C, D)), set()
@@ -158,7 +158,7 @@ def test_four_rounds_equal_numpy():
             if means[c]:
                 rows = np.concatenate([rows[:c], np.mean(means[c], axis=0)[None], rows[c + 1 :]])
                 held.add(c)
-        state = method.merge(state, reports, side)
+        state = method.merge(state, reports, ctx)
         assert np.abs(state.rows_CD.numpy() - rows).max() < 1e-7
         assert set(state.held_C.nonzero().flatten().tolist()) == held
     assert held == {0, 1, 2, 3}
@@ -252,12 +252,12 @@ def test_the_savings_change_nothing(double):
         model, (card, data) = compared.network(), compared.texts()
         model = model.double() if double else model
         method = FedProto()
-        side = compared.server(model, [card])
-        state, memory = method.begin(side), method.first_memory(model)
+        ctx = compared.server(model, [card])
+        state, memory = method.begin(ctx), method.first_memory(model)
         training = Training(method, Objective("single"), replace(options, state="reset"), 2, 5)
         for round_ in (1, 2, 3):
             got = fit(training, model, card, data, state, memory, round_)
-            state, memory = method.merge(state, [Report(card, got.update)], side), got.memory
+            state, memory = method.merge(state, [Report(card, got.update)], ctx), got.memory
         ends.append(memory | {"rows": state.rows_CD})
     for end in ends[1:]:
         for name, value in end.items():

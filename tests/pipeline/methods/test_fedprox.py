@@ -36,9 +36,9 @@ def test_without_its_pull_it_is_fedavg_bit_for_bit(experiment, task, weighting):
 def test_loss_and_gradient_equal_numpy(kind):
     """h(w) at a w that is not w_t, its gradient by differences; the batch comes in two pieces, the pull once."""
     local, pieces = compared.started(FedProx(mu=0.7), kind)
-    sent = arrays(local.side.state.weights)
-    local.model.load_state_dict(elsewhere(local.side.state.weights))
-    data, x = local.side.data, local.side.data.x.numpy()
+    sent = arrays(local.ctx.state.weights)
+    local.model.load_state_dict(elsewhere(local.ctx.state.weights))
+    data, x = local.ctx.data, local.ctx.data.x.numpy()
 
     def h(w):
         pull = sum(((w[name] - sent[name]) ** 2).sum() for name in w)
@@ -73,7 +73,7 @@ def test_buffers_are_not_pulled():
     model = Classifier(nn.BatchNorm1d(3), LinearHead(3, 2), MaskSource())
     local, _ = compared.started(FedProx(mu=1.0))
     local.model = model
-    local.side.state.weights.update({name: value.clone() for name, value in model.state_dict().items()})
+    local.ctx.state.weights.update({name: value.clone() for name, value in model.state_dict().items()})
     model.encoder.running_mean.fill_(100.0)
     assert float(local.penalty().detach()) == 0.0
 

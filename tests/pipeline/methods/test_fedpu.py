@@ -64,11 +64,11 @@ def classes(data):
 @pytest.mark.parametrize(("lam", "prior"), [(1.0, 0.0), (0.4, 0.0), (2.0, 0.25)])
 def test_loss_and_gradient_equal_numpy(lam, prior):
     local, pieces = compared.started(FedPU(lam=lam, prior=prior))
-    data, x = local.side.data, local.side.data.x.numpy()
+    data, x = local.ctx.data, local.ctx.data.x.numpy()
     y = classes(data)
     share = (y >= 0).sum() / N
     assert share == 8 / 12  # P and U of different sizes, or their weights would not show
-    local.model.load_state_dict(elsewhere(local.side.state.weights))
+    local.model.load_state_dict(elsewhere(local.ctx.state.weights))
 
     def whole(w):
         return share * risk(w, x, y, lam, prior)
@@ -83,7 +83,7 @@ def test_loss_and_gradient_equal_numpy(lam, prior):
 def test_mini_batches_average_to_the_whole():
     """However many labelled rows fall into each: the three losses of 4 rows have the mean of that of 12."""
     local, pieces = compared.started(FedPU(prior=0.2))
-    data = local.side.data
+    data = local.ctx.data
     whole, slopes = gradient(local, pieces)
     parts = [gradient(local, [data.rows(index, 4)]) for index in torch.arange(N).split(4)]
     labelled = [int(data.y_NC[index].sum()) for index in torch.arange(N).split(4)]
@@ -97,7 +97,7 @@ def test_the_prior_takes_out_the_identified_rows_among_the_unlabelled():
     the risk is that of one who knows the hidden classes: "not class i" is asked of the rows that are not of class i.
     """
     local, _ = compared.started(FedPU())
-    data = local.side.data
+    data = local.ctx.data
     y = classes(data)
     x = np.concatenate([data.x.numpy(), data.x.numpy()[y >= 0]])
     hidden = np.concatenate([np.full(N, 9), y[y >= 0]])[np.concatenate([y < 0, np.ones((y >= 0).sum(), bool)])]
@@ -105,8 +105,8 @@ def test_the_prior_takes_out_the_identified_rows_among_the_unlabelled():
     prior = (y >= 0).sum() / (seen < 0).sum()
     rows = [torch.cat([t, t.new_zeros((len(seen) - N, C))]) for t in (data.y_NC, data.known_NC, data.weight_NC)]
     more = replace(data, x=torch.from_numpy(x), y_NC=rows[0], known_NC=rows[1], weight_NC=rows[2])
-    side = replace(local.side, data=more)
-    loss = float(FedPU(prior=prior).local(side).gradients([more.rows(torch.arange(len(seen)))]))
+    ctx = replace(local.ctx, data=more)
+    loss = float(FedPU(prior=prior).local(ctx).gradients([more.rows(torch.arange(len(seen)))]))
 
     w = arrays(local.model.state_dict())
     p = softmax(logits(w, x))
@@ -125,12 +125,12 @@ def test_the_prior_takes_out_the_identified_rows_among_the_unlabelled():
 def test_clients_that_lack_a_part(labelled, aware):
     """No unlabelled row, no class of others, no labelled row, no class at all: finite, and what is left of the risk."""
     local, _ = compared.started(FedPU())
-    data, aware_C = local.side.data, torch.tensor(aware)
+    data, aware_C = local.ctx.data, torch.tensor(aware)
     y = torch.eye(C, dtype=torch.float64)[torch.arange(N) % 2] * (torch.arange(N) < labelled)[:, None]
     rows = replace(data, y_NC=y, known_NC=y.any(1, keepdim=True).double().expand(N, C), weight_NC=y)
-    side = replace(local.side, data=rows, card=Card(0, N, y.sum(0).long(), aware_C))
-    got, slopes = gradient(FedPU().local(side), [rows.rows(torch.arange(N))])
-    plain, _ = gradient(FedAvg().local(side), [rows.rows(torch.arange(N))])
+    ctx = replace(local.ctx, data=rows, card=Card(0, N, y.sum(0).long(), aware_C))
+    got, slopes = gradient(FedPU().local(ctx), [rows.rows(torch.arange(N))])
+    plain, _ = gradient(FedAvg().local(ctx), [rows.rows(torch.arange(N))])
     h = -np.log(1 - softmax(logits(arrays(local.model.state_dict()), data.x.numpy())) + EPS)
     others = h[:, ~aware_C.numpy()].mean() if labelled and not all(aware) else 0.0
     assert got == pytest.approx(plain + others, abs=1e-13)
@@ -150,8 +150,8 @@ def test_a_certain_mistake_stays_finite():
 def test_multi_label_computes_no_row_more_than_fedavg():
     local, pieces = compared.started(FedPU(), "multi")
     plain, _ = compared.started(FedAvg(), "multi")
-    assert local.side.objective == Objective("multi")
-    assert torch.equal(local.active(local.side.data), plain.active(plain.side.data))
+    assert local.ctx.objective == Objective("multi")
+    assert torch.equal(local.active(local.ctx.data), plain.active(plain.ctx.data))
     assert gradient(local, pieces)[0] == gradient(plain, pieces)[0]
 
 

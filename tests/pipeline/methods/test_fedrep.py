@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Report
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, Report
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.execution.executor import SerialExecutor
@@ -45,9 +45,9 @@ class BodyAlone(Averaging):
 
     name = "fedavg"
 
-    def local(self, side):
-        side.model.head.requires_grad_(False)
-        return AveragingLocal(side)
+    def local(self, ctx):
+        ctx.model.head.requires_grad_(False)
+        return AveragingLocal(ctx)
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
@@ -96,15 +96,15 @@ def test_three_rounds_equal_numpy(rule):
     """3 clients of 12, 30 and 6 samples, of which 2 take part, the third once; 3 head epochs, then 2 of the body."""
     options, method, selected = RULES[rule], FedRep(head_epochs=3), [(0, 1), (1, 2), (0, 1)]
     cards = [replace(compared.rows_of(seed=i)[0], num_examples=n) for i, n in enumerate((12, 30, 6))]
-    side = compared.server(compared.dense(), cards)
-    state, memory = method.begin(side), [{}, {}, {}]
+    ctx = compared.server(compared.dense(), cards)
+    state, memory = method.begin(ctx), [{}, {}, {}]
     x = arrays(state.weights)
     heads = [{name: x[name] for name in HEAD} for _ in cards]
     rules = [(Rule(options, HEAD), Rule(options, BODY)) for _ in cards]
     for round_, chosen in enumerate(selected, 1):
         reports, ends = [], []
         for i in chosen:
-            sent = method.broadcast(state, side)
+            sent = method.broadcast(state, ctx)
             got = compared.fitted(method, memory=memory[i], state=sent, options=options, round_=round_, seed=i)
             reports.append(Report(cards[i], got.update))
             memory[i], data = got.memory, compared.rows_of(seed=i)[1]
@@ -121,7 +121,7 @@ def test_three_rounds_equal_numpy(rule):
             heads[i] = {name: w[name] for name in HEAD}
         share = np.array([cards[i].num_examples for i in chosen]) / sum(cards[i].num_examples for i in chosen)
         x = {name: sum(s * w[name] for s, w in zip(share, ends, strict=True)) for name in SHAPES}
-        state = method.merge(state, reports, side)
+        state = method.merge(state, reports, ctx)
         assert_close(arrays(state.weights), x, 1e-7)
         for i in chosen:
             kept = {k.removeprefix("own."): v for k, v in memory[i].items() if k.startswith("own.")}
@@ -136,11 +136,11 @@ def test_what_rests_does_not_move_at_all(rule):
     card, data = compared.rows_of()
     model = compared.dense().train()
     sent = method.broadcast(method.begin(compared.server(model, [card])), compared.server(model, [card]))
-    side = ClientSide(
+    ctx = ClientContext(
         model, sent, card, data, memory or method.first_memory(model), Objective("single"), options, infer,
         torch.Generator(),
     )  # fmt: skip
-    local, phases = method.local(side), []
+    local, phases = method.local(ctx), []
     for phase in local.epochs(3):
         phases.append(phase)
         before = weights_of(model)
@@ -171,20 +171,20 @@ def test_heads_stay_with_their_clients_and_those_that_rest_keep_theirs(experimen
 @pytest.mark.parametrize("scored", ["server", "clients"])
 def test_the_exact_tensors_on_the_wire(scored):
     """The body alone goes down. Up it comes with the head, for the score, unless clients are scored."""
-    method, side = FedRep(scored=scored), compared.server(compared.dense(), [])
-    state = method.begin(side)
+    method, ctx = FedRep(scored=scored), compared.server(compared.dense(), [])
+    state = method.begin(ctx)
     body = {f"weights/{name}": shape for name, shape in BODY.items()}
     kept = {f"weights/{name}": shape for name, shape in HEAD.items()} if scored == "server" else {}
     assert compared.shapes(state) == body | kept
-    assert list(compared.shapes(method.broadcast(state, side)).items()) == list(body.items())
-    got = compared.fitted(method, state=method.broadcast(state, side))
+    assert list(compared.shapes(method.broadcast(state, ctx)).items()) == list(body.items())
+    got = compared.fitted(method, state=method.broadcast(state, ctx))
     head = {f"head/{name}": shape for name, shape in HEAD.items()} if scored == "server" else {}
     assert list(compared.shapes(got.update).items()) == list((body | head).items())
     assert {k: v for k, v in compared.shapes(got.memory).items() if k.startswith("own.")} == OWN
     assert {key.split(".")[0] for key in got.memory} == {"own", "head", "body"}
-    reset = compared.fitted(method, state=method.broadcast(state, side), options=replace(compared.PLAIN, state="reset"))
+    reset = compared.fitted(method, state=method.broadcast(state, ctx), options=replace(compared.PLAIN, state="reset"))
     assert compared.shapes(reset.memory) == OWN
-    after = method.merge(state, [Report(compared.rows_of()[0], got.update)], side)
+    after = method.merge(state, [Report(compared.rows_of()[0], got.update)], ctx)
     assert compared.shapes(after) == compared.shapes(state)
 
 
@@ -214,9 +214,9 @@ def test_the_savings_change_no_update():
 
 def test_a_client_that_has_no_head_is_an_error():
     """Not a head of NaN, which is what the work-space holds for what was not sent."""
-    method, side = FedRep(), compared.server(compared.dense(), [])
+    method, ctx = FedRep(), compared.server(compared.dense(), [])
     with pytest.raises(RuntimeError, match=r"Missing key.*head\.weight"):
-        compared.fitted(replace_memory(method), state=method.broadcast(method.begin(side), side))
+        compared.fitted(replace_memory(method), state=method.broadcast(method.begin(ctx), ctx))
 
 
 def replace_memory(method):

@@ -78,9 +78,9 @@ def test_the_personal_head_has_no_influence_on_what_is_sent():
 def test_loss_and_both_gradients_equal_numpy():
     """At weights that are not those sent; two of the four classes have no sample here."""
     local, pieces = compared.started(FedROD(), memory=some_head())
-    data = local.side.data
+    data = local.ctx.data
     assert (data.y_NC.sum(0) > 0).tolist() == [True, True, False, False]
-    local.model.load_state_dict(elsewhere(local.side.state.weights))
+    local.model.load_state_dict(elsewhere(local.ctx.state.weights))
     at, own = arrays(local.model.state_dict()), arrays(some_head())
     loss, got = gradient(local, pieces)
     assert loss == pytest.approx(balanced(at, data), abs=1e-12)

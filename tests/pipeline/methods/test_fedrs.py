@@ -45,11 +45,11 @@ def test_binary_multi_label_is_fedavg_where_every_identified_class_has_a_positiv
 def test_loss_and_gradient_equal_numpy(kind, scaling):
     """The whole logit is scaled, its bias included."""
     local, pieces = compared.started(FedRS(alpha=0.3, scaling=scaling), kind)
-    data, x = local.side.data, local.side.data.x.numpy()
+    data, x = local.ctx.data, local.ctx.data.x.numpy()
     count = data.y_NC.numpy().sum(0)
     assert (count > 0).tolist() == [True, True, False, False]
     scale = np.array([1 if n else 0.3 for n in count]) if scaling == "binary" else 0.3 + 0.7 * count / count.max()
-    local.model.load_state_dict(elsewhere(local.side.state.weights))
+    local.model.load_state_dict(elsewhere(local.ctx.state.weights))
 
     def whole(w):
         return base_loss(kind, logits(w, x) * scale, data)
@@ -90,7 +90,7 @@ def test_scores_are_by_plain_logits(experiment):
     """The server of FedRS scores weights as FedAvg's does, and the client's own model is not scaled either."""
     compared.assert_scored_as_fedavg(experiment, "fedrs", {"alpha": 0.1})
     local, _ = compared.started(FedRS(alpha=0.1))
-    x = local.side.data.x
+    x = local.ctx.data.x
     assert_close({"": local.model(x).detach()}, {"": logits(arrays(local.model.state_dict()), x.numpy())}, 1e-13)
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientSide, Global
+from anchorfl.pipeline.algorithm.contract import ClientContext, Global
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.methods.moon import Moon
@@ -69,9 +69,9 @@ def test_loss_and_gradient_equal_numpy(kind):
     """At weights that are neither the server's nor the last ones; labelled and unlabelled rows all count."""
     memory, last = remembered()
     local, pieces = compared.started(Moon(mu=0.8, tau=0.3), kind, memory=memory)
-    data, x = local.side.data, local.side.data.x.numpy()
-    sent = arrays(local.side.state.weights)
-    local.model.load_state_dict(elsewhere(local.side.state.weights))
+    data, x = local.ctx.data, local.ctx.data.x.numpy()
+    sent = arrays(local.ctx.state.weights)
+    local.model.load_state_dict(elsewhere(local.ctx.state.weights))
 
     def cosine(a_ND, b_ND):
         return (a_ND * b_ND).sum(1) / np.sqrt((a_ND**2).sum(1) * (b_ND**2).sum(1))
@@ -96,7 +96,7 @@ def test_equal_networks_give_log_two_and_no_gradient_of_the_contrast():
     local, pieces = compared.started(Moon(mu=0.8), memory=same)
     plain, _ = compared.started(FedAvg())
     for one in (local, plain):
-        one.model.load_state_dict(elsewhere(one.side.state.weights))
+        one.model.load_state_dict(elsewhere(one.ctx.state.weights))
     loss, got = gradient(local, pieces)
     loss0, want = gradient(plain, pieces)
     assert loss - loss0 == pytest.approx(0.8 * np.log(2), abs=1e-12)
@@ -107,8 +107,8 @@ def test_a_client_without_a_last_network_has_no_contrast():
     local, pieces = compared.started(Moon(mu=0.8))
     plain, _ = compared.started(FedAvg())
     assert gradient(local, pieces)[0] == gradient(plain, pieces)[0]
-    assert torch.equal(local.active(local.side.data), plain.active(plain.side.data))
-    assert not local.active(local.side.data).all()
+    assert torch.equal(local.active(local.ctx.data), plain.active(plain.ctx.data))
+    assert not local.active(local.ctx.data).all()
 
 
 def test_the_round_begins_at_the_weights_that_were_sent():
@@ -153,13 +153,13 @@ def test_inference_draws_from_no_generator():
     memory = {f"last.{k}": v + 0.1 for k, v in model.encoder.state_dict().items()}
     card, data = compared.texts()
     model.reseed(torch.Generator().manual_seed(3))
-    side = ClientSide(
+    ctx = ClientContext(
         model.train(), Global(weights_of(model)), card, data, memory, Objective("single"),
         compared.PLAIN, infer, torch.Generator().manual_seed(4),
     )  # fmt: skip
-    generators = (model.masks.generator, side.rng, torch.default_generator)
+    generators = (model.masks.generator, ctx.rng, torch.default_generator)
     before = [g.get_state() for g in generators]
-    local = Moon(mu=1.0).local(side)
+    local = Moon(mu=1.0).local(ctx)
     assert local.sent_ND is not None
     assert all(torch.equal(g.get_state(), old) for g, old in zip(generators, before, strict=True))
 

@@ -71,8 +71,8 @@ def test_three_rounds_equal_numpy(rule, rows):
     method = Scaffold(server_lr=0.5, weighting="samples" if rows else "uniform")
     cards = [compared.rows_of(seed=i)[0] for i in range(3)]
     cards = [replace(card, num_examples=n) for card, n in zip(cards, rows, strict=True)] if rows else cards
-    side = compared.server(compared.dense(), cards)
-    state, memory = method.begin(side), [{}, {}, {}]
+    ctx = compared.server(compared.dense(), cards)
+    state, memory = method.begin(ctx), [{}, {}, {}]
     x, c = arrays(state.weights), {name: np.zeros(shape) for name, shape in SHAPES.items()}
     own = [dict(c) for _ in range(3)]
     for round_, chosen in enumerate(selected, 1):
@@ -94,7 +94,7 @@ def test_three_rounds_equal_numpy(rule, rows):
         x = {name: x[name] + 0.5 * sum(a * d[name] for a, d in zip(n, dy, strict=True)) / sum(n) for name in x}
         every = sum(rows) if rows else 3
         c = {name: c[name] + sum(a * d[name] for a, d in zip(n, dc, strict=True)) / every for name in x}
-        state = method.merge(state, reports, side)
+        state = method.merge(state, reports, ctx)
         assert_close(arrays(state.weights), x, 1e-7)
         assert_close(arrays(state.control), c, 1e-7)
         for i in chosen:
@@ -125,7 +125,7 @@ def test_the_gradient_that_the_optimiser_sees_is_corrected_once():
     own = elsewhere(zeros.control, 2)
     local, pieces = compared.started(Scaffold(), memory={f"own.{n}": v for n, v in own.items()}, state=state)
     correction = {n: (state.control[n] - own[n]).numpy() for n in own}
-    data = local.side.data
+    data = local.ctx.data
     want = slope(lambda at: base_loss("single", logits(at, data.x.numpy()), data), arrays(state.weights))
     assert_close(gradient(local, pieces)[1], {n: want[n] + correction[n] for n in want}, 1e-8)
     assert_close(gradient(local, [])[1], correction, 1e-14)

@@ -118,8 +118,8 @@ def test_constants_of_the_options_reach_the_batches(images):
     _, rows = ClientHost(half)._client(0)
     x = rows.rows(torch.arange(3)).x
     assert x.equal((rows.x[:3].float() / 255 - 0.5) / 0.5)
-    side = SerialExecutor(half).server._side(1)
-    assert side.spec.scaling().unit(torch.ones(1, 3, 2, 2)).equal(torch.ones(1, 3, 2, 2))
+    ctx = SerialExecutor(half).server._context(1)
+    assert ctx.spec.scaling().unit(torch.ones(1, 3, 2, 2)).equal(torch.ones(1, 3, 2, 2))
 
 
 def test_options_that_would_do_nothing_are_refused(experiment, images):

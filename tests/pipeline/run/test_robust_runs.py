@@ -9,7 +9,7 @@ import torch
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.aggregation import ROBUST, clipped, krum, mean_of, median_of, trimmed_mean_of
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global, Update
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, Global, Update
 from anchorfl.pipeline.config.experiment import digest, to_tree
 from anchorfl.pipeline.config.federation import FederationOptions
 from anchorfl.pipeline.config.presets import read_preset
@@ -44,14 +44,14 @@ class Poisoned(Averaging):
 
     name = "fedavg"
 
-    def local(self, side: ClientSide[Global]) -> PoisonedLocal:
-        return PoisonedLocal(side)
+    def local(self, ctx: ClientContext[Global]) -> PoisonedLocal:
+        return PoisonedLocal(ctx)
 
 
 class PoisonedLocal(AveragingLocal):
     def update(self):
         sent = super().update()
-        if self.side.card.client != 2:
+        if self.ctx.card.client != 2:
             return sent
         return Update({name: torch.full_like(value, 1e3) for name, value in sent.weights.items()})
 
@@ -114,9 +114,9 @@ def test_counts_stand_in_the_records_where_the_option_is_on(five, tmp_path):
 def test_options_of_before_merge_by_the_function_of_before(experiment):
     """``mean_of`` itself, on the updates themselves."""
     setup = make_setup(experiment(), quiet)
-    assert server_of(setup)._side(1).combine is mean_of
+    assert server_of(setup)._context(1).combine is mean_of
     robust = replace(setup, experiment=experiment(federation={"merge": "median", "quorum": 1.0}))
-    assert server_of(robust)._side(1).combine is not mean_of
+    assert server_of(robust)._context(1).combine is not mean_of
 
 
 def test_a_clip_that_nothing_reaches_and_a_mean_give_one_checksum(five, tmp_path):

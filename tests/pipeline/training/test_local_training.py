@@ -15,7 +15,7 @@ from anchorfl.models.classifier import Classifier
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import LinearHead
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientSide, Global
+from anchorfl.pipeline.algorithm.contract import ClientContext, Global
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods.fedavg import FedAvg
@@ -83,10 +83,10 @@ def test_the_test_data_hold_mini_batches_without_a_labelled_row():
     assert any(not active[index].any() for index in order)
 
 
-def side(method, options, memory=None):
+def ctx(method, options, memory=None):
     model = network(method).train()
     card, data = client()
-    return ClientSide(
+    return ClientContext(
         model, state_of(method, model), card, data, memory or {}, SINGLE, options, infer, torch.Generator()
     )
 
@@ -96,8 +96,8 @@ def test_a_mini_batch_without_a_labelled_row_still_moves_the_moments(name):
     """Its gradient is 0: m <- .9 m, v <- .999 v, step + 1, and the weights go on by momentum, as in the plain loop."""
     method, after = METHODS[name], {}
     for key, options in (("fast", SAVINGS["both"]), ("plain", PLAIN)):
-        local = method.local(side(method, options))
-        data = local.side.data
+        local = method.local(ctx(method, options))
+        data = local.ctx.data
         active = (data.weight_NC != 0).any(-1)
         first, idle = active.nonzero().flatten()[:4], (~active).nonzero().flatten()[:4]
         local.step(pieces(data, first, active, options, local.model))
@@ -119,7 +119,7 @@ def test_a_mini_batch_without_a_labelled_row_still_moves_the_moments(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_first_mini_batch_without_a_labelled_row_counts_as_a_step(name):
     """As in the plain loop, where its gradient is 0 and not absent: step is 1, moments and weights stay put."""
-    local = METHODS[name].local(side(METHODS[name], SAVINGS["both"]))
+    local = METHODS[name].local(ctx(METHODS[name], SAVINGS["both"]))
     weights = weights_of(local.model)
     local.step([])
     memory = local.memory()
