@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from anchorfl.models.build import ModelOptions, build
-from anchorfl.pipeline.algorithm.contract import Global
+from anchorfl.pipeline.algorithm.contract import ServerState
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.methods.fedavg import FedAvg
@@ -89,7 +89,7 @@ class Contest:
 
     def ours(self):
         training = Training(FedAvg(), Objective("single"), self.options, 1, 0)
-        fitted = fit(training, self.model, self.card, self.data, Global(self.start), {}, 1)
+        fitted = fit(training, self.model, self.card, self.data, ServerState(self.start), {}, 1)
         done(self.device)
         return fitted.update.weights
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from anchorfl.models.build import ModelOptions
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, Global, Local, Update
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, Local, ServerState, Update
 from anchorfl.pipeline.cluster import ray_cluster
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.experiment import Experiment, FederationOptions
@@ -30,7 +30,7 @@ class NoOp(Averaging):
 
     name = "fedavg"
 
-    def local(self, ctx: ClientContext[Global]) -> Local[Global, Update]:
+    def local(self, ctx: ClientContext[ServerState]) -> Local[ServerState, Update]:
         return NoOpLocal(ctx)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, Global
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, ServerState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Faulty(Averaging):
     folder: str
     round: int = 1
 
-    def local(self, ctx: ClientContext[Global]) -> FaultyLocal:
+    def local(self, ctx: ClientContext[ServerState]) -> FaultyLocal:
         return FaultyLocal(ctx, self)
 
 

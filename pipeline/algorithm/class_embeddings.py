@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from anchorfl.models.heads import unit
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
-    Global,
     Local,
     Method,
     Pooling,
     Report,
     ServerContext,
+    ServerState,
     Tensors,
     Update,
 )
@@ -42,7 +42,7 @@ MOMENTS = "theta"
 
 
 @dataclass(frozen=True)
-class RowsGlobal(Global):
+class RowsState(ServerState):
     """weights: theta and all rows; moments: of the server's optimiser; sent_C: bool, classes whose client has its row,
     where rows never change; known: what the method keeps of what the clients told. Clients get theta alone.
     """
@@ -71,10 +71,10 @@ def positive_loss(z_PD: Tensor, row_PD: Tensor, margin: float, parts: int) -> Te
     return F.relu(margin - cosine_PR).square().sum(-1)
 
 
-class RowLocal(Local[RowsGlobal, RowUpdate]):
+class RowLocal(Local[RowsState, RowUpdate]):
     """Trains theta and one row. Its row comes with every broadcast, or once where rows are fixed."""
 
-    def __init__(self, ctx: ClientContext[RowsGlobal], method: OneClass) -> None:
+    def __init__(self, ctx: ClientContext[RowsState], method: OneClass) -> None:
         self.method = method
         self.fixed = not method.row_lr
         row_D = ctx.letter.get("row", ctx.memory.get("row"))
@@ -112,7 +112,7 @@ class RowLocal(Local[RowsGlobal, RowUpdate]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneClass(Method[RowsGlobal, RowUpdate]):
+class OneClass(Method[RowsState, RowUpdate]):
     """Server and client of one-class federations; a method says what becomes of the rows."""
 
     head = "cosine"
@@ -158,7 +158,7 @@ class OneClass(Method[RowsGlobal, RowUpdate]):
         return rows_I.double() if self.weighting == "samples" else torch.ones(len(rows_I), dtype=torch.float64)
 
     @abstractmethod
-    def settle(self, rows_CD: Tensor, state: RowsGlobal, ctx: ServerContext) -> Tensor:
+    def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
         """The rows after a round, from those that the clients sent: the regulariser's step."""
 
     def first_rows(self, rows_CD: Tensor, known: Tensors, ctx: ServerContext) -> Tensor:
@@ -169,30 +169,30 @@ class OneClass(Method[RowsGlobal, RowUpdate]):
         """What is kept of what the clients told."""
         return {}
 
-    def begin(self, ctx: ServerContext) -> RowsGlobal:
+    def begin(self, ctx: ServerContext) -> RowsState:
         _one_class_each(ctx.cards)
         weights, known = weights_of(ctx.model), self.keep(ctx)
         weights[ROWS] = self.first_rows(weights[ROWS], known, ctx)
         sent_C = torch.zeros(len(weights[ROWS]), dtype=torch.bool)
-        state = RowsGlobal(weights, {}, sent_C, known)
+        state = RowsState(weights, {}, sent_C, known)
         return replace(state, moments=self._first_moments(state, ctx))
 
-    def broadcast(self, state: RowsGlobal, ctx: ServerContext) -> RowsGlobal:
-        return RowsGlobal(theta_of(state.weights), {}, torch.zeros(0, dtype=torch.bool), {})
+    def broadcast(self, state: RowsState, ctx: ServerContext) -> RowsState:
+        return RowsState(theta_of(state.weights), {}, torch.zeros(0, dtype=torch.bool), {})
 
-    def letter(self, state: RowsGlobal, card: Card) -> Tensors:
+    def letter(self, state: RowsState, card: Card) -> Tensors:
         c = class_of(card)
         return {} if bool(state.sent_C[c]) else {"row": state.weights[ROWS][c].clone()}
 
-    def letter_bytes(self, state: RowsGlobal, class_I: Tensor) -> int:
+    def letter_bytes(self, state: RowsState, class_I: Tensor) -> int:
         """Of the letters to the clients of these classes, without making thousands of them."""
         row_D = state.weights[ROWS][0]
         return int((~state.sent_C[class_I]).sum()) * row_D.numel() * row_D.element_size()
 
-    def local(self, ctx: ClientContext[RowsGlobal]) -> RowLocal:
+    def local(self, ctx: ClientContext[RowsState]) -> RowLocal:
         return RowLocal(ctx, self)
 
-    def merge(self, state: RowsGlobal, reports: Sequence[Report[RowUpdate]], ctx: ServerContext) -> RowsGlobal:
+    def merge(self, state: RowsState, reports: Sequence[Report[RowUpdate]], ctx: ServerContext) -> RowsState:
         shares_I = self.shares(torch.tensor([r.card.num_examples for r in reports]))
         weights = ctx.combine([r.update.weights for r in reports], shares_I.tolist())
         answered_C, rows_CD = torch.zeros_like(state.sent_C), state.weights[ROWS].clone()
@@ -202,10 +202,10 @@ class OneClass(Method[RowsGlobal, RowUpdate]):
                 rows_CD[class_of(r.card)] = r.update.row_D
         return self.gather(state, weights | {ROWS: rows_CD}, answered_C, ctx)
 
-    def pooling(self) -> Pooling[RowsGlobal]:
+    def pooling(self) -> Pooling[RowsState]:
         return Pooling(self._pair_loss, self.shares, self.row_rate, self.unit, self.letter_bytes, self.gather)
 
-    def gather(self, state: RowsGlobal, weights: Tensors, answered_C: Tensor, ctx: ServerContext) -> RowsGlobal:
+    def gather(self, state: RowsState, weights: Tensors, answered_C: Tensor, ctx: ServerContext) -> RowsState:
         """The state after a round, from the mean of theta and the rows that came back."""
         theta, moments = self._server_step(state, theta_of(weights), ctx)
         rows_CD = self.settle(weights[ROWS], state, ctx)
@@ -219,7 +219,7 @@ class OneClass(Method[RowsGlobal, RowUpdate]):
         """Rows brought back to length 1."""
         return unit(rows_CD, self.parts)
 
-    def _server_step(self, state: RowsGlobal, mean: Tensors, ctx: ServerContext) -> tuple[Tensors, Tensors]:
+    def _server_step(self, state: RowsState, mean: Tensors, ctx: ServerContext) -> tuple[Tensors, Tensors]:
         """Theta and the moments, from the mean of the clients' theta."""
         if self.server == "average":
             return mean, state.moments
@@ -233,7 +233,7 @@ class OneClass(Method[RowsGlobal, RowUpdate]):
         adam.step()
         return mean | {name: p.detach() for name, p in before.items()}, state_of(adam, MOMENTS)
 
-    def _first_moments(self, state: RowsGlobal, ctx: ServerContext) -> Tensors:
+    def _first_moments(self, state: RowsState, ctx: ServerContext) -> Tensors:
         """Moments of zero: a state has the same tensors in every round."""
         _, moments = self._server_step(state, theta_of(state.weights), ctx)
         return {name: torch.zeros_like(value) for name, value in moments.items()}
@@ -270,7 +270,7 @@ class Spreading(OneClass):
         """Gradient [C, D] of the regulariser."""
         return gradient(rows_CD, index_CK, slope_CK)
 
-    def settle(self, rows_CD: Tensor, state: RowsGlobal, ctx: ServerContext) -> Tensor:
+    def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
         if not self.lambda_:
             return rows_CD
         index_CK, cosine_CK, after_C = nearest(rows_CD, self.neighbours)

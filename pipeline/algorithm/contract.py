@@ -31,7 +31,7 @@ Parts = Iterable[Part]  # a client's rows, some at a time, with sparse labels
 
 
 @dataclass(frozen=True)
-class Global:
+class ServerState:
     """Server state; a method that needs more subclasses it. Every field is a tensor or a dict of tensors."""
 
     weights: Tensors
@@ -44,7 +44,7 @@ class Update:
     weights: Tensors
 
 
-S = TypeVar("S", bound=Global)
+S = TypeVar("S", bound=ServerState)
 U = TypeVar("U", bound=Update)
 
 
@@ -276,7 +276,7 @@ class Method(ABC, Generic[S, U]):
         """The state after a round. ``reports`` is not empty and sorted by client."""
 
 
-class AveragingLocal(Local[Global, Update]):
+class AveragingLocal(Local[ServerState, Update]):
     """Sends its weights; all else is the default."""
 
     def update(self) -> Update:
@@ -284,18 +284,18 @@ class AveragingLocal(Local[Global, Update]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Averaging(Method[Global, Update]):
+class Averaging(Method[ServerState, Update]):
     """FedAvg's server: a method that differs on the client alone starts here."""
 
     weighting: Literal["samples", "uniform"] = "samples"
     """Weight of a client in the mean: its number of samples (McMahan et al., 2017), or 1 (FedAlign's tables)."""
 
-    def begin(self, ctx: ServerContext) -> Global:
-        return Global(weights_of(ctx.model))
+    def begin(self, ctx: ServerContext) -> ServerState:
+        return ServerState(weights_of(ctx.model))
 
-    def local(self, ctx: ClientContext[Global]) -> Local[Global, Update]:
+    def local(self, ctx: ClientContext[ServerState]) -> Local[ServerState, Update]:
         return AveragingLocal(ctx)
 
-    def merge(self, state: Global, reports: Sequence[Report[Update]], ctx: ServerContext) -> Global:
+    def merge(self, state: ServerState, reports: Sequence[Report[Update]], ctx: ServerContext) -> ServerState:
         shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]
-        return Global(ctx.combine([r.update.weights for r in reports], shares))
+        return ServerState(ctx.combine([r.update.weights for r in reports], shares))

@@ -17,7 +17,7 @@ from anchorfl.models.augment import augment
 from anchorfl.models.classifier import Classifier
 from anchorfl.models.generator import Generator, conditions, diversity, noise, normalisations, watched
 from anchorfl.models.heads import ConceptHead
-from anchorfl.pipeline.algorithm.contract import ClientContext, Global, Local, ServerContext, Tensors, Update
+from anchorfl.pipeline.algorithm.contract import ClientContext, Local, ServerContext, ServerState, Tensors, Update
 from anchorfl.pipeline.algorithm.optimizers import Adam
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.tasks.contract import Batch, ClientData
@@ -161,7 +161,7 @@ CONCEPTS, GENERATOR = "concepts", "generator."
 
 
 @dataclass(frozen=True)
-class BMGlobal(Global):
+class BMState(ServerState):
     """weights: the classifier's, frozen ones included; concepts_CMD: of the language model; generator: its weights;
     version: how often it was trained; has_I: 1 + the version that a client has, 0 where it has nothing yet.
     """
@@ -189,10 +189,10 @@ def row_loss(model: Classifier, x: Tensor, class_B: Tensor) -> Tensor:
     return F.cross_entropy(model(x), class_B, reduction="none")
 
 
-class BMLocal(Local[BMGlobal, Update]):
+class BMLocal(Local[BMState, Update]):
     """Trains on its mini-batches joined with generated images, once the server has trained its generator."""
 
-    def __init__(self, ctx: ClientContext[BMGlobal], part: Part) -> None:
+    def __init__(self, ctx: ClientContext[BMState], part: Part) -> None:
         self.part = part
         own = {k: v for k, v in ctx.memory.items() if k.startswith((CONCEPTS, GENERATOR, *FROZEN))}
         self.kept = own | ctx.letter

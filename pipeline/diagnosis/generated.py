@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from anchorfl.pipeline.algorithm.generator_training import BMGlobal, source_of
+from anchorfl.pipeline.algorithm.generator_training import BMState, source_of
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.diagnosis.figures import draw_images
 from anchorfl.pipeline.diagnosis.result import Part, write_table
@@ -52,7 +52,7 @@ def trainings(study: Study) -> list[int]:
     out: dict[int, int] = {}
     for round_ in study.rounds():
         state = study.at(round_).state
-        if isinstance(state, BMGlobal) and int(state.version):
+        if isinstance(state, BMState) and int(state.version):
             out.setdefault(int(state.version), round_)
     return list(out.values())
 
@@ -60,7 +60,7 @@ def trainings(study: Study) -> list[int]:
 def _source(study: Study, round_: int) -> Any:
     server = study.at(round_)
     state, method = server.state, study.setup.experiment.method
-    assert isinstance(state, BMGlobal)
+    assert isinstance(state, BMState)
     return source_of(state.generator, state.concepts_CMD, method.named, study.prepared.manifest.spec.scaling())  # type: ignore[attr-defined]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
+from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsState
 from anchorfl.pipeline.algorithm.contract import Parts, ServerContext, Tensors
 from anchorfl.pipeline.algorithm.differential_privacy import PrivacyOptions, describe
 from anchorfl.pipeline.algorithm.label_collection import Matching, Shared, cooccurrence, merge, share
@@ -77,5 +77,5 @@ class FedALCFixed(OneClass):
                 break
         return rows_CD
 
-    def settle(self, rows_CD: Tensor, state: RowsGlobal, ctx: ServerContext) -> Tensor:
+    def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
         return rows_CD

@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm.aggregation import rows_by_holder
-from anchorfl.pipeline.algorithm.contract import ClientContext, Global, Local, Method, Report, ServerContext, Update
+from anchorfl.pipeline.algorithm.contract import (
+    ClientContext,
+    Local,
+    Method,
+    Report,
+    ServerContext,
+    ServerState,
+    Update,
+)
 from anchorfl.pipeline.algorithm.optimizers import make
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.algorithm.pseudo_labels import Thresholds, anchor_scores, pseudo_annotate
@@ -23,7 +31,7 @@ ROWS = "head.table"
 
 
 @dataclass(frozen=True)
-class AlignGlobal(Global):
+class AlignState(ServerState):
     score_C: Tensor  # the server's validation F1 per class, which gates pseudo-positives; empty without a gate
 
 
@@ -32,8 +40,8 @@ class AlignUpdate(Update):
     pseudo_C: Tensor  # bool: classes that got a pseudo-positive; empty unless ``aggregate_pseudo``
 
 
-class AlignLocal(Local[AlignGlobal, AlignUpdate]):
-    def __init__(self, ctx: ClientContext[AlignGlobal], method: FedAlign) -> None:
+class AlignLocal(Local[AlignState, AlignUpdate]):
+    def __init__(self, ctx: ClientContext[AlignState], method: FedAlign) -> None:
         self.method, self.refresh = method, method.refresh
         self.pseudo_C = torch.zeros_like(ctx.card.aware_C)
         super().__init__(ctx)
@@ -69,7 +77,7 @@ class AlignLocal(Local[AlignGlobal, AlignUpdate]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAlign(Method[AlignGlobal, AlignUpdate]):
+class FedAlign(Method[AlignState, AlignUpdate]):
     """Client: label by anchors, then train theta and omega in turn. Server: mean of theta, omega class by class."""
 
     name = "fedalign"
@@ -101,17 +109,17 @@ class FedAlign(Method[AlignGlobal, AlignUpdate]):
         ctx = {"dot": 0.5 if self.semantic else 0.0}.get(self.anchor_score)  # log-odds of 0: a confidence of 0.5
         return Thresholds(self.q1, self.q2, self.alpha, clamp=ctx, allowed_C=allowed_C)
 
-    def begin(self, ctx: ServerContext) -> AlignGlobal:
+    def begin(self, ctx: ServerContext) -> AlignState:
         classes = 0 if self.positive_f1_gate is None else len(ctx.cards[0].aware_C)
-        return AlignGlobal(weights_of(ctx.model), torch.zeros(classes))
+        return AlignState(weights_of(ctx.model), torch.zeros(classes))
 
-    def broadcast(self, state: AlignGlobal, ctx: ServerContext) -> AlignGlobal:
+    def broadcast(self, state: AlignState, ctx: ServerContext) -> AlignState:
         return state if self.positive_f1_gate is None else replace(state, score_C=ctx.validate(state.weights))
 
-    def local(self, ctx: ClientContext[AlignGlobal]) -> AlignLocal:
+    def local(self, ctx: ClientContext[AlignState]) -> AlignLocal:
         return AlignLocal(ctx, self)
 
-    def merge(self, state: AlignGlobal, reports: Sequence[Report[AlignUpdate]], ctx: ServerContext) -> AlignGlobal:
+    def merge(self, state: AlignState, reports: Sequence[Report[AlignUpdate]], ctx: ServerContext) -> AlignState:
         labelled = [r for r in reports if bool(r.card.count_C.any())]
         counted = labelled if self.skip_unlabelled_clients and labelled else reports
         theta = ctx.combine([r.update.weights for r in counted], [1] * len(counted))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
+from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsState
 from anchorfl.pipeline.algorithm.contract import ServerContext
 
 
@@ -21,5 +21,5 @@ class FedAvgPositive(OneClass):
 
     name = "fedavg-positive"
 
-    def settle(self, rows_CD: Tensor, state: RowsGlobal, ctx: ServerContext) -> Tensor:
+    def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
         return rows_CD

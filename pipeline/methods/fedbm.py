@@ -18,8 +18,8 @@ from anchorfl.pipeline.algorithm.generator_training import (
     CONCEPTS,
     FROZEN,
     GENERATOR,
-    BMGlobal,
     BMLocal,
+    BMState,
     Frozen,
     Lesson,
     Part,
@@ -34,7 +34,7 @@ from anchorfl.tasks.contract import Card, Kind
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedBM(Method[BMGlobal, Update]):
+class FedBM(Method[BMState, Update]):
     """Client: cross-entropy against a classifier of concept embeddings, over its rows and generated ones. Server: the
     mean; after every ``every``-th round it trains the generator against the new classifier.
     """
@@ -85,7 +85,7 @@ class FedBM(Method[BMGlobal, Update]):
     def head(self) -> Head:
         return "concept" if self.lkcc else "linear"
 
-    def begin(self, ctx: ServerContext) -> BMGlobal:
+    def begin(self, ctx: ServerContext) -> BMState:
         weights, concepts_CMD = weights_of(ctx.model), ctx.concepts_CMD
         if concepts_CMD is None:  # neither half: FedAvg
             concepts_CMD = torch.zeros(0)
@@ -93,13 +93,13 @@ class FedBM(Method[BMGlobal, Update]):
             weights |= frozen(concepts_CMD, self.classifier, self.tau, ctx.rng)
         generator = first_generator(ctx, self.lambda_dis > 0) if self.cgde else {}
         nobody_I = torch.zeros(len(ctx.cards), dtype=torch.int64)
-        return BMGlobal(weights, concepts_CMD, generator, torch.zeros((), dtype=torch.int64), nobody_I)
+        return BMState(weights, concepts_CMD, generator, torch.zeros((), dtype=torch.int64), nobody_I)
 
-    def broadcast(self, state: BMGlobal, ctx: ServerContext) -> BMGlobal:
+    def broadcast(self, state: BMState, ctx: ServerContext) -> BMState:
         nothing = torch.zeros(0)
-        return BMGlobal(trained(state.weights), nothing, {}, nothing, nothing)
+        return BMState(trained(state.weights), nothing, {}, nothing, nothing)
 
-    def letter(self, state: BMGlobal, card: Card) -> Tensors:
+    def letter(self, state: BMState, card: Card) -> Tensors:
         """What never changes, once; the generator, where the client lacks its last training."""
         has, version = int(state.has_I[card.client]), int(state.version)
         out = {} if has else {name: state.weights[name] for name in FROZEN if name in state.weights}
@@ -108,15 +108,15 @@ class FedBM(Method[BMGlobal, Update]):
             out |= {} if has > 1 else {CONCEPTS: state.concepts_CMD}
         return out
 
-    def local(self, ctx: ClientContext[BMGlobal]) -> BMLocal:
+    def local(self, ctx: ClientContext[BMState]) -> BMLocal:
         return BMLocal(ctx, Part(self.generated, self.named))
 
-    def heaviest(self, state: BMGlobal, rounds: int) -> tuple[BMGlobal, int]:
+    def heaviest(self, state: BMState, rounds: int) -> tuple[BMState, int]:
         if not self.cgde or self.every >= rounds:  # the generator is never trained
             return state, 1
         return replace(state, version=torch.ones_like(state.version)), self.every
 
-    def merge(self, state: BMGlobal, reports: Sequence[Report[Update]], ctx: ServerContext) -> BMGlobal:
+    def merge(self, state: BMState, reports: Sequence[Report[Update]], ctx: ServerContext) -> BMState:
         shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]
         frozen = {name: value for name, value in state.weights.items() if name in FROZEN}
         weights = ctx.combine([r.update.weights for r in reports], shares) | frozen

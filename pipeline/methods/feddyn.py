@@ -16,11 +16,11 @@ from torch import Tensor
 from anchorfl.pipeline.algorithm.aggregation import mean_of
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
-    Global,
     Local,
     Method,
     Report,
     ServerContext,
+    ServerState,
     Tensors,
     Update,
 )
@@ -31,14 +31,14 @@ OWN = "own."
 
 
 @dataclass(frozen=True)
-class DynGlobal(Global):
+class DynState(ServerState):
     """``weights``: the mean of the clients' weights, which is scored and saved. It is not what clients start from."""
 
     drift: Tensors  # h, by name of the parameter; stays on the server
 
 
-class DynLocal(Local[DynGlobal, Update]):
-    def __init__(self, ctx: ClientContext[DynGlobal], alpha: float) -> None:
+class DynLocal(Local[DynState, Update]):
+    def __init__(self, ctx: ClientContext[DynState], alpha: float) -> None:
         super().__init__(ctx)
         self.alpha = alpha
         self.own = {n: ctx.memory.get(OWN + n, torch.zeros_like(p)) for n, p in self.model.named_parameters()}
@@ -62,7 +62,7 @@ class DynLocal(Local[DynGlobal, Update]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDyn(Method[DynGlobal, Update]):
+class FedDyn(Method[DynState, Update]):
     """Client: -<g_k, y> + alpha/2 |y - x|^2 is added to the loss of every step. Server: h <- h - alpha times the sum of
     y_k - x over the number of ALL clients; clients are sent x = mean y_k - h / alpha. Scored is mean y_k.
     """
@@ -80,21 +80,21 @@ class FedDyn(Method[DynGlobal, Update]):
         if not self.alpha > 0:
             raise ValueError(f"method.alpha = {self.alpha}: must be above 0")
 
-    def begin(self, ctx: ServerContext) -> DynGlobal:
+    def begin(self, ctx: ServerContext) -> DynState:
         zeros = {name: torch.zeros_like(p) for name, p in ctx.model.named_parameters()}
-        return DynGlobal(weights_of(ctx.model), zeros)
+        return DynState(weights_of(ctx.model), zeros)
 
-    def sent(self, state: DynGlobal) -> Tensors:
+    def sent(self, state: DynState) -> Tensors:
         """x: what clients start from; buffers are those of the mean."""
         return state.weights | {name: state.weights[name] - h / self.alpha for name, h in state.drift.items()}
 
-    def broadcast(self, state: DynGlobal, ctx: ServerContext) -> DynGlobal:
-        return DynGlobal(self.sent(state), {})
+    def broadcast(self, state: DynState, ctx: ServerContext) -> DynState:
+        return DynState(self.sent(state), {})
 
-    def local(self, ctx: ClientContext[DynGlobal]) -> DynLocal:
+    def local(self, ctx: ClientContext[DynState]) -> DynLocal:
         return DynLocal(ctx, self.alpha)
 
-    def merge(self, state: DynGlobal, reports: Sequence[Report[Update]], ctx: ServerContext) -> DynGlobal:
+    def merge(self, state: DynState, reports: Sequence[Report[Update]], ctx: ServerContext) -> DynState:
         rows = [r.card.num_examples for r in reports]
         by_samples = self.weighting == "samples"
         share = sum(rows) / sum(c.num_examples for c in ctx.cards) if by_samples else len(reports) / len(ctx.cards)
@@ -102,4 +102,4 @@ class FedDyn(Method[DynGlobal, Update]):
         mean = weights if by_samples else mean_of([r.update.weights for r in reports], [1] * len(reports))
         x = self.sent(state)
         drift = {name: h - self.alpha * share * (mean[name] - x[name]) for name, h in state.drift.items()}
-        return DynGlobal(weights | {name: mean[name] for name in drift}, drift)
+        return DynState(weights | {name: mean[name] for name in drift}, drift)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
+from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsState
 from anchorfl.pipeline.algorithm.contract import ServerContext, Tensors
 from anchorfl.pipeline.algorithm.seeds import seed_for
 
@@ -48,5 +48,5 @@ class FedMLH(OneClass):
         of_CR = torch.tensor([[self.bucket(r, c) for r in range(self.parts)] for c in range(len(rows_CD))])
         return rows_HRD[of_CR, torch.arange(self.parts)].flatten(1)
 
-    def settle(self, rows_CD: Tensor, state: RowsGlobal, ctx: ServerContext) -> Tensor:
+    def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
         return rows_CD

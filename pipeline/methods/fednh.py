@@ -17,9 +17,9 @@ from anchorfl.pipeline.algorithm.contract import (
     Averaging,
     AveragingLocal,
     ClientContext,
-    Global,
     Report,
     ServerContext,
+    ServerState,
     Update,
 )
 
@@ -66,12 +66,12 @@ class FedNH(Averaging):
                 f"method.rho = {self.rho} must be in [0, 1], method.first_scale = {self.first_scale} above 0"
             )
 
-    def local(self, ctx: ClientContext[Global]) -> PrototypeLocal:
+    def local(self, ctx: ClientContext[ServerState]) -> PrototypeLocal:
         return PrototypeLocal(ctx)
 
-    def merge(self, state: Global, reports: Sequence[Report[Update]], ctx: ServerContext) -> Global:
+    def merge(self, state: ServerState, reports: Sequence[Report[Update]], ctx: ServerContext) -> ServerState:
         weights = super().merge(state, reports, ctx).weights
-        return Global(weights | {ROWS: self.smoothed(state.weights[ROWS], reports)})
+        return ServerState(weights | {ROWS: self.smoothed(state.weights[ROWS], reports)})
 
     def smoothed(self, rows_CD: Tensor, reports: Sequence[Report[Update]]) -> Tensor:
         """The prototypes after a round, of length 1. One stays, to the bit, where nobody has a sample of its class.

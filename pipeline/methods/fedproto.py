@@ -17,11 +17,11 @@ from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm.aggregation import rows_by_holder
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
-    Global,
     Local,
     Method,
     Report,
     ServerContext,
+    ServerState,
     Tensors,
     Update,
 )
@@ -33,7 +33,7 @@ OWN = "own."
 
 
 @dataclass(frozen=True)
-class ProtoGlobal(Global):  # weights: none
+class ProtoState(ServerState):  # weights: none
     rows_CD: Tensor  # prototype of every class
     held_C: Tensor  # bool: whether it has one; zeros stand where not
 
@@ -47,7 +47,7 @@ class ProtoUpdate(Update):  # weights: none
 class Nearest(nn.Module):
     """Minus the mean squared distance to each prototype, less what is the same for all; a class without one is last."""
 
-    def __init__(self, state: ProtoGlobal) -> None:
+    def __init__(self, state: ProtoState) -> None:
         super().__init__()
         self.state = state
 
@@ -57,8 +57,8 @@ class Nearest(nn.Module):
         return logits_BC.masked_fill(~self.state.held_C, torch.finfo(logits_BC.dtype).min)
 
 
-class ProtoLocal(Local[ProtoGlobal, ProtoUpdate]):
-    def __init__(self, ctx: ClientContext[ProtoGlobal], lam: float) -> None:
+class ProtoLocal(Local[ProtoState, ProtoUpdate]):
+    def __init__(self, ctx: ClientContext[ProtoState], lam: float) -> None:
         super().__init__(ctx)
         self.lam = lam
         self.model.load_state_dict(below(OWN, ctx.memory))
@@ -86,7 +86,7 @@ class ProtoLocal(Local[ProtoGlobal, ProtoUpdate]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedProto(Method[ProtoGlobal, ProtoUpdate]):
+class FedProto(Method[ProtoState, ProtoUpdate]):
     """Client: lam times the mean squared distance of a row's representation to its class's prototype is added to the
     loss. Server: a prototype is the mean over the clients that have the class. There is no global model.
     """
@@ -105,25 +105,25 @@ class FedProto(Method[ProtoGlobal, ProtoUpdate]):
         if not self.lam >= 0:
             raise ValueError(f"method.lam = {self.lam}: must be at least 0")
 
-    def begin(self, ctx: ServerContext) -> ProtoGlobal:
+    def begin(self, ctx: ServerContext) -> ProtoState:
         zeros_CD = torch.zeros_like(ctx.model.get_parameter("head.weight"))
-        return ProtoGlobal({}, zeros_CD, torch.zeros(len(zeros_CD), dtype=torch.bool))
+        return ProtoState({}, zeros_CD, torch.zeros(len(zeros_CD), dtype=torch.bool))
 
     def first_memory(self, model: Classifier) -> Tensors:
         return prefixed(OWN, weights_of(model))
 
-    def own(self, model: Classifier, sent: ProtoGlobal, memory: Tensors) -> Classifier:
+    def own(self, model: Classifier, sent: ProtoState, memory: Tensors) -> Classifier:
         model.load_state_dict(below(OWN, memory))
         return model if self.inference == "classifier" else Classifier(model.encoder, Nearest(sent), model.masks)
 
-    def local(self, ctx: ClientContext[ProtoGlobal]) -> ProtoLocal:
+    def local(self, ctx: ClientContext[ProtoState]) -> ProtoLocal:
         return ProtoLocal(ctx, self.lam)
 
-    def merge(self, state: ProtoGlobal, reports: Sequence[Report[ProtoUpdate]], ctx: ServerContext) -> ProtoGlobal:
+    def merge(self, state: ProtoState, reports: Sequence[Report[ProtoUpdate]], ctx: ServerContext) -> ProtoState:
         sent, held_C = [], state.held_C
         for update in (r.update for r in reports):
             rows_CD = torch.zeros_like(state.rows_CD)
             rows_CD[update.held_C] = update.rows_KD
             sent.append((rows_CD, update.held_C))
             held_C = held_C | update.held_C
-        return ProtoGlobal({}, rows_by_holder(state.rows_CD, sent), held_C)
+        return ProtoState({}, rows_by_holder(state.rows_CD, sent), held_C)

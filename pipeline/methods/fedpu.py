@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, Global
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, ServerState
 from anchorfl.tasks.contract import Batch, ClientData
 
 EPS = 1e-6
@@ -19,7 +19,7 @@ EPS = 1e-6
 
 
 class PositiveUnlabelledLocal(AveragingLocal):
-    def __init__(self, ctx: ClientContext[Global], lam: float, prior: float) -> None:
+    def __init__(self, ctx: ClientContext[ServerState], lam: float, prior: float) -> None:
         super().__init__(ctx)
         self.lam = lam if ctx.objective.kind == "single" else 0.0
         labelled = int(ctx.data.y_NC.any(-1).sum())
@@ -66,5 +66,5 @@ class FedPU(Averaging):
         if not (self.lam >= 0 and 0 <= self.prior <= 1):
             raise ValueError(f"method.lam = {self.lam} must be at least 0, method.prior = {self.prior} in [0, 1]")
 
-    def local(self, ctx: ClientContext[Global]) -> PositiveUnlabelledLocal:
+    def local(self, ctx: ClientContext[ServerState]) -> PositiveUnlabelledLocal:
         return PositiveUnlabelledLocal(ctx, self.lam, self.prior)

@@ -16,11 +16,11 @@ from torch import Tensor
 from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
-    Global,
     Local,
     Method,
     Report,
     ServerContext,
+    ServerState,
     Tensors,
     Update,
 )
@@ -39,12 +39,12 @@ class RepUpdate(Update):
     head: Tensors  # for the server's score alone, never sent on; empty where clients are scored
 
 
-class RepLocal(Local[Global, RepUpdate]):
+class RepLocal(Local[ServerState, RepUpdate]):
     """First the head on a fixed body, then the body under the fixed head; an optimiser for each, so that neither
     momentum nor weight decay moves what is fixed.
     """
 
-    def __init__(self, ctx: ClientContext[Global], method: FedRep) -> None:
+    def __init__(self, ctx: ClientContext[ServerState], method: FedRep) -> None:
         super().__init__(ctx)
         self.method = method
         self.phase = "head"
@@ -75,7 +75,7 @@ class RepLocal(Local[Global, RepUpdate]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRep(Method[Global, RepUpdate]):
+class FedRep(Method[ServerState, RepUpdate]):
     """Client: head_epochs epochs of its head, then federation.epochs of the body (Algorithm 1), which alone is shared.
     Server: FedAvg's mean of the bodies.
     """
@@ -96,26 +96,26 @@ class FedRep(Method[Global, RepUpdate]):
         if self.head_epochs < 0:
             raise ValueError(f"method.head_epochs = {self.head_epochs}: must be at least 0")
 
-    def begin(self, ctx: ServerContext) -> Global:
+    def begin(self, ctx: ServerContext) -> ServerState:
         weights = weights_of(ctx.model)
-        return Global(weights if self.scored == "server" else parted(weights)[0])
+        return ServerState(weights if self.scored == "server" else parted(weights)[0])
 
-    def broadcast(self, state: Global, ctx: ServerContext) -> Global:
-        return Global(parted(state.weights)[0])
+    def broadcast(self, state: ServerState, ctx: ServerContext) -> ServerState:
+        return ServerState(parted(state.weights)[0])
 
     def first_memory(self, model: Classifier) -> Tensors:
         return prefixed(OWN, parted(weights_of(model))[1])
 
-    def own(self, model: Classifier, sent: Global, memory: Tensors) -> Classifier:
+    def own(self, model: Classifier, sent: ServerState, memory: Tensors) -> Classifier:
         model.load_state_dict(sent.weights | below(OWN, memory))
         return model
 
-    def local(self, ctx: ClientContext[Global]) -> RepLocal:
+    def local(self, ctx: ClientContext[ServerState]) -> RepLocal:
         return RepLocal(ctx, self)
 
-    def merge(self, state: Global, reports: Sequence[Report[RepUpdate]], ctx: ServerContext) -> Global:
+    def merge(self, state: ServerState, reports: Sequence[Report[RepUpdate]], ctx: ServerContext) -> ServerState:
         shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]
-        return Global(ctx.combine([r.update.weights | r.update.head for r in reports], shares))
+        return ServerState(ctx.combine([r.update.weights | r.update.head for r in reports], shares))
 
 
 def parted(weights: Tensors) -> tuple[Tensors, Tensors]:

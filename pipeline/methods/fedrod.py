@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, Global, Tensors
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, ServerState, Tensors
 from anchorfl.pipeline.algorithm.optimizers import SGD
 from anchorfl.pipeline.algorithm.parameters import log_prior
 from anchorfl.tasks.contract import Batch
@@ -23,7 +23,7 @@ OWN = "own."
 
 
 class TwoHeadsLocal(AveragingLocal):
-    def __init__(self, ctx: ClientContext[Global], gamma: float) -> None:
+    def __init__(self, ctx: ClientContext[ServerState], gamma: float) -> None:
         generic = ctx.state.weights
         self.own = {n: ctx.memory.get(OWN + n, torch.zeros_like(generic[n])) for n in (ROWS, BIAS)}
         self.own = {name: nn.Parameter(value.clone()) for name, value in self.own.items()}
@@ -70,5 +70,5 @@ class FedROD(Averaging):
         if not self.gamma >= 0:
             raise ValueError(f"method.gamma = {self.gamma}: must be at least 0")
 
-    def local(self, ctx: ClientContext[Global]) -> TwoHeadsLocal:
+    def local(self, ctx: ClientContext[ServerState]) -> TwoHeadsLocal:
         return TwoHeadsLocal(ctx, self.gamma)

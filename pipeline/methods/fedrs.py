@@ -10,12 +10,12 @@ from typing import Literal
 
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, Global
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, ServerState
 from anchorfl.tasks.contract import Batch, Card
 
 
 class RestrictedLocal(AveragingLocal):
-    def __init__(self, ctx: ClientContext[Global], scale_C: Tensor) -> None:
+    def __init__(self, ctx: ClientContext[ServerState], scale_C: Tensor) -> None:
         super().__init__(ctx)
         self.scale_C = scale_C.to(ctx.data.y_NC)
 
@@ -48,5 +48,5 @@ class FedRS(Averaging):
             share_C = (card.count_C > 0).double()
         return self.alpha + (1 - self.alpha) * share_C
 
-    def local(self, ctx: ClientContext[Global]) -> RestrictedLocal:
+    def local(self, ctx: ClientContext[ServerState]) -> RestrictedLocal:
         return RestrictedLocal(ctx, self.scale(ctx.card))

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
+from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsState
 from anchorfl.pipeline.algorithm.contract import ServerContext
 
 
@@ -37,5 +37,5 @@ class Flag(OneClass):
     def shares(self, rows_I: Tensor) -> Tensor:
         return rows_I.double() if self.label_weights == "occurrence" else torch.ones(len(rows_I), dtype=torch.float64)
 
-    def settle(self, rows_CD: Tensor, state: RowsGlobal, ctx: ServerContext) -> Tensor:
+    def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
         return rows_CD

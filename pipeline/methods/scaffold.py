@@ -15,11 +15,11 @@ from torch import Tensor
 from anchorfl.pipeline.algorithm.aggregation import mean_of
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
-    Global,
     Local,
     Method,
     Report,
     ServerContext,
+    ServerState,
     Tensors,
     Update,
 )
@@ -31,7 +31,7 @@ OWN = "own."
 
 
 @dataclass(frozen=True)
-class ControlGlobal(Global):
+class ControlState(ServerState):
     control: Tensors  # c: the server's estimate of the mean gradient, by name of the parameter
 
 
@@ -40,8 +40,8 @@ class ControlUpdate(Update):
     control: Tensors  # change of the client's own control variate c_i
 
 
-class ScaffoldLocal(Local[ControlGlobal, ControlUpdate]):
-    def __init__(self, ctx: ClientContext[ControlGlobal]) -> None:
+class ScaffoldLocal(Local[ControlState, ControlUpdate]):
+    def __init__(self, ctx: ClientContext[ControlState]) -> None:
         super().__init__(ctx)
         self.own = {n: ctx.memory.get(OWN + n, torch.zeros_like(p)) for n, p in self.model.named_parameters()}
         self.total = {n: torch.zeros_like(p) for n, p in self.model.named_parameters()}
@@ -76,7 +76,7 @@ class ScaffoldLocal(Local[ControlGlobal, ControlUpdate]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaffold(Method[ControlGlobal, ControlUpdate]):
+class Scaffold(Method[ControlState, ControlUpdate]):
     """Client: every gradient is corrected by c - c_i. Server: x moves by server_lr times the mean way that the clients
     went, c by the sum of the changes of c_i divided by the number of ALL clients; so c stays the mean of all c_i.
     """
@@ -94,16 +94,14 @@ class Scaffold(Method[ControlGlobal, ControlUpdate]):
         if not self.server_lr > 0:
             raise ValueError(f"method.server_lr = {self.server_lr}: must be above 0")
 
-    def begin(self, ctx: ServerContext) -> ControlGlobal:
+    def begin(self, ctx: ServerContext) -> ControlState:
         zeros = {name: torch.zeros_like(p) for name, p in ctx.model.named_parameters()}
-        return ControlGlobal(weights_of(ctx.model), zeros)
+        return ControlState(weights_of(ctx.model), zeros)
 
-    def local(self, ctx: ClientContext[ControlGlobal]) -> ScaffoldLocal:
+    def local(self, ctx: ClientContext[ControlState]) -> ScaffoldLocal:
         return ScaffoldLocal(ctx)
 
-    def merge(
-        self, state: ControlGlobal, reports: Sequence[Report[ControlUpdate]], ctx: ServerContext
-    ) -> ControlGlobal:
+    def merge(self, state: ControlState, reports: Sequence[Report[ControlUpdate]], ctx: ServerContext) -> ControlState:
         by_samples = self.weighting == "samples"
         weight_of = [r.card.num_examples if by_samples else 1 for r in reports]
         weights = mean_of([r.update.weights for r in reports], weight_of)
@@ -112,4 +110,4 @@ class Scaffold(Method[ControlGlobal, ControlUpdate]):
                 weights[name] = torch.lerp(state.weights[name], weights[name], self.server_lr)
         change = mean_of([r.update.control for r in reports], weight_of)
         share = sum(weight_of) / sum(c.num_examples if by_samples else 1 for c in ctx.cards)
-        return ControlGlobal(weights, {name: c + share * change[name] for name, c in state.control.items()})
+        return ControlState(weights, {name: c + share * change[name] for name, c in state.control.items()})

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import Global, Tensors
+from anchorfl.pipeline.algorithm.contract import ServerState, Tensors
 from anchorfl.pipeline.algorithm.label_collection import run_key
 from anchorfl.pipeline.training.evaluation import Scoring
 from anchorfl.pipeline.training.local_training import Fitted, fit
@@ -57,7 +57,7 @@ class ClientHost:
         self.scored: dict[object, dict[str, Scores]] = {}
 
     def fit(
-        self, client: int, round_: int, broadcast: Global, memory: Tensors, letter: Tensors | None = None
+        self, client: int, round_: int, broadcast: ServerState, memory: Tensors, letter: Tensors | None = None
     ) -> Fitted[Any]:
         """One client's round; a pure function of the arguments. Its result lies on the CPU."""
         card, rows = self._client(client)
@@ -74,7 +74,7 @@ class ClientHost:
         """Scores models on the server's splits, which are read when they are first asked for."""
         return Scoring(self.prepared, self.training.objective, self.metrics)
 
-    def scores(self, sent: Global, memory: Tensors, splits: Sequence[str]) -> dict[str, Scores]:
+    def scores(self, sent: ServerState, memory: Tensors, splits: Sequence[str]) -> dict[str, Scores]:
         """Scores of the own model of the client that has this memory. sent: what it would be sent now. Those of a
         model that was scored before, since its client has not taken part meanwhile, are the ones it had.
         """

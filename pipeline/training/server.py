@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.aggregation import clipped, krum
-from anchorfl.pipeline.algorithm.contract import Global, Report, ServerContext, Tensors
+from anchorfl.pipeline.algorithm.contract import Report, ServerContext, ServerState, Tensors
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.training.client import CPU
 from anchorfl.pipeline.training.errors import RejectedError
@@ -42,12 +42,12 @@ class Server:
         first = SPLITS if self.method.scored == "server" else ()
         self.scoring = Scoring(data, objective, setup.experiment.evaluation.metrics, first)
         self.splits = self.scoring.dense
-        self.state: Global = self.method.begin(replace(self._context(0), told=told))
-        self._sent: tuple[int, Global] = (-1, self.state)
+        self.state: ServerState = self.method.begin(replace(self._context(0), told=told))
+        self._sent: tuple[int, ServerState] = (-1, self.state)
 
-    def broadcast(self, round_: int) -> Global:
+    def broadcast(self, round_: int) -> ServerState:
         """What the selected clients of this round get."""
-        state: Global = self.method.broadcast(self.state, self._context(round_))
+        state: ServerState = self.method.broadcast(self.state, self._context(round_))
         self._sent = round_, state  # what the updates of the round are held against
         return state
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from anchorfl.models.build import ModelOptions, build
-from anchorfl.pipeline.algorithm.contract import Global
+from anchorfl.pipeline.algorithm.contract import ServerState
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
-from anchorfl.pipeline.methods.fedalign import AlignGlobal, FedAlign
+from anchorfl.pipeline.methods.fedalign import AlignState, FedAlign
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.tasks.contract import Card, ClientData, Objective
 
@@ -54,7 +54,7 @@ def network(method, dropout=0.0):
 
 def state_of(method, model):
     weights = weights_of(model)
-    return AlignGlobal(weights, torch.zeros(0)) if isinstance(method, FedAlign) else Global(weights)
+    return AlignState(weights, torch.zeros(0)) if isinstance(method, FedAlign) else ServerState(weights)
 
 
 def images(n=6, fill=None):

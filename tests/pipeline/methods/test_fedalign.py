@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from anchorfl.models.build import ModelOptions, build
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientContext, Global, Report, ServerContext, Update
+from anchorfl.pipeline.algorithm.contract import ClientContext, Report, ServerContext, ServerState, Update
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods import fedalign
-from anchorfl.pipeline.methods.fedalign import AlignGlobal, AlignUpdate, FedAlign
+from anchorfl.pipeline.methods.fedalign import AlignState, AlignUpdate, FedAlign
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.training.local_training import Training, fit, infer
 from anchorfl.tasks.contract import Card, ClientData, Objective
@@ -64,7 +64,7 @@ def started(method, kind="single", vectors=D, score=None):
     """The client half on a fresh model, and one mini-batch of labelled rows in two pieces."""
     model = network(vectors=vectors).train()
     card, data = client(kind)
-    state = AlignGlobal(weights_of(model), torch.zeros(0) if score is None else score)
+    state = AlignState(weights_of(model), torch.zeros(0) if score is None else score)
     ctx = ClientContext(model, state, card, data, {}, Objective(kind), OPTIONS, infer, torch.Generator())
     return method.local(ctx), [data.rows(torch.arange(0, 5), 12), data.rows(torch.arange(5, 12), 12)]
 
@@ -76,7 +76,7 @@ def server(validate=None, clients=1):
 def run(method, kind="single", epochs=2, model=None):
     model = network() if model is None else model
     card, data = client(kind)
-    state = AlignGlobal(weights_of(model), torch.zeros(0))
+    state = AlignState(weights_of(model), torch.zeros(0))
     return fit(Training(method, Objective(kind), OPTIONS, epochs, 3), model, card, data, state, {}, 1)
 
 
@@ -170,7 +170,7 @@ def test_merge_equals_numpy(aggregate, skip, seed):
         card = Card(m, int(rng.integers(1, 999)), torch.from_numpy(counts[m]), torch.from_numpy(aware[m]))
         told_C = torch.from_numpy(pseudo[m] if aggregate else pseudo[m][:0])
         reports.append(Report(card, AlignUpdate({k: torch.from_numpy(v) for k, v in sent[m].items()}, told_C)))
-    state = AlignGlobal({k: torch.from_numpy(v) for k, v in before.items()}, torch.full((C,), 0.5))
+    state = AlignState({k: torch.from_numpy(v) for k, v in before.items()}, torch.full((C,), 0.5))
     frozen = messages.checksum(state)
     merged = FedAlign(aggregate_pseudo=aggregate, skip_unlabelled_clients=skip).merge(state, reports, server())
 
@@ -202,7 +202,7 @@ def test_without_alignment_and_alternation_it_is_fedavg_on_the_same_network():
     card, data = client()
     got = run(method, model=model)
     options = replace(OPTIONS, lr=0.002)
-    start = Global(weights_of(network()))
+    start = ServerState(weights_of(network()))
     want = fit(Training(FedAvg(), SINGLE, options, 2, 3), model, card, data, start, {}, 1)
     assert messages.checksum(got.update.weights) == messages.checksum(want.update.weights)
     assert got.loss == want.loss
@@ -281,7 +281,7 @@ def test_the_exact_tensors_on_the_wire(method, got):
 def test_the_exact_tensors_of_fedavg_on_the_wire():
     model = network("linear")
     card, data = client()
-    got = fit(Training(FedAvg(), SINGLE, OPTIONS, 1, 3), model, card, data, Global(weights_of(model)), {}, 1)
+    got = fit(Training(FedAvg(), SINGLE, OPTIONS, 1, 3), model, card, data, ServerState(weights_of(model)), {}, 1)
     assert isinstance(got.update, Update)
     assert [path for path, _ in messages.tensors(got.update)] == [
         f"weights/{n}" for n in (*ENCODER, "head.weight", "head.bias")

@@ -19,7 +19,7 @@ from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Report, Update
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.execution.executor import SerialExecutor
-from anchorfl.pipeline.methods.feddyn import DynGlobal, FedDyn
+from anchorfl.pipeline.methods.feddyn import DynState, FedDyn
 from anchorfl.pipeline.run.prepare import make_setup
 from tests.pipeline import compared
 from tests.pipeline.compared import SHAPES, N, arrays, assert_close, base_loss, elsewhere, gradient, logits, slope
@@ -237,7 +237,7 @@ def test_the_exact_tensors_on_the_wire():
     state = first(method)
     assert list(compared.shapes(state)) == [*wire, *(f"drift/{name}" for name in SHAPES)]
     sent = method.broadcast(state, compared.server(compared.dense(), []))
-    assert isinstance(sent, DynGlobal)
+    assert isinstance(sent, DynState)
     assert list(compared.shapes(sent).items()) == list(wire.items())
     for name, value in sent.weights.items():
         assert torch.equal(value, state.weights[name])  # from h = 0, to the bit

@@ -20,7 +20,7 @@ from anchorfl.pipeline.algorithm.contract import ClientContext, Report
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import load_sent, weights_of
 from anchorfl.pipeline.execution.executor import SerialExecutor
-from anchorfl.pipeline.methods.fedproto import FedProto, ProtoGlobal
+from anchorfl.pipeline.methods.fedproto import FedProto, ProtoState
 from anchorfl.pipeline.run.prepare import make_setup
 from anchorfl.pipeline.training.local_training import Training, fit, infer
 from anchorfl.tasks.contract import Card, ClientData, Objective
@@ -59,7 +59,7 @@ def state_of(held, seed=4):
     """A state whose classes ``held`` have prototypes."""
     rng = np.random.default_rng(seed)
     held_C = torch.tensor([c in held for c in range(C)])
-    return ProtoGlobal({}, torch.from_numpy(rng.normal(size=(C, D))) * held_C[:, None], held_C)
+    return ProtoState({}, torch.from_numpy(rng.normal(size=(C, D))) * held_C[:, None], held_C)
 
 
 def started(method, state, weights=None):

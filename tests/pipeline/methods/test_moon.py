@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientContext, Global
+from anchorfl.pipeline.algorithm.contract import ClientContext, ServerState
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.methods.moon import Moon
@@ -114,7 +114,7 @@ def test_a_client_without_a_last_network_has_no_contrast():
 def test_the_round_begins_at_the_weights_that_were_sent():
     """The last encoder passes through the work-space, and neither it nor the broadcast nor the memory changes."""
     memory, _ = remembered()
-    state = Global(elsewhere(compared.dense().state_dict()))
+    state = ServerState(elsewhere(compared.dense().state_dict()))
     before = messages.checksum(state), messages.checksum(memory)
     local, _ = compared.started(Moon(mu=1.0), memory=memory, state=state)
     assert messages.checksum(dict(local.model.state_dict())) == messages.checksum(state.weights)
@@ -154,7 +154,7 @@ def test_inference_draws_from_no_generator():
     card, data = compared.texts()
     model.reseed(torch.Generator().manual_seed(3))
     ctx = ClientContext(
-        model.train(), Global(weights_of(model)), card, data, memory, Objective("single"),
+        model.train(), ServerState(weights_of(model)), card, data, memory, Objective("single"),
         compared.PLAIN, infer, torch.Generator().manual_seed(4),
     )  # fmt: skip
     generators = (model.masks.generator, ctx.rng, torch.default_generator)

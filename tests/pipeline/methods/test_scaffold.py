@@ -20,7 +20,7 @@ import torch
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Report
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
-from anchorfl.pipeline.methods.scaffold import ControlGlobal, ControlUpdate, Scaffold
+from anchorfl.pipeline.methods.scaffold import ControlState, ControlUpdate, Scaffold
 from tests.pipeline import compared
 from tests.pipeline.compared import SHAPES, N, arrays, assert_close, base_loss, elsewhere, gradient, logits, slope
 
@@ -104,7 +104,7 @@ def test_three_rounds_equal_numpy(rule, rows):
 def test_plain_sgd_option_two_is_the_mean_raw_gradient():
     """From a c and a c_i that are not zero; with momentum, the way that was gone says something else."""
     zeros = Scaffold().begin(compared.server(compared.dense(), []))
-    state = ControlGlobal(zeros.weights, elsewhere(zeros.control, 1))
+    state = ControlState(zeros.weights, elsewhere(zeros.control, 1))
     memory = {f"own.{name}": value for name, value in elsewhere(zeros.control, 2).items()}
     for options, same in ((WHOLE, True), (replace(WHOLE, momentum=0.9), False)):
         local, pieces = compared.started(Scaffold(), memory=memory, state=state, options=options)
@@ -121,7 +121,7 @@ def test_plain_sgd_option_two_is_the_mean_raw_gradient():
 def test_the_gradient_that_the_optimiser_sees_is_corrected_once():
     """g - c_i + c, also where a mini-batch is cut in two pieces, or has no labelled row."""
     zeros = Scaffold().begin(compared.server(compared.dense(), []))
-    state = ControlGlobal(zeros.weights, elsewhere(zeros.control, 1))
+    state = ControlState(zeros.weights, elsewhere(zeros.control, 1))
     own = elsewhere(zeros.control, 2)
     local, pieces = compared.started(Scaffold(), memory={f"own.{n}": v for n, v in own.items()}, state=state)
     correction = {n: (state.control[n] - own[n]).numpy() for n in own}

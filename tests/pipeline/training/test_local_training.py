@@ -15,7 +15,7 @@ from anchorfl.models.classifier import Classifier
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import LinearHead
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientContext, Global
+from anchorfl.pipeline.algorithm.contract import ClientContext, ServerState
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods.fedavg import FedAvg
@@ -172,7 +172,7 @@ def test_rows_without_a_length_are_one_piece():
 def test_batch_norm_with_a_saving_is_refused(saving):
     model = Classifier(nn.BatchNorm1d(3), LinearHead(3, 2), MaskSource())
     card, data = images()
-    state = Global(weights_of(model))
+    state = ServerState(weights_of(model))
     with pytest.raises(ValueError, match=r"--optimizer.skip_zero_rows False --optimizer.micro_tokens 0$"):
         fit(Training(FedAvg(), SINGLE, SAVINGS[saving], 1, 0), model, card, data, state, {}, 1)
     got = fit(Training(FedAvg(), SINGLE, PLAIN, 2, 0), model, card, data, state, {}, 1)
