@@ -22,7 +22,7 @@ from io import StringIO
 from pathlib import Path
 
 from anchorfl.models.build import ModelOptions
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.experiment import Experiment, FederationOptions
@@ -44,11 +44,11 @@ class Dying(Averaging):
     times: int
     folder: str
 
-    def local(self, ctx):
-        return DyingLocal(ctx, self)
+    def trainer(self, ctx):
+        return DyingTrainer(ctx, self)
 
 
-class DyingLocal(AveragingLocal):
+class DyingTrainer(AveragingTrainer):
     def __init__(self, ctx, method):
         super().__init__(ctx)
         self.method = method

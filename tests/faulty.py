@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, ServerState
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ServerState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +26,11 @@ class Faulty(Averaging):
     folder: str
     round: int = 1
 
-    def local(self, ctx: ClientContext[ServerState]) -> FaultyLocal:
-        return FaultyLocal(ctx, self)
+    def trainer(self, ctx: ClientContext[ServerState]) -> FaultyTrainer:
+        return FaultyTrainer(ctx, self)
 
 
-class FaultyLocal(AveragingLocal):
+class FaultyTrainer(AveragingTrainer):
     def __init__(self, ctx, method):
         super().__init__(ctx)
         self.method = method

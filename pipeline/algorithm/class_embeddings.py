@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from anchorfl.models.heads import unit
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
-    Local,
+    ClientTrainer,
     Method,
     Pooling,
     Report,
@@ -71,7 +71,7 @@ def positive_loss(z_PD: Tensor, row_PD: Tensor, margin: float, parts: int) -> Te
     return F.relu(margin - cosine_PR).square().sum(-1)
 
 
-class RowLocal(Local[RowsState, RowUpdate]):
+class RowTrainer(ClientTrainer[RowsState, RowUpdate]):
     """Trains theta and one row. Its row comes with every broadcast, or once where rows are fixed."""
 
     def __init__(self, ctx: ClientContext[RowsState], method: OneClass) -> None:
@@ -189,8 +189,8 @@ class OneClass(Method[RowsState, RowUpdate]):
         row_D = state.weights[ROWS][0]
         return int((~state.sent_C[class_I]).sum()) * row_D.numel() * row_D.element_size()
 
-    def local(self, ctx: ClientContext[RowsState]) -> RowLocal:
-        return RowLocal(ctx, self)
+    def trainer(self, ctx: ClientContext[RowsState]) -> RowTrainer:
+        return RowTrainer(ctx, self)
 
     def merge(self, state: RowsState, reports: Sequence[Report[RowUpdate]], ctx: ServerContext) -> RowsState:
         shares_I = self.shares(torch.tensor([r.card.num_examples for r in reports]))

@@ -81,8 +81,8 @@ class ServerContext:
 @dataclass(frozen=True)
 class ClientContext(Generic[S]):
     """What client hooks may touch. ``model`` holds the broadcast weights, in storage of its own; ``memory`` is what
-    this client's last ``Local.memory`` gave (at first ``Method.first_memory``), and read only; ``infer(model, data) ->
-    z_ND`` is the encoder in evaluation mode; ``round``: counted from 1.
+    this client's last ``ClientTrainer.memory`` gave (at first ``Method.first_memory``), and read only; ``infer(model,
+    data) -> z_ND`` is the encoder in evaluation mode; ``round``: counted from 1.
     """
 
     model: Classifier
@@ -99,7 +99,7 @@ class ClientContext(Generic[S]):
     round: int = 1
 
 
-class Local(ABC, Generic[S, U]):
+class ClientTrainer(ABC, Generic[S, U]):
     """One client's work in one round: built, stepped, asked for its update and its memory, dropped."""
 
     refresh: Literal["round", "epoch"] = "round"
@@ -268,7 +268,7 @@ class Method(ABC, Generic[S, U]):
         return state, 1
 
     @abstractmethod
-    def local(self, ctx: ClientContext[S]) -> Local[S, U]:
+    def trainer(self, ctx: ClientContext[S]) -> ClientTrainer[S, U]:
         """The client half for one round."""
 
     @abstractmethod
@@ -276,7 +276,7 @@ class Method(ABC, Generic[S, U]):
         """The state after a round. ``reports`` is not empty and sorted by client."""
 
 
-class AveragingLocal(Local[ServerState, Update]):
+class AveragingTrainer(ClientTrainer[ServerState, Update]):
     """Sends its weights; all else is the default."""
 
     def update(self) -> Update:
@@ -293,8 +293,8 @@ class Averaging(Method[ServerState, Update]):
     def begin(self, ctx: ServerContext) -> ServerState:
         return ServerState(weights_of(ctx.model))
 
-    def local(self, ctx: ClientContext[ServerState]) -> Local[ServerState, Update]:
-        return AveragingLocal(ctx)
+    def trainer(self, ctx: ClientContext[ServerState]) -> ClientTrainer[ServerState, Update]:
+        return AveragingTrainer(ctx)
 
     def merge(self, state: ServerState, reports: Sequence[Report[Update]], ctx: ServerContext) -> ServerState:
         shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]

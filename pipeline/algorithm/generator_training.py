@@ -17,7 +17,14 @@ from anchorfl.models.augment import augment
 from anchorfl.models.classifier import Classifier
 from anchorfl.models.generator import Generator, conditions, diversity, noise, normalisations, watched
 from anchorfl.models.heads import ConceptHead
-from anchorfl.pipeline.algorithm.contract import ClientContext, Local, ServerContext, ServerState, Tensors, Update
+from anchorfl.pipeline.algorithm.contract import (
+    ClientContext,
+    ClientTrainer,
+    ServerContext,
+    ServerState,
+    Tensors,
+    Update,
+)
 from anchorfl.pipeline.algorithm.optimizers import Adam
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.tasks.contract import Batch, ClientData
@@ -189,7 +196,7 @@ def row_loss(model: Classifier, x: Tensor, class_B: Tensor) -> Tensor:
     return F.cross_entropy(model(x), class_B, reduction="none")
 
 
-class BMLocal(Local[BMState, Update]):
+class BMTrainer(ClientTrainer[BMState, Update]):
     """Trains on its mini-batches joined with generated images, once the server has trained its generator."""
 
     def __init__(self, ctx: ClientContext[BMState], part: Part) -> None:

@@ -1,6 +1,6 @@
 """How right pseudo-labels are: every client annotates its data with the state of a round, and the hidden truth judges.
 
-The annotation is the method's own code (``Local.data``), in a work-space. Shape suffixes: N rows of a client, C
+The annotation is the method's own code (``ClientTrainer.data``), in a work-space. Shape suffixes: N rows of a client, C
 classes.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from anchorfl.pipeline.algorithm.contract import ClientContext, Local
+from anchorfl.pipeline.algorithm.contract import ClientContext, ClientTrainer
 from anchorfl.pipeline.algorithm.parameters import load_sent
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.diagnosis.divergence import row_ids
@@ -100,8 +100,8 @@ def annotate(study: Study, round_: int, client: int, card: Card, sent: Any) -> C
         server.model, sent, card, study.rows(client), study.lasting(client), server.objective, e.optimizer, infer,
         torch_rng(study.seed, "client", client, "round", round_ + 1, "method"), server.letter(client), round_ + 1,
     )  # fmt: skip
-    local: Local[Any, Any] = e.method.local(ctx)
-    return local.data()
+    trainer: ClientTrainer[Any, Any] = e.method.trainer(ctx)
+    return trainer.data()
 
 
 def pseudo_labels(study: Study, out: Path, say: Callable[[str], None]) -> Part:

@@ -15,7 +15,7 @@ from torch import Tensor
 from anchorfl.pipeline.algorithm.aggregation import rows_by_holder
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
-    Local,
+    ClientTrainer,
     Method,
     Report,
     ServerContext,
@@ -40,7 +40,7 @@ class AlignUpdate(Update):
     pseudo_C: Tensor  # bool: classes that got a pseudo-positive; empty unless ``aggregate_pseudo``
 
 
-class AlignLocal(Local[AlignState, AlignUpdate]):
+class AlignTrainer(ClientTrainer[AlignState, AlignUpdate]):
     def __init__(self, ctx: ClientContext[AlignState], method: FedAlign) -> None:
         self.method, self.refresh = method, method.refresh
         self.pseudo_C = torch.zeros_like(ctx.card.aware_C)
@@ -116,8 +116,8 @@ class FedAlign(Method[AlignState, AlignUpdate]):
     def broadcast(self, state: AlignState, ctx: ServerContext) -> AlignState:
         return state if self.positive_f1_gate is None else replace(state, score_C=ctx.validate(state.weights))
 
-    def local(self, ctx: ClientContext[AlignState]) -> AlignLocal:
-        return AlignLocal(ctx, self)
+    def trainer(self, ctx: ClientContext[AlignState]) -> AlignTrainer:
+        return AlignTrainer(ctx, self)
 
     def merge(self, state: AlignState, reports: Sequence[Report[AlignUpdate]], ctx: ServerContext) -> AlignState:
         labelled = [r for r in reports if bool(r.card.count_C.any())]

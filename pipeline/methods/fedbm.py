@@ -18,8 +18,8 @@ from anchorfl.pipeline.algorithm.generator_training import (
     CONCEPTS,
     FROZEN,
     GENERATOR,
-    BMLocal,
     BMState,
+    BMTrainer,
     Frozen,
     Lesson,
     Part,
@@ -108,8 +108,8 @@ class FedBM(Method[BMState, Update]):
             out |= {} if has > 1 else {CONCEPTS: state.concepts_CMD}
         return out
 
-    def local(self, ctx: ClientContext[BMState]) -> BMLocal:
-        return BMLocal(ctx, Part(self.generated, self.named))
+    def trainer(self, ctx: ClientContext[BMState]) -> BMTrainer:
+        return BMTrainer(ctx, Part(self.generated, self.named))
 
     def heaviest(self, state: BMState, rounds: int) -> tuple[BMState, int]:
         if not self.cgde or self.every >= rounds:  # the generator is never trained

@@ -16,7 +16,7 @@ from torch import Tensor
 from anchorfl.pipeline.algorithm.aggregation import mean_of
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
-    Local,
+    ClientTrainer,
     Method,
     Report,
     ServerContext,
@@ -37,7 +37,7 @@ class DynState(ServerState):
     drift: Tensors  # h, by name of the parameter; stays on the server
 
 
-class DynLocal(Local[DynState, Update]):
+class DynTrainer(ClientTrainer[DynState, Update]):
     def __init__(self, ctx: ClientContext[DynState], alpha: float) -> None:
         super().__init__(ctx)
         self.alpha = alpha
@@ -91,8 +91,8 @@ class FedDyn(Method[DynState, Update]):
     def broadcast(self, state: DynState, ctx: ServerContext) -> DynState:
         return DynState(self.sent(state), {})
 
-    def local(self, ctx: ClientContext[DynState]) -> DynLocal:
-        return DynLocal(ctx, self.alpha)
+    def trainer(self, ctx: ClientContext[DynState]) -> DynTrainer:
+        return DynTrainer(ctx, self.alpha)
 
     def merge(self, state: DynState, reports: Sequence[Report[Update]], ctx: ServerContext) -> DynState:
         rows = [r.card.num_examples for r in reports]

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, ServerState
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ServerState
 from anchorfl.pipeline.algorithm.parameters import log_prior
 from anchorfl.tasks.contract import Batch
 
 
-class FrameLocal(AveragingLocal):
+class FrameTrainer(AveragingTrainer):
     def __init__(self, ctx: ClientContext[ServerState], gamma: float) -> None:
         super().__init__(ctx)
         self.prior_C = log_prior(ctx.card.count_C, gamma).to(ctx.data.y_NC)
@@ -44,5 +44,5 @@ class FedETF(Averaging):
                 f"method.gamma = {self.gamma} must be at least 0, method.first_scale = {self.first_scale} above 0"
             )
 
-    def local(self, ctx: ClientContext[ServerState]) -> FrameLocal:
-        return FrameLocal(ctx, self.gamma)
+    def trainer(self, ctx: ClientContext[ServerState]) -> FrameTrainer:
+        return FrameTrainer(ctx, self.gamma)

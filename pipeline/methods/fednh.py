@@ -15,7 +15,7 @@ from torch import Tensor
 
 from anchorfl.pipeline.algorithm.contract import (
     Averaging,
-    AveragingLocal,
+    AveragingTrainer,
     ClientContext,
     Report,
     ServerContext,
@@ -26,7 +26,7 @@ from anchorfl.pipeline.algorithm.contract import (
 ROWS = "head.rows"
 
 
-class PrototypeLocal(AveragingLocal):
+class PrototypeTrainer(AveragingTrainer):
     """The prototypes are a buffer of the head: no gradient and no optimiser reaches them."""
 
     def own_rows(self) -> Tensor:
@@ -66,8 +66,8 @@ class FedNH(Averaging):
                 f"method.rho = {self.rho} must be in [0, 1], method.first_scale = {self.first_scale} above 0"
             )
 
-    def local(self, ctx: ClientContext[ServerState]) -> PrototypeLocal:
-        return PrototypeLocal(ctx)
+    def trainer(self, ctx: ClientContext[ServerState]) -> PrototypeTrainer:
+        return PrototypeTrainer(ctx)
 
     def merge(self, state: ServerState, reports: Sequence[Report[Update]], ctx: ServerContext) -> ServerState:
         weights = super().merge(state, reports, ctx).weights

@@ -17,7 +17,7 @@ from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm.aggregation import rows_by_holder
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
-    Local,
+    ClientTrainer,
     Method,
     Report,
     ServerContext,
@@ -57,7 +57,7 @@ class Nearest(nn.Module):
         return logits_BC.masked_fill(~self.state.held_C, torch.finfo(logits_BC.dtype).min)
 
 
-class ProtoLocal(Local[ProtoState, ProtoUpdate]):
+class ProtoTrainer(ClientTrainer[ProtoState, ProtoUpdate]):
     def __init__(self, ctx: ClientContext[ProtoState], lam: float) -> None:
         super().__init__(ctx)
         self.lam = lam
@@ -116,8 +116,8 @@ class FedProto(Method[ProtoState, ProtoUpdate]):
         model.load_state_dict(below(OWN, memory))
         return model if self.inference == "classifier" else Classifier(model.encoder, Nearest(sent), model.masks)
 
-    def local(self, ctx: ClientContext[ProtoState]) -> ProtoLocal:
-        return ProtoLocal(ctx, self.lam)
+    def trainer(self, ctx: ClientContext[ProtoState]) -> ProtoTrainer:
+        return ProtoTrainer(ctx, self.lam)
 
     def merge(self, state: ProtoState, reports: Sequence[Report[ProtoUpdate]], ctx: ServerContext) -> ProtoState:
         sent, held_C = [], state.held_C

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, ServerState
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ServerState
 
 
-class ProxLocal(AveragingLocal):
+class ProxTrainer(AveragingTrainer):
     def __init__(self, ctx: ClientContext[ServerState], mu: float) -> None:
         super().__init__(ctx)
         self.mu = mu
@@ -34,5 +34,5 @@ class FedProx(Averaging):
         if not self.mu >= 0:
             raise ValueError(f"method.mu = {self.mu}: must be at least 0")
 
-    def local(self, ctx: ClientContext[ServerState]) -> ProxLocal:
-        return ProxLocal(ctx, self.mu)
+    def trainer(self, ctx: ClientContext[ServerState]) -> ProxTrainer:
+        return ProxTrainer(ctx, self.mu)

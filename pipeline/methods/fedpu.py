@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, ServerState
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ServerState
 from anchorfl.tasks.contract import Batch, ClientData
 
 EPS = 1e-6
 """Keeps the logarithm finite (authors' code)."""
 
 
-class PositiveUnlabelledLocal(AveragingLocal):
+class PositiveUnlabelledTrainer(AveragingTrainer):
     def __init__(self, ctx: ClientContext[ServerState], lam: float, prior: float) -> None:
         super().__init__(ctx)
         self.lam = lam if ctx.objective.kind == "single" else 0.0
@@ -66,5 +66,5 @@ class FedPU(Averaging):
         if not (self.lam >= 0 and 0 <= self.prior <= 1):
             raise ValueError(f"method.lam = {self.lam} must be at least 0, method.prior = {self.prior} in [0, 1]")
 
-    def local(self, ctx: ClientContext[ServerState]) -> PositiveUnlabelledLocal:
-        return PositiveUnlabelledLocal(ctx, self.lam, self.prior)
+    def trainer(self, ctx: ClientContext[ServerState]) -> PositiveUnlabelledTrainer:
+        return PositiveUnlabelledTrainer(ctx, self.lam, self.prior)

@@ -16,7 +16,7 @@ from torch import Tensor
 from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
-    Local,
+    ClientTrainer,
     Method,
     Report,
     ServerContext,
@@ -39,7 +39,7 @@ class RepUpdate(Update):
     head: Tensors  # for the server's score alone, never sent on; empty where clients are scored
 
 
-class RepLocal(Local[ServerState, RepUpdate]):
+class RepTrainer(ClientTrainer[ServerState, RepUpdate]):
     """First the head on a fixed body, then the body under the fixed head; an optimiser for each, so that neither
     momentum nor weight decay moves what is fixed.
     """
@@ -110,8 +110,8 @@ class FedRep(Method[ServerState, RepUpdate]):
         model.load_state_dict(sent.weights | below(OWN, memory))
         return model
 
-    def local(self, ctx: ClientContext[ServerState]) -> RepLocal:
-        return RepLocal(ctx, self)
+    def trainer(self, ctx: ClientContext[ServerState]) -> RepTrainer:
+        return RepTrainer(ctx, self)
 
     def merge(self, state: ServerState, reports: Sequence[Report[RepUpdate]], ctx: ServerContext) -> ServerState:
         shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, ServerState, Tensors
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ServerState, Tensors
 from anchorfl.pipeline.algorithm.optimizers import SGD
 from anchorfl.pipeline.algorithm.parameters import log_prior
 from anchorfl.tasks.contract import Batch
@@ -22,7 +22,7 @@ OWN = "own."
 """Prefix of the personal head in the client's memory."""
 
 
-class TwoHeadsLocal(AveragingLocal):
+class TwoHeadsTrainer(AveragingTrainer):
     def __init__(self, ctx: ClientContext[ServerState], gamma: float) -> None:
         generic = ctx.state.weights
         self.own = {n: ctx.memory.get(OWN + n, torch.zeros_like(generic[n])) for n in (ROWS, BIAS)}
@@ -70,5 +70,5 @@ class FedROD(Averaging):
         if not self.gamma >= 0:
             raise ValueError(f"method.gamma = {self.gamma}: must be at least 0")
 
-    def local(self, ctx: ClientContext[ServerState]) -> TwoHeadsLocal:
-        return TwoHeadsLocal(ctx, self.gamma)
+    def trainer(self, ctx: ClientContext[ServerState]) -> TwoHeadsTrainer:
+        return TwoHeadsTrainer(ctx, self.gamma)

@@ -10,11 +10,11 @@ from typing import Literal
 
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, ServerState
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ServerState
 from anchorfl.tasks.contract import Batch, Card
 
 
-class RestrictedLocal(AveragingLocal):
+class RestrictedTrainer(AveragingTrainer):
     def __init__(self, ctx: ClientContext[ServerState], scale_C: Tensor) -> None:
         super().__init__(ctx)
         self.scale_C = scale_C.to(ctx.data.y_NC)
@@ -48,5 +48,5 @@ class FedRS(Averaging):
             share_C = (card.count_C > 0).double()
         return self.alpha + (1 - self.alpha) * share_C
 
-    def local(self, ctx: ClientContext[ServerState]) -> RestrictedLocal:
-        return RestrictedLocal(ctx, self.scale(ctx.card))
+    def trainer(self, ctx: ClientContext[ServerState]) -> RestrictedTrainer:
+        return RestrictedTrainer(ctx, self.scale(ctx.card))

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, ServerState, Tensors
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ServerState, Tensors
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.tasks.contract import Batch, ClientData
 
@@ -21,7 +21,7 @@ LAST = "last."
 """Prefix of the last encoder in the client's memory."""
 
 
-class MoonLocal(AveragingLocal):
+class MoonTrainer(AveragingTrainer):
     def __init__(self, ctx: ClientContext[ServerState], mu: float, tau: float) -> None:
         super().__init__(ctx)
         self.mu, self.tau = mu, tau
@@ -68,5 +68,5 @@ class Moon(Averaging):
         if not (self.mu >= 0 and self.tau > 0):
             raise ValueError(f"method.mu = {self.mu} must be at least 0, method.tau = {self.tau} above 0")
 
-    def local(self, ctx: ClientContext[ServerState]) -> MoonLocal:
-        return MoonLocal(ctx, self.mu, self.tau)
+    def trainer(self, ctx: ClientContext[ServerState]) -> MoonTrainer:
+        return MoonTrainer(ctx, self.mu, self.tau)

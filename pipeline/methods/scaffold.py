@@ -15,7 +15,7 @@ from torch import Tensor
 from anchorfl.pipeline.algorithm.aggregation import mean_of
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
-    Local,
+    ClientTrainer,
     Method,
     Report,
     ServerContext,
@@ -40,7 +40,7 @@ class ControlUpdate(Update):
     control: Tensors  # change of the client's own control variate c_i
 
 
-class ScaffoldLocal(Local[ControlState, ControlUpdate]):
+class ScaffoldTrainer(ClientTrainer[ControlState, ControlUpdate]):
     def __init__(self, ctx: ClientContext[ControlState]) -> None:
         super().__init__(ctx)
         self.own = {n: ctx.memory.get(OWN + n, torch.zeros_like(p)) for n, p in self.model.named_parameters()}
@@ -51,7 +51,7 @@ class ScaffoldLocal(Local[ControlState, ControlUpdate]):
         loss = super().gradients(pieces)
         self.steps += 1
         for name, p in self.model.named_parameters():
-            assert p.grad is not None  # ``Local`` starts with zeros
+            assert p.grad is not None  # ``ClientTrainer`` starts with zeros
             self.total[name] += p.grad
             p.grad += self.ctx.state.control[name] - self.own[name]
         return loss
@@ -98,8 +98,8 @@ class Scaffold(Method[ControlState, ControlUpdate]):
         zeros = {name: torch.zeros_like(p) for name, p in ctx.model.named_parameters()}
         return ControlState(weights_of(ctx.model), zeros)
 
-    def local(self, ctx: ClientContext[ControlState]) -> ScaffoldLocal:
-        return ScaffoldLocal(ctx)
+    def trainer(self, ctx: ClientContext[ControlState]) -> ScaffoldTrainer:
+        return ScaffoldTrainer(ctx)
 
     def merge(self, state: ControlState, reports: Sequence[Report[ControlUpdate]], ctx: ServerContext) -> ControlState:
         by_samples = self.weighting == "samples"

@@ -19,7 +19,7 @@ from torch import Tensor
 from anchorfl.models.augment import augment
 from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientContext, Local, Method, S, Tensors, U
+from anchorfl.pipeline.algorithm.contract import ClientContext, ClientTrainer, Method, S, Tensors, U
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, in_round
 from anchorfl.pipeline.algorithm.parameters import load_sent
 from anchorfl.pipeline.algorithm.seeds import torch_rng
@@ -87,15 +87,15 @@ def fit(
         model, broadcast, card, data, memory, training.objective, in_round(training.optimizer, round_), infer,
         torch_rng(seed, "client", client, "round", round_, "method"), letter or {}, round_,
     )  # fmt: skip
-    local: Local[Any, Any] = training.method.local(ctx)
+    trainer: ClientTrainer[Any, Any] = training.method.trainer(ctx)
     order_rng = torch_rng(seed, "client", client, "round", round_, "order")
     change = augmentation(training.optimizer, torch_rng(seed, "client", client, "round", round_, "augment"))
-    loss = _epochs(local, training, order_rng, change)
-    update = local.update()
+    loss = _epochs(trainer, training, order_rng, change)
+    update = trainer.update()
     wrong = messages.misfit(update.weights, broadcast.weights) or messages.not_finite(update)
     if wrong:
         raise UpdateError(f"client {client}, round {round_}: {wrong}")
-    return Fitted(update, local.memory(), loss, time.perf_counter() - began)
+    return Fitted(update, trainer.memory(), loss, time.perf_counter() - began)
 
 
 def augmentation(options: OptimizerOptions, rng: torch.Generator) -> Change | None:
@@ -106,16 +106,18 @@ def augmentation(options: OptimizerOptions, rng: torch.Generator) -> Change | No
     return partial(augment, rng=rng, padding=options.crop, horizontal=horizontal, vertical=vertical)
 
 
-def _epochs(local: Local[Any, Any], training: Training, order_rng: torch.Generator, change: Change | None) -> float:
-    rows = local.data()
+def _epochs(
+    trainer: ClientTrainer[Any, Any], training: Training, order_rng: torch.Generator, change: Change | None
+) -> float:
+    rows = trainer.data()
     mean, size = 0.0, training.optimizer.batch_size or len(rows)
-    for epoch, _ in enumerate(local.epochs(training.epochs)):
-        if epoch and local.refresh == "epoch":
-            rows = local.data()
-        active_N = local.active(rows).cpu()
+    for epoch, _ in enumerate(trainer.epochs(training.epochs)):
+        if epoch and trainer.refresh == "epoch":
+            rows = trainer.data()
+        active_N = trainer.active(rows).cpu()
         losses = [
-            local.step(pieces(rows, index_B, active_N, training.optimizer, local.model, change))
-            for index_B in batches(torch.randperm(len(rows), generator=order_rng), size, local.model.couples_rows)
+            trainer.step(pieces(rows, index_B, active_N, training.optimizer, trainer.model, change))
+            for index_B in batches(torch.randperm(len(rows), generator=order_rng), size, trainer.model.couples_rows)
         ]
         mean = float(torch.stack(losses).mean())
     return mean

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from anchorfl.pipeline.algorithm.contract import Local as Local
+    from anchorfl.pipeline.algorithm.contract import ClientTrainer as ClientTrainer
     from anchorfl.pipeline.algorithm.contract import Method as Method
     from anchorfl.pipeline.config.experiment import Experiment as Experiment
     from anchorfl.pipeline.run.lifecycle import Result as Result

@@ -93,7 +93,7 @@ def started(method, kind="single", *, memory=None, options=PLAIN, state=None, mo
     sent = method.begin(server(model, [card])) if state is None else state
     model.load_state_dict(sent.weights)
     ctx = ClientContext(model, sent, card, data, memory or {}, Objective(kind), options, infer, torch.Generator())
-    return method.local(ctx), [data.rows(torch.arange(0, 5), N), data.rows(torch.arange(5, N), N)]
+    return method.trainer(ctx), [data.rows(torch.arange(0, 5), N), data.rows(torch.arange(5, N), N)]
 
 
 def arrays(tensors):

@@ -10,7 +10,7 @@ import pytest
 from ray import cloudpickle
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer
 from anchorfl.pipeline.cluster.layout import layout
 from anchorfl.pipeline.execution.actor_pool import Crew
 from anchorfl.pipeline.execution.executor import SerialExecutor
@@ -137,7 +137,7 @@ def test_every_method_gives_the_bits_of_a_serial_run(experiment):
     crew.close()
 
 
-class Meddler(AveragingLocal):
+class Meddler(AveragingTrainer):
     """Overwrites everything that it was given."""
 
     def update(self):
@@ -151,7 +151,7 @@ class Meddler(AveragingLocal):
 class Meddling(Averaging):
     name = "fedavg"
 
-    def local(self, ctx):
+    def trainer(self, ctx):
         return Meddler(ctx)
 
 

@@ -15,7 +15,7 @@ from anchorfl.pipeline.diagnosis import diagnose as command
 from anchorfl.pipeline.diagnosis import pseudo_labels
 from anchorfl.pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
 from anchorfl.pipeline.diagnosis.study import open_study
-from anchorfl.pipeline.methods.fedalign import AlignLocal
+from anchorfl.pipeline.methods.fedalign import AlignTrainer
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_folder import held
 from anchorfl.pipeline.storage.run_record import read_records
@@ -117,10 +117,10 @@ def test_pseudo_labels_are_those_that_training_would_use(run_of, monkeypatch):
         if round_ == 3:
             seen[client] = rows
             host, caught = study.host, []
-            data = AlignLocal.data
-            monkeypatch.setattr(AlignLocal, "data", lambda self: caught.append(data(self)) or caught[-1])
+            data = AlignTrainer.data
+            monkeypatch.setattr(AlignTrainer, "data", lambda self: caught.append(data(self)) or caught[-1])
             host.fit(client, 4, sent, {})
-            monkeypatch.setattr(AlignLocal, "data", data)
+            monkeypatch.setattr(AlignTrainer, "data", data)
             assert torch.equal(caught[0].y_NC, rows.y_NC)
             assert torch.equal(caught[0].known_NC, rows.known_NC)
         return rows

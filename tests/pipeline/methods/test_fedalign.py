@@ -66,7 +66,7 @@ def started(method, kind="single", vectors=D, score=None):
     card, data = client(kind)
     state = AlignState(weights_of(model), torch.zeros(0) if score is None else score)
     ctx = ClientContext(model, state, card, data, {}, Objective(kind), OPTIONS, infer, torch.Generator())
-    return method.local(ctx), [data.rows(torch.arange(0, 5), 12), data.rows(torch.arange(5, 12), 12)]
+    return method.trainer(ctx), [data.rows(torch.arange(0, 5), 12), data.rows(torch.arange(5, 12), 12)]
 
 
 def server(validate=None, clients=1):

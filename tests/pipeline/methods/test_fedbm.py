@@ -179,7 +179,7 @@ def test_a_clients_step_on_rows_and_generated_images():
         model, method.broadcast(state, server(model, [card])), card, data, {}, SINGLE, SGD, infer, rng(7),
         method.letter(state, card),
     )  # fmt: skip
-    local = method.local(ctx)
+    local = method.trainer(ctx)
     source = source_of(state.generator, state.concepts_CMD, True, data.scaling)
     source.generator.double()
     local.source.generator.double()

@@ -113,7 +113,7 @@ class Quadratics:
         b = sum(s * curve @ c for s, curve, c in zip(share, self.curves, self.centres, strict=True))
         return np.linalg.solve(a, b)
 
-    def local(self, k, x, g):
+    def trainer(self, k, x, g):
         """The minimum of F_k(y) - <g, y> + alpha/2 |y - x|^2."""
         a = self.curves[k] + self.alpha * np.eye(SIZE)
         return np.linalg.solve(a, self.curves[k] @ self.centres[k] + g + self.alpha * x)
@@ -123,7 +123,7 @@ class Quadratics:
         ctx = compared.server(compared.dense(), self.cards)
         local, _ = compared.started(method, state=method.broadcast(state, ctx), memory=memory)
         g = flat({n: memory.get(f"own.{n}", torch.zeros(s, dtype=torch.float64)) for n, s in SHAPES.items()})
-        y = self.local(k, flat(local.ctx.state.weights), g)
+        y = self.trainer(k, flat(local.ctx.state.weights), g)
         local.model.load_state_dict(shaped(y))
         return local.update(), {name: v for name, v in local.memory().items() if name.startswith("own.")}, local
 
@@ -148,7 +148,7 @@ def test_quadratic_clients_agree_on_the_minimum_of_their_mean(selected, rounds, 
         reports, found = [], {}
         for k in selected[t % len(selected)]:
             update, memory[k], local = world.client(method, k, state, memory[k])
-            found[k] = world.local(k, x, -0.5 * own[k])
+            found[k] = world.trainer(k, x, -0.5 * own[k])
             reports.append(Report(world.cards[k], update))
             if t < 3:
                 assert np.allclose(flat(update.weights), found[k], rtol=0, atol=1e-10)

@@ -69,7 +69,7 @@ def started(method, state, weights=None):
     memory = method.first_memory(model)
     load_sent(model, {})
     ctx = ClientContext(model, state, card, data, memory, Objective("single"), WHOLE, infer, torch.Generator())
-    local = method.local(ctx)
+    local = method.trainer(ctx)
     if weights is not None:
         model.load_state_dict(weights)
     return local, [data.rows(torch.arange(0, 5), N), data.rows(torch.arange(5, N), N)]

@@ -106,7 +106,7 @@ def test_the_prior_takes_out_the_identified_rows_among_the_unlabelled():
     rows = [torch.cat([t, t.new_zeros((len(seen) - N, C))]) for t in (data.y_NC, data.known_NC, data.weight_NC)]
     more = replace(data, x=torch.from_numpy(x), y_NC=rows[0], known_NC=rows[1], weight_NC=rows[2])
     ctx = replace(local.ctx, data=more)
-    loss = float(FedPU(prior=prior).local(ctx).gradients([more.rows(torch.arange(len(seen)))]))
+    loss = float(FedPU(prior=prior).trainer(ctx).gradients([more.rows(torch.arange(len(seen)))]))
 
     w = arrays(local.model.state_dict())
     p = softmax(logits(w, x))
@@ -129,8 +129,8 @@ def test_clients_that_lack_a_part(labelled, aware):
     y = torch.eye(C, dtype=torch.float64)[torch.arange(N) % 2] * (torch.arange(N) < labelled)[:, None]
     rows = replace(data, y_NC=y, known_NC=y.any(1, keepdim=True).double().expand(N, C), weight_NC=y)
     ctx = replace(local.ctx, data=rows, card=Card(0, N, y.sum(0).long(), aware_C))
-    got, slopes = gradient(FedPU().local(ctx), [rows.rows(torch.arange(N))])
-    plain, _ = gradient(FedAvg().local(ctx), [rows.rows(torch.arange(N))])
+    got, slopes = gradient(FedPU().trainer(ctx), [rows.rows(torch.arange(N))])
+    plain, _ = gradient(FedAvg().trainer(ctx), [rows.rows(torch.arange(N))])
     h = -np.log(1 - softmax(logits(arrays(local.model.state_dict()), data.x.numpy())) + EPS)
     others = h[:, ~aware_C.numpy()].mean() if labelled and not all(aware) else 0.0
     assert got == pytest.approx(plain + others, abs=1e-13)

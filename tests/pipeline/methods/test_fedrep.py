@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, Report
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, Report
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.execution.executor import SerialExecutor
@@ -45,9 +45,9 @@ class BodyAlone(Averaging):
 
     name = "fedavg"
 
-    def local(self, ctx):
+    def trainer(self, ctx):
         ctx.model.head.requires_grad_(False)
-        return AveragingLocal(ctx)
+        return AveragingTrainer(ctx)
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
@@ -140,7 +140,7 @@ def test_what_rests_does_not_move_at_all(rule):
         model, sent, card, data, memory or method.first_memory(model), Objective("single"), options, infer,
         torch.Generator(),
     )  # fmt: skip
-    local, phases = method.local(ctx), []
+    local, phases = method.trainer(ctx), []
     for phase in local.epochs(3):
         phases.append(phase)
         before = weights_of(model)

@@ -159,7 +159,7 @@ def test_inference_draws_from_no_generator():
     )  # fmt: skip
     generators = (model.masks.generator, ctx.rng, torch.default_generator)
     before = [g.get_state() for g in generators]
-    local = Moon(mu=1.0).local(ctx)
+    local = Moon(mu=1.0).trainer(ctx)
     assert local.sent_ND is not None
     assert all(torch.equal(g.get_state(), old) for g, old in zip(generators, before, strict=True))
 

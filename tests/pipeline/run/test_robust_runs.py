@@ -9,7 +9,7 @@ import torch
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.aggregation import ROBUST, clipped, krum, mean_of, median_of, trimmed_mean_of
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientContext, ServerState, Update
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ServerState, Update
 from anchorfl.pipeline.config.experiment import digest, to_tree
 from anchorfl.pipeline.config.federation import FederationOptions
 from anchorfl.pipeline.config.presets import read_preset
@@ -44,11 +44,11 @@ class Poisoned(Averaging):
 
     name = "fedavg"
 
-    def local(self, ctx: ClientContext[ServerState]) -> PoisonedLocal:
-        return PoisonedLocal(ctx)
+    def trainer(self, ctx: ClientContext[ServerState]) -> PoisonedTrainer:
+        return PoisonedTrainer(ctx)
 
 
-class PoisonedLocal(AveragingLocal):
+class PoisonedTrainer(AveragingTrainer):
     def update(self):
         sent = super().update()
         if self.ctx.card.client != 2:

@@ -96,7 +96,7 @@ def test_a_mini_batch_without_a_labelled_row_still_moves_the_moments(name):
     """Its gradient is 0: m <- .9 m, v <- .999 v, step + 1, and the weights go on by momentum, as in the plain loop."""
     method, after = METHODS[name], {}
     for key, options in (("fast", SAVINGS["both"]), ("plain", PLAIN)):
-        local = method.local(ctx(method, options))
+        local = method.trainer(ctx(method, options))
         data = local.ctx.data
         active = (data.weight_NC != 0).any(-1)
         first, idle = active.nonzero().flatten()[:4], (~active).nonzero().flatten()[:4]
@@ -119,7 +119,7 @@ def test_a_mini_batch_without_a_labelled_row_still_moves_the_moments(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_first_mini_batch_without_a_labelled_row_counts_as_a_step(name):
     """As in the plain loop, where its gradient is 0 and not absent: step is 1, moments and weights stay put."""
-    local = METHODS[name].local(ctx(METHODS[name], SAVINGS["both"]))
+    local = METHODS[name].trainer(ctx(METHODS[name], SAVINGS["both"]))
     weights = weights_of(local.model)
     local.step([])
     memory = local.memory()
