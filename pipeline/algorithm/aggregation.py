@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Merge = Literal["mean", "median", "trimmed_mean", "krum"]
-Combine = Callable[[Sequence[Mapping[str, Tensor]], Sequence[float]], dict[str, Tensor]]
+Aggregation = Literal["mean", "median", "trimmed_mean", "krum"]
+Average = Callable[[Sequence[Mapping[str, Tensor]], Sequence[float]], dict[str, Tensor]]
 """The average of what clients send whole: (tensors of every client, weights) -> tensors."""
 ROBUST = ("median", "trimmed_mean", "krum", "clip_norm")
 """What a run can have in place of, or before, the mean; a method says which of them it allows."""
@@ -125,12 +125,12 @@ def clipped(weights: Mapping[str, Tensor], sent: Mapping[str, Tensor], norm: flo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MergeRule:
+class Aggregator:
     """How a run merges: the options ``merge``, ``trim``, ``krum_faulty``, ``krum_keep`` and ``clip_norm`` of
     [federation], which names its errors (ValueError).
     """
 
-    merge: Merge = "mean"
+    merge: Aggregation = "mean"
     trim: float = 0.2
     faulty: int = 1
     keep: int = 1
@@ -152,7 +152,7 @@ class MergeRule:
         return merge + ((("clip_norm", f"federation.clip_norm = {self.clip:g}"),) if self.clip else ())
 
     @property
-    def combine(self) -> Combine:
+    def average(self) -> Average:
         """The average of what clients send whole: ``mean_of`` itself, also of those that Krum chose; or one that takes
         no notice of the weights.
         """

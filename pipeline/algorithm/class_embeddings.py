@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from anchorfl.models.heads import unit
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
+    ClientResult,
     ClientTrainer,
     Method,
     Pooling,
-    Report,
     ServerContext,
     ServerState,
     Tensors,
@@ -192,11 +192,11 @@ class OneClass(Method[RowsState, RowUpdate]):
     def trainer(self, ctx: ClientContext[RowsState]) -> RowTrainer:
         return RowTrainer(ctx, self)
 
-    def merge(self, state: RowsState, reports: Sequence[Report[RowUpdate]], ctx: ServerContext) -> RowsState:
-        shares_I = self.shares(torch.tensor([r.card.num_examples for r in reports]))
-        weights = ctx.combine([r.update.weights for r in reports], shares_I.tolist())
+    def aggregate(self, state: RowsState, results: Sequence[ClientResult[RowUpdate]], ctx: ServerContext) -> RowsState:
+        shares_I = self.shares(torch.tensor([r.card.num_examples for r in results]))
+        weights = ctx.average([r.update.weights for r in results], shares_I.tolist())
         answered_C, rows_CD = torch.zeros_like(state.sent_C), state.weights[ROWS].clone()
-        for r in reports:
+        for r in results:
             answered_C[class_of(r.card)] = True
             if self.row_lr:
                 rows_CD[class_of(r.card)] = r.update.row_D

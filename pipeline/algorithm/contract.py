@@ -20,7 +20,7 @@ from torch import Tensor
 
 from anchorfl.models.build import Head
 from anchorfl.models.classifier import Classifier
-from anchorfl.pipeline.algorithm.aggregation import ROBUST, Combine, mean_of
+from anchorfl.pipeline.algorithm.aggregation import ROBUST, Average, mean_of
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make, restore, state_of
 from anchorfl.pipeline.algorithm.parameters import load_sent, weights_of
 from anchorfl.tasks.arrays.sparse_rows import Part
@@ -49,8 +49,8 @@ U = TypeVar("U", bound=Update)
 
 
 @dataclass(frozen=True)
-class Report(Generic[U]):
-    """An update with the sender's card; ``merge`` gets them in the order of client ids."""
+class ClientResult(Generic[U]):
+    """An update with the sender's card; ``aggregate`` gets them in the order of client ids."""
 
     card: Card
     update: U
@@ -74,8 +74,9 @@ class ServerContext:
     """What an input is."""
     workspace: Classifier | None = None
     """A network on the server's device, for what is computed there; it holds whatever was left in it."""
-    combine: Combine = mean_of
-    """The average of what clients send whole (``federation.merge``): (tensors of every client, weights) -> tensors."""
+    average: Average = mean_of
+    """The average of what clients send whole (``federation.merge``): (tensors of every client, weights) ->
+    tensors."""
 
 
 @dataclass(frozen=True)
@@ -272,8 +273,8 @@ class Method(ABC, Generic[S, U]):
         """The client half for one round."""
 
     @abstractmethod
-    def merge(self, state: S, reports: Sequence[Report[U]], ctx: ServerContext) -> S:
-        """The state after a round. ``reports`` is not empty and sorted by client."""
+    def aggregate(self, state: S, results: Sequence[ClientResult[U]], ctx: ServerContext) -> S:
+        """The state after a round. ``results`` is not empty and sorted by client."""
 
 
 class AveragingTrainer(ClientTrainer[ServerState, Update]):
@@ -296,6 +297,6 @@ class Averaging(Method[ServerState, Update]):
     def trainer(self, ctx: ClientContext[ServerState]) -> ClientTrainer[ServerState, Update]:
         return AveragingTrainer(ctx)
 
-    def merge(self, state: ServerState, reports: Sequence[Report[Update]], ctx: ServerContext) -> ServerState:
-        shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]
-        return ServerState(ctx.combine([r.update.weights for r in reports], shares))
+    def aggregate(self, state: ServerState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> ServerState:
+        shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in results]
+        return ServerState(ctx.average([r.update.weights for r in results], shares))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from anchorfl.pipeline.algorithm.aggregation import Merge, MergeRule
+from anchorfl.pipeline.algorithm.aggregation import Aggregation, Aggregator
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class FederationOptions:
     over_selection: float = 0.0
     """Stand-ins that are drawn beside the selected clients, as a share of these: where a client is left out, the next
     stand-in trains in its place."""
-    merge: Merge = "mean"
+    merge: Aggregation = "mean"
     """What stands for the average of what clients send: ``mean``; or, so that a few faulty clients cannot steer it,
     ``median`` or ``trimmed_mean`` of every coordinate, or ``krum``, the mean of the ``krum_keep`` updates that are
     nearest to others (docs/robust-merges.md). Median and trimmed mean take no notice of numbers of samples."""
@@ -80,9 +80,9 @@ class FederationOptions:
         return self.clients_per_round or clients
 
     @property
-    def rule(self) -> MergeRule:
+    def rule(self) -> Aggregator:
         """How updates are merged; ValueError on bad options."""
-        return MergeRule(
+        return Aggregator(
             merge=self.merge, trim=self.trim, faulty=self.krum_faulty, keep=self.krum_keep, clip=self.clip_norm
         )
 

@@ -154,7 +154,7 @@ class SerialExecutor(InProcess):
             roster.check_quorum()
             answered = sorted(roster.answers)
             try:
-                counts = self.server.merge(round_, answered, [fitted[c].update for c in answered])
+                counts = self.server.aggregate(round_, answered, [fitted[c].update for c in answered])
                 merged = True
             except RejectedError as error:
                 roster.refuse(error)

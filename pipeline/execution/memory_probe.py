@@ -92,7 +92,7 @@ def measure_server(setup: Setup, client: int, update: messages.Packed) -> Server
     e = setup.experiment
     server.state, round_ = e.method.heaviest(server.state, e.federation.rounds)
     baseline, began = resident(), time.perf_counter()
-    server.merge(round_, [client], [messages.unpack(update)])
+    server.aggregate(round_, [client], [messages.unpack(update)])
     messages.pack(server.broadcast(round_ + 1))
     if setup.experiment.method.scored == "server":
         server.scores(SPLITS)

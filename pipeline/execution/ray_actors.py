@@ -45,14 +45,14 @@ class ServerActor:
     def letter(self, run: str, client: int) -> messages.Packed:
         return messages.pack(self.servers[run].letter(client))
 
-    def merge(
+    def aggregate(
         self, run: str, round_: int, places: dict[int, tuple[int, int]], *calls: Sequence[messages.Packed]
     ) -> tuple[dict[str, float], dict[str, float]]:
         """calls: the updates of every call; places: client -> which call, and which update of it."""
         clients = sorted(places)
         packed = [calls[call][place] for call, place in (places[c] for c in clients)]
         # read where they lie in the object store, which nobody else will read any more
-        counts = self.servers[run].merge(round_, clients, [messages.unpack(u, copy=False) for u in packed])
+        counts = self.servers[run].aggregate(round_, clients, [messages.unpack(u, copy=False) for u in packed])
         return counts | ({WITHOUT_GPU: 1.0} if self.without_gpu else {}), system_metrics.peak("server")
 
     def scores(self, run: str, splits: Sequence[str]) -> dict[str, Scores]:

@@ -114,7 +114,7 @@ class RayExecutor:
         """Of the server, over what these clients gave."""
         calls = list(dict.fromkeys(g.updates for g in given.values()))
         places = {client: (calls.index(g.updates), g.place) for client, g in given.items()}
-        return self._get(self.server.merge.remote(self.run, round_, places, *calls))
+        return self._get(self.server.aggregate.remote(self.run, round_, places, *calls))
 
     def _answers(
         self,

@@ -15,9 +15,9 @@ from torch import Tensor
 from anchorfl.pipeline.algorithm.aggregation import rows_by_holder
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
+    ClientResult,
     ClientTrainer,
     Method,
-    Report,
     ServerContext,
     ServerState,
     Update,
@@ -119,10 +119,12 @@ class FedAlign(Method[AlignState, AlignUpdate]):
     def trainer(self, ctx: ClientContext[AlignState]) -> AlignTrainer:
         return AlignTrainer(ctx, self)
 
-    def merge(self, state: AlignState, reports: Sequence[Report[AlignUpdate]], ctx: ServerContext) -> AlignState:
-        labelled = [r for r in reports if bool(r.card.count_C.any())]
-        counted = labelled if self.skip_unlabelled_clients and labelled else reports
-        theta = ctx.combine([r.update.weights for r in counted], [1] * len(counted))
-        held = [r.card.aware_C | r.update.pseudo_C if self.aggregate_pseudo else r.card.aware_C for r in reports]
-        rows = [(r.update.weights[ROWS], holds_C) for r, holds_C in zip(reports, held, strict=True)]
+    def aggregate(
+        self, state: AlignState, results: Sequence[ClientResult[AlignUpdate]], ctx: ServerContext
+    ) -> AlignState:
+        labelled = [r for r in results if bool(r.card.count_C.any())]
+        counted = labelled if self.skip_unlabelled_clients and labelled else results
+        theta = ctx.average([r.update.weights for r in counted], [1] * len(counted))
+        held = [r.card.aware_C | r.update.pseudo_C if self.aggregate_pseudo else r.card.aware_C for r in results]
+        rows = [(r.update.weights[ROWS], holds_C) for r, holds_C in zip(results, held, strict=True)]
         return replace(state, weights=theta | {ROWS: rows_by_holder(state.weights[ROWS], rows)})

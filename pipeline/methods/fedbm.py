@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import torch
 
 from anchorfl.models.build import Head
-from anchorfl.pipeline.algorithm.contract import ClientContext, Method, Report, ServerContext, Tensors, Update
+from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, Method, ServerContext, Tensors, Update
 from anchorfl.pipeline.algorithm.generator_training import (
     CONCEPTS,
     FROZEN,
@@ -116,12 +116,12 @@ class FedBM(Method[BMState, Update]):
             return state, 1
         return replace(state, version=torch.ones_like(state.version)), self.every
 
-    def merge(self, state: BMState, reports: Sequence[Report[Update]], ctx: ServerContext) -> BMState:
-        shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]
+    def aggregate(self, state: BMState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> BMState:
+        shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in results]
         frozen = {name: value for name, value in state.weights.items() if name in FROZEN}
-        weights = ctx.combine([r.update.weights for r in reports], shares) | frozen
+        weights = ctx.average([r.update.weights for r in results], shares) | frozen
         has_I = state.has_I.clone()
-        has_I[[r.card.client for r in reports]] = state.version + 1
+        has_I[[r.card.client for r in results]] = state.version + 1
         state = replace(state, weights=weights, has_I=has_I)
         # after the last round nobody would see what it learns
         if not self.cgde or ctx.round % self.every or ctx.round == ctx.rounds:

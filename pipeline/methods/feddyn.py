@@ -16,9 +16,9 @@ from torch import Tensor
 from anchorfl.pipeline.algorithm.aggregation import mean_of
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
+    ClientResult,
     ClientTrainer,
     Method,
-    Report,
     ServerContext,
     ServerState,
     Tensors,
@@ -94,12 +94,12 @@ class FedDyn(Method[DynState, Update]):
     def trainer(self, ctx: ClientContext[DynState]) -> DynTrainer:
         return DynTrainer(ctx, self.alpha)
 
-    def merge(self, state: DynState, reports: Sequence[Report[Update]], ctx: ServerContext) -> DynState:
-        rows = [r.card.num_examples for r in reports]
+    def aggregate(self, state: DynState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> DynState:
+        rows = [r.card.num_examples for r in results]
         by_samples = self.weighting == "samples"
-        share = sum(rows) / sum(c.num_examples for c in ctx.cards) if by_samples else len(reports) / len(ctx.cards)
-        weights = mean_of([r.update.weights for r in reports], rows)
-        mean = weights if by_samples else mean_of([r.update.weights for r in reports], [1] * len(reports))
+        share = sum(rows) / sum(c.num_examples for c in ctx.cards) if by_samples else len(results) / len(ctx.cards)
+        weights = mean_of([r.update.weights for r in results], rows)
+        mean = weights if by_samples else mean_of([r.update.weights for r in results], [1] * len(results))
         x = self.sent(state)
         drift = {name: h - self.alpha * share * (mean[name] - x[name]) for name, h in state.drift.items()}
         return DynState(weights | {name: mean[name] for name in drift}, drift)

@@ -17,7 +17,7 @@ from anchorfl.pipeline.algorithm.contract import (
     Averaging,
     AveragingTrainer,
     ClientContext,
-    Report,
+    ClientResult,
     ServerContext,
     ServerState,
     Update,
@@ -69,18 +69,18 @@ class FedNH(Averaging):
     def trainer(self, ctx: ClientContext[ServerState]) -> PrototypeTrainer:
         return PrototypeTrainer(ctx)
 
-    def merge(self, state: ServerState, reports: Sequence[Report[Update]], ctx: ServerContext) -> ServerState:
-        weights = super().merge(state, reports, ctx).weights
-        return ServerState(weights | {ROWS: self.smoothed(state.weights[ROWS], reports)})
+    def aggregate(self, state: ServerState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> ServerState:
+        weights = super().aggregate(state, results, ctx).weights
+        return ServerState(weights | {ROWS: self.smoothed(state.weights[ROWS], results)})
 
-    def smoothed(self, rows_CD: Tensor, reports: Sequence[Report[Update]]) -> Tensor:
+    def smoothed(self, rows_CD: Tensor, results: Sequence[ClientResult[Update]]) -> Tensor:
         """The prototypes after a round, of length 1. One stays, to the bit, where nobody has a sample of its class.
         Summed in float64, in the order of clients.
         """
         if self.rho == 1:
             return rows_CD  # bringing them back to length 1 would round them
         total_CD = torch.zeros(rows_CD.shape, dtype=torch.float64)
-        for r in reports:
+        for r in results:
             total_CD += r.card.count_C.double()[:, None] * r.update.weights[ROWS].double()
         mean_CD = F.normalize(total_CD, dim=-1)
         moved_CD = F.normalize(self.rho * rows_CD.double() + (1 - self.rho) * mean_CD, dim=-1).to(rows_CD.dtype)

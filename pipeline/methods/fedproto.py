@@ -17,9 +17,9 @@ from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm.aggregation import rows_by_holder
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
+    ClientResult,
     ClientTrainer,
     Method,
-    Report,
     ServerContext,
     ServerState,
     Tensors,
@@ -119,9 +119,11 @@ class FedProto(Method[ProtoState, ProtoUpdate]):
     def trainer(self, ctx: ClientContext[ProtoState]) -> ProtoTrainer:
         return ProtoTrainer(ctx, self.lam)
 
-    def merge(self, state: ProtoState, reports: Sequence[Report[ProtoUpdate]], ctx: ServerContext) -> ProtoState:
+    def aggregate(
+        self, state: ProtoState, results: Sequence[ClientResult[ProtoUpdate]], ctx: ServerContext
+    ) -> ProtoState:
         sent, held_C = [], state.held_C
-        for update in (r.update for r in reports):
+        for update in (r.update for r in results):
             rows_CD = torch.zeros_like(state.rows_CD)
             rows_CD[update.held_C] = update.rows_KD
             sent.append((rows_CD, update.held_C))

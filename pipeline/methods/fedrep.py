@@ -16,9 +16,9 @@ from torch import Tensor
 from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
+    ClientResult,
     ClientTrainer,
     Method,
-    Report,
     ServerContext,
     ServerState,
     Tensors,
@@ -113,9 +113,11 @@ class FedRep(Method[ServerState, RepUpdate]):
     def trainer(self, ctx: ClientContext[ServerState]) -> RepTrainer:
         return RepTrainer(ctx, self)
 
-    def merge(self, state: ServerState, reports: Sequence[Report[RepUpdate]], ctx: ServerContext) -> ServerState:
-        shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]
-        return ServerState(ctx.combine([r.update.weights | r.update.head for r in reports], shares))
+    def aggregate(
+        self, state: ServerState, results: Sequence[ClientResult[RepUpdate]], ctx: ServerContext
+    ) -> ServerState:
+        shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in results]
+        return ServerState(ctx.average([r.update.weights | r.update.head for r in results], shares))
 
 
 def parted(weights: Tensors) -> tuple[Tensors, Tensors]:

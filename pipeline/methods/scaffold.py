@@ -15,9 +15,9 @@ from torch import Tensor
 from anchorfl.pipeline.algorithm.aggregation import mean_of
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
+    ClientResult,
     ClientTrainer,
     Method,
-    Report,
     ServerContext,
     ServerState,
     Tensors,
@@ -101,13 +101,15 @@ class Scaffold(Method[ControlState, ControlUpdate]):
     def trainer(self, ctx: ClientContext[ControlState]) -> ScaffoldTrainer:
         return ScaffoldTrainer(ctx)
 
-    def merge(self, state: ControlState, reports: Sequence[Report[ControlUpdate]], ctx: ServerContext) -> ControlState:
+    def aggregate(
+        self, state: ControlState, results: Sequence[ClientResult[ControlUpdate]], ctx: ServerContext
+    ) -> ControlState:
         by_samples = self.weighting == "samples"
-        weight_of = [r.card.num_examples if by_samples else 1 for r in reports]
-        weights = mean_of([r.update.weights for r in reports], weight_of)
+        weight_of = [r.card.num_examples if by_samples else 1 for r in results]
+        weights = mean_of([r.update.weights for r in results], weight_of)
         if self.server_lr != 1:
             for name in state.control:
                 weights[name] = torch.lerp(state.weights[name], weights[name], self.server_lr)
-        change = mean_of([r.update.control for r in reports], weight_of)
+        change = mean_of([r.update.control for r in results], weight_of)
         share = sum(weight_of) / sum(c.num_examples if by_samples else 1 for c in ctx.cards)
         return ControlState(weights, {name: c + share * change[name] for name, c in state.control.items()})

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.aggregation import clipped, krum
-from anchorfl.pipeline.algorithm.contract import Report, ServerContext, ServerState, Tensors
+from anchorfl.pipeline.algorithm.contract import ClientResult, ServerContext, ServerState, Tensors
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.training.client import CPU
 from anchorfl.pipeline.training.errors import RejectedError
@@ -24,7 +24,7 @@ from anchorfl.tasks.metrics.scores import Scores
 
 
 class Server:
-    """Holds the state; every verb but ``merge``, ``gather`` and ``restore`` leaves it as it is."""
+    """Holds the state; every verb but ``aggregate``, ``gather`` and ``restore`` leaves it as it is."""
 
     def __init__(self, setup: Setup, told: Sequence[Any] = (), device: torch.device = CPU) -> None:
         """told: what the clients told before round 1, in their order (``Method.tell``); device: on which it scores. The
@@ -62,7 +62,7 @@ class Server:
             raise ValueError(f"{self.method.name} has no pooled rounds")
         self.state = pooling.gather(self.state, weights, answered_C, self._context(round_))
 
-    def merge(self, round_: int, clients: Sequence[int], updates: Sequence[Any]) -> dict[str, float]:
+    def aggregate(self, round_: int, clients: Sequence[int], updates: Sequence[Any]) -> dict[str, float]:
         """Merge the updates of ``clients``, both in ascending order of client. Returns by the name of the metric the
         seconds that it took, how many were clipped, and how many Krum left out, where the options say to. RejectedError
         where some cannot be merged; then none is.
@@ -79,26 +79,28 @@ class Server:
         }
         if wrong := {client: fault for client, fault in faults.items() if fault}:
             raise RejectedError(wrong)
-        reports = [Report(self.cards[c], u) for c, u in zip(clients, updates, strict=True)]
-        reports, counts = self._sifted(reports, sent.weights)
-        self.state = self.method.merge(self.state, reports, self._context(round_))
+        results = [ClientResult(self.cards[c], u) for c, u in zip(clients, updates, strict=True)]
+        results, counts = self._sifted(results, sent.weights)
+        self.state = self.method.aggregate(self.state, results, self._context(round_))
         return counts | {"sys/merge_seconds": time.perf_counter() - began}
 
-    def _sifted(self, reports: list[Report[Any]], sent: Tensors) -> tuple[list[Report[Any]], dict[str, float]]:
+    def _sifted(
+        self, results: list[ClientResult[Any]], sent: Tensors
+    ) -> tuple[list[ClientResult[Any]], dict[str, float]]:
         """What is done to updates between client and merge: steps clipped, then those that Krum chose."""
         counts: dict[str, float] = {}
         if self.rule.clip:
-            short = [clipped(r.update.weights, sent, self.rule.clip) for r in reports]
-            reports = [
+            short = [clipped(r.update.weights, sent, self.rule.clip) for r in results]
+            results = [
                 replace(r, update=replace(r.update, weights=weights))
-                for r, (weights, _) in zip(reports, short, strict=True)
+                for r, (weights, _) in zip(results, short, strict=True)
             ]
             counts["fault/clipped"] = float(sum(changed for _, changed in short))
         if self.rule.merge == "krum":
-            chosen = krum([r.update.weights for r in reports], self.rule.faulty, self.rule.keep)
-            counts["fault/unchosen"] = float(len(reports) - len(chosen))
-            reports = [reports[i] for i in chosen]
-        return reports, counts
+            chosen = krum([r.update.weights for r in results], self.rule.faulty, self.rule.keep)
+            counts["fault/unchosen"] = float(len(results) - len(chosen))
+            results = [results[i] for i in chosen]
+        return results, counts
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         """Scores of the current weights on ``splits`` (validation, test); a split without rows is left out."""
@@ -120,7 +122,7 @@ class Server:
             self.model, self.cards, self.objective, self._validate,
             torch_rng(e.seed, "server", "round", round_), round_, e.federation.rounds,
             concepts_CMD=self.setup.concepts_CMD, spec=self.data.manifest.spec, workspace=self.scorer,
-            combine=self.rule.combine,
+            average=self.rule.average,
         )  # fmt: skip
 
     def _validate(self, weights: Tensors) -> Tensor:

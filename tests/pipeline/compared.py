@@ -18,7 +18,7 @@ from anchorfl.models.classifier import Classifier
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import LinearHead
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientContext, Report, ServerContext
+from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, ServerContext
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.prepare import make_setup
@@ -199,8 +199,8 @@ def trained(method, options, *, dropout=0.0, double=False):
     for round_ in (1, 2):
         sent = method.broadcast(state, ctx)
         got = [fit(training, model, *clients[i], sent, memories[i], round_) for i in (0, 1)]
-        reports = [Report(card, one.update) for (card, _), one in zip(clients, got, strict=True)]
-        state, memories = method.merge(state, reports, ctx), [one.memory for one in got]
+        results = [ClientResult(card, one.update) for (card, _), one in zip(clients, got, strict=True)]
+        state, memories = method.aggregate(state, results, ctx), [one.memory for one in got]
     return got[0].update
 
 

@@ -17,7 +17,7 @@ from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import CosineHead
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.class_embeddings import ROWS
-from anchorfl.pipeline.algorithm.contract import Report, ServerContext
+from anchorfl.pipeline.algorithm.contract import ClientResult, ServerContext
 from anchorfl.pipeline.algorithm.label_collection import run_key
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, in_round
 from anchorfl.pipeline.execution.pooled_executor import Step, pooled_step
@@ -104,14 +104,14 @@ def explicit(method, data, rounds=3, *, options=SGD, epochs=1, chosen=range(C), 
     state, cards = begun(method, model, data)
     held, training, memories, out = clients(data), Training(method, Objective("multi"), options, epochs, 5), {}, []
     for round_ in range(1, rounds + 1):
-        ctx, reports, losses = server(model, cards, round_=round_), [], []
+        ctx, results, losses = server(model, cards, round_=round_), [], []
         sent = method.broadcast(state, ctx)
         for c in chosen:
             got = fit(training, model, *held[c], sent, memories.get(c, {}), round_, method.letter(state, cards[c]))
             memories[c] = got.memory
-            reports.append(Report(cards[c], got.update))
+            results.append(ClientResult(cards[c], got.update))
             losses.append(got.loss)
-        state = method.merge(state, reports, ctx)
+        state = method.aggregate(state, results, ctx)
         out.append((state, np.mean(losses)))
     return out
 

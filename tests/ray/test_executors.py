@@ -161,8 +161,8 @@ class Overwriting(Averaging):
 
     name = "fedavg"
 
-    def merge(self, state, reports, ctx):
-        merged = super().merge(state, reports, ctx)
+    def aggregate(self, state, reports, ctx):
+        merged = super().aggregate(state, reports, ctx)
         for report in reports:
             for tensor in report.update.weights.values():
                 tensor.fill_(7.0)

@@ -114,7 +114,7 @@ def test_an_update_that_is_harmed_on_its_way_is_refused_and_asked_for_again(expe
     e = experiment_with(experiment, tmp_path, (), "nan", 0)
     _, expected = rounds(e)
     executor = SerialExecutor(make_setup(e, quiet))
-    merge, harms = executor.server.merge, []
+    merge, harms = executor.server.aggregate, []
 
     def on_the_way(round_, clients, updates):
         if not harms:
@@ -135,7 +135,7 @@ def test_a_refusal_merges_nothing(experiment, tmp_path):
     before, sent = messages.checksum(server.snapshot()), server.broadcast(1)
     bad = dataclasses.replace(sent, weights={k: v + float("inf") for k, v in sent.weights.items()})
     with pytest.raises(RejectedError, match=r"client 2: tensor .* holds \d+ non-finite values") as refusal:
-        server.merge(1, [0, 2], [sent, bad])
+        server.aggregate(1, [0, 2], [sent, bad])
     assert list(refusal.value.reasons) == [2]
     assert messages.checksum(server.snapshot()) == before
 

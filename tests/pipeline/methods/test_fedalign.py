@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from anchorfl.models.build import ModelOptions, build
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientContext, Report, ServerContext, ServerState, Update
+from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, ServerContext, ServerState, Update
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods import fedalign
@@ -165,14 +165,14 @@ def test_merge_equals_numpy(aggregate, skip, seed):
     sent = [{k: rng.normal(size=v.shape).astype(np.float32) for k, v in before.items()} for _ in range(count)]
     aware, pseudo = rng.random((2, count, C)) < [[[0.4]], [[0.3]]]
     counts = rng.integers(1, 50, size=(count, C)) * aware * (rng.random((count, 1)) < 0.6)
-    reports = []
+    results = []
     for m in range(count):
         card = Card(m, int(rng.integers(1, 999)), torch.from_numpy(counts[m]), torch.from_numpy(aware[m]))
         told_C = torch.from_numpy(pseudo[m] if aggregate else pseudo[m][:0])
-        reports.append(Report(card, AlignUpdate({k: torch.from_numpy(v) for k, v in sent[m].items()}, told_C)))
+        results.append(ClientResult(card, AlignUpdate({k: torch.from_numpy(v) for k, v in sent[m].items()}, told_C)))
     state = AlignState({k: torch.from_numpy(v) for k, v in before.items()}, torch.full((C,), 0.5))
     frozen = messages.checksum(state)
-    merged = FedAlign(aggregate_pseudo=aggregate, skip_unlabelled_clients=skip).merge(state, reports, server())
+    merged = FedAlign(aggregate_pseudo=aggregate, skip_unlabelled_clients=skip).aggregate(state, results, server())
 
     labelled = [m for m in range(count) if counts[m].any()]
     counted = labelled if skip and labelled else range(count)

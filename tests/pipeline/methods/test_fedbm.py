@@ -18,7 +18,7 @@ from anchorfl.models.classifier import Classifier
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import ConceptHead
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientContext, Report, ServerContext
+from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, ServerContext
 from anchorfl.pipeline.algorithm.generator_training import (
     CONCEPTS,
     FROZEN,
@@ -82,15 +82,15 @@ def federation(method, rounds, *, chosen=None, options=SGD, model=None):
     state, memories, states, told = method.begin(server(model, cards)), [{}, {}], [], []
     training = Training(method, SINGLE, options, 1, 5)
     for round_ in range(1, rounds + 1):
-        ctx, reports = server(model, cards, round_, rounds), []
+        ctx, results = server(model, cards, round_, rounds), []
         sent = method.broadcast(state, ctx)
         for i in (chosen or {}).get(round_, (0, 1)):
             letter = method.letter(state, cards[i])
             told.append((round_, i, sorted(letter)))
             got = fit(training, model, *clients[i], sent, memories[i], round_, letter)
             memories[i] = got.memory
-            reports.append(Report(cards[i], got.update))
-        state = method.merge(state, reports, server(model, cards, round_, rounds))
+            results.append(ClientResult(cards[i], got.update))
+        state = method.aggregate(state, results, server(model, cards, round_, rounds))
         states.append(state)
     return states, told
 
@@ -272,10 +272,10 @@ def test_forty_trainings_leave_nothing_behind():
     layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 6)
     model = Classifier(nn.Sequential(*layers), ConceptHead(C, 6, D), MaskSource())
     state = method.begin(server(model, [client(0)[0]]))
-    report = Report(client(0)[0], type("Sent", (), {"weights": trained(state.weights)})())
+    report = ClientResult(client(0)[0], type("Sent", (), {"weights": trained(state.weights)})())
     alive = {}
     for round_ in range(1, 41):
-        state = method.merge(state, [report], server(model, [client(0)[0]], round_, 50))
+        state = method.aggregate(state, [report], server(model, [client(0)[0]], round_, 50))
         if round_ in (5, 20, 40):  # behind thousands of other tests this takes a second
             gc.collect()
             alive[round_] = sum(t.nbytes for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter))

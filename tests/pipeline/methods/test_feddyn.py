@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import Report, Update
+from anchorfl.pipeline.algorithm.contract import ClientResult, Update
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.methods.feddyn import DynState, FedDyn
@@ -145,11 +145,11 @@ def test_quadratic_clients_agree_on_the_minimum_of_their_mean(selected, rounds, 
     state, memory = first(method), [{}, {}, {}]
     x, own = flat(state.weights), [np.zeros(SIZE) for _ in rows]  # NumPy, in units of the weights
     for t in range(rounds):
-        reports, found = [], {}
+        results, found = [], {}
         for k in selected[t % len(selected)]:
             update, memory[k], local = world.client(method, k, state, memory[k])
             found[k] = world.trainer(k, x, -0.5 * own[k])
-            reports.append(Report(world.cards[k], update))
+            results.append(ClientResult(world.cards[k], update))
             if t < 3:
                 assert np.allclose(flat(update.weights), found[k], rtol=0, atol=1e-10)
                 g = flat({name: memory[k][f"own.{name}"] for name in SHAPES})
@@ -159,7 +159,7 @@ def test_quadratic_clients_agree_on_the_minimum_of_their_mean(selected, rounds, 
             own[k] = own[k] + y - x
         mean = np.average(list(found.values()), axis=0, weights=share[list(found)])
         x = mean + share @ own
-        state = method.merge(state, reports, ctx)
+        state = method.aggregate(state, results, ctx)
         assert np.allclose(flat(state.weights), mean, rtol=0, atol=1e-9)
         assert np.allclose(flat(method.broadcast(state, ctx).weights), x, rtol=0, atol=1e-9)
     best = world.best(share)
@@ -215,13 +215,13 @@ def test_the_server_averages_buffers_by_rows_and_gives_them_no_drift(weighting, 
     method, zeros = FedDyn(weighting=weighting), first(FedDyn())
     cards = [replace(compared.rows_of(seed=i)[0], num_examples=n) for i, n in enumerate((10, 30))]
     state = replace(zeros, weights=zeros.weights | {"buffer": torch.zeros(2).double(), "count": torch.tensor(0)})
-    reports = []
+    results = []
     for card, value in zip(cards, (1.0, 3.0), strict=True):
         weights = {name: torch.full_like(w, value) for name, w in zeros.weights.items()}
         buffers = {"buffer": torch.full((2,), value).double(), "count": torch.tensor(int(value))}
-        reports.append(Report(card, Update(weights | buffers)))
+        results.append(ClientResult(card, Update(weights | buffers)))
     ctx = compared.server(compared.dense(), cards)
-    merged = method.merge(state, reports, ctx)
+    merged = method.aggregate(state, results, ctx)
     assert merged.weights["buffer"].tolist() == [2.5, 2.5]
     assert int(merged.weights["count"]) == 3
     assert float(merged.weights["head.bias"][0]) == weight

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from anchorfl.models.heads import PrototypeHead
-from anchorfl.pipeline.algorithm.contract import Averaging, Report, Update
+from anchorfl.pipeline.algorithm.contract import Averaging, ClientResult, Update
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods.fednh import FedNH
 from anchorfl.pipeline.run.prepare import make_setup
@@ -58,7 +58,7 @@ def reports_of(counts, seed=3, rows=None):
         mine = unit(rng.normal(size=(C, D))) * (count_C > 0)[:, None]
         card = replace(compared.rows_of(seed=i)[0], num_examples=10 * (i + 1), count_C=torch.from_numpy(count_C))
         weights = elsewhere(weights_of(prototyped()), seed=i) | {ROWS: torch.from_numpy(mine)}
-        out.append(Report(card, Update(weights)))
+        out.append(ClientResult(card, Update(weights)))
     return out
 
 
@@ -132,13 +132,13 @@ def test_classes_are_found_without_dropout(experiment):
 def test_prototypes_of_the_server_equal_numpy(rho):
     """Three clients of unequal counts; nobody has class 3, whose prototype stays to the bit."""
     counts = [[5, 0, 2, 0], [1, 4, 0, 0], [0, 30, 3, 0]]
-    reports = reports_of(counts)
+    results = reports_of(counts)
     model = prototyped()
     state = FedNH().begin(compared.server(model, []))
-    got = FedNH(rho=rho).merge(state, reports, compared.server(model, [r.card for r in reports])).weights[ROWS]
+    got = FedNH(rho=rho).aggregate(state, results, compared.server(model, [r.card for r in results])).weights[ROWS]
     old = state.weights[ROWS].numpy()
     for c in range(3):
-        mu = sum(n[c] * r.update.weights[ROWS][c].numpy() for n, r in zip(counts, reports, strict=True))
+        mu = sum(n[c] * r.update.weights[ROWS][c].numpy() for n, r in zip(counts, results, strict=True))
         want = unit(rho * old[c] + (1 - rho) * unit(mu / sum(n[c] for n in counts)))
         assert np.allclose(got[c].numpy(), want, rtol=0, atol=1e-12)
     assert torch.equal(got[3], state.weights[ROWS][3])
@@ -146,21 +146,21 @@ def test_prototypes_of_the_server_equal_numpy(rho):
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_everything_else_is_fedavgs_mean(weighting):
-    reports = reports_of([[5, 0, 2, 0], [1, 4, 0, 0]])
-    ctx = compared.server(prototyped(), [r.card for r in reports])
+    results = reports_of([[5, 0, 2, 0], [1, 4, 0, 0]])
+    ctx = compared.server(prototyped(), [r.card for r in results])
     method = FedNH(weighting=weighting)
-    got = method.merge(method.begin(ctx), reports, ctx).weights
+    got = method.aggregate(method.begin(ctx), results, ctx).weights
     shares = [10, 20] if weighting == "samples" else [1, 1]
     for name in ("encoder.0.weight", "encoder.0.bias", "head.scale"):
-        want = np.average([r.update.weights[name].numpy() for r in reports], axis=0, weights=shares)
+        want = np.average([r.update.weights[name].numpy() for r in results], axis=0, weights=shares)
         assert np.allclose(got[name].numpy(), want, rtol=0, atol=1e-13)
 
 
 def test_where_nobody_has_a_labelled_row_all_prototypes_stay():
-    reports = reports_of([[0, 0, 0, 0], [0, 0, 0, 0]])
-    ctx = compared.server(prototyped(), [r.card for r in reports])
+    results = reports_of([[0, 0, 0, 0], [0, 0, 0, 0]])
+    ctx = compared.server(prototyped(), [r.card for r in results])
     state = FedNH().begin(ctx)
-    got = FedNH().merge(state, reports, ctx).weights
+    got = FedNH().aggregate(state, results, ctx).weights
     assert torch.equal(got[ROWS], state.weights[ROWS])
     assert all(bool(torch.isfinite(value).all()) for value in got.values())
 

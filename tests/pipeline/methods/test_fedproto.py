@@ -16,7 +16,7 @@ import torch
 
 from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientContext, Report
+from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import load_sent, weights_of
 from anchorfl.pipeline.execution.executor import SerialExecutor
@@ -136,12 +136,12 @@ def test_four_rounds_equal_numpy():
     own = [arrays(compared.dense().state_dict()) for _ in clients]
     rows, held = np.zeros((C, D)), set()
     for round_, chosen in enumerate(selected, 1):
-        reports, means = [], {c: [] for c in range(C)}
+        results, means = [], {c: [] for c in range(C)}
         for i in chosen:
             card, data = clients[i]
             got = fit(training, compared.dense(), card, data, state, memory[i], round_)
             memory[i], w, x = got.memory, own[i], data.x.numpy()
-            reports.append(Report(card, got.update))
+            results.append(ClientResult(card, got.update))
 
             def whole(at, data=data, x=x, rows=rows, held=frozenset(held)):
                 return base_loss("single", logits(at, x), data) + 0.7 * distance(at, data, rows, held)
@@ -158,7 +158,7 @@ def test_four_rounds_equal_numpy():
             if means[c]:
                 rows = np.concatenate([rows[:c], np.mean(means[c], axis=0)[None], rows[c + 1 :]])
                 held.add(c)
-        state = method.merge(state, reports, ctx)
+        state = method.aggregate(state, results, ctx)
         assert np.abs(state.rows_CD.numpy() - rows).max() < 1e-7
         assert set(state.held_C.nonzero().flatten().tolist()) == held
     assert held == {0, 1, 2, 3}
@@ -257,7 +257,7 @@ def test_the_savings_change_nothing(double):
         training = Training(method, Objective("single"), replace(options, state="reset"), 2, 5)
         for round_ in (1, 2, 3):
             got = fit(training, model, card, data, state, memory, round_)
-            state, memory = method.merge(state, [Report(card, got.update)], ctx), got.memory
+            state, memory = method.aggregate(state, [ClientResult(card, got.update)], ctx), got.memory
         ends.append(memory | {"rows": state.rows_CD})
     for end in ends[1:]:
         for name, value in end.items():

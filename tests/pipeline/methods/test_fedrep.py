@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, Report
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ClientResult
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.execution.executor import SerialExecutor
@@ -102,11 +102,11 @@ def test_three_rounds_equal_numpy(rule):
     heads = [{name: x[name] for name in HEAD} for _ in cards]
     rules = [(Rule(options, HEAD), Rule(options, BODY)) for _ in cards]
     for round_, chosen in enumerate(selected, 1):
-        reports, ends = [], []
+        results, ends = [], []
         for i in chosen:
             sent = method.broadcast(state, ctx)
             got = compared.fitted(method, memory=memory[i], state=sent, options=options, round_=round_, seed=i)
-            reports.append(Report(cards[i], got.update))
+            results.append(ClientResult(cards[i], got.update))
             memory[i], data = got.memory, compared.rows_of(seed=i)[1]
             w = {name: x[name] for name in BODY} | heads[i]
 
@@ -121,7 +121,7 @@ def test_three_rounds_equal_numpy(rule):
             heads[i] = {name: w[name] for name in HEAD}
         share = np.array([cards[i].num_examples for i in chosen]) / sum(cards[i].num_examples for i in chosen)
         x = {name: sum(s * w[name] for s, w in zip(share, ends, strict=True)) for name in SHAPES}
-        state = method.merge(state, reports, ctx)
+        state = method.aggregate(state, results, ctx)
         assert_close(arrays(state.weights), x, 1e-7)
         for i in chosen:
             kept = {k.removeprefix("own."): v for k, v in memory[i].items() if k.startswith("own.")}
@@ -184,7 +184,7 @@ def test_the_exact_tensors_on_the_wire(scored):
     assert {key.split(".")[0] for key in got.memory} == {"own", "head", "body"}
     reset = compared.fitted(method, state=method.broadcast(state, ctx), options=replace(compared.PLAIN, state="reset"))
     assert compared.shapes(reset.memory) == OWN
-    after = method.merge(state, [Report(compared.rows_of()[0], got.update)], ctx)
+    after = method.aggregate(state, [ClientResult(compared.rows_of()[0], got.update)], ctx)
     assert compared.shapes(after) == compared.shapes(state)
 
 

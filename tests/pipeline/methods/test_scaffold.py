@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import Report
+from anchorfl.pipeline.algorithm.contract import ClientResult
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.methods.scaffold import ControlState, ControlUpdate, Scaffold
 from tests.pipeline import compared
@@ -76,10 +76,10 @@ def test_three_rounds_equal_numpy(rule, rows):
     x, c = arrays(state.weights), {name: np.zeros(shape) for name, shape in SHAPES.items()}
     own = [dict(c) for _ in range(3)]
     for round_, chosen in enumerate(selected, 1):
-        reports, dy, dc = [], [], []
+        results, dy, dc = [], [], []
         for i in chosen:
             got = compared.fitted(method, memory=memory[i], state=state, options=options, round_=round_, seed=i)
-            reports.append(Report(cards[i], got.update))
+            results.append(ClientResult(cards[i], got.update))
             memory[i] = got.memory
             correction = {name: c[name] - own[i][name] for name in c}
             y, mean = steps(options, x, correction, compared.rows_of(seed=i)[1], 2)
@@ -94,7 +94,7 @@ def test_three_rounds_equal_numpy(rule, rows):
         x = {name: x[name] + 0.5 * sum(a * d[name] for a, d in zip(n, dy, strict=True)) / sum(n) for name in x}
         every = sum(rows) if rows else 3
         c = {name: c[name] + sum(a * d[name] for a, d in zip(n, dc, strict=True)) / every for name in x}
-        state = method.merge(state, reports, ctx)
+        state = method.aggregate(state, results, ctx)
         assert_close(arrays(state.weights), x, 1e-7)
         assert_close(arrays(state.control), c, 1e-7)
         for i in chosen:
@@ -154,11 +154,11 @@ def test_the_server_averages_buffers_and_gives_them_no_control():
     zeros = Scaffold().begin(compared.server(compared.dense(), []))
     cards = [compared.rows_of(seed=i)[0] for i in range(2)]
     state = replace(zeros, weights=zeros.weights | {"buffer": torch.zeros(2, dtype=torch.float64)})
-    reports = [
-        Report(card, ControlUpdate(zeros.weights | {"buffer": torch.full((2,), value).double()}, zeros.control))
+    results = [
+        ClientResult(card, ControlUpdate(zeros.weights | {"buffer": torch.full((2,), value).double()}, zeros.control))
         for card, value in zip(cards, (1.0, 3.0), strict=True)
     ]
-    merged = Scaffold(server_lr=0.5).merge(state, reports, compared.server(compared.dense(), cards))
+    merged = Scaffold(server_lr=0.5).aggregate(state, results, compared.server(compared.dense(), cards))
     assert merged.weights["buffer"].tolist() == [2.0, 2.0]
     assert merged.control.keys() == SHAPES.keys()
 

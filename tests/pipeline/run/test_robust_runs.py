@@ -114,9 +114,9 @@ def test_counts_stand_in_the_records_where_the_option_is_on(five, tmp_path):
 def test_options_of_before_merge_by_the_function_of_before(experiment):
     """``mean_of`` itself, on the updates themselves."""
     setup = make_setup(experiment(), quiet)
-    assert server_of(setup)._context(1).combine is mean_of
+    assert server_of(setup)._context(1).average is mean_of
     robust = replace(setup, experiment=experiment(federation={"merge": "median", "quorum": 1.0}))
-    assert server_of(robust)._context(1).combine is not mean_of
+    assert server_of(robust)._context(1).average is not mean_of
 
 
 def test_a_clip_that_nothing_reaches_and_a_mean_give_one_checksum(five, tmp_path):
@@ -171,7 +171,7 @@ def merged(setup, e, updates, clients=None, **options):
     """(weights, counts) after these updates were merged with these options."""
     server = server_of(replace(setup, experiment=replace(e, federation=replace(e.federation, **options))))
     clients = list(range(len(updates))) if clients is None else clients
-    counts = server.merge(1, clients, [updates[c] for c in clients])
+    counts = server.aggregate(1, clients, [updates[c] for c in clients])
     return server.state.weights, faults(counts)
 
 
