@@ -44,7 +44,8 @@ MOMENTS = "theta"
 @dataclass(frozen=True)
 class RowsState(ServerState):
     """weights: theta and all rows; moments: of the server's optimiser; sent_C: bool, classes whose client has its row,
-    where rows never change; known: what the method keeps of what the clients told. Clients get theta alone.
+    where rows never change; known: what the method keeps of what the clients sent before round 1. Clients get theta
+    alone.
     """
 
     moments: Tensors
@@ -77,7 +78,7 @@ class RowTrainer(ClientTrainer[RowsState, RowUpdate]):
     def __init__(self, ctx: ClientContext[RowsState], method: OneClass) -> None:
         self.method = method
         self.fixed = not method.row_lr
-        row_D = ctx.letter.get("row", ctx.memory.get("row"))
+        row_D = ctx.client_message.get("row", ctx.memory.get("row"))
         if row_D is None:
             raise ValueError("the client was sent no row of its class")
         self.row_D = nn.Parameter(row_D.clone(), requires_grad=not self.fixed)
@@ -166,7 +167,7 @@ class OneClass(Method[RowsState, RowUpdate]):
         return rows_CD
 
     def keep(self, ctx: ServerContext) -> Tensors:
-        """What is kept of what the clients told."""
+        """What is kept of what the clients sent before round 1."""
         return {}
 
     def begin(self, ctx: ServerContext) -> RowsState:
@@ -180,12 +181,12 @@ class OneClass(Method[RowsState, RowUpdate]):
     def broadcast(self, state: RowsState, ctx: ServerContext) -> RowsState:
         return RowsState(theta_of(state.weights), {}, torch.zeros(0, dtype=torch.bool), {})
 
-    def letter(self, state: RowsState, card: Card) -> Tensors:
+    def client_message(self, state: RowsState, card: Card) -> Tensors:
         c = class_of(card)
         return {} if bool(state.sent_C[c]) else {"row": state.weights[ROWS][c].clone()}
 
-    def letter_bytes(self, state: RowsState, class_I: Tensor) -> int:
-        """Of the letters to the clients of these classes, without making thousands of them."""
+    def client_message_bytes(self, state: RowsState, class_I: Tensor) -> int:
+        """Count the bytes of the messages to these classes' clients, without making thousands of them."""
         row_D = state.weights[ROWS][0]
         return int((~state.sent_C[class_I]).sum()) * row_D.numel() * row_D.element_size()
 
@@ -203,7 +204,7 @@ class OneClass(Method[RowsState, RowUpdate]):
         return self.gather(state, weights | {ROWS: rows_CD}, answered_C, ctx)
 
     def pooling(self) -> Pooling[RowsState]:
-        return Pooling(self._pair_loss, self.shares, self.row_rate, self.unit, self.letter_bytes, self.gather)
+        return Pooling(self._pair_loss, self.shares, self.row_rate, self.unit, self.client_message_bytes, self.gather)
 
     def gather(self, state: RowsState, weights: Tensors, answered_C: Tensor, ctx: ServerContext) -> RowsState:
         """The state after a round, from the mean of theta and the rows that came back."""

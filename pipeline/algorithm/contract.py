@@ -58,7 +58,9 @@ class ClientResult(Generic[U]):
 
 @dataclass(frozen=True)
 class ServerContext:
-    """What server hooks may touch. validate: weights -> F1 per class on validation; told: what ``Method.tell`` told."""
+    """What server hooks may touch. validate: weights -> F1 per class on validation; initial_messages: what
+    ``Method.initial_message`` gave.
+    """
 
     model: Classifier
     cards: Sequence[Card]
@@ -67,7 +69,7 @@ class ServerContext:
     rng: torch.Generator
     round: int
     rounds: int
-    told: Sequence[Any] = ()
+    initial_messages: Sequence[Any] = ()
     concepts_CMD: Tensor | None = None
     """Where ``Method.concepts``: vectors of length 1 of M prompts with each class's concept (FedBM)."""
     spec: InputSpec | None = None
@@ -95,8 +97,8 @@ class ClientContext(Generic[S]):
     optimizer: OptimizerOptions
     infer: Callable[[Classifier, ClientData], Tensor]
     rng: torch.Generator
-    letter: Tensors = field(default_factory=dict)
-    """What the server sent to this client alone (``Method.letter``)."""
+    client_message: Tensors = field(default_factory=dict)
+    """What the server sent to this client alone (``Method.client_message``)."""
     round: int = 1
 
 
@@ -183,16 +185,16 @@ class Pooling(Generic[S]):
 
     loss(z_PD, row_PD) -> [P]: loss of every pair of a row and one of its classes, from its representation and that
     class's row of the head. shares(rows_I) -> [I]: weights of clients in the mean, by their rows of data.
-    row_lr(round): rate of a client's step on its row, 0 for none. unit(rows): the rows at length 1. letters(state,
-    class_I): bytes of the letters to these classes' clients. gather(state, weights, answered_C, side): the state after
-    the server's work, once theta is averaged and the rows are stacked.
+    row_lr(round): rate of a client's step on its row, 0 for none. unit(rows): the rows at length 1.
+    client_message_bytes(state, class_I): bytes of the messages to these classes' clients. gather(state, weights,
+    answered_C, side): the state after the server's work, once theta is averaged and the rows are stacked.
     """
 
     loss: Callable[[Tensor, Tensor], Tensor]
     shares: Callable[[Tensor], Tensor]
     row_lr: Callable[[int], float]
     unit: Callable[[Tensor], Tensor]
-    letters: Callable[[S, Tensor], int]
+    client_message_bytes: Callable[[S, Tensor], int]
     gather: Callable[[S, Tensors, Tensor, ServerContext], S]
 
 
@@ -204,8 +206,8 @@ class Method(ABC, Generic[S, U]):
     kinds: ClassVar[tuple[Kind, ...]] = ("single", "multi")
     """Kinds of task that the method is for; a run on another stops before round 1
     (``anchorfl.pipeline.run.prepare.make_setup``)."""
-    tells: ClassVar[bool] = False
-    """Whether clients tell something before round 1, beside their cards (``tell``)."""
+    sends_initial_message: ClassVar[bool] = False
+    """Whether clients send something before round 1, beside their cards (``initial_message``)."""
     concepts: bool = False
     """Whether the server needs what a language model makes of the class names (``ServerContext.concepts_CMD``)."""
     first_scale: float = 1.0
@@ -222,9 +224,11 @@ class Method(ABC, Generic[S, U]):
     """Whether class embeddings start from the class names' vectors (label heads only)."""
 
     @property
-    def letters(self) -> bool:
-        """Whether some of what the server sends is for one client alone: the class has a ``letter`` of its own."""
-        return type(self).letter is not Method.letter
+    def sends_client_messages(self) -> bool:
+        """Whether some of what the server sends is for one client alone: the class has a ``client_message`` of its
+        own.
+        """
+        return type(self).client_message is not Method.client_message
 
     @property
     def head(self) -> Head:
@@ -239,11 +243,11 @@ class Method(ABC, Generic[S, U]):
         """What is sent to the selected clients: the state, private fields blanked."""
         return state
 
-    def letter(self, state: S, card: Card) -> Tensors:
+    def client_message(self, state: S, card: Card) -> Tensors:
         """What one client gets beside the broadcast: its own row of the head, for example."""
         return {}
 
-    def tell(self, card: Card, parts: Parts, key: bytes) -> object:
+    def initial_message(self, card: Card, parts: Parts, key: bytes) -> object:
         """A client's message before round 1. parts: its rows, some at a time; key: a secret that the server lacks."""
         return {}
 

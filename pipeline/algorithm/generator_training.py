@@ -202,7 +202,7 @@ class BMTrainer(ClientTrainer[BMState, Update]):
     def __init__(self, ctx: ClientContext[BMState], part: Part) -> None:
         self.part = part
         own = {k: v for k, v in ctx.memory.items() if k.startswith((CONCEPTS, GENERATOR, *FROZEN))}
-        self.kept = own | ctx.letter
+        self.kept = own | ctx.client_message
         for name in FROZEN:
             if name in self.kept:
                 ctx.model.get_buffer(name).copy_(self.kept[name])

@@ -175,7 +175,7 @@ def _measure(setup: Setup, chosen: Chosen, places: list[Place], apart: Apart) ->
     print(f"training client {chosen.client} alone for {memory_probe.ROUNDS} rounds on {device}", flush=True)
     sender, e = server_of(setup), setup.experiment
     sender.state, _ = e.method.heaviest(sender.state, e.federation.rounds)
-    sent = messages.pack({"broadcast": sender.broadcast(1), "letter": sender.letter(chosen.client)})
+    sent = messages.pack({"broadcast": sender.broadcast(1), "client_message": sender.client_message(chosen.client)})
     what = f"client {chosen.client}"
     try:
         client, update = apart(memory_probe.measure_client, setup, chosen.client, sent, on_gpu)

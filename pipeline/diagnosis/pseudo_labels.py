@@ -98,7 +98,8 @@ def annotate(study: Study, round_: int, client: int, card: Card, sent: Any) -> C
     load_sent(server.model, sent.weights)
     ctx = ClientContext(
         server.model, sent, card, study.rows(client), study.lasting(client), server.objective, e.optimizer, infer,
-        torch_rng(study.seed, "client", client, "round", round_ + 1, "method"), server.letter(client), round_ + 1,
+        torch_rng(study.seed, "client", client, "round", round_ + 1, "method"), server.client_message(client),
+        round_ + 1,
     )  # fmt: skip
     trainer: ClientTrainer[Any, Any] = e.method.trainer(ctx)
     return trainer.data()

@@ -97,7 +97,7 @@ class Study:
     def local_weights(self, round_: int, client: int, memory: Tensors) -> Tensors:
         """Weights of one client after local training from the state of a round: what it would be in the next one."""
         server = self.at(round_)
-        self.host.fit(client, round_ + 1, server.broadcast(round_ + 1), memory, server.letter(client))
+        self.host.fit(client, round_ + 1, server.broadcast(round_ + 1), memory, server.client_message(client))
         return weights_of(self.host.model)
 
     def represent(self, weights: Tensors, data: ClientData, index_B: Tensor | None = None) -> Tensor:

@@ -67,13 +67,15 @@ class Executor(Protocol):
 
 
 def server_of(setup: Setup, host: ClientHost | None = None) -> Server:
-    """A server in this process that has heard what the clients tell. host: of all clients, where the caller has one."""
+    """A server in this process that has the clients' initial messages. host: of all clients, where the caller has
+    one.
+    """
     device = host.device if host else CPU
-    if not setup.experiment.method.tells:
+    if not setup.experiment.method.sends_initial_message:
         return Server(setup, device=device)
     host = host or ClientHost(setup)
-    told = [host.tell(client) for client in range(setup.experiment.task.clients)]
-    return Server(setup, told, device)
+    initial_messages = [host.initial_message(client) for client in range(setup.experiment.task.clients)]
+    return Server(setup, initial_messages, device)
 
 
 def host_of(setup: Setup) -> ClientHost:
@@ -143,13 +145,15 @@ class SerialExecutor(InProcess):
             for client in roster.take():
                 watch(1, len(roster.answers), len(roster.failed))
                 try:
-                    letter = self.server.letter(client)
-                    fitted[client] = one = self.host.fit(client, round_, sent, self.memories.get(client, {}), letter)
+                    client_message = self.server.client_message(client)
+                    fitted[client] = one = self.host.fit(
+                        client, round_, sent, self.memories.get(client, {}), client_message
+                    )
                 except Exception as error:  # any fault of a client costs that client only
                     roster.fault(Failure(client, one_line(error), kind_of(error)))
                     continue
                 roster.answers[client] = Answer(
-                    one.loss, one.seconds, messages.nbytes(one.update), messages.nbytes(letter)
+                    one.loss, one.seconds, messages.nbytes(one.update), messages.nbytes(client_message)
                 )
             roster.check_quorum()
             answered = sorted(roster.answers)

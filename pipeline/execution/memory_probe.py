@@ -65,7 +65,7 @@ class ServerUse:
 def measure_client(setup: Setup, client: int, sent: messages.Packed, on_gpu: bool) -> tuple[ClientUse, messages.Packed]:
     """Train one client alone, as its actor would; call it in a fresh process. Its needs and its last update.
 
-    sent: ``broadcast`` and ``letter``, what the server sends to all and to this client.
+    sent: ``broadcast`` and ``client_message``, what the server sends to all and to this client.
     """
     one_thread()
     before = free_elsewhere() if on_gpu else 0
@@ -73,7 +73,7 @@ def measure_client(setup: Setup, client: int, sent: messages.Packed, on_gpu: boo
     baseline, seconds, memory = resident(), [], messages.pack({})
     for round_ in range(1, ROUNDS + 1):
         got = messages.unpack(sent)
-        fitted = host.fit(client, round_, got["broadcast"], messages.unpack(memory), got["letter"])
+        fitted = host.fit(client, round_, got["broadcast"], messages.unpack(memory), got["client_message"])
         update, memory = messages.pack(fitted.update), messages.pack(fitted.memory)
         seconds.append(fitted.seconds)
     if setup.experiment.method.scored == "clients":

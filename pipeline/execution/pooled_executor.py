@@ -119,7 +119,7 @@ class PooledExecutor(InProcess):
         watch(len(selected), 0, 0)
         classes = [self.class_I[client] for client in selected]
         sent, state = self.server.broadcast(round_), self.server.state
-        letters = self.pooling.letters(state, torch.tensor(classes))
+        sent_alone = self.pooling.client_message_bytes(state, torch.tensor(classes))
         self.model.reseed(torch_rng(e.seed, "pool", "round", round_, "dropout", device=self.device))
         o = in_round(e.optimizer, round_)
         row_lr, weight_C, piece = self.pooling.row_lr(round_), self._weights(classes), e.federation.pool_rows
@@ -132,7 +132,7 @@ class PooledExecutor(InProcess):
         self.server.gather(round_, weights, answered_C)
         up = messages.nbytes(theta_of(weights)) + (messages.nbytes(weights[ROWS][0]) if row_lr else 0)
         return RoundOutcome(
-            tuple(selected), bytes_down=messages.nbytes(sent) * len(selected) + letters, bytes_up=up * len(selected),
+            tuple(selected), bytes_down=messages.nbytes(sent) * len(selected) + sent_alone, bytes_up=up * len(selected),
             loss=float(loss_C[classes].mean()), busy_seconds=time.perf_counter() - began,
             memory=system_metrics.peak("process"),
         )  # fmt: skip

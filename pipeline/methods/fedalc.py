@@ -21,19 +21,19 @@ from anchorfl.tasks.contract import Card
 
 @dataclass(frozen=True, kw_only=True)
 class FedALC(Spreading):
-    """Client: as in FedAwS. Before round 1, clients tell digests of their instances, from which the server learns which
+    """Client: as in FedAwS. Before round 1, clients send digests of their instances, from which the server learns which
     classes occur together. Server: one step per round that pushes every class row and its K nearest apart (eq. 11),
     weighted by how seldom the neighbour accompanies the class (eq. 9, 10).
     """
 
     name = "fedalc"
-    tells = True
+    sends_initial_message = True
 
     weights: Literal["mined", "gamma", "sigma"] = "mined"
     """Weight of a pair: ``mined``: gamma over the K neighbours, times K, so that their mean is 1; ``gamma``: over all
     classes (eq. 10); ``sigma``: share of the instances with the one class and not the other (eq. 9)."""
     matching: Matching = "hmac"
-    """How instances are told: keyed digests, or ``sha256``, which hides nothing that can be guessed."""
+    """How instances are named: keyed digests, or ``sha256``, which hides nothing that can be guessed."""
     dp_noise: float = 0.0
     """Differential privacy of the label correlations: deviation of the noise on the server's step, in units of dp_clip;
     0: none (docs/label-collection.md)."""
@@ -53,11 +53,11 @@ class FedALC(Spreading):
     def statement(self, rounds: int) -> str:
         return describe(self.privacy(), rounds)
 
-    def tell(self, card: Card, parts: Parts, key: bytes) -> Shared:
+    def initial_message(self, card: Card, parts: Parts, key: bytes) -> Shared:
         return share(parts, self.matching, key if self.matching == "hmac" else b"")
 
     def keep(self, ctx: ServerContext) -> Tensors:
-        labels = merge(ctx.told, len(ctx.cards[0].aware_C))
+        labels = merge(ctx.initial_messages, len(ctx.cards[0].aware_C))
         return kept_counts(cooccurrence(labels), len(labels))
 
     def pair_weights(self, index_CK: Tensor, known: Tensors) -> Tensor:

@@ -19,12 +19,12 @@ from anchorfl.tasks.contract import Card
 
 @dataclass(frozen=True, kw_only=True)
 class FedALCFixed(OneClass):
-    """Before round 1, clients tell digests of their instances; the server moves random rows by gradient descent on
+    """Before round 1, clients send digests of their instances; the server moves random rows by gradient descent on
     eq. 12: together what occurs together, apart what does not. A client gets its row once, and trains theta alone.
     """
 
     name = "fedalc-fixed"
-    tells = True
+    sends_initial_message = True
 
     row_lr: float = 0.0
     """Rows are fixed: must be 0."""
@@ -41,7 +41,7 @@ class FedALCFixed(OneClass):
     tolerance: float = 1e-5
     """Stop where a step lowers the value by a smaller part of it."""
     matching: Matching = "hmac"
-    """How instances are told: keyed digests, or ``sha256``, which hides nothing that can be guessed."""
+    """How instances are named: keyed digests, or ``sha256``, which hides nothing that can be guessed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,11 +55,11 @@ class FedALCFixed(OneClass):
     def statement(self, rounds: int) -> str:
         return describe(PrivacyOptions(), rounds)
 
-    def tell(self, card: Card, parts: Parts, key: bytes) -> Shared:
+    def initial_message(self, card: Card, parts: Parts, key: bytes) -> Shared:
         return share(parts, self.matching, key if self.matching == "hmac" else b"")
 
     def keep(self, ctx: ServerContext) -> Tensors:
-        labels = merge(ctx.told, len(ctx.cards[0].aware_C))
+        labels = merge(ctx.initial_messages, len(ctx.cards[0].aware_C))
         return kept_counts(cooccurrence(labels), len(labels))
 
     def first_rows(self, rows_CD: Tensor, known: Tensors, ctx: ServerContext) -> Tensor:

@@ -99,7 +99,7 @@ class FedBM(Method[BMState, Update]):
         nothing = torch.zeros(0)
         return BMState(trained(state.weights), nothing, {}, nothing, nothing)
 
-    def letter(self, state: BMState, card: Card) -> Tensors:
+    def client_message(self, state: BMState, card: Card) -> Tensors:
         """What never changes, once; the generator, where the client lacks its last training."""
         has, version = int(state.has_I[card.client]), int(state.version)
         out = {} if has else {name: state.weights[name] for name in FROZEN if name in state.weights}

@@ -57,14 +57,14 @@ class ClientHost:
         self.scored: dict[object, dict[str, Scores]] = {}
 
     def fit(
-        self, client: int, round_: int, broadcast: ServerState, memory: Tensors, letter: Tensors | None = None
+        self, client: int, round_: int, broadcast: ServerState, memory: Tensors, client_message: Tensors | None = None
     ) -> Fitted[Any]:
         """One client's round; a pure function of the arguments. Its result lies on the CPU."""
         card, rows = self._client(client)
         sent, own, alone = (
             messages.to(broadcast, self.device),
             messages.to(memory or self.first_memory, self.device),
-            messages.to(letter or {}, self.device),
+            messages.to(client_message or {}, self.device),
         )
         fitted = fit(self.training, self.model, card, rows, sent, own, round_, alone)
         return replace(fitted, update=messages.to(fitted.update, CPU), memory=messages.to(fitted.memory, CPU))
@@ -89,11 +89,11 @@ class ClientHost:
             del self.scored[next(iter(self.scored))]
         return found
 
-    def tell(self, client: int) -> object:
+    def initial_message(self, client: int) -> object:
         """The message of a client before round 1."""
         rows = self.prepared.sparse_client(client)
         parts = (rows.part(start, start + TOLD_ROWS) for start in range(0, len(rows), TOLD_ROWS))
-        return self.training.method.tell(self.all_cards[client], parts, run_key(self.training.seed))
+        return self.training.method.initial_message(self.all_cards[client], parts, run_key(self.training.seed))
 
     def _client(self, client: int) -> tuple[Card, ClientData]:
         return self.rows.get(client, lambda: self._read(client))

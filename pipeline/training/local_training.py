@@ -68,7 +68,7 @@ def fit(
     broadcast: S,
     memory: Tensors,
     round_: int,
-    letter: Tensors | None = None,
+    client_message: Tensors | None = None,
 ) -> Fitted[Any]:
     """Train client ``card.client`` in round ``round_``. Pure: nothing of the arguments changes but ``model``, a
     work-space.
@@ -85,7 +85,7 @@ def fit(
     model.reseed(torch_rng(seed, "client", client, "round", round_, "dropout", device=device))
     ctx = ClientContext(
         model, broadcast, card, data, memory, training.objective, in_round(training.optimizer, round_), infer,
-        torch_rng(seed, "client", client, "round", round_, "method"), letter or {}, round_,
+        torch_rng(seed, "client", client, "round", round_, "method"), client_message or {}, round_,
     )  # fmt: skip
     trainer: ClientTrainer[Any, Any] = training.method.trainer(ctx)
     order_rng = torch_rng(seed, "client", client, "round", round_, "order")

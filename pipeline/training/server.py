@@ -26,9 +26,9 @@ from anchorfl.tasks.metrics.scores import Scores
 class Server:
     """Holds the state; every verb but ``aggregate``, ``gather`` and ``restore`` leaves it as it is."""
 
-    def __init__(self, setup: Setup, told: Sequence[Any] = (), device: torch.device = CPU) -> None:
-        """told: what the clients told before round 1, in their order (``Method.tell``); device: on which it scores. The
-        state and the method's steps are on the CPU.
+    def __init__(self, setup: Setup, initial_messages: Sequence[Any] = (), device: torch.device = CPU) -> None:
+        """initial_messages: what the clients sent before round 1, in their order (``Method.initial_message``); device:
+        on which it scores. The state and the method's steps are on the CPU.
         """
         data, objective = setup.data(), setup.objective()
         self.setup = setup
@@ -42,7 +42,7 @@ class Server:
         first = SPLITS if self.method.scored == "server" else ()
         self.scoring = Scoring(data, objective, setup.experiment.evaluation.metrics, first)
         self.splits = self.scoring.dense
-        self.state: ServerState = self.method.begin(replace(self._context(0), told=told))
+        self.state: ServerState = self.method.begin(replace(self._context(0), initial_messages=initial_messages))
         self._sent: tuple[int, ServerState] = (-1, self.state)
 
     def broadcast(self, round_: int) -> ServerState:
@@ -51,9 +51,9 @@ class Server:
         self._sent = round_, state  # what the updates of the round are held against
         return state
 
-    def letter(self, client: int) -> Tensors:
+    def client_message(self, client: int) -> Tensors:
         """What this client gets beside the broadcast."""
-        return self.method.letter(self.state, self.cards[client]) if self.method.letters else {}
+        return self.method.client_message(self.state, self.cards[client]) if self.method.sends_client_messages else {}
 
     def gather(self, round_: int, weights: Tensors, answered_C: Tensor) -> None:
         """Take in a round that was computed at once (``Method.pooling``)."""

@@ -77,9 +77,9 @@ def clients(data: Rows) -> list[tuple[Card, ClientData]]:
     return out
 
 
-def server(model, cards, told=(), seed=0, round_=1):
+def server(model, cards, initial_messages=(), seed=0, round_=1):
     rng = torch.Generator().manual_seed(seed + round_)
-    return ServerContext(model, cards, Objective("multi"), None, rng, round_, 3, told)
+    return ServerContext(model, cards, Objective("multi"), None, rng, round_, 3, initial_messages)
 
 
 def parts(rows):
@@ -94,8 +94,14 @@ def parts(rows):
 def begun(method, model, data, seed=0):
     """The state before round 1, and the cards."""
     held = clients(data)
-    told = [method.tell(card, parts(rows), run_key(seed)) for card, rows in held] if method.tells else []
-    return method.begin(server(model, [card for card, _ in held], told, seed, 0)), [card for card, _ in held]
+    initial_messages = (
+        [method.initial_message(card, parts(rows), run_key(seed)) for card, rows in held]
+        if method.sends_initial_message
+        else []
+    )
+    return method.begin(server(model, [card for card, _ in held], initial_messages, seed, 0)), [
+        card for card, _ in held
+    ]
 
 
 def explicit(method, data, rounds=3, *, options=SGD, epochs=1, chosen=range(C), model=None):
@@ -107,7 +113,9 @@ def explicit(method, data, rounds=3, *, options=SGD, epochs=1, chosen=range(C), 
         ctx, results, losses = server(model, cards, round_=round_), [], []
         sent = method.broadcast(state, ctx)
         for c in chosen:
-            got = fit(training, model, *held[c], sent, memories.get(c, {}), round_, method.letter(state, cards[c]))
+            got = fit(
+                training, model, *held[c], sent, memories.get(c, {}), round_, method.client_message(state, cards[c])
+            )
             memories[c] = got.memory
             results.append(ClientResult(cards[c], got.update))
             losses.append(got.loss)

@@ -48,7 +48,7 @@ def test_a_client_takes_one_step_on_theta_and_its_row():
     row = w["row"] - 0.3 * grad["row"]
     training = Training(method, Objective("multi"), SGD, 1, 0)
     sent = method.broadcast(state, server(model, cards))
-    got = fit(training, model, card, held, sent, {}, 1, method.letter(state, card))
+    got = fit(training, model, card, held, sent, {}, 1, method.client_message(state, card))
     assert got.loss == pytest.approx(risk(w), abs=1e-12)
     assert_close({n: got.update.weights[n].numpy() for n in names}, want, 1e-8)
     assert np.abs(got.update.row_D.numpy() - row / np.linalg.norm(row)).max() < 1e-8
@@ -143,7 +143,7 @@ def test_rows_come_to_rest_with_their_rates():
     card, held = clients(data)[1]
     sent = slow.broadcast(state, server(model, cards))
     training = [Training(method, Objective("multi"), SGD, 1, 5) for method in (slow, eighth)]
-    moved = [fit(t, model, card, held, sent, {}, 4, slow.letter(state, card)).update.row_D for t in training]
+    moved = [fit(t, model, card, held, sent, {}, 4, slow.client_message(state, card)).update.row_D for t in training]
     assert torch.equal(*moved)
     settled = [m.settle(state.weights[ROWS], state, replace(server(model, cards), round=4)) for m in (slow, eighth)]
     assert torch.equal(*settled)
@@ -170,34 +170,40 @@ def test_theta_and_one_row_travel_and_no_other(name):
     state, cards = begun(method, network(), rows())
     sent = {k: s for k, s in sent_shapes(method.broadcast(state, server(network(), cards))).items() if s != (0,)}
     assert sent == THETA
-    assert sent_shapes(method.letter(state, cards[2])) == {"row": (D,)}
-    assert torch.equal(method.letter(state, cards[2])["row"], state.weights[ROWS][2])
+    assert sent_shapes(method.client_message(state, cards[2])) == {"row": (D,)}
+    assert torch.equal(method.client_message(state, cards[2])["row"], state.weights[ROWS][2])
     later = explicit(method, rows(), 1)[0][0]
-    assert sent_shapes(method.letter(later, cards[2])) == ({"row": (D,)} if moves else {}), "a fixed row goes once"
+    assert sent_shapes(method.client_message(later, cards[2])) == ({"row": (D,)} if moves else {}), (
+        "a fixed row goes once"
+    )
 
 
 def test_a_client_that_was_missing_gets_its_fixed_row_later():
     method = METHODS["flag"]()
     state, _ = explicit(method, rows(), 1, chosen=[0, 2])[0]
     _, cards = begun(method, network(), rows())
-    assert [bool(method.letter(state, card)) for card in cards] == [False, True, False, True]
+    assert [bool(method.client_message(state, card)) for card in cards] == [False, True, False, True]
     assert len(explicit(method, rows(), 3, chosen=[1, 2])) == 3
 
 
 def test_what_clients_tell_is_a_digest_per_row():
     data = rows()
     for name in ("fedalc", "fedalc-fixed"):
-        told = [METHODS[name]().tell(card, parts(held), b"k" * 32) for card, held in clients(data)]
-        assert [messages.nbytes(t) for t in told] == [32 * card.num_examples + 12 for card, _ in clients(data)]
+        initial_messages = [
+            METHODS[name]().initial_message(card, parts(held), b"k" * 32) for card, held in clients(data)
+        ]
+        assert [messages.nbytes(t) for t in initial_messages] == [
+            32 * card.num_examples + 12 for card, _ in clients(data)
+        ]
     plain = FEDALC(matching="sha256")
     card, held = clients(data)[0]
 
     def checksum(method, key):
-        return messages.checksum(method.tell(card, parts(held), key))
+        return messages.checksum(method.initial_message(card, parts(held), key))
 
     assert checksum(plain, b"k" * 32) == checksum(plain, b"o" * 32)
     assert checksum(FEDALC(), b"k" * 32) != checksum(FEDALC(), b"o" * 32)
-    assert not METHODS["fedaws"].tells
+    assert not METHODS["fedaws"].sends_initial_message
 
 
 @pytest.mark.parametrize(

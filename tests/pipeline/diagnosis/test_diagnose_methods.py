@@ -67,7 +67,7 @@ def test_local_training_starts_from_what_the_client_keeps(finished, monkeypatch)
     assert kept == without_moments(study.memory(client))
     seen = []
 
-    def watched(self, client, round_, broadcast, memory, letter=None):
+    def watched(self, client, round_, broadcast, memory, client_message=None):
         seen.append(memory)
 
     monkeypatch.setattr(type(study.host), "fit", watched)

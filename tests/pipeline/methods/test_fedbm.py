@@ -75,24 +75,24 @@ def server(model, cards, round_=1, rounds=10):
 
 
 def federation(method, rounds, *, chosen=None, options=SGD, model=None):
-    """The states after every round, and what every client was told in it: (letter's names, broadcast)."""
+    """The states after every round, and what every client received in it: (message's names, broadcast)."""
     model = network(method) if model is None else model
     clients = [client(0), client(1, 7)]
     cards = [card for card, _ in clients]
-    state, memories, states, told = method.begin(server(model, cards)), [{}, {}], [], []
+    state, memories, states, received = method.begin(server(model, cards)), [{}, {}], [], []
     training = Training(method, SINGLE, options, 1, 5)
     for round_ in range(1, rounds + 1):
         ctx, results = server(model, cards, round_, rounds), []
         sent = method.broadcast(state, ctx)
         for i in (chosen or {}).get(round_, (0, 1)):
-            letter = method.letter(state, cards[i])
-            told.append((round_, i, sorted(letter)))
-            got = fit(training, model, *clients[i], sent, memories[i], round_, letter)
+            client_message = method.client_message(state, cards[i])
+            received.append((round_, i, sorted(client_message)))
+            got = fit(training, model, *clients[i], sent, memories[i], round_, client_message)
             memories[i] = got.memory
             results.append(ClientResult(cards[i], got.update))
         state = method.aggregate(state, results, server(model, cards, round_, rounds))
         states.append(state)
-    return states, told
+    return states, received
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
@@ -124,7 +124,7 @@ def test_generated_images_join_mini_batches_without_a_labelled_row():
         method = FedBM(**QUICK)
         training = Training(method, SINGLE, options, 2, 5)
         return fit(training, model, card, data, method.broadcast(state, server(model, [card])), {}, 1,
-                   method.letter(state, card)).update.weights  # fmt: skip
+                   method.client_message(state, card)).update.weights  # fmt: skip
 
     got, want = (
         half_labelled(replace(SGD, batch_size=2, skip_zero_rows=True)),
@@ -134,13 +134,13 @@ def test_generated_images_join_mini_batches_without_a_labelled_row():
 
 
 def test_what_is_measured_for_memory():
-    """The round of the generator's first training, with a generator in the letter; without one, round 1."""
+    """The round of the generator's first training, with a generator in its message; without one, round 1."""
     method, card = FedBM(**QUICK), client(0)[0]
     state = method.begin(server(network(method), [card]))
     heavy, round_ = method.heaviest(state, 10)
     assert round_ == 2
-    assert any(name.startswith(GENERATOR) for name in method.letter(heavy, card))
-    assert not any(name.startswith(GENERATOR) for name in method.letter(state, card))
+    assert any(name.startswith(GENERATOR) for name in method.client_message(heavy, card))
+    assert not any(name.startswith(GENERATOR) for name in method.client_message(state, card))
     assert method.heaviest(state, 2) == (state, 1)
     assert FedBM(cgde=False).heaviest(state, 10) == (state, 1)
     assert [FedBM(lkcc=a, cgde=b).concepts for a in (True, False) for b in (True, False)] == [True, True, True, False]
@@ -177,7 +177,7 @@ def test_a_clients_step_on_rows_and_generated_images():
     model.load_state_dict(state.weights)
     ctx = ClientContext(
         model, method.broadcast(state, server(model, [card])), card, data, {}, SINGLE, SGD, infer, rng(7),
-        method.letter(state, card),
+        method.client_message(state, card),
     )  # fmt: skip
     local = method.trainer(ctx)
     source = source_of(state.generator, state.concepts_CMD, True, data.scaling)
@@ -210,13 +210,15 @@ def test_who_is_told_what_and_when():
     has not had: client 1 sleeps through the training after round 4 and gets that after round 6 alone.
     """
     frozen = sorted(FROZEN)
-    _, told = federation(FedBM(**QUICK), 7, chosen={1: (0,), 5: (0,), 6: (0,)})
-    names = {(r, i): [n for n in letter if not n.startswith(GENERATOR)] for r, i, letter in told}
-    has = {(r, i): any(n.startswith(GENERATOR) for n in letter) for r, i, letter in told}
+    _, received = federation(FedBM(**QUICK), 7, chosen={1: (0,), 5: (0,), 6: (0,)})
+    names = {(r, i): [n for n in client_message if not n.startswith(GENERATOR)] for r, i, client_message in received}
+    has = {(r, i): any(n.startswith(GENERATOR) for n in client_message) for r, i, client_message in received}
     assert names[1, 0] == frozen
     assert names[2, 1] == frozen
     assert names[3, 0] == names[3, 1] == [CONCEPTS]
-    assert all(not letter for key, letter in names.items() if key not in ((1, 0), (2, 1), (3, 0), (3, 1)))
+    assert all(
+        not client_message for key, client_message in names.items() if key not in ((1, 0), (2, 1), (3, 0), (3, 1))
+    )
     assert [key for key, has_it in has.items() if has_it] == [(3, 0), (3, 1), (5, 0), (7, 0), (7, 1)]
 
 
@@ -229,7 +231,7 @@ def test_what_is_sent_down_and_up_in_every_round():
     every = set(model.state_dict()) - set(FROZEN)
     assert set(sent.weights) == every
     assert {path for path, t in messages.tensors(sent) if t.numel()} == {f"weights/{name}" for name in every}
-    got = fit(Training(method, SINGLE, SGD, 1, 5), model, card, data, sent, {}, 1, method.letter(state, card))
+    got = fit(Training(method, SINGLE, SGD, 1, 5), model, card, data, sent, {}, 1, method.client_message(state, card))
     assert {path for path, _ in messages.tensors(got.update)} == {f"weights/{name}" for name in every}
 
 

@@ -241,7 +241,7 @@ def test_the_probe_scores_where_the_run_does(experiment):
     for method, options in (("fedproto", {}), ("fedrep", {}), ("fedrep", {"scored": "clients"})):
         setup = make_setup(experiment(method, options=options), compared.quiet)
         server = SerialExecutor(setup).server
-        sent = messages.pack({"broadcast": server.broadcast(1), "letter": {}})
+        sent = messages.pack({"broadcast": server.broadcast(1), "client_message": {}})
         client, update = measure_client(setup, 0, sent, on_gpu=False)
         assert client.kept > 0
         assert client.update == messages.nbytes(messages.unpack(update))

@@ -164,7 +164,7 @@ def answered(request, five):
     setup = make_setup(e, quiet)
     executor = SerialExecutor(setup)
     sent, clients = executor.server.broadcast(1), range(e.task.clients)
-    return e, setup, [executor.host.fit(c, 1, sent, {}, executor.server.letter(c)).update for c in clients]
+    return e, setup, [executor.host.fit(c, 1, sent, {}, executor.server.client_message(c)).update for c in clients]
 
 
 def merged(setup, e, updates, clients=None, **options):
