@@ -217,9 +217,9 @@ class Method(ABC, Generic[S, U]):
     robust: ClassVar[tuple[str, ...]] = ROBUST
     """Which of the robust merges it allows; a run with another stops before round 1
     (``anchorfl.pipeline.run.prepare.make_setup``)."""
-    scored: Literal["server", "clients"] = "server"
-    """Whose models are scored: the server's, or every client's (``own``), for the mean of their scores; then there is
-    no model to save."""
+    evaluate_on: Literal["server", "clients"] = "server"
+    """Whose models are scored: the server's, or every client's (``personal_model``), for the mean of their scores; then
+    there is no model to save."""
     semantic: bool = True
     """Whether class embeddings start from the class names' vectors (label heads only)."""
 
@@ -255,20 +255,22 @@ class Method(ABC, Generic[S, U]):
         """A client's memory before its first round; it makes that itself from the model's first weights."""
         return {}
 
-    def own(self, model: Classifier, sent: S, memory: Tensors) -> Classifier:
+    def personal_model(self, model: Classifier, sent: S, memory: Tensors) -> Classifier:
         """A client's own model, for its scores. model: a work-space; sent: what a client would be sent now."""
         load_sent(model, sent.weights)
         return model
 
-    def statement(self, rounds: int) -> str:
+    def notice(self, rounds: int) -> str:
         """A line for the log of a run: what else must be known about it. Empty: nothing."""
-        return "" if self.scored == "server" else "scores are means over all clients of what their own models score"
+        return (
+            "" if self.evaluate_on == "server" else "scores are means over all clients of what their own models score"
+        )
 
     def pooling(self) -> Pooling[S] | None:
         """How a round of clients with one class each is computed at once; None where it is not the same."""
         return None
 
-    def heaviest(self, state: S, rounds: int) -> tuple[S, int]:
+    def peak_state(self, state: S, rounds: int) -> tuple[S, int]:
         """A state and the number of a round in which a run needs most memory: what ``anchorfl probe`` measures."""
         return state, 1
 

@@ -174,7 +174,7 @@ def _measure(setup: Setup, chosen: Chosen, places: list[Place], apart: Apart) ->
     device = "a GPU, as soon as one is free" if on_gpu else "the CPU"
     print(f"training client {chosen.client} alone for {memory_probe.ROUNDS} rounds on {device}", flush=True)
     sender, e = server_of(setup), setup.experiment
-    sender.state, _ = e.method.heaviest(sender.state, e.federation.rounds)
+    sender.state, _ = e.method.peak_state(sender.state, e.federation.rounds)
     sent = messages.pack({"broadcast": sender.broadcast(1), "client_message": sender.client_message(chosen.client)})
     what = f"client {chosen.client}"
     try:

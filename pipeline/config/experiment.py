@@ -73,7 +73,7 @@ class Experiment:
             raise ValueError(
                 f"evaluation.select = {self.evaluation.select!r} needs validation rows: set task.validation above 0"
             )
-        if self.tracking.register and self.method.scored == "clients":
+        if self.tracking.register and self.method.evaluate_on == "clients":
             raise ValueError(f"tracking.register: {self.method.name} trains no global model to register: leave it out")
 
     @property
@@ -81,7 +81,7 @@ class Experiment:
         """``evaluation.test``; but ``always`` for ``last`` where the scores are those of clients' own models and the
         selected round may be an earlier one, whose models nobody has any more.
         """
-        gone = self.method.scored == "clients" and self.evaluation.select != "last"
+        gone = self.method.evaluate_on == "clients" and self.evaluation.select != "last"
         return "always" if gone and self.evaluation.test == "last" else self.evaluation.test
 
     @property

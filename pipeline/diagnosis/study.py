@@ -121,7 +121,7 @@ def open_study(folder: Path, say: Callable[[str], None]) -> Study:
     """
     one_thread()
     experiment = read_experiment(folder)
-    if experiment.method.scored == "clients":
+    if experiment.method.evaluate_on == "clients":
         raise InputError(f"{folder}: {experiment.method.name} {NO_MODEL}: there is none to diagnose")
     last = Checkpoints(folder).load()
     if last is None:

@@ -47,7 +47,7 @@ class Executor(Protocol):
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         """Scores on these of the server's splits: of the current weights, or the mean over all clients of their own
-        models' (``Method.scored``).
+        models' (``Method.evaluate_on``).
         """
 
     def snapshot(self) -> Tensors:
@@ -166,7 +166,7 @@ class SerialExecutor(InProcess):
         return roster.outcome(messages.nbytes(sent), system_metrics.peak("process"), counts)
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
-        if self.server.method.scored == "server":
+        if self.server.method.evaluate_on == "server":
             return super().scores(splits)
         sent, models = self.server.broadcast(NEXT), scored_as(self.clients, self.memories)
         each = {c: self.host.scores(sent, self.memories.get(c, {}), splits) for c in dict.fromkeys(models)}

@@ -38,7 +38,7 @@ class RayExecutor:
     def __init__(self, setup: Setup, crew: Crew | None = None) -> None:
         e = setup.experiment
         self.setup, self.federation, self.clients = setup, e.federation, e.task.clients
-        self.sends_client_messages, self.at_clients = e.method.sends_client_messages, e.method.scored == "clients"
+        self.sends_client_messages, self.at_clients = e.method.sends_client_messages, e.method.evaluate_on == "clients"
         self.own = crew is None
         self.crew = crew or Crew(layout(e.cluster, e.task.clients))
         self.layout = self.crew.layout

@@ -50,7 +50,7 @@ class FedALC(Spreading):
         """ValueError on bad options."""
         return PrivacyOptions(noise=self.dp_noise, clip=self.dp_clip, delta=self.dp_delta)
 
-    def statement(self, rounds: int) -> str:
+    def notice(self, rounds: int) -> str:
         return describe(self.privacy(), rounds)
 
     def initial_message(self, card: Card, parts: Parts, key: bytes) -> Shared:

@@ -52,7 +52,7 @@ class FedALCFixed(OneClass):
         if self.steps < 0 or not self.rate > 0 or self.tolerance < 0:
             raise ValueError("method: steps and tolerance must be at least 0, rate above 0")
 
-    def statement(self, rounds: int) -> str:
+    def notice(self, rounds: int) -> str:
         return describe(PrivacyOptions(), rounds)
 
     def initial_message(self, card: Card, parts: Parts, key: bytes) -> Shared:

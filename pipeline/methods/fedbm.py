@@ -111,7 +111,7 @@ class FedBM(Method[BMState, Update]):
     def trainer(self, ctx: ClientContext[BMState]) -> BMTrainer:
         return BMTrainer(ctx, Part(self.generated, self.named))
 
-    def heaviest(self, state: BMState, rounds: int) -> tuple[BMState, int]:
+    def peak_state(self, state: BMState, rounds: int) -> tuple[BMState, int]:
         if not self.cgde or self.every >= rounds:  # the generator is never trained
             return state, 1
         return replace(state, version=torch.ones_like(state.version)), self.every

@@ -26,7 +26,7 @@ from anchorfl.pipeline.algorithm.contract import (
 )
 from anchorfl.pipeline.algorithm.parameters import weights_of
 
-OWN = "own."
+GRADIENT = "gradient."
 """Prefix of g_k in the client's memory."""
 
 
@@ -41,7 +41,7 @@ class DynTrainer(ClientTrainer[DynState, Update]):
     def __init__(self, ctx: ClientContext[DynState], alpha: float) -> None:
         super().__init__(ctx)
         self.alpha = alpha
-        self.own = {n: ctx.memory.get(OWN + n, torch.zeros_like(p)) for n, p in self.model.named_parameters()}
+        self.own = {n: ctx.memory.get(GRADIENT + n, torch.zeros_like(p)) for n, p in self.model.named_parameters()}
 
     def gaps(self) -> Tensors:
         """The way y - x that every parameter has gone in this round."""
@@ -57,7 +57,7 @@ class DynTrainer(ClientTrainer[DynState, Update]):
 
     def memory(self) -> Tensors:
         """g_k <- g_k - alpha (y - x): where the local loss is at its minimum, the gradient of F_k there."""
-        own = {OWN + n: self.own[n] - self.alpha * gap.detach() for n, gap in self.gaps().items()}
+        own = {GRADIENT + n: self.own[n] - self.alpha * gap.detach() for n, gap in self.gaps().items()}
         return super().memory() | own
 
 

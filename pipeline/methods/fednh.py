@@ -29,7 +29,7 @@ ROWS = "head.rows"
 class PrototypeTrainer(AveragingTrainer):
     """The prototypes are a buffer of the head: no gradient and no optimiser reaches them."""
 
-    def own_rows(self) -> Tensor:
+    def local_rows(self) -> Tensor:
         """Per class the mean direction of the client's labelled rows, by the trained encoder in evaluation mode, at
         length 1 [C, D]; zeros where it has none.
         """
@@ -41,7 +41,7 @@ class PrototypeTrainer(AveragingTrainer):
     def update(self) -> Update:
         """The weights, with the client's own prototypes in the place of those that it was sent."""
         sent = super().update()
-        return Update(sent.weights | {ROWS: self.own_rows()})
+        return Update(sent.weights | {ROWS: self.local_rows()})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from anchorfl.pipeline.algorithm.contract import (
 from anchorfl.pipeline.algorithm.parameters import below, prefixed, weights_of
 from anchorfl.tasks.contract import Batch
 
-OWN = "own."
+PERSONAL = "personal."
 """Prefix of the client's weights in its memory."""
 
 
@@ -61,7 +61,7 @@ class ProtoTrainer(ClientTrainer[ProtoState, ProtoUpdate]):
     def __init__(self, ctx: ClientContext[ProtoState], lam: float) -> None:
         super().__init__(ctx)
         self.lam = lam
-        self.model.load_state_dict(below(OWN, ctx.memory))
+        self.model.load_state_dict(below(PERSONAL, ctx.memory))
 
     def loss(self, batch: Batch) -> Tensor:
         if not self.lam:
@@ -82,7 +82,7 @@ class ProtoTrainer(ClientTrainer[ProtoState, ProtoUpdate]):
         return ProtoUpdate({}, rows_KD.to(z_ND.dtype), held_C)
 
     def memory(self) -> Tensors:
-        return super().memory() | prefixed(OWN, weights_of(self.model))
+        return super().memory() | prefixed(PERSONAL, weights_of(self.model))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class FedProto(Method[ProtoState, ProtoUpdate]):
 
     name = "fedproto"
     kinds = ("single",)
-    scored = "clients"
+    evaluate_on = "clients"
     robust = ()  # no tensor is sent whole: every prototype is of the clients that have its class
 
     lam: float = 1.0
@@ -110,10 +110,10 @@ class FedProto(Method[ProtoState, ProtoUpdate]):
         return ProtoState({}, zeros_CD, torch.zeros(len(zeros_CD), dtype=torch.bool))
 
     def first_memory(self, model: Classifier) -> Tensors:
-        return prefixed(OWN, weights_of(model))
+        return prefixed(PERSONAL, weights_of(model))
 
-    def own(self, model: Classifier, sent: ProtoState, memory: Tensors) -> Classifier:
-        model.load_state_dict(below(OWN, memory))
+    def personal_model(self, model: Classifier, sent: ProtoState, memory: Tensors) -> Classifier:
+        model.load_state_dict(below(PERSONAL, memory))
         return model if self.inference == "classifier" else Classifier(model.encoder, Nearest(sent), model.masks)
 
     def trainer(self, ctx: ClientContext[ProtoState]) -> ProtoTrainer:

@@ -28,7 +28,7 @@ from anchorfl.pipeline.algorithm.optimizers import make
 from anchorfl.pipeline.algorithm.parameters import below, prefixed, weights_of
 from anchorfl.tasks.contract import Batch
 
-HEAD, OWN = "head.", "own."
+HEAD, PERSONAL = "head.", "personal."
 """How the names of the head begin, and what stands before them in the client's memory."""
 
 
@@ -48,7 +48,7 @@ class RepTrainer(ClientTrainer[ServerState, RepUpdate]):
         super().__init__(ctx)
         self.method = method
         self.phase = "head"
-        self.model.load_state_dict(ctx.state.weights | below(OWN, ctx.memory))
+        self.model.load_state_dict(ctx.state.weights | below(PERSONAL, ctx.memory))
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         parts = {"head": self.model.head, "body": self.model.encoder}
@@ -68,10 +68,10 @@ class RepTrainer(ClientTrainer[ServerState, RepUpdate]):
 
     def update(self) -> RepUpdate:
         body, head = parted(weights_of(self.model))
-        return RepUpdate(body, head if self.method.scored == "server" else {})
+        return RepUpdate(body, head if self.method.evaluate_on == "server" else {})
 
     def memory(self) -> Tensors:
-        return super().memory() | prefixed(OWN, parted(weights_of(self.model))[1])
+        return super().memory() | prefixed(PERSONAL, parted(weights_of(self.model))[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class FedRep(Method[ServerState, RepUpdate]):
     then 1 or 5)."""
     weighting: Literal["samples", "uniform"] = "samples"
     """Weight of a client in the mean: its number of samples, or 1 (paper)."""
-    scored: Literal["server", "clients"] = "server"
+    evaluate_on: Literal["server", "clients"] = "server"
     """``server``: the mean of the bodies with the mean of the participants' heads, which travel for that alone;
     ``clients``: the mean over all clients of the scores of body and own head, which then never leaves the client, and
     there is no model to save."""
@@ -98,16 +98,16 @@ class FedRep(Method[ServerState, RepUpdate]):
 
     def begin(self, ctx: ServerContext) -> ServerState:
         weights = weights_of(ctx.model)
-        return ServerState(weights if self.scored == "server" else parted(weights)[0])
+        return ServerState(weights if self.evaluate_on == "server" else parted(weights)[0])
 
     def broadcast(self, state: ServerState, ctx: ServerContext) -> ServerState:
         return ServerState(parted(state.weights)[0])
 
     def first_memory(self, model: Classifier) -> Tensors:
-        return prefixed(OWN, parted(weights_of(model))[1])
+        return prefixed(PERSONAL, parted(weights_of(model))[1])
 
-    def own(self, model: Classifier, sent: ServerState, memory: Tensors) -> Classifier:
-        model.load_state_dict(sent.weights | below(OWN, memory))
+    def personal_model(self, model: Classifier, sent: ServerState, memory: Tensors) -> Classifier:
+        model.load_state_dict(sent.weights | below(PERSONAL, memory))
         return model
 
     def trainer(self, ctx: ClientContext[ServerState]) -> RepTrainer:

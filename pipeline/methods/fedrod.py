@@ -18,14 +18,14 @@ from anchorfl.pipeline.algorithm.parameters import log_prior
 from anchorfl.tasks.contract import Batch
 
 ROWS, BIAS = "head.weight", "head.bias"
-OWN = "own."
+PERSONAL = "personal."
 """Prefix of the personal head in the client's memory."""
 
 
 class TwoHeadsTrainer(AveragingTrainer):
     def __init__(self, ctx: ClientContext[ServerState], gamma: float) -> None:
         generic = ctx.state.weights
-        self.own = {n: ctx.memory.get(OWN + n, torch.zeros_like(generic[n])) for n in (ROWS, BIAS)}
+        self.own = {n: ctx.memory.get(PERSONAL + n, torch.zeros_like(generic[n])) for n in (ROWS, BIAS)}
         self.own = {name: nn.Parameter(value.clone()) for name, value in self.own.items()}
         self.prior_C = log_prior(ctx.card.count_C, gamma).to(ctx.data.y_NC)
         super().__init__(ctx)
@@ -51,7 +51,7 @@ class TwoHeadsTrainer(AveragingTrainer):
         return super().step(pieces)
 
     def memory(self) -> Tensors:
-        return super().memory() | {OWN + name: value.detach().clone() for name, value in self.own.items()}
+        return super().memory() | {PERSONAL + name: value.detach().clone() for name, value in self.own.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from anchorfl.pipeline.algorithm.contract import (
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.tasks.contract import Batch
 
-OWN = "own."
+CONTROL = "control."
 """Prefix of the client's control variate in its memory."""
 
 
@@ -43,7 +43,7 @@ class ControlUpdate(Update):
 class ScaffoldTrainer(ClientTrainer[ControlState, ControlUpdate]):
     def __init__(self, ctx: ClientContext[ControlState]) -> None:
         super().__init__(ctx)
-        self.own = {n: ctx.memory.get(OWN + n, torch.zeros_like(p)) for n, p in self.model.named_parameters()}
+        self.own = {n: ctx.memory.get(CONTROL + n, torch.zeros_like(p)) for n, p in self.model.named_parameters()}
         self.total = {n: torch.zeros_like(p) for n, p in self.model.named_parameters()}
         self.steps = 0
 
@@ -56,7 +56,7 @@ class ScaffoldTrainer(ClientTrainer[ControlState, ControlUpdate]):
             p.grad += self.ctx.state.control[name] - self.own[name]
         return loss
 
-    def next_own(self) -> Tensors:
+    def next_control(self) -> Tensors:
         """c_i after the round. Plain SGD: option II, from the way gone. Else the mean of the raw gradients, which is
         what option II gives with plain SGD and no longer gives with Adam, momentum or weight decay.
         """
@@ -68,11 +68,11 @@ class ScaffoldTrainer(ClientTrainer[ControlState, ControlUpdate]):
         return {n: own - state.control[n] + (state.weights[n] - now[n]) / way for n, own in self.own.items()}
 
     def update(self) -> ControlUpdate:
-        change = {name: value - self.own[name] for name, value in self.next_own().items()}
+        change = {name: value - self.own[name] for name, value in self.next_control().items()}
         return ControlUpdate(weights_of(self.model), change)
 
     def memory(self) -> Tensors:
-        return super().memory() | {OWN + name: value for name, value in self.next_own().items()}
+        return super().memory() | {CONTROL + name: value for name, value in self.next_control().items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,7 @@ def model_of(run: Path) -> Path:
         return run
     if not (run / "model" / ABOUT).exists() and (run / CONFIG).exists():
         method = read_experiment(run).method
-        if method.scored == "clients":
+        if method.evaluate_on == "clients":
             raise InputError(f"{run}: {method.name} {NO_MODEL}: there is none to predict with")
     return run / "model"
 

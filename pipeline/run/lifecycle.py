@@ -58,8 +58,8 @@ def run(experiment: Experiment, folder: Path, say: Say = print, crews: Crews | N
         executor = _executor(setup, crews)
         stack.callback(executor.close)
         write_config(folder, experiment)
-        if statement := experiment.method.statement(experiment.federation.rounds):
-            say(statement)
+        if notice := experiment.method.notice(experiment.federation.rounds):
+            say(notice)
         return federate(setup, executor, folder, Progress(experiment.federation.rounds), say)
 
 
@@ -168,7 +168,7 @@ def conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
             tracker.artifact(folder / LATE)
     chosen = standing.best_round or standing.round
     about = {"round": chosen, "scores": scores, "run": folder.name}
-    if e.method.scored == "server":
+    if e.method.evaluate_on == "server":
         save_model(folder / "model", setup, weights_in(state), about)
     else:
         loop.progress.say(f"{e.method.name} {NO_MODEL}: none is saved")
@@ -181,7 +181,13 @@ def conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
     write_per_class(folder)
     _draw(setup, folder)
     write_atomically(folder / "plan.json", Path(setup.data().file("plan.json")).read_bytes())
-    for name in (CONFIG, "plan.json", "per_class.csv", "report", *(["model"] if e.method.scored == "server" else [])):
+    for name in (
+        CONFIG,
+        "plan.json",
+        "per_class.csv",
+        "report",
+        *(["model"] if e.method.evaluate_on == "server" else []),
+    ):
         tracker.artifact(folder / name)
     # Last, since its presence says that the run is finished and everything else is there.
     write_atomically(folder / RESULT, json.dumps(content, indent=1).encode())

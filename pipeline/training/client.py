@@ -79,7 +79,7 @@ class ClientHost:
         model that was scored before, since its client has not taken part meanwhile, are the ones it had.
         """
         own = messages.to(memory or self.first_memory, self.device)
-        model = self.training.method.own(self.model, messages.to(sent, self.device), own)
+        model = self.training.method.personal_model(self.model, messages.to(sent, self.device), own)
         if model is not self.model:  # more than the weights decides, such as prototypes
             return self.scoring.scores(model, splits)
         key = messages.checksum(model.state_dict()), *splits

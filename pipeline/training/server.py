@@ -39,7 +39,7 @@ class Server:
         self.model = setup.model()
         self.scorer = self.model if device == CPU else setup.model().to(device)
         self.data = data
-        first = SPLITS if self.method.scored == "server" else ()
+        first = SPLITS if self.method.evaluate_on == "server" else ()
         self.scoring = Scoring(data, objective, setup.experiment.evaluation.metrics, first)
         self.splits = self.scoring.dense
         self.state: ServerState = self.method.begin(replace(self._context(0), initial_messages=initial_messages))

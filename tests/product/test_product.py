@@ -28,7 +28,7 @@ VARIANTS = [(name, {}) for name in METHODS] + [
     ("fedalign", {"refresh": "epoch"}),
     ("fedavg", {"weighting": "uniform"}),
     ("fedproto", {"inference": "prototype"}),
-    ("fedrep", {"scored": "clients", "head_epochs": 1}),
+    ("fedrep", {"evaluate_on": "clients", "head_epochs": 1}),
 ]
 SINGLE_LABEL = {"fedbm", "fedetf", "fednh", "fedproto", "fedrod"}
 """Methods whose softmax has no counterpart where classes do not exclude each other."""
@@ -47,7 +47,7 @@ def test_every_method_trains_on_every_toy_task(experiment, tmp_path, method, opt
     e = experiment(method, task, options=options)
     result = run(e, tmp_path / "run", quiet)
     assert 0 <= result.scores["test"]["f1_macro"] <= 1
-    if e.method.scored == "clients":  # their models are theirs: tests/pipeline/run/test_own_scores.py
+    if e.method.evaluate_on == "clients":  # their models are theirs: tests/pipeline/run/test_own_scores.py
         records = read_records(tmp_path / "run")[0]
         assert records[-1].metrics["test/accuracy"] != records[0].metrics["test/accuracy"]
         assert not (tmp_path / "run" / "model").exists()

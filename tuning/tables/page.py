@@ -102,7 +102,7 @@ def _blocks(table: Table) -> Iterator[Block]:
     words = {"reported": reported, "own": own, "family": family}
     how = [*HOW, CONVENTION] if table.paper.convention else HOW
     methods = [cell.experiment.method for cell in table.cells if cell.digest in table.runs]
-    scored = [text for whose, text in SCORED.items() if whose in {(m.name, m.scored) for m in methods}]
+    scored = [text for whose, text in SCORED.items() if whose in {(m.name, m.evaluate_on) for m in methods}]
     yield Block("How to read it", paragraphs=[*(text.format(**words) for text in how), *scored])
 
 

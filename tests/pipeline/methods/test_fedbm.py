@@ -119,7 +119,7 @@ def test_generated_images_join_mini_batches_without_a_labelled_row():
         data = replace(data, weight_NC=data.weight_NC * (torch.arange(ROWS) < 3)[:, None])
         model = network(FedBM(**QUICK))
         state = FedBM(**QUICK).begin(server(model, [card]))
-        state, round_ = FedBM(**QUICK).heaviest(state, 10)
+        state, round_ = FedBM(**QUICK).peak_state(state, 10)
         assert round_ == 2
         method = FedBM(**QUICK)
         training = Training(method, SINGLE, options, 2, 5)
@@ -137,12 +137,12 @@ def test_what_is_measured_for_memory():
     """The round of the generator's first training, with a generator in its message; without one, round 1."""
     method, card = FedBM(**QUICK), client(0)[0]
     state = method.begin(server(network(method), [card]))
-    heavy, round_ = method.heaviest(state, 10)
+    heavy, round_ = method.peak_state(state, 10)
     assert round_ == 2
     assert any(name.startswith(GENERATOR) for name in method.client_message(heavy, card))
     assert not any(name.startswith(GENERATOR) for name in method.client_message(state, card))
-    assert method.heaviest(state, 2) == (state, 1)
-    assert FedBM(cgde=False).heaviest(state, 10) == (state, 1)
+    assert method.peak_state(state, 2) == (state, 1)
+    assert FedBM(cgde=False).peak_state(state, 10) == (state, 1)
     assert [FedBM(lkcc=a, cgde=b).concepts for a in (True, False) for b in (True, False)] == [True, True, True, False]
 
 

@@ -73,7 +73,7 @@ def test_with_a_vanishing_alpha_the_first_round_is_fedavgs_bit_for_bit(experimen
 def test_loss_and_gradient_equal_numpy(kind):
     """From a g_k that is not zero, at a y that is not x; the batch comes in two pieces, the two terms once."""
     own = elsewhere({name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, 2)
-    local, pieces = compared.started(FedDyn(alpha=0.7), kind, memory={f"own.{n}": v for n, v in own.items()})
+    local, pieces = compared.started(FedDyn(alpha=0.7), kind, memory={f"gradient.{n}": v for n, v in own.items()})
     sent, g = arrays(local.ctx.state.weights), arrays(own)
     local.model.load_state_dict(elsewhere(local.ctx.state.weights))
     data, x = local.ctx.data, local.ctx.data.x.numpy()
@@ -122,10 +122,10 @@ class Quadratics:
         """(update, memory, y) of the method's client half, put where NumPy says that its loss is least."""
         ctx = compared.server(compared.dense(), self.cards)
         local, _ = compared.started(method, state=method.broadcast(state, ctx), memory=memory)
-        g = flat({n: memory.get(f"own.{n}", torch.zeros(s, dtype=torch.float64)) for n, s in SHAPES.items()})
+        g = flat({n: memory.get(f"gradient.{n}", torch.zeros(s, dtype=torch.float64)) for n, s in SHAPES.items()})
         y = self.trainer(k, flat(local.ctx.state.weights), g)
         local.model.load_state_dict(shaped(y))
-        return local.update(), {name: v for name, v in local.memory().items() if name.startswith("own.")}, local
+        return local.update(), {name: v for name, v in local.memory().items() if name.startswith("gradient.")}, local
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_quadratic_clients_agree_on_the_minimum_of_their_mean(selected, rounds, 
             results.append(ClientResult(world.cards[k], update))
             if t < 3:
                 assert np.allclose(flat(update.weights), found[k], rtol=0, atol=1e-10)
-                g = flat({name: memory[k][f"own.{name}"] for name in SHAPES})
+                g = flat({name: memory[k][f"gradient.{name}"] for name in SHAPES})
                 assert np.allclose(g, world.slope(k, found[k]), rtol=0, atol=1e-10)
                 assert np.allclose(gradient(local, [])[1]["head.weight"], -shaped(g)["head.weight"], atol=1e-10)
         for k, y in found.items():
@@ -189,7 +189,9 @@ def test_h_is_the_mean_of_all_g_k_in_every_round(experiment, per_round, optimize
         drift = {k.removeprefix("drift/"): v for k, v in state.items() if k.startswith("drift/")}
         assert drift
         for name, h in drift.items():
-            mean = sum(m.get(f"own.{name}", torch.zeros_like(h)).double() for m in memories.values()) / len(memories)
+            mean = sum(m.get(f"gradient.{name}", torch.zeros_like(h)).double() for m in memories.values()) / len(
+                memories
+            )
             assert float((h.double() - mean).abs().max()) <= 1e-5 * max(1e-3, float(mean.abs().max())), name
     assert sum(bool(memory) for memory in rounds[0][2].values()) == per_round
 
@@ -244,10 +246,10 @@ def test_the_exact_tensors_on_the_wire():
     got = compared.fitted(method, state=sent)
     assert list(compared.shapes(got.update).items()) == list(wire.items())
     own = {k: v for k, v in compared.shapes(got.memory).items() if not k.startswith("all.")}
-    assert list(own.items()) == [(f"own.{name}", shape) for name, shape in SHAPES.items()]
+    assert list(own.items()) == [(f"gradient.{name}", shape) for name, shape in SHAPES.items()]
     for name in SHAPES:
         way = got.update.weights[name] - sent.weights[name]
-        assert torch.allclose(got.memory[f"own.{name}"], -0.01 * way, rtol=0, atol=1e-15)
+        assert torch.allclose(got.memory[f"gradient.{name}"], -0.01 * way, rtol=0, atol=1e-15)
 
 
 def test_a_round_of_plain_sgd_equals_numpy():
@@ -255,7 +257,7 @@ def test_a_round_of_plain_sgd_equals_numpy():
     options = OptimizerOptions(name="sgd", lr=0.2, batch_size=N, skip_zero_rows=False, micro_tokens=0)
     own = elsewhere({name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, 2)
     got = compared.fitted(
-        FedDyn(alpha=0.5), options=options, epochs=3, memory={f"own.{n}": v for n, v in own.items()}
+        FedDyn(alpha=0.5), options=options, epochs=3, memory={f"gradient.{n}": v for n, v in own.items()}
     )  # fmt: skip
     _, data = compared.rows_of()
     sent = w = arrays(compared.dense().state_dict())
@@ -264,7 +266,7 @@ def test_a_round_of_plain_sgd_equals_numpy():
         w = {n: w[n] - 0.2 * (g[n] - own[n].numpy() + 0.5 * (w[n] - sent[n])) for n in w}
     assert_close(arrays(got.update.weights), w, 1e-8)
     new = {n: own[n].numpy() - 0.5 * (w[n] - sent[n]) for n in w}
-    assert_close({n: got.memory[f"own.{n}"].numpy() for n in w}, new, 1e-8)
+    assert_close({n: got.memory[f"gradient.{n}"].numpy() for n in w}, new, 1e-8)
 
 
 def test_the_savings_change_no_update():

@@ -116,7 +116,7 @@ def test_classes_are_found_without_dropout(experiment):
     local, _ = compared.started(FedNH(), model=model.double(), state=state)
     local.model = model.float()
     local.ctx = replace(local.ctx, data=data, card=card)
-    first, again = local.own_rows(), local.own_rows()
+    first, again = local.local_rows(), local.local_rows()
     assert model.training
     assert torch.equal(first, again)
     model.eval()

@@ -40,7 +40,7 @@ from tests.pipeline.compared import (
     slope,
 )
 
-OWN = {f"own.{name}": shape for name, shape in SHAPES.items()}
+OWN = {f"personal.{name}": shape for name, shape in SHAPES.items()}
 WHOLE = OptimizerOptions(name="sgd", lr=0.1, batch_size=N, skip_zero_rows=False, micro_tokens=0, state="reset")
 
 
@@ -93,7 +93,7 @@ def test_one_client_alone_is_fedavg_bit_for_bit(experiment):
     plain = compared.history(e)
     got = compared.history(replace(e, method=FedProto(lam=0.0)))
     for (weights, loss, memories, _), (_, loss0, memories0, _) in zip(plain, got, strict=True):
-        own = {f"weights/{k.removeprefix('own.')}": v for k, v in memories0[0].items() if k.startswith("own.")}
+        own = {f"weights/{k.removeprefix('own.')}": v for k, v in memories0[0].items() if k.startswith("personal.")}
         assert messages.checksum(own) == messages.checksum(weights)
         assert loss0 == loss
         assert all(torch.equal(memories0[0][k], v) for k, v in memories[0].items())
@@ -153,7 +153,7 @@ def test_four_rounds_equal_numpy():
             for c in range(C):
                 if of_class := [n for n in range(N) if data.y_NC[n, c] == 1]:
                     means[c].append(encode(w, x[of_class]).mean(0))
-            assert_close(arrays({k.removeprefix("own."): v for k, v in memory[i].items()}), w, 1e-7)
+            assert_close(arrays({k.removeprefix("personal."): v for k, v in memory[i].items()}), w, 1e-7)
         for c in range(C):
             if means[c]:
                 rows = np.concatenate([rows[:c], np.mean(means[c], axis=0)[None], rows[c + 1 :]])
@@ -167,8 +167,8 @@ def test_four_rounds_equal_numpy():
 def test_the_nearest_prototype_decides_and_one_that_is_not_there_never_does():
     state = state_of((0, 2))
     model, method = compared.dense(), FedProto(inference="prototype")
-    memory = {f"own.{name}": value for name, value in elsewhere(model.state_dict()).items()}
-    own = method.own(model, state, memory)
+    memory = {f"personal.{name}": value for name, value in elsewhere(model.state_dict()).items()}
+    own = method.personal_model(model, state, memory)
     z_ND = own.encoder(client_of(0)[1].x).detach()
     far_NC = ((z_ND[:, None] - state.rows_CD) ** 2).mean(-1)
     got_NC = own.head(z_ND)
@@ -177,14 +177,18 @@ def test_the_nearest_prototype_decides_and_one_that_is_not_there_never_does():
     expected = (-far_NC)[:, [0, 2]].log_softmax(-1)
     assert torch.allclose(got_NC.log_softmax(-1)[:, [0, 2]], expected, atol=1e-12)
     assert bool(torch.isfinite(got_NC.log_softmax(-1)).all())
-    assert (method.own(model, state_of(()), memory).head(z_ND).softmax(-1) == 1 / C).all()  # before there are any
+    assert (
+        method.personal_model(model, state_of(()), memory).head(z_ND).softmax(-1) == 1 / C
+    ).all()  # before there are any
 
 
 @pytest.mark.parametrize("inference", ["classifier", "prototype"])
 def test_a_clients_own_model_has_the_weights_of_its_memory(inference):
     model = compared.dense()
     own = elsewhere(model.state_dict())
-    got = FedProto(inference=inference).own(model, state_of((0,)), {f"own.{k}": v for k, v in own.items()})
+    got = FedProto(inference=inference).personal_model(
+        model, state_of((0,)), {f"personal.{k}": v for k, v in own.items()}
+    )
     assert isinstance(got, Classifier)
     assert all(torch.equal(v, own[k]) for k, v in weights_of(model).items())
     x = client_of(0)[1].x
@@ -199,7 +203,7 @@ def test_means_are_of_the_network_in_evaluation():
     training = Training(method, Objective("single"), compared.PLAIN, 1, 3)
     state = method.begin(compared.server(model, [card]))
     got = fit(training, model, card, data, state, method.first_memory(model), 1)
-    model.load_state_dict({k.removeprefix("own."): v for k, v in got.memory.items() if k.startswith("own.")})
+    model.load_state_dict({k.removeprefix("personal."): v for k, v in got.memory.items() if k.startswith("personal.")})
     z_ND = infer(model, data)
     for row_D, c in zip(got.update.rows_KD, got.update.held_C.nonzero().flatten(), strict=True):
         assert torch.allclose(row_D, z_ND[data.y_NC[:, c] == 1].mean(0), atol=1e-6)
@@ -230,7 +234,7 @@ def test_the_exact_tensors_on_the_wire():
         got = fit(training, compared.dense(), card, data, state, method.first_memory(compared.dense()), 1)
         assert list(compared.shapes(got.update).items()) == [("rows_KD", (2, D)), ("held_C", (C,))]
         assert got.update.held_C.tolist() == [False, True, True, False]
-        assert {k: v for k, v in compared.shapes(got.memory).items() if k.startswith("own.")} == OWN
+        assert {k: v for k, v in compared.shapes(got.memory).items() if k.startswith("personal.")} == OWN
         assert {k.split(".")[0] for k in got.memory} == ({"own"} if kept else {"own", "all"})
 
 

@@ -29,7 +29,7 @@ from tests.pipeline.compared import SHAPES, N, arrays, assert_close, base_loss, 
 
 BODY = {name: shape for name, shape in SHAPES.items() if name.startswith("encoder.")}
 HEAD = {name: shape for name, shape in SHAPES.items() if name.startswith("head.")}
-OWN = {f"own.{name}": shape for name, shape in HEAD.items()}
+OWN = {f"personal.{name}": shape for name, shape in HEAD.items()}
 WHOLE = OptimizerOptions(name="sgd", lr=0.1, batch_size=N, skip_zero_rows=False, micro_tokens=0)
 RULES = {
     "sgd": replace(WHOLE, state="reset"),
@@ -124,7 +124,7 @@ def test_three_rounds_equal_numpy(rule):
         state = method.aggregate(state, results, ctx)
         assert_close(arrays(state.weights), x, 1e-7)
         for i in chosen:
-            kept = {k.removeprefix("own."): v for k, v in memory[i].items() if k.startswith("own.")}
+            kept = {k.removeprefix("personal."): v for k, v in memory[i].items() if k.startswith("personal.")}
             assert_close(arrays(kept), heads[i], 1e-7)
 
 
@@ -155,7 +155,7 @@ def test_heads_stay_with_their_clients_and_those_that_rest_keep_theirs(experimen
     """2 of 4 take part in a round. A head never comes from the server: it goes on from where its client left it."""
     e = experiment("fedrep", federation={"clients_per_round": 2, "rounds": 4, "epochs": 1}, options={"head_epochs": 0})
     before, stale = {client: {} for client in range(4)}, 0
-    first = {f"own.{k}": v for k, v in make_setup(e, compared.quiet).model().state_dict().items() if "head." in k}
+    first = {f"personal.{k}": v for k, v in make_setup(e, compared.quiet).model().state_dict().items() if "head." in k}
     for _, _, memories, _ in compared.history(e):  # without head epochs a head that moved came from elsewhere
         moved = [c for c in memories if messages.checksum(memories[c]) != messages.checksum(before[c])]
         assert len(moved) == 2
@@ -164,11 +164,13 @@ def test_heads_stay_with_their_clients_and_those_that_rest_keep_theirs(experimen
         before = memories
     assert stale > 0
     trained = compared.history(replace(e, method=FedRep(head_epochs=2)))[-1][2]
-    heads = {messages.checksum({k: v for k, v in m.items() if k.startswith("own.")}) for m in trained.values() if m}
+    heads = {
+        messages.checksum({k: v for k, v in m.items() if k.startswith("personal.")}) for m in trained.values() if m
+    }
     assert len(heads) == sum(bool(m) for m in trained.values()) > 1
 
 
-@pytest.mark.parametrize("scored", ["server", "clients"])
+@pytest.mark.parametrize("evaluate_on", ["server", "clients"])
 def test_the_exact_tensors_on_the_wire(scored):
     """The body alone goes down. Up it comes with the head, for the score, unless clients are scored."""
     method, ctx = FedRep(scored=scored), compared.server(compared.dense(), [])
@@ -180,7 +182,7 @@ def test_the_exact_tensors_on_the_wire(scored):
     got = compared.fitted(method, state=method.broadcast(state, ctx))
     head = {f"head/{name}": shape for name, shape in HEAD.items()} if scored == "server" else {}
     assert list(compared.shapes(got.update).items()) == list((body | head).items())
-    assert {k: v for k, v in compared.shapes(got.memory).items() if k.startswith("own.")} == OWN
+    assert {k: v for k, v in compared.shapes(got.memory).items() if k.startswith("personal.")} == OWN
     assert {key.split(".")[0] for key in got.memory} == {"own", "head", "body"}
     reset = compared.fitted(method, state=method.broadcast(state, ctx), options=replace(compared.PLAIN, state="reset"))
     assert compared.shapes(reset.memory) == OWN
@@ -201,7 +203,7 @@ def test_bytes_are_the_body_down_and_the_body_with_the_head_up(experiment):
 
 
 def test_the_two_ways_to_score_train_alike(experiment):
-    one, other = (compared.history(experiment("fedrep", options={"scored": s})) for s in ("server", "clients"))
+    one, other = (compared.history(experiment("fedrep", options={"evaluate_on": s})) for s in ("server", "clients"))
     for (weights, loss, memories, _), (body, loss0, memories0, _) in zip(one, other, strict=True):
         assert messages.checksum({k: weights[k] for k in body}) == messages.checksum(body)
         assert loss == loss0

@@ -98,14 +98,14 @@ def test_three_rounds_equal_numpy(rule, rows):
         assert_close(arrays(state.weights), x, 1e-7)
         assert_close(arrays(state.control), c, 1e-7)
         for i in chosen:
-            assert_close(arrays({k.removeprefix("own."): v for k, v in memory[i].items()}), own[i], 1e-7)
+            assert_close(arrays({k.removeprefix("control."): v for k, v in memory[i].items()}), own[i], 1e-7)
 
 
 def test_plain_sgd_option_two_is_the_mean_raw_gradient():
     """From a c and a c_i that are not zero; with momentum, the way that was gone says something else."""
     zeros = Scaffold().begin(compared.server(compared.dense(), []))
     state = ControlState(zeros.weights, elsewhere(zeros.control, 1))
-    memory = {f"own.{name}": value for name, value in elsewhere(zeros.control, 2).items()}
+    memory = {f"control.{name}": value for name, value in elsewhere(zeros.control, 2).items()}
     for options, same in ((WHOLE, True), (replace(WHOLE, momentum=0.9), False)):
         local, pieces = compared.started(Scaffold(), memory=memory, state=state, options=options)
         for _ in range(4):
@@ -115,7 +115,7 @@ def test_plain_sgd_option_two_is_the_mean_raw_gradient():
         way = {n: local.own[n] - state.control[n] + (sent[n] - now[n].detach()) / (4 * options.lr) for n in mean}
         far = max(float((way[n] - mean[n]).abs().max()) for n in mean)
         assert (far < 1e-13) is same
-        assert_close(arrays(local.next_own()), arrays(mean), 1e-13)
+        assert_close(arrays(local.next_control()), arrays(mean), 1e-13)
 
 
 def test_the_gradient_that_the_optimiser_sees_is_corrected_once():
@@ -123,7 +123,7 @@ def test_the_gradient_that_the_optimiser_sees_is_corrected_once():
     zeros = Scaffold().begin(compared.server(compared.dense(), []))
     state = ControlState(zeros.weights, elsewhere(zeros.control, 1))
     own = elsewhere(zeros.control, 2)
-    local, pieces = compared.started(Scaffold(), memory={f"own.{n}": v for n, v in own.items()}, state=state)
+    local, pieces = compared.started(Scaffold(), memory={f"control.{n}": v for n, v in own.items()}, state=state)
     correction = {n: (state.control[n] - own[n]).numpy() for n in own}
     data = local.ctx.data
     want = slope(lambda at: base_loss("single", logits(at, data.x.numpy()), data), arrays(state.weights))
@@ -144,7 +144,9 @@ def test_c_is_the_mean_of_all_c_i_in_every_round(experiment, per_round, optimize
         control = {k.removeprefix("control/"): v for k, v in state.items() if k.startswith("control/")}
         assert control
         for name, c in control.items():
-            mean = sum(m.get(f"own.{name}", torch.zeros_like(c)).double() for m in memories.values()) / len(memories)
+            mean = sum(m.get(f"control.{name}", torch.zeros_like(c)).double() for m in memories.values()) / len(
+                memories
+            )
             assert float((c.double() - mean).abs().max()) <= 1e-6 * max(1.0, float(mean.abs().max())), name
     _, _, first, _ = rounds[0]
     assert sum(bool(memory) for memory in first.values()) == per_round
@@ -172,12 +174,12 @@ def test_the_exact_tensors_on_the_wire():
     got = compared.fitted(Scaffold())
     assert list(compared.shapes(got.update).items()) == list(both.items())
     own = {k: v for k, v in compared.shapes(got.memory).items() if not k.startswith("all.")}
-    assert list(own.items()) == [(f"own.{name}", shape) for name, shape in SHAPES.items()]
+    assert list(own.items()) == [(f"control.{name}", shape) for name, shape in SHAPES.items()]
     for name in SHAPES:  # from zeros, the change is the new value
-        assert torch.equal(got.memory[f"own.{name}"], got.update.control[name])
+        assert torch.equal(got.memory[f"control.{name}"], got.update.control[name])
     again = compared.fitted(Scaffold(), memory=got.memory, state=state, round_=2)
     for name in SHAPES:
-        change = again.memory[f"own.{name}"] - got.memory[f"own.{name}"]
+        change = again.memory[f"control.{name}"] - got.memory[f"control.{name}"]
         assert torch.equal(again.update.control[name], change)
 
 

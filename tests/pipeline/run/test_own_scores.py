@@ -22,7 +22,11 @@ from anchorfl.tasks.contract import Objective
 from anchorfl.tasks.metrics.scores import Scores
 from tests.pipeline import compared
 
-OWN = ("fedproto", {}), ("fedproto", {"inference": "prototype"}), ("fedrep", {"scored": "clients", "head_epochs": 1})
+OWN = (
+    ("fedproto", {}),
+    ("fedproto", {"inference": "prototype"}),
+    ("fedrep", {"evaluate_on": "clients", "head_epochs": 1}),
+)
 FEW = {"federation": {"clients_per_round": 2, "rounds": 4, "epochs": 1}}
 
 
@@ -60,7 +64,8 @@ def test_the_score_is_the_mean_over_all_clients_of_their_networks(experiment):
     for round_ in (1, 2):
         executor.round(round_, [1, 3], compared.nobody)
     own = {
-        c: {k.removeprefix("own."): v for k, v in executor.memory(c).items() if k.startswith("own.")} for c in (1, 3)
+        c: {k.removeprefix("personal."): v for k, v in executor.memory(c).items() if k.startswith("personal.")}
+        for c in (1, 3)
     }
     each = [evaluate(model, own.get(c) or first, rows, Objective("single")) for c in range(4)]
     got = executor.scores(["validation", "test"])
@@ -93,7 +98,7 @@ def test_a_model_that_has_not_changed_is_scored_once(experiment, monkeypatch, in
 
 
 def test_fedreps_own_models_are_the_mean_body_with_own_heads(experiment):
-    e = experiment("fedrep", options={"scored": "clients", "head_epochs": 2})
+    e = experiment("fedrep", options={"evaluate_on": "clients", "head_epochs": 2})
     setup = make_setup(e, compared.quiet)
     executor, model = SerialExecutor(setup), setup.model()
     first = {k: v.clone() for k, v in model.state_dict().items() if k.startswith("head.")}
@@ -101,7 +106,9 @@ def test_fedreps_own_models_are_the_mean_body_with_own_heads(experiment):
     body = {k.removeprefix("weights/"): v for k, v in executor.snapshot().items()}
     rows, each = setup.data().split("test", Objective("single")), []
     for client in range(4):
-        head = {k.removeprefix("own."): v for k, v in executor.memory(client).items() if k.startswith("own.")} or first
+        head = {
+            k.removeprefix("personal."): v for k, v in executor.memory(client).items() if k.startswith("personal.")
+        } or first
         each.append(evaluate(model, body | head, rows, Objective("single")).macro_f1)
     assert executor.scores(["test"])["test"].values["f1_macro"] == pytest.approx(np.mean(each), abs=1e-15)
 
@@ -238,7 +245,7 @@ def test_other_figures_are_averaged_too(experiment, tmp_path, metrics, select):
 
 def test_the_probe_scores_where_the_run_does(experiment):
     """In this process: a client trains and scores, and the server merges and does not."""
-    for method, options in (("fedproto", {}), ("fedrep", {}), ("fedrep", {"scored": "clients"})):
+    for method, options in (("fedproto", {}), ("fedrep", {}), ("fedrep", {"evaluate_on": "clients"})):
         setup = make_setup(experiment(method, options=options), compared.quiet)
         server = SerialExecutor(setup).server
         sent = messages.pack({"broadcast": server.broadcast(1), "client_message": {}})
@@ -256,7 +263,7 @@ def test_mlflow_gets_such_a_run_whole(experiment, tmp_path):
     (experiment_,) = [x for x in client.search_experiments() if x.name != "Default"]
     (found,) = client.search_runs([experiment_.experiment_id])
     assert found.info.status == "FINISHED"
-    assert found.data.tags["statement"] == "scores are means over all clients of what their own models score"
+    assert found.data.tags["notice"] == "scores are means over all clients of what their own models score"
     assert not client.search_logged_models([experiment_.experiment_id])
     names = {file.path for file in client.list_artifacts(found.info.run_id)}
     assert {"config.json", "plan.json", "per_class.csv", "report"} <= names
