@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from anchorfl.models.heads import unit
 from anchorfl.pipeline.algorithm.contract import (
+    BatchedRound,
     ClientContext,
     ClientResult,
     ClientTrainer,
     Method,
-    Pooling,
     ServerContext,
     ServerState,
     Tensors,
@@ -154,7 +154,7 @@ class OneClass(Method[RowsState, RowUpdate]):
         """Rate of a client's step on its row in a round."""
         return self.row_lr * self.fallen(round_)
 
-    def shares(self, rows_I: Tensor) -> Tensor:
+    def client_weights(self, rows_I: Tensor) -> Tensor:
         """Weights of clients in the mean, by their rows of data: float64 [I], of any sum."""
         return rows_I.double() if self.weighting == "samples" else torch.ones(len(rows_I), dtype=torch.float64)
 
@@ -194,19 +194,21 @@ class OneClass(Method[RowsState, RowUpdate]):
         return RowTrainer(ctx, self)
 
     def aggregate(self, state: RowsState, results: Sequence[ClientResult[RowUpdate]], ctx: ServerContext) -> RowsState:
-        shares_I = self.shares(torch.tensor([r.card.num_examples for r in results]))
-        weights = ctx.average([r.update.weights for r in results], shares_I.tolist())
+        weight_I = self.client_weights(torch.tensor([r.card.num_examples for r in results]))
+        weights = ctx.average([r.update.weights for r in results], weight_I.tolist())
         answered_C, rows_CD = torch.zeros_like(state.sent_C), state.weights[ROWS].clone()
         for r in results:
             answered_C[class_of(r.card)] = True
             if self.row_lr:
                 rows_CD[class_of(r.card)] = r.update.row_D
-        return self.gather(state, weights | {ROWS: rows_CD}, answered_C, ctx)
+        return self.finish_round(state, weights | {ROWS: rows_CD}, answered_C, ctx)
 
-    def pooling(self) -> Pooling[RowsState]:
-        return Pooling(self._pair_loss, self.shares, self.row_rate, self.unit, self.client_message_bytes, self.gather)
+    def batched_round(self) -> BatchedRound[RowsState]:
+        return BatchedRound(
+            self._pair_loss, self.client_weights, self.row_rate, self.unit, self.client_message_bytes, self.finish_round
+        )
 
-    def gather(self, state: RowsState, weights: Tensors, answered_C: Tensor, ctx: ServerContext) -> RowsState:
+    def finish_round(self, state: RowsState, weights: Tensors, answered_C: Tensor, ctx: ServerContext) -> RowsState:
         """The state after a round, from the mean of theta and the rows that came back."""
         theta, moments = self._server_step(state, theta_of(weights), ctx)
         rows_CD = self.settle(weights[ROWS], state, ctx)

@@ -179,7 +179,7 @@ class ClientTrainer(ABC, Generic[S, U]):
 
 
 @dataclass(frozen=True)
-class Pooling(Generic[S]):
+class BatchedRound(Generic[S]):
     """A round of clients with one class each as one pass over their distinct rows
     (pipeline/execution/pooled_executor.py).
 
@@ -191,11 +191,11 @@ class Pooling(Generic[S]):
     """
 
     loss: Callable[[Tensor, Tensor], Tensor]
-    shares: Callable[[Tensor], Tensor]
+    client_weights: Callable[[Tensor], Tensor]
     row_lr: Callable[[int], float]
     unit: Callable[[Tensor], Tensor]
     client_message_bytes: Callable[[S, Tensor], int]
-    gather: Callable[[S, Tensors, Tensor, ServerContext], S]
+    finish_round: Callable[[S, Tensors, Tensor, ServerContext], S]
 
 
 class Method(ABC, Generic[S, U]):
@@ -266,7 +266,7 @@ class Method(ABC, Generic[S, U]):
             "" if self.evaluate_on == "server" else "scores are means over all clients of what their own models score"
         )
 
-    def pooling(self) -> Pooling[S] | None:
+    def batched_round(self) -> BatchedRound[S] | None:
         """How a round of clients with one class each is computed at once; None where it is not the same."""
         return None
 
@@ -304,5 +304,5 @@ class Averaging(Method[ServerState, Update]):
         return AveragingTrainer(ctx)
 
     def aggregate(self, state: ServerState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> ServerState:
-        shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in results]
-        return ServerState(ctx.average([r.update.weights for r in results], shares))
+        client_weights = [r.card.num_examples if self.weighting == "samples" else 1 for r in results]
+        return ServerState(ctx.average([r.update.weights for r in results], client_weights))

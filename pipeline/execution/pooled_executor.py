@@ -26,7 +26,7 @@ from torch import Tensor
 from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.class_embeddings import ROWS, class_of, theta_of
-from anchorfl.pipeline.algorithm.contract import Pooling, Tensors
+from anchorfl.pipeline.algorithm.contract import BatchedRound, Tensors
 from anchorfl.pipeline.algorithm.optimizers import in_round
 from anchorfl.pipeline.algorithm.parameters import load_sent
 from anchorfl.pipeline.algorithm.seeds import torch_rng
@@ -45,7 +45,7 @@ class Step:
     not take part; rows_C: its rows of data; lr, weight_decay: of theta; row_lr: of rows; piece: rows of data per pass.
     """
 
-    pooling: Pooling[Any]
+    batched_round: BatchedRound[Any]
     weight_C: Tensor
     rows_C: Tensor
     lr: float
@@ -73,7 +73,7 @@ def pooled_step(model: Classifier, weights: Tensors, pool: Pool, step: Step) -> 
         place_P, class_P = (torch.from_numpy(a).long().to(device) for a in (held.row_P, held.class_P))
         x = pool.inputs(index_B, device)
         z_BD = model.encoder(x.to(rows_CD) if x.is_floating_point() else x)  # token ids stay numbers of rows
-        loss_P = step.pooling.loss(z_BD[place_P], rows_CD[class_P])
+        loss_P = step.batched_round.loss(z_BD[place_P], rows_CD[class_P])
         (pair_C[class_P] * loss_P).sum().backward()  # type: ignore[no-untyped-call]
         loss_C.index_add_(0, class_P.cpu(), loss_P.detach().double().cpu())
     return messages.to(_stepped(model, weights, step), CPU), loss_C / step.rows_C
@@ -93,7 +93,7 @@ def _stepped(model: Classifier, weights: Tensors, step: Step) -> Tensors:
             took_C = (step.weight_C > 0).to(p.device)
             rate_C1 = (step.row_lr / step.weight_C[step.weight_C > 0]).to(p)[:, None]
             out[name] = p.clone()
-            out[name][took_C] = step.pooling.unit(p[took_C] - rate_C1 * p.grad[took_C])
+            out[name][took_C] = step.batched_round.unit(p[took_C] - rate_C1 * p.grad[took_C])
     return out
 
 
@@ -105,7 +105,7 @@ class PooledExecutor(InProcess):
     def __init__(self, setup: Setup) -> None:
         one_thread()
         host = host_of(setup)
-        self.pooling = check(setup, host)
+        self.batched_round = check(setup, host)
         self.server = server_of(setup, host)
         self.setup, self.model, self.device, self.memories = setup, host.model, host.device, {}
         self.class_I = [class_of(card) for card in self.server.cards]
@@ -119,17 +119,17 @@ class PooledExecutor(InProcess):
         watch(len(selected), 0, 0)
         classes = [self.class_I[client] for client in selected]
         sent, state = self.server.broadcast(round_), self.server.state
-        sent_alone = self.pooling.client_message_bytes(state, torch.tensor(classes))
+        sent_alone = self.batched_round.client_message_bytes(state, torch.tensor(classes))
         self.model.reseed(torch_rng(e.seed, "pool", "round", round_, "dropout", device=self.device))
         o = in_round(e.optimizer, round_)
-        row_lr, weight_C, piece = self.pooling.row_lr(round_), self._weights(classes), e.federation.pool_rows
-        step = Step(self.pooling, weight_C, self.rows_C, o.lr, o.weight_decay, row_lr, piece)
+        row_lr, weight_C, piece = self.batched_round.row_lr(round_), self._weights(classes), e.federation.pool_rows
+        step = Step(self.batched_round, weight_C, self.rows_C, o.lr, o.weight_decay, row_lr, piece)
         weights, loss_C = pooled_step(self.model, state.weights, self.pool, step)
         if wrong := messages.not_finite(weights):
             raise InputError(f"round {round_}: {wrong}; lower optimizer.lr or method.row_lr")
         answered_C = torch.zeros(len(self.rows_C), dtype=torch.bool)
         answered_C[classes] = True
-        self.server.gather(round_, weights, answered_C)
+        self.server.finish_round(round_, weights, answered_C)
         up = messages.nbytes(theta_of(weights)) + (messages.nbytes(weights[ROWS][0]) if row_lr else 0)
         return RoundOutcome(
             tuple(selected), bytes_down=messages.nbytes(sent) * len(selected) + sent_alone, bytes_up=up * len(selected),
@@ -140,15 +140,15 @@ class PooledExecutor(InProcess):
     def _weights(self, classes: Sequence[int]) -> Tensor:
         """Weight of every class's client in the mean, float64 [C]."""
         weight_C = torch.zeros(len(self.rows_C), dtype=torch.float64)
-        weight_C[classes] = self.pooling.shares(self.rows_C[classes])
+        weight_C[classes] = self.batched_round.client_weights(self.rows_C[classes])
         return weight_C / weight_C.sum()
 
 
-def check(setup: Setup, host: ClientHost) -> Pooling[Any]:
+def check(setup: Setup, host: ClientHost) -> BatchedRound[Any]:
     """How the method pools a round. InputError where its round, or the options, are not one pooled pass."""
     e = setup.experiment
-    pooling = e.method.pooling()
-    if pooling is None:
+    batched_round = e.method.batched_round()
+    if batched_round is None:
         raise InputError(
             f"federation.pooled: a round of {e.method.name} is not one pass over all rows: set it to False"
         )
@@ -164,7 +164,7 @@ def check(setup: Setup, host: ClientHost) -> Pooling[Any]:
     needs = [what for what, is_wrong in wrong.items() if is_wrong]
     if needs:
         raise InputError(f"federation.pooled needs {'; '.join(needs)}; or set it to False, for explicit clients")
-    return pooling
+    return batched_round
 
 
 def in_process(setup: Setup) -> Executor:

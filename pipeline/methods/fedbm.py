@@ -117,9 +117,9 @@ class FedBM(Method[BMState, Update]):
         return replace(state, version=torch.ones_like(state.version)), self.every
 
     def aggregate(self, state: BMState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> BMState:
-        shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in results]
+        client_weights = [r.card.num_examples if self.weighting == "samples" else 1 for r in results]
         frozen = {name: value for name, value in state.weights.items() if name in FROZEN}
-        weights = ctx.average([r.update.weights for r in results], shares) | frozen
+        weights = ctx.average([r.update.weights for r in results], client_weights) | frozen
         has_I = state.has_I.clone()
         has_I[[r.card.client for r in results]] = state.version + 1
         state = replace(state, weights=weights, has_I=has_I)

@@ -116,8 +116,8 @@ class FedRep(Method[ServerState, RepUpdate]):
     def aggregate(
         self, state: ServerState, results: Sequence[ClientResult[RepUpdate]], ctx: ServerContext
     ) -> ServerState:
-        shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in results]
-        return ServerState(ctx.average([r.update.weights | r.update.head for r in results], shares))
+        client_weights = [r.card.num_examples if self.weighting == "samples" else 1 for r in results]
+        return ServerState(ctx.average([r.update.weights | r.update.head for r in results], client_weights))
 
 
 def parted(weights: Tensors) -> tuple[Tensors, Tensors]:

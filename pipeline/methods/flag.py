@@ -34,7 +34,7 @@ class Flag(OneClass):
         if self.weighting != "uniform":
             raise ValueError("method.weighting has no effect on FLAG: leave it out, and set method.label_weights")
 
-    def shares(self, rows_I: Tensor) -> Tensor:
+    def client_weights(self, rows_I: Tensor) -> Tensor:
         return rows_I.double() if self.label_weights == "occurrence" else torch.ones(len(rows_I), dtype=torch.float64)
 
     def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:

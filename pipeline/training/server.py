@@ -24,7 +24,7 @@ from anchorfl.tasks.metrics.scores import Scores
 
 
 class Server:
-    """Holds the state; every verb but ``aggregate``, ``gather`` and ``restore`` leaves it as it is."""
+    """Holds the state; every verb but ``aggregate``, ``finish_round`` and ``restore`` leaves it as it is."""
 
     def __init__(self, setup: Setup, initial_messages: Sequence[Any] = (), device: torch.device = CPU) -> None:
         """initial_messages: what the clients sent before round 1, in their order (``Method.initial_message``); device:
@@ -55,12 +55,12 @@ class Server:
         """What this client gets beside the broadcast."""
         return self.method.client_message(self.state, self.cards[client]) if self.method.sends_client_messages else {}
 
-    def gather(self, round_: int, weights: Tensors, answered_C: Tensor) -> None:
-        """Take in a round that was computed at once (``Method.pooling``)."""
-        pooling = self.method.pooling()
-        if pooling is None:
+    def finish_round(self, round_: int, weights: Tensors, answered_C: Tensor) -> None:
+        """Take in a round that was computed at once (``Method.batched_round``)."""
+        batched_round = self.method.batched_round()
+        if batched_round is None:
             raise ValueError(f"{self.method.name} has no pooled rounds")
-        self.state = pooling.gather(self.state, weights, answered_C, self._context(round_))
+        self.state = batched_round.finish_round(self.state, weights, answered_C, self._context(round_))
 
     def aggregate(self, round_: int, clients: Sequence[int], updates: Sequence[Any]) -> dict[str, float]:
         """Merge the updates of ``clients``, both in ascending order of client. Returns by the name of the metric the

@@ -128,10 +128,10 @@ def at_once(method, data, rounds=3, *, options=SGD, piece=1000, chosen=range(C),
     """The same by pooled passes."""
     model = model or network(method.parts)
     state, cards = begun(method, model, data)
-    pooling, out, chosen = method.pooling(), [], list(chosen)
+    pooling, out, chosen = method.batched_round(), [], list(chosen)
     rows_C = torch.tensor([card.num_examples for card in cards])
     weight_C = torch.zeros(C, dtype=torch.float64)
-    weight_C[chosen] = pooling.shares(rows_C[chosen])
+    weight_C[chosen] = pooling.client_weights(rows_C[chosen])
     answered_C = torch.zeros(C, dtype=torch.bool)
     answered_C[chosen] = True
     for round_ in range(1, rounds + 1):

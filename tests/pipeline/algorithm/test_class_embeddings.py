@@ -59,7 +59,7 @@ def test_a_row_beyond_the_margin_has_no_loss():
     method = METHODS["fedavg-positive"](margin=0.9)
     z = torch.tensor([[1.0, 0.0], [0.95, 0.1], [0.0, 1.0]], dtype=torch.float64)
     row = torch.tensor([[1.0, 0.0]], dtype=torch.float64).expand(3, -1)
-    assert method.pooling().loss(z, row).tolist() == pytest.approx([0, 0, 0.81])
+    assert method.batched_round().loss(z, row).tolist() == pytest.approx([0, 0, 0.81])
 
 
 # ---------------------------------------------------------------------------------------------------------- the limits
