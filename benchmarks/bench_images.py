@@ -23,7 +23,7 @@ from anchorfl.pipeline.algorithm.contract import ServerState
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.methods.fedavg import FedAvg
-from anchorfl.pipeline.training.local_training import Training, augmentation, batches, fit, pieces
+from anchorfl.pipeline.training.local_training import Training, augmentation, batches, fit, micro_batches
 from anchorfl.pipeline.training.run_spec import one_thread
 from anchorfl.tasks.contract import Card, ClientData, InputSpec, Objective
 from anchorfl.tasks.images.pixels import LEVELS
@@ -114,7 +114,7 @@ class Contest:
         change = augmentation(self.options, torch.Generator().manual_seed(0))
         active_N = torch.ones(len(self.x), dtype=torch.bool)
         for index_B in batches(torch.randperm(len(self.x)), self.batch, True):
-            pieces(self.data, index_B, active_N, self.options, self.model, change)
+            micro_batches(self.data, index_B, active_N, self.options, self.model, change)
         done(self.device)
 
     def loaded(self):

@@ -121,7 +121,7 @@ def one_class_loop(e: Experiment, rounds: int) -> Round:
     setup = make_setup(e, quiet)
     model, cards = setup.model().train(), setup.data().cards()
     data = [setup.data().client(client, setup.objective()) for client in range(len(cards))]
-    class_I = [int(card.aware_C.nonzero()) for card in cards]
+    class_I = [int(card.identified_C.nonzero()) for card in cards]
     start = {name: value.clone() for name, value in model.state_dict().items()}
 
     def once(round_: int) -> None:

@@ -148,7 +148,7 @@ class Card:
     client: int
     num_examples: int
     count_C: Tensor
-    aware_C: Tensor
+    identified_C: Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class RowUpdate(Update):
 
 def class_of(card: Card) -> int:
     """The one class that a client identifies."""
-    return int(card.aware_C.nonzero())
+    return int(card.identified_C.nonzero())
 
 
 def positive_loss(z_PD: Tensor, row_PD: Tensor, margin: float, parts: int) -> Tensor:
@@ -96,9 +96,9 @@ class RowTrainer(ClientTrainer[RowsState, RowUpdate]):
         loss_B = positive_loss(z_BD, self.row_D.expand(len(z_BD), -1), self.method.margin, self.method.parts)
         return loss_B.sum() / batch.denominator
 
-    def step(self, pieces: Sequence[Batch]) -> Tensor:
+    def step(self, micro_batches: Sequence[Batch]) -> Tensor:
         self.row_D.grad = None
-        loss = super().step(pieces)
+        loss = super().step(micro_batches)
         if not self.fixed:
             with torch.no_grad():
                 self.row_D.copy_(self.method.unit(self.row_D))
@@ -289,7 +289,7 @@ def theta_of(weights: Tensors) -> Tensors:
 
 def _one_class_each(cards: Sequence[Card]) -> None:
     """InputError unless every client identifies one class, and no two the same; a class may have no client."""
-    known = [card.aware_C.nonzero().flatten().tolist() for card in cards]
+    known = [card.identified_C.nonzero().flatten().tolist() for card in cards]
     if any(len(one) != 1 for one in known) or len({one[0] for one in known}) < len(known):
         raise InputError(
             "this method has one client per class, which knows that class alone: set task.partition = 'one_class'"

@@ -144,14 +144,14 @@ class ClientTrainer(ABC, Generic[S, U]):
         """A loss that does not depend on the rows, added once per step (FedProx)."""
         return None
 
-    def gradients(self, pieces: Iterable[Batch]) -> Tensor:
+    def gradients(self, micro_batches: Iterable[Batch]) -> Tensor:
         """Zero the gradients, add those of all pieces and of the penalty; the loss of the mini-batch."""
         total = torch.zeros((), device=next(self.model.parameters()).device)
         for p in self.model.parameters():
             if p.grad is not None:
                 p.grad.zero_()
-        for piece in pieces:
-            loss = self.loss(piece)
+        for micro_batch in micro_batches:
+            loss = self.loss(micro_batch)
             loss.backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
         extra = self.penalty()
@@ -160,9 +160,9 @@ class ClientTrainer(ABC, Generic[S, U]):
             total = total + extra.detach()
         return total
 
-    def step(self, pieces: Sequence[Batch]) -> Tensor:
+    def step(self, micro_batches: Sequence[Batch]) -> Tensor:
         """One mini-batch, given as pieces whose losses add up; returns its loss."""
-        loss = self.gradients(pieces)
+        loss = self.gradients(micro_batches)
         for optimizer in self.optimizers.values():
             optimizer.step()
         return loss

@@ -69,7 +69,7 @@ def log_odds(logits_NC: Tensor, objective: Objective) -> Tensor:
 
 
 def pseudo_annotate(
-    data: ClientData, score_NC: Tensor, aware_C: Tensor, objective: Objective, t: Thresholds
+    data: ClientData, score_NC: Tensor, identified_C: Tensor, objective: Objective, t: Thresholds
 ) -> tuple[ClientData, Tensor]:
     """The client's data with pseudo-labels in its locally-unaware classes, and bool [C]: the classes that got a
     positive.
@@ -81,7 +81,7 @@ def pseudo_annotate(
     high_C, low_C = percentiles(score_NC, t.q1), percentiles(score_NC, t.q2)
     if t.clamp is not None and objective.kind == "multi":
         high_C, low_C = high_C.clamp(min=t.clamp), low_C.clamp(max=t.clamp)
-    open_NC = (data.known_NC == 0) & ~aware_C
+    open_NC = (data.known_NC == 0) & ~identified_C
     positive_NC = open_NC & (score_NC.double() > high_C)
     negative_NC = open_NC & (score_NC.double() < low_C)
     if objective.kind == "single":

@@ -106,7 +106,7 @@ def agreement(study: Study, out: Path, *, clients: tuple[int, int], rows: int) -
     z_KND = np.stack([study.represent(w, shown).double().numpy() for w in weights])
     found = agreement_of(z_KND, class_N)
     plane_KN2 = embedded(z_KND, seed_for(study.seed, "diagnosis", "t-sne"))
-    aware_KC = np.stack([np.ones(len(study.class_names), np.bool_), *(cards[m].aware_C.numpy() for m in (a, b))])
+    aware_KC = np.stack([np.ones(len(study.class_names), np.bool_), *(cards[m].identified_C.numpy() for m in (a, b))])
     titles = ("global model", f"client {a}'s model", f"client {b}'s model")
     draw_frames(plane_KN2, class_N, study.class_names, aware_KC, titles, out / "representations.png")
     _write(study.class_names, found, aware_KC, plane_KN2, place_N, class_N, out)

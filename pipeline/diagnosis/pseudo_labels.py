@@ -71,14 +71,14 @@ def _ratio(part_C: Ints, whole_C: Ints) -> Floats:
     return share_C
 
 
-def judge(given: ClientData, annotated: ClientData, aware_C: Bools, y_NC: Bools, truth_NC: Bools) -> Counts:
+def judge(given: ClientData, annotated: ClientData, identified_C: Bools, y_NC: Bools, truth_NC: Bools) -> Counts:
     """Compare pseudo-labels (what ``annotated`` knows and ``given`` does not) with the truth ``y_NC``, where
     ``truth_NC`` says that there is one.
     """
     unknown_NC = given.known_NC.numpy() == 0
     pseudo_NC = unknown_NC & (annotated.known_NC.numpy() > 0)
     positive_NC = pseudo_NC & (annotated.y_NC.numpy() > 0)
-    open_NC, negative_NC = unknown_NC & ~aware_C, pseudo_NC & ~positive_NC
+    open_NC, negative_NC = unknown_NC & ~identified_C, pseudo_NC & ~positive_NC
     return Counts(
         *(
             mask_NC.sum(0).astype(np.int64)
@@ -124,7 +124,7 @@ def pseudo_labels(study: Study, out: Path, say: Callable[[str], None]) -> Part:
             truth = truth or read_truth(study, say)
             y_NC, truth_NC = truth.of(ids[card.client])
             check(given, y_NC, f"{study.folder}, client {card.client}")
-            counts = judge(given, rows, card.aware_C.numpy(), y_NC, truth_NC)
+            counts = judge(given, rows, card.identified_C.numpy(), y_NC, truth_NC)
             total = counts if total is None else total + counts
         if total is not None:
             found[round_] = total

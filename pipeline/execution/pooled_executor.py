@@ -109,7 +109,7 @@ class PooledExecutor(InProcess):
         self.server = server_of(setup, host)
         self.setup, self.model, self.device, self.memories = setup, host.model, host.device, {}
         self.class_I = [class_of(card) for card in self.server.cards]
-        classes = len(self.server.cards[0].aware_C)
+        classes = len(self.server.cards[0].identified_C)
         self.rows_C = torch.ones(classes, dtype=torch.int64)  # one that nobody has weighs 0, whatever stands here
         self.rows_C[self.class_I] = torch.tensor([card.num_examples for card in self.server.cards])
         self.pool = pool(host.prepared, self.class_I, classes)

@@ -57,7 +57,7 @@ class FedALC(Spreading):
         return share(parts, self.matching, key if self.matching == "hmac" else b"")
 
     def keep(self, ctx: ServerContext) -> Tensors:
-        labels = merge(ctx.initial_messages, len(ctx.cards[0].aware_C))
+        labels = merge(ctx.initial_messages, len(ctx.cards[0].identified_C))
         return kept_counts(cooccurrence(labels), len(labels))
 
     def pair_weights(self, index_CK: Tensor, known: Tensors) -> Tensor:

@@ -59,7 +59,7 @@ class FedALCFixed(OneClass):
         return share(parts, self.matching, key if self.matching == "hmac" else b"")
 
     def keep(self, ctx: ServerContext) -> Tensors:
-        labels = merge(ctx.initial_messages, len(ctx.cards[0].aware_C))
+        labels = merge(ctx.initial_messages, len(ctx.cards[0].identified_C))
         return kept_counts(cooccurrence(labels), len(labels))
 
     def first_rows(self, rows_CD: Tensor, known: Tensors, ctx: ServerContext) -> Tensor:

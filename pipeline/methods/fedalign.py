@@ -43,7 +43,7 @@ class AlignUpdate(Update):
 class AlignTrainer(ClientTrainer[AlignState, AlignUpdate]):
     def __init__(self, ctx: ClientContext[AlignState], method: FedAlign) -> None:
         self.method, self.refresh = method, method.refresh
-        self.pseudo_C = torch.zeros_like(ctx.card.aware_C)
+        self.pseudo_C = torch.zeros_like(ctx.card.identified_C)
         super().__init__(ctx)
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
@@ -58,16 +58,16 @@ class AlignTrainer(ClientTrainer[AlignState, AlignUpdate]):
         kind = m.anchor_score if m.semantic else "confidence"
         score_NC = anchor_scores(kind, self.model.head, ctx.infer(self.model, ctx.data), ctx.objective)
         allowed_C = None if m.positive_f1_gate is None else ctx.state.score_C > m.positive_f1_gate
-        rows, got_C = pseudo_annotate(ctx.data, score_NC, ctx.card.aware_C, ctx.objective, m.limits(allowed_C))
+        rows, got_C = pseudo_annotate(ctx.data, score_NC, ctx.card.identified_C, ctx.objective, m.limits(allowed_C))
         self.pseudo_C = self.pseudo_C | got_C
         return rows
 
-    def step(self, pieces: Sequence[Batch]) -> Tensor:
+    def step(self, micro_batches: Sequence[Batch]) -> Tensor:
         if not self.method.alternating:
-            return super().step(pieces)
+            return super().step(micro_batches)
         for freeze, optimizer in ((self.model.head, "theta"), (self.model.encoder, "omega")):
             freeze.requires_grad_(False)
-            loss = self.gradients(pieces)
+            loss = self.gradients(micro_batches)
             freeze.requires_grad_(True)
             self.optimizers[optimizer].step()
         return loss
@@ -110,7 +110,7 @@ class FedAlign(Method[AlignState, AlignUpdate]):
         return Thresholds(self.q1, self.q2, self.alpha, clamp=ctx, allowed_C=allowed_C)
 
     def begin(self, ctx: ServerContext) -> AlignState:
-        classes = 0 if self.positive_f1_gate is None else len(ctx.cards[0].aware_C)
+        classes = 0 if self.positive_f1_gate is None else len(ctx.cards[0].identified_C)
         return AlignState(weights_of(ctx.model), torch.zeros(classes))
 
     def broadcast(self, state: AlignState, ctx: ServerContext) -> AlignState:
@@ -125,6 +125,8 @@ class FedAlign(Method[AlignState, AlignUpdate]):
         labelled = [r for r in results if bool(r.card.count_C.any())]
         counted = labelled if self.skip_unlabelled_clients and labelled else results
         theta = ctx.average([r.update.weights for r in counted], [1] * len(counted))
-        held = [r.card.aware_C | r.update.pseudo_C if self.aggregate_pseudo else r.card.aware_C for r in results]
+        held = [
+            r.card.identified_C | r.update.pseudo_C if self.aggregate_pseudo else r.card.identified_C for r in results
+        ]
         rows = [(r.update.weights[ROWS], holds_C) for r, holds_C in zip(results, held, strict=True)]
         return replace(state, weights=theta | {ROWS: rows_by_holder(state.weights[ROWS], rows)})

@@ -24,7 +24,7 @@ class PositiveUnlabelledTrainer(AveragingTrainer):
         self.lam = lam if ctx.objective.kind == "single" else 0.0
         labelled = int(ctx.data.y_NC.any(-1).sum())
         unlabelled = len(ctx.data) - labelled
-        own_C = ctx.card.aware_C.to(ctx.data.y_NC)
+        own_C = ctx.card.identified_C.to(ctx.data.y_NC)
         other_C = 1 - own_C
         # in a mini-batch every mean is over all rows, so |P|/N of the risk: a row of P counts 1, one of U |P|/|U|
         self.unlabelled_C = labelled / max(1, unlabelled) * own_C / own_C.sum().clamp(min=1)

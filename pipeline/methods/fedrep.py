@@ -61,8 +61,8 @@ class RepTrainer(ClientTrainer[ServerState, RepUpdate]):
             self.model.encoder.requires_grad_(phase == "body")
             yield from [phase] * count
 
-    def step(self, pieces: Sequence[Batch]) -> Tensor:
-        loss = self.gradients(pieces)
+    def step(self, micro_batches: Sequence[Batch]) -> Tensor:
+        loss = self.gradients(micro_batches)
         self.optimizers[self.phase].step()
         return loss
 

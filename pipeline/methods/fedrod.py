@@ -46,9 +46,9 @@ class TwoHeadsTrainer(AveragingTrainer):
         own.backward()  # type: ignore[no-untyped-call]
         return self.ctx.objective.loss(generic_BC + self.prior_C, batch)
 
-    def step(self, pieces: Sequence[Batch]) -> Tensor:
+    def step(self, micro_batches: Sequence[Batch]) -> Tensor:
         self.optimizers["personal"].zero_grad()
-        return super().step(pieces)
+        return super().step(micro_batches)
 
     def memory(self) -> Tensors:
         return super().memory() | {PERSONAL + name: value.detach().clone() for name, value in self.own.items()}

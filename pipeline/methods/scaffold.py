@@ -47,8 +47,8 @@ class ScaffoldTrainer(ClientTrainer[ControlState, ControlUpdate]):
         self.total = {n: torch.zeros_like(p) for n, p in self.model.named_parameters()}
         self.steps = 0
 
-    def gradients(self, pieces: Iterable[Batch]) -> Tensor:
-        loss = super().gradients(pieces)
+    def gradients(self, micro_batches: Iterable[Batch]) -> Tensor:
+        loss = super().gradients(micro_batches)
         self.steps += 1
         for name, p in self.model.named_parameters():
             assert p.grad is not None  # ``ClientTrainer`` starts with zeros

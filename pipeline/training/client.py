@@ -102,7 +102,7 @@ class ClientHost:
         card, rows = self.all_cards[client], self.prepared.client(client, self.training.objective)
         # length_N stays on the CPU: it only decides how a mini-batch is cut.
         moved = {n: getattr(rows, n).to(self.device) for n in ("x", "y_NC", "known_NC", "weight_NC")}
-        card = replace(card, count_C=card.count_C.to(self.device), aware_C=card.aware_C.to(self.device))
+        card = replace(card, count_C=card.count_C.to(self.device), identified_C=card.identified_C.to(self.device))
         return card, replace(rows, **moved, scaling=rows.scaling.to(self.device))
 
 
@@ -139,5 +139,5 @@ class RowCache:
 
 def _size(rows: Rows) -> int:
     card, data = rows
-    held = {"count_C": card.count_C, "aware_C": card.aware_C, "x": data.x, "y_NC": data.y_NC}
+    held = {"count_C": card.count_C, "identified_C": card.identified_C, "x": data.x, "y_NC": data.y_NC}
     return messages.nbytes(held | {"known_NC": data.known_NC, "weight_NC": data.weight_NC})

@@ -116,7 +116,7 @@ def _epochs(
             rows = trainer.data()
         active_N = trainer.active(rows).cpu()
         losses = [
-            trainer.step(pieces(rows, index_B, active_N, training.optimizer, trainer.model, change))
+            trainer.step(micro_batches(rows, index_B, active_N, training.optimizer, trainer.model, change))
             for index_B in batches(torch.randperm(len(rows), generator=order_rng), size, trainer.model.couples_rows)
         ]
         mean = float(torch.stack(losses).mean())
@@ -133,7 +133,7 @@ def batches(order_N: Tensor, size: int, couples_rows: bool) -> list[Tensor]:
     return parts
 
 
-def pieces(
+def micro_batches(
     data: ClientData,
     index_B: Tensor,
     active_N: Tensor,

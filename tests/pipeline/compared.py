@@ -101,9 +101,9 @@ def arrays(tensors):
     return {name: value.detach().numpy().copy() for name, value in tensors.items()}
 
 
-def gradient(local, pieces):
+def gradient(local, micro_batches):
     """Loss and gradients of one mini-batch, by the code under test."""
-    loss = float(local.gradients(pieces))
+    loss = float(local.gradients(micro_batches))
     return loss, {name: p.grad.numpy().copy() for name, p in local.model.named_parameters()}
 
 

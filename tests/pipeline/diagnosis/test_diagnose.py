@@ -243,8 +243,8 @@ def test_the_command(run_of, capsys):
     assert "local models of clients 2 and 0 after round 4, 30 test rows" in shown
     cards, found = open_study(folder, quiet).server.cards, table(folder / "diagnosis/agreement.csv")
     for name, client in (("known_to_a", 2), ("known_to_b", 0)):
-        assert [row[name] == "1" for row in found] == cards[client].aware_C.tolist()
-    assert cards[2].aware_C.tolist() != cards[0].aware_C.tolist()
+        assert [row[name] == "1" for row in found] == cards[client].identified_C.tolist()
+    assert cards[2].identified_C.tolist() != cards[0].identified_C.tolist()
     facts = json.loads((folder / "diagnosis/diagnosis.json").read_text())["parts"]["agreement"]
     assert (
         facts["a_distance/a_b"]

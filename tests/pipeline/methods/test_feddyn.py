@@ -73,7 +73,9 @@ def test_with_a_vanishing_alpha_the_first_round_is_fedavgs_bit_for_bit(experimen
 def test_loss_and_gradient_equal_numpy(kind):
     """From a g_k that is not zero, at a y that is not x; the batch comes in two pieces, the two terms once."""
     own = elsewhere({name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, 2)
-    local, pieces = compared.started(FedDyn(alpha=0.7), kind, memory={f"gradient.{n}": v for n, v in own.items()})
+    local, micro_batches = compared.started(
+        FedDyn(alpha=0.7), kind, memory={f"gradient.{n}": v for n, v in own.items()}
+    )
     sent, g = arrays(local.ctx.state.weights), arrays(own)
     local.model.load_state_dict(elsewhere(local.ctx.state.weights))
     data, x = local.ctx.data, local.ctx.data.x.numpy()
@@ -83,7 +85,7 @@ def test_loss_and_gradient_equal_numpy(kind):
         return base_loss(kind, logits(w, x), data) + pull
 
     at = arrays(local.model.state_dict())
-    loss, got = gradient(local, pieces)
+    loss, got = gradient(local, micro_batches)
     assert loss == pytest.approx(whole(at), abs=1e-12)
     assert_close(got, slope(whole, at), 1e-8)
     want = {name: 0.7 * (at[name] - sent[name]) - g[name] for name in at}

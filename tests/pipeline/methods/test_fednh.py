@@ -77,14 +77,14 @@ def test_with_rho_one_it_is_fedavg_on_its_network_bit_for_bit(experiment):
 
 def test_loss_and_gradient_equal_numpy():
     """Encoder and scale have one, prototypes have none."""
-    local, pieces = compared.started(FedNH(), model=prototyped())
+    local, micro_batches = compared.started(FedNH(), model=prototyped())
     data, x = local.ctx.data, local.ctx.data.x.numpy()
     at = arrays(local.model.state_dict())
 
     def whole(w):
         return base_loss("single", logits(at | w, x), data)
 
-    loss, got = gradient(local, pieces)
+    loss, got = gradient(local, micro_batches)
     assert loss == pytest.approx(whole({}), abs=1e-12)
     assert_close(got, slope(whole, {name: value for name, value in at.items() if name != ROWS}), 1e-8)
 

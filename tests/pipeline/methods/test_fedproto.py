@@ -112,7 +112,7 @@ def test_there_is_no_distance_before_there_are_prototypes(experiment):
 def test_loss_and_gradient_equal_numpy(held):
     """Client 1 has classes 1 and 2 and rows without a label; the mini-batch comes in two pieces."""
     state = state_of(held)
-    local, pieces = started(FedProto(lam=0.7), state, elsewhere(compared.dense().state_dict()))
+    local, micro_batches = started(FedProto(lam=0.7), state, elsewhere(compared.dense().state_dict()))
     data, prototypes = local.ctx.data, state.rows_CD.numpy()
 
     def whole(w):
@@ -120,7 +120,7 @@ def test_loss_and_gradient_equal_numpy(held):
         return base_loss("single", s_NC, data) + 0.7 * distance(w, data, prototypes, held)
 
     at = arrays(local.model.state_dict())
-    loss, got = gradient(local, pieces)
+    loss, got = gradient(local, micro_batches)
     assert loss == pytest.approx(whole(at), abs=1e-12)
     assert_close(got, slope(whole, at), 1e-8)
     assert bool(distance(at, data, prototypes, held) > 0) is bool(held)

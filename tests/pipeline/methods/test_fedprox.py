@@ -35,7 +35,7 @@ def test_without_its_pull_it_is_fedavg_bit_for_bit(experiment, task, weighting):
 @pytest.mark.parametrize("kind", ["single", "multi"])
 def test_loss_and_gradient_equal_numpy(kind):
     """h(w) at a w that is not w_t, its gradient by differences; the batch comes in two pieces, the pull once."""
-    local, pieces = compared.started(FedProx(mu=0.7), kind)
+    local, micro_batches = compared.started(FedProx(mu=0.7), kind)
     sent = arrays(local.ctx.state.weights)
     local.model.load_state_dict(elsewhere(local.ctx.state.weights))
     data, x = local.ctx.data, local.ctx.data.x.numpy()
@@ -45,7 +45,7 @@ def test_loss_and_gradient_equal_numpy(kind):
         return base_loss(kind, logits(w, x), data) + 0.7 / 2 * pull
 
     at = arrays(local.model.state_dict())
-    loss, got = gradient(local, pieces)
+    loss, got = gradient(local, micro_batches)
     assert loss == pytest.approx(h(at), abs=1e-12)
     assert_close(got, slope(h, at), 1e-8)
     _, alone = gradient(local, [])  # a mini-batch without a labelled row is pulled as well

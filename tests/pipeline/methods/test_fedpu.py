@@ -63,7 +63,7 @@ def classes(data):
 
 @pytest.mark.parametrize(("lam", "prior"), [(1.0, 0.0), (0.4, 0.0), (2.0, 0.25)])
 def test_loss_and_gradient_equal_numpy(lam, prior):
-    local, pieces = compared.started(FedPU(lam=lam, prior=prior))
+    local, micro_batches = compared.started(FedPU(lam=lam, prior=prior))
     data, x = local.ctx.data, local.ctx.data.x.numpy()
     y = classes(data)
     share = (y >= 0).sum() / N
@@ -74,7 +74,7 @@ def test_loss_and_gradient_equal_numpy(lam, prior):
         return share * risk(w, x, y, lam, prior)
 
     at = arrays(local.model.state_dict())
-    loss, got = gradient(local, pieces)
+    loss, got = gradient(local, micro_batches)
     assert loss == pytest.approx(whole(at), abs=1e-12)
     assert_close(got, slope(whole, at), 1e-8)
     assert local.active(data).all()
@@ -82,9 +82,9 @@ def test_loss_and_gradient_equal_numpy(lam, prior):
 
 def test_mini_batches_average_to_the_whole():
     """However many labelled rows fall into each: the three losses of 4 rows have the mean of that of 12."""
-    local, pieces = compared.started(FedPU(prior=0.2))
+    local, micro_batches = compared.started(FedPU(prior=0.2))
     data = local.ctx.data
-    whole, slopes = gradient(local, pieces)
+    whole, slopes = gradient(local, micro_batches)
     parts = [gradient(local, [data.rows(index, 4)]) for index in torch.arange(N).split(4)]
     labelled = [int(data.y_NC[index].sum()) for index in torch.arange(N).split(4)]
     assert len(set(labelled)) > 1
@@ -125,34 +125,34 @@ def test_the_prior_takes_out_the_identified_rows_among_the_unlabelled():
 def test_clients_that_lack_a_part(labelled, aware):
     """No unlabelled row, no class of others, no labelled row, no class at all: finite, and what is left of the risk."""
     local, _ = compared.started(FedPU())
-    data, aware_C = local.ctx.data, torch.tensor(aware)
+    data, identified_C = local.ctx.data, torch.tensor(aware)
     y = torch.eye(C, dtype=torch.float64)[torch.arange(N) % 2] * (torch.arange(N) < labelled)[:, None]
     rows = replace(data, y_NC=y, known_NC=y.any(1, keepdim=True).double().expand(N, C), weight_NC=y)
-    ctx = replace(local.ctx, data=rows, card=Card(0, N, y.sum(0).long(), aware_C))
+    ctx = replace(local.ctx, data=rows, card=Card(0, N, y.sum(0).long(), identified_C))
     got, slopes = gradient(FedPU().trainer(ctx), [rows.rows(torch.arange(N))])
     plain, _ = gradient(FedAvg().trainer(ctx), [rows.rows(torch.arange(N))])
     h = -np.log(1 - softmax(logits(arrays(local.model.state_dict()), data.x.numpy())) + EPS)
-    others = h[:, ~aware_C.numpy()].mean() if labelled and not all(aware) else 0.0
+    others = h[:, ~identified_C.numpy()].mean() if labelled and not all(aware) else 0.0
     assert got == pytest.approx(plain + others, abs=1e-13)
     assert all(np.isfinite(g).all() for g in slopes.values())
 
 
 def test_a_certain_mistake_stays_finite():
     """p_c = 1 on a row that is not c costs -log(eps), and no NaN comes back."""
-    local, pieces = compared.started(FedPU())
+    local, micro_batches = compared.started(FedPU())
     with torch.no_grad():
         local.model.head.weight.mul_(1e4)
-    loss, slopes = gradient(local, pieces)
+    loss, slopes = gradient(local, micro_batches)
     assert np.isfinite(loss)
     assert all(np.isfinite(g).all() for g in slopes.values())
 
 
 def test_multi_label_computes_no_row_more_than_fedavg():
-    local, pieces = compared.started(FedPU(), "multi")
+    local, micro_batches = compared.started(FedPU(), "multi")
     plain, _ = compared.started(FedAvg(), "multi")
     assert local.ctx.objective == Objective("multi")
     assert torch.equal(local.active(local.ctx.data), plain.active(plain.ctx.data))
-    assert gradient(local, pieces)[0] == gradient(plain, pieces)[0]
+    assert gradient(local, micro_batches)[0] == gradient(plain, micro_batches)[0]
 
 
 def test_the_exact_tensors_on_the_wire():

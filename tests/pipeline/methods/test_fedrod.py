@@ -77,12 +77,12 @@ def test_the_personal_head_has_no_influence_on_what_is_sent():
 
 def test_loss_and_both_gradients_equal_numpy():
     """At weights that are not those sent; two of the four classes have no sample here."""
-    local, pieces = compared.started(FedROD(), memory=some_head())
+    local, micro_batches = compared.started(FedROD(), memory=some_head())
     data = local.ctx.data
     assert (data.y_NC.sum(0) > 0).tolist() == [True, True, False, False]
     local.model.load_state_dict(elsewhere(local.ctx.state.weights))
     at, own = arrays(local.model.state_dict()), arrays(some_head())
-    loss, got = gradient(local, pieces)
+    loss, got = gradient(local, micro_batches)
     assert loss == pytest.approx(balanced(at, data), abs=1e-12)
     assert_close(got, slope(lambda w: balanced(w, data), at), 1e-8)
     mine = {f"personal.{name}": p.grad.numpy() for name, p in local.own.items()}
@@ -121,8 +121,8 @@ def test_the_personal_head_goes_by_plain_sgd_whatever_the_body_goes_by():
 
 
 def test_a_mini_batch_without_a_labelled_row_leaves_the_personal_head():
-    local, pieces = compared.started(FedROD(), memory=some_head())
-    local.step(pieces)
+    local, micro_batches = compared.started(FedROD(), memory=some_head())
+    local.step(micro_batches)
     before = {name: value.detach().clone() for name, value in local.own.items()}
     local.step([])
     assert all(torch.equal(before[name], value) for name, value in local.own.items())

@@ -36,7 +36,7 @@ def test_binary_multi_label_is_fedavg_where_every_identified_class_has_a_positiv
     """Scaled logits are those without weight; in this task every client has a positive of each of its classes."""
     e = experiment("fedrs", "toy-multi", options={"alpha": 0.5})
     for card in make_setup(e, compared.quiet).data().cards():
-        assert torch.equal(card.count_C > 0, card.aware_C)
+        assert torch.equal(card.count_C > 0, card.identified_C)
     compared.assert_same_bits(compared.history(e), compared.history(experiment("fedavg", "toy-multi")))
 
 
@@ -44,7 +44,7 @@ def test_binary_multi_label_is_fedavg_where_every_identified_class_has_a_positiv
 @pytest.mark.parametrize("kind", ["single", "multi"])
 def test_loss_and_gradient_equal_numpy(kind, scaling):
     """The whole logit is scaled, its bias included."""
-    local, pieces = compared.started(FedRS(alpha=0.3, scaling=scaling), kind)
+    local, micro_batches = compared.started(FedRS(alpha=0.3, scaling=scaling), kind)
     data, x = local.ctx.data, local.ctx.data.x.numpy()
     count = data.y_NC.numpy().sum(0)
     assert (count > 0).tolist() == [True, True, False, False]
@@ -55,7 +55,7 @@ def test_loss_and_gradient_equal_numpy(kind, scaling):
         return base_loss(kind, logits(w, x) * scale, data)
 
     at = arrays(local.model.state_dict())
-    loss, got = gradient(local, pieces)
+    loss, got = gradient(local, micro_batches)
     assert loss == pytest.approx(whole(at), abs=1e-12)
     assert_close(got, slope(whole, at), 1e-8)
 
@@ -79,8 +79,8 @@ def test_the_scale_of_a_client(count, scaling, want):
 
 def test_with_alpha_zero_rows_of_absent_classes_stay_and_others_do_not():
     """Their logit is 0 whatever their weights, so nothing pulls on these."""
-    local, pieces = compared.started(FedRS(alpha=0.0))
-    _, got = gradient(local, pieces)
+    local, micro_batches = compared.started(FedRS(alpha=0.0))
+    _, got = gradient(local, micro_batches)
     for name in ("head.weight", "head.bias"):
         assert not got[name][2:].any()
         assert got[name][:2].any()

@@ -68,7 +68,7 @@ def test_the_first_round_is_fedavg_and_the_second_is_not(experiment, task):
 def test_loss_and_gradient_equal_numpy(kind):
     """At weights that are neither the server's nor the last ones; labelled and unlabelled rows all count."""
     memory, last = remembered()
-    local, pieces = compared.started(Moon(mu=0.8, tau=0.3), kind, memory=memory)
+    local, micro_batches = compared.started(Moon(mu=0.8, tau=0.3), kind, memory=memory)
     data, x = local.ctx.data, local.ctx.data.x.numpy()
     sent = arrays(local.ctx.state.weights)
     local.model.load_state_dict(elsewhere(local.ctx.state.weights))
@@ -82,7 +82,7 @@ def test_loss_and_gradient_equal_numpy(kind):
         return base_loss(kind, logits(w, x), data) + 0.8 * np.mean(-np.log(near / (near + far)))
 
     at = arrays(local.model.state_dict())
-    loss, got = gradient(local, pieces)
+    loss, got = gradient(local, micro_batches)
     assert loss == pytest.approx(whole(at), abs=1e-12)
     assert_close(got, slope(whole, at), 1e-8)
     assert local.active(data).all()
@@ -93,20 +93,20 @@ def test_loss_and_gradient_equal_numpy(kind):
 def test_equal_networks_give_log_two_and_no_gradient_of_the_contrast():
     """near = far for every row where the last network is the server's: mu log 2 more loss, the same gradient."""
     same = {f"last.{name}": value for name, value in compared.dense().encoder.state_dict().items()}
-    local, pieces = compared.started(Moon(mu=0.8), memory=same)
+    local, micro_batches = compared.started(Moon(mu=0.8), memory=same)
     plain, _ = compared.started(FedAvg())
     for one in (local, plain):
         one.model.load_state_dict(elsewhere(one.ctx.state.weights))
-    loss, got = gradient(local, pieces)
-    loss0, want = gradient(plain, pieces)
+    loss, got = gradient(local, micro_batches)
+    loss0, want = gradient(plain, micro_batches)
     assert loss - loss0 == pytest.approx(0.8 * np.log(2), abs=1e-12)
     assert_close(got, want, 1e-14)
 
 
 def test_a_client_without_a_last_network_has_no_contrast():
-    local, pieces = compared.started(Moon(mu=0.8))
+    local, micro_batches = compared.started(Moon(mu=0.8))
     plain, _ = compared.started(FedAvg())
-    assert gradient(local, pieces)[0] == gradient(plain, pieces)[0]
+    assert gradient(local, micro_batches)[0] == gradient(plain, micro_batches)[0]
     assert torch.equal(local.active(local.ctx.data), plain.active(plain.ctx.data))
     assert not local.active(local.ctx.data).all()
 

@@ -107,9 +107,9 @@ def test_plain_sgd_option_two_is_the_mean_raw_gradient():
     state = ControlState(zeros.weights, elsewhere(zeros.control, 1))
     memory = {f"control.{name}": value for name, value in elsewhere(zeros.control, 2).items()}
     for options, same in ((WHOLE, True), (replace(WHOLE, momentum=0.9), False)):
-        local, pieces = compared.started(Scaffold(), memory=memory, state=state, options=options)
+        local, micro_batches = compared.started(Scaffold(), memory=memory, state=state, options=options)
         for _ in range(4):
-            local.step(pieces)
+            local.step(micro_batches)
         mean = {name: total / local.steps for name, total in local.total.items()}
         sent, now = state.weights, dict(local.model.named_parameters())
         way = {n: local.own[n] - state.control[n] + (sent[n] - now[n].detach()) / (4 * options.lr) for n in mean}
@@ -123,11 +123,11 @@ def test_the_gradient_that_the_optimiser_sees_is_corrected_once():
     zeros = Scaffold().begin(compared.server(compared.dense(), []))
     state = ControlState(zeros.weights, elsewhere(zeros.control, 1))
     own = elsewhere(zeros.control, 2)
-    local, pieces = compared.started(Scaffold(), memory={f"control.{n}": v for n, v in own.items()}, state=state)
+    local, micro_batches = compared.started(Scaffold(), memory={f"control.{n}": v for n, v in own.items()}, state=state)
     correction = {n: (state.control[n] - own[n]).numpy() for n in own}
     data = local.ctx.data
     want = slope(lambda at: base_loss("single", logits(at, data.x.numpy()), data), arrays(state.weights))
-    assert_close(gradient(local, pieces)[1], {n: want[n] + correction[n] for n in want}, 1e-8)
+    assert_close(gradient(local, micro_batches)[1], {n: want[n] + correction[n] for n in want}, 1e-8)
     assert_close(gradient(local, [])[1], correction, 1e-14)
     assert local.steps == 2
 

@@ -17,7 +17,7 @@ from anchorfl.pipeline.execution.pooled_executor import in_process
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_setup
 from anchorfl.pipeline.training.client import ClientHost, RowCache
-from anchorfl.pipeline.training.local_training import augmentation, infer, pieces
+from anchorfl.pipeline.training.local_training import augmentation, infer, micro_batches
 from anchorfl.tasks.contract import ClientData
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
@@ -87,7 +87,7 @@ def test_what_a_mini_batch_becomes(images):
     options = OptimizerOptions(crop=3, flip="horizontal")
     change = augmentation(options, torch.Generator().manual_seed(1))
     index_B, active_N = torch.tensor([4] * 30), torch.ones(len(rows), dtype=torch.bool)
-    (batch,) = pieces(rows, index_B, active_N, options, make_setup(images(), quiet).model(), change)
+    (batch,) = micro_batches(rows, index_B, active_N, options, make_setup(images(), quiet).model(), change)
     x = rows.x[4].numpy()
     padded = np.pad(x, ((0, 0), (3, 3), (3, 3)))
     possible = {}

@@ -19,7 +19,7 @@ from anchorfl.pipeline.algorithm.contract import ClientContext, ServerState
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods.fedavg import FedAvg
-from anchorfl.pipeline.training.local_training import Training, fit, infer, pieces
+from anchorfl.pipeline.training.local_training import Training, fit, infer, micro_batches
 from anchorfl.tasks.contract import ClientData
 from tests.pipeline.ragged import METHODS, PLAIN, SAVINGS, SINGLE, D, client, images, network, state_of
 
@@ -100,9 +100,9 @@ def test_a_mini_batch_without_a_labelled_row_still_moves_the_moments(name):
         data = local.ctx.data
         active = (data.weight_NC != 0).any(-1)
         first, idle = active.nonzero().flatten()[:4], (~active).nonzero().flatten()[:4]
-        local.step(pieces(data, first, active, options, local.model))
+        local.step(micro_batches(data, first, active, options, local.model))
         before, weights = local.memory(), weights_of(local.model)
-        empty = pieces(data, idle, active, options, local.model)
+        empty = micro_batches(data, idle, active, options, local.model)
         assert len(empty) == (0 if key == "fast" else 1)
         assert float(local.step(empty)) == 0
         after[key] = (local.memory(), weights_of(local.model))
@@ -147,7 +147,7 @@ def test_pieces_cover_every_active_row_once_within_the_limit(limit, skip, seed):
     data = indexed(lengths)
     index = torch.from_numpy(rng.permutation(rows)[: rng.integers(1, rows + 1)])
     options = OptimizerOptions(micro_tokens=limit, skip_zero_rows=skip)
-    got = pieces(data, index, torch.tensor(active), options, network(FedAvg()))
+    got = micro_batches(data, index, torch.tensor(active), options, network(FedAvg()))
     seen = [int(i) for piece in got for i in piece.y_BC[:, 0]]
     assert sorted(seen) == sorted(i for i in index.tolist() if active[i] or not skip)
     # the mean divides by the size of the mini-batch, skipped rows included
@@ -164,7 +164,7 @@ def test_pieces_cover_every_active_row_once_within_the_limit(limit, skip, seed):
 def test_rows_without_a_length_are_one_piece():
     _, data = images()
     model = Classifier(nn.Linear(3, 2), LinearHead(2, 2), MaskSource())
-    (piece,) = pieces(data, torch.arange(5), torch.ones(6).bool(), OptimizerOptions(micro_tokens=1), model)
+    (piece,) = micro_batches(data, torch.arange(5), torch.ones(6).bool(), OptimizerOptions(micro_tokens=1), model)
     assert torch.equal(piece.x, data.x[:5])
 
 
