@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from anchorfl.tasks.corpus.corpus_files import Reading, blocks, pieces_of
+from anchorfl.tasks.corpus.corpus_files import Reading, blocks, shards_of
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.decompression import FREE, RATIO
 from anchorfl.tasks.files.raw_files import open_text
@@ -224,6 +224,6 @@ def test_a_damaged_parquet_corpus(tmp_path, old):
 
     def read():
         how = Reading()
-        return [text for piece in pieces_of(path, how) for text in blocks(piece, how)]
+        return [text for shard in shards_of(path, how) for text in blocks(shard, how)]
 
     refused(read, "c.parquet")
