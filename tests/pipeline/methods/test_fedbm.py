@@ -256,14 +256,14 @@ def test_training_goes_on_from_the_last_and_moves_the_generator_alone():
     assert not source.generator.training
 
 
-@pytest.mark.parametrize(("side", "room"), [(8, 1), (28, 1), (64, 2), (128, 4), (224, 7)])
-def test_the_room_of_a_crop_grows_with_the_image(ctx, room):
+@pytest.mark.parametrize(("pixels", "room"), [(8, 1), (28, 1), (64, 2), (128, 4), (224, 7)])
+def test_the_room_of_a_crop_grows_with_the_image(pixels, room):
     """So many rows or columns at most are black at each edge, in some image so many."""
-    spec = InputSpec("image", (1, ctx, ctx), mean=(0.0,), std=(1.0,), levels=255)
+    spec = InputSpec("image", (1, pixels, pixels), mean=(0.0,), std=(1.0,), levels=255)
     method = FedBM(**QUICK)
     values = method.begin(replace(server(network(method), [client(0)[0]]), spec=spec)).generator
     source = source_of(values, concepts(), True, spec.scaling())
-    seen = source.prepared(torch.ones(60, 1, ctx, ctx), rng(1))[:, 0]
+    seen = source.prepared(torch.ones(60, 1, pixels, pixels), rng(1))[:, 0]
     black = torch.cat([(seen.sum(2) == 0).sum(1), (seen.sum(1) == 0).sum(1)])
     assert int(black.max()) == room
 
