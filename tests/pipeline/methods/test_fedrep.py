@@ -171,16 +171,16 @@ def test_heads_stay_with_their_clients_and_those_that_rest_keep_theirs(experimen
 
 
 @pytest.mark.parametrize("evaluate_on", ["server", "clients"])
-def test_the_exact_tensors_on_the_wire(scored):
+def test_the_exact_tensors_on_the_wire(evaluate_on):
     """The body alone goes down. Up it comes with the head, for the score, unless clients are scored."""
-    method, ctx = FedRep(scored=scored), compared.server(compared.dense(), [])
+    method, ctx = FedRep(evaluate_on=evaluate_on), compared.server(compared.dense(), [])
     state = method.begin(ctx)
     body = {f"weights/{name}": shape for name, shape in BODY.items()}
-    kept = {f"weights/{name}": shape for name, shape in HEAD.items()} if scored == "server" else {}
+    kept = {f"weights/{name}": shape for name, shape in HEAD.items()} if evaluate_on == "server" else {}
     assert compared.shapes(state) == body | kept
     assert list(compared.shapes(method.broadcast(state, ctx)).items()) == list(body.items())
     got = compared.fitted(method, state=method.broadcast(state, ctx))
-    head = {f"head/{name}": shape for name, shape in HEAD.items()} if scored == "server" else {}
+    head = {f"head/{name}": shape for name, shape in HEAD.items()} if evaluate_on == "server" else {}
     assert list(compared.shapes(got.update).items()) == list((body | head).items())
     assert {k: v for k, v in compared.shapes(got.memory).items() if k.startswith("personal.")} == OWN
     assert {key.split(".")[0] for key in got.memory} == {"own", "head", "body"}
@@ -195,9 +195,9 @@ def test_bytes_are_the_body_down_and_the_body_with_the_head_up(experiment):
     weights = make_setup(e, compared.quiet).model().state_dict()
     head = messages.nbytes({k: v for k, v in weights.items() if k.startswith("head.")})
     body = messages.nbytes(dict(weights)) - head
-    for scored, up in (("server", body + head), ("clients", body)):
+    for evaluate_on, up in (("server", body + head), ("clients", body)):
         outcome = SerialExecutor(
-            make_setup(replace(e, method=FedRep(scored=scored)), compared.quiet)
+            make_setup(replace(e, method=FedRep(evaluate_on=evaluate_on)), compared.quiet)
         ).round(1, [0, 1, 3], compared.nobody)  # fmt: skip
         assert (outcome.bytes_down, outcome.bytes_up) == (3 * body, 3 * up)
 

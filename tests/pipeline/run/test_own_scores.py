@@ -273,4 +273,4 @@ def test_mlflow_gets_such_a_run_whole(experiment, tmp_path):
 
 def test_methods_that_are_scored_at_their_clients():
     """All others have a model to save."""
-    assert {name for name, method in METHODS.items() if method().scored == "clients"} == {"fedproto"}
+    assert {name for name, method in METHODS.items() if method().evaluate_on == "clients"} == {"fedproto"}

@@ -155,7 +155,7 @@ def test_rows_for_reproducibility_name_no_place(tmp_path):
     [
         (FedProto(), "FedProto trains no global model: its scores are means over the clients' own models"),
         (FedRep(), "the mean body with the mean of the participants' heads"),
-        (FedRep(scored="clients"), "means over the clients' heads on the mean body"),
+        (FedRep(evaluate_on="clients"), "means over the clients' heads on the mean body"),
         (FedDyn(), "FedDyn: the scores are those of the mean of the participants' weights"),
     ],
 )
