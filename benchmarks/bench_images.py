@@ -81,7 +81,7 @@ class Contest:
         self.card = Card(0, rows, y.sum(0).long(), torch.ones(CLASSES).bool())
         self.options = OptimizerOptions(
             name="sgd", lr=0.01, momentum=0.9, weight_decay=5e-4, batch_size=batch, skip_zero_rows=False,
-            micro_tokens=0, crop=4 if augment else 0, flip="both" if augment else "none",
+            microbatch_tokens=0, crop=4 if augment else 0, flip="both" if augment else "none",
         )  # fmt: skip
         self.augment, self.device, self.batch = augment, device, batch
         self.model = network(device)

@@ -24,6 +24,7 @@ from pathlib import Path
 from anchorfl.models.build import ModelOptions
 from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.experiment import Experiment, FederationOptions
 from anchorfl.pipeline.config.tracking import TrackingOptions
@@ -72,10 +73,11 @@ def once(times: int, folder: Path) -> tuple[dict[str, list[int]], str]:
             name="toy-single", clients=CLIENTS, classes_per_client=2, min_count=1, cache=str(folder / "c")
         ),
         method=Dying(times=times, folder=str(attempts)),
-        model=ModelOptions(width=16, heads=2, feedforward=8, names_width=16),
+        model=ModelOptions(width=16, heads=2, feedforward=8),
+        class_embeddings=ClassEmbeddingOptions(width=16),
         federation=FederationOptions(rounds=ROUNDS, clients_per_round=CLIENTS, epochs=1),
         optimizer=OptimizerOptions(lr=0.001, batch_size=16),
-        cluster=ClusterOptions(executor="ray", clients_per_actor=CLIENTS // SLOTS, concurrent=SLOTS),
+        cluster=ClusterOptions(executor="ray", clients_per_actor=CLIENTS // SLOTS, max_concurrent_clients=SLOTS),
         tracking=TrackingOptions(uri="none"),
     )
     with redirect_stdout(StringIO()):

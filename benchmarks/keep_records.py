@@ -26,7 +26,7 @@ RECORDS = ("run.json", CONFIG, RESULT, "metrics.jsonl")
 DROPPED = ("system/", "sys/process")
 """Metrics that say something of the machine alone."""
 
-PLACES = ("output", "task.root", "task.cache", "cluster.mirror", "tracking.uri")
+PLACES = ("output", "task.root", "task.cache", "cluster.backup", "tracking.uri")
 """Options that name places on the machine; no result depends on them."""
 
 

@@ -143,7 +143,7 @@ def one_class_loop(e: Experiment, rounds: int) -> Round:
 
 def explicit(*, pooled: bool = False) -> Experiment:
     """Bibtex's 159 clients of one class each."""
-    return settled(experiment("bibtex/fedavg", federation={"pooled": pooled}))
+    return settled(experiment("bibtex/fedavg", federation={"batched_clients": pooled}))
 
 
 def pbc() -> Experiment:

@@ -24,6 +24,7 @@ from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
     ClientResult,
     ClientTrainer,
+    HeadSpec,
     Method,
     ServerContext,
     ServerState,
@@ -77,7 +78,7 @@ class RowTrainer(ClientTrainer[RowsState, RowUpdate]):
 
     def __init__(self, ctx: ClientContext[RowsState], method: OneClass) -> None:
         self.method = method
-        self.fixed = not method.row_lr
+        self.fixed = not method.class_embedding_lr
         row_D = ctx.client_message.get("row", ctx.memory.get("row"))
         if row_D is None:
             raise ValueError("the client was sent no row of its class")
@@ -93,7 +94,7 @@ class RowTrainer(ClientTrainer[RowsState, RowUpdate]):
 
     def loss(self, batch: Batch) -> Tensor:
         z_BD = self.model.encoder(batch.x)
-        loss_B = positive_loss(z_BD, self.row_D.expand(len(z_BD), -1), self.method.margin, self.method.parts)
+        loss_B = positive_loss(z_BD, self.row_D.expand(len(z_BD), -1), self.method.margin, self.method.head.parts)
         return loss_B.sum() / batch.denominator
 
     def step(self, micro_batches: Sequence[Batch]) -> Tensor:
@@ -116,43 +117,41 @@ class RowTrainer(ClientTrainer[RowsState, RowUpdate]):
 class OneClass(Method[RowsState, RowUpdate]):
     """Server and client of one-class federations; a method says what becomes of the rows."""
 
-    head = "cosine"
-
     margin: float = 0.9
     """Cosine above which a row has no loss (FedALC, eq. 14)."""
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean of theta: 1 / C (FedALC, Algorithm 1, line 19), or its rows (eq. 5)."""
-    row_lr: float = 0.1
+    class_embedding_lr: float = 0.1
     """Rate of a client's step on its row (FedALC: the .1 of theta); 0: rows are fixed, and sent once."""
     server: Literal["average", "adam"] = "average"
     """What becomes of the mean of theta: it is the new theta, or the way to it is a gradient for Adam (Reddi et al.,
     ICLR 2021, with bias correction)."""
     server_lr: float = 0.001
     """Rate of the server's Adam."""
-    server_decay: float = 1.0
+    server_lr_decay: float = 1.0
     """Factor on ``server_lr`` after every round, in (0, 1]."""
-    row_decay: float = 1.0
-    """Factor on ``row_lr`` and on the regulariser's step after every round, in (0, 1]: rows that go on moving while
-    theta comes to rest leave it behind."""
+    class_embedding_lr_decay: float = 1.0
+    """Factor on ``class_embedding_lr`` and on the regulariser's step after every round, in (0, 1]: rows that go on
+    moving while theta comes to rest leave it behind."""
     server_eps: float = 1e-8
     """Added to the root of its second moment, in units of a client's step."""
 
     def __post_init__(self) -> None:
         if not 0 < self.margin <= 1:
             raise ValueError(f"method.margin = {self.margin}: must be in (0, 1]")
-        if self.row_lr < 0 or not self.server_lr > 0 or not self.server_eps > 0:
+        if self.class_embedding_lr < 0 or not self.server_lr > 0 or not self.server_eps > 0:
             raise ValueError("method: row_lr must be at least 0, server_lr and server_eps above 0")
-        for name in ("server_decay", "row_decay"):
+        for name in ("server_lr_decay", "class_embedding_lr_decay"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"method.{name} = {getattr(self, name)}: must be in (0, 1]")
 
     def fallen(self, round_: int) -> float:
         """What is left of the rows' rates in a round."""
-        return self.row_decay ** max(0, round_ - 1)
+        return self.class_embedding_lr_decay ** max(0, round_ - 1)
 
     def row_rate(self, round_: int) -> float:
         """Rate of a client's step on its row in a round."""
-        return self.row_lr * self.fallen(round_)
+        return self.class_embedding_lr * self.fallen(round_)
 
     def client_weights(self, rows_I: Tensor) -> Tensor:
         """Weights of clients in the mean, by their rows of data: float64 [I], of any sum."""
@@ -161,6 +160,10 @@ class OneClass(Method[RowsState, RowUpdate]):
     @abstractmethod
     def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
         """The rows after a round, from those that the clients sent: the regulariser's step."""
+
+    @property
+    def head(self) -> HeadSpec:
+        return HeadSpec(kind="cosine")
 
     def first_rows(self, rows_CD: Tensor, known: Tensors, ctx: ServerContext) -> Tensor:
         """The rows before round 1, from random unit ones."""
@@ -199,7 +202,7 @@ class OneClass(Method[RowsState, RowUpdate]):
         answered_C, rows_CD = torch.zeros_like(state.sent_C), state.weights[ROWS].clone()
         for r in results:
             answered_C[class_of(r.card)] = True
-            if self.row_lr:
+            if self.class_embedding_lr:
                 rows_CD[class_of(r.card)] = r.update.row_D
         return self.finish_round(state, weights | {ROWS: rows_CD}, answered_C, ctx)
 
@@ -212,15 +215,15 @@ class OneClass(Method[RowsState, RowUpdate]):
         """The state after a round, from the mean of theta and the rows that came back."""
         theta, moments = self._server_step(state, theta_of(weights), ctx)
         rows_CD = self.settle(weights[ROWS], state, ctx)
-        sent_C = state.sent_C if self.row_lr else state.sent_C | answered_C
+        sent_C = state.sent_C if self.class_embedding_lr else state.sent_C | answered_C
         return replace(state, weights=theta | {ROWS: rows_CD}, moments=moments, sent_C=sent_C)
 
     def _pair_loss(self, z_PD: Tensor, row_PD: Tensor) -> Tensor:
-        return positive_loss(z_PD, row_PD, self.margin, self.parts)
+        return positive_loss(z_PD, row_PD, self.margin, self.head.parts)
 
     def unit(self, rows_CD: Tensor) -> Tensor:
         """Rows brought back to length 1."""
-        return unit(rows_CD, self.parts)
+        return unit(rows_CD, self.head.parts)
 
     def _server_step(self, state: RowsState, mean: Tensors, ctx: ServerContext) -> tuple[Tensors, Tensors]:
         """Theta and the moments, from the mean of the clients' theta."""
@@ -230,7 +233,7 @@ class OneClass(Method[RowsState, RowUpdate]):
         before = {name: nn.Parameter(state.weights[name].clone()) for name in names}
         for name, p in before.items():
             p.grad = state.weights[name] - mean[name]
-        rate = self.server_lr * self.server_decay ** max(0, ctx.round - 1)
+        rate = self.server_lr * self.server_lr_decay ** max(0, ctx.round - 1)
         adam = Adam(before.values(), lr=rate, eps=self.server_eps)
         restore(adam, MOMENTS, state.moments)
         adam.step()
@@ -252,7 +255,7 @@ class Spreading(OneClass):
     """Step of the server, which lambda_ multiplies (FedALC, section V: 1e-4)."""
     neighbours: int = 5
     """K: nearest rows that are pushed (FedALC: 5 for Bibtex, 10 for EURLex-4K, 50 for the larger sets)."""
-    form: Form = "neg_d2"
+    regularizer: Form = "neg_d2"
     """Term of a pair: ``neg_d2``: -d^2 (FedAwS, eq. 7); ``hinge_adaptive``: max(0, nu - d)^2, nu the distance of the
     (K+1)-th nearest (FedALC, eq. 11); ``hinge_const``: nu as given (FedAwS, eq. 6)."""
     nu: float = 1.0
@@ -277,7 +280,7 @@ class Spreading(OneClass):
         if not self.lambda_:
             return rows_CD
         index_CK, cosine_CK, after_C = nearest(rows_CD, self.neighbours)
-        slope_CK = self.pair_weights(index_CK, state.known) * slope(self.form, cosine_CK, after_C, self.nu)
+        slope_CK = self.pair_weights(index_CK, state.known) * slope(self.regularizer, cosine_CK, after_C, self.nu)
         rate = self.lambda_ * self.eta_s * self.fallen(ctx.round)
         return self.unit(rows_CD - rate * self.direction(rows_CD, index_CK, slope_CK, ctx))
 

@@ -44,6 +44,32 @@ class Update:
     weights: Tensors
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeadSpec:
+    """The head that a method asks for on the task's encoder (``anchorfl.models.build``)."""
+
+    kind: Head = "linear"
+    """``linear``, ``label`` (class embeddings from names), ``cosine``, ``concept``, ``prototype`` or ``frame``."""
+    semantic: bool = True
+    """Class embeddings start from the class names' vectors (``label`` only)."""
+    parts: int = 1
+    """Encoders side by side, each with its part of every row of the head (``cosine`` only)."""
+    first_scale: float = 1.0
+    """First value of a trained scale (``prototype`` and ``frame`` only)."""
+    concepts: bool = False
+    """The server needs what a text encoder makes of the class names (``ServerContext.concepts_CMD``)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supports:
+    """What a method works with; a run with anything else stops before round 1 (``pipeline/run/prepare.py``)."""
+
+    kinds: tuple[Kind, ...] = ("single", "multi")
+    """Kinds of task."""
+    robust: tuple[str, ...] = ROBUST
+    """Robust aggregations, and ``clip_norm``, that its aggregation allows."""
+
+
 S = TypeVar("S", bound=ServerState)
 U = TypeVar("U", bound=Update)
 
@@ -71,13 +97,13 @@ class ServerContext:
     rounds: int
     initial_messages: Sequence[Any] = ()
     concepts_CMD: Tensor | None = None
-    """Where ``Method.concepts``: vectors of length 1 of M prompts with each class's concept (FedBM)."""
+    """Where ``HeadSpec.concepts``: vectors of length 1 of M prompts with each class's concept (FedBM)."""
     spec: InputSpec | None = None
     """What an input is."""
     workspace: Classifier | None = None
     """A network on the server's device, for what is computed there; it holds whatever was left in it."""
     average: Average = mean_of
-    """The average of what clients send whole (``federation.merge``): (tensors of every client, weights) ->
+    """The average of what clients send whole (``federation.aggregation``): (tensors of every client, weights) ->
     tensors."""
 
 
@@ -203,37 +229,23 @@ class Method(ABC, Generic[S, U]):
 
     name: ClassVar[str]
     """The method's key in ``anchorfl.pipeline.methods.METHODS``, presets and records."""
-    kinds: ClassVar[tuple[Kind, ...]] = ("single", "multi")
-    """Kinds of task that the method is for; a run on another stops before round 1
-    (``anchorfl.pipeline.run.prepare.make_setup``)."""
+    supports: ClassVar[Supports] = Supports()
+    """Kinds of task and robust aggregations that the method works with."""
     sends_initial_message: ClassVar[bool] = False
-    """Whether clients send something before round 1, beside their cards (``initial_message``)."""
-    concepts: bool = False
-    """Whether the server needs what a language model makes of the class names (``ServerContext.concepts_CMD``)."""
-    first_scale: float = 1.0
-    """First value of a trained scale (prototype and frame heads only)."""
-    parts: int = 1
-    """Encoders side by side, each with its part of every row of the head (cosine heads only)."""
-    robust: ClassVar[tuple[str, ...]] = ROBUST
-    """Which of the robust merges it allows; a run with another stops before round 1
-    (``anchorfl.pipeline.run.prepare.make_setup``)."""
+    """Clients send something before round 1, beside their cards (``initial_message``)."""
     evaluate_on: Literal["server", "clients"] = "server"
     """Whose models are scored: the server's, or every client's (``personal_model``), for the mean of their scores; then
     there is no model to save."""
-    semantic: bool = True
-    """Whether class embeddings start from the class names' vectors (label heads only)."""
+
+    @property
+    def head(self) -> HeadSpec:
+        """The head on the task's encoder."""
+        return HeadSpec()
 
     @property
     def sends_client_messages(self) -> bool:
-        """Whether some of what the server sends is for one client alone: the class has a ``client_message`` of its
-        own.
-        """
+        """Whether some of what the server sends is for one client alone: a ``client_message`` of the class's own."""
         return type(self).client_message is not Method.client_message
-
-    @property
-    def head(self) -> Head:
-        """Which head ``anchorfl.models.build`` puts on the task's encoder."""
-        return "linear"
 
     @abstractmethod
     def begin(self, ctx: ServerContext) -> S:

@@ -56,7 +56,7 @@ class OptimizerOptions:
     round."""
     skip_zero_rows: bool = True
     """Do not compute rows whose loss and gradient are zero (unlabelled ones). Same mathematics."""
-    micro_tokens: int = 1024
+    microbatch_tokens: int = 1024
     """Sort a mini-batch by length and cut it into pieces of at most this many padded positions (of sparse rows: 64
     times as many), whose gradients add up; 0: one piece. Same mathematics."""
     lookup_dropout: bool = True
@@ -80,8 +80,8 @@ class OptimizerOptions:
             raise ValueError(f"optimizer.lr_decay = {self.lr_decay}: must be in (0, 1]")
         if self.batch_size < 0:
             raise ValueError(f"optimizer.batch_size = {self.batch_size}: must be at least 1, or 0 for all rows")
-        if self.micro_tokens < 0:
-            raise ValueError(f"optimizer.micro_tokens = {self.micro_tokens}: must be 0 (off) or more")
+        if self.microbatch_tokens < 0:
+            raise ValueError(f"optimizer.microbatch_tokens = {self.microbatch_tokens}: must be 0 (off) or more")
         if self.onednn and self.precision != "float32":
             raise ValueError("optimizer.onednn is for float32: set it to False, or optimizer.precision to 'float32'")
         if self.crop < 0:

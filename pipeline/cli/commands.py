@@ -32,7 +32,7 @@ def run(arguments: list[str]) -> int:
         if overrides in (["--help"], ["-h"]):
             print("usage: anchorfl run PRESET [PRESET ...] [--section.option value ...]")
             print(f"presets: {some_presets()}\nall options: anchorfl run PRESET --help")
-            print("a table of your own needs no preset: anchorfl run --task.parquet FILE --task.labels COLUMNS")
+            print("a table of your own needs no preset: anchorfl run --task.file FILE --task.label_columns COLUMNS")
             return 0
         raise InputError(f"run needs a preset: {some_presets()}; or the path of a .toml file")
     experiments = [settled(override(read_preset(p), overrides, f"anchorfl run {p}")) for p in presets]

@@ -72,7 +72,10 @@ def diagnose(folder: Path, options: DiagnoseOptions, say: Say = print) -> list[s
     with held(folder):
         study = open_study(folder, say)
         if len(study.rounds()) == 1:
-            say(f"{folder}: only round {study.last.round} is there; --evaluation.keep 1 keeps every round of a new run")
+            say(
+                f"{folder}: only round {study.last.round} is there; --evaluation.save_state_every 1 keeps every round"
+                " of a new run"
+            )
         draft, older = folder / f".{FOLDER}", folder / f".{FOLDER}-older"
         if older.exists() and not (folder / FOLDER).exists():
             older.rename(folder / FOLDER)  # a diagnosis was interrupted between its two renames

@@ -63,7 +63,7 @@ def associations(study: Study) -> Floats | None:
     there is no edge; None where the run had no table.
     """
     e = study.setup.experiment
-    if e.model.names != "cooccurrence" or not e.method.semantic:
+    if e.class_embeddings.init != "cooccurrence" or not e.method.head.semantic:
         return None
     table, known = names_table(e, study.class_names)
     row_C = [table.names.index(name) for name in known]

@@ -17,6 +17,7 @@ from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.diagnosis.figures import draw_images
 from anchorfl.pipeline.diagnosis.result import Part, write_table
 from anchorfl.pipeline.diagnosis.study import Study
+from anchorfl.pipeline.methods.fedbm import FedBM
 
 COLUMNS = 8
 """Trainings that are shown, the first and the last among them, and images of a class after the last."""
@@ -61,7 +62,9 @@ def _source(study: Study, round_: int) -> Any:
     server = study.at(round_)
     state, method = server.state, study.setup.experiment.method
     assert isinstance(state, BMState)
-    return source_of(state.generator, state.concepts_CMD, method.named, study.prepared.manifest.spec.scaling())  # type: ignore[attr-defined]
+    assert isinstance(method, FedBM)
+    scaling = study.prepared.manifest.spec.scaling()
+    return source_of(state.generator, state.concepts_CMD, method.concept_conditions, scaling)
 
 
 @torch.no_grad()

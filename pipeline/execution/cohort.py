@@ -1,7 +1,7 @@
 """What can go wrong in a round, and who takes part in it after all.
 
 An attempt of a client that goes wrong is made good by another one, up to ``federation.retries`` times; then the client
-is given up for the round and, where ``federation.over_selection`` drew stand-ins, the next of them takes its place.
+is given up for the round and, where ``federation.backup_fraction`` drew stand-ins, the next of them takes its place.
 Which clients answer so depends on the faults alone, never on who was faster.
 """
 

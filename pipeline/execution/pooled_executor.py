@@ -122,11 +122,11 @@ class PooledExecutor(InProcess):
         sent_alone = self.batched_round.client_message_bytes(state, torch.tensor(classes))
         self.model.reseed(torch_rng(e.seed, "pool", "round", round_, "dropout", device=self.device))
         o = in_round(e.optimizer, round_)
-        row_lr, weight_C, piece = self.batched_round.row_lr(round_), self._weights(classes), e.federation.pool_rows
+        row_lr, weight_C, piece = self.batched_round.row_lr(round_), self._weights(classes), e.federation.batch_rows
         step = Step(self.batched_round, weight_C, self.rows_C, o.lr, o.weight_decay, row_lr, piece)
         weights, loss_C = pooled_step(self.model, state.weights, self.pool, step)
         if wrong := messages.not_finite(weights):
-            raise InputError(f"round {round_}: {wrong}; lower optimizer.lr or method.row_lr")
+            raise InputError(f"round {round_}: {wrong}; lower optimizer.lr or method.class_embedding_lr")
         answered_C = torch.zeros(len(self.rows_C), dtype=torch.bool)
         answered_C[classes] = True
         self.server.finish_round(round_, weights, answered_C)
@@ -150,7 +150,7 @@ def check(setup: Setup, host: ClientHost) -> BatchedRound[Any]:
     batched_round = e.method.batched_round()
     if batched_round is None:
         raise InputError(
-            f"federation.pooled: a round of {e.method.name} is not one pass over all rows: set it to False"
+            f"federation.batched_clients: a round of {e.method.name} is not one pass over all rows: set it to False"
         )
     largest = max(host.prepared.manifest.examples)
     wrong = {
@@ -163,10 +163,12 @@ def check(setup: Setup, host: ClientHost) -> BatchedRound[Any]:
     }
     needs = [what for what, is_wrong in wrong.items() if is_wrong]
     if needs:
-        raise InputError(f"federation.pooled needs {'; '.join(needs)}; or set it to False, for explicit clients")
+        raise InputError(
+            f"federation.batched_clients needs {'; '.join(needs)}; or set it to False, for explicit clients"
+        )
     return batched_round
 
 
 def in_process(setup: Setup) -> Executor:
     """The executor of a run that needs no Ray: pooled where the options say so, else client by client."""
-    return PooledExecutor(setup) if setup.experiment.federation.pooled else SerialExecutor(setup)
+    return PooledExecutor(setup) if setup.experiment.federation.batched_clients else SerialExecutor(setup)

@@ -26,17 +26,17 @@ class FedALCFixed(OneClass):
     name = "fedalc-fixed"
     sends_initial_message = True
 
-    row_lr: float = 0.0
+    class_embedding_lr: float = 0.0
     """Rows are fixed: must be 0."""
-    attract: float = 1.0
+    alpha: float = 1.0
     """alpha of eq. 12: weight of the pull between classes that occur together, >= 0."""
-    repel: float = 1.0
+    beta: float = 1.0
     """beta of eq. 12: weight of the push, >= 0."""
     nu: float = 1.0
     """Distance beyond which nothing is pushed, in (0, 2]."""
     steps: int = 1000
     """Largest number of steps T' on the rows, those that are taken back included."""
-    rate: float = 10.0
+    lr: float = 10.0
     """First size of a step, on the mean over all pairs times the number of classes; halved where the value rises."""
     tolerance: float = 1e-5
     """Stop where a step lowers the value by a smaller part of it."""
@@ -45,11 +45,11 @@ class FedALCFixed(OneClass):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.row_lr:
-            raise ValueError("method.row_lr: fedalc-fixed does not move rows; use fedalc")
-        if self.attract < 0 or self.repel < 0 or not 0 < self.nu <= 2:
+        if self.class_embedding_lr:
+            raise ValueError("method.class_embedding_lr: fedalc-fixed does not move rows; use fedalc")
+        if self.alpha < 0 or self.beta < 0 or not 0 < self.nu <= 2:
             raise ValueError("method: attract and repel must be at least 0, nu in (0, 2]")
-        if self.steps < 0 or not self.rate > 0 or self.tolerance < 0:
+        if self.steps < 0 or not self.lr > 0 or self.tolerance < 0:
             raise ValueError("method: steps and tolerance must be at least 0, rate above 0")
 
     def notice(self, rounds: int) -> str:
@@ -63,7 +63,7 @@ class FedALCFixed(OneClass):
         return kept_counts(cooccurrence(labels), len(labels))
 
     def first_rows(self, rows_CD: Tensor, known: Tensors, ctx: ServerContext) -> Tensor:
-        rate, weights = self.rate * len(rows_CD), (self.attract, self.repel, self.nu)
+        rate, weights = self.lr * len(rows_CD), (self.alpha, self.beta, self.nu)
         value, total_CD = fixed_gradient(rows_CD, known, *weights)
         for _ in range(self.steps):
             tried_CD = self.unit(rows_CD - rate * total_CD)

@@ -17,6 +17,7 @@ from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
     ClientResult,
     ClientTrainer,
+    HeadSpec,
     Method,
     ServerContext,
     ServerState,
@@ -81,7 +82,6 @@ class FedAlign(Method[AlignState, AlignUpdate]):
     """Client: label by anchors, then train theta and omega in turn. Server: mean of theta, omega class by class."""
 
     name = "fedalign"
-    head = "label"
 
     q1: float = 99.0  # percentile of SIMILARITY above which a row is positive for a locally-unaware class, in (0, 100)
     q2: float = 50.0  # percentile of similarity below which it is negative; q2 <= q1
@@ -106,8 +106,12 @@ class FedAlign(Method[AlignState, AlignUpdate]):
             raise ValueError(f"method.data_lr = {self.data_lr}, method.label_lr = {self.label_lr}: must be above 0")
 
     def limits(self, allowed_C: Tensor | None) -> Thresholds:
-        ctx = {"dot": 0.5 if self.semantic else 0.0}.get(self.anchor_score)  # log-odds of 0: a confidence of 0.5
-        return Thresholds(self.q1, self.q2, self.alpha, clamp=ctx, allowed_C=allowed_C)
+        clamp = None if self.anchor_score != "dot" else (0.5 if self.semantic else 0.0)  # a confidence of 0.5
+        return Thresholds(self.q1, self.q2, self.alpha, clamp=clamp, allowed_C=allowed_C)
+
+    @property
+    def head(self) -> HeadSpec:
+        return HeadSpec(kind="label", semantic=self.semantic)
 
     def begin(self, ctx: ServerContext) -> AlignState:
         classes = 0 if self.positive_f1_gate is None else len(ctx.cards[0].identified_C)

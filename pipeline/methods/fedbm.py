@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 
-from anchorfl.models.build import Head
-from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, Method, ServerContext, Tensors, Update
+from anchorfl.pipeline.algorithm.contract import (
+    ClientContext,
+    ClientResult,
+    HeadSpec,
+    Method,
+    ServerContext,
+    Supports,
+    Tensors,
+    Update,
+)
 from anchorfl.pipeline.algorithm.generator_training import (
     CONCEPTS,
     FROZEN,
@@ -30,17 +38,17 @@ from anchorfl.pipeline.algorithm.generator_training import (
     trained,
 )
 from anchorfl.pipeline.algorithm.parameters import weights_of
-from anchorfl.tasks.contract import Card, Kind
+from anchorfl.tasks.contract import Card
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedBM(Method[BMState, Update]):
     """Client: cross-entropy against a classifier of concept embeddings, over its rows and generated ones. Server: the
-    mean; after every ``every``-th round it trains the generator against the new classifier.
+    mean; after every ``generator_every``-th round it trains the generator against the new classifier.
     """
 
     name = "fedbm"
-    kinds: ClassVar[tuple[Kind, ...]] = ("single",)
+    supports = Supports(kinds=("single",))
 
     weighting: Literal["samples", "uniform"] = "samples"
     """Weight of a client in the mean: its number of samples, or 1."""
@@ -52,17 +60,17 @@ class FedBM(Method[BMState, Update]):
     """Inverse temperature, > 0 (reference scripts: 17.5, 12.5 or 7.5, by data set)."""
     cgde: bool = True
     """The generator; false: none (w/o CGDE)."""
-    named: bool = True
+    concept_conditions: bool = True
     """Conditions from the concept embeddings; false: standard normal (w/o concept conditions)."""
     lambda_div: float = 1.0
     """Weight of the diversity of generated images, >= 0."""
     lambda_dis: float = 0.1
     """Weight of the distance to the running statistics of BatchNorm, >= 0; above 0 it needs BatchNorm."""
-    generated: int = 16
+    synthetic_per_batch: int = 16
     """Generated images that join a mini-batch."""
-    every: int = 5
+    generator_every: int = 5
     """The generator is trained after every so many rounds."""
-    steps: int = 100
+    generator_steps: int = 100
     """Steps of one training."""
     generator_batch: int = 64
     """Images of a step."""
@@ -72,18 +80,20 @@ class FedBM(Method[BMState, Update]):
     def __post_init__(self) -> None:
         if bad := next((n for n in ("tau", "generator_lr") if not getattr(self, n) > 0), ""):
             raise ValueError(f"method.{bad} = {getattr(self, bad)}: must be above 0")
-        if min(self.lambda_div, self.lambda_dis) < 0 or min(self.generated, self.every, self.steps) < 1:
-            raise ValueError("method: lambda_div and lambda_dis must be at least 0; generated, every, steps at least 1")
+        if (
+            min(self.lambda_div, self.lambda_dis) < 0
+            or min(self.synthetic_per_batch, self.generator_every, self.generator_steps) < 1
+        ):
+            raise ValueError(
+                "method: lambda_div and lambda_dis must be at least 0; synthetic_per_batch, generator_every and"
+                " generator_steps at least 1"
+            )
         if self.generator_batch < 2:
             raise ValueError(f"method.generator_batch = {self.generator_batch}: must be at least 2")
 
     @property
-    def concepts(self) -> bool:  # type: ignore[override]  # a field of the base, which two switches decide here
-        return self.lkcc or self.cgde
-
-    @property
-    def head(self) -> Head:
-        return "concept" if self.lkcc else "linear"
+    def head(self) -> HeadSpec:
+        return HeadSpec(kind="concept" if self.lkcc else "linear", concepts=self.lkcc or self.cgde)
 
     def begin(self, ctx: ServerContext) -> BMState:
         weights, concepts_CMD = weights_of(ctx.model), ctx.concepts_CMD
@@ -109,12 +119,12 @@ class FedBM(Method[BMState, Update]):
         return out
 
     def trainer(self, ctx: ClientContext[BMState]) -> BMTrainer:
-        return BMTrainer(ctx, Part(self.generated, self.named))
+        return BMTrainer(ctx, Part(self.synthetic_per_batch, self.concept_conditions))
 
     def peak_state(self, state: BMState, rounds: int) -> tuple[BMState, int]:
-        if not self.cgde or self.every >= rounds:  # the generator is never trained
+        if not self.cgde or self.generator_every >= rounds:  # the generator is never trained
             return state, 1
-        return replace(state, version=torch.ones_like(state.version)), self.every
+        return replace(state, version=torch.ones_like(state.version)), self.generator_every
 
     def aggregate(self, state: BMState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> BMState:
         client_weights = [r.card.num_examples if self.weighting == "samples" else 1 for r in results]
@@ -124,8 +134,10 @@ class FedBM(Method[BMState, Update]):
         has_I[[r.card.client for r in results]] = state.version + 1
         state = replace(state, weights=weights, has_I=has_I)
         # after the last round nobody would see what it learns
-        if not self.cgde or ctx.round % self.every or ctx.round == ctx.rounds:
+        if not self.cgde or ctx.round % self.generator_every or ctx.round == ctx.rounds:
             return state
-        lesson = Lesson(row_loss, self.lambda_div, self.lambda_dis, self.steps, self.generator_batch, self.generator_lr)
-        generator = retrained(state.generator, weights, state.concepts_CMD, self.named, lesson, ctx)
+        lesson = Lesson(
+            row_loss, self.lambda_div, self.lambda_dis, self.generator_steps, self.generator_batch, self.generator_lr
+        )
+        generator = retrained(state.generator, weights, state.concepts_CMD, self.concept_conditions, lesson, ctx)
         return replace(state, generator=generator, version=state.version + 1)

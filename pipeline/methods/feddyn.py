@@ -21,6 +21,7 @@ from anchorfl.pipeline.algorithm.contract import (
     Method,
     ServerContext,
     ServerState,
+    Supports,
     Tensors,
     Update,
 )
@@ -68,7 +69,8 @@ class FedDyn(Method[DynState, Update]):
     """
 
     name = "feddyn"
-    robust = ()  # h is the mean of the clients' g_k, which any other merge would part from it
+    # h is the mean of the clients' g_k, which any other aggregation would part from it
+    supports = Supports(robust=())
 
     alpha: float = 0.01
     """Weight of the pull, > 0 (authors: 0.1, 0.01, 0.001)."""

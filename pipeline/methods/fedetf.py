@@ -9,7 +9,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ServerState
+from anchorfl.pipeline.algorithm.contract import (
+    Averaging,
+    AveragingTrainer,
+    ClientContext,
+    HeadSpec,
+    ServerState,
+    Supports,
+)
 from anchorfl.pipeline.algorithm.parameters import log_prior
 from anchorfl.tasks.contract import Batch
 
@@ -30,8 +37,7 @@ class FedETF(Averaging):
     """
 
     name = "fedetf"
-    head = "frame"
-    kinds = ("single",)
+    supports = Supports(kinds=("single",))
 
     gamma: float = 1.0
     """Power of the class counts in balanced softmax, >= 0; 0 is plain cross-entropy."""
@@ -43,6 +49,10 @@ class FedETF(Averaging):
             raise ValueError(
                 f"method.gamma = {self.gamma} must be at least 0, method.first_scale = {self.first_scale} above 0"
             )
+
+    @property
+    def head(self) -> HeadSpec:
+        return HeadSpec(kind="frame", first_scale=self.first_scale)
 
     def trainer(self, ctx: ClientContext[ServerState]) -> FrameTrainer:
         return FrameTrainer(ctx, self.gamma)

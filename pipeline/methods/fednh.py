@@ -18,8 +18,10 @@ from anchorfl.pipeline.algorithm.contract import (
     AveragingTrainer,
     ClientContext,
     ClientResult,
+    HeadSpec,
     ServerContext,
     ServerState,
+    Supports,
     Update,
 )
 
@@ -51,9 +53,8 @@ class FedNH(Averaging):
     """
 
     name = "fednh"
-    head = "prototype"
-    kinds = ("single",)
-    robust = ("median", "trimmed_mean")  # a client's prototypes are no step from those sent, so none can be measured
+    # a client's prototypes are no step from those sent, so none can be measured
+    supports = Supports(kinds=("single",), robust=("median", "trimmed_mean"))
 
     rho: float = 0.9
     """Part of a prototype that stays in a round, in [0, 1]; 1: they never move."""
@@ -65,6 +66,10 @@ class FedNH(Averaging):
             raise ValueError(
                 f"method.rho = {self.rho} must be in [0, 1], method.first_scale = {self.first_scale} above 0"
             )
+
+    @property
+    def head(self) -> HeadSpec:
+        return HeadSpec(kind="prototype", first_scale=self.first_scale)
 
     def trainer(self, ctx: ClientContext[ServerState]) -> PrototypeTrainer:
         return PrototypeTrainer(ctx)

@@ -22,6 +22,7 @@ from anchorfl.pipeline.algorithm.contract import (
     Method,
     ServerContext,
     ServerState,
+    Supports,
     Tensors,
     Update,
 )
@@ -58,20 +59,20 @@ class Nearest(nn.Module):
 
 
 class ProtoTrainer(ClientTrainer[ProtoState, ProtoUpdate]):
-    def __init__(self, ctx: ClientContext[ProtoState], lam: float) -> None:
+    def __init__(self, ctx: ClientContext[ProtoState], lambda_: float) -> None:
         super().__init__(ctx)
-        self.lam = lam
+        self.lambda_ = lambda_
         self.model.load_state_dict(below(PERSONAL, ctx.memory))
 
     def loss(self, batch: Batch) -> Tensor:
-        if not self.lam:
+        if not self.lambda_:
             return super().loss(batch)
         z_BD: Tensor = self.model.encoder(batch.x)
         rows_CD = self.ctx.state.rows_CD
         class_B = batch.y_BC.argmax(-1)
         counts_B = (batch.weight_BC != 0).any(-1) & self.ctx.state.held_C[class_B]
         gap_B = (z_BD - rows_CD[class_B]).square().mean(-1) * counts_B
-        return self.ctx.objective.loss(self.model.head(z_BD), batch) + self.lam * gap_B.sum() / batch.denominator
+        return self.ctx.objective.loss(self.model.head(z_BD), batch) + self.lambda_ * gap_B.sum() / batch.denominator
 
     def update(self) -> ProtoUpdate:
         data = self.ctx.data
@@ -92,18 +93,18 @@ class FedProto(Method[ProtoState, ProtoUpdate]):
     """
 
     name = "fedproto"
-    kinds = ("single",)
     evaluate_on = "clients"
-    robust = ()  # no tensor is sent whole: every prototype is of the clients that have its class
+    # no tensor is sent whole: every prototype is of the clients that have its class
+    supports = Supports(kinds=("single",), robust=())
 
-    lam: float = 1.0
+    lambda_: float = 1.0
     """Weight of the distance, >= 0; 0: clients train alone (the authors' code: 1, on CIFAR-10 0.1)."""
     inference: Literal["classifier", "prototype"] = "classifier"
     """What classifies at a client, for its scores: its classifier, or the nearest prototype (paper)."""
 
     def __post_init__(self) -> None:
-        if not self.lam >= 0:
-            raise ValueError(f"method.lam = {self.lam}: must be at least 0")
+        if not self.lambda_ >= 0:
+            raise ValueError(f"method.lambda_ = {self.lambda_}: must be at least 0")
 
     def begin(self, ctx: ServerContext) -> ProtoState:
         zeros_CD = torch.zeros_like(ctx.model.get_parameter("head.weight"))
@@ -117,7 +118,7 @@ class FedProto(Method[ProtoState, ProtoUpdate]):
         return model if self.inference == "classifier" else Classifier(model.encoder, Nearest(sent), model.masks)
 
     def trainer(self, ctx: ClientContext[ProtoState]) -> ProtoTrainer:
-        return ProtoTrainer(ctx, self.lam)
+        return ProtoTrainer(ctx, self.lambda_)
 
     def aggregate(
         self, state: ProtoState, results: Sequence[ClientResult[ProtoUpdate]], ctx: ServerContext

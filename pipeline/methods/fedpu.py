@@ -19,9 +19,9 @@ EPS = 1e-6
 
 
 class PositiveUnlabelledTrainer(AveragingTrainer):
-    def __init__(self, ctx: ClientContext[ServerState], lam: float, prior: float) -> None:
+    def __init__(self, ctx: ClientContext[ServerState], lambda_: float, prior: float) -> None:
         super().__init__(ctx)
-        self.lam = lam if ctx.objective.kind == "single" else 0.0
+        self.lambda_ = lambda_ if ctx.objective.kind == "single" else 0.0
         labelled = int(ctx.data.y_NC.any(-1).sum())
         unlabelled = len(ctx.data) - labelled
         own_C = ctx.card.identified_C.to(ctx.data.y_NC)
@@ -32,19 +32,19 @@ class PositiveUnlabelledTrainer(AveragingTrainer):
         self.prior = prior / float(own_C.sum().clamp(min=1))
 
     def active(self, data: ClientData) -> Tensor:
-        if not self.lam:
+        if not self.lambda_:
             return super().active(data)
         return torch.ones(len(data), dtype=torch.bool, device=data.y_NC.device)
 
     def loss(self, batch: Batch) -> Tensor:
-        if not self.lam:
+        if not self.lambda_:
             return super().loss(batch)
         logits_BC = self.model(batch.x)
         not_BC = -torch.log(1 - logits_BC.softmax(-1) + EPS)  # the loss of "it is not class c"
         labelled_B1 = batch.y_BC.any(-1, keepdim=True)
         weight_BC = torch.where(labelled_B1, self.labelled_C - self.prior * batch.y_BC, self.unlabelled_C)
         extra = (weight_BC * not_BC).sum() / batch.denominator
-        return self.ctx.objective.loss(logits_BC, batch) + self.lam * extra
+        return self.ctx.objective.loss(logits_BC, batch) + self.lambda_ * extra
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +56,17 @@ class FedPU(Averaging):
 
     name = "fedpu"
 
-    lam: float = 1.0
+    lambda_: float = 1.0
     """Weight of the two terms, >= 0; 0 is FedAvg."""
     prior: float = 0.0
     """Share of the unlabelled rows that belong to classes which the client identifies, in [0, 1]; FedAlign's data have
     none."""
 
     def __post_init__(self) -> None:
-        if not (self.lam >= 0 and 0 <= self.prior <= 1):
-            raise ValueError(f"method.lam = {self.lam} must be at least 0, method.prior = {self.prior} in [0, 1]")
+        if not (self.lambda_ >= 0 and 0 <= self.prior <= 1):
+            raise ValueError(
+                f"method.lambda_ = {self.lambda_} must be at least 0, method.prior = {self.prior} in [0, 1]"
+            )
 
     def trainer(self, ctx: ClientContext[ServerState]) -> PositiveUnlabelledTrainer:
-        return PositiveUnlabelledTrainer(ctx, self.lam, self.prior)
+        return PositiveUnlabelledTrainer(ctx, self.lambda_, self.prior)

@@ -12,7 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ServerState, Tensors
+from anchorfl.pipeline.algorithm.contract import (
+    Averaging,
+    AveragingTrainer,
+    ClientContext,
+    ServerState,
+    Supports,
+    Tensors,
+)
 from anchorfl.pipeline.algorithm.optimizers import SGD
 from anchorfl.pipeline.algorithm.parameters import log_prior
 from anchorfl.tasks.contract import Batch
@@ -61,7 +68,7 @@ class FedROD(Averaging):
     """
 
     name = "fedrod"
-    kinds = ("single",)
+    supports = Supports(kinds=("single",))
 
     gamma: float = 1.0
     """Power of the class counts in balanced softmax, >= 0; 0 is FedAvg for what is sent."""

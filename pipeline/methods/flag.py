@@ -24,7 +24,7 @@ class Flag(OneClass):
 
     name = "flag"
 
-    row_lr: float = 0.0
+    class_embedding_lr: float = 0.0
     """Rate of a client's step on its row; 0: random unit rows that never change."""
     label_weights: Literal["occurrence", "uniform"] = "occurrence"
     """q_c: share of class c in all occurrences of labels, or 1 / C, which is plain averaging here."""

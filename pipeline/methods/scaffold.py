@@ -20,6 +20,7 @@ from anchorfl.pipeline.algorithm.contract import (
     Method,
     ServerContext,
     ServerState,
+    Supports,
     Tensors,
     Update,
 )
@@ -82,7 +83,8 @@ class Scaffold(Method[ControlState, ControlUpdate]):
     """
 
     name = "scaffold"
-    robust = ()  # c is the mean of the clients' c_i, which any other merge would part from it
+    # c is the mean of the clients' c_i, which any other aggregation would part from it
+    supports = Supports(robust=())
 
     server_lr: float = 1.0
     """Global step size eta_g, > 0."""

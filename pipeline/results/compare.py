@@ -22,7 +22,7 @@ from anchorfl.tasks.metrics.scores import FAMILIES, Family, Measure
 
 SPLITS = ("validation/", "test/")
 WIRE = ("wire/down/bytes", "wire/up/bytes")
-FREE = ("seed", "output", "task.root", "task.cache", "tracking.", "cluster.", "evaluation.keep")
+FREE = ("seed", "output", "task.root", "task.cache", "tracking.", "cluster.", "evaluation.save_state_every")
 """Params, or how they begin, in which the runs of one group may differ: none but the seed changes a result."""
 ROUNDS = {"last": "last", "best": "best", "last5": "mean5"}
 """Of which rounds a score is: how its name in ``RunSummary.values`` ends, and the head of its column."""
@@ -133,7 +133,7 @@ def _first(params: dict[str, Any], *names: str, default: Any) -> Any:
 
 
 def _family(params: dict[str, Any]) -> Family:
-    return FAMILIES[params.get("evaluation.metrics", "decisions")]  # runs of earlier versions had no choice
+    return FAMILIES[params.get("evaluation.metrics", "threshold")]  # runs of earlier versions had no choice
 
 
 def _families(runs: Sequence[RunSummary]) -> list[Family]:

@@ -156,7 +156,7 @@ def _values(file: Path, saved: SavedModel) -> tuple[Any, list[int] | None]:
         what = "files of images" if payload == "path" else "sparse features"
         raise InputError(
             f"a model of {saved.task} is trained on {what}, which predict has no form for: name such a table with"
-            " --task.parquet for training, or call anchorfl.pipeline.results.predict.encoded"
+            " --task.file for training, or call anchorfl.pipeline.results.predict.encoded"
         )
     rows = [(number, _fields(line, f"{file}:{number}")) for number, line in open_text(_existing(file)) if line.strip()]
     if len(rows) < 2:

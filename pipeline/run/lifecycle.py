@@ -47,8 +47,8 @@ def run(experiment: Experiment, folder: Path, say: Say = print, crews: Crews | N
     store_uri(experiment.tracking.uri, folder)  # a store that MLflow refuses is refused before anything is written
     with ExitStack() as stack:
         stack.enter_context(held(folder))
-        if experiment.cluster.mirror:
-            claim(place_of(experiment.cluster.mirror, folder), folder, say)
+        if experiment.cluster.backup:
+            claim(place_of(experiment.cluster.backup, folder), folder, say)
         if experiment.cluster.executor == "ray":
             from anchorfl.pipeline.cluster import ray_cluster  # serial runs need no Ray
 
@@ -71,8 +71,8 @@ def resumed(folder: Path, say: Say = print) -> Result:
         content = read_result(folder, "checksum", "scores")
         say(f"{folder} is finished: nothing to train")
         _deliver(experiment, folder, say)
-        if experiment.cluster.mirror:
-            refresh(place_of(experiment.cluster.mirror, folder), folder, say)
+        if experiment.cluster.backup:
+            refresh(place_of(experiment.cluster.backup, folder), folder, say)
         return Result(folder, content["checksum"], content["scores"])
     return run(experiment, folder, say)
 
@@ -90,7 +90,7 @@ def _deliver(experiment: Experiment, folder: Path, say: Say) -> None:
 
 def _executor(setup: Setup, crews: Crews | None) -> Executor:
     e = setup.experiment
-    if e.cluster.executor == "serial" or e.federation.pooled:
+    if e.cluster.executor == "serial" or e.federation.batched_clients:
         return in_process(setup)
     from anchorfl.pipeline.cluster.layout import layout
     from anchorfl.pipeline.execution.ray_executor import RayExecutor
@@ -109,7 +109,7 @@ def open_loop(
     # The tracker needs to know where the loop goes on, so it comes after the checkpoint.
     none = Trackers([], e.tracking)
     loop = Loop(
-        e, setup.data().manifest.class_names, executor, none, Checkpoints(folder, e.cluster.checkpoints), progress
+        e, setup.data().manifest.class_names, executor, none, Checkpoints(folder, e.cluster.keep_checkpoints), progress
     )
     loop.resume()
     done, info = loop.standing.round, run_info(setup, folder)
@@ -118,8 +118,8 @@ def open_loop(
         check_records(folder, done)
     loop.tracker = open_tracker(e.tracking, folder, done + 1 if done else 0, say)
     loop.tracker.begin(replace(info, parent=parent))
-    if e.cluster.mirror:
-        loop.mirror = Mirror(folder, place_of(e.cluster.mirror, folder), say, loop.checkpoints)
+    if e.cluster.backup:
+        loop.mirror = Mirror(folder, place_of(e.cluster.backup, folder), say, loop.checkpoints)
     if done:
         progress.start = done
         progress.say(f"going on after round {done}")

@@ -30,21 +30,24 @@ def make_setup(experiment: Experiment, say: Say, prepared: Prepared | None = Non
     if prepared is None:
         look_for_encoder(experiment)
     data = prepared or prepare_data(experiment, say)
-    if data.manifest.kind not in experiment.method.kinds:
+    if data.manifest.kind not in experiment.method.supports.kinds:
         raise InputError(
-            f"method {experiment.method.name!r} is for {'- and '.join(experiment.method.kinds)}-label tasks, and"
+            f"method {experiment.method.name!r} is for {'- and '.join(experiment.method.supports.kinds)}-label tasks,"
+            " and"
             f" {data.manifest.task!r} is {data.manifest.kind}-label: choose another method or task"
         )
     _check_merge(experiment)
     if experiment.evaluation.chosen_by is not None and not data.size("validation"):
         raise InputError(
-            f"evaluation.select = {experiment.evaluation.select!r} needs validation rows, and task.validation ="
-            f" {experiment.task.validation:g} of these data is none: raise it, or set evaluation.select to 'last'"
+            f"evaluation.model_selection = {experiment.evaluation.model_selection!r} needs validation rows, and"
+            " task.validation ="
+            f" {experiment.task.validation:g} of these data is none: raise it, or set evaluation.model_selection to"
+            " 'last'"
         )
     if experiment.evaluation.metrics == "classification" and data.manifest.kind == "multi":
         raise InputError(
             f"evaluation.metrics = 'classification' is for single-label tasks, and {data.manifest.task!r} is"
-            " multi-label: set it to 'decisions' or 'ranking'"
+            " multi-label: set it to 'threshold' or 'ranking'"
         )
     if experiment.optimizer.augments and data.manifest.spec.kind != "image":
         raise InputError(
@@ -64,10 +67,10 @@ def make_setup(experiment: Experiment, say: Say, prepared: Prepared | None = Non
 def _check_merge(experiment: Experiment) -> None:
     """InputError where the method's merge is none that the robust options can change."""
     method = experiment.method
-    for name, option in experiment.federation.rule.uses:
-        if name not in method.robust:
-            allowed = f" (it allows {', '.join(method.robust)})" if method.robust else ""
-            mend = "clip_norm to 0" if name == "clip_norm" else "merge to 'mean'"
+    for name, option in experiment.federation.aggregator.uses:
+        if name not in method.supports.robust:
+            allowed = f" (it allows {', '.join(method.supports.robust)})" if method.supports.robust else ""
+            mend = "clip_norm to 0" if name == "clip_norm" else "aggregation to 'mean'"
             raise InputError(
                 f"{option}: method {method.name!r} does not allow it{allowed}; set federation.{mend}, or choose another"
                 " method (docs/robust-merges.md says why)"
@@ -87,7 +90,7 @@ BASE = "digits/fedalign"
 
 def asked(overrides: Sequence[str]) -> bool:
     """Whether overrides name a table, so that a run needs no preset."""
-    return any(word.partition("=")[0] == "--task.parquet" for word in overrides)
+    return any(word.partition("=")[0] == "--task.file" for word in overrides)
 
 
 def base() -> Experiment:
@@ -97,7 +100,7 @@ def base() -> Experiment:
 
 def label_of(experiment: Experiment) -> str:
     """What a run on a table without a preset is called."""
-    stem = Path(experiment.task.parquet).name.split(".")[0]
+    stem = Path(experiment.task.file).name.split(".")[0]
     return f"{re.sub(r'[^A-Za-z0-9]+', '-', stem).strip('-') or 'table'}-{experiment.method.name}"
 
 

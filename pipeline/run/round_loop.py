@@ -38,7 +38,7 @@ RECOVERIES = 2
 class Standing:
     """What the loop itself remembers between rounds, beside state and memories; saved in every checkpoint.
 
-    best: (round, validation score) of the selected model where ``evaluation.select`` is by validation.
+    best: (round, validation score) of the selected model where ``evaluation.model_selection`` is by validation.
     """
 
     round: int = 0
@@ -67,7 +67,7 @@ class Standing:
 @dataclass
 class Loop:
     """The parts of a run, and its rounds. ``best``: the state of the selected model so far (path -> tensor), empty
-    where ``evaluation.select`` is ``last``; ``mirror``: keeps a copy of the run folder, or None.
+    where ``evaluation.model_selection`` is ``last``; ``mirror``: keeps a copy of the run folder, or None.
     """
 
     experiment: Experiment
@@ -186,7 +186,7 @@ class Loop:
         # All that comes from elsewhere, and may be lost there, comes before the round is written down.
         changed = {f"{MEMORY}{c:05d}": self.executor.memory(c) for c in sorted(self._unsaved)} if due else {}
         self._note(_record(round_, outcome, scores, self.class_names, seconds, scoring))
-        if e.evaluation.keep and (last or round_ % e.evaluation.keep == 0):
+        if e.evaluation.save_state_every and (last or round_ % e.evaluation.save_state_every == 0):
             self.checkpoints.keep(round_, state)  # before the round counts as done: a kill in between does it again
         if due:
             if self.standing.best_round > self._saved:
@@ -221,7 +221,7 @@ class Loop:
     def _scores(self, round_: int) -> tuple[dict[str, Scores], float]:
         """Scores by split, and the seconds that they took."""
         e, began = self.experiment, time.perf_counter()
-        selected = e.evaluation.select == "last" and round_ == e.federation.rounds
+        selected = e.evaluation.model_selection == "last" and round_ == e.federation.rounds
         test = e.tested == "always" or (e.tested == "last" and selected)
         scores = self.executor.scores(["validation", "test"] if test else ["validation"])
         return scores, time.perf_counter() - began
@@ -232,7 +232,7 @@ class Loop:
 
     def _reserve(self, round_: int) -> list[int]:
         e = self.experiment
-        return stand_ins(e.task.clients, self._selected(round_), e.federation.over_selection, round_, e.seed)
+        return stand_ins(e.task.clients, self._selected(round_), e.federation.backup_fraction, round_, e.seed)
 
 
 def _standing(found: Checkpoint) -> Standing:

@@ -84,7 +84,7 @@ def claim(place: str, folder: Path, say: Say, again: str = "anchorfl resume") ->
     if there.run and not here.run:
         raise InputError(f"the mirror holds {where} already: go on with '{again} {where}', or give another --output")
     if there.run and there.run != here.run:
-        raise InputError(f"{where} is the copy of another run than {folder}: give another cluster.mirror")
+        raise InputError(f"{where} is the copy of another run than {folder}: give another cluster.backup")
     if there.progress > here.progress:
         raise InputError(
             f"{where} is further ({there}) than {folder} ({here}): move {folder} away, and go on with '{again} {where}'"

@@ -53,7 +53,7 @@ class ClientHost:
         self.model = setup.model().to(device)
         self.first_memory = self.training.method.first_memory(self.model)
         self.metrics = setup.experiment.evaluation.metrics
-        self.rows = RowCache(setup.experiment.cluster.cached_mb)
+        self.rows = RowCache(setup.experiment.cluster.client_cache_mb)
         self.scored: dict[object, dict[str, Scores]] = {}
 
     def fit(

@@ -147,18 +147,18 @@ def micro_batches(
     A model that couples rows (BatchNorm) needs them all at once: the savings would change its mathematics.
     """
     whole = len(index_B)
-    if (options.skip_zero_rows or options.micro_tokens) and model.couples_rows:
+    if (options.skip_zero_rows or options.microbatch_tokens) and model.couples_rows:
         raise ValueError(
             "this model normalises over the batch, so rows may not be left out or cut apart:"
-            " set --optimizer.skip_zero_rows False --optimizer.micro_tokens 0"
+            " set --optimizer.skip_zero_rows False --optimizer.microbatch_tokens 0"
         )
     if options.skip_zero_rows:
         index_B = index_B[active_N[index_B]]
     if not len(index_B):
         return []
-    if not options.micro_tokens or data.length_N is None:
+    if not options.microbatch_tokens or data.length_N is None:
         return [data.rows(index_B, whole, change)]
-    positions = options.micro_tokens * (SPARSE if model.looks_up else 1)
+    positions = options.microbatch_tokens * (SPARSE if model.looks_up else 1)
     return [data.rows(part, whole, change) for part in by_length(index_B, data.length_N, positions)]
 
 

@@ -33,7 +33,7 @@ class Server:
         data, objective = setup.data(), setup.objective()
         self.setup = setup
         self.method = setup.experiment.method
-        self.rule = setup.experiment.federation.rule
+        self.aggregator = setup.experiment.federation.aggregator
         self.objective = objective
         self.cards = data.cards()
         self.model = setup.model()
@@ -89,15 +89,17 @@ class Server:
     ) -> tuple[list[ClientResult[Any]], dict[str, float]]:
         """What is done to updates between client and merge: steps clipped, then those that Krum chose."""
         counts: dict[str, float] = {}
-        if self.rule.clip:
-            short = [clipped(r.update.weights, sent, self.rule.clip) for r in results]
+        if self.aggregator.clip_norm:
+            short = [clipped(r.update.weights, sent, self.aggregator.clip_norm) for r in results]
             results = [
                 replace(r, update=replace(r.update, weights=weights))
                 for r, (weights, _) in zip(results, short, strict=True)
             ]
             counts["fault/clipped"] = float(sum(changed for _, changed in short))
-        if self.rule.merge == "krum":
-            chosen = krum([r.update.weights for r in results], self.rule.faulty, self.rule.keep)
+        if self.aggregator.aggregation == "krum":
+            chosen = krum(
+                [r.update.weights for r in results], self.aggregator.num_malicious, self.aggregator.num_selected
+            )
             counts["fault/unchosen"] = float(len(results) - len(chosen))
             results = [results[i] for i in chosen]
         return results, counts
@@ -122,7 +124,7 @@ class Server:
             self.model, self.cards, self.objective, self._validate,
             torch_rng(e.seed, "server", "round", round_), round_, e.federation.rounds,
             concepts_CMD=self.setup.concepts_CMD, spec=self.data.manifest.spec, workspace=self.scorer,
-            average=self.rule.average,
+            average=self.aggregator.average,
         )  # fmt: skip
 
     def _validate(self, weights: Tensors) -> Tensor:

@@ -77,7 +77,8 @@ def _read(prepared: Prepared, client: int) -> Any:
     unlabelled = pc.sum(pc.equal(pc.list_value_length(table["labels"]), 0)).as_py()
     if unlabelled:
         raise InputError(
-            f"{path}: {unlabelled} rows have no label, which a pooled round leaves no place for: set federation.pooled"
+            f"{path}: {unlabelled} rows have no label, which a pooled round leaves no place for: set"
+            " federation.batched_clients"
             " False, or task.partition = 'one_class'"
         )
     return table

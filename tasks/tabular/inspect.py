@@ -70,11 +70,11 @@ class _Rows:
 
 
 def look(options: TaskOptions) -> Look:
-    """What ``options.parquet`` holds. Raises InputError where it can be no task."""
-    path = option_path(options.parquet, options)
+    """What ``options.file`` holds. Raises InputError where it can be no task."""
+    path = option_path(options.file, options)
     file, found = open_file(path, BadRows(skip=True)), Look()
     found.lines.append(f"{path}: {len(file.row_N)} rows, {len(file.types)} columns")
-    if not options.labels:
+    if not options.label_columns:
         found.lines += _columns(file)
         found.lines += ["", "say which columns hold the labels, and what is found in them is shown"]
         return found
@@ -95,16 +95,16 @@ def look(options: TaskOptions) -> Look:
 
 def next_command(options: TaskOptions, found: Look, selected: int) -> str:
     """What to type next. selected: clients per round, if not said otherwise."""
-    words = ["anchorfl", "run"] if options.labels else ["anchorfl", "data", "check", options.parquet]
-    prefix = "--task." if options.labels else "--"
-    if not options.labels:
+    words = ["anchorfl", "run"] if options.label_columns else ["anchorfl", "data", "check", options.file]
+    prefix = "--task." if options.label_columns else "--"
+    if not options.label_columns:
         words += ["--labels", "COLUMNS"]
     for name in ("parquet", "labels", "inputs", "client", "split", "class_names", "root"):
-        if (value := getattr(options, name)) and (options.labels or name != "parquet"):
+        if (value := getattr(options, name)) and (options.label_columns or name != "parquet"):
             words += [f"{prefix}{name}", value]
-    if options.labels and found.bad_rows:
+    if options.label_columns and found.bad_rows:
         words += ["--task.on_bad_row", "skip"]
-    if options.client and found.clients < selected:
+    if options.client_column and found.clients < selected:
         words += ["--federation.clients_per_round", str(found.clients)]
     return shlex.join(words)
 

@@ -37,8 +37,8 @@ TEST_SEED = 20
 
 
 def table_task(options: TaskOptions) -> Task:
-    """The task of ``options.parquet``. Reads the file; raises InputError on what cannot be a task."""
-    path = _plainly_named(option_path(options.parquet, options))
+    """The task of ``options.file``. Reads the file; raises InputError on what cannot be a task."""
+    path = _plainly_named(option_path(options.file, options))
     schema = schema_of(open_file(path, BadRows(skip=options.on_bad_row == "skip")), options)
     return task_of_schema(path, schema, options)
 
@@ -75,7 +75,7 @@ def task_of_schema(path: Path, schema: Schema, options: TaskOptions) -> Task:
 
 def images(folder: Path, options: TaskOptions, *, schema: Schema) -> list[str]:
     """The paths that the table's rows name, each once."""
-    file = open_file(folder / Path(options.parquet).name, BadRows(skip=True))
+    file = open_file(folder / Path(options.file).name, BadRows(skip=True))
     text = pc.utf8_trim_whitespace(file.read(schema.inputs)[schema.inputs[0]])
     return sorted(path for path in pc.unique(text.drop_null()).to_pylist() if path)
 
@@ -84,17 +84,17 @@ def settled(options: TaskOptions, say: Callable[[str], None]) -> TaskOptions:
     """The options with the table's name, and with what a column ``client`` says: partition by subjects, one client for
     every value. Says what was guessed.
     """
-    if not options.parquet:
+    if not options.file:
         wrong = next((n for n in ("labels", "inputs", "client", "split", "class_names") if getattr(options, n)), "")
         if wrong:
-            msg = f"[task] {wrong} is for a table of your own: name its file with --task.parquet"
+            msg = f"[task] {wrong} is for a table of your own: name its file with --task.file"
             raise InputError(msg)
         return options
-    path = _plainly_named(option_path(options.parquet, options))
+    path = _plainly_named(option_path(options.file, options))
     file = open_file(path, BadRows(skip=options.on_bad_row == "skip"))
     schema = schema_of(file, options)
     if schema.guessed:
-        say(f"{path.name}: inputs guessed (--task.inputs names them), as {schema.form}: {listed(schema.inputs)}")
+        say(f"{path.name}: inputs guessed (--task.input_columns names them), as {schema.form}: {listed(schema.inputs)}")
     task = task_of_schema(path, schema, options)
     options = replace(options, name=task.name)
     if not schema.client:
@@ -111,7 +111,7 @@ def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Any:
         msg = "a table needs the folder of its file"
         raise ValueError(msg)
     bad = BadRows.of(options)
-    file = open_file(folder / Path(options.parquet).name, bad)
+    file = open_file(folder / Path(options.file).name, bad)
     extra = [name for name in (schema.client, schema.split) if name]
     raw = file.read([*schema.labels, *schema.inputs, *extra])
     faults = Faults(file.path, file.row_N, whole=bad.skip)
@@ -222,7 +222,8 @@ def _drawn(table: Any, given_N: Bools, classes: int, path: Path) -> Any:
     spare = len(index) - len(np.unique(rarest))
     if round(TEST_SHARE * len(index)) > spare or not spare:
         msg = (
-            f"{path}: {len(index)} labelled rows are too few to draw a test split from; give a column with --task.split"
+            f"{path}: {len(index)} labelled rows are too few to draw a test split from; give a column with"
+            " --task.split_column"
         )
         raise InputError(msg)
     row_N = table["row"].to_numpy()

@@ -35,7 +35,7 @@ def weights(folder):
 
 
 def start(folder, made):
-    e = small(model=ModelOptions(width=8, heads=2, feedforward=8, dropout=0.1, names_width=8,
+    e = small(model=ModelOptions(width=8, heads=2, feedforward=8, dropout=0.1,
                                  weights=str(folder / "w.safetensors")))  # fmt: skip
     make_setup(e, quiet)
 

@@ -32,7 +32,7 @@ AWARE = torch.tensor([True, True, False, False])
 SHAPES = {"encoder.0.weight": (D, F), "encoder.0.bias": (D,), "head.weight": (C, D), "head.bias": (C,)}
 """Every tensor of ``dense``, in the order in which it is sent."""
 WORDS, LENGTH, KEYS = 15, 12, "encoder.layer.qkv.bias"
-PLAIN = OptimizerOptions(batch_size=8, skip_zero_rows=False, micro_tokens=0)
+PLAIN = OptimizerOptions(batch_size=8, skip_zero_rows=False, microbatch_tokens=0)
 SAVINGS = [
     replace(PLAIN, skip_zero_rows=True),
     replace(PLAIN, micro_tokens=20),

@@ -17,7 +17,7 @@ def quiet(line: str) -> None:
 
 
 def mirrored(e, mirror):
-    return dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, mirror=mirror))
+    return dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, backup=mirror))
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -106,7 +106,7 @@ def begun(method, model, data, seed=0):
 
 def explicit(method, data, rounds=3, *, options=SGD, epochs=1, chosen=range(C), model=None):
     """States after every round and mean losses, client by client."""
-    model = model or network(method.parts)
+    model = model or network(method.head.parts)
     state, cards = begun(method, model, data)
     held, training, memories, out = clients(data), Training(method, Objective("multi"), options, epochs, 5), {}, []
     for round_ in range(1, rounds + 1):
@@ -126,7 +126,7 @@ def explicit(method, data, rounds=3, *, options=SGD, epochs=1, chosen=range(C), 
 
 def at_once(method, data, rounds=3, *, options=SGD, piece=1000, chosen=range(C), model=None):
     """The same by pooled passes."""
-    model = model or network(method.parts)
+    model = model or network(method.head.parts)
     state, cards = begun(method, model, data)
     pooling, out, chosen = method.batched_round(), [], list(chosen)
     rows_C = torch.tensor([card.num_examples for card in cards])

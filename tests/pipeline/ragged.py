@@ -17,7 +17,7 @@ from anchorfl.tasks.contract import Card, ClientData, Objective
 
 C, D, WORDS, LENGTH = 4, 8, 15, 12
 SINGLE = Objective("single")
-PLAIN = OptimizerOptions(batch_size=8, skip_zero_rows=False, micro_tokens=0)
+PLAIN = OptimizerOptions(batch_size=8, skip_zero_rows=False, microbatch_tokens=0)
 SAVINGS = {
     "rows": replace(PLAIN, skip_zero_rows=True),
     "pieces": replace(PLAIN, micro_tokens=20),
@@ -48,7 +48,7 @@ def network(method, dropout=0.0):
     vectors = torch.randn(C, D, generator=torch.Generator().manual_seed(4))
     return build(
         ModelOptions(width=D, heads=2, feedforward=6, dropout=dropout), input_kind="tokens", shape=(LENGTH,),
-        vocabulary=WORDS, classes=C, head=method.head, unit=True, vectors_CP=vectors, seed=9,
+        vocabulary=WORDS, classes=C, head=method.head.kind, unit=True, vectors_CP=vectors, seed=9,
     )  # fmt: skip
 
 

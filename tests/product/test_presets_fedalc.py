@@ -123,7 +123,7 @@ def test_fedaws_beside_fedalc_lacks_the_correlation_alone(name):
 def test_one_client_per_label_in_pooled_rounds(folder):
     e = read_preset(f"{folder}/fedavg")
     assert (e.task.partition, e.task.clients, e.federation.clients_per_round) == ("one_class", 0, 0)
-    assert e.federation.pooled
+    assert e.federation.batched_clients
     assert e.evaluation.metrics == "ranking"
     assert e.model.width == 512
     assert e.model.network == ("resnet50" if folder in IMAGES else "auto")

@@ -40,7 +40,7 @@ def quiet(line: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "options", "task"),
-    [(m, o, TOYS[kind]) for m, o in VARIANTS for kind in METHODS[m].kinds],
+    [(m, o, TOYS[kind]) for m, o in VARIANTS for kind in METHODS[m].supports.kinds],
     ids=lambda v: str(v),
 )
 def test_every_method_trains_on_every_toy_task(experiment, tmp_path, method, options, task):
@@ -65,7 +65,7 @@ def test_every_method_trains_on_every_toy_task(experiment, tmp_path, method, opt
 
 def test_methods_for_one_kind_of_task_refuse_the_other(experiment, tmp_path):
     """In one line, before anything starts."""
-    assert {name for name, method in METHODS.items() if method.kinds != ("single", "multi")} == SINGLE_LABEL
+    assert {name for name, method in METHODS.items() if method.supports.kinds != ("single", "multi")} == SINGLE_LABEL
     for name in SINGLE_LABEL:
         with pytest.raises(InputError) as caught:
             run(experiment(name, TOYS["multi"]), tmp_path / name, quiet)

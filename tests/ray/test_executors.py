@@ -108,7 +108,7 @@ def test_serial_and_ray_give_one_checksum_with_batch_norm(experiment, tmp_path):
     """
     e = experiment(
         "fedavg", "digits", federation={"rounds": 2, "clients_per_round": 2, "epochs": 1},
-        optimizer={"name": "sgd", "skip_zero_rows": False, "micro_tokens": 0, "crop": 1, "flip": "both"},
+        optimizer={"name": "sgd", "skip_zero_rows": False, "microbatch_tokens": 0, "crop": 1, "flip": "both"},
         model={"network": "resnet8", "norm": "batch"},
     )  # fmt: skip
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, clients=4, classes_per_client=5))
@@ -126,7 +126,7 @@ def rounds(executor, count: int):
 def test_every_method_gives_the_bits_of_a_serial_run(experiment):
     """Two rounds each, one after the other on the same two actors."""
     setups = [
-        make_setup(on_ray(experiment(method, f"toy-{kind.kinds[0]}"), clients_per_actor=2), quiet)
+        make_setup(on_ray(experiment(method, f"toy-{kind.supports.kinds[0]}"), clients_per_actor=2), quiet)
         for method, kind in METHODS.items()
     ]  # before there are actors, which would leave no CPU for preparing data
     assert {setup.experiment.task.clients for setup in setups} == {4}

@@ -91,7 +91,7 @@ def test_images_in_the_unit_range_are_normalised_like_stored_ones():
 
 def test_constants_of_the_options():
     def made(spec, text):
-        got = normalised(spec, TaskOptions(normalise=text))
+        got = normalised(spec, TaskOptions(normalize=text))
         return got.mean, got.std
 
     assert normalised(COLOUR, TaskOptions()) is COLOUR
@@ -104,14 +104,14 @@ def test_constants_of_the_options():
 
 @pytest.mark.parametrize("text", ["imagnet", "0.5", "0.5/0", "0.5/-1", "nan/1", "0.1,0.2/1", "0.5/1/1", ""])
 def test_other_constants_are_refused(text):
-    with pytest.raises(InputError, match=r"task.normalise = .*give auto, imagenet, none, or mean/deviation"):
-        normalised(COLOUR, TaskOptions(normalise=text))
+    with pytest.raises(InputError, match=r"task.normalize = .*give auto, imagenet, none, or mean/deviation"):
+        normalised(COLOUR, TaskOptions(normalize=text))
 
 
 def test_constants_that_do_not_fit_the_images():
     with pytest.raises(InputError, match=r"'imagenet' is for colour images, and these have 1 channel; give numbers"):
-        normalised(GREY, TaskOptions(normalise="imagenet"))
+        normalised(GREY, TaskOptions(normalize="imagenet"))
     with pytest.raises(InputError, match=r"stored as pixels, which those of this task are not: set it to 'auto'"):
-        prepare(find_task("digits"), TaskOptions(clients=2, partition="iid", normalise="none"), 1, engine="local")
+        prepare(find_task("digits"), TaskOptions(clients=2, partition="iid", normalize="none"), 1, engine="local")
     with pytest.raises(InputError, match="is for images that are stored as pixels"):
-        normalised(InputSpec("tokens", (4,)), TaskOptions(normalise="imagenet"))
+        normalised(InputSpec("tokens", (4,)), TaskOptions(normalize="imagenet"))

@@ -1,4 +1,4 @@
-"""What of a sweep is copied to object storage, by whom, and how it comes back (``cluster.mirror``).
+"""What of a sweep is copied to object storage, by whom, and how it comes back (``cluster.backup``).
 
 Every run folder below ``trials/`` and ``final/`` is copied by the process that trains it, on whatever node; all else by
 the driver. So no node needs another node's disk.
@@ -29,7 +29,7 @@ PAUSE_S = 5.0
 
 
 def mirror_of(mirror: str, sweep: Path, folder: Path) -> str:
-    """``cluster.mirror`` for a run folder of a sweep: with it, its copy lies within the sweep's copy."""
+    """``cluster.backup`` for a run folder of a sweep: with it, its copy lies within the sweep's copy."""
     return object_store.join(mirror, folder.parent.relative_to(sweep.parent).as_posix()) if mirror else ""
 
 
@@ -72,7 +72,7 @@ def set_aside(folder: Path, experiment: Experiment, place: str, say: Callable[[s
 
 
 class Copies:
-    """The driver's part: an observer of the search that has the sweep's own files copied. mirror: ``cluster.mirror`` of
+    """The driver's part: an observer of the search that has the sweep's own files copied. mirror: ``cluster.backup`` of
     the sweep, empty for none. InputError where the copy cannot be made: as ``claim`` says.
     """
 

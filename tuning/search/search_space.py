@@ -16,7 +16,8 @@ from anchorfl.pipeline.config.schema import options_of, typed_option
 from anchorfl.tasks.errors import InputError, nearest
 
 Value = str | int | float | bool
-FIXED = ("task.", "cluster.", "tracking.", "evaluation.", "model.names", "method.semantic", "federation.rounds", "seed",
+FIXED = ("task.", "cluster.", "tracking.", "evaluation.", "class_embeddings.", "method.semantic", "federation.rounds",
+    "seed",
          "output")  # fmt: skip
 """Options, or how they begin, that a sweep cannot vary: data and class-name vectors are made once, before it starts."""
 SYNTAX = "low:high, log:low:high, tail:low:high, int:low:high, or values with commas; :n at the end gives n grid points"

@@ -63,7 +63,7 @@ def run_finals(
     KeyboardInterrupt where Ctrl-C ended it early; InputError where one has a result on data that are prepared otherwise
     now.
     """
-    folder, mirror = Path(work.folder), next(iter(work.setups.values())).experiment.cluster.mirror
+    folder, mirror = Path(work.folder), next(iter(work.setups.values())).experiment.cluster.backup
     jobs: list[dict[str, Any]] = [
         {"name": f"{word}-seed-{seed}", "seed": seed, "point": dict(point), "register": ""}
         for word, point in points.items()
@@ -110,7 +110,7 @@ def why(result: Any, folder: Path) -> str:
         return one_line(result.error)
     told = result.metrics or {}
     if "scores" in told and not (folder / RESULT).exists():
-        return "it ended on another node and its folder is not here: set --cluster.mirror, or mend it and go on"
+        return "it ended on another node and its folder is not here: set --cluster.backup, or mend it and go on"
     return last_line(told.get(ERROR, ""))
 
 

@@ -47,7 +47,7 @@ def run_sweep(plan: Plan, folder: Path, say: Say = print) -> Sweep:
     folder = folder.resolve()
     with ExitStack() as stack:
         stack.enter_context(held(folder))
-        copies = Copies(plan.experiment.cluster.mirror, folder, LEDGER, say)
+        copies = Copies(plan.experiment.cluster.backup, folder, LEDGER, say)
         if ray_cluster.start(plan.experiment.cluster):
             stack.callback(ray_cluster.stop)
         at_once = room(bundles(plan.experiment.cluster, plan.options), plan.options.concurrent)

@@ -86,7 +86,7 @@ class Watch(Unsaved, Callback):
         self._ended(self.jobs[trial.config["job"]])
 
     def _ended(self, job: Job) -> None:
-        mirror = job.cell.experiment.cluster.mirror
+        mirror = job.cell.experiment.cluster.backup
         if mirror and not (job.folder / RESULT).exists():
             catch_up(place_of(mirror, job.folder), job.folder, self.say, finished=True)
         self.over += 1

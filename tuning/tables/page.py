@@ -38,9 +38,9 @@ CONVENTION = (
 )
 SCORED = {
     ("fedrep", "server"): "FedRep: the scores are those of the mean body with the mean of the participants' heads"
-    " (method.scored = 'server').",
+    " (method.evaluate_on = 'server').",
     ("fedrep", "clients"): "FedRep: the scores are means over the clients' heads on the mean body, each on all rows"
-    " (method.scored = 'clients').",
+    " (method.evaluate_on = 'clients').",
     (
         "fedproto",
         "clients",

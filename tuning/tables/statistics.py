@@ -225,7 +225,7 @@ def traffic(run: RunSummary) -> tuple[float, float]:
     """Megabytes down and up per client and round, over all clients that answered."""
     federation = FederationOptions(
         clients_per_round=int(run.params["federation.clients_per_round"]),
-        participation=float(run.params.get("federation.participation", 0.0)),  # older records have none
+        client_fraction=float(run.params.get("federation.client_fraction", 0.0)),  # older records have none
     )
     selected = federation.selected(int(run.params["task.clients"]))
     rounds = [record.metrics for record in run.records if record.round]

@@ -166,7 +166,7 @@ THETA = {f"weights/{n}": tuple(p.shape) for n, p in network().named_parameters()
 @pytest.mark.parametrize("name", ["fedalc", "fedaws", "fedavg-positive", "fedalc-fixed", "flag", "fedmlh"])
 def test_theta_and_one_row_travel_and_no_other(name):
     method = METHODS[name](parts=1) if name == "fedmlh" else METHODS[name]()
-    moves = bool(method.row_lr)
+    moves = bool(method.class_embedding_lr)
     state, cards = begun(method, network(), rows())
     sent = {k: s for k, s in sent_shapes(method.broadcast(state, server(network(), cards))).items() if s != (0,)}
     assert sent == THETA

@@ -148,7 +148,7 @@ def test_the_rate_of_the_method_goes_before_that_of_the_options():
         ({"lr": 0.0}, "optimizer.lr = 0.0: must be above 0"),
         ({"lr": float("nan")}, "optimizer.lr = nan: must be above 0"),
         ({"batch_size": -1}, "optimizer.batch_size = -1: must be at least 1, or 0 for all rows"),
-        ({"micro_tokens": -1}, "optimizer.micro_tokens = -1: must be 0 (off) or more"),
+        ({"micro_tokens": -1}, "optimizer.microbatch_tokens = -1: must be 0 (off) or more"),
         ({"name": "sgd", "momentum": 1.0}, "optimizer: momentum must be in [0, 1) and weight_decay at least 0"),
         ({"momentum": 0.9}, "optimizer.momentum is SGD's: set it to 0, or optimizer.name to 'sgd'"),
         ({"name": "sgd", "momentum": -0.1}, "optimizer: momentum must be in [0, 1) and weight_decay at least 0"),

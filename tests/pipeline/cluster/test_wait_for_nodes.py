@@ -12,7 +12,7 @@ from anchorfl.pipeline.cluster.ray_cluster import busy, gather
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.tasks.errors import InputError
 
-OPTIONS = ClusterOptions(address="auto", gather_cpus=4, gather_gpus=1, gather_minutes=1.0)
+OPTIONS = ClusterOptions(address="auto", wait_for_cpus=4, wait_for_gpus=1, wait_minutes=1.0)
 
 
 @pytest.fixture
@@ -43,9 +43,9 @@ def test_nothing_is_asked_for_without_the_option(asked):
 
 def test_the_options_are_checked():
     with pytest.raises(ValueError, match=r"gather_cpus and gather_gpus need a running cluster"):
-        ClusterOptions(gather_gpus=1)
-    with pytest.raises(ValueError, match=r"cluster.gather_minutes = -1"):
-        ClusterOptions(gather_minutes=-1)
+        ClusterOptions(wait_for_gpus=1)
+    with pytest.raises(ValueError, match=r"cluster.wait_minutes = -1"):
+        ClusterOptions(wait_minutes=-1)
 
 
 @pytest.mark.parametrize(("free", "line"), [(4.0, ""), (1.5, "others use 2.5 of the cluster's 4 CPUs")])

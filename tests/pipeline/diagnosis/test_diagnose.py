@@ -54,7 +54,7 @@ def run_of(experiment, trained):
         key = repr((method, task, changes))
         if key not in known:
             known[key] = base / str(len(known))
-            run(experiment(method, task, evaluation={"keep": 2}, **changes), known[key], quiet)
+            run(experiment(method, task, evaluation={"save_state_every": 2}, **changes), known[key], quiet)
         return known[key]
 
     return make
@@ -64,7 +64,7 @@ def test_fedalign_with_a_table_of_names(run_of, trained):
     """Everything at once: every table has what it says, and the numbers in them belong together."""
     path = trained[1] / "names.csv"
     path.write_text(TABLE)
-    folder = run_of("fedalign", model={"names": "cooccurrence", "names_table": str(path)})
+    folder = run_of("fedalign", class_embeddings={"init": "cooccurrence", "table": str(path)})
     before = content(folder)
     lines = diagnose(folder, QUICK, quiet)
     out = folder / "diagnosis"

@@ -33,7 +33,7 @@ def test_an_interrupted_run_that_kept_nothing(experiment, tmp_path, monkeypatch)
             run(e, tmp_path / "parts", quiet)
     said = []
     diagnose(tmp_path / "parts", QUICK, said.append)
-    assert any("only round 1 is there; --evaluation.keep 1" in line for line in said)
+    assert any("only round 1 is there; --evaluation.save_state_every 1" in line for line in said)
     assert {r["round"] for r in table(tmp_path / "parts/diagnosis/divergence.csv")} == {"1"}
     assert resumed(tmp_path / "parts", quiet).checksum == whole.checksum
     assert "diagnosis" in json.loads((tmp_path / "parts/run.json").read_text())["artifacts"]
@@ -43,7 +43,7 @@ def test_an_interrupted_run_that_kept_nothing(experiment, tmp_path, monkeypatch)
 def test_mlflow_gets_numbers_and_figures_once(experiment, tmp_path):
     import mlflow
 
-    e = dataclasses.replace(experiment("fedavg", evaluation={"keep": 2}), tracking=TrackingOptions())
+    e = dataclasses.replace(experiment("fedavg", evaluation={"save_state_every": 2}), tracking=TrackingOptions())
     folder = tmp_path / "runs" / "one"
     run(e, folder, quiet)
     assert diagnose(folder, QUICK, quiet)[-1] == "MLflow has the diagnosis"

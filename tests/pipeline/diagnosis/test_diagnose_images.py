@@ -26,7 +26,7 @@ def quiet(line):
 def finished(experiment, tmp_path):
     """FedBM on the digits, two trainings of the generator, every round kept."""
     e = experiment(
-        "fedbm", "digits", options=GENERATOR, evaluation={"keep": 1},
+        "fedbm", "digits", options=GENERATOR, evaluation={"save_state_every": 1},
         federation={"rounds": 5, "epochs": 1}, model={"width": 8},
     )  # fmt: skip
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition="iid"))

@@ -27,7 +27,12 @@ def finished(experiment, tmp_path):
 
     def make(method, options=None, **changes):
         made = experiment(
-            method, "toy-single", options=options, evaluation={"keep": 1}, federation={"rounds": 2}, **changes
+            method,
+            "toy-single",
+            options=options,
+            evaluation={"save_state_every": 1},
+            federation={"rounds": 2},
+            **changes,
         )
         run(made, tmp_path / method, quiet)
         return tmp_path / method

@@ -25,7 +25,7 @@ from anchorfl.tasks.contract import Card, ClientData, Objective
 QUICK = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 C, D, WORDS, LENGTH = 4, 6, 11, 7
 SINGLE = Objective("single")
-OPTIONS = OptimizerOptions(batch_size=8, micro_tokens=20)
+OPTIONS = OptimizerOptions(batch_size=8, microbatch_tokens=20)
 AWARE = torch.tensor([True, True, False, False])
 PARTS = ("qkv", "out", "up", "down", "norm_attention", "norm_feedforward")
 ENCODER = [
@@ -225,7 +225,7 @@ def test_without_names_the_confidence_annotates(monkeypatch):
     for method in (FedAlign(), FedAlign(anchor_score="dot"), FedAlign(semantic=False), FedAlign(alignment=False)):
         started(method)[0].data()
     assert kinds == ["cosine", "dot", "confidence"]
-    assert (FedAlign().semantic, FedAlign(semantic=False).semantic) == (True, False)
+    assert (FedAlign().head.semantic, FedAlign(semantic=False).head.semantic) == (True, False)
 
 
 def test_annotation_happens_once_per_round_or_once_per_epoch(monkeypatch):

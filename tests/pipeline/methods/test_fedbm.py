@@ -38,7 +38,7 @@ from anchorfl.tasks.errors import InputError
 
 C, M, D, SIDE, ROWS = 3, 4, 5, 8, 10
 SINGLE = Objective("single")
-SGD = OptimizerOptions(name="sgd", lr=0.1, batch_size=4, skip_zero_rows=False, micro_tokens=0)
+SGD = OptimizerOptions(name="sgd", lr=0.1, batch_size=4, skip_zero_rows=False, microbatch_tokens=0)
 QUICK = {"every": 2, "steps": 2, "generator_batch": 6, "generated": 3, "lambda_dis": 0.0}
 SPEC = InputSpec("image", (1, SIDE, SIDE), mean=(0.2,), std=(0.5,), levels=255)
 
@@ -54,7 +54,7 @@ def concepts():
 
 def network(method, options=ModelOptions(width=6, dropout=0.0)):  # noqa: B008 - frozen
     return build(
-        options, input_kind="image", shape=(1, SIDE, SIDE), vocabulary=0, classes=C, head=method.head, unit=True,
+        options, input_kind="image", shape=(1, SIDE, SIDE), vocabulary=0, classes=C, head=method.head.kind, unit=True,
         vectors_CP=None, seed=9, concept_width=D,
     )  # fmt: skip
 
@@ -143,7 +143,12 @@ def test_what_is_measured_for_memory():
     assert not any(name.startswith(GENERATOR) for name in method.client_message(state, card))
     assert method.peak_state(state, 2) == (state, 1)
     assert FedBM(cgde=False).peak_state(state, 10) == (state, 1)
-    assert [FedBM(lkcc=a, cgde=b).concepts for a in (True, False) for b in (True, False)] == [True, True, True, False]
+    assert [FedBM(lkcc=a, cgde=b).head.concepts for a in (True, False) for b in (True, False)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 def by_differences(model, loss):
@@ -270,7 +275,7 @@ def test_the_room_of_a_crop_grows_with_the_image(pixels, room):
 
 def test_forty_trainings_leave_nothing_behind():
     """The reference's hooks stay: 40 trainings make 40 of them on every layer. Nor is a tensor kept."""
-    method = FedBM(**{**QUICK, "every": 1, "steps": 1, "lambda_dis": 0.1})
+    method = FedBM(**{**QUICK, "generator_every": 1, "generator_steps": 1, "lambda_dis": 0.1})
     layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 6)
     model = Classifier(nn.Sequential(*layers), ConceptHead(C, 6, D), MaskSource())
     state = method.begin(server(model, [client(0)[0]]))

@@ -256,7 +256,7 @@ def test_the_exact_tensors_on_the_wire():
 
 def test_a_round_of_plain_sgd_equals_numpy():
     """3 epochs of one mini-batch each; x stays where it was while y moves."""
-    options = OptimizerOptions(name="sgd", lr=0.2, batch_size=N, skip_zero_rows=False, micro_tokens=0)
+    options = OptimizerOptions(name="sgd", lr=0.2, batch_size=N, skip_zero_rows=False, microbatch_tokens=0)
     own = elsewhere({name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, 2)
     got = compared.fitted(
         FedDyn(alpha=0.5), options=options, epochs=3, memory={f"gradient.{n}": v for n, v in own.items()}

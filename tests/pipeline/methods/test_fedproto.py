@@ -41,7 +41,7 @@ from tests.pipeline.compared import (
 )
 
 OWN = {f"personal.{name}": shape for name, shape in SHAPES.items()}
-WHOLE = OptimizerOptions(name="sgd", lr=0.1, batch_size=N, skip_zero_rows=False, micro_tokens=0, state="reset")
+WHOLE = OptimizerOptions(name="sgd", lr=0.1, batch_size=N, skip_zero_rows=False, microbatch_tokens=0, state="reset")
 
 
 def client_of(i):
@@ -91,7 +91,7 @@ def test_one_client_alone_is_fedavg_bit_for_bit(experiment):
     e = experiment("fedavg", **alone)
     e = replace(e, task=replace(e.task, clients=1, partition="iid"))
     plain = compared.history(e)
-    got = compared.history(replace(e, method=FedProto(lam=0.0)))
+    got = compared.history(replace(e, method=FedProto(lambda_=0.0)))
     for (weights, loss, memories, _), (_, loss0, memories0, _) in zip(plain, got, strict=True):
         own = {f"weights/{k.removeprefix('own.')}": v for k, v in memories0[0].items() if k.startswith("personal.")}
         assert messages.checksum(own) == messages.checksum(weights)
@@ -101,7 +101,7 @@ def test_one_client_alone_is_fedavg_bit_for_bit(experiment):
 
 def test_there_is_no_distance_before_there_are_prototypes(experiment):
     e = experiment("fedproto", federation={"clients_per_round": 4, "rounds": 2})
-    near, free = compared.history(e), compared.history(replace(e, method=FedProto(lam=0.0)))
+    near, free = compared.history(e), compared.history(replace(e, method=FedProto(lambda_=0.0)))
     for round_, same in ((0, True), (1, False)):
         memories, memories0 = near[round_][2], free[round_][2]
         for client in range(4):
@@ -112,7 +112,7 @@ def test_there_is_no_distance_before_there_are_prototypes(experiment):
 def test_loss_and_gradient_equal_numpy(held):
     """Client 1 has classes 1 and 2 and rows without a label; the mini-batch comes in two pieces."""
     state = state_of(held)
-    local, micro_batches = started(FedProto(lam=0.7), state, elsewhere(compared.dense().state_dict()))
+    local, micro_batches = started(FedProto(lambda_=0.7), state, elsewhere(compared.dense().state_dict()))
     data, prototypes = local.ctx.data, state.rows_CD.numpy()
 
     def whole(w):
@@ -128,7 +128,7 @@ def test_loss_and_gradient_equal_numpy(held):
 
 def test_four_rounds_equal_numpy():
     """3 clients with classes 01, 12 and 23, of which some take part; class 3 stays as it is while client 2 rests."""
-    method, selected = FedProto(lam=0.7), [(0, 2), (0, 1), (1, 2), (0,)]
+    method, selected = FedProto(lambda_=0.7), [(0, 2), (0, 1), (1, 2), (0,)]
     clients = [client_of(i) for i in range(3)]
     ctx = compared.server(compared.dense(), [card for card, _ in clients])
     state, training = method.begin(ctx), Training(method, Objective("single"), WHOLE, 2, 3)
@@ -273,4 +273,4 @@ def test_the_savings_change_nothing(double):
 
 def test_bad_options_are_refused():
     with pytest.raises(ValueError, match=r"\Amethod\.lam = -1\.0: must be at least 0\Z"):
-        FedProto(lam=-1.0)
+        FedProto(lambda_=-1.0)

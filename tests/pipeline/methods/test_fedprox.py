@@ -54,7 +54,7 @@ def test_loss_and_gradient_equal_numpy(kind):
 
 def test_a_round_of_plain_sgd_equals_numpy():
     """3 epochs of one mini-batch each; w_t stays where it was while w moves."""
-    options = OptimizerOptions(name="sgd", lr=0.2, batch_size=N, skip_zero_rows=False, micro_tokens=0)
+    options = OptimizerOptions(name="sgd", lr=0.2, batch_size=N, skip_zero_rows=False, microbatch_tokens=0)
     got = compared.fitted(FedProx(mu=0.5), options=options, epochs=3)
     _, data = compared.rows_of()
     sent = arrays(compared.dense().state_dict())

@@ -32,7 +32,7 @@ EPS = 1e-6
 def test_without_its_terms_and_multi_label_it_is_fedavg_bit_for_bit(experiment, task, lam, weighting):
     """Multi-label: an identified class has no unlabelled row, and of another class nothing is known."""
     plain = compared.history(experiment("fedavg", task, options={"weighting": weighting}))
-    got = compared.history(experiment("fedpu", task, options={"lam": lam, "weighting": weighting}))
+    got = compared.history(experiment("fedpu", task, options={"lambda_": lam, "weighting": weighting}))
     compared.assert_same_bits(got, plain)
 
 
@@ -63,7 +63,7 @@ def classes(data):
 
 @pytest.mark.parametrize(("lam", "prior"), [(1.0, 0.0), (0.4, 0.0), (2.0, 0.25)])
 def test_loss_and_gradient_equal_numpy(lam, prior):
-    local, micro_batches = compared.started(FedPU(lam=lam, prior=prior))
+    local, micro_batches = compared.started(FedPU(lambda_=lam, prior=prior))
     data, x = local.ctx.data, local.ctx.data.x.numpy()
     y = classes(data)
     share = (y >= 0).sum() / N

@@ -30,7 +30,7 @@ from tests.pipeline.compared import SHAPES, N, arrays, assert_close, base_loss, 
 BODY = {name: shape for name, shape in SHAPES.items() if name.startswith("encoder.")}
 HEAD = {name: shape for name, shape in SHAPES.items() if name.startswith("head.")}
 OWN = {f"personal.{name}": shape for name, shape in HEAD.items()}
-WHOLE = OptimizerOptions(name="sgd", lr=0.1, batch_size=N, skip_zero_rows=False, micro_tokens=0)
+WHOLE = OptimizerOptions(name="sgd", lr=0.1, batch_size=N, skip_zero_rows=False, microbatch_tokens=0)
 RULES = {
     "sgd": replace(WHOLE, state="reset"),
     "momentum": replace(WHOLE, momentum=0.9, weight_decay=0.05),

@@ -33,7 +33,7 @@ from tests.pipeline.compared import (
     slope,
 )
 
-WHOLE = OptimizerOptions(name="sgd", lr=0.2, batch_size=N, skip_zero_rows=False, micro_tokens=0)
+WHOLE = OptimizerOptions(name="sgd", lr=0.2, batch_size=N, skip_zero_rows=False, microbatch_tokens=0)
 OWN = {"personal.head.weight": (C, D), "personal.head.bias": (C,)}
 
 

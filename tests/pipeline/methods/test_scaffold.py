@@ -24,7 +24,7 @@ from anchorfl.pipeline.methods.scaffold import ControlState, ControlUpdate, Scaf
 from tests.pipeline import compared
 from tests.pipeline.compared import SHAPES, N, arrays, assert_close, base_loss, elsewhere, gradient, logits, slope
 
-WHOLE = OptimizerOptions(name="sgd", lr=0.1, batch_size=N, skip_zero_rows=False, micro_tokens=0, state="reset")
+WHOLE = OptimizerOptions(name="sgd", lr=0.1, batch_size=N, skip_zero_rows=False, microbatch_tokens=0, state="reset")
 RULES = {
     "sgd": WHOLE,
     "momentum": replace(WHOLE, momentum=0.9),

@@ -46,7 +46,7 @@ def images(experiment, cells):
     def make(normalise="auto", **optimizer):
         e = experiment("fedavg", federation={"rounds": 2, "epochs": 1}, optimizer=optimizer)
         task = TaskOptions(
-            name="pbc", variant="npz28", root=str(cells), clients=3, partition="iid", normalise=normalise
+            name="pbc", variant="npz28", root=str(cells), clients=3, partition="iid", normalize=normalise
         )
         return dataclasses.replace(e, task=task)
 
@@ -130,7 +130,7 @@ def test_options_that_would_do_nothing_are_refused(experiment, images):
     with pytest.raises(ValueError, match=r"optimizer.crop = -1: must be at least 0 pixels"):
         OptimizerOptions(crop=-1)
     e = experiment(
-        "fedalc", task="toy-multi", federation={"pooled": True, "epochs": 1},
+        "fedalc", task="toy-multi", federation={"batched_clients": True, "epochs": 1},
         optimizer={"name": "sgd", "batch_size": 0, "crop": 1},
     )  # fmt: skip
     with pytest.raises(InputError, match=r"pooled needs optimizer.crop = 0 and optimizer.flip = 'none'"):

@@ -31,7 +31,7 @@ FEW = {"federation": {"clients_per_round": 2, "rounds": 4, "epochs": 1}}
 
 
 def scores(values, per_class=(0.0,), notes=()):
-    return Scores("decisions", values, {"f1": np.array(per_class)}, {"rows": 7.0}, notes)
+    return Scores("threshold", values, {"f1": np.array(per_class)}, {"rows": 7.0}, notes)
 
 
 def test_the_mean_over_models_is_that_of_every_figure():
@@ -167,8 +167,8 @@ def test_an_unfinished_run_of_another_method_is_told_so_as_before(experiment, tm
 def test_the_selected_round_counts_by_its_scores(experiment, tmp_path, method, options, test):
     """``last`` cannot wait for the end, when the models of an earlier round are gone: it scores with validation."""
     e = experiment(
-        method, options=options, seed=4, evaluation={"select": "best_validation", "test": test},
-        federation={"clients_per_round": 2, "rounds": 6, "epochs": 1}, optimizer={"lr": 0.05, "micro_tokens": 64},
+        method, options=options, seed=4, evaluation={"model_selection": "best_validation", "test": test},
+        federation={"clients_per_round": 2, "rounds": 6, "epochs": 1}, optimizer={"lr": 0.05, "microbatch_tokens": 64},
     )  # fmt: skip
     result = run(e, tmp_path / "run", compared.quiet)
     records = read_records(tmp_path / "run")[0]
@@ -184,8 +184,8 @@ def test_the_selected_round_counts_by_its_scores(experiment, tmp_path, method, o
 def test_last_of_the_last_round_is_scored_once(experiment, tmp_path):
     e = experiment("fedproto", evaluation={"test": "last"}, **FEW)
     assert e.tested == "last"
-    assert replace(e, evaluation=replace(e.evaluation, select="best_validation")).tested == "always"
-    assert experiment("fedrep", evaluation={"test": "last", "select": "best_validation"}).tested == "last"
+    assert replace(e, evaluation=replace(e.evaluation, model_selection="best_validation")).tested == "always"
+    assert experiment("fedrep", evaluation={"test": "last", "model_selection": "best_validation"}).tested == "last"
     result = run(e, tmp_path / "run", compared.quiet)
     assert [r.round for r in read_records(tmp_path / "run")[0] if "test/f1_macro" in r.metrics] == [4]
     assert list(result.scores) == ["validation", "test"]
@@ -196,7 +196,7 @@ def test_last_of_the_last_round_is_scored_once(experiment, tmp_path):
 )
 def test_stopped_and_resumed(experiment, tmp_path, monkeypatch, method, options, select):
     """Memories come back from the checkpoint, those of clients that never took part as none."""
-    e = experiment(method, options=options, evaluation={"select": select, "test": "last"}, **FEW)
+    e = experiment(method, options=options, evaluation={"model_selection": select, "test": "last"}, **FEW)
     whole = run(e, tmp_path / "whole", compared.quiet)
     plain = anchorfl.pipeline.run.round_loop.Loop._round
 
@@ -235,7 +235,10 @@ def test_a_model_to_register_is_refused_before_anything_starts(experiment):
 def test_other_figures_are_averaged_too(experiment, tmp_path, metrics, select):
     """Before there are prototypes all classes are equal, and no figure is NaN."""
     e = experiment(
-        "fedproto", options={"inference": "prototype"}, evaluation={"metrics": metrics, "select": select}, **FEW
+        "fedproto",
+        options={"inference": "prototype"},
+        evaluation={"metrics": metrics, "model_selection": select},
+        **FEW,
     )
     result = run(e, tmp_path / "run", compared.quiet)
     records, by = read_records(tmp_path / "run")[0], e.evaluation.chosen_by.name

@@ -118,7 +118,7 @@ def test_best_validation_by_p_at_1_and_resume(ranking, tmp_path, monkeypatch, me
     """Stopped after two rounds and resumed; FedAlign's gate, which asks for F1 on the validation rows, works too."""
     import anchorfl.pipeline.run.round_loop
 
-    e = ranking(method, evaluation={"select": "best_validation"}, federation={"rounds": 5})
+    e = ranking(method, evaluation={"model_selection": "best_validation"}, federation={"rounds": 5})
     uninterrupted = run(e, tmp_path / "whole", quiet)
     records = [r for r in read_records(tmp_path / "whole")[0] if r.round]
     best = max(records, key=lambda r: (r.metrics["validation/p_at_1"], -r.round))

@@ -127,7 +127,7 @@ def test_checkpoints_every_so_many_rounds_lose_nothing(experiment, tmp_path, mon
 @pytest.mark.parametrize("select", ["last", "best_validation"])
 def test_a_server_that_is_lost_after_the_last_round_is_made_good(experiment, tmp_path, monkeypatch, select):
     """In the last snapshot, or in the test of the selected model."""
-    e = experiment("fedavg", evaluation={"select": select, "test": "last"})
+    e = experiment("fedavg", evaluation={"model_selection": select, "test": "last"})
     expected, lost = run(e, tmp_path / "whole", quiet), []
     name = "snapshot" if select == "last" else "restore"
     plain = getattr(SerialExecutor, name)

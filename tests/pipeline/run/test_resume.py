@@ -43,7 +43,7 @@ def test_stopped_and_resumed(experiment, tmp_path, monkeypatch, method, select):
     """Interrupted between any two rounds; Adam's moments, what else clients remember, the selected model and the
     records all come back.
     """
-    e = experiment(method, evaluation={"select": select}, federation={"rounds": 4})
+    e = experiment(method, evaluation={"model_selection": select}, federation={"rounds": 4})
     whole = run(e, tmp_path / "whole", quiet)
     folder = tmp_path / "parts"
     import anchorfl.pipeline.run.round_loop

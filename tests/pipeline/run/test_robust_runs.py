@@ -115,7 +115,7 @@ def test_options_of_before_merge_by_the_function_of_before(experiment):
     """``mean_of`` itself, on the updates themselves."""
     setup = make_setup(experiment(), quiet)
     assert server_of(setup)._context(1).average is mean_of
-    robust = replace(setup, experiment=experiment(federation={"merge": "median", "quorum": 1.0}))
+    robust = replace(setup, experiment=experiment(federation={"aggregation": "median", "quorum": 1.0}))
     assert server_of(robust)._context(1).average is not mean_of
 
 
@@ -217,7 +217,7 @@ def test_a_clip_cuts_what_is_merged(answered):
 
 def test_what_methods_allow():
     for allowed, names in METHODS_THAT_ALLOW.items():
-        assert {name for name, method in METHODS.items() if method.robust == allowed} == names
+        assert {name for name, method in METHODS.items() if method.supports.robust == allowed} == names
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,8 @@ def test_what_methods_allow():
     [
         (
             "scaffold", {"merge": "median"},
-            "federation.merge = 'median': method 'scaffold' does not allow it; set federation.merge to 'mean', or"
+            "federation.aggregation = 'median': method 'scaffold' does not allow it; set federation.aggregation to"
+            " 'mean', or"
             " choose another method (docs/robust-merges.md says why)",
         ),
         (
@@ -235,8 +236,8 @@ def test_what_methods_allow():
         ),
         (
             "fednh", {"merge": "krum"},
-            "federation.merge = 'krum': method 'fednh' does not allow it (it allows median, trimmed_mean); set"
-            " federation.merge to 'mean', or choose another method (docs/robust-merges.md says why)",
+            "federation.aggregation = 'krum': method 'fednh' does not allow it (it allows median, trimmed_mean); set"
+            " federation.aggregation to 'mean', or choose another method (docs/robust-merges.md says why)",
         ),
     ],
 )  # fmt: skip
@@ -250,14 +251,17 @@ def test_a_method_that_does_not_allow_a_merge_says_so(five, tmp_path, name, opti
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"trim": 0.5}, r"^federation.trim = 0.5: must be in \[0, 0.5\), the share cut at each side$"),
-        ({"trim": float("nan")}, r"^federation.trim = nan: must be in"),
-        ({"krum_faulty": 0}, "^federation.krum_faulty = 0: must be at least 1$"),
-        ({"krum_keep": 0}, "^federation.krum_keep = 0: must be at least 1$"),
+        ({"trim": 0.5}, r"^federation.trim_fraction = 0.5: must be in \[0, 0.5\), the share cut at each side$"),
+        ({"trim": float("nan")}, r"^federation.trim_fraction = nan: must be in"),
+        ({"krum_faulty": 0}, "^federation.krum_num_malicious = 0: must be at least 1$"),
+        ({"krum_keep": 0}, "^federation.krum_num_selected = 0: must be at least 1$"),
         ({"clip_norm": -1.0}, "^federation.clip_norm = -1.0: must be above 0 and finite, or 0 for no clip$"),
         ({"clip_norm": float("inf")}, "^federation.clip_norm = inf: must be above 0"),
-        ({"pooled": True, "merge": "median"}, "^federation.merge = 'median': federation.pooled computes the mean"),
-        ({"pooled": True, "clip_norm": 1.0}, "^federation.clip_norm = 1: federation.pooled computes the mean"),
+        (
+            {"pooled": True, "merge": "median"},
+            "^federation.aggregation = 'median': federation.batched_clients computes the mean",
+        ),
+        ({"pooled": True, "clip_norm": 1.0}, "^federation.clip_norm = 1: federation.batched_clients computes the mean"),
     ],
 )
 def test_bad_options_are_refused(options, text):
@@ -270,7 +274,7 @@ def test_bad_options_are_refused(options, text):
     [
         (
             {"merge": "median", "quorum": 0.4},
-            "federation.merge = 'median': the median of 2 withstands no faulty client, that of 3 does;"
+            "federation.aggregation = 'median': the median of 2 withstands no faulty client, that of 3 does;"
             " federation.quorum = 0.4 of 5 selected clients lets a round have 2: raise quorum or clients_per_round, or"
             " change the merge",
         ),
@@ -280,7 +284,7 @@ def test_bad_options_are_refused(options, text):
     ],
 )
 def test_a_merge_that_could_withstand_nobody_is_refused(five, options, text):
-    with pytest.raises(ValueError, match=r"^federation\.merge") as caught:
+    with pytest.raises(ValueError, match=r"^federation\.aggregation") as caught:
         five(**options)
     assert text in str(caught.value)
 
@@ -288,10 +292,10 @@ def test_a_merge_that_could_withstand_nobody_is_refused(five, options, text):
 def test_a_preset_with_such_options_ends_in_one_line():
     e = to_tree(read_preset("digits/fedavg"))
     e["federation"] |= {"merge": "krum"}
-    with pytest.raises(InputError, match=r"^federation.merge = 'krum': krum_faulty = 1 needs 5 answers, not 3; "):
+    with pytest.raises(InputError, match=r"^federation.aggregation = 'krum': krum_faulty = 1 needs 5 answers, not 3; "):
         from_tree(e)
     e["federation"] |= {"merge": "medain"}
-    with pytest.raises(InputError, match=r"federation.merge = 'medain' \(did you mean 'median'\?\)"):
+    with pytest.raises(InputError, match=r"federation.aggregation = 'medain' \(did you mean 'median'\?\)"):
         from_tree(e)
 
 

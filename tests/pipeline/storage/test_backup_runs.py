@@ -36,7 +36,7 @@ def test_the_copy_is_the_folder_and_changes_nothing(experiment, tmp_path, mirror
 @pytest.mark.parametrize("method", ["fedavg", "fedalign"])
 def test_a_fresh_machine_goes_on(experiment, tmp_path, monkeypatch, mirror, method):
     """Interrupted twice, each time taken up elsewhere: bits, rows and identity of a run that was not."""
-    e = experiment(method, federation={"rounds": 4}, evaluation={"select": "best_validation"})
+    e = experiment(method, federation={"rounds": 4}, evaluation={"model_selection": "best_validation"})
     expected = run(e, tmp_path / "expected", quiet)
     with monkeypatch.context() as patch:
         stop_at(patch, 2)

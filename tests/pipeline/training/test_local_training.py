@@ -146,7 +146,7 @@ def test_pieces_cover_every_active_row_once_within_the_limit(limit, skip, seed):
     lengths, active = rng.integers(31, size=rows).tolist(), (rng.random(rows) < 0.6).tolist()
     data = indexed(lengths)
     index = torch.from_numpy(rng.permutation(rows)[: rng.integers(1, rows + 1)])
-    options = OptimizerOptions(micro_tokens=limit, skip_zero_rows=skip)
+    options = OptimizerOptions(microbatch_tokens=limit, skip_zero_rows=skip)
     got = micro_batches(data, index, torch.tensor(active), options, network(FedAvg()))
     seen = [int(i) for piece in got for i in piece.y_BC[:, 0]]
     assert sorted(seen) == sorted(i for i in index.tolist() if active[i] or not skip)
@@ -164,7 +164,7 @@ def test_pieces_cover_every_active_row_once_within_the_limit(limit, skip, seed):
 def test_rows_without_a_length_are_one_piece():
     _, data = images()
     model = Classifier(nn.Linear(3, 2), LinearHead(2, 2), MaskSource())
-    (piece,) = micro_batches(data, torch.arange(5), torch.ones(6).bool(), OptimizerOptions(micro_tokens=1), model)
+    (piece,) = micro_batches(data, torch.arange(5), torch.ones(6).bool(), OptimizerOptions(microbatch_tokens=1), model)
     assert torch.equal(piece.x, data.x[:5])
 
 
@@ -173,7 +173,7 @@ def test_batch_norm_with_a_saving_is_refused(saving):
     model = Classifier(nn.BatchNorm1d(3), LinearHead(3, 2), MaskSource())
     card, data = images()
     state = ServerState(weights_of(model))
-    with pytest.raises(ValueError, match=r"--optimizer.skip_zero_rows False --optimizer.micro_tokens 0$"):
+    with pytest.raises(ValueError, match=r"--optimizer.skip_zero_rows False --optimizer.microbatch_tokens 0$"):
         fit(Training(FedAvg(), SINGLE, SAVINGS[saving], 1, 0), model, card, data, state, {}, 1)
     got = fit(Training(FedAvg(), SINGLE, PLAIN, 2, 0), model, card, data, state, {}, 1)
     assert int(got.update.weights["encoder.num_batches_tracked"]) == 2

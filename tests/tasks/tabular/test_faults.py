@@ -142,7 +142,7 @@ def test_a_name_that_would_mean_several_files(tmp_path, name):
     with pytest.raises(InputError, match=r"the name of the file must not hold .* which mean several files; rename it"):
         table(csv(tmp_path, TEXT, name))
     with pytest.raises(InputError, match="which mean several files"):
-        settled(TaskOptions(parquet=str(tmp_path / name), labels="kind"), print)
+        settled(TaskOptions(file=str(tmp_path / name), label_columns="kind"), print)
 
 
 def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):

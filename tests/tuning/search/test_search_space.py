@@ -91,7 +91,7 @@ def test_rounding_stays_inside(a, b, scale, share):
         (["q1=1:9:1"], "a grid needs at least 2 points"),
         (["task.clients=1,2"], "made once, before a sweep"),
         (["seed=1,2"], "made once, before a sweep"),
-        (["model.names_width=1,2"], "made once, before a sweep"),
+        (["class_embeddings.width=1,2"], "made once, before a sweep"),
         (["federation.rounds=1,2"], "made once, before a sweep"),
     ],
 )

@@ -195,6 +195,6 @@ def test_traffic_counts_stand_ins():
     assert traffic(run) == (1.0, 1.0)
     metrics.pop("fault/answered")
     assert traffic(run) == (1.25, 1.25)  # a record of an earlier version
-    params["federation.participation"] = 0.75  # of eight, in place of the number
+    params["federation.client_fraction"] = 0.75  # of eight, in place of the number
     metrics["fault/failed"] = 0.0
     assert traffic(run) == (5 / 6, 5 / 6)

@@ -143,7 +143,7 @@ def test_rows_for_reproducibility(tmp_path):
 def test_rows_for_reproducibility_name_no_place(tmp_path):
     """Of the command line's options a row has those that may change its result: where runs go is the machine's."""
     table = made(tmp_path)
-    words = ("--tracking.uri", "none", "--optimizer.lr", "0.1", "--task.cache=/a/folder", "--cluster.mirror", "s3://a")
+    words = ("--tracking.uri", "none", "--optimizer.lr", "0.1", "--task.cache=/a/folder", "--cluster.backup", "s3://a")
     rows = reproducibility(replace(table, cells=[replace(c, words=words) for c in table.cells])).splitlines()
     assert [row.split("|")[2].strip() for row in rows[2:5]] == [
         "`digits/fedavg --optimizer.lr 0.1`", "", "`digits/fedalign --optimizer.lr 0.1`",
