@@ -2,7 +2,7 @@
 
     python benchmarks/bench_images.py [--rows 256] [--batches 8 32] [--pairs 3] [--device cuda] [--augment]
 
-Random colour images of 28 x 28 (PBC's size) and ResNet-18 with BatchNorm. Images a second (on a CPU: of its time) of
+Random color images of 28 x 28 (PBC's size) and ResNet-18 with BatchNorm. Images a second (on a CPU: of its time) of
 one local epoch, and of the way from memory to the batch alone; plain and ours take turns, medians and their ratio. Both
 have the same arithmetic: where nothing is drawn, the largest difference of a weight after the epoch is printed, too.
 """

@@ -83,7 +83,7 @@ def once(times: int, folder: Path) -> tuple[dict[str, list[int]], str]:
     with redirect_stdout(StringIO()):
         checksum = run(e, folder / "run").checksum
     metrics = [r.metrics for r in read_records(folder / "run")[0] if r.round]
-    failed, retried = ([int(m[f"fault/{what}"]) for m in metrics] for what in ("failed", "retried"))
+    failed, retried = ([int(m[f"failures/{what}"]) for m in metrics] for what in ("dropped_clients", "retries"))
     return {"answering": [CLIENTS - n for n in failed], "retried": retried}, checksum[:12]
 
 

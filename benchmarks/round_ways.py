@@ -30,7 +30,7 @@ from benchmarks import r8_by_hand
 
 MARGIN = 0.9
 """Of the one-class loss in Bibtex's presets."""
-OFF = {"skip_zero_rows": False, "micro_tokens": 0, "lookup_dropout": False}
+OFF = {"skip_zero_rows": False, "microbatch_tokens": 0, "lookup_dropout": False}
 Round = Callable[[int], None]
 """A round by its number, from 1 on."""
 
@@ -44,7 +44,7 @@ def nobody(busy: int, done: int, failed: int) -> None:
 
 
 def experiment(preset: str, optimizer: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Experiment:
-    """A preset, with changes; optimisers start anew in every round, in all ways alike."""
+    """A preset, with changes; optimizers start anew in every round, in all ways alike."""
     sections = {"optimizer": {"state": "reset"} | (optimizer or {}), "tracking": {"uri": "none"}} | sections
     e = read_preset(preset)
     changed = {name: dataclasses.replace(getattr(e, name), **options) for name, options in sections.items()}

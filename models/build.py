@@ -33,7 +33,7 @@ class ModelOptions:
     """First layer of a residual network: ``imagenet``, 7x7 with stride 2 and max-pooling; ``small``, 3x3; ``auto``:
     ``small`` up to 64 pixels a side."""
     norm: Literal["group", "batch", "frozen"] = "group"
-    """Normalisation of a residual network: ``group``, in 32 groups; ``batch``, whose statistics are averaged with the
+    """Normalization of a residual network: ``group``, in 32 groups; ``batch``, whose statistics are averaged with the
     weights; ``frozen``, BatchNorm with the statistics of ``weights``, which stay as they are."""
     init: Init = "he"
     """First values of a residual network's convolutions: ``he``, He-normal by the fan-out; ``torch``, torch's own,
@@ -87,7 +87,7 @@ def build(
 ) -> Classifier:
     """A classifier whose initial weights depend on the arguments alone.
 
-    ``vocabulary``: number of token ids; ``unit``: normalise class representations (single-label); ``vectors_CP``: first
+    ``vocabulary``: number of token ids; ``unit``: normalize class representations (single-label); ``vectors_CP``: first
     values of the class embeddings (``head == "label"`` only); ``parts``: so many encoders side by side
     (``head == "cosine"`` only); ``start``: first values of each encoder, as ``anchorfl.models.start`` reads them, in
     place of drawn ones; ``concept_width``: of the class concepts (``head == "concept"`` only); ``scale``: first value

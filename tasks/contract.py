@@ -142,7 +142,7 @@ class ClientData:
 class Card:
     """Everything that a client discloses before training. A method may use nothing else.
 
-    count_C: int64, its labelled positive samples per class; aware_C: bool, its identified classes.
+    count_C: int64, its labeled positive samples per class; aware_C: bool, its identified classes.
     """
 
     client: int

@@ -28,7 +28,7 @@ class TaskOptions:
     image_size: int = 0
     """Height and width in pixels to which images are resized; 0: the data set's own default."""
     normalize: str = "auto"
-    """How images in [0, 1] are scaled: ``auto``, by the data set (colour: ``imagenet``; grey: ``none``); ``imagenet``,
+    """How images in [0, 1] are scaled: ``auto``, by the data set (color: ``imagenet``; grey: ``none``); ``imagenet``,
     its mean and deviation; ``none``; or ``mean/deviation``, numbers for all channels or each (``0.5/0.5``)."""
     clients: int = 10
     """Number of clients (n in the papers); ``one_class``: as many as classes have rows, or 0, which is that number."""

@@ -194,7 +194,7 @@ AVERAGED_AT_ONCE = 1 << 15
 def mean_of(values: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
     """Weighted mean of each tensor, summed in float64 in the given order; integer tensors take the largest value.
 
-    ``shares`` are renormalised to sum to 1. Integer tensors are counters (BatchNorm's batches), which have no mean.
+    ``shares`` are renormalized to sum to 1. Integer tensors are counters (BatchNorm's batches), which have no mean.
     """
     total = float(sum(shares))
     if not total > 0 or len(values) != len(shares):

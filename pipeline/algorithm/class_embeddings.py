@@ -39,12 +39,12 @@ from anchorfl.tasks.errors import InputError
 
 ROWS = "head.rows"
 MOMENTS = "theta"
-"""Prefix of the server optimiser's state."""
+"""Prefix of the server optimizer's state."""
 
 
 @dataclass(frozen=True)
 class RowsState(ServerState):
-    """weights: theta and all rows; moments: of the server's optimiser; sent_C: bool, classes whose client has its row,
+    """weights: theta and all rows; moments: of the server's optimizer; sent_C: bool, classes whose client has its row,
     where rows never change; known: what the method keeps of what the clients sent before round 1. Clients get theta
     alone.
     """
@@ -131,7 +131,7 @@ class OneClass(Method[RowsState, RowUpdate]):
     server_lr_decay: float = 1.0
     """Factor on ``server_lr`` after every round, in (0, 1]."""
     class_embedding_lr_decay: float = 1.0
-    """Factor on ``class_embedding_lr`` and on the regulariser's step after every round, in (0, 1]: rows that go on
+    """Factor on ``class_embedding_lr`` and on the regularizer's step after every round, in (0, 1]: rows that go on
     moving while theta comes to rest leave it behind."""
     server_eps: float = 1e-8
     """Added to the root of its second moment, in units of a client's step."""
@@ -140,7 +140,7 @@ class OneClass(Method[RowsState, RowUpdate]):
         if not 0 < self.margin <= 1:
             raise ValueError(f"method.margin = {self.margin}: must be in (0, 1]")
         if self.class_embedding_lr < 0 or not self.server_lr > 0 or not self.server_eps > 0:
-            raise ValueError("method: row_lr must be at least 0, server_lr and server_eps above 0")
+            raise ValueError("method: class_embedding_lr must be at least 0, server_lr and server_eps above 0")
         for name in ("server_lr_decay", "class_embedding_lr_decay"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"method.{name} = {getattr(self, name)}: must be in (0, 1]")
@@ -159,7 +159,7 @@ class OneClass(Method[RowsState, RowUpdate]):
 
     @abstractmethod
     def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
-        """The rows after a round, from those that the clients sent: the regulariser's step."""
+        """The rows after a round, from those that the clients sent: the regularizer's step."""
 
     @property
     def head(self) -> HeadSpec:
@@ -250,7 +250,7 @@ class Spreading(OneClass):
     """Server: one step per round that moves every row and its K nearest apart."""
 
     lambda_: float = 10.0
-    """Weight of the regulariser, >= 0; 0 is FedAvg on positive labels."""
+    """Weight of the regularizer, >= 0; 0 is FedAvg on positive labels."""
     eta_s: float = 1e-4
     """Step of the server, which lambda_ multiplies (FedALC, section V: 1e-4)."""
     neighbours: int = 5
@@ -273,7 +273,7 @@ class Spreading(OneClass):
         return torch.ones(index_CK.shape)
 
     def direction(self, rows_CD: Tensor, index_CK: Tensor, slope_CK: Tensor, ctx: ServerContext) -> Tensor:
-        """Gradient [C, D] of the regulariser."""
+        """Gradient [C, D] of the regularizer."""
         return gradient(rows_CD, index_CK, slope_CK)
 
     def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:

@@ -3,7 +3,7 @@
 A method is a frozen dataclass of hyper-parameters with a server half (pure functions over a typed state) and a
 client half (an object that lives for one client in one round). Five verbs: begin, broadcast, step, update, merge.
 FedAvg is the five defaults; FedProx changes the loss; SCAFFOLD adds a tensor to each message; FedAlign labels some
-data and steps twice; FedBM trains a generator inside merge; FedALC regularises class embeddings there.
+data and steps twice; FedBM trains a generator inside merge; FedALC regularizes class embeddings there.
 
 Shape suffixes: B rows, C classes, D width.
 """
@@ -141,11 +141,11 @@ class ClientTrainer(ABC, Generic[S, U]):
         for name, optimizer in self.optimizers.items():
             restore(optimizer, name, ctx.memory)
         for p in self.model.parameters():
-            # Zeros, not None: a mini-batch without a labelled row has a gradient of zero, and Adam still moves.
+            # Zeros, not None: a mini-batch without a labeled row has a gradient of zero, and Adam still moves.
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """Optimisers by name; the name is the prefix of their state in the client's memory."""
+        """Optimizers by name; the name is the prefix of their state in the client's memory."""
         return {"all": make(self.ctx.optimizer, self.model.parameters())}
 
     def epochs(self, given: int) -> Iterable[object]:
@@ -211,14 +211,14 @@ class BatchedRound(Generic[S]):
 
     loss(z_PD, row_PD) -> [P]: loss of every pair of a row and one of its classes, from its representation and that
     class's row of the head. shares(rows_I) -> [I]: weights of clients in the mean, by their rows of data.
-    row_lr(round): rate of a client's step on its row, 0 for none. unit(rows): the rows at length 1.
+    class_embedding_lr(round): rate of a client's step on its row, 0 for none. unit(rows): the rows at length 1.
     client_message_bytes(state, class_I): bytes of the messages to these classes' clients. gather(state, weights,
     answered_C, side): the state after the server's work, once theta is averaged and the rows are stacked.
     """
 
     loss: Callable[[Tensor, Tensor], Tensor]
     client_weights: Callable[[Tensor], Tensor]
-    row_lr: Callable[[int], float]
+    class_embedding_lr: Callable[[int], float]
     unit: Callable[[Tensor], Tensor]
     client_message_bytes: Callable[[S, Tensor], int]
     finish_round: Callable[[S, Tensors, Tensor, ServerContext], S]

@@ -62,7 +62,7 @@ class Source:
         return noise(self.concepts_CMD.shape[2], class_B, rng, self.concepts_CMD)
 
     def prepared(self, x_B: Tensor, rng: torch.Generator) -> Tensor:
-        """Images in [0, 1] as a classifier takes them: cropped, flipped, normalised. The room of the crop is the
+        """Images in [0, 1] as a classifier takes them: cropped, flipped, normalized. The room of the crop is the
         reference's share of the side, 4 of 128 pixels, and at least one: a black frame of 4 around 28 pixels would tell
         a generated image from a real one.
         """
@@ -216,7 +216,7 @@ class BMTrainer(ClientTrainer[BMState, Update]):
     def active(self, data: ClientData) -> Tensor:
         if self.source is None:
             return super().active(data)
-        # generated images join every mini-batch, also one without a labelled row
+        # generated images join every mini-batch, also one without a labeled row
         return torch.ones(len(data), dtype=torch.bool, device=data.y_NC.device)
 
     def loss(self, batch: Batch) -> Tensor:

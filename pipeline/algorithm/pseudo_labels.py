@@ -85,10 +85,10 @@ def pseudo_annotate(
     positive_NC = open_NC & (score_NC.double() > high_C)
     negative_NC = open_NC & (score_NC.double() < low_C)
     if objective.kind == "single":
-        unlabelled_N1 = (data.known_NC == 0).all(-1, keepdim=True)
+        unlabeled_N1 = (data.known_NC == 0).all(-1, keepdim=True)
         best_NC = F.one_hot(score_NC.argmax(-1), score_NC.shape[1]).bool()
-        positive_NC = positive_NC & unlabelled_N1 & best_NC
-        negative_NC = negative_NC & unlabelled_N1 & ~best_NC
+        positive_NC = positive_NC & unlabeled_N1 & best_NC
+        negative_NC = negative_NC & unlabeled_N1 & ~best_NC
     if t.allowed_C is not None:
         positive_NC = positive_NC & t.allowed_C
     # q2 <= q1 makes the two disjoint except on a tie of both percentiles, where neither strict comparison holds.

@@ -76,7 +76,8 @@ def _train(presets: list[str], experiments: list[Experiment]) -> int:
 
 
 def _records(e: Experiment, folder: Path) -> str:
-    from anchorfl.pipeline.tracking.mlflow_upload import shown, store_uri
+    from anchorfl.pipeline.config.redaction import shown
+    from anchorfl.pipeline.tracking.mlflow_store import store_uri
 
     uri = store_uri(e.tracking.uri, folder)
     if not uri:
@@ -175,8 +176,8 @@ def track(options: argparse.Namespace) -> int:
 
 def ui(options: argparse.Namespace) -> NoReturn:
     """MLflow's pages."""
+    from anchorfl.pipeline.tracking.mlflow_store import store_uri
     from anchorfl.pipeline.tracking.mlflow_ui import serve
-    from anchorfl.pipeline.tracking.mlflow_upload import store_uri
 
     serve(
         options.uri or store_uri("", RUNS / "any"),

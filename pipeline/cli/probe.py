@@ -204,11 +204,11 @@ def overrides_of(shares: Shares) -> str:
 def needs(m: Measured, need: Need, e: Experiment) -> str:
     """What was measured, for the eye."""
     chosen, client, server, gpu = m.chosen, m.client, m.server, m.client.gpu
-    labelled = f"{chosen.rows} rows, {chosen.active} of them labelled, longest {chosen.longest}"
+    labeled = f"{chosen.rows} rows, {chosen.active} of them labeled, longest {chosen.longest}"
     further = f"{size(client.rows)} for each further client of an actor"
     merging = f"{size(need.server)} with the updates of {e.selected_clients} clients"
     lines = [
-        ("client", f"{chosen.client} of {e.task.clients}: {labelled}"),
+        ("client", f"{chosen.client} of {e.task.clients}: {labeled}"),
         ("client, memory", f"{size(client.baseline)} ready to train, {size(client.peak)} at most; {further}"),
         (
             "client, round",

@@ -70,7 +70,7 @@ class Experiment:
             )
         if self.model.norm == "batch" and (self.optimizer.skip_zero_rows or self.optimizer.microbatch_tokens):
             raise ValueError(
-                "model.norm = 'batch' normalises over the batch, so rows may not be left out or cut apart:"
+                "model.norm = 'batch' normalizes over the batch, so rows may not be left out or cut apart:"
                 " set --optimizer.skip_zero_rows False --optimizer.microbatch_tokens 0"
             )
         if self.evaluation.chosen_by is not None and self.task.validation == 0:

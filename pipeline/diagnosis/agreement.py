@@ -99,7 +99,7 @@ def agreement(study: Study, out: Path, *, clients: tuple[int, int], rows: int) -
     y_NC = (test.y_NC.numpy() > 0) & (test.known_NC.numpy() > 0)
     place_N, class_N = chosen_rows(y_NC, rows, numpy_rng(study.seed, "diagnosis", "test rows"))
     if len(place_N) < LEAST:
-        raise InputError(f"{study.folder}: only {len(place_N)} labelled test rows: leave 'agreement' out of --parts")
+        raise InputError(f"{study.folder}: only {len(place_N)} labeled test rows: leave 'agreement' out of --parts")
     shown = part_of(test, torch.from_numpy(place_N))
     locals_ = [study.local_weights(study.last.round, m, study.memory(m)) for m in (a, b)]
     weights = [study.at(study.last.round).state.weights, *locals_]

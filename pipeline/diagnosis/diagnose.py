@@ -27,7 +27,7 @@ from anchorfl.pipeline.diagnosis.study import Study, open_study
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.run_folder import held, read_config
 from anchorfl.pipeline.storage.run_record import RoundRecord, note_artifact, write_records
-from anchorfl.pipeline.tracking.mlflow_upload import store_uri
+from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.mlflow_writer import send
 from anchorfl.tasks.errors import InputError
 

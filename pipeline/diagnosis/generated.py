@@ -34,7 +34,7 @@ def generated(study: Study, out: Path) -> Part:
     if not rounds:
         return Part({}, (f"generated images: {study.setup.experiment.method.name} has trained no generator",))
     drawn = {round_: images_of(study, round_) for round_ in rounds}
-    shares = {round_: recognised(study, round_) for round_ in rounds}
+    shares = {round_: recognized(study, round_) for round_ in rounds}
     shown = [rounds[i] for i in np.unique(np.linspace(0, len(rounds) - 1, COLUMNS).round().astype(int))]
     over_TC = np.stack([drawn[round_][:, 0] for round_ in shown])
     last_KC = drawn[rounds[-1]].swapaxes(0, 1)
@@ -42,8 +42,8 @@ def generated(study: Study, out: Path) -> Part:
     draw_images(last_KC, study.class_names, [""] * len(last_KC), out / "generated_last.png")
     np.savez_compressed(out / "generated.npz", rounds=np.array(shown), over_rounds=over_TC, last=last_KC)
     rows = ([r, name, float(shares[r][c])] for r in rounds for c, name in enumerate(study.class_names))
-    write_table(out / "generated.csv", ("round", "class", "recognised"), rows)
-    metrics = {r: {"generated/recognised": float(share_C.mean())} for r, share_C in shares.items()}
+    write_table(out / "generated.csv", ("round", "class", "recognized"), rows)
+    metrics = {r: {"generated/recognized": float(share_C.mean())} for r, share_C in shares.items()}
     told = f"generated images: the global model takes {100 * shares[rounds[-1]].mean():.1f} % for their class"
     return Part(metrics, (f"{told} after round {rounds[-1]}",), {"trainings": rounds})
 
@@ -78,9 +78,9 @@ def images_of(study: Study, round_: int) -> npt.NDArray[np.uint8]:
 
 
 @torch.no_grad()
-def recognised(study: Study, round_: int) -> npt.NDArray[np.float64]:
+def recognized(study: Study, round_: int) -> npt.NDArray[np.float64]:
     """Per class the share of its images, prepared as for training, that the global model of that round takes for it."""
-    source, rng = _source(study, round_), torch_rng(study.seed, "diagnosis", "recognised")
+    source, rng = _source(study, round_), torch_rng(study.seed, "diagnosis", "recognized")
     model = study.server.model
     model.load_state_dict(study.server.state.weights)
     model.eval()

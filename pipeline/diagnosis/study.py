@@ -79,7 +79,7 @@ class Study:
         return self.last.parts.get(f"{MEMORY}{client:05d}", {})
 
     def lasting(self, client: int) -> Tensors:
-        """``memory`` without the moments of optimisers: what the method itself keeps at the client (FedRep's head)."""
+        """``memory`` without the moments of optimizers: what the method itself keeps at the client (FedRep's head)."""
         return without_moments(self.memory(client)) or self.host.first_memory
 
     def trainable(self) -> list[int]:

@@ -42,7 +42,8 @@ from anchorfl.tasks.ingest.distinct_rows import Pool, pool
 @dataclass(frozen=True)
 class Step:
     """One client step, as all clients take it. weight_C: weight of a class's client in the mean, 0 for those that do
-    not take part; rows_C: its rows of data; lr, weight_decay: of theta; row_lr: of rows; piece: rows of data per pass.
+    not take part; rows_C: its rows of data; lr, weight_decay: of theta; class_embedding_lr: of rows; piece: rows of
+    data per pass.
     """
 
     batched_round: BatchedRound[Any]
@@ -50,7 +51,7 @@ class Step:
     rows_C: Tensor
     lr: float
     weight_decay: float
-    row_lr: float
+    class_embedding_lr: float
     piece: int
 
 
@@ -89,9 +90,9 @@ def _stepped(model: Classifier, weights: Tensors, step: Step) -> Tensors:
         if name != ROWS:
             out[name] = p - step.lr * (p.grad + step.weight_decay * p)
             continue
-        if step.row_lr:
+        if step.class_embedding_lr:
             took_C = (step.weight_C > 0).to(p.device)
-            rate_C1 = (step.row_lr / step.weight_C[step.weight_C > 0]).to(p)[:, None]
+            rate_C1 = (step.class_embedding_lr / step.weight_C[step.weight_C > 0]).to(p)[:, None]
             out[name] = p.clone()
             out[name][took_C] = step.batched_round.unit(p[took_C] - rate_C1 * p.grad[took_C])
     return out
@@ -122,15 +123,16 @@ class PooledExecutor(InProcess):
         sent_alone = self.batched_round.client_message_bytes(state, torch.tensor(classes))
         self.model.reseed(torch_rng(e.seed, "pool", "round", round_, "dropout", device=self.device))
         o = in_round(e.optimizer, round_)
-        row_lr, weight_C, piece = self.batched_round.row_lr(round_), self._weights(classes), e.federation.batch_rows
-        step = Step(self.batched_round, weight_C, self.rows_C, o.lr, o.weight_decay, row_lr, piece)
+        class_embedding_lr, weight_C = self.batched_round.class_embedding_lr(round_), self._weights(classes)
+        step = Step(self.batched_round, weight_C, self.rows_C, o.lr, o.weight_decay, class_embedding_lr,
+                    e.federation.batch_rows)  # fmt: skip
         weights, loss_C = pooled_step(self.model, state.weights, self.pool, step)
         if wrong := messages.not_finite(weights):
             raise InputError(f"round {round_}: {wrong}; lower optimizer.lr or method.class_embedding_lr")
         answered_C = torch.zeros(len(self.rows_C), dtype=torch.bool)
         answered_C[classes] = True
         self.server.finish_round(round_, weights, answered_C)
-        up = messages.nbytes(theta_of(weights)) + (messages.nbytes(weights[ROWS][0]) if row_lr else 0)
+        up = messages.nbytes(theta_of(weights)) + (messages.nbytes(weights[ROWS][0]) if class_embedding_lr else 0)
         return RoundOutcome(
             tuple(selected), bytes_down=messages.nbytes(sent) * len(selected) + sent_alone, bytes_up=up * len(selected),
             loss=float(loss_C[classes].mean()), busy_seconds=time.perf_counter() - began,

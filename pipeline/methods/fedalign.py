@@ -94,7 +94,7 @@ class FedAlign(Method[AlignState, AlignUpdate]):
     refresh: Literal["round", "epoch"] = "round"  # annotate before training (text, reference) or each epoch (Alg. 1)
     aggregate_pseudo: bool = False
     """Average row c also over clients that pseudo-annotated c; false: those that identify it (paper, reference)."""
-    skip_unlabelled_clients: bool = True  # leave clients without a labelled row out of the mean of theta (reference)
+    skip_unlabeled_clients: bool = True  # leave clients without a labeled row out of the mean of theta (reference)
     alignment: bool = True  # False: "w/o AL" of Table 3, no pseudo-annotation
     semantic: bool = True
     """False: "w/o SE", class embeddings start from random vectors, and annotation is by predicted confidence."""
@@ -126,8 +126,8 @@ class FedAlign(Method[AlignState, AlignUpdate]):
     def aggregate(
         self, state: AlignState, results: Sequence[ClientResult[AlignUpdate]], ctx: ServerContext
     ) -> AlignState:
-        labelled = [r for r in results if bool(r.card.count_C.any())]
-        counted = labelled if self.skip_unlabelled_clients and labelled else results
+        labeled = [r for r in results if bool(r.card.count_C.any())]
+        counted = labeled if self.skip_unlabeled_clients and labeled else results
         theta = ctx.average([r.update.weights for r in counted], [1] * len(counted))
         held = [
             r.card.identified_C | r.update.pseudo_C if self.aggregate_pseudo else r.card.identified_C for r in results

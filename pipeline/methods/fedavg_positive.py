@@ -15,8 +15,8 @@ from anchorfl.pipeline.algorithm.contract import ServerContext
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgPositive(OneClass):
-    """FedALC with lambda = 0: the class rows drift together. ``row_lr = 0`` is FedAvg-fixed: random unit rows that
-    never change (FedAwS's second baseline).
+    """FedALC with lambda = 0: the class rows drift together. ``class_embedding_lr = 0`` is FedAvg-fixed: random unit
+    rows that never change (FedAwS's second baseline).
     """
 
     name = "fedavg-positive"

@@ -29,10 +29,10 @@ ROWS = "head.rows"
 
 
 class PrototypeTrainer(AveragingTrainer):
-    """The prototypes are a buffer of the head: no gradient and no optimiser reaches them."""
+    """The prototypes are a buffer of the head: no gradient and no optimizer reaches them."""
 
     def local_rows(self) -> Tensor:
-        """Per class the mean direction of the client's labelled rows, by the trained encoder in evaluation mode, at
+        """Per class the mean direction of the client's labeled rows, by the trained encoder in evaluation mode, at
         length 1 [C, D]; zeros where it has none.
         """
         data = self.ctx.data

@@ -88,8 +88,8 @@ class ProtoTrainer(ClientTrainer[ProtoState, ProtoUpdate]):
 
 @dataclass(frozen=True, kw_only=True)
 class FedProto(Method[ProtoState, ProtoUpdate]):
-    """Client: lam times the mean squared distance of a row's representation to its class's prototype is added to the
-    loss. Server: a prototype is the mean over the clients that have the class. There is no global model.
+    """Client: lambda_ times the mean squared distance of a row's representation to its class's prototype is added to
+    the loss. Server: a prototype is the mean over the clients that have the class. There is no global model.
     """
 
     name = "fedproto"

@@ -40,7 +40,7 @@ class RepUpdate(Update):
 
 
 class RepTrainer(ClientTrainer[ServerState, RepUpdate]):
-    """First the head on a fixed body, then the body under the fixed head; an optimiser for each, so that neither
+    """First the head on a fixed body, then the body under the fixed head; an optimizer for each, so that neither
     momentum nor weight decay moves what is fixed.
     """
 

@@ -25,7 +25,7 @@ class RestrictedTrainer(AveragingTrainer):
 
 @dataclass(frozen=True, kw_only=True)
 class FedRS(Averaging):
-    """Client: logit c, its bias included, times alpha where the client has no labelled sample of class c (eq. 8), in
+    """Client: logit c, its bias included, times alpha where the client has no labeled sample of class c (eq. 8), in
     training only. Server: FedAvg's.
     """
 

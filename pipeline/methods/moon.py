@@ -53,7 +53,7 @@ class MoonTrainer(AveragingTrainer):
 
 @dataclass(frozen=True, kw_only=True)
 class Moon(Averaging):
-    """Client: mu * -log(e^(near/tau) / (e^(near/tau) + e^(far/tau))) is added for every row, labelled or not (eq. 3);
+    """Client: mu * -log(e^(near/tau) / (e^(near/tau) + e^(far/tau))) is added for every row, labeled or not (eq. 3);
     nothing in its first round, when it has no last model. Server: FedAvg's.
     """
 

@@ -21,7 +21,7 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.scores import FAMILIES, Family, Measure
 
 SPLITS = ("validation/", "test/")
-WIRE = ("wire/down/bytes", "wire/up/bytes")
+COMMUNICATION = ("communication/download_bytes", "communication/upload_bytes")
 FREE = ("seed", "output", "task.root", "task.cache", "tracking.", "cluster.", "evaluation.save_state_every")
 """Params, or how they begin, in which the runs of one group may differ: none but the seed changes a result."""
 ROUNDS = {"last": "last", "best": "best", "last5": "mean5"}
@@ -172,7 +172,7 @@ def _values(records: Sequence[RoundRecord], family: Family) -> dict[str, float |
             f"{measure.value}_{end}": record.metrics.get(key) if record else None for end, record in best.items()
         }
         values[f"{measure.value}_last5"] = statistics.fmean(last5) if last5 and len(last5) == len(scored[-5:]) else None
-    moved = [record.metrics[key] for record in records for key in WIRE if key in record.metrics]
+    moved = [record.metrics[key] for record in records for key in COMMUNICATION if key in record.metrics]
     values["megabytes"] = sum(moved) / 1e6 if moved else None
     steps = [after.time - before.time for before, after in pairwise(records)]
     values["seconds"] = statistics.median(steps) if steps else None

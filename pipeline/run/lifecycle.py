@@ -29,7 +29,7 @@ from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, held, read_expe
 from anchorfl.pipeline.storage.run_record import LATE, Status, note_finished, read_records, write_late
 from anchorfl.pipeline.storage.saved_model import NO_MODEL, save_model
 from anchorfl.pipeline.tracking.jsonl import JsonLines
-from anchorfl.pipeline.tracking.mlflow_upload import store_uri
+from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter, send
 from anchorfl.pipeline.tracking.tracker import Tracker, Trackers
 from anchorfl.pipeline.training.run_spec import Setup

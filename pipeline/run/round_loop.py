@@ -200,7 +200,7 @@ class Loop:
     def _note(self, record: RoundRecord) -> None:
         """Record a round; not one that was recorded and is computed again on a new server, with the same bits."""
         if record.round > self._recorded:
-            record.metrics["fault/recovered"] = self.recovered - self._told
+            record.metrics["failures/server_restarts"] = self.recovered - self._told
             self.tracker.round(record)
             self._recorded, self._told = record.round, self.recovered
 
@@ -254,22 +254,22 @@ def _record(
     scoring: float,
 ) -> RoundRecord:
     metrics: dict[str, float] = {
-        "wire/down/bytes": outcome.bytes_down,
-        "wire/up/bytes": outcome.bytes_up,
-        "fault/failed": len(outcome.failed),
-        "fault/retried": len(outcome.retried),
-        **{f"fault/{kind}": count for kind, count in sorted(outcome.kinds.items())},
+        "communication/download_bytes": outcome.bytes_down,
+        "communication/upload_bytes": outcome.bytes_up,
+        "failures/dropped_clients": len(outcome.failed),
+        "failures/retries": len(outcome.retried),
+        **{f"failures/{kind}": count for kind, count in sorted(outcome.kinds.items())},
         **outcome.counts,
-        "sys/round_seconds": seconds,
-        "sys/client_seconds": outcome.busy_seconds,
-        "sys/score_seconds": scoring,
+        "time/round": seconds,
+        "time/clients": outcome.busy_seconds,
+        "time/evaluate": scoring,
         **system_metrics.machine(),
         **{f"system/{worker}_memory_megabytes": size for worker, size in outcome.memory.items()},
     }
     if outcome.answered:
         metrics["train/loss"] = outcome.loss
     if outcome.failed:  # where stand-ins came, not the selected ones without those that failed
-        metrics["fault/answered"] = len(outcome.answered)
+        metrics["clients/completed"] = len(outcome.answered)
     scored = record_of(round_, scores, class_names)
     return replace(scored, metrics=metrics | scored.metrics)
 

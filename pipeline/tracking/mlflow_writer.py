@@ -9,9 +9,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from anchorfl.pipeline.config.redaction import shown
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about
 from anchorfl.pipeline.tracking.mlflow_run_tree import Deliveries, parts_of
-from anchorfl.pipeline.tracking.mlflow_upload import Delivery, reason, shown, store_uri
+from anchorfl.pipeline.tracking.mlflow_store import reason, store_uri
+from anchorfl.pipeline.tracking.mlflow_upload import Delivery
 from anchorfl.tasks.errors import InputError
 
 LONGEST_PAUSE_S = 300.0

@@ -33,13 +33,13 @@ def name_vectors(e: Experiment, prepared: Prepared, say: Say) -> Tensor | None:
         return random_vectors(names, e.class_embeddings.width, seed)
     cache = Path(prepared.folder).parent
     if e.class_embeddings.init == "language_model":
-        model, prompts, normalise = (
+        model, prompts, normalize = (
             e.class_embeddings.encoder,
             e.class_embeddings.templates,
             e.class_embeddings.normalize,
         )
         return from_language_model(
-            names, model=model, prompts=prompts, normalise=normalise, pooling=e.class_embeddings.pooling, cache=cache,
+            names, model=model, prompts=prompts, normalize=normalize, pooling=e.class_embeddings.pooling, cache=cache,
             log=say,
         ).vectors_CD  # fmt: skip
     table, known = names_table(e, names)

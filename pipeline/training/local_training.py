@@ -149,7 +149,7 @@ def micro_batches(
     whole = len(index_B)
     if (options.skip_zero_rows or options.microbatch_tokens) and model.couples_rows:
         raise ValueError(
-            "this model normalises over the batch, so rows may not be left out or cut apart:"
+            "this model normalizes over the batch, so rows may not be left out or cut apart:"
             " set --optimizer.skip_zero_rows False --optimizer.microbatch_tokens 0"
         )
     if options.skip_zero_rows:

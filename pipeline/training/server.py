@@ -82,7 +82,7 @@ class Server:
         results = [ClientResult(self.cards[c], u) for c, u in zip(clients, updates, strict=True)]
         results, counts = self._sifted(results, sent.weights)
         self.state = self.method.aggregate(self.state, results, self._context(round_))
-        return counts | {"sys/merge_seconds": time.perf_counter() - began}
+        return counts | {"time/aggregate": time.perf_counter() - began}
 
     def _sifted(
         self, results: list[ClientResult[Any]], sent: Tensors
@@ -95,12 +95,12 @@ class Server:
                 replace(r, update=replace(r.update, weights=weights))
                 for r, (weights, _) in zip(results, short, strict=True)
             ]
-            counts["fault/clipped"] = float(sum(changed for _, changed in short))
+            counts["aggregation/clipped"] = float(sum(changed for _, changed in short))
         if self.aggregator.aggregation == "krum":
             chosen = krum(
                 [r.update.weights for r in results], self.aggregator.num_malicious, self.aggregator.num_selected
             )
-            counts["fault/unchosen"] = float(len(results) - len(chosen))
+            counts["aggregation/rejected_by_krum"] = float(len(results) - len(chosen))
             results = [results[i] for i in chosen]
         return results, counts
 

@@ -46,7 +46,7 @@ def kept_columns(table: Any) -> list[str]:
     return [name for name in ("row", "labels", "known") if name in table.column_names]
 
 
-def normalised(spec: InputSpec, options: TaskOptions) -> InputSpec:
+def normalized(spec: InputSpec, options: TaskOptions) -> InputSpec:
     """The description with the mean and deviation that ``options.normalize`` asks for.
 
     Raises InputError on words it does not know, numbers that do not fit the channels, or inputs that are not stored as
@@ -63,7 +63,7 @@ def normalised(spec: InputSpec, options: TaskOptions) -> InputSpec:
     channels = spec.shape[0]
     mean, std = (IMAGENET_MEAN, IMAGENET_STD) if asked == "imagenet" else _constants(asked, channels)
     if len(mean) != channels:
-        msg = f"task.normalize = {asked!r} is for colour images, and these have {channels} channel"
+        msg = f"task.normalize = {asked!r} is for color images, and these have {channels} channel"
         raise InputError(f"{msg}; give numbers, such as 0.5/0.5")
     return replace(spec, mean=mean, std=std)
 

@@ -114,7 +114,7 @@ class Prepared:
         return self._rows(client_file(client), self._rows_of(client), self._sparse)
 
     def split(self, name: Split, objective: Objective) -> ClientData:
-        """A split of the server, labelled as far as the raw data are."""
+        """A split of the server, labeled as far as the raw data are."""
         return self._rows(f"{name}.parquet", self.size(name), self._dense(objective))
 
     def sparse_split(self, name: Split) -> SparseRows:

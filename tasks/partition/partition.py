@@ -45,7 +45,7 @@ def make_plan(rows: Rows, task: Task, options: TaskOptions, seed: int, validatio
         return _held_from_clients(rows, task, options, seed)
     if validation is None:
         rng = generator(seed, "validation")
-        validation = _labelled(rows, task).held_out(options.validation, rng)
+        validation = _labeled(rows, task).held_out(options.validation, rng)
         if options.partition == "subjects" and rows.subject_N is not None:
             validation = _without_last_rows(rows, validation)
     rows = rows.take(np.flatnonzero(~np.isin(rows.row_N, validation)))
@@ -53,7 +53,7 @@ def make_plan(rows: Rows, task: Task, options: TaskOptions, seed: int, validatio
     return Plan(_clients(rows, task, options, seed), np.sort(validation), seed)
 
 
-def _labelled(rows: Rows, task: Task) -> Rows:
+def _labeled(rows: Rows, task: Task) -> Rows:
     """The rows that scores can be made of. Single-label: those with a class, but for pieces, which go by sequences."""
     if task.kind == "multi" or rows.whole_N is not None:
         return rows
@@ -151,7 +151,7 @@ def k_classes(rows: Rows, class_names: Sequence[str], options: TaskOptions, seed
         mend = (
             f"not in {TRIES_COVER} draws; raise [task] classes_per_client or clients, or try another seed"
             if options.require_all_classes
-            else "set [task] cover = true, raise classes_per_client, or try another seed"
+            else "set [task] require_all_classes = true, raise classes_per_client, or try another seed"
         )
         msg = f"{named(missing, class_names)} is identified by no client: {mend}"
         raise InputError(msg)

@@ -1,6 +1,6 @@
 """The task that a user's table makes: a Parquet or CSV file, and options that say what its columns are.
 
-Chosen by us: where no column holds the split, a fifth of the labelled rows, stratified by (rarest) class, is the test
+Chosen by us: where no column holds the split, a fifth of the labeled rows, stratified by (rarest) class, is the test
 split, drawn with a seed of its own, so that every run is tested on the same rows whatever its seed. Test and
 validation rows of a single-label table need a label; training rows do not.
 """
@@ -135,15 +135,15 @@ def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Any:
 @dataclass(frozen=True, slots=True)
 class Samples:
     """What a trained model is asked about. table: ``row``, ``labels``, ``known`` and the payload, of every row;
-    labelled: whether the file has any label.
+    labeled: whether the file has any label.
     """
 
     table: Any
-    labelled: bool
+    labeled: bool
 
 
 def samples_of(path: Path, spec: InputSpec, kind: Kind, class_names: tuple[str, ...]) -> Samples:
-    """The samples of a file with the columns that the model was trained on, labelled or not. InputError with file and
+    """The samples of a file with the columns that the model was trained on, labeled or not. InputError with file and
     row.
     """
     if spec.columns is None:
@@ -216,13 +216,13 @@ def _splits(column: Any, schema: Schema, found: Targets, faults: Faults) -> Any:
 
 
 def _drawn(table: Any, given_N: Bools, classes: int, path: Path) -> Any:
-    """The split column where the file has none: a fifth of the labelled rows is test."""
+    """The split column where the file has none: a fifth of the labeled rows is test."""
     index = np.flatnonzero(given_N)
     rarest = Labels.of_lists(table["labels"], classes).take(index).rarest()
     spare = len(index) - len(np.unique(rarest))
     if round(TEST_SHARE * len(index)) > spare or not spare:
         msg = (
-            f"{path}: {len(index)} labelled rows are too few to draw a test split from; give a column with"
+            f"{path}: {len(index)} labeled rows are too few to draw a test split from; give a column with"
             " --task.split_column"
         )
         raise InputError(msg)

@@ -82,7 +82,7 @@ def encoder(folder):
 
 
 def encode(folder, made):
-    from_language_model(("ash", "elm"), model=str(folder / "bert"), prompts=("a {name}",), normalise=True,
+    from_language_model(("ash", "elm"), model=str(folder / "bert"), prompts=("a {name}",), normalize=True,
                         pooling="auto", cache=None, log=quiet)  # fmt: skip
 
 

@@ -39,14 +39,14 @@ def by_hand(folder, text):
         return network(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0).numpy()
 
 
-@pytest.mark.parametrize("normalise", [True, False])
-def test_a_row_is_the_mean_over_prompts_of_mean_states(folder, normalise):
-    got = from_language_model(NAMES, model=str(folder), prompts=PROMPTS, normalise=normalise, cache=None)
+@pytest.mark.parametrize("normalize", [True, False])
+def test_a_row_is_the_mean_over_prompts_of_mean_states(folder, normalize):
+    got = from_language_model(NAMES, model=str(folder), prompts=PROMPTS, normalize=normalize, cache=None)
     assert got.without_edge == ()
     assert got.vectors_CD.dtype == torch.float32
     for name, row in zip(("lying down", "sitting", "of"), got.vectors_CD.numpy(), strict=True):
         each = [by_hand(folder, text) for text in (name, f"a photo of {name}.")]
-        each = [v / np.linalg.norm(v) for v in each] if normalise else each
+        each = [v / np.linalg.norm(v) for v in each] if normalize else each
         np.testing.assert_allclose(row, np.mean(each, 0), rtol=0, atol=2e-6)
     assert torch.pdist(got.vectors_CD).min() > 1e-3
 
@@ -77,9 +77,9 @@ def test_second_start_loads_no_model(folder, tmp_path, monkeypatch):
     assert heard == []
     digests = {first.digest}
     for case in (
-        {"class_names": NAMES[:2]}, {"prompts": PROMPTS}, {"normalise": False}, {"model": "another/hub-name@v1"},
+        {"class_names": NAMES[:2]}, {"prompts": PROMPTS}, {"normalize": False}, {"model": "another/hub-name@v1"},
     ):  # fmt: skip
-        asked = {"class_names": NAMES, "model": str(folder), "prompts": ("{name}",), "normalise": True} | case
+        asked = {"class_names": NAMES, "model": str(folder), "prompts": ("{name}",), "normalize": True} | case
         digests.add(language._digest(**asked))
     os.utime(folder / "config.json", ns=(1, 1))
     digests.add(language._digest(NAMES, str(folder), ("{name}",), True))

@@ -35,8 +35,8 @@ WORDS, LENGTH, KEYS = 15, 12, "encoder.layer.qkv.bias"
 PLAIN = OptimizerOptions(batch_size=8, skip_zero_rows=False, microbatch_tokens=0)
 SAVINGS = [
     replace(PLAIN, skip_zero_rows=True),
-    replace(PLAIN, micro_tokens=20),
-    replace(PLAIN, skip_zero_rows=True, micro_tokens=20),
+    replace(PLAIN, microbatch_tokens=20),
+    replace(PLAIN, skip_zero_rows=True, microbatch_tokens=20),
 ]
 
 
@@ -167,7 +167,7 @@ def fitted(method, kind="single", *, memory=None, state=None, options=PLAIN, epo
 
 
 def texts(who=0, rows=60):
-    """Ragged rows of tokens, four of five unlabelled, so that some mini-batches of 8 have no labelled row."""
+    """Ragged rows of tokens, four of five unlabeled, so that some mini-batches of 8 have no labeled row."""
     rng = np.random.default_rng(who)
     length = torch.from_numpy(rng.integers(1, LENGTH + 1, size=rows))
     x = torch.from_numpy(rng.integers(1, WORDS, size=(rows, LENGTH)).astype(np.int32))

@@ -40,7 +40,7 @@ def contents(place: str) -> dict[str, bytes]:
 def rows(folder: Path) -> list[dict]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
-        {k: v for k, v in line["metrics"].items() if not k.startswith(("sys/", "system/"))} | {"round": line["round"]}
+        {k: v for k, v in line["metrics"].items() if not k.startswith(("time/", "system/"))} | {"round": line["round"]}
         for line in lines
     ]
 

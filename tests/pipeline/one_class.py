@@ -136,7 +136,9 @@ def at_once(method, data, rounds=3, *, options=SGD, piece=1000, chosen=range(C),
     answered_C[chosen] = True
     for round_ in range(1, rounds + 1):
         o = in_round(options, round_)
-        step = Step(pooling, weight_C / weight_C.sum(), rows_C, o.lr, o.weight_decay, pooling.row_lr(round_), piece)
+        step = Step(
+            pooling, weight_C / weight_C.sum(), rows_C, o.lr, o.weight_decay, pooling.class_embedding_lr(round_), piece
+        )
         weights, loss_C = pooled_step(model, state.weights, data, step)
         state = pooling.gather(state, weights, answered_C, server(model, cards, round_=round_))
         out.append((state, float(loss_C[chosen].mean())))

@@ -20,8 +20,8 @@ SINGLE = Objective("single")
 PLAIN = OptimizerOptions(batch_size=8, skip_zero_rows=False, microbatch_tokens=0)
 SAVINGS = {
     "rows": replace(PLAIN, skip_zero_rows=True),
-    "pieces": replace(PLAIN, micro_tokens=20),
-    "both": replace(PLAIN, skip_zero_rows=True, micro_tokens=20),
+    "pieces": replace(PLAIN, microbatch_tokens=20),
+    "both": replace(PLAIN, skip_zero_rows=True, microbatch_tokens=20),
 }
 METHODS = {
     "fedavg": FedAvg(),
@@ -30,13 +30,13 @@ METHODS = {
 }
 
 
-def client(seed=0, rows=60, labelled=0.2):
-    """Ragged token rows, most of them unlabelled: about one mini-batch of 8 in six has no labelled row at all."""
+def client(seed=0, rows=60, labeled=0.2):
+    """Ragged token rows, most of them unlabeled: about one mini-batch of 8 in six has no labeled row at all."""
     rng = np.random.default_rng(seed)
     length = torch.from_numpy(rng.integers(1, LENGTH + 1, size=rows))
     x = torch.from_numpy(rng.integers(1, WORDS, size=(rows, LENGTH)).astype(np.int32))
     x[torch.arange(LENGTH) >= length[:, None]] = 0
-    given = torch.from_numpy(rng.random(rows) < labelled).float()[:, None]
+    given = torch.from_numpy(rng.random(rows) < labeled).float()[:, None]
     y = torch.eye(C)[torch.from_numpy(rng.integers(2, size=rows))] * given
     known = given.expand(rows, C).clone()
     aware = torch.tensor([True, True, False, False])
@@ -58,7 +58,7 @@ def state_of(method, model):
 
 
 def images(n=6, fill=None):
-    """Rows without a length, all labelled."""
+    """Rows without a length, all labeled."""
     x = torch.randn(n, 3, generator=torch.Generator().manual_seed(1)) if fill is None else torch.full((n, 3), fill)
     y = torch.eye(2)[torch.arange(n) % 2]
     card = Card(3, n, y.sum(0).long(), torch.ones(2).bool())

@@ -118,8 +118,8 @@ def test_messages_harmed_or_lost_between_client_and_server(experiment, tmp_path,
     assert harms == [harm]
     assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
     records = read_records(tmp_path / "ray")[0]
-    assert sum(r.metrics.get("fault/rejected", 0) for r in records) == (harm is not dropped)
-    assert sum(r.metrics["fault/recovered"] for r in records) == (harm is dropped)
+    assert sum(r.metrics.get("failures/rejected", 0) for r in records) == (harm is not dropped)
+    assert sum(r.metrics["failures/server_restarts"] for r in records) == (harm is dropped)
 
 
 @pytest.mark.usefixtures("ray_running")

@@ -84,7 +84,7 @@ def test_serial_and_ray_give_one_checksum_with_letters(experiment, tmp_path, met
     classifier once and the generator whenever it was trained (FedBM, also against BatchNorm's statistics of the mean);
     bytes are counted alike.
     """
-    whole = {"skip_zero_rows": False, "micro_tokens": 0} if norm else {}  # BatchNorm needs a mini-batch at once
+    whole = {"skip_zero_rows": False, "microbatch_tokens": 0} if norm else {}  # BatchNorm needs a mini-batch at once
     e = experiment(
         method, task, options=options, federation={"rounds": 3, "clients_per_round": 3, "epochs": 2},
         optimizer={"name": "sgd", "lr": 0.1, "batch_size": 8 if task == "toy-multi" else 128, **whole},
@@ -95,7 +95,10 @@ def test_serial_and_ray_give_one_checksum_with_letters(experiment, tmp_path, met
     got = run(on_ray(e, clients_per_actor=3), tmp_path / "ray", quiet)
     assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
     wire = [
-        [(r.metrics["wire/down/bytes"], r.metrics["wire/up/bytes"]) for r in read_records(tmp_path / where)[0]]
+        [
+            (r.metrics["communication/download_bytes"], r.metrics["communication/upload_bytes"])
+            for r in read_records(tmp_path / where)[0]
+        ]
         for where in ("serial", "ray")
     ]
     assert wire[0] == wire[1]

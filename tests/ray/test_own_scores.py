@@ -40,7 +40,7 @@ def on_ray(e, **cluster):
 def figures(folder):
     """Scores, losses and bytes of every round, and the scores of every class."""
     rows = read_records(folder)[0]
-    return [({k: v for k, v in r.metrics.items() if not k.startswith("sys")}, r.per_class) for r in rows]
+    return [({k: v for k, v in r.metrics.items() if not k.startswith(("system", "time"))}, r.per_class) for r in rows]
 
 
 @pytest.mark.parametrize(

@@ -245,8 +245,8 @@ def _record(folder: Path, seeds: Sequence[int], round_: int, work: Work) -> dict
 
 def _training(record: RoundRecord, slots: int) -> float:
     """Seconds in which clients trained, over the slots that they shared, models were scored or the server merged."""
-    alone = record.metrics["sys/score_seconds"] + record.metrics.get("sys/merge_seconds", 0.0)  # round 0 merges nothing
-    return record.metrics["sys/client_seconds"] / slots + alone
+    alone = record.metrics["time/evaluate"] + record.metrics.get("time/aggregate", 0.0)  # round 0 merges nothing
+    return record.metrics["time/clients"] / slots + alone
 
 
 def _log(line: str) -> None:

@@ -18,7 +18,7 @@ from anchorfl.pipeline.run.provenance import check_same_data, run_info
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about, read_records
 from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.pipeline.tracking.mlflow_run_tree import Deliveries
-from anchorfl.pipeline.tracking.mlflow_upload import store_uri
+from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
 from anchorfl.pipeline.training.run_spec import Setup
 from anchorfl.tuning.search.backup import move_aside

@@ -195,15 +195,15 @@ def test_a_clip_changes_no_argument():
 def test_the_mean_is_the_very_function_of_before():
     """So nothing changes for runs that ask for nothing else; Krum takes the mean of those that it chose."""
     assert Aggregator().average is mean_of
-    assert Aggregator(merge="krum", clip=1.0).average is mean_of
+    assert Aggregator(aggregation="krum", clip_norm=1.0).average is mean_of
     assert Aggregator().uses == ()
 
 
 def test_median_and_trimmed_mean_take_no_notice_of_weights():
     values = answers(2, 5)
     for rule, want in (
-        (Aggregator(merge="median"), median_of(values)),
-        (Aggregator(merge="trimmed_mean", trim=0.3), trimmed_mean_of(values, 0.3)),
+        (Aggregator(aggregation="median"), median_of(values)),
+        (Aggregator(aggregation="trimmed_mean", trim_fraction=0.3), trimmed_mean_of(values, 0.3)),
     ):
         got = rule.average(values, [1000, 1, 1, 0, 1])
         assert all(torch.equal(got[name], want[name]) for name in want)
@@ -213,13 +213,13 @@ def test_median_and_trimmed_mean_take_no_notice_of_weights():
     ("rule", "least"),
     [
         (Aggregator(), 0),
-        (Aggregator(clip=1.0), 0),
-        (Aggregator(merge="median"), 3),
-        (Aggregator(merge="trimmed_mean", trim=0.2), 5),
-        (Aggregator(merge="trimmed_mean", trim=0.1), 10),
-        (Aggregator(merge="krum"), 5),
-        (Aggregator(merge="krum", faulty=3), 9),
-        (Aggregator(merge="krum", faulty=1, keep=4), 7),
+        (Aggregator(clip_norm=1.0), 0),
+        (Aggregator(aggregation="median"), 3),
+        (Aggregator(aggregation="trimmed_mean", trim_fraction=0.2), 5),
+        (Aggregator(aggregation="trimmed_mean", trim_fraction=0.1), 10),
+        (Aggregator(aggregation="krum"), 5),
+        (Aggregator(aggregation="krum", num_malicious=3), 9),
+        (Aggregator(aggregation="krum", num_malicious=1, num_selected=4), 7),
     ],
 )
 def test_how_many_answers_a_merge_needs(rule, least):

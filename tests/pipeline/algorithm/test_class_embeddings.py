@@ -30,7 +30,7 @@ FEDALC, FEDAWS = METHODS["fedalc"], METHODS["fedaws"]
 
 def test_a_client_takes_one_step_on_theta_and_its_row():
     """Eq. 14 by finite differences in NumPy: theta - eta dR/dtheta, and the row likewise, back at length 1."""
-    method, data = METHODS["fedavg-positive"](row_lr=0.3), rows()
+    method, data = METHODS["fedavg-positive"](class_embedding_lr=0.3), rows()
     model = network()
     state, cards = begun(method, model, data)
     card, held = clients(data)[1]
@@ -87,7 +87,7 @@ def test_equal_correlations_are_fedaws_bit_for_bit(form):
 def test_flag_with_uniform_labels_is_fedavg_and_with_occurrences_weighs_by_rows():
     for labels, weighting in (("uniform", "uniform"), ("occurrence", "samples")):
         got = explicit(METHODS["flag"](label_weights=labels), rows())
-        want = explicit(METHODS["fedavg-positive"](row_lr=0.0, weighting=weighting), rows())
+        want = explicit(METHODS["fedavg-positive"](class_embedding_lr=0.0, weighting=weighting), rows())
         assert [messages.checksum(s.weights) for s, _ in got] == [messages.checksum(s.weights) for s, _ in want]
 
 
@@ -96,7 +96,7 @@ def test_fedmlh_with_one_part_and_a_bucket_each_is_fixed_rows():
     method = METHODS["fedmlh"](parts=1, buckets=1000)
     assert len({method.bucket(0, c) for c in range(C)}) == C
     state, _ = begun(method, network(), rows())
-    fixed = METHODS["fedavg-positive"](row_lr=0.0)
+    fixed = METHODS["fedavg-positive"](class_embedding_lr=0.0)
     model = network()
     with torch.no_grad():
         model.get_parameter(ROWS).copy_(state.weights[ROWS])
@@ -116,8 +116,11 @@ def test_fedmlh_gives_classes_of_a_bucket_the_same_part():
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 def test_a_server_adam_step_is_adams(decay):
     """Two steps of Adam in NumPy on theta - mean of theta, the second with a rate that has decayed."""
-    method, data = METHODS["fedavg-positive"](server="adam", server_lr=0.02, server_decay=decay, row_lr=0.0), rows()
-    plain = METHODS["fedavg-positive"](row_lr=0.0)
+    method, data = (
+        METHODS["fedavg-positive"](server="adam", server_lr=0.02, server_lr_decay=decay, class_embedding_lr=0.0),
+        rows(),
+    )
+    plain = METHODS["fedavg-positive"](class_embedding_lr=0.0)
     m = v = 0.0
     model = network()
     state, cards = begun(method, model, data)
@@ -135,9 +138,10 @@ def test_a_server_adam_step_is_adams(decay):
 
 
 def test_rows_come_to_rest_with_their_rates():
-    """A step on a row and the regulariser's in round 4 at a decay of 0.5 are those of an eighth of the rates."""
+    """A step on a row and the regularizer's in round 4 at a decay of 0.5 are those of an eighth of the rates."""
     data, options = rows(), {"lambda_": 300.0, "neighbours": 2}
-    slow, eighth = FEDAWS(row_lr=0.4, row_decay=0.5, **options), FEDAWS(row_lr=0.05, **options | {"lambda_": 37.5})
+    slow, eighth = (FEDAWS(class_embedding_lr=0.4, class_embedding_lr_decay=0.5, **options),)
+    FEDAWS(class_embedding_lr=0.05, **options | {"lambda_": 37.5})
     model = network()
     state, cards = begun(slow, model, data)
     card, held = clients(data)[1]
@@ -151,7 +155,7 @@ def test_rows_come_to_rest_with_their_rates():
 
 
 @pytest.mark.parametrize("decay", [0.0, 1.5])
-@pytest.mark.parametrize("name", ["server_decay", "row_decay"])
+@pytest.mark.parametrize("name", ["server_lr_decay", "class_embedding_lr_decay"])
 def test_a_decay_out_of_range_is_refused(name, decay):
     with pytest.raises(ValueError, match=rf"method\.{name} = .*: must be in \(0, 1\]"):
         METHODS["fedalc"](**{name: decay})
@@ -213,13 +217,13 @@ def test_what_clients_tell_is_a_digest_per_row():
         ("fedalc", {"neighbours": 0}, "neighbours must be at least 1"),
         ("fedaws", {"nu": 3.0}, r"nu in \(0, 2\]"),
         ("fedaws", {"margin": 0.0}, "margin = 0.0: must be in"),
-        ("fedaws", {"row_lr": -0.1}, "row_lr must be at least 0"),
+        ("fedaws", {"class_embedding_lr": -0.1}, "class_embedding_lr must be at least 0"),
         ("fedalc", {"dp_noise": -1.0}, "noise = -1.0"),
-        ("fedalc-fixed", {"row_lr": 0.1}, "does not move rows"),
+        ("fedalc-fixed", {"class_embedding_lr": 0.1}, "does not move rows"),
         ("fedalc-fixed", {"attract": -1.0}, "attract and repel"),
         ("fedalc-fixed", {"rate": 0.0}, "rate above 0"),
         ("fedmlh", {"buckets": 0}, "parts and buckets"),
-        ("fedmlh", {"row_lr": 0.1}, "does not move rows"),
+        ("fedmlh", {"class_embedding_lr": 0.1}, "does not move rows"),
     ],
 )
 def test_bad_options_are_named(name, options, words):

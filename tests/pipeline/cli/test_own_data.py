@@ -66,7 +66,7 @@ def test_check_run_and_predict_a_csv(here, capsys):
     options = ["--labels", "kind", "--inputs", "height,girth", "--client", "site", "--split", "part"]
     assert main(["data", "check", "trees.csv", *options]) == 0
     shown = capsys.readouterr().out
-    assert "15 rows without any label: they stay, unlabelled" in shown
+    assert "15 rows without any label: they stay, unlabeled" in shown
     command = shown.strip().splitlines()[-1].removeprefix("next: anchorfl ").split()
     assert command[:3] == ["run", "--task.file", "trees.csv"]
     assert command[-2:] == ["--federation.clients_per_round", "4"]

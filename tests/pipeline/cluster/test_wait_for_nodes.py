@@ -32,7 +32,7 @@ def test_waits_until_everything_is_there(asked):
 
 def test_says_what_did_not_come_and_takes_the_request_back(asked):
     with pytest.raises(InputError, match=r"did not get 4 CPUs \(has 0\) and 1 GPUs \(has 0\) within 0 minutes"):
-        gather(dataclasses.replace(OPTIONS, gather_minutes=0.0), pause_s=0.0)
+        gather(dataclasses.replace(OPTIONS, wait_minutes=0.0), pause_s=0.0)
     assert asked[-1] == []
 
 
@@ -42,7 +42,7 @@ def test_nothing_is_asked_for_without_the_option(asked):
 
 
 def test_the_options_are_checked():
-    with pytest.raises(ValueError, match=r"gather_cpus and gather_gpus need a running cluster"):
+    with pytest.raises(ValueError, match=r"wait_for_cpus and wait_for_gpus need a running cluster"):
         ClusterOptions(wait_for_gpus=1)
     with pytest.raises(ValueError, match=r"cluster.wait_minutes = -1"):
         ClusterOptions(wait_minutes=-1)

@@ -31,14 +31,14 @@ from tests.pipeline.one_class import SGD, at_once, explicit, gap, network, rows
 METHOD_OPTIONS = {
     "fedalc": [
         {"form": "neg_d2", "lambda_": 300.0, "neighbours": 2},
-        {"form": "neg_d2", "lambda_": 300.0, "neighbours": 2, "row_decay": 0.7},
+        {"form": "neg_d2", "lambda_": 300.0, "neighbours": 2, "class_embedding_lr_decay": 0.7},
         {"form": "hinge_adaptive", "lambda_": 3000.0, "neighbours": 2, "weights": "gamma"},
         {"form": "hinge_const", "lambda_": 3000.0, "weights": "sigma", "dp_noise": 0.5, "dp_clip": 0.1},
     ],
     "fedaws": [{"lambda_": 300.0, "neighbours": 2}],
-    "fedavg-positive": [{}, {"row_lr": 0.0}, {"row_decay": 0.5}],
+    "fedavg-positive": [{}, {"class_embedding_lr": 0.0}, {"class_embedding_lr_decay": 0.5}],
     "fedalc-fixed": [{"steps": 20}],
-    "flag": [{}, {"row_lr": 0.3, "label_weights": "uniform"}],
+    "flag": [{}, {"class_embedding_lr": 0.3, "label_weights": "uniform"}],
     "fedmlh": [{"parts": 2, "buckets": 3}],
 }
 CASES = [(name, options) for name, several in METHOD_OPTIONS.items() for options in several]
@@ -78,7 +78,7 @@ def test_a_rate_per_row_is_what_makes_it_equal():
     """Without the division by p_i the rows would learn C times slower."""
     method, data = METHODS["fedavg-positive"](), rows()
     want = explicit(method, data, 1)
-    slow = at_once(METHODS["fedavg-positive"](row_lr=0.1 / 4), data, 1)
+    slow = at_once(METHODS["fedavg-positive"](class_embedding_lr=0.1 / 4), data, 1)
     assert gap(slow, want) > 1e-3
 
 
@@ -95,7 +95,7 @@ def test_what_breaks_the_equality(why):
     else:
         model = network()
         model.encoder[1] = nn.BatchNorm1d(6).double()
-        options = replace(SGD, skip_zero_rows=False, micro_tokens=0)
+        options = replace(SGD, skip_zero_rows=False, microbatch_tokens=0)
     got = explicit(method, data, 1, options=options, epochs=epochs, model=model)
     assert gap(at_once(method, data, 1, model=model), got) > 1e-3
 

@@ -247,7 +247,7 @@ def test_savings_with_batch_norm_are_refused_before_anything_starts(options):
     given = ["--model.network", "resnet18", "--model.norm", "batch", *options]
     with pytest.raises(InputError) as caught:
         override(read_preset("digits/fedavg"), given)
-    assert str(caught.value) == f"model.norm = 'batch' normalises over the batch, {SAVINGS}"
+    assert str(caught.value) == f"model.norm = 'batch' normalizes over the batch, {SAVINGS}"
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def client(kind="single", seed=0, rows=40):
 
 
 def started(method, kind="single", vectors=D, score=None):
-    """The client half on a fresh model, and one mini-batch of labelled rows in two pieces."""
+    """The client half on a fresh model, and one mini-batch of labeled rows in two pieces."""
     model = network(vectors=vectors).train()
     card, data = client(kind)
     state = AlignState(weights_of(model), torch.zeros(0) if score is None else score)
@@ -172,10 +172,10 @@ def test_merge_equals_numpy(aggregate, skip, seed):
         results.append(ClientResult(card, AlignUpdate({k: torch.from_numpy(v) for k, v in sent[m].items()}, told_C)))
     state = AlignState({k: torch.from_numpy(v) for k, v in before.items()}, torch.full((C,), 0.5))
     frozen = messages.checksum(state)
-    merged = FedAlign(aggregate_pseudo=aggregate, skip_unlabelled_clients=skip).aggregate(state, results, server())
+    merged = FedAlign(aggregate_pseudo=aggregate, skip_unlabeled_clients=skip).aggregate(state, results, server())
 
-    labelled = [m for m in range(count) if counts[m].any()]
-    counted = labelled if skip and labelled else range(count)
+    labeled = [m for m in range(count) if counts[m].any()]
+    counted = labeled if skip and labeled else range(count)
     for name in ("encoder.w", "head.project.weight"):
         want = np.mean([sent[m][name].astype(np.float64) for m in counted], axis=0)
         assert np.allclose(merged.weights[name], want, rtol=1e-6, atol=1e-8)
@@ -196,7 +196,7 @@ def test_merge_equals_numpy(aggregate, skip, seed):
 
 
 def test_without_alignment_and_alternation_it_is_fedavg_on_the_same_network():
-    """One joint Adam step: two optimisers over disjoint weights, at one rate, are one optimiser over all."""
+    """One joint Adam step: two optimizers over disjoint weights, at one rate, are one optimizer over all."""
     method = FedAlign(alignment=False, alternating=False, data_lr=0.002, label_lr=0.002)
     model = network()
     card, data = client()
@@ -210,7 +210,7 @@ def test_without_alignment_and_alternation_it_is_fedavg_on_the_same_network():
 
 @pytest.mark.parametrize("alternating", [True, False])
 def test_alpha_zero_is_no_alignment_bit_for_bit(alternating):
-    """Single-label: every pseudo-labelled entry has weight 0, and no other weight changes."""
+    """Single-label: every pseudo-labeled entry has weight 0, and no other weight changes."""
     method = FedAlign(q1=70.0, alternating=alternating)
     zero, off, on = (run(replace(method, **o)) for o in ({"alpha": 0.0}, {"alignment": False}, {}))
     assert messages.checksum(zero.update.weights) == messages.checksum(off.update.weights)

@@ -111,10 +111,10 @@ def test_before_the_generators_first_training_it_is_lkcc_alone():
     assert same == [True, True, False]
 
 
-def test_generated_images_join_mini_batches_without_a_labelled_row():
+def test_generated_images_join_mini_batches_without_a_labeled_row():
     """So leaving rows without a loss out changes nothing, in this method as in others."""
 
-    def half_labelled(options):
+    def half_labeled(options):
         card, data = client(0)
         data = replace(data, weight_NC=data.weight_NC * (torch.arange(ROWS) < 3)[:, None])
         model = network(FedBM(**QUICK))
@@ -127,8 +127,8 @@ def test_generated_images_join_mini_batches_without_a_labelled_row():
                    method.client_message(state, card)).update.weights  # fmt: skip
 
     got, want = (
-        half_labelled(replace(SGD, batch_size=2, skip_zero_rows=True)),
-        half_labelled(replace(SGD, batch_size=2)),
+        half_labeled(replace(SGD, batch_size=2, skip_zero_rows=True)),
+        half_labeled(replace(SGD, batch_size=2)),
     )
     assert messages.checksum(got) == messages.checksum(want)
 
@@ -309,7 +309,7 @@ def test_bad_options(options, words):
 def test_what_the_generator_cannot_do_is_refused():
     method = FedBM()
     ctx = server(network(method), [client(0)[0]])
-    with pytest.raises(InputError, match=r"method\.lambda_dis compares with BatchNorm's running statistics"):
+    with pytest.raises(InputError, match=r"method\.lambda_bda_dis compares with BatchNorm's running statistics"):
         method.begin(ctx)
     tokens = replace(ctx, spec=InputSpec("tokens", (9,)))
     with pytest.raises(InputError, match=r"makes images, the input is of kind 'tokens': set method\.cgde to False"):

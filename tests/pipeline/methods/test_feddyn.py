@@ -89,7 +89,7 @@ def test_loss_and_gradient_equal_numpy(kind):
     assert loss == pytest.approx(whole(at), abs=1e-12)
     assert_close(got, slope(whole, at), 1e-8)
     want = {name: 0.7 * (at[name] - sent[name]) - g[name] for name in at}
-    assert_close(gradient(local, [])[1], want, 1e-14)  # a mini-batch without a labelled row as well
+    assert_close(gradient(local, [])[1], want, 1e-14)  # a mini-batch without a labeled row as well
 
 
 # -------------------------------------------------------------------------------------------------- quadratics

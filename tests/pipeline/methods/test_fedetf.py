@@ -73,7 +73,7 @@ def test_loss_and_gradient_equal_numpy(gamma):
     assert all(np.isfinite(value).all() for value in got.values())
 
 
-def test_a_client_without_a_labelled_row_shifts_nothing():
+def test_a_client_without_a_labeled_row_shifts_nothing():
     local, _ = compared.started(FedETF(), model=framed())
     card = replace(local.ctx.card, count_C=torch.zeros(C, dtype=torch.int64))
     assert torch.equal(FedETF().trainer(replace(local.ctx, card=card)).prior_C, torch.zeros(C, dtype=torch.float64))

@@ -90,7 +90,7 @@ def test_loss_and_gradient_equal_numpy():
 
 
 def test_local_training_leaves_the_prototypes_and_sends_where_the_classes_lie():
-    """By the trained encoder; momentum and decay reach no prototype. Unlabelled rows count nowhere."""
+    """By the trained encoder; momentum and decay reach no prototype. Unlabeled rows count nowhere."""
     options = replace(compared.PLAIN, name="sgd", lr=0.1, momentum=0.9, weight_decay=0.1)
     model = prototyped()
     state = FedNH().begin(compared.server(model, []))
@@ -156,7 +156,7 @@ def test_everything_else_is_fedavgs_mean(weighting):
         assert np.allclose(got[name].numpy(), want, rtol=0, atol=1e-13)
 
 
-def test_where_nobody_has_a_labelled_row_all_prototypes_stay():
+def test_where_nobody_has_a_labeled_row_all_prototypes_stay():
     results = reports_of([[0, 0, 0, 0], [0, 0, 0, 0]])
     ctx = compared.server(prototyped(), [r.card for r in results])
     state = FedNH().begin(ctx)
@@ -172,7 +172,7 @@ def test_the_first_scale_is_an_option(experiment):
 
 
 def test_the_exact_tensors_on_the_wire():
-    """Body, scale and C x D prototypes, both ways; nothing else is remembered than the optimiser's moments."""
+    """Body, scale and C x D prototypes, both ways; nothing else is remembered than the optimizer's moments."""
     wire = {f"weights/{name}": shape for name, shape in SHAPES.items()}
     state = FedNH().begin(compared.server(prototyped(), []))
     assert compared.shapes(state) == wire

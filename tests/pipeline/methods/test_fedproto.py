@@ -1,9 +1,9 @@
 """FedProto: its limits, rounds against NumPy, the nearest prototype, what a client keeps and what it sends.
 
 Oracle, from the paper (Tan et al., AAAI 2022) in the form of the authors' code: with z the representation of a row and
-p_y the prototype of its class, the loss of a mini-batch is its cross-entropy + lam * sum (z - p_y)^2 / (rows * D), over
-the rows whose class has a prototype; then the client sends the mean of z over its rows of each class, by the network as
-it ends. Server: p_c is the plain mean over the participants that have class c; without any it stays.
+p_y the prototype of its class, the loss of a mini-batch is its cross-entropy + lambda_ * sum (z - p_y)^2 / (rows * D),
+over the rows whose class has a prototype; then the client sends the mean of z over its rows of each class, by the
+network as it ends. Server: p_c is the plain mean over the participants that have class c; without any it stays.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def started(method, state, weights=None):
 
 
 def distance(w, data, prototypes, held):
-    """The second term without lam, row by row."""
+    """The second term without lambda_, row by row."""
     total, z_ND = 0.0, encode(w, data.x.numpy())
     for n in range(N):
         c = int(data.y_NC[n].argmax())
@@ -272,5 +272,5 @@ def test_the_savings_change_nothing(double):
 
 
 def test_bad_options_are_refused():
-    with pytest.raises(ValueError, match=r"\Amethod\.lam = -1\.0: must be at least 0\Z"):
+    with pytest.raises(ValueError, match=r"\Amethod\.lambda_ = -1\.0: must be at least 0\Z"):
         FedProto(lambda_=-1.0)

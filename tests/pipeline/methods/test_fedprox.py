@@ -48,7 +48,7 @@ def test_loss_and_gradient_equal_numpy(kind):
     loss, got = gradient(local, micro_batches)
     assert loss == pytest.approx(h(at), abs=1e-12)
     assert_close(got, slope(h, at), 1e-8)
-    _, alone = gradient(local, [])  # a mini-batch without a labelled row is pulled as well
+    _, alone = gradient(local, [])  # a mini-batch without a labeled row is pulled as well
     assert_close(alone, {name: 0.7 * (at[name] - sent[name]) for name in at}, 1e-14)
 
 

@@ -1,8 +1,8 @@
-"""FedRep: its limits, three rounds against NumPy under several optimisers, what moves when, and what it sends.
+"""FedRep: its limits, three rounds against NumPy under several optimizers, what moves when, and what it sends.
 
 Oracle, from the paper (Collins et al., ICML 2021, Algorithm 1): a selected client gets the body phi, keeps its own head
 h, takes steps of h along dF/dh at phi, then steps of phi along dF/dphi at the new h, and sends phi. The server's phi is
-the mean of what was sent. An optimiser sees one of the two: momentum and weight decay of the one that rests are none.
+the mean of what was sent. An optimizer sees one of the two: momentum and weight decay of the one that rests are none.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def test_without_head_epochs_it_is_fedavg_of_the_body_bit_for_bit(experiment, ta
 
 
 class Rule:
-    """An optimiser of the library over some arrays, in NumPy, by its documented rules."""
+    """An optimizer of the library over some arrays, in NumPy, by its documented rules."""
 
     def __init__(self, options, names):
         self.o, self.names, self.k = options, names, 0

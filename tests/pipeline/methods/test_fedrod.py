@@ -120,7 +120,7 @@ def test_the_personal_head_goes_by_plain_sgd_whatever_the_body_goes_by():
     assert_close({name: decayed.memory[name].numpy() for name in OWN}, {n: s / 4 for n, s in step.items()}, 1e-8)
 
 
-def test_a_mini_batch_without_a_labelled_row_leaves_the_personal_head():
+def test_a_mini_batch_without_a_labeled_row_leaves_the_personal_head():
     local, micro_batches = compared.started(FedROD(), memory=some_head())
     local.step(micro_batches)
     before = {name: value.detach().clone() for name, value in local.own.items()}

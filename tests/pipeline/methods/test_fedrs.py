@@ -100,7 +100,7 @@ def test_the_exact_tensors_on_the_wire():
     assert list(compared.shapes(state).items()) == list(wire.items())
     got = compared.fitted(FedRS())
     assert list(compared.shapes(got.update).items()) == list(wire.items())
-    assert {key.split(".")[0] for key in got.memory} == {"all"}  # the optimiser's moments and nothing else
+    assert {key.split(".")[0] for key in got.memory} == {"all"}  # the optimizer's moments and nothing else
 
 
 @pytest.mark.parametrize("scaling", ["binary", "continuous"])

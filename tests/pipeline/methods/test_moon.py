@@ -66,7 +66,7 @@ def test_the_first_round_is_fedavg_and_the_second_is_not(experiment, task):
 
 @pytest.mark.parametrize("kind", ["single", "multi"])
 def test_loss_and_gradient_equal_numpy(kind):
-    """At weights that are neither the server's nor the last ones; labelled and unlabelled rows all count."""
+    """At weights that are neither the server's nor the last ones; labeled and unlabeled rows all count."""
     memory, last = remembered()
     local, micro_batches = compared.started(Moon(mu=0.8, tau=0.3), kind, memory=memory)
     data, x = local.ctx.data, local.ctx.data.x.numpy()
@@ -186,7 +186,7 @@ def test_the_exact_tensors_on_the_wire():
 
 
 def test_the_savings_change_no_update():
-    """Two rounds: the second one contrasts, on labelled and unlabelled rows."""
+    """Two rounds: the second one contrasts, on labeled and unlabeled rows."""
     compared.assert_savings_agree(Moon(mu=1.0))
 
 

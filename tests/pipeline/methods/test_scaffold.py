@@ -1,4 +1,4 @@
-"""SCAFFOLD: its first round, two rounds against NumPy under several optimisers, its invariant, and what it sends.
+"""SCAFFOLD: its first round, two rounds against NumPy under several optimizers, its invariant, and what it sends.
 
 Oracle, from the paper (Karimireddy et al., ICML 2020, Algorithm 1). Client i, from the server's x with control variates
 c and c_i (zeros at first), takes K steps along g(y) - c_i + c. Then, option II,
@@ -119,7 +119,7 @@ def test_plain_sgd_option_two_is_the_mean_raw_gradient():
 
 
 def test_the_gradient_that_the_optimiser_sees_is_corrected_once():
-    """g - c_i + c, also where a mini-batch is cut in two pieces, or has no labelled row."""
+    """g - c_i + c, also where a mini-batch is cut in two pieces, or has no labeled row."""
     zeros = Scaffold().begin(compared.server(compared.dense(), []))
     state = ControlState(zeros.weights, elsewhere(zeros.control, 1))
     own = elsewhere(zeros.control, 2)

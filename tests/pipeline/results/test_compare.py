@@ -18,7 +18,7 @@ def make_run(folder, scores, *, validation=None, method="fedavg", seed=0, **para
     journal = JsonLines(folder)
     journal.begin(RunInfo(name=folder.name, experiment="digits", params=params, folder=folder))
     for number, score in enumerate(scores, 1):
-        metrics = {"wire/down/bytes": 1e6, "wire/up/bytes": 5e5}
+        metrics = {"communication/download_bytes": 1e6, "communication/upload_bytes": 5e5}
         if score is not None:
             metrics |= {"test/f1_macro": score, "test/accuracy": score + 0.1}
         if validation is not None:

@@ -33,7 +33,7 @@ def quiet(line):
 
 @pytest.fixture(scope="session")
 def cells(tmp_path_factory):
-    """Made-up blood cells, 28 x 28 in colour."""
+    """Made-up blood cells, 28 x 28 in color."""
     folder = tmp_path_factory.mktemp("pbc")
     write(folder, 80, 1)
     return folder
@@ -41,12 +41,12 @@ def cells(tmp_path_factory):
 
 @pytest.fixture
 def images(experiment, cells):
-    """Two rounds of a small network on them; keywords are of the optimiser."""
+    """Two rounds of a small network on them; keywords are of the optimizer."""
 
-    def make(normalise="auto", **optimizer):
+    def make(normalize="auto", **optimizer):
         e = experiment("fedavg", federation={"rounds": 2, "epochs": 1}, optimizer=optimizer)
         task = TaskOptions(
-            name="pbc", variant="npz28", root=str(cells), clients=3, partition="iid", normalize=normalise
+            name="pbc", variant="npz28", root=str(cells), clients=3, partition="iid", normalize=normalize
         )
         return dataclasses.replace(e, task=task)
 
@@ -110,7 +110,7 @@ def test_the_seed_decides_what_is_drawn(images, tmp_path):
 
 
 def test_constants_of_the_options_reach_the_batches(images):
-    """FedBM's are ImageNet's, which colour has by itself; the manifest has them, so a saved model has them too."""
+    """FedBM's are ImageNet's, which color has by itself; the manifest has them, so a saved model has them too."""
     spec = make_setup(images(), quiet).data().manifest.spec
     assert spec.mean == IMAGENET_MEAN
     assert make_setup(images("imagenet"), quiet).data().manifest.spec == spec

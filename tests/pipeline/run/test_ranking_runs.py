@@ -102,9 +102,9 @@ def test_records_result_and_what_is_shown(ranking, tmp_path, capsys):
     shown = "  ".join(f"P@{k} {100 * last[f'p_at_{k}']:5.2f}" for k in (1, 3, 5))
     said = capsys.readouterr().out
     assert f"round 2/2  {shown}  loss" in said
-    unlabelled = int(records[0].metrics["validation/rows_without_label"])
-    assert unlabelled > 0
-    assert said.count(f"  validation: {unlabelled} of ") == said.count("rows have no known label; each counts 0") == 1
+    unlabeled = int(records[0].metrics["validation/rows_without_label"])
+    assert unlabeled > 0
+    assert said.count(f"  validation: {unlabeled} of ") == said.count("rows have no known label; each counts 0") == 1
 
 
 def test_the_option_is_part_of_the_digest_and_changes_no_weight(ranking, experiment, tmp_path):

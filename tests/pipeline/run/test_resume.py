@@ -30,7 +30,7 @@ def quiet(line: str) -> None:
 def rows(folder: Path) -> list[dict]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
-        {k: v for k, v in line["metrics"].items() if not k.startswith(("sys/", "system/"))} | {"round": line["round"]}
+        {k: v for k, v in line["metrics"].items() if not k.startswith(("time/", "system/"))} | {"round": line["round"]}
         for line in lines
     ]
 

@@ -74,7 +74,7 @@ def test_the_bias_of_the_keys_has_no_effect():
     assert torch.allclose(model(x), before, rtol=0, atol=1e-12)
 
 
-def test_the_test_data_hold_mini_batches_without_a_labelled_row():
+def test_the_test_data_hold_mini_batches_without_a_labeled_row():
     """Otherwise the tests above would prove less than they say."""
     _, data = client()
     active = (data.weight_NC != 0).any(-1)
@@ -92,7 +92,7 @@ def ctx(method, options, memory=None):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_mini_batch_without_a_labelled_row_still_moves_the_moments(name):
+def test_a_mini_batch_without_a_labeled_row_still_moves_the_moments(name):
     """Its gradient is 0: m <- .9 m, v <- .999 v, step + 1, and the weights go on by momentum, as in the plain loop."""
     method, after = METHODS[name], {}
     for key, options in (("fast", SAVINGS["both"]), ("plain", PLAIN)):
@@ -117,7 +117,7 @@ def test_a_mini_batch_without_a_labelled_row_still_moves_the_moments(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_first_mini_batch_without_a_labelled_row_counts_as_a_step(name):
+def test_a_first_mini_batch_without_a_labeled_row_counts_as_a_step(name):
     """As in the plain loop, where its gradient is 0 and not absent: step is 1, moments and weights stay put."""
     local = METHODS[name].trainer(ctx(METHODS[name], SAVINGS["both"]))
     weights = weights_of(local.model)

@@ -86,7 +86,7 @@ def test_inputs_come_back_as_encoded(made):
                 assert np.array_equal(x.numpy().ravel(), np.float32(encoded[row]))
 
 
-def test_the_servers_splits_are_fully_labelled(made):
+def test_the_servers_splits_are_fully_labeled(made):
     task, raw, prepared = made
     y_NC = Labels.of_lists(raw["labels"], len(task.class_names)).matrix()
     rows = {"test": np.flatnonzero(np.array(raw["split"]) == "test"), "validation": prepared.plan().validation}

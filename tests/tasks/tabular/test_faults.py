@@ -47,7 +47,7 @@ TEXT = "x,kind\n" + "1,a\n2,b\n" * 10
         (LISTS | {"s": ["train", "test"] * 6, "kind": ["a", "b", "a", None] * 3}, {"split": "s"},
          "row 4: a test row without a label"),
         (LISTS | {"c": ["u", None] * 6}, {"client": "c"}, "row 2: column 'c' is empty; say whose row it is"),
-        ({"x": [1.0] * 3, "kind": KINDS}, {}, "3 labelled rows are too few to draw a test split from"),
+        ({"x": [1.0] * 3, "kind": KINDS}, {}, "3 labeled rows are too few to draw a test split from"),
         (LISTS | {"v": [1.0] * 11 + [1e39]}, {}, "row 12: column 'v' is not finite, or beyond 3.4e+38"),
         (LISTS | {"v": [[1.0]] * 11 + [[-1e39]]}, {}, "row 12: column 'v' holds a value that is not finite, or beyond"),
         (LISTS | {"v": [[]] * 12}, {}, "column 'v' holds only empty lists; name another input"),

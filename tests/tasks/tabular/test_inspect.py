@@ -49,7 +49,7 @@ def test_look_names_what_will_hurt(tmp_path):
     assert found.clients == 2
 
 
-def test_look_lists_bad_rows_and_unlabelled_clients(tmp_path):
+def test_look_lists_bad_rows_and_unlabeled_clients(tmp_path):
     columns = trees() | {"height": [np.inf if i in (4, 6) else float(i) for i in range(60)]}
     columns["kind"] = [None if s == "h3" else k for s, k in zip(columns["site"], columns["kind"], strict=True)]
     path = parquet(tmp_path, columns)
@@ -60,7 +60,7 @@ def test_look_lists_bad_rows_and_unlabelled_clients(tmp_path):
     )
     assert found.stops[-1] == "no training row with a class: client 'h3'"
     assert found.bad_rows == len(found.stops) - 1
-    assert "rows without any label: they stay, unlabelled" in found.text()
+    assert "rows without any label: they stay, unlabeled" in found.text()
     numbers = {"x": [1.0, 2.0] * 10, "kind": [1, 2] * 10}
     assert (
         "the class names are numbers" in look(TaskOptions(file=parquet(tmp_path, numbers), label_columns="kind")).text()

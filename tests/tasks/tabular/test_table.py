@@ -159,7 +159,7 @@ def test_clients_and_splits_come_from_columns(tmp_path):
         settled(TaskOptions(client_column="site"), said.append)
 
 
-def test_the_prepared_federation_has_one_client_per_value_and_unlabelled_rows(tmp_path):
+def test_the_prepared_federation_has_one_client_per_value_and_unlabeled_rows(tmp_path):
     path = parquet(tmp_path, trees(120))
     options = TaskOptions(file=path, label_columns="kind", client_column="site", cache=str(tmp_path / "cache"))
     options = settled(options, lambda _: None)
@@ -209,11 +209,11 @@ def test_samples_for_a_trained_model(tmp_path):
     spec = task.fit(raw, options)
     new = {name: values for name, values in trees().items() if name in ("girth", "height")}
     found = samples_of(tmp_path / "n.csv", spec, "single", KINDS) if pq_to_csv(tmp_path / "n.csv", new) else None
-    assert (found.table.num_rows, found.labelled) == (60, False)
+    assert (found.table.num_rows, found.labeled) == (60, False)
     values = np.array(task.encode(found.table, spec)["x"].to_pylist())
     assert np.array_equal(values, np.array(task.encode(raw, spec)["x"].to_pylist())), "columns by name, not by place"
     found = samples_of(tmp_path / "t.parquet", spec, "single", KINDS)
-    assert found.labelled
+    assert found.labeled
     assert found.table["labels"].to_pylist() == raw["labels"].to_pylist()
     parquet(tmp_path, {"heihgt": [1.0], "girth": [2]})
     with pytest.raises(

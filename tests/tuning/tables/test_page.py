@@ -76,7 +76,7 @@ def test_a_client_that_failed_moved_nothing(tmp_path):
     assert (cost.down, cost.up, cost.runs) == (2.0, 1.0, 1)
     assert table.notes == [
         "A note.",
-        "digits/fedavg seed 1: clients failed 6 times, in 3 rounds, which went on without them (fault/* in its"
+        "digits/fedavg seed 1: clients failed 6 times, in 3 rounds, which went on without them (failures/* in its"
         " metrics.jsonl)",
     ]
 
