@@ -102,7 +102,7 @@ def test_one_poisoned_client_does_not_ruin_a_robust_merge(five, options):
 
 
 def test_counts_stand_in_the_records_where_the_option_is_on(five, tmp_path):
-    e = five(merge="krum", clip_norm=0.5, rounds=2)
+    e = five(aggregation="krum", clip_norm=0.5, rounds=2)
     run(e, tmp_path / "krum", quiet)
     records = read_records(tmp_path / "krum")[0]
     assert [r.metrics.get("aggregation/rejected_by_krum") for r in records] == [None, 4.0, 4.0]
@@ -140,7 +140,7 @@ def test_a_clip_bounds_the_step_of_the_server(five):
 
 def test_the_median_of_a_round_is_that_of_the_clients(five):
     """By the updates themselves, trained apart."""
-    e = five(merge="median", rounds=1)
+    e = five(aggregation="median", rounds=1)
     executor = SerialExecutor(make_setup(e, quiet))
     sent = executor.server.broadcast(1)
     updates = [executor.host.fit(c, 1, sent, {}).update.weights for c in range(5)]
@@ -199,7 +199,7 @@ def test_krum_merges_those_that_it_chose(answered):
     """The toy has four one-class clients, fewer than Krum needs."""
     e, setup, updates = answered
     chosen = krum([u.weights for u in updates], 1, 2)
-    got, counts = merged(setup, e, updates, merge="krum", krum_num_selected=2)
+    got, counts = merged(setup, e, updates, aggregation="krum", krum_num_selected=2)
     want, _ = merged(setup, e, updates, chosen)
     assert counts == {"aggregation/rejected_by_krum": 3.0}
     assert messages.checksum(got) == messages.checksum(want)
