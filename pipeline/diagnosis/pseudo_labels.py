@@ -105,7 +105,7 @@ def annotate(study: Study, round_: int, client: int, card: Card, sent: Any) -> C
     return trainer.data()
 
 
-def pseudo_labels(study: Study, out: Path, say: Callable[[str], None]) -> Part:
+def pseudo_labels(study: Study, out: Path, log: Callable[[str], None]) -> Part:
     """``pseudo_labels.csv``: counts and shares per class, and in all, in every round from which clients can go on
     (``Study.trainable``).
     """
@@ -121,7 +121,7 @@ def pseudo_labels(study: Study, out: Path, say: Callable[[str], None]) -> Part:
             given, rows = study.rows(card.client), annotate(study, round_, card.client, card, sent)
             if rows is given:  # the method's own way to say that it labels nothing
                 continue
-            truth = truth or read_truth(study, say)
+            truth = truth or read_truth(study, log)
             y_NC, truth_NC = truth.of(ids[card.client])
             check(given, y_NC, f"{study.folder}, client {card.client}")
             counts = judge(given, rows, card.identified_C.numpy(), y_NC, truth_NC)

@@ -113,7 +113,7 @@ def part_of(data: ClientData, index_B: Tensor) -> ClientData:
     return replace(data, length_N=length_N, **taken)
 
 
-def open_study(folder: Path, say: Callable[[str], None]) -> Study:
+def open_study(folder: Path, log: Callable[[str], None]) -> Study:
     """Open a run folder, in this process and on the CPU, whatever it ran on.
 
     Raises InputError where it holds no completed round, its method trains no global model, or the data on this machine
@@ -126,7 +126,7 @@ def open_study(folder: Path, say: Callable[[str], None]) -> Study:
     last = Checkpoints(folder).load()
     if last is None:
         raise InputError(f"{folder} holds no completed round: go on with 'anchorfl resume {folder}'")
-    setup = make_setup(replace(experiment, cluster=ClusterOptions(executor="serial")), say)
+    setup = make_setup(replace(experiment, cluster=ClusterOptions(executor="serial")), log)
     manifest, tags = setup.data().manifest, read_about(folder).get("tags", {})
     for name in ("data_digest", "partition_digest"):
         if tags.get(name, getattr(manifest, name)) != getattr(manifest, name):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.presets import read_preset
-from anchorfl.pipeline.run.progress import Say
+from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.training.class_vectors import concept_vectors, encoder_start, look_for_encoder, name_vectors
 from anchorfl.pipeline.training.run_spec import Setup
 from anchorfl.tasks.errors import InputError
@@ -20,16 +20,16 @@ from anchorfl.tasks.registry import task_of
 from anchorfl.tasks.tabular.table import settled as settled_options
 
 
-def make_setup(experiment: Experiment, say: Say, prepared: Prepared | None = None) -> Setup:
+def make_setup(experiment: Experiment, log: Log, prepared: Prepared | None = None) -> Setup:
     """Prepared data (made if they are not in the cache) and what the network starts from. prepared: the data, where
     the caller has them. InputError where network, data and weights do not fit each other.
     """
     if not experiment.task.clients:
         raise ValueError("task.clients = 0: count the clients first (anchorfl.pipeline.run.prepare.settled)")
-    start = encoder_start(experiment, say)
+    start = encoder_start(experiment, log)
     if prepared is None:
         look_for_encoder(experiment)
-    data = prepared or prepare_data(experiment, say)
+    data = prepared or prepare_data(experiment, log)
     if data.manifest.kind not in experiment.method.supports.kinds:
         raise InputError(
             f"method {experiment.method.name!r} is for {'- and '.join(experiment.method.supports.kinds)}-label tasks,"
@@ -54,7 +54,7 @@ def make_setup(experiment: Experiment, say: Say, prepared: Prepared | None = Non
             f"optimizer.crop and flip are for images, and {data.manifest.task!r} has inputs of kind"
             f" {data.manifest.spec.kind!r}: set them to 0 and 'none'"
         )
-    names, concepts = name_vectors(experiment, data, say), concept_vectors(experiment, data, say)
+    names, concepts = name_vectors(experiment, data, log), concept_vectors(experiment, data, log)
     setup = Setup(experiment, data.place, names, start, concepts)
     if experiment.model.network != "auto" or start is not None or experiment.optimizer.onednn:
         try:
@@ -77,11 +77,11 @@ def _check_merge(experiment: Experiment) -> None:
             )
 
 
-def prepare_data(experiment: Experiment, say: Say) -> Prepared:
+def prepare_data(experiment: Experiment, log: Log) -> Prepared:
     """The data of an experiment, from the cache or made now."""
     engine = "ray" if experiment.cluster.executor == "ray" else "local"
     task = task_of(experiment.task)
-    return prepare(task, experiment.task, experiment.seed, engine=engine, log=say)  # type: ignore[arg-type]
+    return prepare(task, experiment.task, experiment.seed, engine=engine, log=log)  # type: ignore[arg-type]
 
 
 BASE = "digits/fedalign"
@@ -104,13 +104,13 @@ def label_of(experiment: Experiment) -> str:
     return f"{re.sub(r'[^A-Za-z0-9]+', '-', stem).strip('-') or 'table'}-{experiment.method.name}"
 
 
-def settled(experiment: Experiment, say: Callable[[str], None] = print, *, count: bool = True) -> Experiment:
+def settled(experiment: Experiment, log: Callable[[str], None] = print, *, count: bool = True) -> Experiment:
     """The experiment with what its data say about clients. count: prepare the data where that takes it, for the clients
     of ``one_class``; else their number stays 0. InputError where the two do not fit.
     """
-    task = settled_options(experiment.task, say)
+    task = settled_options(experiment.task, log)
     if count and not task.clients and task.partition == "one_class":
-        found = prepare(task_of(task), task, experiment.seed, engine="local", log=say)
+        found = prepare(task_of(task), task, experiment.seed, engine="local", log=log)
         task = replace(task, clients=len(found.manifest.examples))
     try:
         return replace(experiment, task=task)

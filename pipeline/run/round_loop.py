@@ -128,7 +128,7 @@ class Loop:
                     raise
                 gone = True
                 self.recovered += 1
-                self.progress.say(f"  {what}: {error}; starting it anew and going on from the last checkpoint")
+                self.progress.log(f"  {what}: {error}; starting it anew and going on from the last checkpoint")
         raise AssertionError("the last attempt returns or raises")
 
     def _compute(self, round_: int) -> None:
@@ -141,7 +141,7 @@ class Loop:
     def resume(self) -> None:
         """Go on from the last checkpoint, where there is one."""
         self.standing, self.best, self._unsaved, self._saved = Standing(), {}, set(), 0
-        found = self.checkpoints.load(self.progress.say)
+        found = self.checkpoints.load(self.progress.log)
         if found is None:
             return
         parts = dict(found.parts)

@@ -148,8 +148,8 @@ class Checkpoints:
             if path.name not in named:
                 path.unlink()
 
-    def load(self, say: Callable[[str], None] = print) -> Checkpoint | None:
-        """The last saved round that is whole, or None where none was saved; ``say`` hears of damaged ones.
+    def load(self, log: Callable[[str], None] = print) -> Checkpoint | None:
+        """The last saved round that is whole, or None where none was saved; ``log`` hears of damaged ones.
         InputError where all are damaged.
         """
         errors: list[Exception] = []
@@ -165,7 +165,7 @@ class Checkpoints:
                 errors.append(error)
                 continue
             for damage in errors:
-                say(f"{damage}: taking the checkpoint of round {index['round']}")
+                log(f"{damage}: taking the checkpoint of round {index['round']}")
             self._last = text
             return Checkpoint(index["round"], parts, index["notes"])
         raise InputError(f"{errors[0]}; start the run anew in another --output")

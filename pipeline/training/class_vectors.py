@@ -21,10 +21,10 @@ from anchorfl.tasks.files import object_store
 from anchorfl.tasks.ingest.prepared import Prepared, cache_root
 from anchorfl.tasks.registry import task_of
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
-def name_vectors(e: Experiment, prepared: Prepared, say: Say) -> Tensor | None:
+def name_vectors(e: Experiment, prepared: Prepared, log: Log) -> Tensor | None:
     """The first values of the class embeddings [C, P], None where the method has none."""
     if e.method.head.kind != "label":
         return None
@@ -40,13 +40,13 @@ def name_vectors(e: Experiment, prepared: Prepared, say: Say) -> Tensor | None:
         )
         return from_language_model(
             names, model=model, prompts=prompts, normalize=normalize, pooling=e.class_embeddings.pooling, cache=cache,
-            log=say,
+            log=log,
         ).vectors_CD  # fmt: skip
     table, known = names_table(e, names)
-    got = from_cooccurrence(table, known, width=e.class_embeddings.width, seed=seed, cache=cache, log=say)
+    got = from_cooccurrence(table, known, width=e.class_embeddings.width, seed=seed, cache=cache, log=log)
     alone = [name for name, found in zip(names, known, strict=True) if found in got.without_edge]
     if alone:
-        say(f"class names without any co-occurrence keep a random vector: {', '.join(alone)}")
+        log(f"class names without any co-occurrence keep a random vector: {', '.join(alone)}")
     return got.vectors_CD
 
 
@@ -63,7 +63,7 @@ def _table(e: Experiment) -> Path:
     return _file("class_embeddings.table", e.class_embeddings.table, mend)
 
 
-def encoder_start(e: Experiment, say: Say) -> dict[str, Tensor] | None:
+def encoder_start(e: Experiment, log: Log) -> dict[str, Tensor] | None:
     """The encoder's first values out of ``model.weights``, None where it names no file."""
     if not e.model.weights:
         if e.model.norm == "frozen":
@@ -76,7 +76,7 @@ def encoder_start(e: Experiment, say: Say) -> dict[str, Tensor] | None:
         values = read_start(path)
     except StartError as error:
         raise InputError(f"model.weights: {error}") from error
-    say(f"the encoder starts from {path}: {len(values)} tensors, checksum {messages.checksum(values)[:12]}")
+    log(f"the encoder starts from {path}: {len(values)} tensors, checksum {messages.checksum(values)[:12]}")
     return values
 
 
@@ -87,7 +87,7 @@ def _file(option: str, name: str, mend: str) -> Path:
     raise InputError(f"{option} = {name!r}: no such file, nor below $ANCHORFL_DATA{mend}")
 
 
-def concept_vectors(e: Experiment, prepared: Prepared, say: Say) -> Tensor | None:
+def concept_vectors(e: Experiment, prepared: Prepared, log: Log) -> Tensor | None:
     """Vectors of length 1 of M prompts with each class [C, M, D], None where the method does without.
 
     They are kept beside the prepared data, for all prompts at once: a share of them is cut out afterwards. Raises
@@ -96,13 +96,13 @@ def concept_vectors(e: Experiment, prepared: Prepared, say: Say) -> Tensor | Non
     if not e.method.head.concepts:
         return None
     asked = asked_of(e, prepared.manifest.class_names)
-    found = concepts(asked, Path(prepared.folder).parent, say)
+    found = concepts(asked, Path(prepared.folder).parent, log)
     chosen = share_of(len(asked.prompts), e.class_embeddings.prompt_fraction, e.seed)
     vectors_CMD = found.vectors_CMD[:, chosen].contiguous()
     classes, prompts, width = vectors_CMD.shape
     checksum = messages.checksum({"concepts": vectors_CMD})[:12]
-    say(f"class concepts: {classes} classes, {prompts} prompts, width {width}, checksum {checksum}")
-    say(f"they are by {e.class_embeddings.encoder}, {found.made_by}")
+    log(f"class concepts: {classes} classes, {prompts} prompts, width {width}, checksum {checksum}")
+    log(f"they are by {e.class_embeddings.encoder}, {found.made_by}")
     return vectors_CMD
 
 

@@ -80,7 +80,7 @@ def images(folder: Path, options: TaskOptions, *, schema: Schema) -> list[str]:
     return sorted(path for path in pc.unique(text.drop_null()).to_pylist() if path)
 
 
-def settled(options: TaskOptions, say: Callable[[str], None]) -> TaskOptions:
+def settled(options: TaskOptions, log: Callable[[str], None]) -> TaskOptions:
     """The options with the table's name, and with what a column ``client`` says: partition by subjects, one client for
     every value. Says what was guessed.
     """
@@ -94,14 +94,14 @@ def settled(options: TaskOptions, say: Callable[[str], None]) -> TaskOptions:
     file = open_file(path, BadRows(skip=options.on_bad_row == "skip"))
     schema = schema_of(file, options)
     if schema.guessed:
-        say(f"{path.name}: inputs guessed (--task.input_columns names them), as {schema.form}: {listed(schema.inputs)}")
+        log(f"{path.name}: inputs guessed (--task.input_columns names them), as {schema.form}: {listed(schema.inputs)}")
     task = task_of_schema(path, schema, options)
     options = replace(options, name=task.name)
     if not schema.client:
         return options
     table = task.read(path.parent, options)
     clients = len(pc.unique(table["subject"].filter(pc.equal(table["split"], "train"))))
-    say(f"{path.name}: {clients} clients, one for every {schema.client!r} that has training rows")
+    log(f"{path.name}: {clients} clients, one for every {schema.client!r} that has training rows")
     return replace(options, partition="subjects", clients=clients)
 
 

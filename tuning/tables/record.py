@@ -31,7 +31,7 @@ class TableRecord:
     """
 
     def __init__(
-        self, out: Path, runs: Path, uri: str, params: dict[str, str | int], say: Callable[[str], None]
+        self, out: Path, runs: Path, uri: str, params: dict[str, str | int], log: Callable[[str], None]
     ) -> None:
         if (out / CONFIG).exists():
             raise InputError(f"{out} holds a run: give another --out")
@@ -47,7 +47,7 @@ class TableRecord:
         if self.uri:
             self.deliveries = Deliveries(out, self.uri)
             wait = LOCAL_WAIT_S if self.uri.startswith("sqlite") else SERVER_WAIT_S
-            self.writer = MlflowWriter(out, self.uri, say, delivery=self.deliveries, timeout_s=wait)
+            self.writer = MlflowWriter(out, self.uri, log, delivery=self.deliveries, timeout_s=wait)
             self.writer.begin(info)
 
     def news(self, folder: Path | None) -> None:

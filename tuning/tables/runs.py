@@ -15,7 +15,7 @@ from anchorfl.pipeline.config.overrides import override
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.config.schema import options_of
 from anchorfl.pipeline.run.prepare import make_setup, prepare_data, settled
-from anchorfl.pipeline.run.progress import Say
+from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.storage.atomic_files import read_json
 from anchorfl.pipeline.storage.restore import catch_up, place_of
 from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, new_folder, read_result
@@ -213,7 +213,7 @@ class Job(NamedTuple):
     folder: Path
 
 
-def jobs_of(cells: Sequence[Cell], found: Found, runs: Path, say: Say) -> list[Job]:
+def jobs_of(cells: Sequence[Cell], found: Found, runs: Path, log: Log) -> list[Job]:
     """What is missing, and where: the folder in which it was begun, or a new one; two rows that are one experiment are
     one job. A finished copy on object storage is fetched and is missing no more: look again.
     """
@@ -225,7 +225,7 @@ def jobs_of(cells: Sequence[Cell], found: Found, runs: Path, say: Say) -> list[J
         folder = found.begun.get(cell.digest) or new_folder(cell.experiment, label, runs)
         mirror = cell.experiment.cluster.backup
         if mirror:
-            catch_up(place_of(mirror, folder), folder, say, finished=True)
+            catch_up(place_of(mirror, folder), folder, log, finished=True)
         if not (folder / RESULT).exists():
             out[cell.digest] = Job(cell, folder.resolve())
     return list(out.values())
@@ -250,7 +250,7 @@ class Preparation:
     failures: dict[str, str] = field(default_factory=dict)
 
 
-def prepare_all(jobs: Sequence[Job], say: Say) -> Preparation:
+def prepare_all(jobs: Sequence[Job], log: Log) -> Preparation:
     """Prepare data and class-name vectors here and once: a run that prepared data would wait for CPUs that runs hold.
     Bad input stops the runs that need it and no other.
     """
@@ -260,7 +260,7 @@ def prepare_all(jobs: Sequence[Job], say: Say) -> Preparation:
     def once(line: str) -> None:
         if line not in said:
             said.add(line)
-            say(line)
+            log(line)
 
     for cell, _ in jobs:
         e = cell.experiment
@@ -279,13 +279,13 @@ def prepare_all(jobs: Sequence[Job], say: Say) -> Preparation:
     return out
 
 
-def _prepared(e: Experiment, say: Say) -> tuple[TaskOptions, Prepared] | InputError:
+def _prepared(e: Experiment, log: Log) -> tuple[TaskOptions, Prepared] | InputError:
     """The data of an experiment, with the options that they settle, or what is wrong with them, so that they are read
     once for all runs that need them.
     """
     try:
-        e = settled(e, say)
-        return e.task, prepare_data(e, say)
+        e = settled(e, log)
+        return e.task, prepare_data(e, log)
     except InputError as error:
         return error
 

@@ -165,12 +165,12 @@ def test_a_run_whose_mirror_is_lost_is_a_run(experiment, tmp_path, monkeypatch):
     expected = run(e, tmp_path / "expected", quiet)
     store = Outage(monkeypatch, down=False)
 
-    def say(line):
+    def log(line):
         lines.append(line)
         store.down = store.down or "prepared" in line
 
     folder, e = tmp_path / "run", mirrored(e, f"file://{tmp_path}/mirror")
-    assert run(e, folder, say).checksum == expected.checksum
+    assert run(e, folder, log).checksum == expected.checksum
     assert lines[-1].startswith(f"error: the mirror file://{tmp_path}/mirror/run is not up to date after ")
     assert lines[-1].endswith(f"{folder} is whole: resume it when the store answers")
     assert resumed(folder, lines.append).checksum == expected.checksum  # still down: said, no more

@@ -45,9 +45,9 @@ def record(number, **extra):
     return RoundRecord(number, 1_700_000_000.0 + number, metrics, {"test/f1": {"zero": 0.5}})
 
 
-def run_rounds(folder, uri, rounds, say, *, resume_at=0, status="FINISHED", **changes):
+def run_rounds(folder, uri, rounds, log, *, resume_at=0, status="FINISHED", **changes):
     """Runs the rounds; ``status`` None: as a killed process leaves it, once its thread has sent all."""
-    tracker = open_tracker(TrackingOptions(uri=uri), folder, resume_at, say)
+    tracker = open_tracker(TrackingOptions(uri=uri), folder, resume_at, log)
     tracker.begin(about(folder, **changes))
     for number in rounds:
         tracker.round(record(number))

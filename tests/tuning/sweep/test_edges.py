@@ -94,7 +94,7 @@ def test_a_name_for_the_registry_that_comes_late(experiment, tmp_path):
     write_json(folder / "run.json", about | {"params": {}, "tags": {}, "datasets": [], "artifacts": [], "register": ""})
 
     class Records:
-        say = staticmethod(quiet)
+        log = staticmethod(quiet)
 
         def add(self, place):
             added.append(read_about(place)["register"])
