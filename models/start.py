@@ -39,16 +39,16 @@ def start_from(encoder: nn.Module, values: Mapping[str, Tensor], where: str, may
     mine = encoder.state_dict()
     lacking = tuple(prefix for prefix in may_lack if not any(name.startswith(prefix) for name in values))
     needed = {name for name in mine if not name.startswith(lacking)} if lacking else set(mine)
-    mend = "give weights of the same network, stem, norm and width, under the names of docs/networks.md"
+    hint = "give weights of the same network, stem, norm and width, under the names of docs/networks.md"
     for name in sorted(needed | values.keys()):
         if name not in values or name not in needed:
             what = "is missing" if name not in values else "is not part of this encoder"
-            raise StartError(f"{where}: tensor {name!r} {what}; {mend}")
+            raise StartError(f"{where}: tensor {name!r} {what}; {hint}")
         got, expected = values[name], mine[name]
         if got.shape != expected.shape or got.dtype != expected.dtype:
             raise StartError(
                 f"{where}: tensor {name!r} is {got.dtype} {tuple(got.shape)},"
-                f" this encoder's is {expected.dtype} {tuple(expected.shape)}; {mend}"
+                f" this encoder's is {expected.dtype} {tuple(expected.shape)}; {hint}"
             )
         if got.is_floating_point() and not bool(torch.isfinite(got).all()):
             raise StartError(f"{where}: tensor {name!r} holds values that are not finite; make the file anew")

@@ -113,8 +113,8 @@ def _from_pretrained(transformers: Any, model: str) -> tuple[Any, Any]:
         # no pickle is read from a file
         network = transformers.AutoModel.from_pretrained(name, use_safetensors=True, **pinned)
     except Exception as error:  # damaged files make it raise almost anything
-        mend = "give a folder with config.json, a tokenizer and safetensors weights, or a hub name that can be reached"
-        raise NoEncoderError(f"language model {model!r} cannot be loaded ({_short(error)}); {mend}") from error
+        hint = "give a folder with config.json, a tokenizer and safetensors weights, or a hub name that can be reached"
+        raise NoEncoderError(f"language model {model!r} cannot be loaded ({_short(error)}); {hint}") from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # padding is masked, so any token will do
     return tokenizer, network
@@ -125,8 +125,8 @@ def _check(network: Any, model: str, pooling: Pooling) -> None:
     if pooling == "projected" and not projects:
         raise NamesError(f"language model {model!r} has no projection of texts: set class_embeddings.pooling to 'mean'")
     if pooling != "projected" and (config.is_encoder_decoder or not hasattr(config, "hidden_size")):
-        mend = "set class_embeddings.pooling to 'projected'" if projects else "take one such as BERT or RoBERTa"
-        raise NamesError(f"language model {model!r} ({config.model_type}) is no text encoder; {mend}")
+        hint = "set class_embeddings.pooling to 'projected'" if projects else "take one such as BERT or RoBERTa"
+        raise NamesError(f"language model {model!r} ({config.model_type}) is no text encoder; {hint}")
 
 
 def _encoded(tokenizer: Any, network: Any, texts: list[str], model: str, pooling: Pooling) -> Tensor:
@@ -175,8 +175,8 @@ def _clip(model: str) -> Iterator[Encode]:
         tokenizer = open_clip.get_tokenizer(architecture)
         network = open_clip.create_model(architecture, pretrained=weights or None, require_pretrained=True)
     except Exception as error:  # as above
-        mend = f"give {CLIP}hf-hub:..., {CLIP}local-dir:... or {CLIP}architecture@weights that can be reached"
-        raise NoEncoderError(f"text encoder {model!r} cannot be loaded ({_short(error)}); {mend}") from error
+        hint = f"give {CLIP}hf-hub:..., {CLIP}local-dir:... or {CLIP}architecture@weights that can be reached"
+        raise NoEncoderError(f"text encoder {model!r} cannot be loaded ({_short(error)}); {hint}") from error
     network = network.eval().float()
 
     def encode(texts: list[str]) -> Tensor:

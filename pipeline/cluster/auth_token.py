@@ -70,17 +70,17 @@ def closed(path: Path | None = None) -> None:
     found = path.stat()
     if not found.st_mode & OTHERS:
         return
-    mend = f"make a file of your own with mode 600 and name it in {PATH}, or give the token in {TOKEN}"
+    hint = f"make a file of your own with mode 600 and name it in {PATH}, or give the token in {TOKEN}"
     shown = f"{path} (mode {stat.S_IMODE(found.st_mode):04o})"
     try:
         path.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS)
     except OSError as error:
         raise InputError(
             f"{shown}: others can read Ray's token, and run code as you, and it cannot be closed"
-            f" ({error.strerror}); {mend}"
+            f" ({error.strerror}); {hint}"
         ) from error
     if path.stat().st_mode & OTHERS:
-        raise InputError(f"{shown}: others can read Ray's token, and run code as you; this disk keeps no modes; {mend}")
+        raise InputError(f"{shown}: others can read Ray's token, and run code as you; this disk keeps no modes; {hint}")
     print(
         f"anchorfl: {shown} could be read by others and is now closed to them; where others use this machine, delete it"
         " while no Ray runs, and the next start makes a new token",

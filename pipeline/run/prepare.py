@@ -70,9 +70,9 @@ def _check_merge(experiment: Experiment) -> None:
     for name, option in experiment.federation.aggregator.uses:
         if name not in method.supports.robust:
             allowed = f" (it allows {', '.join(method.supports.robust)})" if method.supports.robust else ""
-            mend = "clip_norm to 0" if name == "clip_norm" else "aggregation to 'mean'"
+            hint = "clip_norm to 0" if name == "clip_norm" else "aggregation to 'mean'"
             raise InputError(
-                f"{option}: method {method.name!r} does not allow it{allowed}; set federation.{mend}, or choose another"
+                f"{option}: method {method.name!r} does not allow it{allowed}; set federation.{hint}, or choose another"
                 " method (docs/robust-merges.md says why)"
             )
 

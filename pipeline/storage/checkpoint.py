@@ -196,11 +196,11 @@ class Checkpoints:
             raise InputError(f"{path} is no safetensors file ({error})") from error
 
 
-def index_of(data: bytes, where: object, mend: str = "") -> Index:
+def index_of(data: bytes, where: object, hint: str = "") -> Index:
     """What the bytes of an index say. InputError where they are damaged, of another format, or name a file that does
     not lie beside them. mend: what can be done about it.
     """
-    content = parsed(data, dict[str, Any], where, mend)
+    content = parsed(data, dict[str, Any], where, hint)
     if content.get("format", FORMAT) != FORMAT:
         raise InputError(f"{where} has format {content['format']}, this version reads {FORMAT}; start the run anew")
     stated = content.pop("sha256", "")
@@ -208,7 +208,7 @@ def index_of(data: bytes, where: object, mend: str = "") -> Index:
     names = [] if fault else [entry["file"] for entry in content["parts"].values()]
     fault = fault or next((f"{name!r} is no part beside it" for name in names if not _beside(name)), "")
     if fault:
-        raise InputError(f"{where} is damaged ({fault})" + (f"; {mend}" if mend else ""))
+        raise InputError(f"{where} is damaged ({fault})" + (f"; {hint}" if hint else ""))
     index: Index = content
     return index
 

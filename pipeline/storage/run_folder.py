@@ -91,13 +91,13 @@ def write_config(folder: Path, experiment: Experiment) -> None:
 def read_config(folder: Path) -> dict[str, Any]:
     """The resolved options of a run, as ``to_tree`` gave them. InputError where the folder holds no run."""
     try:
-        text, mend = (folder / CONFIG).read_bytes(), "start the run anew in another --output"
+        text, hint = (folder / CONFIG).read_bytes(), "start the run anew in another --output"
     except FileNotFoundError as error:
         known = sorted(p.parent.name for p in RUNS.glob(f"*/{CONFIG}"))
         raise InputError(
             f"{folder} holds no run ({CONFIG} is missing); runs in {RUNS}/: {', '.join(known) or 'none'}"
         ) from error
-    tree: dict[str, Any] = parsed(text, dict[str, Any], folder / CONFIG, mend)
+    tree: dict[str, Any] = parsed(text, dict[str, Any], folder / CONFIG, hint)
     tree.pop("digest", None)
     return tree
 
@@ -116,12 +116,12 @@ def read_result(folder: Path, *needed: str) -> dict[str, Any]:
     """``result.json`` of a run folder (the fields of ``Outcome``); {} where there is none. needed: fields that are
     used. InputError where it is damaged.
     """
-    path, mend = folder / RESULT, "delete it, and 'anchorfl resume' writes it again"
+    path, hint = folder / RESULT, "delete it, and 'anchorfl resume' writes it again"
     if not path.exists():
         return {}
-    found: dict[str, Any] = parsed(path.read_bytes(), Outcome, path, mend)
+    found: dict[str, Any] = parsed(path.read_bytes(), Outcome, path, hint)
     if lacking := [name for name in needed if name not in found]:
-        raise InputError(f"{path} is damaged ({lacking[0]} is missing); {mend}")
+        raise InputError(f"{path} is damaged ({lacking[0]} is missing); {hint}")
     return found
 
 

@@ -90,14 +90,14 @@ class About(TypedDict):
 
 def load_model(folder: Path) -> SavedModel:
     """Read a saved model, or InputError: missing, damaged, or of another format."""
-    mend = "is the run finished? 'anchorfl resume' ends one that was interrupted"
+    hint = "is the run finished? 'anchorfl resume' ends one that was interrupted"
     try:
-        about = _about((folder / ABOUT).read_bytes(), folder / ABOUT, mend)
+        about = _about((folder / ABOUT).read_bytes(), folder / ABOUT, hint)
         weights = tensors((folder / WEIGHTS).read_bytes())
     except FileNotFoundError as error:
-        raise InputError(f"{folder} holds no trained model ({error.filename} is missing); {mend}") from error
+        raise InputError(f"{folder} holds no trained model ({error.filename} is missing); {hint}") from error
     except WeightsError as error:
-        raise InputError(f"{folder / WEIGHTS} is damaged ({error}); {mend}") from error
+        raise InputError(f"{folder / WEIGHTS} is damaged ({error}); {hint}") from error
     if messages.checksum(weights) != about["checksum"]:
         raise InputError(f"{folder / WEIGHTS} does not have the checksum that {ABOUT} states; copy the model again")
     try:
@@ -108,13 +108,13 @@ def load_model(folder: Path) -> SavedModel:
     return SavedModel(model.eval(), about["task"], names, about["kind"], spec, metrics)
 
 
-def _about(data: bytes, where: Path, mend: str) -> About:
-    about = parsed(data, dict[str, Any], where, mend)
+def _about(data: bytes, where: Path, hint: str) -> About:
+    about = parsed(data, dict[str, Any], where, hint)
     if about.get("format") != FORMAT:
         raise InputError(f"{where} has format {about.get('format')}, this version reads {FORMAT}")
     fault = misfit(about, About) or misfit(about["input"], InputSpec, "input")
     if fault := fault or misfit(about["model"], ModelOptions, "model"):
-        raise InputError(f"{where} is damaged ({fault}); {mend}")
+        raise InputError(f"{where} is damaged ({fault}); {hint}")
     found: About = about
     return found
 

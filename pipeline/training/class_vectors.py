@@ -57,10 +57,10 @@ def names_table(e: Experiment, names: Sequence[str]) -> tuple[Cooccurrence, list
 
 
 def _table(e: Experiment) -> Path:
-    mend = (
+    hint = (
         " (docs/label-names.md says where to get it, or how to make one); --class_embeddings.init random does without"
     )
-    return _file("class_embeddings.table", e.class_embeddings.table, mend)
+    return _file("class_embeddings.table", e.class_embeddings.table, hint)
 
 
 def encoder_start(e: Experiment, log: Log) -> dict[str, Tensor] | None:
@@ -80,11 +80,11 @@ def encoder_start(e: Experiment, log: Log) -> dict[str, Tensor] | None:
     return values
 
 
-def _file(option: str, name: str, mend: str) -> Path:
+def _file(option: str, name: str, hint: str) -> Path:
     for place in (Path(name), Path(os.environ.get("ANCHORFL_DATA", ".")) / name):
         if place.is_file():
             return place
-    raise InputError(f"{option} = {name!r}: no such file, nor below $ANCHORFL_DATA{mend}")
+    raise InputError(f"{option} = {name!r}: no such file, nor below $ANCHORFL_DATA{hint}")
 
 
 def concept_vectors(e: Experiment, prepared: Prepared, log: Log) -> Tensor | None:

@@ -32,7 +32,7 @@ class BadRows:
         return cls(options.on_bad_row == "skip")
 
     def meet(self, message: str) -> None:
-        """A bad row: ``<file>:<line>: <what is wrong>; <mend>``. Raises InputError unless it is to be left out."""
+        """A bad row: ``<file>:<line>: <what is wrong>; <hint>``. Raises InputError unless it is to be left out."""
         if not self.skip:
             raise InputError(f"{message}, or leave such rows out with --task.on_bad_row skip")
         self.count += 1

@@ -16,10 +16,10 @@ NUMBERS = 5000
 GIVE_PLAIN = "get it again, or unpack it and give it plain"
 
 
-def check_growth(path: Path, unpacked: int, ratio: int = RATIO, mend: str = GIVE_PLAIN) -> None:
+def check_growth(path: Path, unpacked: int, ratio: int = RATIO, hint: str = GIVE_PLAIN) -> None:
     """InputError where more came out of a file than data can pack to."""
     if unpacked > FREE + ratio * path.stat().st_size:
-        raise InputError(f"{path}: it unpacks to more than {ratio} times its size, as no file of data does; {mend}")
+        raise InputError(f"{path}: it unpacks to more than {ratio} times its size, as no file of data does; {hint}")
 
 
 class Watched:

@@ -32,7 +32,7 @@ READS = 10
 """A file that another machine replaces meanwhile is read so many times."""
 DRAFT = ".tmp"
 """End of the names of files that are being written to a disk; they are no files yet."""
-MENDS = (
+HINTS = (
     (
         r"ACCESS_DENIED|ACCESS_KEY|SIGNATURE|TOKEN|CREDENTIAL|UNAUTHORIZED|PERMISSION|Permission denied|status 40[13]",
         "no permission: give this machine credentials that may list, read, write and delete there",
@@ -218,5 +218,5 @@ def _explained(place: str) -> Iterator[None]:
     except (OSError, ValueError) as error:  # pyarrow's errors are of these two kinds
         said = (str(error).splitlines() or [type(error).__name__])[0]
         said = re.sub(r"\s*\(Request ID: [^)]*\)", "", said)
-        mend = next((mend for pattern, mend in MENDS if re.search(pattern, said)), "mend what the store says")
-        raise InputError(f"{shown(place)}: {mend} ({said})") from error
+        hint = next((hint for pattern, hint in HINTS if re.search(pattern, said)), "mend what the store says")
+        raise InputError(f"{shown(place)}: {hint} ({said})") from error

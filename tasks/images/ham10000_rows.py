@@ -183,8 +183,8 @@ def _pixels(line: str, code: str) -> tuple[list[int], str]:
     return [int(field) for field in fields[:-1]], ""
 
 
-def _meet_all(bad: BadRows, faults: Sequence[str], mend: str) -> None:
+def _meet_all(bad: BadRows, faults: Sequence[str], hint: str) -> None:
     """Bad rows of one kind; the first message counts and names them."""
     for number, fault in enumerate(faults):
         more = f" (the first of {len(faults)} like it)" if number == 0 and len(faults) > 1 else ""
-        bad.meet(f"{fault}{more}; {mend}")
+        bad.meet(f"{fault}{more}; {hint}")

@@ -21,7 +21,7 @@ from anchorfl.tasks.options import TaskOptions
 FORMAT = 5
 """Version of the layout; part of the name of every cache folder."""
 MANIFEST = "manifest.json"
-MEND = "delete the folder and prepare the data again"
+HINT = "delete the folder and prepare the data again"
 """How errors about a prepared folder end."""
 
 Counts = tuple[tuple[int, int], ...]
@@ -72,17 +72,17 @@ def read_manifest(folder: str) -> Manifest:
     """The manifest of a prepared folder. Raises InputError where it is missing, damaged or of another format."""
     path = f"{folder}/{MANIFEST}"
     try:
-        content: dict[str, Any] = parsed(Path(path).read_bytes(), dict[str, Any], path, MEND)
+        content: dict[str, Any] = parsed(Path(path).read_bytes(), dict[str, Any], path, HINT)
         version = content.pop("format", None)
         manifest = _manifest_of(content) if version == FORMAT else None
     except FileNotFoundError as error:
-        raise InputError(f"{path} is missing, so this is no complete prepared data; {MEND}") from error
+        raise InputError(f"{path} is missing, so this is no complete prepared data; {HINT}") from error
     except InputError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is damaged ({error!r}); {MEND}") from error
+        raise InputError(f"{path} is damaged ({error!r}); {HINT}") from error
     if manifest is None:
-        raise InputError(f"{path} has format {version}, this version reads {FORMAT}; {MEND}")
+        raise InputError(f"{path} has format {version}, this version reads {FORMAT}; {HINT}")
     return manifest
 
 

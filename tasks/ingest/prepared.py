@@ -33,7 +33,7 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
 from anchorfl.tasks.ingest.cards import Cards
 from anchorfl.tasks.ingest.class_histogram import Held
-from anchorfl.tasks.ingest.manifest import FORMAT, MANIFEST, MEND, Manifest, manifest_bytes, read_manifest
+from anchorfl.tasks.ingest.manifest import FORMAT, HINT, MANIFEST, Manifest, manifest_bytes, read_manifest
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.plan import Plan, digest, plan_from_json, plan_to_json
 
@@ -70,7 +70,7 @@ class Prepared:
         manifest = read_manifest(where)
         for name in file_list(len(manifest.examples)):
             if not os.path.isfile(f"{where}/{name}"):
-                raise InputError(f"{where}: {name} is missing; {MEND}")
+                raise InputError(f"{where}: {name} is missing; {HINT}")
         return cls(where, manifest)
 
     @classmethod
@@ -100,7 +100,7 @@ class Prepared:
             try:
                 object_store.fetch(object_store.join(self.origin, name), path, self.manifest.files.get(name, ""))
             except FileNotFoundError as error:
-                raise InputError(f"{object_store.shown(self.origin)}: {name} is missing; {MEND}") from error
+                raise InputError(f"{object_store.shown(self.origin)}: {name} is missing; {HINT}") from error
         return str(path)
 
     def client(self, client: int, objective: Objective) -> ClientData:
@@ -141,9 +141,9 @@ class Prepared:
             with open(self.file("plan.json"), encoding="utf-8") as stream:
                 plan = plan_from_json(stream.read())
         except ValueError as error:  # an InputError, which does not say where; no UTF-8
-            raise InputError(f"{self.folder}/plan.json is damaged ({error}); {MEND}") from error
+            raise InputError(f"{self.folder}/plan.json is damaged ({error}); {HINT}") from error
         if digest(plan) != self.manifest.partition_digest:
-            raise InputError(f"{self.folder}/plan.json is not the manifest's plan; {MEND}")
+            raise InputError(f"{self.folder}/plan.json is not the manifest's plan; {HINT}")
         return plan
 
     def _dense(self, objective: Objective, known: Sequence[int] | None = None) -> Callable[[Any], ClientData]:
@@ -162,7 +162,7 @@ class Prepared:
     def _rows(self, name: str, rows: int, made: Callable[[Any], Rows]) -> Rows:
         data = self._read(name, made)
         if len(data) != rows:
-            raise InputError(f"{self.file(name)} has {len(data)} rows, not {rows}; {MEND}")
+            raise InputError(f"{self.file(name)} has {len(data)} rows, not {rows}; {HINT}")
         return data
 
     def _read(self, name: str, made: Callable[[Any], Read]) -> Read:
@@ -171,7 +171,7 @@ class Prepared:
             # one thread, as its client has one CPU; no partitioning: a '=' in the path is not a column
             return made(pq.read_table(path, use_threads=False, partitioning=None))
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-            raise InputError(f"{path} is damaged ({error}); {MEND}") from error
+            raise InputError(f"{path} is damaged ({error}); {HINT}") from error
 
 
 def cache_root(cache: str) -> Path:

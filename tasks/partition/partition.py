@@ -148,12 +148,12 @@ def k_classes(rows: Rows, class_names: Sequence[str], options: TaskOptions, seed
         own_MC, k, TRIES_COVER if options.require_all_classes else 1, generator(seed, "classes")
     )
     if missing.any():
-        mend = (
+        hint = (
             f"not in {TRIES_COVER} draws; raise [task] classes_per_client or clients, or try another seed"
             if options.require_all_classes
             else "set [task] require_all_classes = true, raise classes_per_client, or try another seed"
         )
-        msg = f"{named(missing, class_names)} is identified by no client: {mend}"
+        msg = f"{named(missing, class_names)} is identified by no client: {hint}"
         raise InputError(msg)
     return tuple(
         ClientPlan(np.sort(rows.row_N[part]), tuple(np.flatnonzero(drawn_C).tolist()))

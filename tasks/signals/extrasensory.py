@@ -209,13 +209,13 @@ def _check_header(path: Path, data: bytes) -> None:
         msg = f"{path}: the file is empty; get it again"
         raise InputError(msg)
     names = data.partition(b"\n")[0].rstrip(b"\r").decode(errors="replace").split(",")
-    mend = "get the file of features and labels as the data set has it"
+    hint = "get the file of features and labels as the data set has it"
     for number, (name, expected) in enumerate(zip(names, COLUMNS, strict=False), 1):
         if name != expected:
-            msg = f"{path}:1: column {number} is {name!r} instead of {expected!r}; {mend}"
+            msg = f"{path}:1: column {number} is {name!r} instead of {expected!r}; {hint}"
             raise InputError(msg)
     if len(names) != len(COLUMNS):
-        msg = f"{path}:1: {len(names)} columns instead of {len(COLUMNS)}; {mend}"
+        msg = f"{path}:1: {len(names)} columns instead of {len(COLUMNS)}; {hint}"
         raise InputError(msg)
 
 

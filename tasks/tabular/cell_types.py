@@ -34,21 +34,21 @@ def odd_cell(file: TableFile, name: str) -> str:
     if not isinstance(file.content, pa.Table) or file.form(name) != "text":
         return ""
     text = pc.utf8_trim_whitespace(file.read([name])[name])
-    for pattern, what, mend in WRITTEN:
+    for pattern, what, hint in WRITTEN:
         alike = _alike(text, pattern)
         if _share(alike) >= MOST:
-            return f"{_cell(file, name, text, alike)}, {what}; {mend}"
-    for pattern, what, mend in KINDS:
+            return f"{_cell(file, name, text, alike)}, {what}; {hint}"
+    for pattern, what, hint in KINDS:
         alike = _alike(text, pattern)
         if MOST <= _share(alike) < 1:
-            return f"{_cell(file, name, text, pc.invert(alike))}, where most rows have {what}; {mend}"
+            return f"{_cell(file, name, text, pc.invert(alike))}, where most rows have {what}; {hint}"
     return ""
 
 
-def check_cells(file: TableFile, name: str, mend: str = "") -> None:
+def check_cells(file: TableFile, name: str, hint: str = "") -> None:
     """InputError where a column of texts was hardly meant as one. mend: what else helps."""
     if odd := odd_cell(file, name):
-        raise InputError(f"{file.path}: {odd}{mend}")
+        raise InputError(f"{file.path}: {odd}{hint}")
 
 
 def all_images(file: TableFile, name: str) -> bool:

@@ -76,7 +76,7 @@ class TableFile:
             plainly = sum(parts[-1][name].nbytes for name in names if self.form(name) == "numbers")
             numbers, rest = numbers + plainly, rest + parts[-1].nbytes - plainly
             check_growth(self.path, numbers, NUMBERS, FEWER)
-            check_growth(self.path, rest, mend=FEWER)
+            check_growth(self.path, rest, hint=FEWER)
         return pa.concat_tables(parts) if parts else self.content.read(columns=names)
 
 

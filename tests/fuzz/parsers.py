@@ -27,7 +27,7 @@ class Parser:
     write: Callable[[Path], object]
     read: Callable[[Path, Path], object]
     files: tuple[str, ...] = ("*",)
-    mend: Callable[[Path, Path], None] | None = None
+    hint: Callable[[Path, Path], None] | None = None
     leaves: bool = False
     """What was good of a refused input may stay: a copy that is fetched part by part goes on where it stopped."""
 
@@ -61,8 +61,8 @@ class Bench:
         """The promise, with ``data`` in place of a file; None: without the file. What refused it, or ""."""
         try:
             path.unlink() if data is None else path.write_bytes(data)
-            if self.parser.mend is not None:
-                self.parser.mend(self.inputs, path)
+            if self.parser.hint is not None:
+                self.parser.hint(self.inputs, path)
             made = None if self.parser.leaves else self.made
             names = (path.name, str(self.inputs), self.parser.name, "[task]", "task.")
             return keep(self.parser.name, lambda: self.parser.read(self.inputs, self.made), made, names)

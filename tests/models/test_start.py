@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from anchorfl.models.build import ModelOptions, build
 from anchorfl.models.start import StartError, read_start, start_from
 
-MEND = "give weights of the same network, stem, norm and width, under the names of docs/networks.md"
+HINT = "give weights of the same network, stem, norm and width, under the names of docs/networks.md"
 
 
 def made(*, seed=1, start=None, kind="image", shape=(1, 8, 8), **options):
@@ -50,7 +50,7 @@ def test_a_trunk_starts_an_encoder_of_another_width_whose_linear_layer_stays_dra
     half = trunk | {"linear.weight": other.encoder.linear.weight}
     with pytest.raises(StartError) as caught:
         made(width=7, start=half)
-    assert str(caught.value) == f"w.safetensors: tensor 'linear.bias' is missing; {MEND}"
+    assert str(caught.value) == f"w.safetensors: tensor 'linear.bias' is missing; {HINT}"
 
 
 def test_other_encoders_start_from_a_file_too():
@@ -77,7 +77,7 @@ def test_weights_that_do_not_fit_are_named_in_one_line_and_change_nothing(change
     change(values)
     with pytest.raises(StartError) as caught:
         start_from(model.encoder, values, "w.safetensors", ("linear.",))
-    assert str(caught.value) == f"w.safetensors: {text}; {MEND}"
+    assert str(caught.value) == f"w.safetensors: {text}; {HINT}"
     assert all(torch.equal(value, before[name]) for name, value in model.encoder.state_dict().items())
 
 

@@ -180,8 +180,8 @@ def _prepared(raw: Config) -> Config:
     kind = raw["provider"]["type"]
     if kind not in PROVIDERS:
         near = difflib.get_close_matches(kind, PROVIDERS, 1)
-        mend = f"did you mean '{near[0]}'?" if near else f"this check knows {', '.join(PROVIDERS)}"
-        raise Flaw(Fault("provider.type", f"{kind!r} is unknown", mend))
+        hint = f"did you mean '{near[0]}'?" if near else f"this check knows {', '.join(PROVIDERS)}"
+        raise Flaw(Fault("provider.type", f"{kind!r} is unknown", hint))
     try:
         config: Config = prepare_config(copy.deepcopy(raw))
     except (AssertionError, ValueError, KeyError) as error:

@@ -16,10 +16,10 @@ class Fault:
 
     path: str
     what: str
-    mend: str
+    hint: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.what}; {self.mend}"
+        return f"{self.path}: {self.what}; {self.hint}"
 
 
 @dataclass(frozen=True, slots=True)

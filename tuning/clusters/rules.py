@@ -64,8 +64,8 @@ def images(config: Config, here: Versions) -> Iterator[Fault]:
     if not docker:
         return
     if not docker.get("image"):
-        mend = "add docker.image, the head's image; workers may have their own below available_node_types"
-        yield Fault("docker.image", "missing: Ray's autoscaler reads it for every node type", mend)
+        hint = "add docker.image, the head's image; workers may have their own below available_node_types"
+        yield Fault("docker.image", "missing: Ray's autoscaler reads it for every node type", hint)
         return
     key = "docker.head_image" if "head_image" in docker else "docker.image"
     fault, head = _image(key, docker[key.rpartition(".")[2]], here, "this machine")
@@ -88,14 +88,14 @@ def images(config: Config, here: Versions) -> Iterator[Fault]:
 def _image(path: str, image: Any, wanted: Versions, whose: str) -> tuple[Fault | None, Versions | None]:
     """The fault of an image's tag, and the versions that the tag names."""
     tag = str(image).partition("@")[0].rpartition("/")[2].partition(":")[2]
-    mend = f"use {str(image).partition('@')[0].partition(':')[0]}:{wanted.ray}-{wanted.python}[-gpu]"
+    hint = f"use {str(image).partition('@')[0].partition(':')[0]}:{wanted.ray}-{wanted.python}[-gpu]"
     if tag.split("-")[0] in ("", "latest", "nightly"):
-        return Fault(path, f"{image}: tag {tag or 'latest'!r} is another Ray each time", mend), None
+        return Fault(path, f"{image}: tag {tag or 'latest'!r} is another Ray each time", hint), None
     found = re.match(r"(\d+\.\d+\.\d+)-(py3\d+)(?:-|$)", tag)
     if found is None:
-        return Fault(path, f"{image}: the tag does not say which Ray and Python it holds", mend), None
+        return Fault(path, f"{image}: the tag does not say which Ray and Python it holds", hint), None
     has = Versions(found[1], found[2])
-    return (None if has == wanted else Fault(path, f"{image}: holds {has}, {whose} {wanted}", mend)), has
+    return (None if has == wanted else Fault(path, f"{image}: holds {has}, {whose} {wanted}", hint)), has
 
 
 def shared_memory(config: Config) -> Iterator[Fault]:
@@ -173,8 +173,8 @@ def gpu_shares(config: Config, demand: Demand) -> Iterator[Fault]:
     if actors > room or actors * share + demand.server_gpus > total + 1e-9:
         server = f" and a server of {demand.server_gpus:g}" if demand.server_gpus else ""
         what = f"{actors} client actors of {share:g} GPU{server} do not fit: all workers together hold {room} clients"
-        mend = "lower --client-gpus, raise --clients-per-actor, or raise max_workers"
-        yield Fault("max_workers", what, mend)
+        hint = "lower --client-gpus, raise --clients-per-actor, or raise max_workers"
+        yield Fault("max_workers", what, hint)
 
 
 def share_fits(share: float) -> int:

@@ -32,8 +32,8 @@ def against_schema(raw: Config) -> tuple[list[Fault], Config | None]:
         known = sorted(error.schema["properties"])
         for key in sorted(set(error.instance) - set(known), key=str):
             near = difflib.get_close_matches(str(key), known, 1)
-            mend = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(known)}"
-            faults.append(Fault(_dotted([*path, key]), "no such key", mend))
+            hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(known)}"
+            faults.append(Fault(_dotted([*path, key]), "no such key", hint))
             place: Any = repaired
             for step in path:
                 place = place[step]
@@ -107,8 +107,8 @@ def against_ec2(config: Config) -> Iterator[Fault]:
             what, _, allowed = line.partition(", must be one of: ")
             wrong = what.rpartition(': "')[2].rstrip('"')
             near = difflib.get_close_matches(wrong, allowed.split(", "), 1)
-            mend = f"did you mean '{near[0]}'?" if near else "see EC2's RunInstances"
-            yield Fault(f"{node_path(name)}.node_config", what, mend)
+            hint = f"did you mean '{near[0]}'?" if near else "see EC2's RunInstances"
+            yield Fault(f"{node_path(name)}.node_config", what, hint)
 
 
 @functools.cache

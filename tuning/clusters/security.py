@@ -28,8 +28,8 @@ def token(config: Config) -> Iterator[Fault]:
     without = [n for n, e in found.items() if e.get("RAY_AUTH_MODE") != "token"]
     if without:
         what = f"no RAY_AUTH_MODE=token for {' and '.join(without)}: Ray would serve anyone who reaches it"
-        mend = "add '-e RAY_AUTH_MODE=token'" if docker else "write 'RAY_AUTH_MODE=token ray start ...'"
-        yield Fault(where, what, mend)
+        hint = "add '-e RAY_AUTH_MODE=token'" if docker else "write 'RAY_AUTH_MODE=token ray start ...'"
+        yield Fault(where, what, hint)
     for key, command in _commands(config):
         if key not in START and re.search(r"\bRAY_AUTH_MODE=(?!['\"]?token\b)", command):
             yield Fault(key, f"{command!r} turns token authentication off", "leave RAY_AUTH_MODE out of it")
@@ -56,8 +56,8 @@ def open_ports(config: Config) -> Iterator[Fault]:
         for host in re.findall(r"--dashboard-host[= ](\S+)", command):
             if host.strip("'\"") not in ("127.0.0.1", "localhost", "::1"):
                 what = f"--dashboard-host {host} serves the dashboard, which runs anyone's code, to the network"
-                mend = "write 'ray start --head' with --dashboard-host=127.0.0.1 there, and reach it by 'ray dashboard'"
-                yield Fault(key, what, mend)
+                hint = "write 'ray start --head' with --dashboard-host=127.0.0.1 there, and reach it by 'ray dashboard'"
+                yield Fault(key, what, hint)
         if found := re.search(r"--(?:host|ip|bind)[= ]['\"]?(?:0\.0\.0\.0|\[?::\]?|\*)(?=['\"\s:]|$)", command):
             what = f"{found[0]} serves something to everybody who reaches the node"
             yield Fault(key, what, "serve it on 127.0.0.1, and reach it with 'ray attach --port-forward'")
@@ -79,12 +79,12 @@ def secrets(config: Config) -> Iterator[Fault]:
     for text, path in first.items():
         if found := ASSIGNED.search(text):
             what = "the token itself" if found[1] == "RAY_AUTH_TOKEN" else f"the value of {found[1]}"
-            mend = "leave it out and mount the token's file" if found[1] == "RAY_AUTH_TOKEN" else "leave it out"
+            hint = "leave it out and mount the token's file" if found[1] == "RAY_AUTH_TOKEN" else "leave it out"
         elif SPELT_OUT.search(text):
-            what, mend = "a key or a password", "leave it out, and give the nodes a role (IamInstanceProfile)"
+            what, hint = "a key or a password", "leave it out, and give the nodes a role (IamInstanceProfile)"
         else:
             continue
-        yield Fault(path, f"{what} stands in the file, and from there goes into git", mend)
+        yield Fault(path, f"{what} stands in the file, and from there goes into git", hint)
     for remote, local in config["file_mounts"].items():
         place = local.rstrip("/")
         if place in ("", "~", "$HOME") or any(place == p or place.startswith(f"{p}/") for p in PRIVATE):

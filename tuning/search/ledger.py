@@ -95,16 +95,16 @@ class Ledger:
         data = self.path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         self._whole, self._torn = len(whole), len(whole) < len(data)
-        mend = (
+        hint = (
             "delete that line and what follows, then resume again: trials that had finished keep their folders and are"
             " not trained again"
         )
         trials = 0
         for number, line in enumerate(whole.splitlines(), 1):
             where = f"{self.path}:{number}"
-            event: Event = parsed(line, dict[str, Any], where, mend)
+            event: Event = parsed(line, dict[str, Any], where, hint)
             if fault := _fault(event, trials):
-                raise InputError(f"{where} is damaged ({fault}); {mend}")
+                raise InputError(f"{where} is damaged ({fault}); {hint}")
             trials += event["event"] == "suggest"
             yield event
 

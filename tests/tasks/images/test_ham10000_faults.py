@@ -149,10 +149,10 @@ def test_images_and_metadata_must_match(lesions):
     assert columns(table, "row", "split", "subject") == [
         values for values in columns(whole, "row", "split", "subject") if values[0] not in left_out
     ]
-    for message, mend in ((messages[0], [copy]), (messages[1], strangers)):
+    for message, hint in ((messages[0], [copy]), (messages[1], strangers)):
         with pytest.raises(InputError, match=re.escape(message)):
             ham10000.read(lesions, options(""))
-        for path in mend:
+        for path in hint:
             path.unlink()
     with pytest.raises(InputError, match=f"{of_row[lost[0]]} is not among the {whole.num_rows - 2} image files"):
         ham10000.read(lesions, options(""))

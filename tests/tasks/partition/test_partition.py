@@ -260,8 +260,8 @@ def test_a_data_set_has_the_partitions_that_fit_it():
     assert partitions_of(task_of(4, GROUPS)) == ("k_classes", "dirichlet", "iid", "categories", "one_class")
     assert partitions_of(task_of(4, GROUPS, "user")) == PARTITIONS
     for partition in ("categories", "subjects"):
-        mend = f"made has no {partition}; use one of k_classes, dirichlet, iid, one_class"
-        with pytest.raises(InputError, match=mend):
+        hint = f"made has no {partition}; use one of k_classes, dirichlet, iid, one_class"
+        with pytest.raises(InputError, match=hint):
             plan_of(BALANCED, TaskOptions(clients=2, partition=partition), 0)
 
 

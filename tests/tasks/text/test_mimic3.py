@@ -105,8 +105,8 @@ def test_own_split_takes_every_admission_and_keeps_patients_together(folder):
 def test_without_the_split_files_the_mend_is_named(folder):
     (folder / "dev_50_hadm_ids.csv").unlink()
     options = TaskOptions(name="mimic3-50", root=str(folder))
-    mend = r"no dev_50_hadm_ids\.csv .*physionet\.org/content/mimiciii/1\.4/ .*--task\.variant own does without"
-    with pytest.raises(InputError, match=mend):
+    hint = r"no dev_50_hadm_ids\.csv .*physionet\.org/content/mimiciii/1\.4/ .*--task\.variant own does without"
+    with pytest.raises(InputError, match=hint):
         raw_folder(mimic3_50(), options)
 
 
