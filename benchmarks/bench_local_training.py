@@ -32,14 +32,14 @@ VARIANTS = {
 
 def seconds(preset: str, switches: dict, epochs: int) -> float:
     """CPU seconds of client 0's first round."""
-    e = read_preset(preset)
-    e = dataclasses.replace(
-        e,
-        optimizer=dataclasses.replace(e.optimizer, **(OFF | switches)),
-        federation=dataclasses.replace(e.federation, epochs=epochs),
-        cluster=dataclasses.replace(e.cluster, executor="serial"),
+    experiment = read_preset(preset)
+    experiment = dataclasses.replace(
+        experiment,
+        optimizer=dataclasses.replace(experiment.optimizer, **(OFF | switches)),
+        federation=dataclasses.replace(experiment.federation, epochs=epochs),
+        cluster=dataclasses.replace(experiment.cluster, executor="serial"),
     )
-    setup = make_setup(e, lambda _: None)
+    setup = make_setup(experiment, lambda _: None)
     sent, host = Server(setup).broadcast(1), ClientHost(setup)
     host._client(0)
     began = time.process_time()

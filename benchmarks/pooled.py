@@ -85,9 +85,9 @@ def peak() -> float:
 def explicit(setup: Setup) -> Executor:
     from anchorfl.pipeline.execution.ray_executor import RayExecutor
 
-    e = setup.experiment
-    federation = replace(e.federation, batched_clients=False)
-    return RayExecutor(replace(setup, experiment=replace(e, federation=federation, cluster=ClusterOptions())))
+    experiment = setup.experiment
+    federation = replace(experiment.federation, batched_clients=False)
+    return RayExecutor(replace(setup, experiment=replace(experiment, federation=federation, cluster=ClusterOptions())))
 
 
 def main() -> None:

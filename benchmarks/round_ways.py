@@ -46,31 +46,33 @@ def nobody(busy: int, done: int, failed: int) -> None:
 def experiment(preset: str, optimizer: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Experiment:
     """A preset, with changes; optimizers start anew in every round, in all ways alike."""
     sections = {"optimizer": {"state": "reset"} | (optimizer or {}), "tracking": {"uri": "none"}} | sections
-    e = read_preset(preset)
-    changed = {name: dataclasses.replace(getattr(e, name), **options) for name, options in sections.items()}
-    return dataclasses.replace(e, **changed)
+    experiment = read_preset(preset)
+    changed = {name: dataclasses.replace(getattr(experiment, name), **options) for name, options in sections.items()}
+    return dataclasses.replace(experiment, **changed)
 
 
 def r8(**optimizer: Any) -> Experiment:
     return experiment("r8-8/fedavg", optimizer, task={"max_tokens": 200}, federation={"epochs": 1})
 
 
-def chosen(e: Experiment, rounds: int) -> list[list[int]]:
+def chosen(experiment: Experiment, rounds: int) -> list[list[int]]:
     """Clients of every round."""
-    rng, count = np.random.default_rng(0), e.federation.clients_per_round or e.task.clients
-    return [sorted(rng.choice(e.task.clients, count, replace=False).tolist()) for _ in range(rounds)]
+    rng, count = np.random.default_rng(0), experiment.federation.clients_per_round or experiment.task.clients
+    return [sorted(rng.choice(experiment.task.clients, count, replace=False).tolist()) for _ in range(rounds)]
 
 
-def on_ray(e: Experiment, rounds: int) -> Round:
-    e = dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="ray", clients_per_actor=4))
-    ray_cluster.start(e.cluster)
-    executor, clients = RayExecutor(make_setup(e, quiet)), chosen(e, rounds)
+def on_ray(experiment: Experiment, rounds: int) -> Round:
+    experiment = dataclasses.replace(
+        experiment, cluster=dataclasses.replace(experiment.cluster, executor="ray", clients_per_actor=4)
+    )
+    ray_cluster.start(experiment.cluster)
+    executor, clients = RayExecutor(make_setup(experiment, quiet)), chosen(experiment, rounds)
     return lambda round_: check(executor.round(round_, clients[round_ - 1], nobody))
 
 
-def serial(e: Experiment, rounds: int) -> Round:
-    e = dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="serial"))
-    executor, clients = in_process(make_setup(e, quiet)), chosen(e, rounds)
+def serial(experiment: Experiment, rounds: int) -> Round:
+    experiment = dataclasses.replace(experiment, cluster=dataclasses.replace(experiment.cluster, executor="serial"))
+    executor, clients = in_process(make_setup(experiment, quiet)), chosen(experiment, rounds)
     return lambda round_: check(executor.round(round_, clients[round_ - 1], nobody))
 
 
@@ -79,11 +81,13 @@ def check(outcome: Any) -> None:
         raise RuntimeError(f"clients failed: {outcome.failed}")
 
 
-def plain_loop(e: Experiment, rounds: int) -> Round:
+def plain_loop(experiment: Experiment, rounds: int) -> Round:
     """A loop in torch alone over the network and rows of a run, its clients one after the other."""
     one_thread()
-    e = dataclasses.replace(e, optimizer=dataclasses.replace(e.optimizer, **OFF))
-    setup = make_setup(dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="serial")), quiet)
+    experiment = dataclasses.replace(experiment, optimizer=dataclasses.replace(experiment.optimizer, **OFF))
+    setup = make_setup(
+        dataclasses.replace(experiment, cluster=dataclasses.replace(experiment.cluster, executor="serial")), quiet
+    )
     model, clients = setup.model(), chosen(setup.experiment, rounds)
     data = {client: setup.data().client(client, setup.objective()) for client in {c for row in clients for c in row}}
     start = {name: value.clone() for name, value in model.state_dict().items()}
@@ -102,23 +106,25 @@ def plain_loop(e: Experiment, rounds: int) -> Round:
 
 def plain_client(setup: Setup, model: torch.nn.Module, data: ClientData) -> None:
     """Epochs of one client, as one writes them."""
-    e, objective = setup.experiment, setup.objective()
-    kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[e.optimizer.name]
-    more = {"momentum": e.optimizer.momentum} if e.optimizer.name == "sgd" else {}
-    optimizer = kind(model.parameters(), lr=e.optimizer.lr, weight_decay=e.optimizer.weight_decay, **more)
+    experiment, objective = setup.experiment, setup.objective()
+    kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[experiment.optimizer.name]
+    more = {"momentum": experiment.optimizer.momentum} if experiment.optimizer.name == "sgd" else {}
+    optimizer = kind(
+        model.parameters(), lr=experiment.optimizer.lr, weight_decay=experiment.optimizer.weight_decay, **more
+    )
     model.train()
-    for _ in range(e.federation.epochs):
-        for index_B in torch.randperm(len(data)).split(e.optimizer.batch_size or len(data)):
+    for _ in range(experiment.federation.epochs):
+        for index_B in torch.randperm(len(data)).split(experiment.optimizer.batch_size or len(data)):
             batch = data.rows(index_B)
             optimizer.zero_grad()
             objective.loss(model(batch.x), batch).backward()
             optimizer.step()
 
 
-def one_class_loop(e: Experiment, rounds: int) -> Round:
+def one_class_loop(experiment: Experiment, rounds: int) -> Round:
     """The same for clients of one class, one step each: a network and a row that its rows are pulled to."""
     one_thread()
-    setup = make_setup(e, quiet)
+    setup = make_setup(experiment, quiet)
     model, cards = setup.model().train(), setup.data().cards()
     data = [setup.data().client(client, setup.objective()) for client in range(len(cards))]
     class_I = [int(card.identified_C.nonzero()) for card in cards]
@@ -128,7 +134,7 @@ def one_class_loop(e: Experiment, rounds: int) -> Round:
         total = {name: torch.zeros_like(value) for name, value in start.items()}
         for rows, class_ in zip(data, class_I, strict=True):
             model.load_state_dict(start)
-            optimizer = torch.optim.SGD(model.parameters(), e.optimizer.lr)
+            optimizer = torch.optim.SGD(model.parameters(), experiment.optimizer.lr)
             optimizer.zero_grad()
             z_BD = model.encoder(rows.rows(torch.arange(len(rows))).x)
             cosine_B = F.normalize(z_BD) @ model.get_parameter(ROWS)[class_]
@@ -226,6 +232,6 @@ def by_name(name: str) -> str:
     return name
 
 
-def epoch_order(e: Experiment, rows: int) -> torch.Tensor:
+def epoch_order(experiment: Experiment, rows: int) -> torch.Tensor:
     """The order in which ours takes client 0's rows in round 1."""
-    return torch.randperm(rows, generator=torch_rng(e.seed, "client", 0, "round", 1, "order"))
+    return torch.randperm(rows, generator=torch_rng(experiment.seed, "client", 0, "round", 1, "order"))

@@ -31,9 +31,9 @@ def start_ray(way: str) -> list[float]:
     """Seconds of the start and of the end, MB (PSS) of this process and Ray's between the two."""
     if way == "as Ray does":
         ray_cluster._few_processes = contextlib.nullcontext  # type: ignore[assignment]  # what it would patch stays
-    e = read_preset("digits/fedavg")
+    experiment = read_preset("digits/fedavg")
     began = time.perf_counter()
-    ray_cluster.start(e.cluster)
+    ray_cluster.start(experiment.cluster)
     started = time.perf_counter()
     family = [psutil.Process(), *psutil.Process().children(recursive=True)]
     used = sum(p.memory_full_info().pss for p in family if p.is_running()) / 1e6

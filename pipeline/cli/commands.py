@@ -26,8 +26,8 @@ def run(arguments: list[str]) -> int:
     split = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
     presets, overrides = arguments[:split], arguments[split:]
     if not presets and asked(overrides):
-        e = settled(override(base(), overrides, "anchorfl run"))
-        return _train([label_of(e)], [e])
+        experiment = settled(override(base(), overrides, "anchorfl run"))
+        return _train([label_of(experiment)], [experiment])
     if not presets:
         if overrides in (["--help"], ["-h"]):
             print("usage: anchorfl run PRESET [PRESET ...] [--section.option value ...]")
@@ -38,7 +38,7 @@ def run(arguments: list[str]) -> int:
     experiments = [settled(override(read_preset(p), overrides, f"anchorfl run {p}")) for p in presets]
     if len(presets) > 1 and experiments[0].output:
         raise InputError("--output names one folder: give it with one preset at a time")
-    if len({e.cluster.address for e in experiments if e.cluster.executor == "ray"}) > 1:
+    if len({experiment.cluster.address for experiment in experiments if experiment.cluster.executor == "ray"}) > 1:
         raise InputError("the presets differ in cluster.address: run them one at a time, or give --cluster.address")
     return _train(presets, experiments)
 
@@ -75,17 +75,19 @@ def _train(presets: list[str], experiments: list[Experiment]) -> int:
     return 0
 
 
-def _records(e: Experiment, folder: Path) -> str:
+def _records(experiment: Experiment, folder: Path) -> str:
     from anchorfl.pipeline.config.redaction import shown
     from anchorfl.pipeline.tracking.mlflow_store import store_uri
 
-    uri = store_uri(e.tracking.uri, folder)
+    uri = store_uri(experiment.tracking.uri, folder)
     if not uri:
         return f"MLflow was off (tracking.uri = none); the records are in {folder}"
     if uri.startswith("http"):
         return f"MLflow records: {shown(uri)} (open it in a browser)"
     where = shown(uri)
-    return f"MLflow records: {where}; look at them with: anchorfl ui" + (f" --uri {where}" if e.tracking.uri else "")
+    return f"MLflow records: {where}; look at them with: anchorfl ui" + (
+        f" --uri {where}" if experiment.tracking.uri else ""
+    )
 
 
 def resume(options: argparse.Namespace) -> int:

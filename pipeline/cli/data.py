@@ -79,19 +79,19 @@ def prepare(arguments: list[str]) -> int:
     if arguments[:1] in (["--help"], ["-h"]):
         print(f"{USAGE}\n\n{prepare.__doc__}")
         return 0
-    e = _experiment(arguments)
-    began, task = time.perf_counter(), task_of(e.task)
-    if e.cluster.executor == "ray":
+    experiment = _experiment(arguments)
+    began, task = time.perf_counter(), task_of(experiment.task)
+    if experiment.cluster.executor == "ray":
         from anchorfl.pipeline.cluster import ray_cluster
 
-        started = ray_cluster.start(e.cluster)
+        started = ray_cluster.start(experiment.cluster)
         try:
-            prepared = prepare_task(task, e.task, e.seed, engine="ray", log=print)
+            prepared = prepare_task(task, experiment.task, experiment.seed, engine="ray", log=print)
         finally:
             if started:
                 ray_cluster.stop()
     else:
-        prepared = prepare_task(task, e.task, e.seed, engine="local", log=print)
+        prepared = prepare_task(task, experiment.task, experiment.seed, engine="local", log=print)
     m = prepared.manifest
     print(
         f"{sum(m.examples)} rows with {len(m.examples)} clients, {m.validation} for validation, {m.test} for the test;"

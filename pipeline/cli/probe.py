@@ -102,13 +102,13 @@ def _check(own: argparse.Namespace, experiment: Experiment) -> None:
 
 
 def _write(
-    out: Path, preset: str, e: Experiment, measured: Measured, need: Need, places: list[Place], shares: Shares
+    out: Path, preset: str, experiment: Experiment, measured: Measured, need: Need, places: list[Place], shares: Shares
 ) -> None:
     """The overrides, and beside them all figures."""
     text, figures = overrides_of(shares), out.with_suffix(".json")
     write_atomically(out, f"{text}\n".encode())
     content = {
-        "preset": preset, "config_digest": digest(e), **asdict(measured), "need": asdict(need),
+        "preset": preset, "config_digest": digest(experiment), **asdict(measured), "need": asdict(need),
         "places": [asdict(p) for p in places], "margins": {"memory": MEMORY_MARGIN, "gpu": GPU_MARGIN},
         "shares": asdict(shares), "overrides": text, "torch": version_of("torch"), "ray": version_of("ray"),
     }  # fmt: skip
@@ -173,8 +173,8 @@ def _measure(setup: Setup, chosen: Chosen, places: list[Place], apart: Apart) ->
     on_gpu = has_gpu(places)
     device = "a GPU, as soon as one is free" if on_gpu else "the CPU"
     print(f"training client {chosen.client} alone for {memory_probe.ROUNDS} rounds on {device}", flush=True)
-    sender, e = server_of(setup), setup.experiment
-    sender.state, _ = e.method.peak_state(sender.state, e.federation.rounds)
+    sender, experiment = server_of(setup), setup.experiment
+    sender.state, _ = experiment.method.peak_state(sender.state, experiment.federation.rounds)
     sent = messages.pack({"broadcast": sender.broadcast(1), "client_message": sender.client_message(chosen.client)})
     what = f"client {chosen.client}"
     try:
@@ -201,18 +201,19 @@ def overrides_of(shares: Shares) -> str:
     )
 
 
-def needs(m: Measured, need: Need, e: Experiment) -> str:
+def needs(m: Measured, need: Need, experiment: Experiment) -> str:
     """What was measured, for the eye."""
     chosen, client, server, gpu = m.chosen, m.client, m.server, m.client.gpu
     labeled = f"{chosen.rows} rows, {chosen.active} of them labeled, longest {chosen.longest}"
     further = f"{size(client.rows)} for each further client of an actor"
-    merging = f"{size(need.server)} with the updates of {e.selected_clients} clients"
+    merging = f"{size(need.server)} with the updates of {experiment.selected_clients} clients"
     lines = [
-        ("client", f"{chosen.client} of {e.task.clients}: {labeled}"),
+        ("client", f"{chosen.client} of {experiment.task.clients}: {labeled}"),
         ("client, memory", f"{size(client.baseline)} ready to train, {size(client.peak)} at most; {further}"),
         (
             "client, round",
-            f"{client.seconds[-1]:.2f} s, the first {client.seconds[0]:.2f} s, for {e.federation.epochs} epoch(s)",
+            f"{client.seconds[-1]:.2f} s, the first {client.seconds[0]:.2f} s, for {experiment.federation.epochs}"
+            " epoch(s)",
         ),
         ("server, memory", f"{size(server.baseline)} ready, {size(server.peak)} at most; {merging}"),
     ]

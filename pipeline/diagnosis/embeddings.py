@@ -62,10 +62,10 @@ def associations(study: Study) -> Floats | None:
     """What the co-occurrence table says of every two classes [C, C]: its edges' weights (PMI less its mean), 0 where
     there is no edge; None where the run had no table.
     """
-    e = study.setup.experiment
-    if e.class_embeddings.init != "cooccurrence" or not e.method.head.semantic:
+    experiment = study.setup.experiment
+    if experiment.class_embeddings.init != "cooccurrence" or not experiment.method.head.semantic:
         return None
-    table, known = names_table(e, study.class_names)
+    table, known = names_table(experiment, study.class_names)
     row_C = [table.names.index(name) for name in known]
     return np.asarray(table.weight_KK[np.ix_(row_C, row_C)], dtype=np.float64)
 

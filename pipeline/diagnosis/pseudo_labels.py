@@ -94,14 +94,15 @@ def judge(given: ClientData, annotated: ClientData, identified_C: Bools, y_NC: B
 
 def annotate(study: Study, round_: int, client: int, card: Card, sent: Any) -> ClientData:
     """The client's rows as it would train on them at the start of round ``round_ + 1``."""
-    server, e = study.server, study.setup.experiment
+    server, experiment = study.server, study.setup.experiment
     load_sent(server.model, sent.weights)
     ctx = ClientContext(
-        server.model, sent, card, study.rows(client), study.lasting(client), server.objective, e.optimizer, infer,
+        server.model, sent, card, study.rows(client), study.lasting(client), server.objective, experiment.optimizer,
+        infer,
         torch_rng(study.seed, "client", client, "round", round_ + 1, "method"), server.client_message(client),
         round_ + 1,
     )  # fmt: skip
-    trainer: ClientTrainer[Any, Any] = e.method.trainer(ctx)
+    trainer: ClientTrainer[Any, Any] = experiment.method.trainer(ctx)
     return trainer.data()
 
 

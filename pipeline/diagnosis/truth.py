@@ -37,9 +37,9 @@ class Truth:
 
 def read_truth(study: Study, log: Callable[[str], None]) -> Truth:
     """Read the raw rows. Raises InputError where they are missing, or not those that the run was prepared from."""
-    e, manifest = study.setup.experiment, study.prepared.manifest
-    task = task_of(e.task)
-    options = resolved(task, e.task, e.seed)
+    experiment, manifest = study.setup.experiment, study.prepared.manifest
+    task = task_of(experiment.task)
+    options = resolved(task, experiment.task, experiment.seed)
     folder = raw_folder(task, options)
     if raw_digest(task, options, folder) != manifest.raw_digest:
         raise InputError(f"{study.folder}: the raw files of {task.name} have changed since: restore them")

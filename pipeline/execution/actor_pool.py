@@ -47,9 +47,9 @@ class Crew:
 
     def open(self, setup: Setup) -> tuple[str, Any]:
         """Make a run known: its key, and the reference that tells when the server is ready for it."""
-        run, e = uuid.uuid4().hex, setup.experiment
+        run, experiment = uuid.uuid4().hex, setup.experiment
         self.setups[run] = [ray.put(setup)]
-        clients = range(e.task.clients) if e.method.sends_initial_message else ()
+        clients = range(experiment.task.clients) if experiment.method.sends_initial_message else ()
         # no more actors than can be busy: a process costs seconds to start
         slots = min(self.layout.actors, self.layout.concurrent)
         initial_messages = [

@@ -89,8 +89,8 @@ def measure_server(setup: Setup, client: int, update: messages.Packed) -> Server
     """Merge one client's update and score both splits, as the server's actor would, in a fresh process."""
     one_thread()
     server = server_of(setup)
-    e = setup.experiment
-    server.state, round_ = e.method.peak_state(server.state, e.federation.rounds)
+    experiment = setup.experiment
+    server.state, round_ = experiment.method.peak_state(server.state, experiment.federation.rounds)
     baseline, began = resident(), time.perf_counter()
     server.aggregate(round_, [client], [messages.unpack(update)])
     messages.pack(server.broadcast(round_ + 1))

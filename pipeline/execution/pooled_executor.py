@@ -116,16 +116,16 @@ class PooledExecutor(InProcess):
         self.pool = pool(host.prepared, self.class_I, classes)
 
     def round(self, round_: int, selected: Sequence[int], watch: Watch, stand_ins: Sequence[int] = ()) -> RoundOutcome:
-        began, e = time.perf_counter(), self.setup.experiment
+        began, experiment = time.perf_counter(), self.setup.experiment
         watch(len(selected), 0, 0)
         classes = [self.class_I[client] for client in selected]
         sent, state = self.server.broadcast(round_), self.server.state
         sent_alone = self.batched_round.client_message_bytes(state, torch.tensor(classes))
-        self.model.reseed(torch_rng(e.seed, "pool", "round", round_, "dropout", device=self.device))
-        o = in_round(e.optimizer, round_)
+        self.model.reseed(torch_rng(experiment.seed, "pool", "round", round_, "dropout", device=self.device))
+        o = in_round(experiment.optimizer, round_)
         class_embedding_lr, weight_C = self.batched_round.class_embedding_lr(round_), self._weights(classes)
         step = Step(self.batched_round, weight_C, self.rows_C, o.lr, o.weight_decay, class_embedding_lr,
-                    e.federation.batch_rows)  # fmt: skip
+                    experiment.federation.batch_rows)  # fmt: skip
         weights, loss_C = pooled_step(self.model, state.weights, self.pool, step)
         if wrong := messages.not_finite(weights):
             raise InputError(f"round {round_}: {wrong}; lower optimizer.lr or method.class_embedding_lr")
@@ -148,20 +148,22 @@ class PooledExecutor(InProcess):
 
 def check(setup: Setup, host: ClientHost) -> BatchedRound[Any]:
     """How the method pools a round. InputError where its round, or the options, are not one pooled pass."""
-    e = setup.experiment
-    batched_round = e.method.batched_round()
+    experiment = setup.experiment
+    batched_round = experiment.method.batched_round()
     if batched_round is None:
         raise InputError(
-            f"federation.batched_clients: a round of {e.method.name} is not one pass over all rows: set it to False"
+            f"federation.batched_clients: a round of {experiment.method.name} is not one pass over all rows: set it to"
+            " False"
         )
+    optimizer = experiment.optimizer
     largest = max(host.prepared.manifest.examples)
     wrong = {
-        "optimizer.name = 'sgd' (the mean of adaptive steps is not an adaptive step)": e.optimizer.name != "sgd",
-        "optimizer.momentum = 0": e.optimizer.momentum != 0,
-        "federation.epochs = 1 (one step from the same weights)": e.federation.epochs != 1,
-        "optimizer.batch_size = 0 (a client's rows in one step)": 0 < e.optimizer.batch_size < largest,
+        "optimizer.name = 'sgd' (the mean of adaptive steps is not an adaptive step)": optimizer.name != "sgd",
+        "optimizer.momentum = 0": optimizer.momentum != 0,
+        "federation.epochs = 1 (one step from the same weights)": experiment.federation.epochs != 1,
+        "optimizer.batch_size = 0 (a client's rows in one step)": 0 < optimizer.batch_size < largest,
         "a network without BatchNorm in training (model.norm = 'group' or 'frozen')": host.model.couples_rows,
-        "optimizer.crop = 0 and optimizer.flip = 'none' (a row is seen once by all its clients)": e.optimizer.augments,
+        "optimizer.crop = 0 and optimizer.flip = 'none' (a row is seen once by all its clients)": optimizer.augments,
     }
     needs = [what for what, is_wrong in wrong.items() if is_wrong]
     if needs:

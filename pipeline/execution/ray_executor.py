@@ -36,14 +36,17 @@ class RayExecutor:
     """
 
     def __init__(self, setup: Setup, crew: Crew | None = None) -> None:
-        e = setup.experiment
-        self.setup, self.federation, self.clients = setup, e.federation, e.task.clients
-        self.sends_client_messages, self.at_clients = e.method.sends_client_messages, e.method.evaluate_on == "clients"
+        experiment = setup.experiment
+        self.setup, self.federation, self.clients = setup, experiment.federation, experiment.task.clients
+        self.sends_client_messages, self.at_clients = (
+            experiment.method.sends_client_messages,
+            experiment.method.evaluate_on == "clients",
+        )
         self.own = crew is None
-        self.crew = crew or Crew(layout(e.cluster, e.task.clients))
+        self.crew = crew or Crew(layout(experiment.cluster, experiment.task.clients))
         self.layout = self.crew.layout
         self.rows = setup.data().cards().rows
-        self.dispatch = self._dispatch(several=not e.federation.deadline)
+        self.dispatch = self._dispatch(several=not experiment.federation.deadline)
         self._next: Round | None = None
         self._open()
 

@@ -89,13 +89,15 @@ def _deliver(experiment: Experiment, folder: Path, log: Log) -> None:
 
 
 def _executor(setup: Setup, crews: Crews | None) -> Executor:
-    e = setup.experiment
-    if e.cluster.executor == "serial" or e.federation.batched_clients:
+    experiment = setup.experiment
+    if experiment.cluster.executor == "serial" or experiment.federation.batched_clients:
         return in_process(setup)
     from anchorfl.pipeline.cluster.layout import layout
     from anchorfl.pipeline.execution.ray_executor import RayExecutor
 
-    return RayExecutor(setup, None if crews is None else crews.crew(layout(e.cluster, e.task.clients)))
+    return RayExecutor(
+        setup, None if crews is None else crews.crew(layout(experiment.cluster, experiment.task.clients))
+    )
 
 
 def open_loop(
@@ -105,21 +107,26 @@ def open_loop(
 
     parent: folder of the sweep that the run is a part of.
     """
-    e = setup.experiment
+    experiment = setup.experiment
     # The tracker needs to know where the loop goes on, so it comes after the checkpoint.
-    none = Trackers([], e.tracking)
+    none = Trackers([], experiment.tracking)
     loop = Loop(
-        e, setup.data().manifest.class_names, executor, none, Checkpoints(folder, e.cluster.keep_checkpoints), progress
+        experiment,
+        setup.data().manifest.class_names,
+        executor,
+        none,
+        Checkpoints(folder, experiment.cluster.keep_checkpoints),
+        progress,
     )
     loop.resume()
     done, info = loop.standing.round, run_info(setup, folder)
     if done:
         check_same_data(info.tags, folder)
         check_records(folder, done)
-    loop.tracker = open_tracker(e.tracking, folder, done + 1 if done else 0, log)
+    loop.tracker = open_tracker(experiment.tracking, folder, done + 1 if done else 0, log)
     loop.tracker.begin(replace(info, parent=parent))
-    if e.cluster.backup:
-        loop.mirror = Mirror(folder, place_of(e.cluster.backup, folder), log, loop.checkpoints)
+    if experiment.cluster.backup:
+        loop.mirror = Mirror(folder, place_of(experiment.cluster.backup, folder), log, loop.checkpoints)
     if done:
         progress.start = done
         progress.log(f"going on after round {done}")
@@ -156,25 +163,26 @@ class Result:
 
 def conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
     """Save the selected model, the result and the pictures, and hand them to the tracker."""
-    e, standing, tracker = setup.experiment, loop.standing, loop.tracker
+    experiment, standing, tracker = setup.experiment, loop.standing, loop.tracker
     checksum = final_checksum(state)
     scores = standing.scores
     if standing.best_round:
         scores = _scores_of(folder, standing.best_round, scores)
-        if e.tested == "last":
+        if experiment.tested == "last":
             late = loop.tested(state)
             scores |= {s: dict(v.values) for s, v in late.items()}
             write_late(folder, record_of(standing.best_round, late, loop.class_names))
             tracker.artifact(folder / LATE)
     chosen = standing.best_round or standing.round
     about = {"round": chosen, "scores": scores, "run": folder.name}
-    if e.method.evaluate_on == "server":
+    if experiment.method.evaluate_on == "server":
         save_model(folder / "model", setup, weights_in(state), about)
     else:
-        loop.progress.log(f"{e.method.name} {NO_MODEL}: none is saved")
+        loop.progress.log(f"{experiment.method.name} {NO_MODEL}: none is saved")
     content = {
         "checksum": checksum, "scores": scores, "round": chosen, "rounds": standing.round, "seconds": standing.seconds,
-        "failed": standing.failures, "retried": standing.retries, "faults": standing.faults, "digest": digest(e),
+        "failed": standing.failures, "retried": standing.retries, "faults": standing.faults,
+        "digest": digest(experiment),
     }  # fmt: skip
     if summary := standing.summary(loop.recovered):
         loop.progress.log(summary)
@@ -186,7 +194,7 @@ def conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
         "plan.json",
         "per_class.csv",
         "report",
-        *(["model"] if e.method.evaluate_on == "server" else []),
+        *(["model"] if experiment.method.evaluate_on == "server" else []),
     ):
         tracker.artifact(folder / name)
     # Last, since its presence says that the run is finished and everything else is there.

@@ -38,15 +38,15 @@ def check_same_data(now: Mapping[str, str], folder: Path) -> None:
 
 def run_info(setup: Setup, folder: Path) -> RunInfo:
     """What a run is, for its record."""
-    e, manifest = setup.experiment, setup.data().manifest
+    experiment, manifest = setup.experiment, setup.data().manifest
     tags = {
-        "method": e.method.name,
+        "method": experiment.method.name,
         "data_digest": manifest.data_digest,
         "partition_digest": manifest.partition_digest,
-        "config_digest": digest(e),
+        "config_digest": digest(experiment),
         **setup.vectors(),
         "git_commit": _commit(),
-        **({"notice": notice} if (notice := e.method.notice(e.federation.rounds)) else {}),
+        **({"notice": notice} if (notice := experiment.method.notice(experiment.federation.rounds)) else {}),
         "python": platform.python_version(),
         **{name: version_of(name) for name in ("anchorfl", "torch", "ray", "mlflow")},
     }
@@ -54,7 +54,9 @@ def run_info(setup: Setup, folder: Path) -> RunInfo:
         (f"{manifest.task}/{s}", manifest.data_digest[:32], s, manifest.raw_digest)
         for s in ("train", "validation", "test")
     ]
-    return RunInfo(name=folder.name, experiment=manifest.task, params=flat(e), tags=tags, datasets=sets, folder=folder)
+    return RunInfo(
+        name=folder.name, experiment=manifest.task, params=flat(experiment), tags=tags, datasets=sets, folder=folder
+    )
 
 
 def version_of(name: str) -> str:

@@ -166,27 +166,27 @@ class Loop:
         self.progress.round(0, RoundOutcome(()), scores, seconds)
 
     def _round(self, round_: int) -> None:
-        e, began = self.experiment, time.perf_counter()
+        experiment, began = self.experiment, time.perf_counter()
         outcome = self.executor.round(
             round_, self._selected(round_), partial(self.progress.watch, round_), self._reserve(round_)
         )
-        last = round_ == e.federation.rounds
+        last = round_ == experiment.federation.rounds
         if self._whole and not last:  # what follows decides nothing of the next round, so its clients train meanwhile
             self.executor.ahead(round_ + 1, self._selected(round_ + 1), self._reserve(round_ + 1))
         elif not last:
             self.executor.expect(self._selected(round_ + 1))
-        scored = last or round_ % e.evaluation.every == 0
+        scored = last or round_ % experiment.evaluation.every == 0
         scores, scoring = self._scores(round_) if scored else ({}, 0.0)
         state = self.executor.snapshot()
         self._stand(round_, outcome, scores, state)
         seconds = time.perf_counter() - began
         self.standing.seconds += seconds
         self._unsaved |= {*outcome.answered}
-        due = last or round_ % e.cluster.checkpoint_every == 0
+        due = last or round_ % experiment.cluster.checkpoint_every == 0
         # All that comes from elsewhere, and may be lost there, comes before the round is written down.
         changed = {f"{MEMORY}{c:05d}": self.executor.memory(c) for c in sorted(self._unsaved)} if due else {}
         self._note(_record(round_, outcome, scores, self.class_names, seconds, scoring))
-        if e.evaluation.save_state_every and (last or round_ % e.evaluation.save_state_every == 0):
+        if experiment.evaluation.save_state_every and (last or round_ % experiment.evaluation.save_state_every == 0):
             self.checkpoints.keep(round_, state)  # before the round counts as done: a kill in between does it again
         if due:
             if self.standing.best_round > self._saved:
@@ -220,19 +220,25 @@ class Loop:
 
     def _scores(self, round_: int) -> tuple[dict[str, Scores], float]:
         """Scores by split, and the seconds that they took."""
-        e, began = self.experiment, time.perf_counter()
-        selected = e.evaluation.model_selection == "last" and round_ == e.federation.rounds
-        test = e.tested == "always" or (e.tested == "last" and selected)
+        experiment, began = self.experiment, time.perf_counter()
+        selected = experiment.evaluation.model_selection == "last" and round_ == experiment.federation.rounds
+        test = experiment.tested == "always" or (experiment.tested == "last" and selected)
         scores = self.executor.scores(["validation", "test"] if test else ["validation"])
         return scores, time.perf_counter() - began
 
     def _selected(self, round_: int) -> list[int]:
-        e = self.experiment
-        return select(e.task.clients, e.selected_clients, round_, e.seed)
+        experiment = self.experiment
+        return select(experiment.task.clients, experiment.selected_clients, round_, experiment.seed)
 
     def _reserve(self, round_: int) -> list[int]:
-        e = self.experiment
-        return stand_ins(e.task.clients, self._selected(round_), e.federation.backup_fraction, round_, e.seed)
+        experiment = self.experiment
+        return stand_ins(
+            experiment.task.clients,
+            self._selected(round_),
+            experiment.federation.backup_fraction,
+            round_,
+            experiment.seed,
+        )
 
 
 def _standing(found: Checkpoint) -> Standing:

@@ -52,19 +52,19 @@ class SavedModel:
 def save_model(folder: Path, setup: Setup, weights: Tensors, about: dict[str, Any]) -> None:
     """Write ``weights.safetensors`` and ``model.json`` into ``folder``; ``about``: facts of the run to keep with it."""
     folder.mkdir(parents=True, exist_ok=True)
-    manifest, e = setup.data().manifest, setup.experiment
+    manifest, experiment = setup.data().manifest, setup.experiment
     content = {
         "format": FORMAT,
         "task": manifest.task,
         "class_names": manifest.class_names,
         "kind": manifest.kind,
         "input": asdict(manifest.spec),
-        "model": asdict(e.model),
-        "head": e.method.head.kind,
-        "parts": e.method.head.parts,
+        "model": asdict(experiment.model),
+        "head": experiment.method.head.kind,
+        "parts": experiment.method.head.parts,
         "class_embedding_width": None if setup.vectors_CP is None else setup.vectors_CP.shape[1],
         "concept_width": 0 if setup.concepts_CMD is None else setup.concepts_CMD.shape[2],
-        "metrics": e.evaluation.metrics,
+        "metrics": experiment.evaluation.metrics,
         "checksum": messages.checksum(weights),
         **about,
     }

@@ -24,54 +24,55 @@ from anchorfl.tasks.registry import task_of
 Log = Callable[[str], None]
 
 
-def name_vectors(e: Experiment, prepared: Prepared, log: Log) -> Tensor | None:
+def name_vectors(experiment: Experiment, prepared: Prepared, log: Log) -> Tensor | None:
     """The first values of the class embeddings [C, P], None where the method has none."""
-    if e.method.head.kind != "label":
+    if experiment.method.head.kind != "label":
         return None
-    names, seed = prepared.manifest.class_names, seed_for(e.seed, "class names")
-    if e.class_embeddings.init == "random" or not e.method.head.semantic:
-        return random_vectors(names, e.class_embeddings.width, seed)
+    names, seed = prepared.manifest.class_names, seed_for(experiment.seed, "class names")
+    if experiment.class_embeddings.init == "random" or not experiment.method.head.semantic:
+        return random_vectors(names, experiment.class_embeddings.width, seed)
     cache = Path(prepared.folder).parent
-    if e.class_embeddings.init == "language_model":
+    if experiment.class_embeddings.init == "language_model":
         model, prompts, normalize = (
-            e.class_embeddings.encoder,
-            e.class_embeddings.templates,
-            e.class_embeddings.normalize,
+            experiment.class_embeddings.encoder,
+            experiment.class_embeddings.templates,
+            experiment.class_embeddings.normalize,
         )
         return from_language_model(
-            names, model=model, prompts=prompts, normalize=normalize, pooling=e.class_embeddings.pooling, cache=cache,
+            names, model=model, prompts=prompts, normalize=normalize, pooling=experiment.class_embeddings.pooling,
+            cache=cache,
             log=log,
         ).vectors_CD  # fmt: skip
-    table, known = names_table(e, names)
-    got = from_cooccurrence(table, known, width=e.class_embeddings.width, seed=seed, cache=cache, log=log)
+    table, known = names_table(experiment, names)
+    got = from_cooccurrence(table, known, width=experiment.class_embeddings.width, seed=seed, cache=cache, log=log)
     alone = [name for name, found in zip(names, known, strict=True) if found in got.without_edge]
     if alone:
         log(f"class names without any co-occurrence keep a random vector: {', '.join(alone)}")
     return got.vectors_CD
 
 
-def names_table(e: Experiment, names: Sequence[str]) -> tuple[Cooccurrence, list[str]]:
+def names_table(experiment: Experiment, names: Sequence[str]) -> tuple[Cooccurrence, list[str]]:
     """The co-occurrence table of a run, and what it calls the classes. InputError where there is no such file."""
-    table, others = read_table(_table(e)), task_of(e.task).table_names
+    table, others = read_table(_table(experiment)), task_of(experiment.task).table_names
     return table, [others[name] if name not in table.names and name in others else name for name in names]
 
 
-def _table(e: Experiment) -> Path:
+def _table(experiment: Experiment) -> Path:
     hint = (
         " (docs/label-names.md says where to get it, or how to make one); --class_embeddings.init random does without"
     )
-    return _file("class_embeddings.table", e.class_embeddings.table, hint)
+    return _file("class_embeddings.table", experiment.class_embeddings.table, hint)
 
 
-def encoder_start(e: Experiment, log: Log) -> dict[str, Tensor] | None:
+def encoder_start(experiment: Experiment, log: Log) -> dict[str, Tensor] | None:
     """The encoder's first values out of ``model.weights``, None where it names no file."""
-    if not e.model.weights:
-        if e.model.norm == "frozen":
+    if not experiment.model.weights:
+        if experiment.model.norm == "frozen":
             raise InputError(
                 "model.norm = 'frozen' needs statistics to keep: set model.weights, or model.norm to 'group'"
             )
         return None
-    path = _file("model.weights", e.model.weights, " (docs/networks.md says what it holds)")
+    path = _file("model.weights", experiment.model.weights, " (docs/networks.md says what it holds)")
     try:
         values = read_start(path)
     except StartError as error:
@@ -87,43 +88,44 @@ def _file(option: str, name: str, hint: str) -> Path:
     raise InputError(f"{option} = {name!r}: no such file, nor below $ANCHORFL_DATA{hint}")
 
 
-def concept_vectors(e: Experiment, prepared: Prepared, log: Log) -> Tensor | None:
+def concept_vectors(experiment: Experiment, prepared: Prepared, log: Log) -> Tensor | None:
     """Vectors of length 1 of M prompts with each class [C, M, D], None where the method does without.
 
     They are kept beside the prepared data, for all prompts at once: a share of them is cut out afterwards. Raises
     InputError where the options do not say what to encode, NamesError where it cannot be encoded.
     """
-    if not e.method.head.concepts:
+    if not experiment.method.head.concepts:
         return None
-    asked = asked_of(e, prepared.manifest.class_names)
+    asked = asked_of(experiment, prepared.manifest.class_names)
     found = concepts(asked, Path(prepared.folder).parent, log)
-    chosen = share_of(len(asked.prompts), e.class_embeddings.prompt_fraction, e.seed)
+    chosen = share_of(len(asked.prompts), experiment.class_embeddings.prompt_fraction, experiment.seed)
     vectors_CMD = found.vectors_CMD[:, chosen].contiguous()
     classes, prompts, width = vectors_CMD.shape
     checksum = messages.checksum({"concepts": vectors_CMD})[:12]
     log(f"class concepts: {classes} classes, {prompts} prompts, width {width}, checksum {checksum}")
-    log(f"they are by {e.class_embeddings.encoder}, {found.made_by}")
+    log(f"they are by {experiment.class_embeddings.encoder}, {found.made_by}")
     return vectors_CMD
 
 
-def look_for_encoder(e: Experiment) -> None:
+def look_for_encoder(experiment: Experiment) -> None:
     """NamesError where the run will lack its text encoder, before its data are prepared. Where only the raw files say
     which classes there are, it is told afterwards.
     """
-    names = task_of(e.task).class_names
-    if e.method.head.concepts and names and not object_store.is_remote(e.task.cache):
-        look_for(asked_of(e, names), cache_root(e.task.cache))
+    names = task_of(experiment.task).class_names
+    if experiment.method.head.concepts and names and not object_store.is_remote(experiment.task.cache):
+        look_for(asked_of(experiment, names), cache_root(experiment.task.cache))
 
 
-def asked_of(e: Experiment, class_names: tuple[str, ...]) -> Asked:
+def asked_of(experiment: Experiment, class_names: tuple[str, ...]) -> Asked:
     """What a run asks of its text encoder. Raises InputError without a model, or without prompts."""
-    if not e.class_embeddings.encoder:
+    if not experiment.class_embeddings.encoder:
         raise InputError(
-            f"method {e.method.name!r} needs a text encoder: set class_embeddings.encoder to a folder or hub name"
+            f"method {experiment.method.name!r} needs a text encoder: set class_embeddings.encoder to a folder or hub"
+            " name"
             " (pip install 'anchorfl[plm]') or to open_clip:..., see docs/concepts.md"
         )
-    task = task_of(e.task)
-    own, asked = task.wording, e.class_embeddings.templates
+    task = task_of(experiment.task)
+    own, asked = task.wording, experiment.class_embeddings.templates
     if asked == ("{name}",):  # the default: nobody asked for anything
         if own is None:
             raise InputError(
@@ -133,7 +135,7 @@ def asked_of(e: Experiment, class_names: tuple[str, ...]) -> Asked:
             )
         asked = own.prompts()
     words = class_names if own is None else own.of(class_names)
-    return Asked(words, asked, e.class_embeddings.encoder, e.class_embeddings.pooling)
+    return Asked(words, asked, experiment.class_embeddings.encoder, experiment.class_embeddings.pooling)
 
 
 def share_of(prompts: int, share: float, seed: int) -> list[int]:

@@ -49,33 +49,35 @@ class Setup:
 
     def model(self) -> Classifier:
         """The network with its initial weights, the same in every process."""
-        e, m = self.experiment, self.data().manifest
+        experiment, m = self.experiment, self.data().manifest
         model = build(
-            e.model,
+            experiment.model,
             input_kind=m.spec.kind,
             shape=m.spec.shape,
             vocabulary=len(m.spec.vocabulary),
             classes=len(m.class_names),
-            head=e.method.head.kind,
+            head=experiment.method.head.kind,
             unit=m.kind == "single",
             vectors_CP=self.vectors_CP,
-            seed=seed_for(e.seed, "model"),
-            lookup_dropout=e.optimizer.lookup_dropout,
-            parts=e.method.head.parts,
+            seed=seed_for(experiment.seed, "model"),
+            lookup_dropout=experiment.optimizer.lookup_dropout,
+            parts=experiment.method.head.parts,
             start=self.start,
             concept_width=0 if self.concepts_CMD is None else self.concepts_CMD.shape[2],
-            scale=e.method.head.first_scale,
+            scale=experiment.method.head.first_scale,
         )
-        if e.optimizer.onednn:
+        if experiment.optimizer.onednn:
             use_onednn(model)
-        if e.optimizer.precision == "bfloat16":
+        if experiment.optimizer.precision == "bfloat16":
             use_bfloat16(model.encoder)
         return model
 
     def training(self) -> Training:
         """What every client of the run shares."""
-        e = self.experiment
-        return Training(e.method, self.objective(), e.optimizer, e.federation.epochs, e.seed)
+        experiment = self.experiment
+        return Training(
+            experiment.method, self.objective(), experiment.optimizer, experiment.federation.epochs, experiment.seed
+        )
 
 
 def one_thread() -> None:

@@ -119,10 +119,10 @@ class Server:
         self._sent = (-1, self.state)
 
     def _context(self, round_: int) -> ServerContext:
-        e = self.setup.experiment
+        experiment = self.setup.experiment
         return ServerContext(
             self.model, self.cards, self.objective, self._validate,
-            torch_rng(e.seed, "server", "round", round_), round_, e.federation.rounds,
+            torch_rng(experiment.seed, "server", "round", round_), round_, experiment.federation.rounds,
             concepts_CMD=self.setup.concepts_CMD, spec=self.data.manifest.spec, workspace=self.scorer,
             average=self.aggregator.average,
         )  # fmt: skip

@@ -117,13 +117,13 @@ def _train_trial(config: dict[str, Any], work: Work) -> None:
     with ExitStack() as stack:
         loops = {}
         for seed, setup in work.setups.items():
-            e = point_experiment(setup.experiment, work.names, config["point"], seed)
-            e = replace(
-                e,
-                federation=replace(e.federation, rounds=work.rounds),
-                evaluation=replace(e.evaluation, test="never", model_selection="last", every=1),
+            experiment = point_experiment(setup.experiment, work.names, config["point"], seed)
+            experiment = replace(
+                experiment,
+                federation=replace(experiment.federation, rounds=work.rounds),
+                evaluation=replace(experiment.evaluation, test="never", model_selection="last", every=1),
             )
-            loops[seed] = _open(replace(setup, experiment=e), folder / f"seed-{seed}", work, stack)
+            loops[seed] = _open(replace(setup, experiment=experiment), folder / f"seed-{seed}", work, stack)
         steps = {seed: loop.steps() for seed, loop in loops.items()}
         for round_ in range(1, work.rounds + 1):
             for seed, loop in loops.items():
@@ -140,13 +140,13 @@ def _train_final(config: dict[str, Any], work: Work) -> None:
     job, began = config["job"], time.perf_counter()
     seed, folder, sweep = job["seed"], Path(work.folder) / job["name"], Path(work.folder).parent
     setup = work.setups[seed]
-    e = final_experiment(setup.experiment, work.names, job["point"], seed)
-    e = replace(
-        e,
-        cluster=replace(e.cluster, backup=mirror_of(e.cluster.backup, sweep, folder)),
-        tracking=replace(e.tracking, run_name=f"{sweep.name}-{job['name']}", register=job["register"]),
+    experiment = final_experiment(setup.experiment, work.names, job["point"], seed)
+    experiment = replace(
+        experiment,
+        cluster=replace(experiment.cluster, backup=mirror_of(experiment.cluster.backup, sweep, folder)),
+        tracking=replace(experiment.tracking, run_name=f"{sweep.name}-{job['name']}", register=job["register"]),
     )
-    result = whole_run(replace(setup, experiment=e), folder, sweep)
+    result = whole_run(replace(setup, experiment=experiment), folder, sweep)
     tune.report({"scores": json.dumps(result.scores), "seconds": time.perf_counter() - began})
 
 
@@ -186,12 +186,12 @@ def _open(setup: Setup, folder: Path, work: Work, stack: ExitStack) -> Loop:
 
 def _caught_up(setup: Setup, folder: Path, work: Work) -> Setup:
     """The setup for a run folder that this process holds, with what another node did of the run fetched into it."""
-    e, sweep = setup.experiment, Path(work.folder).parent
-    if not e.cluster.backup:
+    experiment, sweep = setup.experiment, Path(work.folder).parent
+    if not experiment.cluster.backup:
         return setup
-    mirror = mirror_of(e.cluster.backup, sweep, folder)
+    mirror = mirror_of(experiment.cluster.backup, sweep, folder)
     catch_up(place_of(mirror, folder), folder, _log)
-    return replace(setup, experiment=replace(e, cluster=replace(e.cluster, backup=mirror)))
+    return replace(setup, experiment=replace(experiment, cluster=replace(experiment.cluster, backup=mirror)))
 
 
 def _executor(setup: Setup) -> Executor:

@@ -75,9 +75,11 @@ class Records:
 
     def suggested(self, entry: Entry) -> None:
         """Open the record of a trial; one that an earlier start closed stays as it is."""
-        folder, e, base = self.trial_folder(entry.number), self.experiment_of(entry.point), self._base()
+        folder, experiment, base = self.trial_folder(entry.number), self.experiment_of(entry.point), self._base()
         about = read_about(folder)
-        if about and about["tags"].get("config_digest", digest(e)) != digest(e):  # the end of a ledger was lost
+        if about and about["tags"].get("config_digest", digest(experiment)) != digest(
+            experiment
+        ):  # the end of a ledger was lost
             self.log(f"{folder} held the record of another point: moved to {move_aside(folder, RECORD)}")
             about = {}
         self._send(folder)
@@ -86,8 +88,8 @@ class Records:
         rows = read_records(folder)[0]
         self._known[entry.number] = max((r.round for r in rows), default=0)
         journal = JsonLines(folder, self._known[entry.number] + 1 if rows else 0)
-        params = {**flat(e), "seed": self.about["seeds"], "trial": entry.number}
-        tags = {**base.tags, "config_digest": digest(e), "trial": entry.trial_id}
+        params = {**flat(experiment), "seed": self.about["seeds"], "trial": entry.number}
+        tags = {**base.tags, "config_digest": digest(experiment), "trial": entry.trial_id}
         info = replace(base, name=f"{self.folder.name}-{entry.trial_id}", params=params, tags=tags, folder=folder)
         journal.begin(replace(info, parent=self.folder))
         self._trials[entry.number] = journal

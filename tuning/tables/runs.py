@@ -109,29 +109,30 @@ def _experiments(
     for value in vary.values if vary else (None,):
         words = [*overrides, vary.override(value)] if vary and value is not None else overrides
         try:
-            e = settled(override(preset, words, f"anchorfl table ... (options of {row.preset})"), count=False)
+            experiment = settled(override(preset, words, f"anchorfl table ... (options of {row.preset})"), count=False)
         except InputError as error:
             raise InputError(f"{row.preset}: {error} (--rows leaves rows out)") from error
-        out.append((with_change(row, vary.option, e, preset) if vary else row, e))
+        out.append((with_change(row, vary.option, experiment, preset) if vary else row, experiment))
     return ordered(out)
 
 
 def check_scored(paper: Paper, cells: Sequence[Cell]) -> None:
     """InputError where runs of the cells would lack a score that the table shows."""
     for cell in cells:
-        e = cell.experiment
-        having = FAMILIES[e.evaluation.metrics].measures
+        experiment = cell.experiment
+        having = FAMILIES[experiment.evaluation.metrics].measures
         lacking = [m.shown for m in paper.metrics if m.value not in {measure.value for measure in having}]
         if lacking:
             raise InputError(
-                f"--evaluation.metrics {e.evaluation.metrics}: a table of this paper shows {', '.join(lacking)}, which"
+                f"--evaluation.metrics {experiment.evaluation.metrics}: a table of this paper shows"
+                f" {', '.join(lacking)}, which"
                 " such runs have not: leave the option out"
             )
-        if e.tested == "never":
+        if experiment.tested == "never":
             raise InputError("--evaluation.test never: a table shows scores of the test split")
-        if e.tested == "last" and SELECTED.get(paper.reported) != e.evaluation.model_selection:
+        if experiment.tested == "last" and SELECTED.get(paper.reported) != experiment.evaluation.model_selection:
             raise InputError(
-                f"--evaluation.test last with evaluation.model_selection {e.evaluation.model_selection}:"
+                f"--evaluation.test last with evaluation.model_selection {experiment.evaluation.model_selection}:"
                 f" {cell.row.preset} is reported"
                 f" otherwise ({paper.reported}), and would have no score: leave --evaluation.test out"
             )
@@ -263,29 +264,29 @@ def prepare_all(jobs: Sequence[Job], log: Log) -> Preparation:
             log(line)
 
     for cell, _ in jobs:
-        e = cell.experiment
-        key = (e.task, e.seed)
+        experiment = cell.experiment
+        key = (experiment.task, experiment.seed)
         try:
             if key not in data:
-                data[key] = _prepared(e, once)
+                data[key] = _prepared(experiment, once)
             found = data[key]
             if isinstance(found, InputError):
                 out.failures[cell.digest] = str(found)
             else:
                 task, prepared = found
-                out.setups[cell.digest] = make_setup(replace(e, task=task), once, prepared)
+                out.setups[cell.digest] = make_setup(replace(experiment, task=task), once, prepared)
         except (InputError, NamesError) as error:
             out.failures[cell.digest] = str(error)
     return out
 
 
-def _prepared(e: Experiment, log: Log) -> tuple[TaskOptions, Prepared] | InputError:
+def _prepared(experiment: Experiment, log: Log) -> tuple[TaskOptions, Prepared] | InputError:
     """The data of an experiment, with the options that they settle, or what is wrong with them, so that they are read
     once for all runs that need them.
     """
     try:
-        e = settled(e, log)
-        return e.task, prepare_data(e, log)
+        experiment = settled(experiment, log)
+        return experiment.task, prepare_data(experiment, log)
     except InputError as error:
         return error
 
