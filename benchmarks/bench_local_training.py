@@ -14,8 +14,8 @@ import statistics
 import time
 
 from anchorfl.pipeline.config.presets import read_preset
-from anchorfl.pipeline.run.prepare import make_setup
-from anchorfl.pipeline.training.client import ClientHost
+from anchorfl.pipeline.run.prepare import make_run_spec
+from anchorfl.pipeline.training.client import ClientRunner
 from anchorfl.pipeline.training.run_spec import one_thread
 from anchorfl.pipeline.training.server import Server
 
@@ -39,11 +39,11 @@ def seconds(preset: str, switches: dict, epochs: int) -> float:
         federation=dataclasses.replace(experiment.federation, epochs=epochs),
         cluster=dataclasses.replace(experiment.cluster, executor="serial"),
     )
-    setup = make_setup(experiment, lambda _: None)
-    sent, host = Server(setup).broadcast(1), ClientHost(setup)
-    host._client(0)
+    run_spec = make_run_spec(experiment, lambda _: None)
+    sent, runner = Server(run_spec).broadcast(1), ClientRunner(run_spec)
+    runner._client(0)
     began = time.process_time()
-    host.fit(0, 1, sent, {})
+    runner.fit(0, 1, sent, {})
     return time.process_time() - began
 
 

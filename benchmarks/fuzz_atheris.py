@@ -92,7 +92,7 @@ def main() -> None:
             if not str(error).isprintable():
                 raise RuntimeError("more than one line of plain text") from error
 
-    atheris.Setup([sys.argv[0], folder, "-rss_limit_mb=4096", "-timeout=20", *options], once)
+    atheris.RunSpec([sys.argv[0], folder, "-rss_limit_mb=4096", "-timeout=20", *options], once)
     atheris.Fuzz()
 
 

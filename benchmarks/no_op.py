@@ -20,7 +20,7 @@ from anchorfl.pipeline.config.experiment import Experiment, FederationOptions
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.execution.executor import Executor, SerialExecutor
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.tasks.options import TaskOptions
 
 SIZES: Mapping[str, ModelOptions] = {
@@ -65,5 +65,5 @@ def no_op_executor(population: int, clients: int, megabytes: str, actors: int) -
     )
     if actors:
         ray_cluster.start(e.cluster)
-    setup = make_setup(e, lambda line: None)
-    return RayExecutor(setup) if actors else SerialExecutor(setup)
+    run_spec = make_run_spec(e, lambda line: None)
+    return RayExecutor(run_spec) if actors else SerialExecutor(run_spec)

@@ -33,8 +33,8 @@ from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.executor import Executor
 from anchorfl.pipeline.execution.pooled_executor import in_process
 from anchorfl.pipeline.methods import METHODS
-from anchorfl.pipeline.run.prepare import make_setup
-from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.pipeline.run.prepare import make_run_spec
+from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.synthetic.xc import SIZES, write_rows
 
@@ -82,12 +82,14 @@ def peak() -> float:
     return most
 
 
-def explicit(setup: Setup) -> Executor:
+def explicit(run_spec: RunSpec) -> Executor:
     from anchorfl.pipeline.execution.ray_executor import RayExecutor
 
-    experiment = setup.experiment
+    experiment = run_spec.experiment
     federation = replace(experiment.federation, batched_clients=False)
-    return RayExecutor(replace(setup, experiment=replace(experiment, federation=federation, cluster=ClusterOptions())))
+    return RayExecutor(
+        replace(run_spec, experiment=replace(experiment, federation=federation, cluster=ClusterOptions()))
+    )
 
 
 def main() -> None:
@@ -107,10 +109,10 @@ def main() -> None:
         write(options, folder)
         e = experiment(options, folder)
         began = time.perf_counter()
-        setup = make_setup(e, print)
+        run_spec = make_run_spec(e, print)
         print(f"prepared in {time.perf_counter() - began:.1f} s, peak {peak():.0f} MB")
         began = time.perf_counter()
-        pooled = in_process(setup)
+        pooled = in_process(run_spec)
         print(f"pool of {options.rows} rows and {e.task.clients} clients made in {time.perf_counter() - began:.1f} s")
         parameters = sum(p.numel() for p in pooled.model.parameters())  # type: ignore[attr-defined]
         seconds = rounds(pooled, e.task.clients, 3)
@@ -121,13 +123,13 @@ def main() -> None:
             return
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         ray_cluster.start(ClusterOptions())
-        actors = explicit(setup)
+        actors = explicit(run_spec)
         warm, *after = rounds(actors, e.task.clients, 4)
         taken = statistics.median(after)
         each = ", ".join(f"{s:.1f}" for s in after)
         print(f"explicit actors: {taken:.1f} s a round (of {each}; the first, with their start: {warm:.1f} s)")
         print(f"ratio: {taken / once:.0f}")
-        two = in_process(setup)
+        two = in_process(run_spec)
         rounds(two, e.task.clients, 4)
         got, want = two.snapshot(), actors.snapshot()
         gaps = {k: float((got[k].double() - want[k].double()).abs().max()) for k in want if k.startswith("weights/")}

@@ -33,7 +33,7 @@ from anchorfl.pipeline.config.federation import FederationOptions
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.methods import METHODS
-from anchorfl.pipeline.run.prepare import make_setup, settled
+from anchorfl.pipeline.run.prepare import make_run_spec, settled
 from anchorfl.pipeline.training.sampling import select
 from anchorfl.tasks.options import TaskOptions
 from benchmarks.bench_engine import MEGABYTE, measured, pss
@@ -78,9 +78,9 @@ def one(clients: int, rounds: int, state: Literal["keep", "reset"]) -> None:
         per_actor = -(-e.task.clients // ACTORS)
         e = dataclasses.replace(e, cluster=ClusterOptions(executor="ray", clients_per_actor=per_actor))
         ray_cluster.start(e.cluster)
-        setup = make_setup(e, lambda line: None)
+        run_spec = make_run_spec(e, lambda line: None)
         prepared = time.perf_counter() - began
-        executor, taken, memory = RayExecutor(setup), [], {}
+        executor, taken, memory = RayExecutor(run_spec), [], {}
         for round_ in range(1, rounds + 1):
             chosen = select(e.task.clients, CHOSEN, round_, e.seed)
             began = time.perf_counter()

@@ -21,9 +21,9 @@ from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.execution.pooled_executor import in_process
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
-from anchorfl.pipeline.run.prepare import make_setup, settled
-from anchorfl.pipeline.training.client import ClientHost
-from anchorfl.pipeline.training.run_spec import Setup, one_thread
+from anchorfl.pipeline.run.prepare import make_run_spec, settled
+from anchorfl.pipeline.training.client import ClientRunner
+from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.contract import ClientData
 from benchmarks import r8_by_hand
@@ -66,13 +66,13 @@ def on_ray(experiment: Experiment, rounds: int) -> Round:
         experiment, cluster=dataclasses.replace(experiment.cluster, executor="ray", clients_per_actor=4)
     )
     ray_cluster.start(experiment.cluster)
-    executor, clients = RayExecutor(make_setup(experiment, quiet)), chosen(experiment, rounds)
+    executor, clients = RayExecutor(make_run_spec(experiment, quiet)), chosen(experiment, rounds)
     return lambda round_: check(executor.round(round_, clients[round_ - 1], nobody))
 
 
 def serial(experiment: Experiment, rounds: int) -> Round:
     experiment = dataclasses.replace(experiment, cluster=dataclasses.replace(experiment.cluster, executor="serial"))
-    executor, clients = in_process(make_setup(experiment, quiet)), chosen(experiment, rounds)
+    executor, clients = in_process(make_run_spec(experiment, quiet)), chosen(experiment, rounds)
     return lambda round_: check(executor.round(round_, clients[round_ - 1], nobody))
 
 
@@ -85,18 +85,20 @@ def plain_loop(experiment: Experiment, rounds: int) -> Round:
     """A loop in torch alone over the network and rows of a run, its clients one after the other."""
     one_thread()
     experiment = dataclasses.replace(experiment, optimizer=dataclasses.replace(experiment.optimizer, **OFF))
-    setup = make_setup(
+    run_spec = make_run_spec(
         dataclasses.replace(experiment, cluster=dataclasses.replace(experiment.cluster, executor="serial")), quiet
     )
-    model, clients = setup.model(), chosen(setup.experiment, rounds)
-    data = {client: setup.data().client(client, setup.objective()) for client in {c for row in clients for c in row}}
+    model, clients = run_spec.model(), chosen(run_spec.experiment, rounds)
+    data = {
+        client: run_spec.data().client(client, run_spec.objective()) for client in {c for row in clients for c in row}
+    }
     start = {name: value.clone() for name, value in model.state_dict().items()}
 
     def once(round_: int) -> None:
         total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()}
         for client in clients[round_ - 1]:
             model.load_state_dict(start)
-            plain_client(setup, model, data[client])
+            plain_client(run_spec, model, data[client])
             for name, value in model.state_dict().items():
                 total[name] += value
         start.update({name: (t / len(clients[round_ - 1])).to(start[name].dtype) for name, t in total.items()})
@@ -104,9 +106,9 @@ def plain_loop(experiment: Experiment, rounds: int) -> Round:
     return once
 
 
-def plain_client(setup: Setup, model: torch.nn.Module, data: ClientData) -> None:
+def plain_client(run_spec: RunSpec, model: torch.nn.Module, data: ClientData) -> None:
     """Epochs of one client, as one writes them."""
-    experiment, objective = setup.experiment, setup.objective()
+    experiment, objective = run_spec.experiment, run_spec.objective()
     kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[experiment.optimizer.name]
     more = {"momentum": experiment.optimizer.momentum} if experiment.optimizer.name == "sgd" else {}
     optimizer = kind(
@@ -124,9 +126,9 @@ def plain_client(setup: Setup, model: torch.nn.Module, data: ClientData) -> None
 def one_class_loop(experiment: Experiment, rounds: int) -> Round:
     """The same for clients of one class, one step each: a network and a row that its rows are pulled to."""
     one_thread()
-    setup = make_setup(experiment, quiet)
-    model, cards = setup.model().train(), setup.data().cards()
-    data = [setup.data().client(client, setup.objective()) for client in range(len(cards))]
+    run_spec = make_run_spec(experiment, quiet)
+    model, cards = run_spec.model().train(), run_spec.data().cards()
+    data = [run_spec.data().client(client, run_spec.objective()) for client in range(len(cards))]
     class_I = [int(card.identified_C.nonzero()) for card in cards]
     start = {name: value.clone() for name, value in model.state_dict().items()}
 
@@ -182,16 +184,16 @@ ROUNDS = {"r8-8": 4, "digits": 6, "pbc-28": 3, "bibtex": 4}
 def prepared_clients(folder: Path) -> Path:
     """R8-8's clients as a file of tensors, for ways that know nothing of this project."""
     e = r8()
-    setup = make_setup(dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="serial")), quiet)
+    run_spec = make_run_spec(dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="serial")), quiet)
     clients = []
     for client in range(e.task.clients):
-        data = setup.data().client(client, setup.objective())
+        data = run_spec.data().client(client, run_spec.objective())
         label_N = torch.where((data.weight_NC > 0).any(1), data.weight_NC.argmax(1), -1)
         clients.append({"x": data.x, "label": label_N, "length": data.length_N})
-    spec = setup.data().manifest.spec
+    spec = run_spec.data().manifest.spec
     content = {
         "clients": clients, "vocabulary": len(spec.vocabulary), "length": spec.shape[0],
-        "classes": len(setup.data().manifest.class_names), "chosen": chosen(e, ROUNDS["r8-8"]),
+        "classes": len(run_spec.data().manifest.class_names), "chosen": chosen(e, ROUNDS["r8-8"]),
     }  # fmt: skip
     torch.save(content, folder / "clients.pt")
     return folder / "clients.pt"
@@ -204,16 +206,16 @@ def compared() -> float:
     e = dataclasses.replace(
         e, model=dataclasses.replace(e.model, dropout=0.0), cluster=dataclasses.replace(e.cluster, executor="serial")
     )
-    setup = make_setup(e, quiet)
-    sent, host = Server(setup).broadcast(1), ClientHost(setup)
-    ours = host.fit(0, 1, sent, {}).update.weights
-    data, order_N = setup.data().client(0, setup.objective()), epoch_order(e, len(host._client(0)[1]))
+    run_spec = make_run_spec(e, quiet)
+    sent, runner = Server(run_spec).broadcast(1), ClientRunner(run_spec)
+    ours = runner.fit(0, 1, sent, {}).update.weights
+    data, order_N = run_spec.data().client(0, run_spec.objective()), epoch_order(e, len(runner._client(0)[1]))
     label_N = torch.where((data.weight_NC > 0).any(1), data.weight_NC.argmax(1), -1)
     client = {"x": data.x, "label": label_N, "length": data.length_N}
     far = 0.0
     for kind, way in ((r8_by_hand.Plain, "plain"), (r8_by_hand.Fast, "fast")):
-        spec = setup.data().manifest.spec
-        model = kind(len(spec.vocabulary), spec.shape[0], len(setup.data().manifest.class_names), 0.0)
+        spec = run_spec.data().manifest.spec
+        model = kind(len(spec.vocabulary), spec.shape[0], len(run_spec.data().manifest.class_names), 0.0)
         model.load_state_dict({by_name(name): value for name, value in sent.weights.items()})
         r8_by_hand.train(model, client, order_N, way)
         after = model.state_dict()

@@ -35,7 +35,7 @@ from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.lifecycle import open_loop
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.run.round_loop import Loop
 from anchorfl.pipeline.storage.atomic_files import write_json
@@ -91,10 +91,10 @@ def soak(options: argparse.Namespace, path: Path) -> dict[str, Any]:
 
     with held(folder):
         ray_cluster.start(e.cluster)
-        setup = make_setup(e, print)
-        executor = RayExecutor(setup)
+        run_spec = make_run_spec(e, print)
+        executor = RayExecutor(run_spec)
         write_config(folder, e)
-        loop = open_loop(setup, executor, folder, Progress(e.federation.rounds), print)
+        loop = open_loop(run_spec, executor, folder, Progress(e.federation.rounds), print)
         reader = Reader(executor, folder, series)
         watch(loop, reader, options.every, 10 * options.every, lambda: write_json(path, content()))
         loop.tracker.end("FINISHED")

@@ -32,10 +32,10 @@ from anchorfl.pipeline.config.presets import read_preset, some_presets
 from anchorfl.pipeline.execution import memory_probe
 from anchorfl.pipeline.execution.executor import server_of
 from anchorfl.pipeline.execution.memory_probe import ClientUse, ServerUse
-from anchorfl.pipeline.run.prepare import make_setup, settled
+from anchorfl.pipeline.run.prepare import make_run_spec, settled
 from anchorfl.pipeline.run.provenance import version_of
 from anchorfl.pipeline.storage.atomic_files import write_atomically
-from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 
 USAGE = """usage: anchorfl probe PRESET [--section.option value ...] [--client N] [--cpu] [--out FILE]
@@ -83,9 +83,9 @@ def probe(arguments: list[str]) -> int:
     with ExitStack() as stack:
         places, apart = _where(experiment, own.cpu, stack)
         whole_cpus(places)  # before the work starts
-        setup = make_setup(experiment, print)
-        chosen = largest(setup) if own.client is None else described(setup, own.client)
-        measured = _measure(setup, chosen, places, apart)
+        run_spec = make_run_spec(experiment, print)
+        chosen = largest(run_spec) if own.client is None else described(run_spec, own.client)
+        measured = _measure(run_spec, chosen, places, apart)
     need = need_of(measured, experiment.selected_clients)
     print(f"\n{needs(measured, need, experiment)}")
     shares = share_out(places, need, experiment.task.clients, experiment.cluster.server_gpus)
@@ -153,34 +153,34 @@ def has_gpu(places: list[Place]) -> bool:
     return any(p.node.devices for p in usable(places))
 
 
-def largest(setup: Setup) -> Chosen:
+def largest(run_spec: RunSpec) -> Chosen:
     """The client expected to need most: the product of its rows that can have a loss and its longest row is largest;
     among equals the one with most rows, then the first.
     """
-    every = [described(setup, client) for client in range(setup.experiment.task.clients)]
+    every = [described(run_spec, client) for client in range(run_spec.experiment.task.clients)]
     return max(every, key=lambda c: (c.active * c.longest, c.rows, -c.client))
 
 
-def described(setup: Setup, client: int) -> Chosen:
+def described(run_spec: RunSpec, client: int) -> Chosen:
     """A client's size."""
-    rows = setup.data().client(client, setup.objective())
+    rows = run_spec.data().client(client, run_spec.objective())
     longest = 1 if rows.length_N is None or not len(rows) else int(rows.length_N.max())
     return Chosen(client, len(rows), int((rows.weight_NC != 0).any(-1).sum()), longest)
 
 
-def _measure(setup: Setup, chosen: Chosen, places: list[Place], apart: Apart) -> Measured:
+def _measure(run_spec: RunSpec, chosen: Chosen, places: list[Place], apart: Apart) -> Measured:
     """Train it and merge its update, each in a fresh process."""
     on_gpu = has_gpu(places)
     device = "a GPU, as soon as one is free" if on_gpu else "the CPU"
     print(f"training client {chosen.client} alone for {memory_probe.ROUNDS} rounds on {device}", flush=True)
-    sender, experiment = server_of(setup), setup.experiment
+    sender, experiment = server_of(run_spec), run_spec.experiment
     sender.state, _ = experiment.method.peak_state(sender.state, experiment.federation.rounds)
     sent = messages.pack({"broadcast": sender.broadcast(1), "client_message": sender.client_message(chosen.client)})
     what = f"client {chosen.client}"
     try:
-        client, update = apart(memory_probe.measure_client, setup, chosen.client, sent, on_gpu)
+        client, update = apart(memory_probe.measure_client, run_spec, chosen.client, sent, on_gpu)
         what = "the server"
-        server: ServerUse = apart(memory_probe.measure_server, setup, chosen.client, update)
+        server: ServerUse = apart(memory_probe.measure_server, run_spec, chosen.client, update)
     except RuntimeError as error:
         hint = " (--cpu leaves GPUs out)" if on_gpu else ""
         raise InputError(f"{what} could not be measured: {error}{hint}") from error

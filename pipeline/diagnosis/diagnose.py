@@ -135,7 +135,7 @@ def _write(study: Study, found: dict[str, Part], options: DiagnoseOptions, out: 
 
 def _sent(study: Study, folder: Path) -> Sequence[str]:
     """Bring the diagnosis to MLflow, where the run has a record; a store that fails loses nothing and is said."""
-    uri = store_uri(study.setup.experiment.tracking.uri, folder)
+    uri = store_uri(study.run_spec.experiment.tracking.uri, folder)
     if not uri:
         return ()
     try:

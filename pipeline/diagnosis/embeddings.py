@@ -62,7 +62,7 @@ def associations(study: Study) -> Floats | None:
     """What the co-occurrence table says of every two classes [C, C]: its edges' weights (PMI less its mean), 0 where
     there is no edge; None where the run had no table.
     """
-    experiment = study.setup.experiment
+    experiment = study.run_spec.experiment
     if experiment.class_embeddings.init != "cooccurrence" or not experiment.method.head.semantic:
         return None
     table, known = names_table(experiment, study.class_names)
@@ -94,7 +94,7 @@ def embeddings(study: Study, out: Path, *, clusters: int, log: Callable[[str], N
     server = study.at(study.last.round)
     server.model.load_state_dict(server.state.weights)
     if not isinstance(server.model.head, LabelHead | CosineHead | PrototypeHead):
-        return Part({}, (f"class embeddings: {study.setup.experiment.method.name} has none",))
+        return Part({}, (f"class embeddings: {study.run_spec.experiment.method.name} has none",))
     cosine_CC, names = cosines(server.model.head), study.class_names
     number = min(clusters or max(2, round(len(names) ** 0.5)), len(names))
     order_C, cluster_C = ordered(cosine_CC, number, seed_for(study.seed, "diagnosis", "clusters"))

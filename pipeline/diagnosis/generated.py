@@ -32,7 +32,7 @@ def generated(study: Study, out: Path) -> Part:
     """
     rounds = trainings(study)
     if not rounds:
-        return Part({}, (f"generated images: {study.setup.experiment.method.name} has trained no generator",))
+        return Part({}, (f"generated images: {study.run_spec.experiment.method.name} has trained no generator",))
     drawn = {round_: images_of(study, round_) for round_ in rounds}
     shares = {round_: recognized(study, round_) for round_ in rounds}
     shown = [rounds[i] for i in np.unique(np.linspace(0, len(rounds) - 1, COLUMNS).round().astype(int))]
@@ -60,7 +60,7 @@ def trainings(study: Study) -> list[int]:
 
 def _source(study: Study, round_: int) -> Any:
     server = study.at(round_)
-    state, method = server.state, study.setup.experiment.method
+    state, method = server.state, study.run_spec.experiment.method
     assert isinstance(state, BMState)
     assert isinstance(method, FedBM)
     scaling = study.prepared.manifest.spec.scaling()

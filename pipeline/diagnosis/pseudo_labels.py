@@ -94,7 +94,7 @@ def judge(given: ClientData, annotated: ClientData, identified_C: Bools, y_NC: B
 
 def annotate(study: Study, round_: int, client: int, card: Card, sent: Any) -> ClientData:
     """The client's rows as it would train on them at the start of round ``round_ + 1``."""
-    server, experiment = study.server, study.setup.experiment
+    server, experiment = study.server, study.run_spec.experiment
     load_sent(server.model, sent.weights)
     ctx = ClientContext(
         server.model, sent, card, study.rows(client), study.lasting(client), server.objective, experiment.optimizer,
@@ -130,7 +130,7 @@ def pseudo_labels(study: Study, out: Path, log: Callable[[str], None]) -> Part:
         if total is not None:
             found[round_] = total
     if not found:
-        return Part({}, (f"pseudo-labels: {study.setup.experiment.method.name} makes none here",))
+        return Part({}, (f"pseudo-labels: {study.run_spec.experiment.method.name} makes none here",))
     return _written(study.class_names, found, out)
 
 

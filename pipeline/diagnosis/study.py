@@ -14,15 +14,15 @@ from anchorfl.pipeline.algorithm.optimizers import without_moments
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.execution.executor import server_of
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.round_loop import MEMORY, STATE
 from anchorfl.pipeline.storage.checkpoint import Checkpoint, Checkpoints
 from anchorfl.pipeline.storage.run_folder import read_experiment
 from anchorfl.pipeline.storage.run_record import read_about
 from anchorfl.pipeline.storage.saved_model import NO_MODEL
-from anchorfl.pipeline.training.client import ClientHost
+from anchorfl.pipeline.training.client import ClientRunner
 from anchorfl.pipeline.training.local_training import infer
-from anchorfl.pipeline.training.run_spec import Setup, one_thread
+from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.contract import ClientData
 from anchorfl.tasks.errors import InputError
@@ -34,19 +34,19 @@ class Study:
     """folder: of the run; last: its last completed round."""
 
     folder: Path
-    setup: Setup
+    run_spec: RunSpec
     last: Checkpoint
     _rows: dict[int, ClientData] = field(default_factory=dict)
 
     @cached_property
     def prepared(self) -> Prepared:
         """The data of the run."""
-        return self.setup.data()
+        return self.run_spec.data()
 
     @cached_property
     def server(self) -> Server:
         """A server of its own, whose state is that of the round that ``at`` named last."""
-        return server_of(self.setup)
+        return server_of(self.run_spec)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ class Study:
     @property
     def seed(self) -> int:
         """The run's seed, from which every draw of the analysis is derived."""
-        return self.setup.experiment.seed
+        return self.run_spec.experiment.seed
 
     def rounds(self) -> list[int]:
         """The rounds whose state is there, ascending: those that were kept, and the last completed one."""
@@ -80,7 +80,7 @@ class Study:
 
     def lasting(self, client: int) -> Tensors:
         """``memory`` without the moments of optimizers: what the method itself keeps at the client (FedRep's head)."""
-        return without_moments(self.memory(client)) or self.host.first_memory
+        return without_moments(self.memory(client)) or self.runner.first_memory
 
     def trainable(self) -> list[int]:
         """The rounds from which local training can be repeated. Memories are there of the last one alone, so earlier
@@ -90,15 +90,15 @@ class Study:
         return [self.last.round] if alone else self.rounds()
 
     @cached_property
-    def host(self) -> ClientHost:
+    def runner(self) -> ClientRunner:
         """Trains clients in a work-space of its own."""
-        return ClientHost(self.setup)
+        return ClientRunner(self.run_spec)
 
     def local_weights(self, round_: int, client: int, memory: Tensors) -> Tensors:
         """Weights of one client after local training from the state of a round: what it would be in the next one."""
         server = self.at(round_)
-        self.host.fit(client, round_ + 1, server.broadcast(round_ + 1), memory, server.client_message(client))
-        return weights_of(self.host.model)
+        self.runner.fit(client, round_ + 1, server.broadcast(round_ + 1), memory, server.client_message(client))
+        return weights_of(self.runner.model)
 
     def represent(self, weights: Tensors, data: ClientData, index_B: Tensor | None = None) -> Tensor:
         """Representations [B, D] of some rows (None: all) by the encoder with these weights."""
@@ -126,12 +126,12 @@ def open_study(folder: Path, log: Callable[[str], None]) -> Study:
     last = Checkpoints(folder).load()
     if last is None:
         raise InputError(f"{folder} holds no completed round: go on with 'anchorfl resume {folder}'")
-    setup = make_setup(replace(experiment, cluster=ClusterOptions(executor="serial")), log)
-    manifest, tags = setup.data().manifest, read_about(folder).get("tags", {})
+    run_spec = make_run_spec(replace(experiment, cluster=ClusterOptions(executor="serial")), log)
+    manifest, tags = run_spec.data().manifest, read_about(folder).get("tags", {})
     for name in ("data_digest", "partition_digest"):
         if tags.get(name, getattr(manifest, name)) != getattr(manifest, name):
             raise InputError(
                 f"{folder}: the data here are not those that it was trained on ({name} differs):"
                 " name the same raw files with $ANCHORFL_DATA"
             )
-    return Study(folder, setup, last)
+    return Study(folder, run_spec, last)

@@ -37,7 +37,7 @@ class Truth:
 
 def read_truth(study: Study, log: Callable[[str], None]) -> Truth:
     """Read the raw rows. Raises InputError where they are missing, or not those that the run was prepared from."""
-    experiment, manifest = study.setup.experiment, study.prepared.manifest
+    experiment, manifest = study.run_spec.experiment, study.prepared.manifest
     task = task_of(experiment.task)
     options = resolved(task, experiment.task, experiment.seed)
     folder = raw_folder(task, options)

@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from anchorfl.pipeline.cluster.layout import Layout, nodes
 from anchorfl.pipeline.execution.ray_actors import ClientActor, ServerActor
-from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.pipeline.training.run_spec import RunSpec
 
 LITTLE = 0.001
 """CPU share of an actor that has to fit wherever there is a CPU at all, but not where clients may not run."""
@@ -41,21 +41,21 @@ class Crew:
 
     def __init__(self, layout: Layout) -> None:
         self.layout, self._cpus = layout, cluster_cpus()
-        self.setups: dict[str, list[Any]] = {}  # run -> reference of its setup
+        self.run_specs: dict[str, list[Any]] = {}  # run -> reference of its setup
         self._clients: dict[int, _Member] = {}  # by slot
         self.server = self._server()
 
-    def open(self, setup: Setup) -> tuple[str, Any]:
+    def open(self, run_spec: RunSpec) -> tuple[str, Any]:
         """Make a run known: its key, and the reference that tells when the server is ready for it."""
-        run, experiment = uuid.uuid4().hex, setup.experiment
-        self.setups[run] = [ray.put(setup)]
+        run, experiment = uuid.uuid4().hex, run_spec.experiment
+        self.run_specs[run] = [ray.put(run_spec)]
         clients = range(experiment.task.clients) if experiment.method.sends_initial_message else ()
         # no more actors than can be busy: a process costs seconds to start
         slots = min(self.layout.actors, self.layout.concurrent)
         initial_messages = [
-            self.client(c % slots, run).initial_message.remote(run, self.setups[run], c) for c in clients
+            self.client(c % slots, run).initial_message.remote(run, self.run_specs[run], c) for c in clients
         ]
-        return run, self.server.open.remote(run, self.setups[run][0], *initial_messages)
+        return run, self.server.open.remote(run, self.run_specs[run][0], *initial_messages)
 
     def client(self, slot: int, run: str) -> Any:
         """The actor of a slot, warmed up for ``run``."""
@@ -66,7 +66,7 @@ class Crew:
             self._clients[slot] = _Member(actor, shares["num_cpus"] == LITTLE)
         member = self._clients[slot]
         if run not in member.opened:
-            member.opened[run] = member.actor.open.remote(run, self.setups[run])
+            member.opened[run] = member.actor.open.remote(run, self.run_specs[run])
         return member.actor
 
     @property
@@ -102,7 +102,7 @@ class Crew:
             if member.opened.pop(run, None) is not None:
                 member.actor.forget.remote(run)
         self.server.forget.remote(run)
-        self.setups.pop(run)
+        self.run_specs.pop(run)
 
     def close(self) -> None:
         """End all actors."""

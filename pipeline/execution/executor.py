@@ -13,11 +13,11 @@ from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Tensors
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import Answer, Failure, Roster, RoundOutcome
-from anchorfl.pipeline.training.client import CPU, ClientHost, device_for
+from anchorfl.pipeline.training.client import CPU, ClientRunner, device_for
 from anchorfl.pipeline.training.errors import RejectedError, kind_of, one_line
 from anchorfl.pipeline.training.evaluation import mean_of_models
 from anchorfl.pipeline.training.local_training import Fitted
-from anchorfl.pipeline.training.run_spec import Setup, one_thread
+from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.metrics.scores import Scores
 
@@ -66,24 +66,24 @@ class Executor(Protocol):
         """Give back workers and memory."""
 
 
-def server_of(setup: Setup, host: ClientHost | None = None) -> Server:
+def server_of(run_spec: RunSpec, runner: ClientRunner | None = None) -> Server:
     """A server in this process that has the clients' initial messages. host: of all clients, where the caller has
     one.
     """
-    device = host.device if host else CPU
-    if not setup.experiment.method.sends_initial_message:
-        return Server(setup, device=device)
-    host = host or ClientHost(setup)
-    initial_messages = [host.initial_message(client) for client in range(setup.experiment.task.clients)]
-    return Server(setup, initial_messages, device)
+    device = runner.device if runner else CPU
+    if not run_spec.experiment.method.sends_initial_message:
+        return Server(run_spec, device=device)
+    runner = runner or ClientRunner(run_spec)
+    initial_messages = [runner.initial_message(client) for client in range(run_spec.experiment.task.clients)]
+    return Server(run_spec, initial_messages, device)
 
 
-def host_of(setup: Setup) -> ClientHost:
+def runner_of(run_spec: RunSpec) -> ClientRunner:
     """Of all clients in this process: on the GPU where the options give clients or server a share of one. InputError
     where there is none.
     """
-    cluster = setup.experiment.cluster
-    return ClientHost(setup, device_for(max(cluster.client_gpus, cluster.server_gpus), must=True))
+    cluster = run_spec.experiment.cluster
+    return ClientRunner(run_spec, device_for(max(cluster.client_gpus, cluster.server_gpus), must=True))
 
 
 def scored_as(clients: int, memories: Mapping[int, Any]) -> list[int]:
@@ -129,11 +129,11 @@ class InProcess:
 class SerialExecutor(InProcess):
     """Server and clients in this process, one after the other: for tests, the debugger, and as the reference."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, run_spec: RunSpec) -> None:
         one_thread()
-        self.federation, self.clients = setup.experiment.federation, setup.experiment.task.clients
-        self.host = host_of(setup)
-        self.server = server_of(setup, self.host)
+        self.federation, self.clients = run_spec.experiment.federation, run_spec.experiment.task.clients
+        self.runner = runner_of(run_spec)
+        self.server = server_of(run_spec, self.runner)
         self.memories: dict[int, Tensors] = {}
 
     def round(self, round_: int, selected: Sequence[int], watch: Watch, stand_ins: Sequence[int] = ()) -> RoundOutcome:
@@ -146,7 +146,7 @@ class SerialExecutor(InProcess):
                 watch(1, len(roster.answers), len(roster.failed))
                 try:
                     client_message = self.server.client_message(client)
-                    fitted[client] = one = self.host.fit(
+                    fitted[client] = one = self.runner.fit(
                         client, round_, sent, self.memories.get(client, {}), client_message
                     )
                 except Exception as error:  # any fault of a client costs that client only
@@ -169,5 +169,5 @@ class SerialExecutor(InProcess):
         if self.server.method.evaluate_on == "server":
             return super().scores(splits)
         sent, models = self.server.broadcast(NEXT), scored_as(self.clients, self.memories)
-        each = {c: self.host.scores(sent, self.memories.get(c, {}), splits) for c in dict.fromkeys(models)}
+        each = {c: self.runner.scores(sent, self.memories.get(c, {}), splits) for c in dict.fromkeys(models)}
         return mean_of_models([each[c] for c in models])

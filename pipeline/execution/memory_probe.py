@@ -23,8 +23,8 @@ from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.cluster.sizing import GpuNeed
 from anchorfl.pipeline.execution.executor import server_of
 from anchorfl.pipeline.execution.system_metrics import peak_resident
-from anchorfl.pipeline.training.client import ClientHost
-from anchorfl.pipeline.training.run_spec import Setup, one_thread
+from anchorfl.pipeline.training.client import ClientRunner
+from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.tasks.ingest.prepared import SPLITS
 
 T = TypeVar("T")
@@ -62,46 +62,48 @@ class ServerUse:
     seconds: float
 
 
-def measure_client(setup: Setup, client: int, sent: messages.Packed, on_gpu: bool) -> tuple[ClientUse, messages.Packed]:
+def measure_client(
+    run_spec: RunSpec, client: int, sent: messages.Packed, on_gpu: bool
+) -> tuple[ClientUse, messages.Packed]:
     """Train one client alone, as its actor would; call it in a fresh process. Its needs and its last update.
 
     sent: ``broadcast`` and ``client_message``, what the server sends to all and to this client.
     """
     one_thread()
     before = free_elsewhere() if on_gpu else 0
-    host = ClientHost(setup, torch.device("cuda" if on_gpu else "cpu"))
+    runner = ClientRunner(run_spec, torch.device("cuda" if on_gpu else "cpu"))
     baseline, seconds, memory = resident(), [], messages.pack({})
     for round_ in range(1, ROUNDS + 1):
         got = messages.unpack(sent)
-        fitted = host.fit(client, round_, got["broadcast"], messages.unpack(memory), got["client_message"])
+        fitted = runner.fit(client, round_, got["broadcast"], messages.unpack(memory), got["client_message"])
         update, memory = messages.pack(fitted.update), messages.pack(fitted.memory)
         seconds.append(fitted.seconds)
-    if setup.experiment.method.evaluate_on == "clients":
-        host.scores(messages.unpack(sent)["broadcast"], messages.unpack(memory), SPLITS)
+    if run_spec.experiment.method.evaluate_on == "clients":
+        runner.scores(messages.unpack(sent)["broadcast"], messages.unpack(memory), SPLITS)
     use = ClientUse(
-        baseline, peak_resident(), data_bytes(setup, client), messages.nbytes(fitted.update),
+        baseline, peak_resident(), data_bytes(run_spec, client), messages.nbytes(fitted.update),
         messages.nbytes(fitted.memory), tuple(seconds), _read_gpu(before) if on_gpu else None,
     )  # fmt: skip
     return use, update
 
 
-def measure_server(setup: Setup, client: int, update: messages.Packed) -> ServerUse:
+def measure_server(run_spec: RunSpec, client: int, update: messages.Packed) -> ServerUse:
     """Merge one client's update and score both splits, as the server's actor would, in a fresh process."""
     one_thread()
-    server = server_of(setup)
-    experiment = setup.experiment
+    server = server_of(run_spec)
+    experiment = run_spec.experiment
     server.state, round_ = experiment.method.peak_state(server.state, experiment.federation.rounds)
     baseline, began = resident(), time.perf_counter()
     server.aggregate(round_, [client], [messages.unpack(update)])
     messages.pack(server.broadcast(round_ + 1))
-    if setup.experiment.method.evaluate_on == "server":
+    if run_spec.experiment.method.evaluate_on == "server":
         server.scores(SPLITS)
     return ServerUse(baseline, peak_resident(), time.perf_counter() - began)
 
 
-def data_bytes(setup: Setup, client: int) -> int:
+def data_bytes(run_spec: RunSpec, client: int) -> int:
     """Size of a client's tensors."""
-    rows = setup.data().client(client, setup.objective())
+    rows = run_spec.data().client(client, run_spec.objective())
     parts = (rows.x, rows.y_NC, rows.known_NC, rows.weight_NC, rows.length_N)
     return sum(messages.nbytes(t) for t in parts if t is not None)
 

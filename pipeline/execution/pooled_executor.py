@@ -32,9 +32,9 @@ from anchorfl.pipeline.algorithm.parameters import load_sent
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import RoundOutcome
-from anchorfl.pipeline.execution.executor import Executor, InProcess, SerialExecutor, Watch, host_of, server_of
-from anchorfl.pipeline.training.client import CPU, ClientHost
-from anchorfl.pipeline.training.run_spec import Setup, one_thread
+from anchorfl.pipeline.execution.executor import Executor, InProcess, SerialExecutor, Watch, runner_of, server_of
+from anchorfl.pipeline.training.client import CPU, ClientRunner
+from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.distinct_rows import Pool, pool
 
@@ -103,20 +103,20 @@ class PooledExecutor(InProcess):
     one pooled pass.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, run_spec: RunSpec) -> None:
         one_thread()
-        host = host_of(setup)
-        self.batched_round = check(setup, host)
-        self.server = server_of(setup, host)
-        self.setup, self.model, self.device, self.memories = setup, host.model, host.device, {}
+        runner = runner_of(run_spec)
+        self.batched_round = check(run_spec, runner)
+        self.server = server_of(run_spec, runner)
+        self.run_spec, self.model, self.device, self.memories = run_spec, runner.model, runner.device, {}
         self.class_I = [class_of(card) for card in self.server.cards]
         classes = len(self.server.cards[0].identified_C)
         self.rows_C = torch.ones(classes, dtype=torch.int64)  # one that nobody has weighs 0, whatever stands here
         self.rows_C[self.class_I] = torch.tensor([card.num_examples for card in self.server.cards])
-        self.pool = pool(host.prepared, self.class_I, classes)
+        self.pool = pool(runner.prepared, self.class_I, classes)
 
     def round(self, round_: int, selected: Sequence[int], watch: Watch, stand_ins: Sequence[int] = ()) -> RoundOutcome:
-        began, experiment = time.perf_counter(), self.setup.experiment
+        began, experiment = time.perf_counter(), self.run_spec.experiment
         watch(len(selected), 0, 0)
         classes = [self.class_I[client] for client in selected]
         sent, state = self.server.broadcast(round_), self.server.state
@@ -146,9 +146,9 @@ class PooledExecutor(InProcess):
         return weight_C / weight_C.sum()
 
 
-def check(setup: Setup, host: ClientHost) -> BatchedRound[Any]:
+def check(run_spec: RunSpec, runner: ClientRunner) -> BatchedRound[Any]:
     """How the method pools a round. InputError where its round, or the options, are not one pooled pass."""
-    experiment = setup.experiment
+    experiment = run_spec.experiment
     batched_round = experiment.method.batched_round()
     if batched_round is None:
         raise InputError(
@@ -156,13 +156,13 @@ def check(setup: Setup, host: ClientHost) -> BatchedRound[Any]:
             " False"
         )
     optimizer = experiment.optimizer
-    largest = max(host.prepared.manifest.examples)
+    largest = max(runner.prepared.manifest.examples)
     wrong = {
         "optimizer.name = 'sgd' (the mean of adaptive steps is not an adaptive step)": optimizer.name != "sgd",
         "optimizer.momentum = 0": optimizer.momentum != 0,
         "federation.epochs = 1 (one step from the same weights)": experiment.federation.epochs != 1,
         "optimizer.batch_size = 0 (a client's rows in one step)": 0 < optimizer.batch_size < largest,
-        "a network without BatchNorm in training (model.norm = 'group' or 'frozen')": host.model.couples_rows,
+        "a network without BatchNorm in training (model.norm = 'group' or 'frozen')": runner.model.couples_rows,
         "optimizer.crop = 0 and optimizer.flip = 'none' (a row is seen once by all its clients)": optimizer.augments,
     }
     needs = [what for what, is_wrong in wrong.items() if is_wrong]
@@ -173,6 +173,6 @@ def check(setup: Setup, host: ClientHost) -> BatchedRound[Any]:
     return batched_round
 
 
-def in_process(setup: Setup) -> Executor:
+def in_process(run_spec: RunSpec) -> Executor:
     """The executor of a run that needs no Ray: pooled where the options say so, else client by client."""
-    return PooledExecutor(setup) if setup.experiment.federation.batched_clients else SerialExecutor(setup)
+    return PooledExecutor(run_spec) if run_spec.experiment.federation.batched_clients else SerialExecutor(run_spec)

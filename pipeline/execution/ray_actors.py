@@ -16,9 +16,9 @@ import ray
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Answer, Failure
-from anchorfl.pipeline.training.client import ClientHost, device_for
+from anchorfl.pipeline.training.client import ClientRunner, device_for
 from anchorfl.pipeline.training.errors import kind_of, one_line
-from anchorfl.pipeline.training.run_spec import Setup, one_thread
+from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.metrics.scores import Scores
 
@@ -35,8 +35,8 @@ class ServerActor:
         self.without_gpu = gpus > 0 and self.device.type == "cpu"
         self.servers: dict[str, Server] = {}
 
-    def open(self, run: str, setup: Setup, *initial_messages: messages.Packed) -> None:
-        self.servers[run] = Server(setup, [messages.unpack(t) for t in initial_messages], self.device)
+    def open(self, run: str, run_spec: RunSpec, *initial_messages: messages.Packed) -> None:
+        self.servers[run] = Server(run_spec, [messages.unpack(t) for t in initial_messages], self.device)
 
     def broadcast(self, run: str, round_: int) -> tuple[messages.Packed, int]:
         sent = self.servers[run].broadcast(round_)
@@ -89,30 +89,30 @@ class ClientActor:
         one_thread()
         self.device = device_for(gpus)
         self.without_gpu = gpus > 0 and self.device.type == "cpu"
-        self.hosts: dict[str, ClientHost] = {}
+        self.runners: dict[str, ClientRunner] = {}
         self._sent: tuple[str, int, Any] = ("", -1, None)
 
-    def open(self, run: str, setup: list[Any]) -> None:
-        """Get ready for ``run``, ahead of ``fit``, which meets any error again and reports it. ``setup``: a reference,
-        in a list so that Ray does not fetch it for every call.
+    def open(self, run: str, run_spec: list[Any]) -> None:
+        """Get ready for ``run``, ahead of ``fit``, which meets any error again and reports it. ``run_spec``: a
+        reference, in a list so that Ray does not fetch it for every call.
         """
-        if run not in self.hosts:
-            self.hosts[run] = ClientHost(ray.get(setup[0]), self.device)
+        if run not in self.runners:
+            self.runners[run] = ClientRunner(ray.get(run_spec[0]), self.device)
 
     def fit(
         self,
         run: str,
-        setup: list[Any],
+        run_spec: list[Any],
         clients: Sequence[int],
         round_: int,
         broadcast: list[Any],
         *own: messages.Packed | None,
     ) -> tuple[Any, ...]:
         """Updates of the clients, then the memory of each, then ``Stats``. broadcast: a reference in a list, like
-        ``setup``, which is fetched once a round; own: every client's memory, then, where there are any, the messages to
-        each alone.
+        ``run_spec``, which is fetched once a round; own: every client's memory, then, where there are any, the messages
+        to each alone.
         """
-        self.open(run, setup)
+        self.open(run, run_spec)
         sent = self._broadcast(run, round_, broadcast)
         updates, answers = list[messages.Packed](), list[Answer]()
         memories: list[messages.Packed | None] = [None] * len(clients)
@@ -121,7 +121,7 @@ class ClientActor:
             given = [*own[place :: len(clients)], None]
             memory, client_message = ({} if m is None else messages.unpack(m) for m in given[:2])
             try:
-                fitted = self.hosts[run].fit(client, round_, messages.unpack(sent), memory, client_message)
+                fitted = self.runners[run].fit(client, round_, messages.unpack(sent), memory, client_message)
             except Exception as error:  # any fault of a client costs that client only
                 failure = Failure(client, one_line(error), kind_of(error))
                 break
@@ -139,16 +139,21 @@ class ClientActor:
         return out
 
     def scores(
-        self, run: str, setup: list[Any], sent: messages.Packed, memory: messages.Packed | None, splits: Sequence[str]
+        self,
+        run: str,
+        run_spec: list[Any],
+        sent: messages.Packed,
+        memory: messages.Packed | None,
+        splits: Sequence[str],
     ) -> dict[str, Scores]:
-        self.open(run, setup)
+        self.open(run, run_spec)
         own = {} if memory is None else messages.unpack(memory)
-        return self.hosts[run].scores(messages.unpack(sent), own, splits)
+        return self.runners[run].scores(messages.unpack(sent), own, splits)
 
-    def initial_message(self, run: str, setup: list[Any], client: int) -> messages.Packed:
-        self.open(run, setup)
-        return messages.pack(self.hosts[run].initial_message(client))
+    def initial_message(self, run: str, run_spec: list[Any], client: int) -> messages.Packed:
+        self.open(run, run_spec)
+        return messages.pack(self.runners[run].initial_message(client))
 
     def forget(self, run: str) -> None:
-        self.hosts.pop(run, None)
+        self.runners.pop(run, None)
         self._sent = ("", -1, None)

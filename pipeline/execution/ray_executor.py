@@ -25,7 +25,7 @@ from anchorfl.pipeline.execution.ray_errors import is_lost, lost, node_died, one
 from anchorfl.pipeline.execution.scheduler import LOOK_EVERY, Dispatch, Given, Job, Round, Start, patience
 from anchorfl.pipeline.training.errors import LostError, QuorumError, RejectedError
 from anchorfl.pipeline.training.evaluation import mean_of_models
-from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.metrics.scores import Scores
 
 
@@ -35,9 +35,9 @@ class RayExecutor:
     crew: shared with other runs, and left to its owner; None: a crew of its own, which ends with the run.
     """
 
-    def __init__(self, setup: Setup, crew: Crew | None = None) -> None:
-        experiment = setup.experiment
-        self.setup, self.federation, self.clients = setup, experiment.federation, experiment.task.clients
+    def __init__(self, run_spec: RunSpec, crew: Crew | None = None) -> None:
+        experiment = run_spec.experiment
+        self.run_spec, self.federation, self.clients = run_spec, experiment.federation, experiment.task.clients
         self.sends_client_messages, self.at_clients = (
             experiment.method.sends_client_messages,
             experiment.method.evaluate_on == "clients",
@@ -45,7 +45,7 @@ class RayExecutor:
         self.own = crew is None
         self.crew = crew or Crew(layout(experiment.cluster, experiment.task.clients))
         self.layout = self.crew.layout
-        self.rows = setup.data().cards().rows
+        self.rows = run_spec.data().cards().rows
         self.dispatch = self._dispatch(several=not experiment.federation.deadline)
         self._next: Round | None = None
         self._open()
@@ -54,7 +54,7 @@ class RayExecutor:
         return Dispatch(self.layout.actors, self.layout.concurrent, self.rows, several)
 
     def _open(self) -> None:
-        self.run, self._opened = self.crew.open(self.setup)
+        self.run, self._opened = self.crew.open(self.run_spec)
         self.server = self.crew.server
         self.memories: dict[int, Any] = {}
 
@@ -74,7 +74,7 @@ class RayExecutor:
                 [self.server.client_message.remote(self.run, c) for c in clients] if self.sends_client_messages else []
             )
             refs: Sequence[Any] = actor.fit.options(num_returns=2 + len(clients)).remote(
-                self.run, self.crew.setups[self.run], clients, round_, [sent], *own
+                self.run, self.crew.run_specs[self.run], clients, round_, [sent], *own
             )
             return refs
 
@@ -224,7 +224,7 @@ class RayExecutor:
     def recover(self) -> None:
         self._drop()
         if (
-            self.setup.experiment.method.sends_initial_message
+            self.run_spec.experiment.method.sends_initial_message
         ):  # what is gone may be a client that sent an initial message
             for slot in list(self.crew.up):
                 self.crew.retire(slot)
@@ -252,8 +252,8 @@ class RayExecutor:
         roster = Roster(list(dict.fromkeys(models)), (), self.federation.retries, 1.0)
 
         def score(actor: Any, clients: Sequence[int]) -> Sequence[Any]:
-            memory, setup = self.memories.get(clients[0]), self.crew.setups[self.run]
-            return [actor.scores.remote(self.run, setup, sent, memory, list(splits))]
+            memory, run_spec = self.memories.get(clients[0]), self.crew.run_specs[self.run]
+            return [actor.scores.remote(self.run, run_spec, sent, memory, list(splits))]
 
         alone = self._dispatch(several=False)
         each = {job.clients[0]: scores for job, scores in self._answers(roster, alone, score, {})}

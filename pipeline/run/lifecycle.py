@@ -17,7 +17,7 @@ from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.execution.executor import Executor
 from anchorfl.pipeline.execution.pooled_executor import in_process
 from anchorfl.pipeline.results.per_class import write_per_class
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Log, Progress
 from anchorfl.pipeline.run.provenance import check_records, check_same_data, run_info
 from anchorfl.pipeline.run.round_loop import Loop, final_checksum, record_of, weights_in
@@ -32,7 +32,7 @@ from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter, send
 from anchorfl.pipeline.tracking.tracker import Tracker, Trackers
-from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,13 +54,13 @@ def run(experiment: Experiment, folder: Path, log: Log = print, crews: Crews | N
 
             if ray_cluster.start(experiment.cluster):
                 stack.callback(ray_cluster.stop)
-        setup = make_setup(experiment, log)
-        executor = _executor(setup, crews)
+        run_spec = make_run_spec(experiment, log)
+        executor = _executor(run_spec, crews)
         stack.callback(executor.close)
         write_config(folder, experiment)
         if notice := experiment.method.notice(experiment.federation.rounds):
             log(notice)
-        return federate(setup, executor, folder, Progress(experiment.federation.rounds), log)
+        return federate(run_spec, executor, folder, Progress(experiment.federation.rounds), log)
 
 
 def resumed(folder: Path, log: Log = print) -> Result:
@@ -88,38 +88,38 @@ def _deliver(experiment: Experiment, folder: Path, log: Log) -> None:
             log(f"{error}; send it later with: anchorfl track {folder}")
 
 
-def _executor(setup: Setup, crews: Crews | None) -> Executor:
-    experiment = setup.experiment
+def _executor(run_spec: RunSpec, crews: Crews | None) -> Executor:
+    experiment = run_spec.experiment
     if experiment.cluster.executor == "serial" or experiment.federation.batched_clients:
-        return in_process(setup)
+        return in_process(run_spec)
     from anchorfl.pipeline.cluster.layout import layout
     from anchorfl.pipeline.execution.ray_executor import RayExecutor
 
     return RayExecutor(
-        setup, None if crews is None else crews.crew(layout(experiment.cluster, experiment.task.clients))
+        run_spec, None if crews is None else crews.crew(layout(experiment.cluster, experiment.task.clients))
     )
 
 
 def open_loop(
-    setup: Setup, executor: Executor, folder: Path, progress: Progress, log: Log, parent: Path | None = None
+    run_spec: RunSpec, executor: Executor, folder: Path, progress: Progress, log: Log, parent: Path | None = None
 ) -> Loop:
     """The round loop of a run folder, standing after its last completed round, with its record opened.
 
     parent: folder of the sweep that the run is a part of.
     """
-    experiment = setup.experiment
+    experiment = run_spec.experiment
     # The tracker needs to know where the loop goes on, so it comes after the checkpoint.
     none = Trackers([], experiment.tracking)
     loop = Loop(
         experiment,
-        setup.data().manifest.class_names,
+        run_spec.data().manifest.class_names,
         executor,
         none,
         Checkpoints(folder, experiment.cluster.keep_checkpoints),
         progress,
     )
     loop.resume()
-    done, info = loop.standing.round, run_info(setup, folder)
+    done, info = loop.standing.round, run_info(run_spec, folder)
     if done:
         check_same_data(info.tags, folder)
         check_records(folder, done)
@@ -134,13 +134,18 @@ def open_loop(
 
 
 def federate(
-    setup: Setup, executor: Executor, folder: Path, progress: Progress, log: Log = print, parent: Path | None = None
+    run_spec: RunSpec,
+    executor: Executor,
+    folder: Path,
+    progress: Progress,
+    log: Log = print,
+    parent: Path | None = None,
 ) -> Result:
     """Run what is left of a run folder that this process holds, to its result. parent: as in ``open_loop``."""
-    loop = open_loop(setup, executor, folder, progress, log, parent)
+    loop = open_loop(run_spec, executor, folder, progress, log, parent)
     status: Status = "FAILED"
     try:
-        result = conclude(setup, folder, loop.run(), loop)
+        result = conclude(run_spec, folder, loop.run(), loop)
         status = "FINISHED"
     except KeyboardInterrupt:
         status = "KILLED"
@@ -161,9 +166,9 @@ class Result:
     scores: dict[str, dict[str, float]]
 
 
-def conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
+def conclude(run_spec: RunSpec, folder: Path, state: Tensors, loop: Loop) -> Result:
     """Save the selected model, the result and the pictures, and hand them to the tracker."""
-    experiment, standing, tracker = setup.experiment, loop.standing, loop.tracker
+    experiment, standing, tracker = run_spec.experiment, loop.standing, loop.tracker
     checksum = final_checksum(state)
     scores = standing.scores
     if standing.best_round:
@@ -176,7 +181,7 @@ def conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
     chosen = standing.best_round or standing.round
     about = {"round": chosen, "scores": scores, "run": folder.name}
     if experiment.method.evaluate_on == "server":
-        save_model(folder / "model", setup, weights_in(state), about)
+        save_model(folder / "model", run_spec, weights_in(state), about)
     else:
         loop.progress.log(f"{experiment.method.name} {NO_MODEL}: none is saved")
     content = {
@@ -187,8 +192,8 @@ def conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
     if summary := standing.summary(loop.recovered):
         loop.progress.log(summary)
     write_per_class(folder)
-    _draw(setup, folder)
-    write_atomically(folder / "plan.json", Path(setup.data().file("plan.json")).read_bytes())
+    _draw(run_spec, folder)
+    write_atomically(folder / "plan.json", Path(run_spec.data().file("plan.json")).read_bytes())
     for name in (
         CONFIG,
         "plan.json",
@@ -202,7 +207,7 @@ def conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
     return Result(folder, checksum, scores)
 
 
-def _draw(setup: Setup, folder: Path) -> None:
+def _draw(run_spec: RunSpec, folder: Path) -> None:
     """The curves and the partition of a run, below its folder."""
     from anchorfl.pipeline.results.compare import (
         compare,  # here, since matplotlib takes a second to import, and a run starts without
@@ -210,7 +215,7 @@ def _draw(setup: Setup, folder: Path) -> None:
     from anchorfl.pipeline.results.partition_plot import draw_partition, fits
 
     compare([folder], folder / "report")
-    data = setup.data()
+    data = run_spec.data()
     if fits(data.manifest):
         draw_partition(data.manifest, data.held(), folder / "report" / "partition.png")
 

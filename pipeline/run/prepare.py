@@ -11,7 +11,7 @@ from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.training.class_vectors import concept_vectors, encoder_start, look_for_encoder, name_vectors
-from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.prepared import Prepared
@@ -20,7 +20,7 @@ from anchorfl.tasks.registry import task_of
 from anchorfl.tasks.tabular.table import settled as settled_options
 
 
-def make_setup(experiment: Experiment, log: Log, prepared: Prepared | None = None) -> Setup:
+def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = None) -> RunSpec:
     """Prepared data (made if they are not in the cache) and what the network starts from. prepared: the data, where
     the caller has them. InputError where network, data and weights do not fit each other.
     """
@@ -55,13 +55,13 @@ def make_setup(experiment: Experiment, log: Log, prepared: Prepared | None = Non
             f" {data.manifest.spec.kind!r}: set them to 0 and 'none'"
         )
     names, concepts = name_vectors(experiment, data, log), concept_vectors(experiment, data, log)
-    setup = Setup(experiment, data.place, names, start, concepts)
+    run_spec = RunSpec(experiment, data.place, names, start, concepts)
     if experiment.model.network != "auto" or start is not None or experiment.optimizer.onednn:
         try:
-            setup.model()  # here, where an error is one line, and not in every worker
+            run_spec.model()  # here, where an error is one line, and not in every worker
         except ValueError as error:
             raise InputError(str(error)) from error
-    return setup
+    return run_spec
 
 
 def _check_merge(experiment: Experiment) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from anchorfl.pipeline.config.experiment import digest, flat
 from anchorfl.pipeline.storage.run_record import RunInfo, read_about, read_records
-from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 
 
@@ -36,15 +36,15 @@ def check_same_data(now: Mapping[str, str], folder: Path) -> None:
             )
 
 
-def run_info(setup: Setup, folder: Path) -> RunInfo:
+def run_info(run_spec: RunSpec, folder: Path) -> RunInfo:
     """What a run is, for its record."""
-    experiment, manifest = setup.experiment, setup.data().manifest
+    experiment, manifest = run_spec.experiment, run_spec.data().manifest
     tags = {
         "method": experiment.method.name,
         "data_digest": manifest.data_digest,
         "partition_digest": manifest.partition_digest,
         "config_digest": digest(experiment),
-        **setup.vectors(),
+        **run_spec.vectors(),
         "git_commit": _commit(),
         **({"notice": notice} if (notice := experiment.method.notice(experiment.federation.rounds)) else {}),
         "python": platform.python_version(),

@@ -17,7 +17,7 @@ from anchorfl.models.weight_files import WeightsError, tensors
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Tensors
 from anchorfl.pipeline.storage.atomic_files import write_atomically
-from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.contract import InputSpec, Kind, Objective
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import misfit, parsed
@@ -49,10 +49,10 @@ class SavedModel:
         return Objective(self.kind)
 
 
-def save_model(folder: Path, setup: Setup, weights: Tensors, about: dict[str, Any]) -> None:
+def save_model(folder: Path, run_spec: RunSpec, weights: Tensors, about: dict[str, Any]) -> None:
     """Write ``weights.safetensors`` and ``model.json`` into ``folder``; ``about``: facts of the run to keep with it."""
     folder.mkdir(parents=True, exist_ok=True)
-    manifest, experiment = setup.data().manifest, setup.experiment
+    manifest, experiment = run_spec.data().manifest, run_spec.experiment
     content = {
         "format": FORMAT,
         "task": manifest.task,
@@ -62,8 +62,8 @@ def save_model(folder: Path, setup: Setup, weights: Tensors, about: dict[str, An
         "model": asdict(experiment.model),
         "head": experiment.method.head.kind,
         "parts": experiment.method.head.parts,
-        "class_embedding_width": None if setup.vectors_CP is None else setup.vectors_CP.shape[1],
-        "concept_width": 0 if setup.concepts_CMD is None else setup.concepts_CMD.shape[2],
+        "class_embedding_width": None if run_spec.vectors_CP is None else run_spec.vectors_CP.shape[1],
+        "concept_width": 0 if run_spec.concepts_CMD is None else run_spec.concepts_CMD.shape[2],
         "metrics": experiment.evaluation.metrics,
         "checksum": messages.checksum(weights),
         **about,

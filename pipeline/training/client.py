@@ -15,7 +15,7 @@ from anchorfl.pipeline.algorithm.contract import ServerState, Tensors
 from anchorfl.pipeline.algorithm.label_collection import run_key
 from anchorfl.pipeline.training.evaluation import Scoring
 from anchorfl.pipeline.training.local_training import Fitted, fit
-from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.contract import Card, ClientData
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.scores import Scores
@@ -42,18 +42,18 @@ def device_for(gpus: float, *, must: bool = False) -> torch.device:
     return torch.device("cuda")
 
 
-class ClientHost:
+class ClientRunner:
     """Trains any client of the run; what it keeps between calls is only what it could read again."""
 
-    def __init__(self, setup: Setup, device: torch.device = CPU) -> None:
+    def __init__(self, run_spec: RunSpec, device: torch.device = CPU) -> None:
         self.device = device
-        self.training = setup.training()
-        self.prepared = setup.data()
+        self.training = run_spec.training()
+        self.prepared = run_spec.data()
         self.all_cards = self.prepared.cards()
-        self.model = setup.model().to(device)
+        self.model = run_spec.model().to(device)
         self.first_memory = self.training.method.first_memory(self.model)
-        self.metrics = setup.experiment.evaluation.metrics
-        self.rows = RowCache(setup.experiment.cluster.client_cache_mb)
+        self.metrics = run_spec.experiment.evaluation.metrics
+        self.rows = RowCache(run_spec.experiment.cluster.client_cache_mb)
         self.scored: dict[object, dict[str, Scores]] = {}
 
     def fit(

@@ -22,7 +22,7 @@ from anchorfl.tasks.ingest.prepared import Prepared
 
 
 @dataclass(frozen=True)
-class Setup:
+class RunSpec:
     """``prepared``: folder of the prepared data; ``vectors_CP``: first values of the class embeddings, in order of
     the class names; ``start``: the encoder's first values, None where they are drawn; ``concepts_CMD``: what a language
     model makes of the class names, None where the method does without.

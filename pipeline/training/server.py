@@ -17,7 +17,7 @@ from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.training.client import CPU
 from anchorfl.pipeline.training.errors import RejectedError
 from anchorfl.pipeline.training.evaluation import Scoring, evaluate
-from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.prepared import SPLITS
 from anchorfl.tasks.metrics.scores import Scores
@@ -26,21 +26,21 @@ from anchorfl.tasks.metrics.scores import Scores
 class Server:
     """Holds the state; every verb but ``aggregate``, ``finish_round`` and ``restore`` leaves it as it is."""
 
-    def __init__(self, setup: Setup, initial_messages: Sequence[Any] = (), device: torch.device = CPU) -> None:
+    def __init__(self, run_spec: RunSpec, initial_messages: Sequence[Any] = (), device: torch.device = CPU) -> None:
         """initial_messages: what the clients sent before round 1, in their order (``Method.initial_message``); device:
         on which it scores. The state and the method's steps are on the CPU.
         """
-        data, objective = setup.data(), setup.objective()
-        self.setup = setup
-        self.method = setup.experiment.method
-        self.aggregator = setup.experiment.federation.aggregator
+        data, objective = run_spec.data(), run_spec.objective()
+        self.run_spec = run_spec
+        self.method = run_spec.experiment.method
+        self.aggregator = run_spec.experiment.federation.aggregator
         self.objective = objective
         self.cards = data.cards()
-        self.model = setup.model()
-        self.scorer = self.model if device == CPU else setup.model().to(device)
+        self.model = run_spec.model()
+        self.scorer = self.model if device == CPU else run_spec.model().to(device)
         self.data = data
         first = SPLITS if self.method.evaluate_on == "server" else ()
-        self.scoring = Scoring(data, objective, setup.experiment.evaluation.metrics, first)
+        self.scoring = Scoring(data, objective, run_spec.experiment.evaluation.metrics, first)
         self.splits = self.scoring.dense
         self.state: ServerState = self.method.begin(replace(self._context(0), initial_messages=initial_messages))
         self._sent: tuple[int, ServerState] = (-1, self.state)
@@ -119,11 +119,11 @@ class Server:
         self._sent = (-1, self.state)
 
     def _context(self, round_: int) -> ServerContext:
-        experiment = self.setup.experiment
+        experiment = self.run_spec.experiment
         return ServerContext(
             self.model, self.cards, self.objective, self._validate,
             torch_rng(experiment.seed, "server", "round", round_), round_, experiment.federation.rounds,
-            concepts_CMD=self.setup.concepts_CMD, spec=self.data.manifest.spec, workspace=self.scorer,
+            concepts_CMD=self.run_spec.concepts_CMD, spec=self.data.manifest.spec, workspace=self.scorer,
             average=self.aggregator.average,
         )  # fmt: skip
 

@@ -15,7 +15,7 @@ from anchorfl.models.build import ModelOptions
 from anchorfl.models.concepts import Asked, _load, keep
 from anchorfl.models.label_names import Training, from_cooccurrence, read_table
 from anchorfl.models.language import from_language_model
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.tasks.corpus.cooccurrence import count_names
 from anchorfl.tasks.corpus.counting import Scanner
 from tests.fuzz.parsers import Bench, Parser
@@ -29,15 +29,15 @@ ASKED = Asked(("ash", "beech"), ("a {name}", "the {name}"), "made-up/encoder")
 
 
 def weights(folder):
-    setup = make_setup(small(), quiet)
-    model = setup.model()
+    run_spec = make_run_spec(small(), quiet)
+    model = run_spec.model()
     save_file({k: v.contiguous() for k, v in model.encoder.state_dict().items()}, folder / "w.safetensors")
 
 
 def start(folder, made):
     e = small(model=ModelOptions(width=8, heads=2, feedforward=8, dropout=0.1,
                                  weights=str(folder / "w.safetensors")))  # fmt: skip
-    make_setup(e, quiet)
+    make_run_spec(e, quiet)
 
 
 def names(folder, made):

@@ -87,14 +87,14 @@ def test_second_start_loads_no_model(folder, tmp_path, monkeypatch):
 
 
 def test_a_run_starts_from_the_vectors_of_the_model(folder, experiment, tmp_path, monkeypatch):
-    from anchorfl.pipeline.run.prepare import make_setup
+    from anchorfl.pipeline.run.prepare import make_run_spec
 
     monkeypatch.setenv("ANCHORFL_CACHE", str(tmp_path))
     options = {"init": "language_model", "encoder": str(folder), "prompts": "{name} | a {name}"}
-    setup = make_setup(experiment("fedalign", class_embeddings=options), lambda _: None)
-    names = setup.data().manifest.class_names
+    run_spec = make_run_spec(experiment("fedalign", class_embeddings=options), lambda _: None)
+    names = run_spec.data().manifest.class_names
     expected = from_language_model(names, model=str(folder), prompts=("{name}", "a {name}"), cache=None)
-    assert torch.equal(setup.vectors_CP, expected.vectors_CD)
+    assert torch.equal(run_spec.vectors_CP, expected.vectors_CD)
     assert list(tmp_path.rglob("names-*.npz"))
 
 

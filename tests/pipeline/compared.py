@@ -21,7 +21,7 @@ from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, ServerContext
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.execution.executor import SerialExecutor
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.training.local_training import Training, fit, infer
 from anchorfl.pipeline.training.run_spec import one_thread
 from anchorfl.pipeline.training.sampling import select
@@ -231,7 +231,7 @@ def assert_savings_agree(method):
 
 def history(e):
     """(weights after the round, its mean loss, memory of every client, state) after each round of an experiment."""
-    executor, out = SerialExecutor(make_setup(e, quiet)), []
+    executor, out = SerialExecutor(make_run_spec(e, quiet)), []
     for round_ in range(1, e.federation.rounds + 1):
         chosen = select(e.task.clients, e.federation.clients_per_round, round_, e.seed)
         outcome = executor.round(round_, chosen, nobody)
@@ -256,10 +256,10 @@ def assert_same_bits(got, want):
 def assert_scored_as_fedavg(experiment, name, options=None):
     """The state after two rounds has the scores that FedAvg's server gives the same weights."""
     e = experiment(name, options=options, federation={"rounds": 2})
-    executor = SerialExecutor(make_setup(e, quiet))
+    executor = SerialExecutor(make_run_spec(e, quiet))
     for round_ in (1, 2):
         executor.round(round_, [0, 1, 2], nobody)
-    plain = SerialExecutor(make_setup(replace(e, method=experiment("fedavg").method), quiet))
+    plain = SerialExecutor(make_run_spec(replace(e, method=experiment("fedavg").method), quiet))
     plain.restore(executor.snapshot(), {})
     got, want = executor.scores(["validation", "test"]), plain.scores(["validation", "test"])
     assert {n: s.values for n, s in got.items()} == {n: s.values for n, s in want.items()}

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.lifecycle import run
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.storage.saved_model import load_model
 from anchorfl.pipeline.training.evaluation import logits_of
@@ -52,13 +52,13 @@ def test_every_method_trains_on_every_toy_task(experiment, tmp_path, method, opt
         assert records[-1].metrics["test/accuracy"] != records[0].metrics["test/accuracy"]
         assert not (tmp_path / "run" / "model").exists()
         return
-    start = make_setup(e, quiet).model().state_dict()
+    start = make_run_spec(e, quiet).model().state_dict()
     end = load_file(tmp_path / "run" / "model" / "weights.safetensors")
     assert end.keys() == start.keys()
     assert all(bool(torch.isfinite(w).all()) for w in end.values())
     assert any(not torch.equal(start[name], end[name]) for name in end)
     saved = load_model(tmp_path / "run" / "model")
-    rows = make_setup(e, quiet).data().split("test", saved.objective)
+    rows = make_run_spec(e, quiet).data().split("test", saved.objective)
     again = score(saved.kind, saved.objective.predict(logits_of(saved.model, rows)), rows.y_NC, rows.known_NC)
     assert again.scores().values == result.scores["test"], "the saved model is the one that was scored"
 

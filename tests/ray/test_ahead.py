@@ -13,7 +13,7 @@ from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.run.lifecycle import run
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from tests.faulty import Faulty
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
@@ -27,24 +27,24 @@ def nobody(busy: int, done: int, failed: int) -> None:
 
 
 @pytest.fixture
-def setups(experiment):
+def run_specs(experiment):
     """The setup of a run in this process, and on two actors."""
-    setup = make_setup(experiment("scaffold"), lambda line: None)
-    cluster = dataclasses.replace(setup.experiment.cluster, executor="ray", clients_per_actor=2)
-    return setup, dataclasses.replace(setup, experiment=dataclasses.replace(setup.experiment, cluster=cluster))
+    run_spec = make_run_spec(experiment("scaffold"), lambda line: None)
+    cluster = dataclasses.replace(run_spec.experiment.cluster, executor="ray", clients_per_actor=2)
+    return run_spec, dataclasses.replace(run_spec, experiment=dataclasses.replace(run_spec.experiment, cluster=cluster))
 
 
 @pytest.fixture
-def executor(setups):
-    out = RayExecutor(setups[1])
+def executor(run_specs):
+    out = RayExecutor(run_specs[1])
     yield out
     out.close()
 
 
 @pytest.fixture
-def reference(setups):
+def reference(run_specs):
     """After a round, and after two."""
-    out, states = SerialExecutor(setups[0]), []
+    out, states = SerialExecutor(run_specs[0]), []
     for round_ in (1, 2):
         out.round(round_, ALL, nobody)
         memories = [messages.checksum(out.memory(c)) for c in ALL]

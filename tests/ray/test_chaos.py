@@ -125,15 +125,15 @@ def test_messages_harmed_or_lost_between_client_and_server(experiment, tmp_path,
 @pytest.mark.usefixtures("ray_running")
 def test_a_lost_object_is_no_fault_of_the_client_that_needed_it(experiment, tmp_path):
     """No client is retried, and none left out, because what the server or the driver kept is gone."""
-    from anchorfl.pipeline.run.prepare import make_setup
+    from anchorfl.pipeline.run.prepare import make_run_spec
 
     e = experiment("scaffold", federation={"rounds": 3, "clients_per_round": 4, "epochs": 1})
     e = dataclasses.replace(
         e, model=dataclasses.replace(e.model, width=256, feedforward=256),
         class_embeddings=dataclasses.replace(e.class_embeddings, width=256),
     )  # fmt: skip
-    setup = dataclasses.replace(make_setup(e, quiet), experiment=on_ray(e))
-    executor = RayExecutor(setup)
+    run_spec = dataclasses.replace(make_run_spec(e, quiet), experiment=on_ray(e))
+    executor = RayExecutor(run_spec)
     executor.round(1, [0, 1, 2, 3], lambda *_: None)
     executor.memories[1] = dropped(executor.memories[1])
     with pytest.raises(LostError, match="is gone"):

@@ -17,7 +17,7 @@ from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.lifecycle import run
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.errors import InputError
 
@@ -128,15 +128,15 @@ def rounds(executor, count: int):
 
 def test_every_method_gives_the_bits_of_a_serial_run(experiment):
     """Two rounds each, one after the other on the same two actors."""
-    setups = [
-        make_setup(on_ray(experiment(method, f"toy-{kind.supports.kinds[0]}"), clients_per_actor=2), quiet)
+    run_specs = [
+        make_run_spec(on_ray(experiment(method, f"toy-{kind.supports.kinds[0]}"), clients_per_actor=2), quiet)
         for method, kind in METHODS.items()
     ]  # before there are actors, which would leave no CPU for preparing data
-    assert {setup.experiment.task.clients for setup in setups} == {4}
-    crew = Crew(layout(setups[0].experiment.cluster, 4))
-    for setup in setups:
-        expected, got = (rounds(executor, 2)[1] for executor in (SerialExecutor(setup), RayExecutor(setup, crew)))
-        assert expected == got, setup.experiment.method.name
+    assert {run_spec.experiment.task.clients for run_spec in run_specs} == {4}
+    crew = Crew(layout(run_specs[0].experiment.cluster, 4))
+    for run_spec in run_specs:
+        expected, got = (rounds(executor, 2)[1] for executor in (SerialExecutor(run_spec), RayExecutor(run_spec, crew)))
+        assert expected == got, run_spec.experiment.method.name
     crew.close()
 
 
@@ -175,15 +175,17 @@ class Overwriting(Averaging):
 def test_a_merge_that_overwrites_the_updates_harms_nobody(experiment):
     """The server reads them where they lie in the object store."""
     e = on_ray(experiment("fedavg"), clients_per_actor=2)
-    setups = [make_setup(dataclasses.replace(e, method=kind()), quiet) for kind in (METHODS["fedavg"], Overwriting)]
-    expected = rounds(SerialExecutor(setups[0]), 3)[1]
-    assert rounds(RayExecutor(setups[1]), 3)[1] == expected
+    run_specs = [
+        make_run_spec(dataclasses.replace(e, method=kind()), quiet) for kind in (METHODS["fedavg"], Overwriting)
+    ]
+    expected = rounds(SerialExecutor(run_specs[0]), 3)[1]
+    assert rounds(RayExecutor(run_specs[1]), 3)[1] == expected
 
 
 def test_a_client_that_overwrites_its_broadcast_harms_nobody(experiment):
     """An array from the object store is shared and, as a torch tensor, writable: clients must get copies."""
     e = on_ray(experiment("fedavg"), clients_per_actor=2)
-    honest = make_setup(experiment("fedavg"), quiet)
+    honest = make_run_spec(experiment("fedavg"), quiet)
     _, expected = rounds(SerialExecutor(honest), 2)
     _, got = rounds(RayExecutor(dataclasses.replace(honest, experiment=dataclasses.replace(e, method=Meddling()))), 2)
     assert got == expected
@@ -198,8 +200,8 @@ def test_a_client_that_overwrites_its_broadcast_harms_nobody(experiment):
 )
 def test_shares_that_do_not_fit_are_refused_at_once(experiment, options, message):
     """Ray would wait for ever."""
-    setup = dataclasses.replace(
-        make_setup(experiment("fedavg"), quiet), experiment=on_ray(experiment("fedavg"), **options)
+    run_spec = dataclasses.replace(
+        make_run_spec(experiment("fedavg"), quiet), experiment=on_ray(experiment("fedavg"), **options)
     )
     with pytest.raises(InputError, match=message):
-        RayExecutor(setup)
+        RayExecutor(run_spec)

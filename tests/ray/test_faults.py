@@ -16,7 +16,7 @@ from anchorfl.pipeline.execution.cohort import Answer
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.run.lifecycle import run
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.errors import LostError, QuorumError
 from tests.faulty import DEADLY, KINDS, Faulty
@@ -48,25 +48,25 @@ def faulty(experiment, tmp_path):
 
     def make(clients=(), kind="raise", times=0, **federation):
         options = {"rounds": 2, "clients_per_round": 4, "epochs": 1} | federation
-        setup = make_setup(experiment("fedavg"), quiet)
+        run_spec = make_run_spec(experiment("fedavg"), quiet)
         e = on_ray(experiment("fedavg", federation={k: v for k, v in options.items() if k != "deadline"}),
                    clients_per_actor=2)  # fmt: skip
         e = dataclasses.replace(e, federation=dataclasses.replace(e.federation, **options))
         method = Faulty(clients=clients, kind=kind, times=times, folder=str(folder))
-        return dataclasses.replace(setup, experiment=dataclasses.replace(e, method=method))
+        return dataclasses.replace(run_spec, experiment=dataclasses.replace(e, method=method))
 
     return make
 
 
-def serial(setup, absent=()):
+def serial(run_spec, absent=()):
     """Checksum after two rounds in one process without a fault; ``absent``: not selected in the first."""
-    e = setup.experiment
+    e = run_spec.experiment
     plain = dataclasses.replace(
         e, method=dataclasses.replace(e.method, clients=()),
         cluster=dataclasses.replace(e.cluster, executor="serial"),
         federation=dataclasses.replace(e.federation, deadline=0.0),
     )  # fmt: skip
-    executor = SerialExecutor(dataclasses.replace(setup, experiment=plain))
+    executor = SerialExecutor(dataclasses.replace(run_spec, experiment=plain))
     executor.round(1, [c for c in ALL if c not in absent], nobody)
     executor.round(2, ALL, nobody)
     return messages.checksum(executor.snapshot())
@@ -84,10 +84,10 @@ def deadline_for(kind):
     ],
 )  # fmt: skip
 def test_a_fault_that_a_retry_mends_changes_no_bit(faulty, kind, failure):
-    setup = faulty((2,), kind, 1, **deadline_for(kind))
-    executor = RayExecutor(setup)
+    run_spec = faulty((2,), kind, 1, **deadline_for(kind))
+    executor = RayExecutor(run_spec)
     outcomes = [executor.round(r, ALL, nobody) for r in (1, 2)]
-    assert messages.checksum(executor.snapshot()) == serial(setup)
+    assert messages.checksum(executor.snapshot()) == serial(run_spec)
     executor.close()
     assert [o.answered for o in outcomes] == [(0, 1, 2, 3)] * 2
     (retried,) = outcomes[0].retried
@@ -98,23 +98,23 @@ def test_a_fault_that_a_retry_mends_changes_no_bit(faulty, kind, failure):
 @pytest.mark.parametrize("kind", ["exit", *(pytest.param(k, marks=pytest.mark.slow) for k in ("nan", "empty"))])
 def test_a_client_that_keeps_failing_is_left_out_and_the_others_are_averaged(faulty, kind):
     """Out of that round, back in the next; both actors answer in it. One peer's simulator loses a slot for good."""
-    setup = faulty((1,), kind, 2)
-    executor = RayExecutor(setup)
+    run_spec = faulty((1,), kind, 2)
+    executor = RayExecutor(run_spec)
     first, second = (executor.round(r, ALL, nobody) for r in (1, 2))
-    assert messages.checksum(executor.snapshot()) == serial(setup, absent=(1,))
+    assert messages.checksum(executor.snapshot()) == serial(run_spec, absent=(1,))
     executor.close()
     assert (first.answered, [f.client for f in first.failed], second.answered) == ((0, 2, 3), [1], (0, 1, 2, 3))
 
 
 def test_a_stand_in_trains_in_place_of_a_client_that_died(faulty):
-    setup = faulty((1,), "exit", 2)
-    executor = RayExecutor(setup)
+    run_spec = faulty((1,), "exit", 2)
+    executor = RayExecutor(run_spec)
     outcome = executor.round(1, [0, 1], nobody, [3, 2])
     got = messages.checksum(executor.snapshot())
     executor.close()
     assert (outcome.answered, outcome.stood_in) == ((0, 3), (3,))
-    reference = SerialExecutor(dataclasses.replace(setup, experiment=dataclasses.replace(
-        setup.experiment, cluster=dataclasses.replace(setup.experiment.cluster, executor="serial"))))  # fmt: skip
+    reference = SerialExecutor(dataclasses.replace(run_spec, experiment=dataclasses.replace(
+        run_spec.experiment, cluster=dataclasses.replace(run_spec.experiment.cluster, executor="serial"))))  # fmt: skip
     reference.round(1, [0, 3], nobody)
     assert got == messages.checksum(reference.snapshot())
 
@@ -180,11 +180,11 @@ def test_a_run_goes_on_with_a_new_server_and_the_same_bits(experiment, tmp_path,
 )
 def test_a_fault_in_a_call_of_several_clients_costs_the_one_who_has_it(faulty, kind):
     """Whose fault a dead process was shows when each has a call of its own."""
-    setup = faulty((2,), kind, 1)
-    executor = RayExecutor(setup)
+    run_spec = faulty((2,), kind, 1)
+    executor = RayExecutor(run_spec)
     executor.dispatch.learn([Answer(0.0, 1e-4, 1000, 0)] * 4)
     outcomes = [executor.round(r, ALL, nobody) for r in (1, 2)]
-    assert messages.checksum(executor.snapshot()) == serial(setup)
+    assert messages.checksum(executor.snapshot()) == serial(run_spec)
     executor.close()
     assert [o.answered for o in outcomes] == [(0, 1, 2, 3)] * 2
     (retried,) = outcomes[0].retried
@@ -195,10 +195,10 @@ def test_a_fault_in_a_call_of_several_clients_costs_the_one_who_has_it(faulty, k
 
 
 def test_a_client_that_ends_its_process_again_and_again_is_left_out_and_nobody_beside_it(faulty):
-    setup = faulty((2,), "exit", 3)
-    executor = RayExecutor(setup)
+    run_spec = faulty((2,), "exit", 3)
+    executor = RayExecutor(run_spec)
     executor.dispatch.learn([Answer(0.0, 1e-4, 1000, 0)] * 4)
     first, second = (executor.round(r, ALL, nobody) for r in (1, 2))
-    assert messages.checksum(executor.snapshot()) == serial(setup, absent=(2,))
+    assert messages.checksum(executor.snapshot()) == serial(run_spec, absent=(2,))
     executor.close()
     assert (first.answered, [f.client for f in first.failed], second.answered) == ((0, 1, 3), [2], (0, 1, 2, 3))

@@ -18,7 +18,7 @@ from ray import cloudpickle
 from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.run.lifecycle import open_loop
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.storage.run_folder import held
 from benchmarks.growth import Reader, Series, Slope, grown
@@ -47,8 +47,8 @@ def many_rounds(executor_of, experiment, folder, rounds: int, settled: int, ever
     )  # fmt: skip
     series = Series()
     with held(folder), open(os.devnull, "w") as nowhere:
-        executor = executor_of(make_setup(e, quiet))
-        loop = open_loop(executor.setup, executor, folder, Progress(rounds, out=nowhere), quiet)
+        executor = executor_of(make_run_spec(e, quiet))
+        loop = open_loop(executor.run_spec, executor, folder, Progress(rounds, out=nowhere), quiet)
         reader = Reader(executor, folder, series)
         for round_ in loop.steps():
             if round_ >= settled and (round_ - settled) % every == 0:
@@ -88,9 +88,11 @@ class LeakingTrainer(AveragingTrainer):
 class Hoarding(RayExecutor):
     """Keeps a reference to an object of every round."""
 
-    def __init__(self, setup):
+    def __init__(self, run_spec):
         leaking = Leaking()
-        super().__init__(dataclasses.replace(setup, experiment=dataclasses.replace(setup.experiment, method=leaking)))
+        super().__init__(
+            dataclasses.replace(run_spec, experiment=dataclasses.replace(run_spec.experiment, method=leaking))
+        )
         self.hoard: list = []
 
     def round(self, round_, *others):

@@ -16,7 +16,7 @@ from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.methods.fedproto import FedProto
 from anchorfl.pipeline.run.lifecycle import run
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.errors import QuorumError
 
@@ -62,11 +62,11 @@ def test_serial_and_ray_give_the_same_bits(experiment, tmp_path, method, options
 
 
 def test_memories_of_a_checkpoint_are_scored(experiment):
-    setup = make_setup(experiment("fedproto"), quiet)
-    serial = SerialExecutor(setup)
+    run_spec = make_run_spec(experiment("fedproto"), quiet)
+    serial = SerialExecutor(run_spec)
     serial.round(1, [0, 2], nobody)
     memories = {client: serial.memory(client) for client in (0, 2)}
-    executor = RayExecutor(dataclasses.replace(setup, experiment=on_ray(setup.experiment, clients_per_actor=2)))
+    executor = RayExecutor(dataclasses.replace(run_spec, experiment=on_ray(run_spec.experiment, clients_per_actor=2)))
     executor.restore(serial.snapshot(), memories)
     assert as_lists(executor.scores(SPLITS)) == as_lists(serial.scores(SPLITS))
     serial.round(2, [1, 2], nobody)
@@ -98,12 +98,12 @@ class Faulty(FedProto):
 @pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_an_actor_that_dies_while_it_scores(experiment, tmp_path, times):
     """Once: a fresh one gives the same scores. Twice: a mean over all clients there is not, and the run says why."""
-    setup = make_setup(experiment("fedproto"), quiet)
-    serial = SerialExecutor(setup)
+    run_spec = make_run_spec(experiment("fedproto"), quiet)
+    serial = SerialExecutor(run_spec)
     serial.round(1, [1], nobody)
-    e = on_ray(setup.experiment, clients_per_actor=2)
+    e = on_ray(run_spec.experiment, clients_per_actor=2)
     faulty = Faulty(times=times, folder=str(tmp_path))
-    executor = RayExecutor(dataclasses.replace(setup, experiment=dataclasses.replace(e, method=faulty)))
+    executor = RayExecutor(dataclasses.replace(run_spec, experiment=dataclasses.replace(e, method=faulty)))
     executor.round(1, [1], nobody)
     if times == 1:
         assert as_lists(executor.scores(SPLITS)) == as_lists(serial.scores(SPLITS))

@@ -36,7 +36,7 @@ from anchorfl.pipeline.run.round_loop import Loop
 from anchorfl.pipeline.storage.restore import catch_up, place_of
 from anchorfl.pipeline.storage.run_folder import held_soon, write_config
 from anchorfl.pipeline.storage.run_record import RoundRecord, read_records
-from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.search.backup import mirror_of, set_aside
 from anchorfl.tuning.search.options import SweepOptions
@@ -55,7 +55,7 @@ class Work:
     searched name -> option; folder: of the trials; metric: ``validation/f1_macro``, for example.
     """
 
-    setups: Mapping[int, Setup]
+    run_specs: Mapping[int, RunSpec]
     names: Mapping[str, str]
     folder: str
     rounds: int
@@ -116,14 +116,14 @@ def _train_trial(config: dict[str, Any], work: Work) -> None:
     began, folder = time.perf_counter(), Path(work.folder) / f"{config['number']:04d}"
     with ExitStack() as stack:
         loops = {}
-        for seed, setup in work.setups.items():
-            experiment = point_experiment(setup.experiment, work.names, config["point"], seed)
+        for seed, run_spec in work.run_specs.items():
+            experiment = point_experiment(run_spec.experiment, work.names, config["point"], seed)
             experiment = replace(
                 experiment,
                 federation=replace(experiment.federation, rounds=work.rounds),
                 evaluation=replace(experiment.evaluation, test="never", model_selection="last", every=1),
             )
-            loops[seed] = _open(replace(setup, experiment=experiment), folder / f"seed-{seed}", work, stack)
+            loops[seed] = _open(replace(run_spec, experiment=experiment), folder / f"seed-{seed}", work, stack)
         steps = {seed: loop.steps() for seed, loop in loops.items()}
         for round_ in range(1, work.rounds + 1):
             for seed, loop in loops.items():
@@ -139,18 +139,18 @@ def _train_trial(config: dict[str, Any], work: Work) -> None:
 def _train_final(config: dict[str, Any], work: Work) -> None:
     job, began = config["job"], time.perf_counter()
     seed, folder, sweep = job["seed"], Path(work.folder) / job["name"], Path(work.folder).parent
-    setup = work.setups[seed]
-    experiment = final_experiment(setup.experiment, work.names, job["point"], seed)
+    run_spec = work.run_specs[seed]
+    experiment = final_experiment(run_spec.experiment, work.names, job["point"], seed)
     experiment = replace(
         experiment,
         cluster=replace(experiment.cluster, backup=mirror_of(experiment.cluster.backup, sweep, folder)),
         tracking=replace(experiment.tracking, run_name=f"{sweep.name}-{job['name']}", register=job["register"]),
     )
-    result = whole_run(replace(setup, experiment=experiment), folder, sweep)
+    result = whole_run(replace(run_spec, experiment=experiment), folder, sweep)
     tune.report({"scores": json.dumps(result.scores), "seconds": time.perf_counter() - began})
 
 
-def whole_run(setup: Setup, folder: Path, parent: Path | None = None, written: Experiment | None = None) -> Result:
+def whole_run(run_spec: RunSpec, folder: Path, parent: Path | None = None, written: Experiment | None = None) -> Result:
     """A run inside a trial, from its checkpoint where it has one, to its result.
 
     parent: folder of the sweep that it is a part of; written: the options that its folder keeps for whoever resumes it
@@ -158,53 +158,53 @@ def whole_run(setup: Setup, folder: Path, parent: Path | None = None, written: E
     """
     with ExitStack() as stack:
         stack.enter_context(held_soon(folder))
-        mirror = setup.experiment.cluster.backup
+        mirror = run_spec.experiment.cluster.backup
         if mirror:
             catch_up(place_of(mirror, folder), folder, _log)
-        set_aside(folder, written or setup.experiment, place_of(mirror, folder) if mirror else "", _log)
-        executor = _executor(setup)
+        set_aside(folder, written or run_spec.experiment, place_of(mirror, folder) if mirror else "", _log)
+        executor = _executor(run_spec)
         stack.callback(executor.close)
-        write_config(folder, written or setup.experiment)
-        progress = Progress(setup.experiment.federation.rounds, out=io.StringIO())
-        return federate(setup, executor, folder, progress, _log, parent)
+        write_config(folder, written or run_spec.experiment)
+        progress = Progress(run_spec.experiment.federation.rounds, out=io.StringIO())
+        return federate(run_spec, executor, folder, progress, _log, parent)
 
 
-def _open(setup: Setup, folder: Path, work: Work, stack: ExitStack) -> Loop:
+def _open(run_spec: RunSpec, folder: Path, work: Work, stack: ExitStack) -> Loop:
     stack.enter_context(held_soon(folder))
-    setup = _caught_up(setup, folder, work)
-    mirror = setup.experiment.cluster.backup
-    set_aside(folder, setup.experiment, place_of(mirror, folder) if mirror else "", _log)
-    executor = _executor(setup)
+    run_spec = _caught_up(run_spec, folder, work)
+    mirror = run_spec.experiment.cluster.backup
+    set_aside(folder, run_spec.experiment, place_of(mirror, folder) if mirror else "", _log)
+    executor = _executor(run_spec)
     stack.callback(executor.close)
-    write_config(folder, setup.experiment)
-    progress = Progress(setup.experiment.federation.rounds, out=io.StringIO())
-    loop = open_loop(setup, executor, folder, progress, _log)
+    write_config(folder, run_spec.experiment)
+    progress = Progress(run_spec.experiment.federation.rounds, out=io.StringIO())
+    loop = open_loop(run_spec, executor, folder, progress, _log)
     if loop.mirror is not None:
         stack.callback(loop.mirror.close)
     return loop
 
 
-def _caught_up(setup: Setup, folder: Path, work: Work) -> Setup:
+def _caught_up(run_spec: RunSpec, folder: Path, work: Work) -> RunSpec:
     """The setup for a run folder that this process holds, with what another node did of the run fetched into it."""
-    experiment, sweep = setup.experiment, Path(work.folder).parent
+    experiment, sweep = run_spec.experiment, Path(work.folder).parent
     if not experiment.cluster.backup:
-        return setup
+        return run_spec
     mirror = mirror_of(experiment.cluster.backup, sweep, folder)
     catch_up(place_of(mirror, folder), folder, _log)
-    return replace(setup, experiment=replace(experiment, cluster=replace(experiment.cluster, backup=mirror)))
+    return replace(run_spec, experiment=replace(experiment, cluster=replace(experiment.cluster, backup=mirror)))
 
 
-def _executor(setup: Setup) -> Executor:
+def _executor(run_spec: RunSpec) -> Executor:
     """The executor of a run inside this trial: in the trial's process, or on the crew of its placement group."""
-    if setup.experiment.cluster.executor == "serial" or setup.experiment.federation.batched_clients:
-        return in_process(setup)
+    if run_spec.experiment.cluster.executor == "serial" or run_spec.experiment.federation.batched_clients:
+        return in_process(run_spec)
     group = get_current_placement_group()
     if group is None:
         raise RuntimeError("a trial needs the placement group that Tune gives it")
     key = group.id.hex()
     if key not in _CREWS:
         _CREWS[key] = Crew(_layout(group, group.bundle_specs))
-    return RayExecutor(setup, _CREWS[key])
+    return RayExecutor(run_spec, _CREWS[key])
 
 
 def _layout(group: Any, shares: Sequence[Mapping[str, float]]) -> Layout:

@@ -63,7 +63,7 @@ def run_finals(
     KeyboardInterrupt where Ctrl-C ended it early; InputError where one has a result on data that are prepared otherwise
     now.
     """
-    folder, mirror = Path(work.folder), next(iter(work.setups.values())).experiment.cluster.backup
+    folder, mirror = Path(work.folder), next(iter(work.run_specs.values())).experiment.cluster.backup
     jobs: list[dict[str, Any]] = [
         {"name": f"{word}-seed-{seed}", "seed": seed, "point": dict(point), "register": ""}
         for word, point in points.items()
@@ -75,7 +75,7 @@ def run_finals(
     for job in jobs:  # those of an earlier start, too: their records may not have arrived
         bring(mirror, folder.parent, folder / job["name"], records.log)
         if has_result(folder / job["name"], wanted[job["name"]]):
-            check_same_data(run_info(work.setups[job["seed"]], folder).tags, folder / job["name"])
+            check_same_data(run_info(work.run_specs[job["seed"]], folder).tags, folder / job["name"])
             if job["register"]:  # named by a resumption first
                 note_register(folder / job["name"], job["register"])
         records.add(folder / job["name"])
@@ -96,7 +96,7 @@ def run_finals(
 
 def digest_of(work: Work, point: Mapping[str, Value], seed: int) -> str:
     """Of the options of a final run."""
-    return digest(final_experiment(work.setups[seed].experiment, work.names, dict(point), seed))
+    return digest(final_experiment(work.run_specs[seed].experiment, work.names, dict(point), seed))
 
 
 def has_result(folder: Path, wanted: str) -> bool:

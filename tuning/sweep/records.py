@@ -20,7 +20,7 @@ from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.pipeline.tracking.mlflow_run_tree import Deliveries
 from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
-from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tuning.search.backup import move_aside
 from anchorfl.tuning.search.results import Trial
 from anchorfl.tuning.search.study import Entry
@@ -39,7 +39,7 @@ class Records:
 
     folder: Path
     experiment: Experiment
-    setups: Mapping[int, Setup]
+    run_specs: Mapping[int, RunSpec]
     experiment_of: Callable[[Mapping[str, Any]], Experiment]
     about: dict[str, Any]
     metric: str
@@ -54,11 +54,11 @@ class Records:
 
     def begin(self) -> None:
         """Open the sweep's own record and start the writer."""
-        base, setup = self._base(), next(iter(self.setups.values()))
+        base, run_spec = self._base(), next(iter(self.run_specs.values()))
         rows = read_records(self.folder)[0]
         self._rows = max((r.round for r in rows), default=-1)
         self._parent = JsonLines(self.folder, self._rows + 1)
-        params = {**{k: v for k, v in flat(setup.experiment).items() if k not in ("seed", "output")}, **self.about}
+        params = {**{k: v for k, v in flat(run_spec.experiment).items() if k not in ("seed", "output")}, **self.about}
         self._parent.begin(replace(base, name=self.folder.name, params=params, folder=self.folder))
         options = self.experiment.tracking
         uri = store_uri(options.uri, self.folder)
@@ -156,7 +156,7 @@ class Records:
 
     def _base(self) -> RunInfo:
         """What all records share: study, data sets, digests over all seeds."""
-        infos = [run_info(setup, self.folder) for setup in self.setups.values()]
+        infos = [run_info(run_spec, self.folder) for run_spec in self.run_specs.values()]
         tags = {k: ",".join(dict.fromkeys(i.tags[k] for i in infos)) for k in infos[0].tags}
         study = self.experiment.tracking.experiment or infos[0].experiment
         return replace(infos[0], experiment=study, tags={**tags, "config_digest": digest(self.experiment)})

@@ -16,11 +16,11 @@ from pathlib import Path
 from anchorfl.pipeline.algorithm.seeds import seed_for
 from anchorfl.pipeline.cluster import ray_cluster
 from anchorfl.pipeline.config.experiment import Experiment, digest
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.provenance import version_of
 from anchorfl.pipeline.storage.run_folder import held
 from anchorfl.pipeline.storage.run_record import Status
-from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.search.backup import Copies
 from anchorfl.tuning.search.ledger import Event, Ledger
@@ -52,7 +52,7 @@ def run_sweep(plan: Plan, folder: Path, log: Log = print) -> Sweep:
             stack.callback(ray_cluster.stop)
         at_once = room(bundles(plan.experiment.cluster, plan.options), plan.options.concurrent)
         # Here and once: a trial that prepared data would wait for CPUs that the trials themselves hold.
-        everywhere = {s: make_setup(replace(plan.experiment, seed=s), log) for s in (*plan.seeds, *plan.fresh)}
+        everywhere = {s: make_run_spec(replace(plan.experiment, seed=s), log) for s in (*plan.seeds, *plan.fresh)}
         started = _Run(plan, folder, everywhere, at_once, copies, log)
         started.records().check()
         plan.save(folder)
@@ -65,7 +65,7 @@ class _Run:
 
     plan: Plan
     folder: Path
-    setups: Mapping[int, Setup]
+    run_specs: Mapping[int, RunSpec]
     at_once: int
     copies: Copies
     log: Log
@@ -101,8 +101,8 @@ class _Run:
     def _search(self, conductor: Conductor, budget: Budget) -> None:
         o, cluster_options = self.plan.options, self.plan.experiment.cluster
         if not conductor.done and not budget.stop_all():
-            setups = {seed: self.setups[seed] for seed in self.plan.seeds}
-            work = self._work(setups, self.folder / "trials")
+            run_specs = {seed: self.run_specs[seed] for seed in self.plan.seeds}
+            work = self._work(run_specs, self.folder / "trials")
             search(conductor, train_trial, work, bundles(cluster_options, o), self.at_once, budget)
         if conductor.exhausted and self.refused:
             count, wanted = len(conductor.entries), self.plan.options.trials
@@ -123,8 +123,8 @@ class _Run:
             if plan.options.reference:
                 points[_word(0)] = dict(plan.own)
             self.log(f"trial {view.best.number} is chosen: {len(points) * len(plan.fresh)} runs in full on fresh seeds")
-            setups = {seed: self.setups[seed] for seed in plan.fresh}
-            work, shares = self._work(setups, self.folder / "final"), bundles(plan.experiment.cluster, plan.options)
+            run_specs = {seed: self.run_specs[seed] for seed in plan.fresh}
+            work, shares = self._work(run_specs, self.folder / "final"), bundles(plan.experiment.cluster, plan.options)
             notes = run_finals(points, plan.fresh, work, shares, self.at_once, records, plan.options.register)
             view = view_of(plan, self.folder)
         for path in (
@@ -137,10 +137,10 @@ class _Run:
             self.log(note)
         return view
 
-    def _work(self, setups: Mapping[int, Setup], folder: Path) -> Work:
+    def _work(self, run_specs: Mapping[int, RunSpec], folder: Path) -> Work:
         plan = self.plan
         metric = f"validation/{plan.options.metric}"
-        return Work(setups, plan.names, str(folder), plan.rounds.whole, metric, plan.options.slots)
+        return Work(run_specs, plan.names, str(folder), plan.rounds.whole, metric, plan.options.slots)
 
     def _conductor(self, ledger: Ledger, observers: list[Observer]) -> Conductor:
         plan = self.plan
@@ -173,9 +173,9 @@ class _Run:
             "preset": plan.preset, "seeds": ",".join(map(str, plan.seeds)), "sweep.rounds": plan.rounds.whole,
             "sweep.grace": plan.rounds.grace,
         }  # fmt: skip
-        setups = {seed: self.setups[seed] for seed in plan.seeds}
+        run_specs = {seed: self.run_specs[seed] for seed in plan.seeds}
         metric = f"validation/{o.metric}"
-        return Records(self.folder, plan.experiment, setups, self._experiment_of, about, metric, self.log)
+        return Records(self.folder, plan.experiment, run_specs, self._experiment_of, about, metric, self.log)
 
     def _budget(self, conductor: Conductor, seconds: object) -> Budget:
         o = self.plan.options

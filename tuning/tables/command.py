@@ -230,9 +230,9 @@ class Call:
                 stack.callback(ray_cluster.stop)
             ready = prepare_all(jobs, self.log)
             self.failed |= ready.failures
-            able = [job for job in jobs if job.cell.digest in ready.setups]
+            able = [job for job in jobs if job.cell.digest in ready.run_specs]
             if able:
-                self.failed |= run_jobs(able, ready.setups, self.asked.parallel, self.log, record.news)
+                self.failed |= run_jobs(able, ready.run_specs, self.asked.parallel, self.log, record.news)
         for line in told(cells, self.failed):
             self.notes.append(line)
             self.log(line)

@@ -19,7 +19,7 @@ from ray.tune import Callback
 from anchorfl.pipeline.run.progress import clock
 from anchorfl.pipeline.storage.restore import catch_up, place_of
 from anchorfl.pipeline.storage.run_folder import RESULT, read_result
-from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tuning.search.options import SweepOptions
 from anchorfl.tuning.search.trial import bundles, telling, whole_run
 from anchorfl.tuning.search.tune_adapter import Unsaved, fit, room
@@ -33,7 +33,7 @@ Log = Callable[[str], None]
 class Runs:
     """What all runs of a table share: setups and folders by digest."""
 
-    setups: Mapping[str, Setup]
+    run_specs: Mapping[str, RunSpec]
     folders: Mapping[str, Path]
 
 
@@ -43,11 +43,11 @@ def train_run(config: dict[str, Any], work: Runs) -> None:
 
 
 def _train_run(config: dict[str, Any], work: Runs) -> None:
-    written = work.setups[config["job"]]
+    written = work.run_specs[config["job"]]
     # The driver alone writes to MLflow: a database file has one writer.
     quiet = replace(written.experiment.tracking, uri="none")
-    setup = replace(written, experiment=replace(written.experiment, tracking=quiet))
-    result = whole_run(setup, work.folders[config["job"]], written=written.experiment)
+    run_spec = replace(written, experiment=replace(written.experiment, tracking=quiet))
+    result = whole_run(run_spec, work.folders[config["job"]], written=written.experiment)
     tune.report({"scores": len(result.scores)})
 
 
@@ -110,7 +110,7 @@ class Watch(Unsaved, Callback):
 
 
 def run_jobs(
-    jobs: Sequence[Job], setups: Mapping[str, Setup], at_once: int, log: Log, news: Callable[[Path | None], None]
+    jobs: Sequence[Job], run_specs: Mapping[str, RunSpec], at_once: int, log: Log, news: Callable[[Path | None], None]
 ) -> dict[str, str]:
     """Run the jobs; what failed: digest -> reason in a line. Ray is running.
 
@@ -120,7 +120,7 @@ def run_jobs(
     shares = bundles(options, SweepOptions())
     at_once = room(shares, min(at_once or len(jobs), len(jobs)))
     log(f"{len(jobs)} runs, {at_once} at a time")
-    work = Runs({job.cell.digest: setups[job.cell.digest] for job in jobs}, {j.cell.digest: j.folder for j in jobs})
+    work = Runs({job.cell.digest: run_specs[job.cell.digest] for job in jobs}, {j.cell.digest: j.folder for j in jobs})
     results = fit(
         train_run, work, shares, at_once,
         reuse_actors=False,  # a process that took run after run kept growing; a run by itself lets go of its memory

@@ -14,13 +14,13 @@ from anchorfl.pipeline.config.experiment import Experiment, digest
 from anchorfl.pipeline.config.overrides import override
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.config.schema import options_of
-from anchorfl.pipeline.run.prepare import make_setup, prepare_data, settled
+from anchorfl.pipeline.run.prepare import make_run_spec, prepare_data, settled
 from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.storage.atomic_files import read_json
 from anchorfl.pipeline.storage.restore import catch_up, place_of
 from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, new_folder, read_result
 from anchorfl.pipeline.storage.run_record import read_about
-from anchorfl.pipeline.training.run_spec import Setup
+from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.raw_files import raw_folder
 from anchorfl.tasks.ingest.prepared import Prepared
@@ -247,7 +247,7 @@ def without_data(jobs: Sequence[Job]) -> dict[str, str]:
 class Preparation:
     """What runs start from, by digest, and why some cannot start, by digest, in a line."""
 
-    setups: dict[str, Setup] = field(default_factory=dict)
+    run_specs: dict[str, RunSpec] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
 
@@ -274,7 +274,7 @@ def prepare_all(jobs: Sequence[Job], log: Log) -> Preparation:
                 out.failures[cell.digest] = str(found)
             else:
                 task, prepared = found
-                out.setups[cell.digest] = make_setup(replace(experiment, task=task), once, prepared)
+                out.run_specs[cell.digest] = make_run_spec(replace(experiment, task=task), once, prepared)
         except (InputError, NamesError) as error:
             out.failures[cell.digest] = str(error)
     return out

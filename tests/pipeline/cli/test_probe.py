@@ -22,7 +22,7 @@ from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.execution import memory_probe, system_metrics
 from anchorfl.pipeline.execution.executor import server_of
 from anchorfl.pipeline.methods import fedbm
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 GB = 10**9
@@ -99,10 +99,10 @@ def test_limits_of_a_container_count(tmp_path):
 
 
 def test_the_client_with_most_labeled_rows_times_longest_row_is_chosen(experiment):
-    setup = make_setup(experiment("fedalign", "toy-single"), print)
-    every = [described(setup, client) for client in range(4)]
+    run_spec = make_run_spec(experiment("fedalign", "toy-single"), print)
+    every = [described(run_spec, client) for client in range(4)]
     best = max(c.active * c.longest for c in every)
-    chosen = largest(setup)
+    chosen = largest(run_spec)
     assert chosen.active * chosen.longest == best
     assert chosen == every[chosen.client]
     assert 0 < chosen.active <= chosen.rows
@@ -135,9 +135,9 @@ def test_fedbm_is_measured_with_its_generator(experiment, monkeypatch):
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition="iid"))
     trained = []
     monkeypatch.setattr(fedbm, "retrained", lambda values, *rest: trained.append(1) or values)
-    setup = make_setup(e, print)
-    got = _measure(setup, described(setup, 0), [], lambda function, *arguments: function(*arguments))
-    generator = messages.nbytes(server_of(setup).state.generator)
+    run_spec = make_run_spec(e, print)
+    got = _measure(run_spec, described(run_spec, 0), [], lambda function, *arguments: function(*arguments))
+    generator = messages.nbytes(server_of(run_spec).state.generator)
     assert got.client.kept > generator > 1e5
     assert trained == [1]
 

@@ -116,10 +116,10 @@ def test_pseudo_labels_are_those_that_training_would_use(run_of, monkeypatch):
         rows = plain(study, round_, client, card, sent)
         if round_ == 3:
             seen[client] = rows
-            host, caught = study.host, []
+            runner, caught = study.runner, []
             data = AlignTrainer.data
             monkeypatch.setattr(AlignTrainer, "data", lambda self: caught.append(data(self)) or caught[-1])
-            host.fit(client, 4, sent, {})
+            runner.fit(client, 4, sent, {})
             monkeypatch.setattr(AlignTrainer, "data", data)
             assert torch.equal(caught[0].y_NC, rows.y_NC)
             assert torch.equal(caught[0].known_NC, rows.known_NC)

@@ -75,7 +75,7 @@ def test_local_training_starts_from_what_the_client_keeps(finished, monkeypatch)
     def watched(self, client, round_, broadcast, memory, client_message=None):
         seen.append(memory)
 
-    monkeypatch.setattr(type(study.host), "fit", watched)
+    monkeypatch.setattr(type(study.runner), "fit", watched)
     study.local_weights(study.last.round, client, kept)
     assert seen == [kept]
     assert study.trainable() == [2]

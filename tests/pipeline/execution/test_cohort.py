@@ -13,7 +13,7 @@ from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.execution.cohort import Answer, Failure, Roster
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.lifecycle import run
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.client import RowCache
@@ -33,7 +33,7 @@ def experiment_with(experiment, tmp_path, clients, kind, times, round_=1, **fede
 
 def rounds(e, selected=(0, 1, 2, 3), reserve=()):
     """Outcomes of two rounds, and the checksum after them."""
-    executor = SerialExecutor(make_setup(e, quiet))
+    executor = SerialExecutor(make_run_spec(e, quiet))
     outcomes = [executor.round(r, list(selected), nobody, list(reserve)) for r in (1, 2)]
     return outcomes, messages.checksum(executor.snapshot())
 
@@ -60,7 +60,7 @@ def test_a_client_that_keeps_failing_is_left_out_of_that_round_alone(experiment,
     assert [f.client for f in outcomes[0].failed] == [1]
     assert len(outcomes[0].retried) == retries
     assert outcomes[0].kinds.total() == retries + 1
-    without = SerialExecutor(make_setup(experiment_with(experiment, tmp_path, (), kind, 0), quiet))
+    without = SerialExecutor(make_run_spec(experiment_with(experiment, tmp_path, (), kind, 0), quiet))
     without.round(1, [0, 2, 3], nobody)
     without.round(2, [0, 1, 2, 3], nobody)
     assert got == messages.checksum(without.snapshot())
@@ -113,7 +113,7 @@ def test_an_update_that_is_harmed_on_its_way_is_refused_and_asked_for_again(expe
     """Between client and server: the server looks at every update itself."""
     e = experiment_with(experiment, tmp_path, (), "nan", 0)
     _, expected = rounds(e)
-    executor = SerialExecutor(make_setup(e, quiet))
+    executor = SerialExecutor(make_run_spec(e, quiet))
     merge, harms = executor.server.aggregate, []
 
     def on_the_way(round_, clients, updates):
@@ -131,7 +131,7 @@ def test_an_update_that_is_harmed_on_its_way_is_refused_and_asked_for_again(expe
 
 
 def test_a_refusal_merges_nothing(experiment, tmp_path):
-    server = SerialExecutor(make_setup(experiment("fedavg"), quiet)).server
+    server = SerialExecutor(make_run_spec(experiment("fedavg"), quiet)).server
     before, sent = messages.checksum(server.snapshot()), server.broadcast(1)
     bad = dataclasses.replace(sent, weights={k: v + float("inf") for k, v in sent.weights.items()})
     with pytest.raises(RejectedError, match=r"client 2: tensor .* holds \d+ non-finite values") as refusal:
@@ -142,13 +142,13 @@ def test_a_refusal_merges_nothing(experiment, tmp_path):
 
 def test_a_client_without_rows_is_rejected(experiment):
     """A mean over no rows would be NaN."""
-    executor = SerialExecutor(make_setup(experiment("fedavg"), quiet))
-    card, rows = executor.host._client(1)
+    executor = SerialExecutor(make_run_spec(experiment("fedavg"), quiet))
+    card, rows = executor.runner._client(1)
     none = rows.rows(torch.arange(0), 1)
     empty = dataclasses.replace(rows, **{n: getattr(rows, n)[:0] for n in ("x", "y_NC", "known_NC", "weight_NC")})
     assert len(none.x) == len(empty) == 0
-    executor.host.rows = RowCache(1000)
-    executor.host.rows.get(1, lambda: (card, empty))
+    executor.runner.rows = RowCache(1000)
+    executor.runner.rows.get(1, lambda: (card, empty))
     outcome = executor.round(1, [0, 1, 2], nobody)
     assert outcome.answered == (0, 2)
     assert (outcome.failed[0].kind, outcome.failed[0].reason) == (

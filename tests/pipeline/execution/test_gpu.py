@@ -11,7 +11,7 @@ from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.execution.pooled_executor import PooledExecutor
 from anchorfl.pipeline.methods import METHODS
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,7 +23,7 @@ HERE = torch.device("cpu")
 def rounds(make, e, gpus):
     """The state after two rounds of all clients, and the test scores."""
     e = dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, client_gpus=gpus))
-    executor = make(make_setup(e, lambda line: None))
+    executor = make(make_run_spec(e, lambda line: None))
     for round_ in (1, 2):
         executor.round(round_, range(e.task.clients), lambda *counts: None)
     return executor.snapshot(), executor.scores(["test"])["test"].values
@@ -58,7 +58,7 @@ def test_fedbms_generator_there_as_here(experiment):
     e = experiment("fedbm", "digits", options=options, model={"dropout": 0.0}, federation={"epochs": 1})
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition="iid"))
     e = dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, client_gpus=1.0))
-    executor = SerialExecutor(make_setup(e, lambda line: None))
+    executor = SerialExecutor(make_run_spec(e, lambda line: None))
     first = executor.snapshot()
     for round_ in (1, 2):
         executor.round(round_, range(e.task.clients), lambda *counts: None)

@@ -22,7 +22,7 @@ from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.results.predict import predict
 from anchorfl.pipeline.run.lifecycle import resumed, run
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.saved_model import load_model, save_model
 from anchorfl.pipeline.training.evaluation import logits_of
 from anchorfl.pipeline.training.local_training import INFERENCE_VALUES, Training, batches, fit, infer
@@ -226,11 +226,11 @@ def test_an_exported_model_gives_the_scores_of_the_saved_one(tmp_path, digits):
     from anchorfl.pipeline.mlmodel import _load_pyfunc
     from anchorfl.pipeline.tracking.mlflow_model import pack
 
-    setup = make_setup(digits(), quiet)
-    model = setup.model().train()
+    run_spec = make_run_spec(digits(), quiet)
+    model = run_spec.model().train()
     with torch.no_grad():
         model(torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(2)))
-    save_model(tmp_path / "model", setup, weights_of(model), {})
+    save_model(tmp_path / "model", run_spec, weights_of(model), {})
     pack(tmp_path / "model", tmp_path / "packed")
     values = np.random.default_rng(1).integers(0, 17, (2, 64)).astype(float)
     got = _load_pyfunc(str(tmp_path / "packed" / "data" / "model")).predict(values)
@@ -264,7 +264,7 @@ def test_savings_with_batch_norm_are_refused_before_anything_starts(options):
 )  # fmt: skip
 def test_a_network_that_cannot_be_is_refused_in_one_line(experiment, task, model, text):
     with pytest.raises(InputError) as caught:
-        make_setup(experiment("fedavg", task, model=model), quiet)
+        make_run_spec(experiment("fedavg", task, model=model), quiet)
     assert str(caught.value) == text
 
 
@@ -276,6 +276,6 @@ def test_weights_of_another_network_are_refused_and_those_below_the_data_folder_
     same = digits("group", weights="w.safetensors")
     e = dataclasses.replace(same, model=dataclasses.replace(same.model, network="resnet20"))
     with pytest.raises(InputError, match=r"^w.safetensors: tensor 'layer1.1.conv1.weight' is missing; give weights of"):
-        make_setup(e, quiet)
-    got = make_setup(same, quiet).model().encoder.state_dict()
+        make_run_spec(e, quiet)
+    got = make_run_spec(same, quiet).model().encoder.state_dict()
     assert torch.equal(got["conv1.weight"], network("group", kind=SMALL).encoder.state_dict()["conv1.weight"])

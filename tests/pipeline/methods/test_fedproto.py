@@ -21,7 +21,7 @@ from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import load_sent, weights_of
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.methods.fedproto import FedProto, ProtoState
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.training.local_training import Training, fit, infer
 from anchorfl.tasks.contract import Card, ClientData, Objective
 from tests.pipeline import compared
@@ -240,7 +240,7 @@ def test_the_exact_tensors_on_the_wire():
 
 def test_bytes_are_those_of_the_prototypes(experiment):
     e = experiment("fedproto")
-    executor = SerialExecutor(make_setup(e, compared.quiet))
+    executor = SerialExecutor(make_run_spec(e, compared.quiet))
     outcome = executor.round(1, [0, 1, 3], compared.nobody)
     width, classes = e.model.width, len(executor.server.cards[0].count_C)
     held = sum(int((executor.server.cards[c].count_C > 0).sum()) for c in (0, 1, 3))

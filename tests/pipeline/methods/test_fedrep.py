@@ -21,7 +21,7 @@ from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.methods.fedrep import FedRep
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.training.local_training import infer
 from anchorfl.tasks.contract import Objective
 from tests.pipeline import compared
@@ -155,7 +155,9 @@ def test_heads_stay_with_their_clients_and_those_that_rest_keep_theirs(experimen
     """2 of 4 take part in a round. A head never comes from the server: it goes on from where its client left it."""
     e = experiment("fedrep", federation={"clients_per_round": 2, "rounds": 4, "epochs": 1}, options={"head_epochs": 0})
     before, stale = {client: {} for client in range(4)}, 0
-    first = {f"personal.{k}": v for k, v in make_setup(e, compared.quiet).model().state_dict().items() if "head." in k}
+    first = {
+        f"personal.{k}": v for k, v in make_run_spec(e, compared.quiet).model().state_dict().items() if "head." in k
+    }
     for _, _, memories, _ in compared.history(e):  # without head epochs a head that moved came from elsewhere
         moved = [c for c in memories if messages.checksum(memories[c]) != messages.checksum(before[c])]
         assert len(moved) == 2
@@ -192,12 +194,12 @@ def test_the_exact_tensors_on_the_wire(evaluate_on):
 
 def test_bytes_are_the_body_down_and_the_body_with_the_head_up(experiment):
     e = experiment("fedrep")
-    weights = make_setup(e, compared.quiet).model().state_dict()
+    weights = make_run_spec(e, compared.quiet).model().state_dict()
     head = messages.nbytes({k: v for k, v in weights.items() if k.startswith("head.")})
     body = messages.nbytes(dict(weights)) - head
     for evaluate_on, up in (("server", body + head), ("clients", body)):
         outcome = SerialExecutor(
-            make_setup(replace(e, method=FedRep(evaluate_on=evaluate_on)), compared.quiet)
+            make_run_spec(replace(e, method=FedRep(evaluate_on=evaluate_on)), compared.quiet)
         ).round(1, [0, 1, 3], compared.nobody)  # fmt: skip
         assert (outcome.bytes_down, outcome.bytes_up) == (3 * body, 3 * up)
 

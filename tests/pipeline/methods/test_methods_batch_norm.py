@@ -12,7 +12,7 @@ import torch
 from anchorfl.models.build import ModelOptions
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.execution.executor import SerialExecutor
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from tests.pipeline import compared
 
 METHODS = ("feddyn", "fedetf", "fednh", "fedprox", "fedrod", "scaffold")
@@ -30,7 +30,7 @@ def executor(experiment):
         )  # fmt: skip
         model = ModelOptions(network="resnet8", width=64, norm="batch")
         task = dataclasses.replace(e.task, clients=5, classes_per_client=4)
-        return SerialExecutor(make_setup(dataclasses.replace(e, model=model, task=task), compared.quiet))
+        return SerialExecutor(make_run_spec(dataclasses.replace(e, model=model, task=task), compared.quiet))
 
     return make
 
@@ -57,7 +57,7 @@ def test_two_rounds_with_batch_norm(executor, method):
     assert not any(name.startswith("drift/") and "running" in name for name in state)
     counter = state["weights/encoder.norm1.num_batches_tracked"]
     assert counter.dtype == torch.int64
-    steps = [-(-len(run.host._client(c)[1]) // 64) for c in (0, 1, 3)]
+    steps = [-(-len(run.runner._client(c)[1]) // 64) for c in (0, 1, 3)]
     assert int(counter) == max(steps[:2]) + max(steps[1:])
     assert float(state["weights/encoder.norm1.running_var"].min()) > 0
     scores = run.scores(["test"])["test"].values

@@ -11,7 +11,7 @@ from anchorfl.models.build import ModelOptions
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.lifecycle import run
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.saved_model import load_model
 from tests.pipeline import compared
 
@@ -37,13 +37,13 @@ def residual(experiment):
 def test_statistics_belong_to_fedreps_body(residual, tmp_path):
     """They travel and are averaged, and are gathered in the epochs of the head as well; the head has none."""
     e = residual("fedrep", head_epochs=1)
-    executor = SerialExecutor(make_setup(e, compared.quiet))
+    executor = SerialExecutor(make_run_spec(e, compared.quiet))
     sent = executor.server.broadcast(1)
     assert {COUNTER, MEAN} <= sent.weights.keys()
     assert not any(name.startswith("head.") for name in sent.weights)
     assert executor.round(1, [0, 1], compared.nobody).answered == (0, 1)
     state = executor.snapshot()
-    steps = [-(-len(executor.host._client(c)[1]) // 64) for c in (0, 1)]
+    steps = [-(-len(executor.runner._client(c)[1]) // 64) for c in (0, 1)]
     assert int(state[f"weights/{COUNTER}"]) == 2 * max(steps)
     assert not messages.not_finite(state)
     for client in (0, 1):
@@ -58,14 +58,14 @@ def test_statistics_belong_to_fedreps_body(residual, tmp_path):
 def test_statistics_stay_with_fedprotos_clients(residual, tmp_path):
     """Each has its own, those that rested the first ones; the scores use them."""
     e = residual("fedproto")
-    executor = SerialExecutor(make_setup(e, compared.quiet))
+    executor = SerialExecutor(make_run_spec(e, compared.quiet))
     for round_, chosen in ((1, [0, 1]), (2, [1, 3])):
         assert executor.round(round_, chosen, compared.nobody).answered == tuple(chosen)
     means = {c: executor.memory(c)[f"personal.{MEAN}"] for c in (0, 1, 3)}
     assert not any(executor.memory(c) for c in (2, 4))
     assert not torch.equal(means[0], means[1])
     counts = {c: int(executor.memory(c)[f"personal.{COUNTER}"]) for c in means}
-    steps = {c: -(-len(executor.host._client(c)[1]) // 64) for c in means}
+    steps = {c: -(-len(executor.runner._client(c)[1]) // 64) for c in means}
     assert counts == {0: steps[0], 1: 2 * steps[1], 3: steps[3]}
     assert not messages.not_finite(executor.snapshot())
     result = run(e, tmp_path / "run", compared.quiet)

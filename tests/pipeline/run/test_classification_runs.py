@@ -17,7 +17,7 @@ from anchorfl.pipeline.execution.executor import RoundOutcome, SerialExecutor
 from anchorfl.pipeline.results.compare import compare, load_run
 from anchorfl.pipeline.results.predict import predict
 from anchorfl.pipeline.run.lifecycle import resumed, run
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.round_loop import Loop
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.evaluation import logits_of
@@ -44,7 +44,7 @@ def classed(experiment):
 
 
 def test_scores_are_those_of_the_logits(classed):
-    executor = SerialExecutor(make_setup(classed(), quiet))
+    executor = SerialExecutor(make_run_spec(classed(), quiet))
     executor.round(1, [0, 1, 2], lambda *_: None)
     server, got = executor.server, executor.scores(SPLITS)
     for name in SPLITS:
@@ -182,7 +182,7 @@ def test_what_metrics_do_not_have_is_refused(experiment, classed):
         with_options(classed("best_validation_sum"), {"task.validation": 0.0})
     e = classed()
     with pytest.raises(InputError, match=r"'classification' is for single-label tasks, and 'toy-multi' is multi-label"):
-        make_setup(replace(e, task=replace(e.task, name="toy-multi")), quiet)
+        make_run_spec(replace(e, task=replace(e.task, name="toy-multi")), quiet)
 
 
 def test_a_sweep_takes_every_figure():

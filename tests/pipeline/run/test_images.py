@@ -15,8 +15,8 @@ from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.execution.pooled_executor import in_process
 from anchorfl.pipeline.run.lifecycle import run
-from anchorfl.pipeline.run.prepare import make_setup
-from anchorfl.pipeline.training.client import ClientHost, RowCache
+from anchorfl.pipeline.run.prepare import make_run_spec
+from anchorfl.pipeline.training.client import ClientRunner, RowCache
 from anchorfl.pipeline.training.local_training import augmentation, infer, micro_batches
 from anchorfl.tasks.contract import ClientData
 from anchorfl.tasks.errors import InputError
@@ -59,35 +59,35 @@ def in_float(data: ClientData) -> ClientData:
 
 
 def test_a_byte_a_value_on_disk_and_in_memory(images):
-    host = ClientHost(make_setup(images(), quiet))
-    stored = pq.read_table(host.prepared.file("client-00000.parquet"))["x"]
+    runner = ClientRunner(make_run_spec(images(), quiet))
+    stored = pq.read_table(runner.prepared.file("client-00000.parquet"))["x"]
     assert stored.type.value_type == pa.uint8()
-    _, rows = host._client(0)
+    _, rows = runner._client(0)
     assert (rows.x.dtype, rows.x.shape[1:]) == (torch.uint8, (3, 28, 28))
     assert rows.x.nbytes == len(rows) * 3 * 28 * 28
     assert rows.rows(torch.arange(2)).x.dtype == torch.float32
 
 
 def test_training_and_inference_have_the_bits_of_rows_scaled_at_once(images):
-    setup = make_setup(images(), quiet)
-    host, other = ClientHost(setup), ClientHost(setup)
-    sent = SerialExecutor(setup).server.broadcast(1)
+    run_spec = make_run_spec(images(), quiet)
+    runner, other = ClientRunner(run_spec), ClientRunner(run_spec)
+    sent = SerialExecutor(run_spec).server.broadcast(1)
     card, rows = other._client(1)
     other.rows = RowCache(1000)
     other.rows.get(1, lambda: (card, in_float(rows)))
-    one, two = host.fit(1, 1, sent, {}), other.fit(1, 1, sent, {})
+    one, two = runner.fit(1, 1, sent, {}), other.fit(1, 1, sent, {})
     assert messages.checksum(one.update.weights) == messages.checksum(two.update.weights)
     assert one.loss == two.loss
-    assert infer(host.model, rows).equal(infer(host.model, in_float(rows)))
+    assert infer(runner.model, rows).equal(infer(runner.model, in_float(rows)))
 
 
 def test_what_a_mini_batch_becomes(images):
     """Crops and flips come before scaling, rows keep their labels, and every row is drawn for by itself."""
-    _, rows = ClientHost(make_setup(images(), quiet))._client(0)
+    _, rows = ClientRunner(make_run_spec(images(), quiet))._client(0)
     options = OptimizerOptions(crop=3, flip="horizontal")
     change = augmentation(options, torch.Generator().manual_seed(1))
     index_B, active_N = torch.tensor([4] * 30), torch.ones(len(rows), dtype=torch.bool)
-    (batch,) = micro_batches(rows, index_B, active_N, options, make_setup(images(), quiet).model(), change)
+    (batch,) = micro_batches(rows, index_B, active_N, options, make_run_spec(images(), quiet).model(), change)
     x = rows.x[4].numpy()
     padded = np.pad(x, ((0, 0), (3, 3), (3, 3)))
     possible = {}
@@ -111,11 +111,11 @@ def test_the_seed_decides_what_is_drawn(images, tmp_path):
 
 def test_constants_of_the_options_reach_the_batches(images):
     """FedBM's are ImageNet's, which color has by itself; the manifest has them, so a saved model has them too."""
-    spec = make_setup(images(), quiet).data().manifest.spec
+    spec = make_run_spec(images(), quiet).data().manifest.spec
     assert spec.mean == IMAGENET_MEAN
-    assert make_setup(images("imagenet"), quiet).data().manifest.spec == spec
-    half = make_setup(images("0.5/0.5"), quiet)
-    _, rows = ClientHost(half)._client(0)
+    assert make_run_spec(images("imagenet"), quiet).data().manifest.spec == spec
+    half = make_run_spec(images("0.5/0.5"), quiet)
+    _, rows = ClientRunner(half)._client(0)
     x = rows.rows(torch.arange(3)).x
     assert x.equal((rows.x[:3].float() / 255 - 0.5) / 0.5)
     ctx = SerialExecutor(half).server._context(1)
@@ -126,7 +126,7 @@ def test_options_that_would_do_nothing_are_refused(experiment, images):
     with pytest.raises(
         InputError, match=r"optimizer.crop and flip are for images, and 'toy-single' has inputs of kind"
     ):
-        make_setup(experiment(optimizer={"flip": "both"}), quiet)
+        make_run_spec(experiment(optimizer={"flip": "both"}), quiet)
     with pytest.raises(ValueError, match=r"optimizer.crop = -1: must be at least 0 pixels"):
         OptimizerOptions(crop=-1)
     e = experiment(
@@ -134,14 +134,14 @@ def test_options_that_would_do_nothing_are_refused(experiment, images):
         optimizer={"name": "sgd", "batch_size": 0, "crop": 1},
     )  # fmt: skip
     with pytest.raises(InputError, match=r"pooled needs optimizer.crop = 0 and optimizer.flip = 'none'"):
-        in_process(make_setup(e, quiet))
+        in_process(make_run_spec(e, quiet))
 
 
 def test_grey_digits_are_as_they_were(experiment):
     """No levels: floats of [0, 1] as stored, cropped and flipped as they are."""
     e = experiment(task="digits", optimizer=AUGMENTED)
-    setup = make_setup(dataclasses.replace(e, task=TaskOptions(clients=4, partition="iid")), quiet)
-    _, rows = ClientHost(setup)._client(0)
+    run_spec = make_run_spec(dataclasses.replace(e, task=TaskOptions(clients=4, partition="iid")), quiet)
+    _, rows = ClientRunner(run_spec)._client(0)
     assert rows.x.dtype == torch.float32
     change = augmentation(OptimizerOptions(**AUGMENTED), torch.Generator().manual_seed(0))
     x = rows.rows(torch.arange(5), None, change).x

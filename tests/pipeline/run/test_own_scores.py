@@ -15,7 +15,7 @@ from anchorfl.pipeline.execution.executor import SerialExecutor, scored_as
 from anchorfl.pipeline.execution.memory_probe import measure_client, measure_server
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.lifecycle import resumed, run
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.evaluation import evaluate, mean_of_models
 from anchorfl.tasks.contract import Objective
@@ -55,10 +55,10 @@ def test_those_that_have_not_been_trained_are_scored_once():
 def test_the_score_is_the_mean_over_all_clients_of_their_networks(experiment):
     """After two rounds with clients 1 and 3 alone: the others have the first weights."""
     e = experiment("fedproto")
-    setup = make_setup(e, compared.quiet)
-    executor, model = SerialExecutor(setup), setup.model()
+    run_spec = make_run_spec(e, compared.quiet)
+    executor, model = SerialExecutor(run_spec), run_spec.model()
     first = {k: v.clone() for k, v in model.state_dict().items()}
-    rows = setup.data().split("test", Objective("single"))
+    rows = run_spec.data().split("test", Objective("single"))
     before = executor.scores(["test"])["test"]
     assert before.values == evaluate(model, first, rows, Objective("single")).scores().values
     for round_ in (1, 2):
@@ -81,30 +81,30 @@ def test_the_score_is_the_mean_over_all_clients_of_their_networks(experiment):
 def test_a_model_that_has_not_changed_is_scored_once(experiment, monkeypatch, inference, passes):
     """With the nearest prototype every model may have other scores after a round."""
     e = experiment("fedproto", options={"inference": inference})
-    executor, asked = SerialExecutor(make_setup(e, compared.quiet)), []
-    score = executor.host.scoring.scores
-    monkeypatch.setattr(executor.host.scoring, "scores", lambda *given: asked.append(given) or score(*given))
+    executor, asked = SerialExecutor(make_run_spec(e, compared.quiet)), []
+    score = executor.runner.scoring.scores
+    monkeypatch.setattr(executor.runner.scoring, "scores", lambda *given: asked.append(given) or score(*given))
     for number, (clients, expected) in enumerate(zip(([1, 3], [3], []), passes, strict=True), 1):
         if clients:
             executor.round(number, clients, compared.nobody)
         asked.clear()
         got = executor.scores(["test"])["test"]
         assert len(asked) == expected
-        assert len(executor.host.scored) <= e.task.clients
-        executor.host.scored, kept = {}, executor.host.scored
+        assert len(executor.runner.scored) <= e.task.clients
+        executor.runner.scored, kept = {}, executor.runner.scored
         plain = executor.scores(["test"])["test"]
-        executor.host.scored = kept
+        executor.runner.scored = kept
         assert got.values == plain.values
 
 
 def test_fedreps_own_models_are_the_mean_body_with_own_heads(experiment):
     e = experiment("fedrep", options={"evaluate_on": "clients", "head_epochs": 2})
-    setup = make_setup(e, compared.quiet)
-    executor, model = SerialExecutor(setup), setup.model()
+    run_spec = make_run_spec(e, compared.quiet)
+    executor, model = SerialExecutor(run_spec), run_spec.model()
     first = {k: v.clone() for k, v in model.state_dict().items() if k.startswith("head.")}
     executor.round(1, [1, 3], compared.nobody)
     body = {k.removeprefix("weights/"): v for k, v in executor.snapshot().items()}
-    rows, each = setup.data().split("test", Objective("single")), []
+    rows, each = run_spec.data().split("test", Objective("single")), []
     for client in range(4):
         head = {
             k.removeprefix("personal."): v for k, v in executor.memory(client).items() if k.startswith("personal.")
@@ -118,7 +118,7 @@ def test_scoring_in_between_changes_no_training(experiment, method, options):
     e = experiment(method, options=options, **FEW)
     ends = []
     for scored in (True, False):
-        executor = SerialExecutor(make_setup(e, compared.quiet))
+        executor = SerialExecutor(make_run_spec(e, compared.quiet))
         for round_ in (1, 2):
             executor.round(round_, [0, round_], compared.nobody)
             if scored:
@@ -249,13 +249,13 @@ def test_other_figures_are_averaged_too(experiment, tmp_path, metrics, select):
 def test_the_probe_scores_where_the_run_does(experiment):
     """In this process: a client trains and scores, and the server merges and does not."""
     for method, options in (("fedproto", {}), ("fedrep", {}), ("fedrep", {"evaluate_on": "clients"})):
-        setup = make_setup(experiment(method, options=options), compared.quiet)
-        server = SerialExecutor(setup).server
+        run_spec = make_run_spec(experiment(method, options=options), compared.quiet)
+        server = SerialExecutor(run_spec).server
         sent = messages.pack({"broadcast": server.broadcast(1), "client_message": {}})
-        client, update = measure_client(setup, 0, sent, on_gpu=False)
+        client, update = measure_client(run_spec, 0, sent, on_gpu=False)
         assert client.kept > 0
         assert client.update == messages.nbytes(messages.unpack(update))
-        assert measure_server(setup, 0, update).seconds > 0
+        assert measure_server(run_spec, 0, update).seconds > 0
 
 
 def test_mlflow_gets_such_a_run_whole(experiment, tmp_path):

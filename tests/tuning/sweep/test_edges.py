@@ -13,7 +13,7 @@ import anchorfl.tuning.search.trial as trials
 from anchorfl.pipeline.config.experiment import digest
 from anchorfl.pipeline.config.presets import preset_path, read_preset
 from anchorfl.pipeline.config.schema import from_tree
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.atomic_files import write_json
 from anchorfl.pipeline.storage.run_folder import CONFIG, LOCK, held, write_config
 from anchorfl.pipeline.storage.run_record import RoundRecord, read_about
@@ -34,12 +34,12 @@ from tests.tuning.sweep.test_report import final, sweep, trial
 
 def test_a_folder_of_another_point_is_moved_aside(experiment, tmp_path, monkeypatch):
     """After the end of a ledger was lost, trial 0 may be another point: it does not go on from the old one's rounds."""
-    setup = make_setup(experiment(federation={"rounds": 2}), quiet)
+    run_spec = make_run_spec(experiment(federation={"rounds": 2}), quiet)
 
     def scores(number, rate, after=0):
         told = []
         monkeypatch.setattr(trials.tune, "report", lambda metrics: told.append(metrics["score"]))
-        work = trials.Work({1: setup}, {"lr": "optimizer.lr"}, str(tmp_path / "trials"), 2, "validation/f1_macro", 1)
+        work = trials.Work({1: run_spec}, {"lr": "optimizer.lr"}, str(tmp_path / "trials"), 2, "validation/f1_macro", 1)
         trials._train_trial({"number": number, "point": {"lr": rate}, "after": after, "seconds": 0.0}, work)
         return told
 
@@ -86,8 +86,8 @@ def test_a_final_run_of_another_point_has_no_result(tmp_path):
 def test_a_name_for_the_registry_that_comes_late(experiment, tmp_path):
     """The final runs are there: the first one's record learns the name, and its delivery sends it."""
     e = experiment()
-    setup, added = make_setup(e, quiet), []
-    work = trials.Work({5: setup}, {"lr": "optimizer.lr"}, str(tmp_path / "final"), 3, "validation/f1_macro", 1)
+    run_spec, added = make_run_spec(e, quiet), []
+    work = trials.Work({5: run_spec}, {"lr": "optimizer.lr"}, str(tmp_path / "final"), 3, "validation/f1_macro", 1)
     folder = tmp_path / "final/trial-0000-seed-5"
     finished(folder, digest(trials.final_experiment(e, work.names, {"lr": 0.01}, 5)))
     about = {"id": "i", "name": "n", "experiment": "e", "created": 1.0, "status": "FINISHED", "folder": "f"}

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from anchorfl.pipeline.config.experiment import digest
-from anchorfl.pipeline.run.prepare import make_setup
+from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.provenance import run_info
 from anchorfl.pipeline.storage.atomic_files import write_json
 from anchorfl.pipeline.storage.run_folder import CONFIG, held, write_config
@@ -31,34 +31,34 @@ RATE = {"lr": "optimizer.lr"}
 
 
 @pytest.fixture
-def setup(experiment):
-    return make_setup(experiment(), quiet)
+def run_spec(experiment):
+    return make_run_spec(experiment(), quiet)
 
 
-def records(setup, folder, log=quiet):
+def records(run_spec, folder, log=quiet):
     """The records of one start of the sweep in ``folder``, not begun."""
-    e, about = setup.experiment, {"seeds": "1", "preset": "digits/fedavg"}
-    return Records(folder, e, {1: setup}, lambda point: point_experiment(e, RATE, point, 1), about, "f1_macro", log)
+    e, about = run_spec.experiment, {"seeds": "1", "preset": "digits/fedavg"}
+    return Records(folder, e, {1: run_spec}, lambda point: point_experiment(e, RATE, point, 1), about, "f1_macro", log)
 
 
-def test_a_sweep_does_not_go_on_with_data_that_are_prepared_otherwise(setup, tmp_path):
-    first = records(setup, tmp_path)
+def test_a_sweep_does_not_go_on_with_data_that_are_prepared_otherwise(run_spec, tmp_path):
+    first = records(run_spec, tmp_path)
     first.check()  # a new sweep
     first.begin()
     first.end("KILLED")
-    records(setup, tmp_path).check()  # the same data
+    records(run_spec, tmp_path).check()  # the same data
     about = read_about(tmp_path)
     write_json(tmp_path / "run.json", about | {"tags": about["tags"] | {"data_digest": "another"}})
     with pytest.raises(InputError, match=r"prepared otherwise now \(data_digest differs\)"):
-        records(setup, tmp_path).check()
+        records(run_spec, tmp_path).check()
 
 
-def test_final_runs_on_data_that_are_prepared_otherwise_do_not_count(setup, tmp_path):
-    work = Work({5: setup}, RATE, str(tmp_path / "final"), 3, "validation/f1_macro", 1)
+def test_final_runs_on_data_that_are_prepared_otherwise_do_not_count(run_spec, tmp_path):
+    work = Work({5: run_spec}, RATE, str(tmp_path / "final"), 3, "validation/f1_macro", 1)
     folder = tmp_path / "final/trial-0000-seed-5"
-    finished(folder, digest(final_experiment(setup.experiment, RATE, {"lr": 0.01}, 5)))
+    finished(folder, digest(final_experiment(run_spec.experiment, RATE, {"lr": 0.01}, 5)))
     about = {"id": "i", "name": "n", "experiment": "e", "created": 1.0, "status": "FINISHED", "folder": "f"}
-    about |= {"params": {}, "tags": run_info(setup, folder).tags, "datasets": [], "artifacts": [], "register": ""}
+    about |= {"params": {}, "tags": run_info(run_spec, folder).tags, "datasets": [], "artifacts": [], "register": ""}
     write_json(folder / "run.json", about)
 
     class Sent:
@@ -83,15 +83,15 @@ def trained(first, rate, score):
     first.end("KILLED")
 
 
-def test_the_record_of_a_trial_that_is_another_point_now(setup, tmp_path):
+def test_the_record_of_a_trial_that_is_another_point_now(run_spec, tmp_path):
     """Its rounds are not those of the new point; the old record is kept, for MLflow has that run too."""
     said, folder = [], tmp_path / "trials/0000"
-    trained(records(setup, tmp_path), 0.1, 0.4)
+    trained(records(run_spec, tmp_path), 0.1, 0.4)
     first = read_about(folder)
     (folder / "seed-1").mkdir()
-    trained(records(setup, tmp_path, said.append), 0.1, 0.4)
+    trained(records(run_spec, tmp_path, said.append), 0.1, 0.4)
     assert read_about(folder) == first  # its own point: the closed record stays
-    trained(records(setup, tmp_path, said.append), 0.2, 0.7)
+    trained(records(run_spec, tmp_path, said.append), 0.2, 0.7)
     again, aside = read_about(folder), tmp_path / "trials/0000-other-1"
     assert again["params"]["optimizer.lr"] == 0.2
     assert again["id"] != first["id"]

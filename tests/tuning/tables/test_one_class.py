@@ -61,9 +61,9 @@ def test_runs_are_found_and_the_best_lambda_is_what_rows_are_tested_against(cell
     ready = prepare_all(jobs, quiet)
     assert not ready.failures
     for job in jobs:
-        setup = ready.setups[job.cell.digest]
-        assert setup.experiment.task.clients == CLASSES
-        run(setup.experiment, job.folder, quiet)
+        run_spec = ready.run_specs[job.cell.digest]
+        assert run_spec.experiment.task.clients == CLASSES
+        run(run_spec.experiment, job.folder, quiet)
     monkeypatch.setenv("ANCHORFL_CACHE", str(tmp_path / "none"))  # a page needs no data
     again = matched(cells, look(tmp_path))
     assert all(cell.folder for cell in again)

@@ -225,7 +225,7 @@ def test_bad_input_stops_its_runs_alone(paper):
     jobs = jobs_of(named, look(Path("runs")), Path("runs"), print)
     said: list[str] = []
     ready = prepare_all(jobs, said.append)
-    assert set(ready.setups) == {c.digest for c in cells if c.row.name == "fedavg"}
+    assert set(ready.run_specs) == {c.digest for c in cells if c.row.name == "fedavg"}
     (line,) = told(named, ready.failures)
     assert line.startswith("digits/fedalign seeds 1, 2 failed: class_embeddings.table")
     assert len(said) == len(set(said))
