@@ -128,9 +128,9 @@ class Reader:
     def read(self, round_: int, count_references: bool = False) -> None:
         """Take readings after round ``round_``."""
         values = self._cpu_since(round_)
-        crew, run = self.executor.crew, self.executor.run
+        actor_pool, run = self.executor.actor_pool, self.executor.run
         slots = range(self.executor.layout.actors)
-        actors = {"server": crew.server} | {f"client_{slot:03d}": crew.client(slot, run) for slot in slots}
+        actors = {"server": actor_pool.server} | {f"client_{slot:03d}": actor_pool.client(slot, run) for slot in slots}
         asked = {who: actor.__ray_call__.remote(inside) for who, actor in actors.items()}
         found = {"driver": inside()} | {who: ray.get(ref) for who, ref in asked.items()}
         for who, held_ in found.items():

@@ -54,19 +54,19 @@ def _train(presets: list[str], experiments: list[Experiment]) -> int:
         raw_folder(task_of(e.task), e.task)
     folders = []
     with ExitStack() as stack:
-        ray_options, crews = next((e.cluster for e in experiments if e.cluster.executor == "ray"), None), None
+        ray_options, actor_pools = next((e.cluster for e in experiments if e.cluster.executor == "ray"), None), None
         if ray_options is not None:
             from anchorfl.pipeline.cluster import ray_cluster
-            from anchorfl.pipeline.execution.actor_pool import Crews
+            from anchorfl.pipeline.execution.actor_pool import ActorPools
 
             if ray_cluster.start(ray_options):  # one Ray for all runs of the command
                 stack.callback(ray_cluster.stop)
-            crews = Crews()
-            stack.callback(crews.close)
+            actor_pools = ActorPools()
+            stack.callback(actor_pools.close)
         for preset, e in zip(presets, experiments, strict=True):
             folder = new_folder(e, Path(preset).stem if preset.endswith(".toml") else preset)
             print(f"{preset}: run folder {folder}", flush=True)
-            result = run_one(e, folder, crews=crews)
+            result = run_one(e, folder, actor_pools=actor_pools)
             print(f"{preset}: done, weights sha256 {result.checksum}", flush=True)
             folders.append(folder)
     out = RUNS / "comparison" if len(folders) > 1 else folders[0] / "report"

@@ -14,7 +14,7 @@ from anchorfl.pipeline.cluster.layout import Layout, nodes
 from anchorfl.pipeline.execution.ray_actors import ClientActor, ServerActor
 from anchorfl.pipeline.training.run_spec import RunSpec
 
-LITTLE = 0.001
+MIN_CPU_SHARE = 0.001
 """CPU share of an actor that has to fit wherever there is a CPU at all, but not where clients may not run."""
 
 
@@ -24,17 +24,17 @@ def cluster_cpus() -> float:
 
 
 @dataclass
-class _Member:
+class _PooledActor:
     """A client actor; little: it asks for hardly any CPU; opened: run -> reference that is there once the actor is
     ready for it.
     """
 
     actor: Any
-    little: bool
+    reduced_cpu: bool
     opened: dict[str, Any] = field(default_factory=dict)
 
 
-class Crew:
+class ActorPool:
     """The server actor and the client actors of a run, or of several that take turns on them; each is started when it
     is first needed, and a dead one is replaced.
     """
@@ -42,7 +42,7 @@ class Crew:
     def __init__(self, layout: Layout) -> None:
         self.layout, self._cpus = layout, cluster_cpus()
         self.run_specs: dict[str, list[Any]] = {}  # run -> reference of its setup
-        self._clients: dict[int, _Member] = {}  # by slot
+        self._clients: dict[int, _PooledActor] = {}  # by slot
         self.server = self._server()
 
     def open(self, run_spec: RunSpec) -> tuple[str, Any]:
@@ -63,7 +63,7 @@ class Crew:
             remote: Any = ClientActor
             shares = self._shares(self.layout.client_cpus, self.layout.client_gpus)
             actor = remote.options(**shares, **self._place(1 + slot)).remote(self.layout.client_gpus)
-            self._clients[slot] = _Member(actor, shares["num_cpus"] == LITTLE)
+            self._clients[slot] = _PooledActor(actor, shares["num_cpus"] == MIN_CPU_SHARE)
         member = self._clients[slot]
         if run not in member.opened:
             member.opened[run] = member.actor.open.remote(run, self.run_specs[run])
@@ -74,34 +74,34 @@ class Crew:
         """Slots whose actors are started."""
         return self._clients.keys()
 
-    def stuck(self, slot: int) -> bool:
+    def unschedulable(self, slot: int) -> bool:
         """Whether the actor of a slot waits for CPUs that left with a node: a fresh one would not."""
         member = self._clients[slot]
-        if member.little or not self._shrunk():
+        if member.reduced_cpu or not self._shrunk():
             return False
         return not any(ray.wait([ref], timeout=0)[0] for ref in member.opened.values())
 
     @property
     def server_stuck(self) -> bool:
         """Whether the server may wait for CPUs that left with a node."""
-        return not self._server_little and self._shrunk()
+        return not self._server_reduced_cpu and self._shrunk()
 
-    def renew(self, server: Any) -> None:
+    def restart_server(self, server: Any) -> None:
         """Put a fresh server in place of ``server``, where that is not done yet: it may be dead, and its runs are."""
         if server is self.server:
             ray.kill(server)
             self.server = self._server()
 
-    def retire(self, slot: int) -> None:
+    def kill_actor(self, slot: int) -> None:
         """End the actor of a slot: the next call there gets a fresh process."""
         ray.kill(self._clients.pop(slot).actor)
 
-    def forget(self, run: str) -> None:
+    def release_run(self, run: str) -> None:
         """Let go of a run that has ended."""
         for member in self._clients.values():
             if member.opened.pop(run, None) is not None:
-                member.actor.forget.remote(run)
-        self.server.forget.remote(run)
+                member.actor.release_run.remote(run)
+        self.server.release_run.remote(run)
         self.run_specs.pop(run)
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Crew:
     def _server(self) -> Any:
         remote: Any = ServerActor
         shares = self._shares(self.layout.server_cpus, self.layout.server_gpus)
-        self._server_little = shares["num_cpus"] == LITTLE
+        self._server_reduced_cpu = shares["num_cpus"] == MIN_CPU_SHARE
         return remote.options(**shares, **self._place(0)).remote(self.layout.server_gpus)
 
     def _shrunk(self) -> bool:
@@ -123,7 +123,7 @@ class Crew:
         """What to ask Ray for. Where a node left, actors in place of lost ones share the CPUs of those that are there;
         GPUs cannot be shared further, so such an actor waits for its GPU.
         """
-        return {"num_cpus": min(cpus, LITTLE) if self._shrunk() else cpus, "num_gpus": gpus}
+        return {"num_cpus": min(cpus, MIN_CPU_SHARE) if self._shrunk() else cpus, "num_gpus": gpus}
 
     def _place(self, bundle: int) -> dict[str, Any]:
         """Where the layout names a placement group: the bundle for the server (0) or for a slot."""
@@ -133,20 +133,20 @@ class Crew:
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle)}
 
 
-class Crews:
+class ActorPools:
     """The crew of the runs of one command, one after the other: a run with the layout of the one before it finds its
     actors started.
     """
 
     def __init__(self) -> None:
-        self._crew: Crew | None = None
+        self._crew: ActorPool | None = None
 
-    def crew(self, layout: Layout) -> Crew:
+    def actor_pool(self, layout: Layout) -> ActorPool:
         """For a run of this layout; that of a run with another one ends."""
         if self._crew is not None and self._crew.layout != layout:
             self.close()
         if self._crew is None:
-            self._crew = Crew(layout)
+            self._crew = ActorPool(layout)
         return self._crew
 
     def close(self) -> None:

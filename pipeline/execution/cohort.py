@@ -44,7 +44,7 @@ class RoundOutcome:
     busy_seconds: float = 0.0
     memory: Mapping[str, float] = field(default_factory=dict)
     """Peak memory by worker so far, in MB: name of the worker -> resident memory; ``<name>_gpu`` where it has one."""
-    stood_in: tuple[int, ...] = ()
+    backups: tuple[int, ...] = ()
     """Those of ``answered`` that were drawn as stand-ins."""
     counts: Mapping[str, float] = field(default_factory=dict)
     """What ``Server.aggregate`` counted, by the name of its metric; ``WITHOUT_GPU``."""
@@ -68,13 +68,13 @@ class Answer:
 
 
 @dataclass
-class Roster:
+class Cohort:
     """Who is still to be asked in a round, and what came of those who were. ``waiting``: clients in the order in which
     they are asked.
     """
 
     selected: Sequence[int]
-    stand_ins: Sequence[int]
+    backup_clients: Sequence[int]
     retries: int
     quorum: float
     answers: dict[int, Answer] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Roster:
 
     def __post_init__(self) -> None:
         self.waiting = deque(self.selected)
-        self._reserve = deque(self.stand_ins)
+        self._backup_clients = deque(self.backup_clients)
         self._attempts: Counter[int] = Counter()
 
     def fault(self, failure: Failure, counted: bool = True) -> None:
@@ -99,8 +99,8 @@ class Roster:
             self.waiting.append(client)
             return
         self.failed.append(failure)
-        if self._reserve:
-            self.waiting.append(self._reserve.popleft())
+        if self._backup_clients:
+            self.waiting.append(self._backup_clients.popleft())
 
     def take(self) -> Iterator[int]:
         """Those who wait, one after the other, until nobody does."""

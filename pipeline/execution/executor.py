@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Tensors
 from anchorfl.pipeline.execution import system_metrics
-from anchorfl.pipeline.execution.cohort import Answer, Failure, Roster, RoundOutcome
+from anchorfl.pipeline.execution.cohort import Answer, Cohort, Failure, RoundOutcome
 from anchorfl.pipeline.training.client import CPU, ClientRunner, device_for
 from anchorfl.pipeline.training.errors import RejectedError, kind_of, one_line
 from anchorfl.pipeline.training.evaluation import mean_of_models
@@ -32,7 +32,9 @@ Watch = Callable[[int, int, int], None]
 class Executor(Protocol):
     """What the round loop needs of the place where a run happens."""
 
-    def round(self, round_: int, selected: Sequence[int], watch: Watch, stand_ins: Sequence[int] = ()) -> RoundOutcome:
+    def round(
+        self, round_: int, selected: Sequence[int], watch: Watch, backup_clients: Sequence[int] = ()
+    ) -> RoundOutcome:
         """Broadcast, fit the selected clients, merge what came back. stand_ins: who takes the place of those that are
         given up, in this order. QuorumError below the quorum, state unchanged; LostError where the server is gone.
         """
@@ -40,7 +42,7 @@ class Executor(Protocol):
     def expect(self, clients: Sequence[int]) -> None:
         """These clients come next: start what they need, without waiting for it."""
 
-    def ahead(self, round_: int, selected: Sequence[int], stand_ins: Sequence[int] = ()) -> None:
+    def ahead(self, round_: int, selected: Sequence[int], backup_clients: Sequence[int] = ()) -> None:
         """This round comes next, for certain: begin it, without waiting for it. Scores, snapshot and memories are still
         those of the round before, and may be asked for meanwhile.
         """
@@ -103,7 +105,7 @@ class InProcess:
     def expect(self, clients: Sequence[int]) -> None:
         """Nothing to start."""
 
-    def ahead(self, round_: int, selected: Sequence[int], stand_ins: Sequence[int] = ()) -> None:
+    def ahead(self, round_: int, selected: Sequence[int], backup_clients: Sequence[int] = ()) -> None:
         """One thing after the other."""
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
@@ -136,34 +138,36 @@ class SerialExecutor(InProcess):
         self.server = server_of(run_spec, self.runner)
         self.memories: dict[int, Tensors] = {}
 
-    def round(self, round_: int, selected: Sequence[int], watch: Watch, stand_ins: Sequence[int] = ()) -> RoundOutcome:
+    def round(
+        self, round_: int, selected: Sequence[int], watch: Watch, backup_clients: Sequence[int] = ()
+    ) -> RoundOutcome:
         sent = self.server.broadcast(round_)
-        roster = Roster(selected, stand_ins, self.federation.retries, self.federation.quorum)
+        cohort = Cohort(selected, backup_clients, self.federation.retries, self.federation.quorum)
         fitted: dict[int, Fitted[Any]] = {}
         merged = False
         while not merged:
-            for client in roster.take():
-                watch(1, len(roster.answers), len(roster.failed))
+            for client in cohort.take():
+                watch(1, len(cohort.answers), len(cohort.failed))
                 try:
                     client_message = self.server.client_message(client)
                     fitted[client] = one = self.runner.fit(
                         client, round_, sent, self.memories.get(client, {}), client_message
                     )
                 except Exception as error:  # any fault of a client costs that client only
-                    roster.fault(Failure(client, one_line(error), kind_of(error)))
+                    cohort.fault(Failure(client, one_line(error), kind_of(error)))
                     continue
-                roster.answers[client] = Answer(
+                cohort.answers[client] = Answer(
                     one.loss, one.seconds, messages.nbytes(one.update), messages.nbytes(client_message)
                 )
-            roster.check_quorum()
-            answered = sorted(roster.answers)
+            cohort.check_quorum()
+            answered = sorted(cohort.answers)
             try:
                 counts = self.server.aggregate(round_, answered, [fitted[c].update for c in answered])
                 merged = True
             except RejectedError as error:
-                roster.refuse(error)
+                cohort.refuse(error)
         self.memories |= {c: fitted[c].memory for c in answered}
-        return roster.outcome(messages.nbytes(sent), system_metrics.peak("process"), counts)
+        return cohort.outcome(messages.nbytes(sent), system_metrics.peak("process"), counts)
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         if self.server.method.evaluate_on == "server":

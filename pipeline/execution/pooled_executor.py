@@ -115,7 +115,9 @@ class PooledExecutor(InProcess):
         self.rows_C[self.class_I] = torch.tensor([card.num_examples for card in self.server.cards])
         self.pool = pool(runner.prepared, self.class_I, classes)
 
-    def round(self, round_: int, selected: Sequence[int], watch: Watch, stand_ins: Sequence[int] = ()) -> RoundOutcome:
+    def round(
+        self, round_: int, selected: Sequence[int], watch: Watch, backup_clients: Sequence[int] = ()
+    ) -> RoundOutcome:
         began, experiment = time.perf_counter(), self.run_spec.experiment
         watch(len(selected), 0, 0)
         classes = [self.class_I[client] for client in selected]

@@ -64,7 +64,7 @@ class ServerActor:
     def restore(self, run: str, state: messages.Packed) -> None:
         self.servers[run].restore(messages.unpack(state))
 
-    def forget(self, run: str) -> None:
+    def release_run(self, run: str) -> None:
         self.servers.pop(run, None)
 
 
@@ -154,6 +154,6 @@ class ClientActor:
         self.open(run, run_spec)
         return messages.pack(self.runners[run].initial_message(client))
 
-    def forget(self, run: str) -> None:
+    def release_run(self, run: str) -> None:
         self.runners.pop(run, None)
         self._sent = ("", -1, None)

@@ -17,8 +17,8 @@ from ray.exceptions import RayError, RayTaskError
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Tensors
 from anchorfl.pipeline.cluster.layout import layout
-from anchorfl.pipeline.execution.actor_pool import Crew
-from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Failure, Roster, RoundOutcome
+from anchorfl.pipeline.execution.actor_pool import ActorPool
+from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Cohort, Failure, RoundOutcome
 from anchorfl.pipeline.execution.executor import NEXT, Watch, scored_as
 from anchorfl.pipeline.execution.ray_actors import Stats
 from anchorfl.pipeline.execution.ray_errors import is_lost, lost, node_died, one_line, ray_kind
@@ -35,16 +35,16 @@ class RayExecutor:
     crew: shared with other runs, and left to its owner; None: a crew of its own, which ends with the run.
     """
 
-    def __init__(self, run_spec: RunSpec, crew: Crew | None = None) -> None:
+    def __init__(self, run_spec: RunSpec, actor_pool: ActorPool | None = None) -> None:
         experiment = run_spec.experiment
         self.run_spec, self.federation, self.clients = run_spec, experiment.federation, experiment.task.clients
         self.sends_client_messages, self.at_clients = (
             experiment.method.sends_client_messages,
             experiment.method.evaluate_on == "clients",
         )
-        self.own = crew is None
-        self.crew = crew or Crew(layout(experiment.cluster, experiment.task.clients))
-        self.layout = self.crew.layout
+        self.own = actor_pool is None
+        self.actor_pool = actor_pool or ActorPool(layout(experiment.cluster, experiment.task.clients))
+        self.layout = self.actor_pool.layout
         self.rows = run_spec.data().cards().rows
         self.dispatch = self._dispatch(several=not experiment.federation.deadline)
         self._next: Round | None = None
@@ -54,18 +54,18 @@ class RayExecutor:
         return Dispatch(self.layout.actors, self.layout.concurrent, self.rows, several)
 
     def _open(self) -> None:
-        self.run, self._opened = self.crew.open(self.run_spec)
-        self.server = self.crew.server
+        self.run, self._opened = self.actor_pool.open(self.run_spec)
+        self.server = self.actor_pool.server
         self.memories: dict[int, Any] = {}
 
-    def ahead(self, round_: int, selected: Sequence[int], stand_ins: Sequence[int] = ()) -> None:
+    def ahead(self, round_: int, selected: Sequence[int], backup_clients: Sequence[int] = ()) -> None:
         if self.at_clients:  # they are about to score their models
             return self.expect(selected)
-        self._next = self._begin(round_, selected, stand_ins)
-        self._submit(self._next.roster.waiting, self._next.running, self.dispatch, self._next.fit)
+        self._next = self._begin(round_, selected, backup_clients)
+        self._submit(self._next.cohort.waiting, self._next.running, self.dispatch, self._next.fit)
         return None
 
-    def _begin(self, round_: int, selected: Sequence[int], stand_ins: Sequence[int]) -> Round:
+    def _begin(self, round_: int, selected: Sequence[int], backup_clients: Sequence[int]) -> Round:
         sent, size = self.server.broadcast.options(num_returns=2).remote(self.run, round_)
 
         def fit(actor: Any, clients: Sequence[int]) -> Sequence[Any]:
@@ -74,44 +74,46 @@ class RayExecutor:
                 [self.server.client_message.remote(self.run, c) for c in clients] if self.sends_client_messages else []
             )
             refs: Sequence[Any] = actor.fit.options(num_returns=2 + len(clients)).remote(
-                self.run, self.crew.run_specs[self.run], clients, round_, [sent], *own
+                self.run, self.actor_pool.run_specs[self.run], clients, round_, [sent], *own
             )
             return refs
 
-        roster = Roster(selected, stand_ins, self.federation.retries, self.federation.quorum)
-        roster.waiting = self.dispatch.ordered(selected)
-        return Round(round_, roster, fit, self._get(size))  # a fault of the server is none of a client
+        cohort = Cohort(selected, backup_clients, self.federation.retries, self.federation.quorum)
+        cohort.waiting = self.dispatch.ordered(selected)
+        return Round(round_, cohort, fit, self._get(size))  # a fault of the server is none of a client
 
-    def round(self, round_: int, selected: Sequence[int], watch: Watch, stand_ins: Sequence[int] = ()) -> RoundOutcome:
+    def round(
+        self, round_: int, selected: Sequence[int], watch: Watch, backup_clients: Sequence[int] = ()
+    ) -> RoundOutcome:
         if self._next is not None and self._next.number != round_:
             self._drop()
-        going, self._next = self._next or self._begin(round_, selected, stand_ins), None
-        roster, given, peak, merged = going.roster, dict[int, Given](), dict[str, float](), None
+        going, self._next = self._next or self._begin(round_, selected, backup_clients), None
+        cohort, given, peak, merged = going.cohort, dict[int, Given](), dict[str, float](), None
         without_gpu = set[int]()
         while merged is None:
-            for job, stats in self._answers(roster, self.dispatch, going.fit, going.running, watch):
-                given |= self._take(job, stats, roster)
+            for job, stats in self._answers(cohort, self.dispatch, going.fit, going.running, watch):
+                given |= self._take(job, stats, cohort)
                 peak |= {k.replace("client", f"actor_{job.slot:03d}"): v for k, v in stats.memory.items()}
                 without_gpu |= {job.slot} if stats.without_gpu else set()
-            roster.check_quorum()
+            cohort.check_quorum()
             try:
-                merged = self._merge(round_, {c: given[c] for c in sorted(roster.answers)})
+                merged = self._merge(round_, {c: given[c] for c in sorted(cohort.answers)})
             except RejectedError as error:
-                roster.refuse(error)
-        self.memories |= {c: given[c].memory for c in roster.answers}
-        self.dispatch.learn(roster.answers.values())
+                cohort.refuse(error)
+        self.memories |= {c: given[c].memory for c in cohort.answers}
+        self.dispatch.learn(cohort.answers.values())
         counts, of_server = merged
         if without_gpu:
             counts = counts | {WITHOUT_GPU: len(without_gpu) + counts.get(WITHOUT_GPU, 0.0)}
-        return roster.outcome(going.sent, peak | of_server, counts)
+        return cohort.outcome(going.sent, peak | of_server, counts)
 
-    def _take(self, job: Job, stats: Stats, roster: Roster) -> dict[int, Given]:
+    def _take(self, job: Job, stats: Stats, cohort: Cohort) -> dict[int, Given]:
         """The answers of a call. Where a client failed, those after it have not been asked yet."""
-        roster.answers |= dict(zip(job.clients, stats.answers, strict=False))
+        cohort.answers |= dict(zip(job.clients, stats.answers, strict=False))
         if stats.failure is not None:
-            self.crew.retire(job.slot)  # the next attempt gets a fresh process
-            roster.fault(stats.failure)
-            roster.waiting.extend(job.clients[len(stats.answers) + 1 :])
+            self.actor_pool.kill_actor(job.slot)  # the next attempt gets a fresh process
+            cohort.fault(stats.failure)
+            cohort.waiting.extend(job.clients[len(stats.answers) + 1 :])
         updates, *memories = job.parts
         return {c: Given(updates, place, memories[place]) for place, c in enumerate(job.clients[: len(stats.answers)])}
 
@@ -123,7 +125,7 @@ class RayExecutor:
 
     def _answers(
         self,
-        roster: Roster,
+        cohort: Cohort,
         dispatch: Dispatch,
         start: Start,
         running: dict[Any, Job],
@@ -134,19 +136,19 @@ class RayExecutor:
         nor when the caller stops.
         """
         try:
-            while roster.waiting or running:
-                self._submit(roster.waiting, running, dispatch, start)
+            while cohort.waiting or running:
+                self._submit(cohort.waiting, running, dispatch, start)
                 if watch is not None:
-                    watch(sum(len(job.clients) for job in running.values()), len(roster.answers), len(roster.failed))
+                    watch(sum(len(job.clients) for job in running.values()), len(cohort.answers), len(cohort.failed))
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=patience(running))
                 if not ready:
-                    self._overdue(running, roster)
+                    self._overdue(running, cohort)
                     continue
                 job = running.pop(ready[0])
                 try:
                     answer = ray.get(ready[0])
                 except RayError as error:
-                    self._fault(job, roster, error)
+                    self._fault(job, cohort, error)
                     continue
                 yield job, answer
         finally:
@@ -155,7 +157,7 @@ class RayExecutor:
     def _end(self, running: dict[Any, Job]) -> None:
         """Calls in flight, and their processes with them."""
         for job in running.values():
-            self.crew.retire(job.slot)
+            self.actor_pool.kill_actor(job.slot)
         running.clear()
 
     def _drop(self) -> None:
@@ -164,36 +166,36 @@ class RayExecutor:
             self._end(self._next.running)
         self._next = None
 
-    def _overdue(self, running: dict[Any, Job], roster: Roster) -> None:
+    def _overdue(self, running: dict[Any, Job], cohort: Cohort) -> None:
         """Nothing came for a while: look for answers that are overdue, and for actors that can never start."""
         for ref, job in list(running.items()):
             if time.monotonic() >= job.until:
-                self._fault(running.pop(ref), roster, None)
-            elif self.crew.stuck(job.slot):  # no fault of the client's
+                self._fault(running.pop(ref), cohort, None)
+            elif self.actor_pool.unschedulable(job.slot):  # no fault of the client's
                 running.pop(ref)
-                self.crew.retire(job.slot)
-                roster.waiting.extend(job.clients)
+                self.actor_pool.kill_actor(job.slot)
+                cohort.waiting.extend(job.clients)
 
     def _submit(self, waiting: deque[int], running: dict[Any, Job], dispatch: Dispatch, start: Start) -> None:
         """Hand out work: at most one call per actor in flight, at most ``concurrent`` in all."""
         busy = {job.slot for job in running.values()}
-        while (call := dispatch.next(waiting, busy, self.crew.up)) is not None:
+        while (call := dispatch.next(waiting, busy, self.actor_pool.up)) is not None:
             slot, clients = call
             busy.add(slot)
-            actor = self.crew.client(slot, self.run)
+            actor = self.actor_pool.client(slot, self.run)
             *parts, answer = start(actor, clients)
             until = time.monotonic() + (self.federation.deadline or math.inf)
             running[answer] = Job(clients, slot, actor, tuple(parts), until)
 
-    def _fault(self, job: Job, roster: Roster, error: RayError | None) -> None:
+    def _fault(self, job: Job, cohort: Cohort, error: RayError | None) -> None:
         """Retire the actor, whatever happened to it: the next attempt gets a fresh process. error: None where the
         answer is overdue.
         """
-        self.crew.retire(job.slot)
+        self.actor_pool.kill_actor(job.slot)
         first, *others = job.clients
         if error is None:
             reason = f"no answer within {self.federation.deadline:g} s"
-            roster.fault(Failure(first, reason, "deadline"))
+            cohort.fault(Failure(first, reason, "deadline"))
             return
         if is_lost(error, job.actor):
             raise lost(error)
@@ -201,13 +203,13 @@ class RayExecutor:
         if others:  # whose fault it was will show when each has a call of its own
             reason += f" (or a fault of clients {', '.join(map(str, others))}, of the same call)"
             self.dispatch.part(job.clients)
-            roster.waiting.extend(others)
-        roster.fault(Failure(first, reason, ray_kind(error)), counted=not others and not node_died(error))
+            cohort.waiting.extend(others)
+        cohort.fault(Failure(first, reason, ray_kind(error)), counted=not others and not node_died(error))
 
     def _get(self, ref: Any) -> Any:
         try:
             while not ray.wait([self._opened], timeout=LOOK_EVERY)[0]:
-                if self.crew.server_stuck:
+                if self.actor_pool.server_stuck:
                     raise LostError("the server actor waits for CPUs that left with a node")
             ray.get(self._opened)  # whatever went wrong there is the error to show
             return ray.get(ref)
@@ -226,17 +228,17 @@ class RayExecutor:
         if (
             self.run_spec.experiment.method.sends_initial_message
         ):  # what is gone may be a client that sent an initial message
-            for slot in list(self.crew.up):
-                self.crew.retire(slot)
-        self.crew.renew(self.server)
-        self.crew.forget(self.run)
+            for slot in list(self.actor_pool.up):
+                self.actor_pool.kill_actor(slot)
+        self.actor_pool.restart_server(self.server)
+        self.actor_pool.release_run(self.run)
         self._open()
 
     def expect(self, clients: Sequence[int]) -> None:
         waiting, busy = self.dispatch.ordered(clients), set[int]()
-        while (call := self.dispatch.next(waiting, busy, self.crew.up)) is not None:
+        while (call := self.dispatch.next(waiting, busy, self.actor_pool.up)) is not None:
             busy.add(call[0])
-            self.crew.client(call[0], self.run)
+            self.actor_pool.client(call[0], self.run)
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         if self.at_clients:
@@ -249,15 +251,15 @@ class RayExecutor:
         sent, size = self.server.broadcast.options(num_returns=2).remote(self.run, NEXT)
         self._get(size)  # a fault of the server is none of a client
         models = scored_as(self.clients, self.memories)
-        roster = Roster(list(dict.fromkeys(models)), (), self.federation.retries, 1.0)
+        cohort = Cohort(list(dict.fromkeys(models)), (), self.federation.retries, 1.0)
 
         def score(actor: Any, clients: Sequence[int]) -> Sequence[Any]:
-            memory, run_spec = self.memories.get(clients[0]), self.crew.run_specs[self.run]
+            memory, run_spec = self.memories.get(clients[0]), self.actor_pool.run_specs[self.run]
             return [actor.scores.remote(self.run, run_spec, sent, memory, list(splits))]
 
         alone = self._dispatch(several=False)
-        each = {job.clients[0]: scores for job, scores in self._answers(roster, alone, score, {})}
-        for failure in roster.failed:
+        each = {job.clients[0]: scores for job, scores in self._answers(cohort, alone, score, {})}
+        for failure in cohort.failed:
             raise QuorumError(f"client {failure.client}'s model could not be scored: {failure.reason}")
         return mean_of_models([each[c] for c in models])
 
@@ -278,6 +280,6 @@ class RayExecutor:
         self._drop()
         self.memories.clear()
         if self.own:
-            self.crew.close()
+            self.actor_pool.close()
         else:
-            self.crew.forget(self.run)
+            self.actor_pool.release_run(self.run)

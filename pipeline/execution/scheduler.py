@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
-from anchorfl.pipeline.execution.cohort import Answer, Roster
+from anchorfl.pipeline.execution.cohort import Answer, Cohort
 
 CALL_SECONDS = 0.1
 """Of training that one call of several clients should take: many times what the call costs, and little to lose."""
@@ -116,7 +116,7 @@ class Round:
     """A round that has begun. sent: bytes to every client; running: its calls in flight, by the answer's reference."""
 
     number: int
-    roster: Roster
+    cohort: Cohort
     fit: Start
     sent: int
     running: dict[Any, Job] = field(default_factory=dict)

@@ -36,10 +36,10 @@ from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 
 if TYPE_CHECKING:
-    from anchorfl.pipeline.execution.actor_pool import Crews
+    from anchorfl.pipeline.execution.actor_pool import ActorPools
 
 
-def run(experiment: Experiment, folder: Path, log: Log = print, crews: Crews | None = None) -> Result:
+def run(experiment: Experiment, folder: Path, log: Log = print, actor_pools: ActorPools | None = None) -> Result:
     """Run ``experiment`` in ``folder``, from its checkpoint where it holds one. InputError on bad options or data.
 
     crews: of several runs, one after the other.
@@ -55,7 +55,7 @@ def run(experiment: Experiment, folder: Path, log: Log = print, crews: Crews | N
             if ray_cluster.start(experiment.cluster):
                 stack.callback(ray_cluster.stop)
         run_spec = make_run_spec(experiment, log)
-        executor = _executor(run_spec, crews)
+        executor = _executor(run_spec, actor_pools)
         stack.callback(executor.close)
         write_config(folder, experiment)
         if notice := experiment.method.notice(experiment.federation.rounds):
@@ -88,7 +88,7 @@ def _deliver(experiment: Experiment, folder: Path, log: Log) -> None:
             log(f"{error}; send it later with: anchorfl track {folder}")
 
 
-def _executor(run_spec: RunSpec, crews: Crews | None) -> Executor:
+def _executor(run_spec: RunSpec, actor_pools: ActorPools | None) -> Executor:
     experiment = run_spec.experiment
     if experiment.cluster.executor == "serial" or experiment.federation.batched_clients:
         return in_process(run_spec)
@@ -96,7 +96,8 @@ def _executor(run_spec: RunSpec, crews: Crews | None) -> Executor:
     from anchorfl.pipeline.execution.ray_executor import RayExecutor
 
     return RayExecutor(
-        run_spec, None if crews is None else crews.crew(layout(experiment.cluster, experiment.task.clients))
+        run_spec,
+        None if actor_pools is None else actor_pools.actor_pool(layout(experiment.cluster, experiment.task.clients)),
     )
 
 

@@ -66,7 +66,7 @@ class Progress:
             self.log(f"  client {failure.client} tried again in round {round_} ({failure.kind}): {failure.reason}")
         for failure in outcome.failed:
             self.log(f"  client {failure.client} left out of round {round_} ({failure.kind}): {failure.reason}")
-        for client in outcome.stood_in:
+        for client in outcome.backups:
             self.log(f"  client {client} stood in")
         self._notes(scores, [BARE] if WITHOUT_GPU in outcome.counts else [])
 

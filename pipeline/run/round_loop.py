@@ -22,7 +22,7 @@ from anchorfl.pipeline.storage.checkpoint import Checkpoint, Checkpoints
 from anchorfl.pipeline.storage.run_record import RoundRecord
 from anchorfl.pipeline.tracking.tracker import Tracker
 from anchorfl.pipeline.training.errors import LostError
-from anchorfl.pipeline.training.sampling import select, stand_ins
+from anchorfl.pipeline.training.sampling import backup_clients, select
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import misfit
 from anchorfl.tasks.metrics.scores import Scores
@@ -168,11 +168,11 @@ class Loop:
     def _round(self, round_: int) -> None:
         experiment, began = self.experiment, time.perf_counter()
         outcome = self.executor.round(
-            round_, self._selected(round_), partial(self.progress.watch, round_), self._reserve(round_)
+            round_, self._selected(round_), partial(self.progress.watch, round_), self._backup_clients(round_)
         )
         last = round_ == experiment.federation.rounds
         if self._whole and not last:  # what follows decides nothing of the next round, so its clients train meanwhile
-            self.executor.ahead(round_ + 1, self._selected(round_ + 1), self._reserve(round_ + 1))
+            self.executor.ahead(round_ + 1, self._selected(round_ + 1), self._backup_clients(round_ + 1))
         elif not last:
             self.executor.expect(self._selected(round_ + 1))
         scored = last or round_ % experiment.evaluation.every == 0
@@ -230,9 +230,9 @@ class Loop:
         experiment = self.experiment
         return select(experiment.task.clients, experiment.selected_clients, round_, experiment.seed)
 
-    def _reserve(self, round_: int) -> list[int]:
+    def _backup_clients(self, round_: int) -> list[int]:
         experiment = self.experiment
-        return stand_ins(
+        return backup_clients(
             experiment.task.clients,
             self._selected(round_),
             experiment.federation.backup_fraction,

@@ -14,7 +14,7 @@ def select(clients: int, per_round: int, round_: int, seed: int) -> list[int]:
     return sorted(int(i) for i in drawn)
 
 
-def stand_ins(clients: int, selected: Sequence[int], share: float, round_: int, seed: int) -> list[int]:
+def backup_clients(clients: int, selected: Sequence[int], share: float, round_: int, seed: int) -> list[int]:
     """Who takes the place of selected clients that fail, in this order: at most ``share`` of as many, rounded up, of
     the others, by (seed, round) alone.
     """

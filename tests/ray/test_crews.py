@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import ray
 
-from anchorfl.pipeline.execution.actor_pool import Crew, Crews
+from anchorfl.pipeline.execution.actor_pool import ActorPool, ActorPools
 from anchorfl.pipeline.run.lifecycle import run
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
@@ -16,25 +16,25 @@ def quiet(line: str) -> None:
 
 
 def test_a_run_finds_the_actors_of_the_run_before_it_and_gives_its_own_bits(experiment, tmp_path, monkeypatch):
-    servers, start = [], Crew._server
+    servers, start = [], ActorPool._server
 
     def counted(self):
         servers.append(start(self))
         return servers[-1]
 
-    monkeypatch.setattr(Crew, "_server", counted)
+    monkeypatch.setattr(ActorPool, "_server", counted)
 
-    def made(folder, method, actors, crews=None):
+    def made(folder, method, actors, actor_pools=None):
         e = experiment(method, cluster={"executor": "ray", "clients_per_actor": actors}, tracking={"uri": "none"})
-        return run(e, tmp_path / folder, quiet, crews).checksum
+        return run(e, tmp_path / folder, quiet, actor_pools).checksum
 
     runs = [("fedavg", 2), ("scaffold", 2), ("fedavg", 4)]
     alone = [made(f"alone-{i}", *each) for i, each in enumerate(runs[:2])]
     assert len(servers) == 2
-    crews = Crews()
-    together = [made(f"together-{i}", *each, crews) for i, each in enumerate(runs)]
+    actor_pools = ActorPools()
+    together = [made(f"together-{i}", *each, actor_pools) for i, each in enumerate(runs)]
     assert together == [*alone, alone[0]]
     assert len(servers) == 4  # the third run has another layout
     with pytest.raises(ray.exceptions.ActorDiedError):
         ray.get(servers[2].scores.remote("any", []))
-    crews.close()
+    actor_pools.close()

@@ -12,7 +12,7 @@ from ray import cloudpickle
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer
 from anchorfl.pipeline.cluster.layout import layout
-from anchorfl.pipeline.execution.actor_pool import Crew
+from anchorfl.pipeline.execution.actor_pool import ActorPool
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.methods import METHODS
@@ -133,11 +133,13 @@ def test_every_method_gives_the_bits_of_a_serial_run(experiment):
         for method, kind in METHODS.items()
     ]  # before there are actors, which would leave no CPU for preparing data
     assert {run_spec.experiment.task.clients for run_spec in run_specs} == {4}
-    crew = Crew(layout(run_specs[0].experiment.cluster, 4))
+    actor_pool = ActorPool(layout(run_specs[0].experiment.cluster, 4))
     for run_spec in run_specs:
-        expected, got = (rounds(executor, 2)[1] for executor in (SerialExecutor(run_spec), RayExecutor(run_spec, crew)))
+        expected, got = (
+            rounds(executor, 2)[1] for executor in (SerialExecutor(run_spec), RayExecutor(run_spec, actor_pool))
+        )
         assert expected == got, run_spec.experiment.method.name
-    crew.close()
+    actor_pool.close()
 
 
 class Meddler(AveragingTrainer):

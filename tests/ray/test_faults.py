@@ -112,7 +112,7 @@ def test_a_stand_in_trains_in_place_of_a_client_that_died(faulty):
     outcome = executor.round(1, [0, 1], nobody, [3, 2])
     got = messages.checksum(executor.snapshot())
     executor.close()
-    assert (outcome.answered, outcome.stood_in) == ((0, 3), (3,))
+    assert (outcome.answered, outcome.backups) == ((0, 3), (3,))
     reference = SerialExecutor(dataclasses.replace(run_spec, experiment=dataclasses.replace(
         run_spec.experiment, cluster=dataclasses.replace(run_spec.experiment.cluster, executor="serial"))))  # fmt: skip
     reference.round(1, [0, 3], nobody)

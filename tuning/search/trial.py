@@ -26,7 +26,7 @@ from anchorfl.pipeline.cluster.layout import Layout
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.schema import with_options
-from anchorfl.pipeline.execution.actor_pool import Crew
+from anchorfl.pipeline.execution.actor_pool import ActorPool
 from anchorfl.pipeline.execution.executor import Executor
 from anchorfl.pipeline.execution.pooled_executor import in_process
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
@@ -45,7 +45,7 @@ from anchorfl.tuning.search.tune_adapter import ERROR
 
 SERVER_CPUS = 0.1
 """CPU share of a trial's server: it works while the clients wait."""
-_CREWS: dict[str, Crew] = {}
+_ACTOR_POOLS: dict[str, ActorPool] = {}
 """The crew of this process by placement group: a process that Tune gives another trial keeps its actors."""
 
 
@@ -107,8 +107,8 @@ def telling(train: Callable[[dict[str, Any], Any], None], config: dict[str, Any]
     try:
         train(config, work)
     except Exception:
-        while _CREWS:  # their server may be what died
-            _CREWS.popitem()[1].close()
+        while _ACTOR_POOLS:  # their server may be what died
+            _ACTOR_POOLS.popitem()[1].close()
         tune.report({"round": 0, "score": 0.0, ERROR: traceback.format_exc()})
 
 
@@ -202,9 +202,9 @@ def _executor(run_spec: RunSpec) -> Executor:
     if group is None:
         raise RuntimeError("a trial needs the placement group that Tune gives it")
     key = group.id.hex()
-    if key not in _CREWS:
-        _CREWS[key] = Crew(_layout(group, group.bundle_specs))
-    return RayExecutor(run_spec, _CREWS[key])
+    if key not in _ACTOR_POOLS:
+        _ACTOR_POOLS[key] = ActorPool(_layout(group, group.bundle_specs))
+    return RayExecutor(run_spec, _ACTOR_POOLS[key])
 
 
 def _layout(group: Any, shares: Sequence[Mapping[str, float]]) -> Layout:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.execution.cohort import Answer, Failure, Roster
+from anchorfl.pipeline.execution.cohort import Answer, Cohort, Failure
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
@@ -18,7 +18,7 @@ from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.client import RowCache
 from anchorfl.pipeline.training.errors import QuorumError, RejectedError
-from anchorfl.pipeline.training.sampling import select, stand_ins
+from anchorfl.pipeline.training.sampling import backup_clients, select
 from tests.faulty import KINDS, Faulty
 from tests.pipeline.compared import nobody, quiet
 
@@ -73,40 +73,40 @@ def test_stand_ins_take_the_places_in_the_order_that_they_were_drawn(experiment,
         e.federation, clients_per_round=3))  # fmt: skip
     outcomes, _ = rounds(e, (0, 1, 2), (3, 5, 4))
     assert outcomes[0].answered == (2, 4, 5)
-    assert outcomes[0].stood_in == (4, 5)
+    assert outcomes[0].backups == (4, 5)
     assert [f.client for f in outcomes[0].failed] == [0, 1, 3]
     assert outcomes[1].answered == (0, 1, 2)
-    assert outcomes[1].stood_in == ()
+    assert outcomes[1].backups == ()
 
 
 def test_stand_ins_are_drawn_by_seed_and_round_from_the_others():
     drawn = {}
     for round_ in range(1, 200):
         chosen = select(20, 5, round_, 7)
-        reserve = drawn[round_] = stand_ins(20, chosen, 0.3, round_, 7)
+        reserve = drawn[round_] = backup_clients(20, chosen, 0.3, round_, 7)
         assert len(set(reserve)) == 2  # 0.3 x 5, rounded up
         assert not set(reserve) & set(chosen)
-    assert drawn[1] == stand_ins(20, select(20, 5, 1, 7), 0.3, 1, 7)
-    assert drawn[1] != stand_ins(20, select(20, 5, 1, 8), 0.3, 1, 8)
+    assert drawn[1] == backup_clients(20, select(20, 5, 1, 7), 0.3, 1, 7)
+    assert drawn[1] != backup_clients(20, select(20, 5, 1, 8), 0.3, 1, 8)
     counts = np.bincount([c for reserve in drawn.values() for c in reserve], minlength=20)
     assert counts.min() > 0
-    assert stand_ins(20, range(20), 0.3, 1, 7) == []
-    assert stand_ins(20, range(18), 0.5, 1, 7) in ([18, 19], [19, 18])
-    assert len(stand_ins(30, range(10), 0.3, 1, 7)) == 3
-    assert stand_ins(20, [1, 2], 0.0, 1, 7) == []
+    assert backup_clients(20, range(20), 0.3, 1, 7) == []
+    assert backup_clients(20, range(18), 0.5, 1, 7) in ([18, 19], [19, 18])
+    assert len(backup_clients(30, range(10), 0.3, 1, 7)) == 3
+    assert backup_clients(20, [1, 2], 0.0, 1, 7) == []
 
 
 def test_the_quorum_counts_those_who_stood_in():
-    roster = Roster([0, 1], [2], 0, 1.0)
-    assert list(roster.take()) == [0, 1]
-    roster.answers[0] = Answer(1.0, 1.0, 1, 0)
-    roster.fault(Failure(1, "away"))
+    cohort = Cohort([0, 1], [2], 0, 1.0)
+    assert list(cohort.take()) == [0, 1]
+    cohort.answers[0] = Answer(1.0, 1.0, 1, 0)
+    cohort.fault(Failure(1, "away"))
     with pytest.raises(QuorumError, match=r"1 of 2 selected clients answered, quorum 1: client 1: away"):
-        roster.check_quorum()
-    assert list(roster.take()) == [2]
-    roster.answers[2] = Answer(1.0, 1.0, 1, 0)
-    roster.check_quorum()
-    assert roster.outcome(0, {}).stood_in == (2,)
+        cohort.check_quorum()
+    assert list(cohort.take()) == [2]
+    cohort.answers[2] = Answer(1.0, 1.0, 1, 0)
+    cohort.check_quorum()
+    assert cohort.outcome(0, {}).backups == (2,)
 
 
 def test_an_update_that_is_harmed_on_its_way_is_refused_and_asked_for_again(experiment, tmp_path, monkeypatch):
@@ -202,7 +202,7 @@ def test_options_out_of_range(experiment, section, values, message):
 
 
 def test_progress_names_stand_ins(capsys):
-    outcome = Roster([0], [5], 0, 0.5)
+    outcome = Cohort([0], [5], 0, 0.5)
     outcome.fault(Failure(0, "no answer within 5 s", "deadline"))
     outcome.answers[5] = Answer(1.0, 1.0, 1, 0)
     Progress(1).round(1, outcome.outcome(1, {}), {}, 1.0)
@@ -212,12 +212,12 @@ def test_progress_names_stand_ins(capsys):
 
 
 def test_an_attempt_that_is_lost_with_its_node_does_not_count():
-    roster = Roster([0, 1], [], 1, 0.5)
-    assert list(roster.take()) == [0, 1]
+    cohort = Cohort([0, 1], [], 1, 0.5)
+    assert list(cohort.take()) == [0, 1]
     for counted in (False, True, False):
-        roster.fault(Failure(0, "gone", "crash"), counted)
-        assert list(roster.take()) == [0]
-    roster.fault(Failure(0, "gone again", "crash"))
-    assert [f.reason for f in roster.failed] == ["gone again"]
-    assert len(roster.retried) == 3
-    assert not roster.waiting
+        cohort.fault(Failure(0, "gone", "crash"), counted)
+        assert list(cohort.take()) == [0]
+    cohort.fault(Failure(0, "gone again", "crash"))
+    assert [f.reason for f in cohort.failed] == ["gone again"]
+    assert len(cohort.retried) == 3
+    assert not cohort.waiting
