@@ -58,7 +58,7 @@ def experiment(options: argparse.Namespace, folder: Path) -> Experiment:
         class_embeddings=ClassEmbeddingOptions(width=16),
         federation=FederationOptions(rounds=options.rounds, clients_per_round=8, epochs=1),
         optimizer=OptimizerOptions(lr=0.001, batch_size=16, microbatch_tokens=64),
-        cluster=ClusterOptions(executor="ray", clients_per_actor=4, backup=options.mirror),
+        cluster=ClusterOptions(executor="ray", clients_per_actor=4, backup=options.backup),
         tracking=TrackingOptions(uri=uri, log_model=False),
         seed=1,
     )  # fmt: skip
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--settled", type=int, default=200, help="first round of the slopes")
     parser.add_argument("--method", default="fedalign", choices=sorted(METHODS))
     parser.add_argument("--tracking", default="none", choices=["none", "sqlite"])
-    parser.add_argument("--mirror", default="", help="as cluster.backup")
+    parser.add_argument("--backup", default="", help="as cluster.backup")
     parser.add_argument("--redraw", action="store_true", help="from soak.json, without a run")
     options = parser.parse_args()
     out = Path(options.out)

@@ -20,7 +20,7 @@ def sweep(arguments: list[str]) -> int:
     from anchorfl.pipeline.config.overrides import override
     from anchorfl.pipeline.config.presets import read_preset, some_presets
     from anchorfl.pipeline.run.prepare import settled
-    from anchorfl.pipeline.storage.restore import fetched
+    from anchorfl.pipeline.storage.restore import restore_if_remote
     from anchorfl.tuning.search.backup import LEAVE, RESUME
     from anchorfl.tuning.search.search_space import space_of
     from anchorfl.tuning.sweep.plan import FILE, Plan, load_plan, new_sweep_folder, preset_text
@@ -29,7 +29,7 @@ def sweep(arguments: list[str]) -> int:
     if own.resume is not None:
         if own.preset or own.space or overrides:
             raise InputError("--resume takes the preset, the space and the options from the sweep's folder")
-        folder = fetched(own.resume, print, RESUME, marker=FILE, leave=LEAVE)
+        folder = restore_if_remote(own.resume, print, RESUME, marker=FILE, leave=LEAVE)
         return _run(load_plan(folder, given), folder)
     if not own.preset:
         raise InputError(f"sweep needs a preset: {some_presets()}; or the path of a .toml file")

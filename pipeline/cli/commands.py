@@ -94,9 +94,9 @@ def resume(options: argparse.Namespace) -> int:
     """Go on with an interrupted run."""
     from anchorfl.pipeline.results.compare import compare
     from anchorfl.pipeline.run.lifecycle import resumed
-    from anchorfl.pipeline.storage.restore import fetched
+    from anchorfl.pipeline.storage.restore import restore_if_remote
 
-    folder = fetched(str(options.run), print)
+    folder = restore_if_remote(str(options.run), print)
     result = resumed(folder)
     print(f"{folder}: done, weights sha256 {result.checksum}\n\n{compare([folder], None)}")
     return 0

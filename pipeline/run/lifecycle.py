@@ -22,9 +22,9 @@ from anchorfl.pipeline.run.progress import Log, Progress
 from anchorfl.pipeline.run.provenance import check_records, check_same_data, run_info
 from anchorfl.pipeline.run.round_loop import Loop, final_checksum, record_of, weights_in
 from anchorfl.pipeline.storage.atomic_files import write_atomically
-from anchorfl.pipeline.storage.backup import Mirror
+from anchorfl.pipeline.storage.backup import Backup
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
-from anchorfl.pipeline.storage.restore import claim, place_of, refresh
+from anchorfl.pipeline.storage.restore import check_backup_owner, place_of, update_backup
 from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, held, read_experiment, read_result, write_config
 from anchorfl.pipeline.storage.run_record import LATE, Status, note_finished, read_records, write_late
 from anchorfl.pipeline.storage.saved_model import NO_MODEL, save_model
@@ -48,7 +48,7 @@ def run(experiment: Experiment, folder: Path, log: Log = print, actor_pools: Act
     with ExitStack() as stack:
         stack.enter_context(held(folder))
         if experiment.cluster.backup:
-            claim(place_of(experiment.cluster.backup, folder), folder, log)
+            check_backup_owner(place_of(experiment.cluster.backup, folder), folder, log)
         if experiment.cluster.executor == "ray":
             from anchorfl.pipeline.cluster import ray_cluster  # serial runs need no Ray
 
@@ -72,7 +72,7 @@ def resumed(folder: Path, log: Log = print) -> Result:
         log(f"{folder} is finished: nothing to train")
         _deliver(experiment, folder, log)
         if experiment.cluster.backup:
-            refresh(place_of(experiment.cluster.backup, folder), folder, log)
+            update_backup(place_of(experiment.cluster.backup, folder), folder, log)
         return Result(folder, content["checksum"], content["scores"])
     return run(experiment, folder, log)
 
@@ -127,7 +127,7 @@ def open_loop(
     loop.tracker = open_tracker(experiment.tracking, folder, done + 1 if done else 0, log)
     loop.tracker.begin(replace(info, parent=parent))
     if experiment.cluster.backup:
-        loop.mirror = Mirror(folder, place_of(experiment.cluster.backup, folder), log, loop.checkpoints)
+        loop.backup = Backup(folder, place_of(experiment.cluster.backup, folder), log, loop.checkpoints)
     if done:
         progress.start = done
         progress.log(f"going on after round {done}")
@@ -153,8 +153,8 @@ def federate(
         raise
     finally:
         loop.tracker.end(status)
-        if loop.mirror is not None:
-            loop.mirror.close()
+        if loop.backup is not None:
+            loop.backup.close()
     return result
 
 

@@ -17,7 +17,7 @@ from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import RoundOutcome
 from anchorfl.pipeline.execution.executor import Executor
 from anchorfl.pipeline.run.progress import Progress
-from anchorfl.pipeline.storage.backup import Mirror
+from anchorfl.pipeline.storage.backup import Backup
 from anchorfl.pipeline.storage.checkpoint import Checkpoint, Checkpoints
 from anchorfl.pipeline.storage.run_record import RoundRecord
 from anchorfl.pipeline.tracking.tracker import Tracker
@@ -67,7 +67,7 @@ class Standing:
 @dataclass
 class Loop:
     """The parts of a run, and its rounds. ``best``: the state of the selected model so far (path -> tensor), empty
-    where ``evaluation.model_selection`` is ``last``; ``mirror``: keeps a copy of the run folder, or None.
+    where ``evaluation.model_selection`` is ``last``; ``backup``: keeps a copy of the run folder, or None.
     """
 
     experiment: Experiment
@@ -78,7 +78,7 @@ class Loop:
     progress: Progress
     standing: Standing = field(default_factory=Standing)
     best: Tensors = field(default_factory=dict)
-    mirror: Mirror | None = None
+    backup: Backup | None = None
     recovered: int = 0
     """How often what was lost was started anew."""
     _told: int = 0
@@ -193,8 +193,8 @@ class Loop:
                 changed[SELECTED] = self.best
             self.checkpoints.save(round_, changed | {STATE: state}, vars(self.standing))
             self._unsaved, self._saved = set(), round_
-            if self.mirror is not None:
-                self.mirror.push()
+            if self.backup is not None:
+                self.backup.push()
         self.progress.round(round_, outcome, scores, seconds)
 
     def _note(self, record: RoundRecord) -> None:

@@ -33,7 +33,7 @@ Stamp = tuple[int, int]
 """Size of a file in bytes, and its time in nanoseconds or its hash."""
 
 
-class Mirror:
+class Backup:
     """Keeps the copy of ``folder`` at ``place`` up to date.
 
     say: takes one line, from any thread. checkpoints: those of the folder; None: it has none. last: files that are read
@@ -61,7 +61,7 @@ class Mirror:
         self._looked = False
         self._moved = 0.0
         self._wake, self._ending = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._work, name=f"mirror {folder.name}", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=f"backup {folder.name}", daemon=True)
 
     def push(self) -> None:
         """There is more to copy; returns at once. One copy goes at a time, and takes in all that came meanwhile."""
@@ -78,7 +78,7 @@ class Mirror:
             self._wait()
             if self._error:
                 self.log(
-                    f"error: the mirror {object_store.shown(self.place)} is not up to date after {self.failures} failed"
+                    f"error: the backup {object_store.shown(self.place)} is not up to date after {self.failures} failed"
                     f" attempts ({self._error}); {self.folder} is whole: resume it when the store answers"
                 )
             if self.checkpoints is not None and not self._thread.is_alive():
@@ -171,15 +171,15 @@ class Mirror:
         before = self._error
         try:
             self.send()
-        except Exception as error:  # whatever goes wrong with the mirror: said, counted, tried again; the run goes on
+        except Exception as error:  # whatever goes wrong with the backup: said, counted, tried again; the run goes on
             self.failures += 1
             self._error = str(error) or type(error).__name__  # a MemoryError says nothing
             if not before:
-                self.log(f"mirror: {self._error}; the run goes on, and the mirror is tried again after every round")
+                self.log(f"backup: {self._error}; the run goes on, and the backup is tried again after every round")
             return False
         self._error = ""
         if before:
-            self.log(f"mirror: {object_store.shown(self.place)} is up to date again ({self.failures} attempts failed)")
+            self.log(f"backup: {object_store.shown(self.place)} is up to date again ({self.failures} attempts failed)")
         return True
 
     def _wait(self) -> None:
@@ -189,7 +189,7 @@ class Mirror:
             now = time.monotonic()
             if not told and now - began > LONG_S:
                 told = True
-                self.log(f"waiting for the mirror {object_store.shown(self.place)}")
+                self.log(f"waiting for the backup {object_store.shown(self.place)}")
             if now - self._moved > STALL_S:
                 self._error = f"no file was copied in {STALL_S:g} s"
                 return

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorfl.pipeline.storage.atomic_files import write_atomically
-from anchorfl.pipeline.storage.backup import CHECKPOINT, INDEX, Mirror, is_left, parts_of
+from anchorfl.pipeline.storage.backup import CHECKPOINT, INDEX, Backup, is_left, parts_of
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
 from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, RUNS, held
 from anchorfl.tasks.errors import InputError
@@ -59,12 +59,12 @@ def digest_at(place: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def place_of(mirror: str, folder: Path) -> str:
+def place_of(backup: str, folder: Path) -> str:
     """Where the copy of a run folder belongs."""
-    return object_store.join(mirror, folder.resolve().name)
+    return object_store.join(backup, folder.resolve().name)
 
 
-def claim(place: str, folder: Path, log: Log, again: str = "anchorfl resume") -> None:
+def check_backup_owner(place: str, folder: Path, log: Log, again: str = "anchorfl resume") -> None:
     """See to it that the copy at ``place`` is this folder's, and that it can be written. ``again``: the command that
     goes on with a copy.
 
@@ -79,10 +79,10 @@ def claim(place: str, folder: Path, log: Log, again: str = "anchorfl resume") ->
     except InputError as error:
         if not here.run:
             raise
-        log(f"mirror: {error}; the run goes on")
+        log(f"backup: {error}; the run goes on")
         return
     if there.run and not here.run:
-        raise InputError(f"the mirror holds {where} already: go on with '{again} {where}', or give another --output")
+        raise InputError(f"the backup holds {where} already: go on with '{again} {where}', or give another --output")
     if there.run and there.run != here.run:
         raise InputError(f"{where} is the copy of another run than {folder}: give another cluster.backup")
     if there.progress > here.progress:
@@ -91,19 +91,19 @@ def claim(place: str, folder: Path, log: Log, again: str = "anchorfl resume") ->
         )
 
 
-def refresh(place: str, folder: Path, log: Log) -> None:
-    """Bring the copy of a finished run up to date, where it is not. InputError: as for ``claim``."""
-    claim(place, folder, log)
-    mirror = Mirror(folder, place, log, Checkpoints(folder))
+def update_backup(place: str, folder: Path, log: Log) -> None:
+    """Bring the copy of a finished run up to date, where it is not. InputError: as for ``check_backup_owner``."""
+    check_backup_owner(place, folder, log)
+    backup = Backup(folder, place, log, Checkpoints(folder))
     try:
         same = all(_read(place, name) == _read(str(folder), name) for name in ("run.json", RESULT))
     except InputError:  # said by now; close counts it and says what it means
         same = False
     if not same:
-        mirror.close()
+        backup.close()
 
 
-def fetched(source: str, log: Log, again: str = "anchorfl resume", **scope: Any) -> Path:
+def restore_if_remote(source: str, log: Log, again: str = "anchorfl resume", **scope: Any) -> Path:
     """The folder of a run that is named by its folder, or by its copy, which is fetched into ``runs/`` where it is
     further. scope: as for ``fetch``.
 
@@ -130,7 +130,7 @@ def fetched(source: str, log: Log, again: str = "anchorfl resume", **scope: Any)
     return folder
 
 
-def catch_up(place: str, folder: Path, log: Log, *, finished: bool = False) -> None:
+def restore_if_ahead(place: str, folder: Path, log: Log, *, finished: bool = False) -> None:
     """Fetch the copy where it is further than the folder, or there is no folder; ``finished``: only that of a finished
     run. A store that cannot be used is said: rounds that were done elsewhere are then done again, with the same result.
     """
@@ -140,12 +140,12 @@ def catch_up(place: str, folder: Path, log: Log, *, finished: bool = False) -> N
             fetch(place, folder)
             log(f"{object_store.shown(place)} fetched into {folder}")
     except InputError as error:
-        log(f"mirror: {error}; going on with what {folder} holds")
+        log(f"backup: {error}; going on with what {folder} holds")
 
 
 def fetch(place: str, folder: Path, *, marker: str = CONFIG, leave: tuple[str, ...] = ()) -> None:
     """Bring a copy into ``folder``, in an order that leaves the folder whole if this process is killed. ``marker``: the
-    file that makes it a run, which comes last; ``leave``: as for ``Mirror``.
+    file that makes it a run, which comes last; ``leave``: as for ``Backup``.
 
     InputError where a part is missing or damaged, or the store cannot be used.
     """

@@ -60,7 +60,7 @@ def tables(folder: Path, made: Path) -> None:
     found.notes([])
 
 
-def fetched(folder: Path, made: Path) -> None:
+def restore_if_remote(folder: Path, made: Path) -> None:
     standing(str(folder))
     fetch(str(folder), made)
 
@@ -85,7 +85,7 @@ PARSERS = [
     ),
     Parser("metrics.jsonl", finished, lambda folder, made: read_records(folder), ("metrics.jsonl",)),
     Parser("table", finished, tables, ("run.json", "config.json", "result.json")),
-    Parser("mirror", finished, fetched, ("run.json", "checkpoint.json", "metrics.jsonl"), leaves=True),
+    Parser("backup", finished, restore_if_remote, ("run.json", "checkpoint.json", "metrics.jsonl"), leaves=True),
     Parser("diagnose", finished, lambda folder, made: open_study(folder, quiet), ("run.json", "checkpoint.json")),
 ]  # fmt: skip
 

@@ -6,6 +6,6 @@ import pytest
 
 
 @pytest.fixture(params=["file", "s3"])
-def mirror(request, tmp_path):
+def backup(request, tmp_path):
     """A place for copies: one that needs no server, and an object store."""
-    return f"file://{tmp_path}/mirror" if request.param == "file" else f"{request.getfixturevalue('s3')}/runs"
+    return f"file://{tmp_path}/backup" if request.param == "file" else f"{request.getfixturevalue('s3')}/runs"

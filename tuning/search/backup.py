@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from anchorfl.pipeline.config.experiment import Experiment, digest
 from anchorfl.pipeline.storage.atomic_files import read_json
-from anchorfl.pipeline.storage.backup import Mirror
-from anchorfl.pipeline.storage.restore import catch_up, claim, digest_at, fetch, place_of
+from anchorfl.pipeline.storage.backup import Backup
+from anchorfl.pipeline.storage.restore import check_backup_owner, digest_at, fetch, place_of, restore_if_ahead
 from anchorfl.pipeline.storage.run_folder import CONFIG, LOCK, RESULT
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
@@ -28,15 +28,15 @@ PAUSE_S = 5.0
 """Rest between two copies of the sweep's own files, which change with every round of every trial."""
 
 
-def mirror_of(mirror: str, sweep: Path, folder: Path) -> str:
+def backup_of(backup: str, sweep: Path, folder: Path) -> str:
     """``cluster.backup`` for a run folder of a sweep: with it, its copy lies within the sweep's copy."""
-    return object_store.join(mirror, folder.parent.relative_to(sweep.parent).as_posix()) if mirror else ""
+    return object_store.join(backup, folder.parent.relative_to(sweep.parent).as_posix()) if backup else ""
 
 
-def bring(mirror: str, sweep: Path, folder: Path, log: Callable[[str], None]) -> None:
+def bring(backup: str, sweep: Path, folder: Path, log: Callable[[str], None]) -> None:
     """Fetch a run that another node has finished, where it is not here."""
-    if mirror and not (folder / RESULT).exists():
-        catch_up(place_of(mirror_of(mirror, sweep, folder), folder), folder, log, finished=True)
+    if backup and not (folder / RESULT).exists():
+        restore_if_ahead(place_of(backup_of(backup, sweep, folder), folder), folder, log, finished=True)
 
 
 def move_aside(folder: Path, names: Iterable[str]) -> Path:
@@ -68,25 +68,25 @@ def set_aside(folder: Path, experiment: Experiment, place: str, log: Callable[[s
             for name in sorted(object_store.sizes(place), key=lambda name: name == CONFIG):
                 object_store.delete(object_store.join(place, name))
     except InputError as error:
-        log(f"mirror: {error}; the run begins anew")
+        log(f"backup: {error}; the run begins anew")
 
 
-class Copies:
-    """The driver's part: an observer of the search that has the sweep's own files copied. mirror: ``cluster.backup`` of
-    the sweep, empty for none. InputError where the copy cannot be made: as ``claim`` says.
+class SweepBackup:
+    """The driver's part: an observer of the search that has the sweep's own files copied. backup: ``cluster.backup`` of
+    the sweep, empty for none. InputError where the copy cannot be made: as ``check_backup_owner`` says.
     """
 
-    def __init__(self, mirror: str, folder: Path, last: str, log: Callable[[str], None]) -> None:
-        self.mirror: Mirror | None = None
-        if mirror:
-            place = place_of(mirror, folder)
-            claim(place, folder, log, RESUME)
-            self.mirror = Mirror(folder, place, log, last=(last,), leave=LEAVE, pause_s=PAUSE_S)
+    def __init__(self, backup: str, folder: Path, last: str, log: Callable[[str], None]) -> None:
+        self.backup: Backup | None = None
+        if backup:
+            place = place_of(backup, folder)
+            check_backup_owner(place, folder, log, RESUME)
+            self.backup = Backup(folder, place, log, last=(last,), leave=LEAVE, pause_s=PAUSE_S)
 
     def push(self) -> None:
         """There is news."""
-        if self.mirror is not None:
-            self.mirror.push()
+        if self.backup is not None:
+            self.backup.push()
 
     def suggested(self, entry: Entry) -> None:
         """A trial exists."""
@@ -102,5 +102,5 @@ class Copies:
 
     def close(self) -> None:
         """Copy what is left, and wait for it."""
-        if self.mirror is not None:
-            self.mirror.close()
+        if self.backup is not None:
+            self.backup.close()

@@ -33,12 +33,12 @@ from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.run.lifecycle import Result, federate, open_loop
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.run.round_loop import Loop
-from anchorfl.pipeline.storage.restore import catch_up, place_of
+from anchorfl.pipeline.storage.restore import place_of, restore_if_ahead
 from anchorfl.pipeline.storage.run_folder import held_soon, write_config
 from anchorfl.pipeline.storage.run_record import RoundRecord, read_records
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
-from anchorfl.tuning.search.backup import mirror_of, set_aside
+from anchorfl.tuning.search.backup import backup_of, set_aside
 from anchorfl.tuning.search.options import SweepOptions
 from anchorfl.tuning.search.searchers import Point
 from anchorfl.tuning.search.tune_adapter import ERROR
@@ -143,7 +143,7 @@ def _train_final(config: dict[str, Any], work: Work) -> None:
     experiment = final_experiment(run_spec.experiment, work.names, job["point"], seed)
     experiment = replace(
         experiment,
-        cluster=replace(experiment.cluster, backup=mirror_of(experiment.cluster.backup, sweep, folder)),
+        cluster=replace(experiment.cluster, backup=backup_of(experiment.cluster.backup, sweep, folder)),
         tracking=replace(experiment.tracking, run_name=f"{sweep.name}-{job['name']}", register=job["register"]),
     )
     result = whole_run(replace(run_spec, experiment=experiment), folder, sweep)
@@ -158,10 +158,10 @@ def whole_run(run_spec: RunSpec, folder: Path, parent: Path | None = None, writt
     """
     with ExitStack() as stack:
         stack.enter_context(held_soon(folder))
-        mirror = run_spec.experiment.cluster.backup
-        if mirror:
-            catch_up(place_of(mirror, folder), folder, _log)
-        set_aside(folder, written or run_spec.experiment, place_of(mirror, folder) if mirror else "", _log)
+        backup = run_spec.experiment.cluster.backup
+        if backup:
+            restore_if_ahead(place_of(backup, folder), folder, _log)
+        set_aside(folder, written or run_spec.experiment, place_of(backup, folder) if backup else "", _log)
         executor = _executor(run_spec)
         stack.callback(executor.close)
         write_config(folder, written or run_spec.experiment)
@@ -172,15 +172,15 @@ def whole_run(run_spec: RunSpec, folder: Path, parent: Path | None = None, writt
 def _open(run_spec: RunSpec, folder: Path, work: Work, stack: ExitStack) -> Loop:
     stack.enter_context(held_soon(folder))
     run_spec = _caught_up(run_spec, folder, work)
-    mirror = run_spec.experiment.cluster.backup
-    set_aside(folder, run_spec.experiment, place_of(mirror, folder) if mirror else "", _log)
+    backup = run_spec.experiment.cluster.backup
+    set_aside(folder, run_spec.experiment, place_of(backup, folder) if backup else "", _log)
     executor = _executor(run_spec)
     stack.callback(executor.close)
     write_config(folder, run_spec.experiment)
     progress = Progress(run_spec.experiment.federation.rounds, out=io.StringIO())
     loop = open_loop(run_spec, executor, folder, progress, _log)
-    if loop.mirror is not None:
-        stack.callback(loop.mirror.close)
+    if loop.backup is not None:
+        stack.callback(loop.backup.close)
     return loop
 
 
@@ -189,9 +189,9 @@ def _caught_up(run_spec: RunSpec, folder: Path, work: Work) -> RunSpec:
     experiment, sweep = run_spec.experiment, Path(work.folder).parent
     if not experiment.cluster.backup:
         return run_spec
-    mirror = mirror_of(experiment.cluster.backup, sweep, folder)
-    catch_up(place_of(mirror, folder), folder, _log)
-    return replace(run_spec, experiment=replace(experiment, cluster=replace(experiment.cluster, backup=mirror)))
+    backup = backup_of(experiment.cluster.backup, sweep, folder)
+    restore_if_ahead(place_of(backup, folder), folder, _log)
+    return replace(run_spec, experiment=replace(experiment, cluster=replace(experiment.cluster, backup=backup)))
 
 
 def _executor(run_spec: RunSpec) -> Executor:

@@ -22,7 +22,7 @@ from anchorfl.pipeline.storage.run_folder import held
 from anchorfl.pipeline.storage.run_record import Status
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
-from anchorfl.tuning.search.backup import Copies
+from anchorfl.tuning.search.backup import SweepBackup
 from anchorfl.tuning.search.ledger import Event, Ledger
 from anchorfl.tuning.search.results import Sweep
 from anchorfl.tuning.search.search_space import Value, describe
@@ -47,13 +47,13 @@ def run_sweep(plan: Plan, folder: Path, log: Log = print) -> Sweep:
     folder = folder.resolve()
     with ExitStack() as stack:
         stack.enter_context(held(folder))
-        copies = Copies(plan.experiment.cluster.backup, folder, LEDGER, log)
+        sweep_backup = SweepBackup(plan.experiment.cluster.backup, folder, LEDGER, log)
         if ray_cluster.start(plan.experiment.cluster):
             stack.callback(ray_cluster.stop)
         at_once = room(bundles(plan.experiment.cluster, plan.options), plan.options.concurrent)
         # Here and once: a trial that prepared data would wait for CPUs that the trials themselves hold.
         everywhere = {s: make_run_spec(replace(plan.experiment, seed=s), log) for s in (*plan.seeds, *plan.fresh)}
-        started = _Run(plan, folder, everywhere, at_once, copies, log)
+        started = _Run(plan, folder, everywhere, at_once, sweep_backup, log)
         started.records().check()
         plan.save(folder)
         return started.go()
@@ -67,7 +67,7 @@ class _Run:
     folder: Path
     run_specs: Mapping[int, RunSpec]
     at_once: int
-    copies: Copies
+    sweep_backup: SweepBackup
     log: Log
     refused: list[str] = field(default_factory=list)
     """Why the options refused points that were drawn."""
@@ -83,7 +83,7 @@ class _Run:
         records.begin()
         status: Status = "FAILED"
         try:
-            conductor = self._conductor(ledger, [records, watch, self.copies])
+            conductor = self._conductor(ledger, [records, watch, self.sweep_backup])
             conductor.replay()
             watch.start()
             budget = self._budget(conductor, lambda: before + time.time() - began)
@@ -95,7 +95,7 @@ class _Run:
             raise
         finally:
             records.end(status)
-            self.copies.close()
+            self.sweep_backup.close()
         return view
 
     def _search(self, conductor: Conductor, budget: Budget) -> None:

@@ -17,7 +17,7 @@ from anchorfl.pipeline.config.schema import options_of
 from anchorfl.pipeline.run.prepare import make_run_spec, prepare_data, settled
 from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.storage.atomic_files import read_json
-from anchorfl.pipeline.storage.restore import catch_up, place_of
+from anchorfl.pipeline.storage.restore import place_of, restore_if_ahead
 from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, new_folder, read_result
 from anchorfl.pipeline.storage.run_record import read_about
 from anchorfl.pipeline.training.run_spec import RunSpec
@@ -224,9 +224,9 @@ def jobs_of(cells: Sequence[Cell], found: Found, runs: Path, log: Log) -> list[J
             continue
         label = cell.row.preset.replace("/", "-")
         folder = found.begun.get(cell.digest) or new_folder(cell.experiment, label, runs)
-        mirror = cell.experiment.cluster.backup
-        if mirror:
-            catch_up(place_of(mirror, folder), folder, log, finished=True)
+        backup = cell.experiment.cluster.backup
+        if backup:
+            restore_if_ahead(place_of(backup, folder), folder, log, finished=True)
         if not (folder / RESULT).exists():
             out[cell.digest] = Job(cell, folder.resolve())
     return list(out.values())

@@ -9,11 +9,11 @@ import time
 import pytest
 import torch
 
-from anchorfl.pipeline.storage.backup import Mirror
+from anchorfl.pipeline.storage.backup import Backup
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
-from tests.pipeline.mirrors import Outage, contents, files
+from tests.pipeline.backups import Outage, contents, files
 
 
 def save(checkpoints: Checkpoints, round_: int, clients: int = 3) -> None:
@@ -28,17 +28,17 @@ def test_rounds_do_not_wait_and_overtake_no_copy(tmp_path, monkeypatch):
     monkeypatch.setattr(object_store, "write_bytes", lambda p, data: (time.sleep(0.02), real(p, data)))
     checkpoints = Checkpoints(tmp_path / "run")
     (tmp_path / "run").mkdir()
-    mirror = Mirror(tmp_path / "run", place, pytest.fail, checkpoints)
+    backup = Backup(tmp_path / "run", place, pytest.fail, checkpoints)
     slowest, rounds = 0.0, set()
     for round_ in range(1, 41):
         save(checkpoints, round_)
         began = time.perf_counter()
-        mirror.push()
+        backup.push()
         slowest = max(slowest, time.perf_counter() - began)
         time.sleep(0.005)
         if object_store.exists(f"{place}/checkpoint/checkpoint.json"):
             rounds.add(json.loads(object_store.read_bytes(f"{place}/checkpoint/checkpoint.json"))["round"])
-    assert mirror.close()
+    assert backup.close()
     assert slowest < 0.02
     assert 1 < len(rounds) < 40
     assert contents(place) == files(tmp_path / "run")
@@ -56,20 +56,20 @@ def test_only_what_changed_is_sent(tmp_path, monkeypatch):
     (folder / "config.json").write_text("{}")
     (folder / ".lock").write_text("1")
     (folder / "metrics.jsonl.tmp").write_text("half")
-    mirror = Mirror(folder, place, pytest.fail, checkpoints)
-    mirror.send()
+    backup = Backup(folder, place, pytest.fail, checkpoints)
+    backup.send()
     parts = [f"{name}-000001.safetensors" for name in ("state", "m0", "m1", "m2")]
     assert sorted(sent[:2]) == ["config.json", "metrics.jsonl"]
     assert sorted(sent[2:6]) == sorted(parts)
     assert sent[6:] == ["checkpoint.json"]
     sent.clear()
-    mirror.send()
+    backup.send()
     assert sent == []
     save(checkpoints, 2, clients=0)
-    mirror.send()
+    backup.send()
     assert sent == ["metrics.jsonl", "state-000002.safetensors", "checkpoint.json"]
     sent.clear()
-    Mirror(folder, place, pytest.fail, checkpoints).send()  # a process that knows nothing of the first one
+    Backup(folder, place, pytest.fail, checkpoints).send()  # a process that knows nothing of the first one
     assert sorted(sent) == ["checkpoint.json", "config.json", "metrics.jsonl"]  # no part, by their checksums
 
 
@@ -80,17 +80,17 @@ def test_the_copy_outlives_the_folder(tmp_path):
     checkpoints = Checkpoints(folder)
     (folder / "config.json").write_text("{}")
     save(checkpoints, 1)
-    mirror = Mirror(folder, place, lines.append, checkpoints, patience_s=0.01)
-    mirror.send()
+    backup = Backup(folder, place, lines.append, checkpoints, patience_s=0.01)
+    backup.send()
     before = contents(place)
     for name in ("config.json", "checkpoint/checkpoint.json", "metrics.jsonl", "checkpoint/state-000001.safetensors"):
         (folder / name).unlink()
-        mirror.send()
+        backup.send()
         assert contents(place) == before
     shutil.rmtree(folder)
     with pytest.raises(InputError, match=r"/run is gone; its copy file://.*/copy stays as it is"):
-        mirror.send()
-    assert not mirror.close()
+        backup.send()
+    assert not backup.close()
     assert "is gone" in lines[0]
     assert contents(place) == before
 
@@ -99,19 +99,19 @@ def test_an_outage_is_said_once_and_made_good(tmp_path, monkeypatch):
     store, lines, place = Outage(monkeypatch), [], f"file://{tmp_path}/copy"
     checkpoints = Checkpoints(tmp_path / "run")
     (tmp_path / "run").mkdir()
-    mirror = Mirror(tmp_path / "run", place, lines.append, checkpoints)
+    backup = Backup(tmp_path / "run", place, lines.append, checkpoints)
     for round_ in range(1, 4):
         save(checkpoints, round_)
-        mirror.push()
+        backup.push()
         while store.asked < round_:
             time.sleep(0.005)
         time.sleep(0.05)
-    assert lines == [f"mirror: {place}/metrics.jsonl: no answer; the run goes on, and the mirror is tried again after"
+    assert lines == [f"backup: {place}/metrics.jsonl: no answer; the run goes on, and the backup is tried again after"
                      " every round"]  # fmt: skip
     store.down = False
-    assert mirror.close()
-    assert mirror.failures == 3
-    assert lines[1:] == [f"mirror: {place} is up to date again (3 attempts failed)"]
+    assert backup.close()
+    assert backup.failures == 3
+    assert lines[1:] == [f"backup: {place} is up to date again (3 attempts failed)"]
     assert contents(place) == files(tmp_path / "run")
 
 
@@ -121,14 +121,14 @@ def test_a_copy_that_is_further_stays_as_it_is_until_the_run_is_as_far(tmp_path)
     for name, round_ in (("elsewhere", 3), ("run", 1)):
         (tmp_path / name).mkdir()
         save(Checkpoints(tmp_path / name), round_)
-    Mirror(tmp_path / "elsewhere", place, pytest.fail, Checkpoints(tmp_path / "elsewhere")).send()
+    Backup(tmp_path / "elsewhere", place, pytest.fail, Checkpoints(tmp_path / "elsewhere")).send()
     before, checkpoints = contents(place), Checkpoints(tmp_path / "run")
-    mirror = Mirror(tmp_path / "run", place, lines.append, checkpoints)
+    backup = Backup(tmp_path / "run", place, lines.append, checkpoints)
     with pytest.raises(InputError, match=r"copy is further \(at 3\) than .*run \(at 1\), and stays as it is"):
-        mirror.send()
+        backup.send()
     assert contents(place) == before
     save(checkpoints, 3)
-    mirror.send()
+    backup.send()
     assert contents(place) == files(tmp_path / "run")
 
 
@@ -141,6 +141,6 @@ def test_an_error_without_words_is_an_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(object_store, "sizes", full)
     (tmp_path / "run").mkdir()
-    mirror = Mirror(tmp_path / "run", f"file://{tmp_path}/copy", lines.append, patience_s=0.0)
-    assert not mirror.close()
-    assert lines[0].startswith("mirror: MemoryError; the run goes on")
+    backup = Backup(tmp_path / "run", f"file://{tmp_path}/copy", lines.append, patience_s=0.0)
+    assert not backup.close()
+    assert lines[0].startswith("backup: MemoryError; the run goes on")

@@ -17,43 +17,43 @@ import pytest
 from anchorfl.pipeline.cli.main import main
 from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.run.lifecycle import resumed, run
-from anchorfl.pipeline.storage.restore import fetched
+from anchorfl.pipeline.storage.restore import restore_if_remote
 from anchorfl.tasks.files import object_store
-from tests.pipeline.mirrors import Outage, contents, files, mirrored, quiet, rows, stop_at, whole
+from tests.pipeline.backups import Outage, backed_up, contents, files, quiet, rows, stop_at, whole
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_the_copy_is_the_folder_and_changes_nothing(experiment, tmp_path, mirror):
+def test_the_copy_is_the_folder_and_changes_nothing(experiment, tmp_path, backup):
     e = experiment("fedalign")
     plain = run(e, tmp_path / "plain", quiet)
-    got = run(mirrored(e, mirror), tmp_path / "run", quiet)
+    got = run(backed_up(e, backup), tmp_path / "run", quiet)
     assert got.checksum == plain.checksum
-    assert contents(object_store.join(mirror, "run")) == files(tmp_path / "run")
-    assert whole(contents(object_store.join(mirror, "run"))) == 3
+    assert contents(object_store.join(backup, "run")) == files(tmp_path / "run")
+    assert whole(contents(object_store.join(backup, "run"))) == 3
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedalign"])
-def test_a_fresh_machine_goes_on(experiment, tmp_path, monkeypatch, mirror, method):
+def test_a_fresh_machine_goes_on(experiment, tmp_path, monkeypatch, backup, method):
     """Interrupted twice, each time taken up elsewhere: bits, rows and identity of a run that was not."""
     e = experiment(method, federation={"rounds": 4}, evaluation={"model_selection": "best_validation"})
     expected = run(e, tmp_path / "expected", quiet)
     with monkeypatch.context() as patch:
         stop_at(patch, 2)
         with pytest.raises(KeyboardInterrupt):
-            run(mirrored(e, mirror), tmp_path / "run", quiet)
-    copy = object_store.join(mirror, "run")
+            run(backed_up(e, backup), tmp_path / "run", quiet)
+    copy = object_store.join(backup, "run")
     with monkeypatch.context() as patch:
         stop_at(patch, 4)
         (tmp_path / "second").mkdir()
         patch.chdir(tmp_path / "second")
         with pytest.raises(KeyboardInterrupt):
-            resumed(fetched(copy, quiet), quiet)
+            resumed(restore_if_remote(copy, quiet), quiet)
         assert len(rows(Path("runs/run"))) == 4
     (tmp_path / "third").mkdir()
     monkeypatch.chdir(tmp_path / "third")
     lines = []
-    got = resumed(fetched(copy, lines.append), quiet)
+    got = resumed(restore_if_remote(copy, lines.append), quiet)
     assert lines == [f"{copy} (at 3) fetched into runs/run"]
     assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
     assert rows(Path("runs/run")) == rows(tmp_path / "expected")
@@ -70,18 +70,18 @@ def test_whole_after_every_single_step(experiment, tmp_path, monkeypatch):
 
     def write(place, data):
         with lock:
-            copy[place.removeprefix("file:///mirror/run/")] = data
+            copy[place.removeprefix("file:///backup/run/")] = data
             states.append(dict(copy))
 
     def delete(place):
         with lock:
-            copy.pop(place.removeprefix("file:///mirror/run/"), None)
+            copy.pop(place.removeprefix("file:///backup/run/"), None)
             states.append(dict(copy))
 
     def read(place):
-        if not place.startswith("file:///mirror/"):
+        if not place.startswith("file:///backup/"):
             return real(place)
-        name = place.removeprefix("file:///mirror/run/")
+        name = place.removeprefix("file:///backup/run/")
         if name not in copy:
             raise FileNotFoundError(place)
         return copy[name]
@@ -92,16 +92,16 @@ def test_whole_after_every_single_step(experiment, tmp_path, monkeypatch):
     monkeypatch.setattr(object_store, "read_bytes", read)
     monkeypatch.setattr(object_store, "sizes", lambda place: {name: len(data) for name, data in copy.items()})
     monkeypatch.setattr(
-        object_store, "exists", lambda p: p.removeprefix("file:///mirror/run/") in copy if "/mirror/" in p else here(p)
+        object_store, "exists", lambda p: p.removeprefix("file:///backup/run/") in copy if "/backup/" in p else here(p)
     )
-    e = mirrored(experiment("fedalign", federation={"rounds": 4}), "file:///mirror")
+    e = backed_up(experiment("fedalign", federation={"rounds": 4}), "file:///backup")
     with monkeypatch.context() as patch:
         stop_at(patch, 3)
         with pytest.raises(KeyboardInterrupt):
             run(e, tmp_path / "run", quiet)
     (tmp_path / "second").mkdir()
     monkeypatch.chdir(tmp_path / "second")
-    resumed(fetched("file:///mirror/run", quiet), quiet)
+    resumed(restore_if_remote("file:///backup/run", quiet), quiet)
     rounds = [whole({name: data for name, data in state.items() if not name.startswith(".")}) for state in states]
     assert rounds == sorted(rounds)
     assert rounds[-1] == 4
@@ -123,7 +123,7 @@ def test_killed_with_sigkill(experiment, tmp_path, monkeypatch, s3):
         "def slow(place, data):\n    time.sleep(0.01)\n    real(place, data)\n    time.sleep(0.01)\n"
         "places.write_bytes = slow\nfrom anchorfl.pipeline.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     )
-    (tmp_path / "toy.toml").write_text(to_toml(mirrored(e, f"{s3}/runs")))
+    (tmp_path / "toy.toml").write_text(to_toml(backed_up(e, f"{s3}/runs")))
     words = ["run", str(tmp_path / "toy.toml"), "--output", "runs/killed"]
     for round_ in (2, 7):
         machine = tmp_path / f"until-{round_}"
@@ -158,7 +158,7 @@ def test_killed_with_sigkill(experiment, tmp_path, monkeypatch, s3):
     assert whole(contents(copy)) == 12
 
 
-def test_a_run_whose_mirror_is_lost_is_a_run(experiment, tmp_path, monkeypatch):
+def test_a_run_whose_backup_is_lost_is_a_run(experiment, tmp_path, monkeypatch):
     """It ends well, says that the copy is not up to date, and ``resume`` brings it up to date."""
     monkeypatch.setattr("anchorfl.pipeline.storage.backup.END_ATTEMPTS", 1)
     e, lines = experiment("fedalign"), []
@@ -169,15 +169,15 @@ def test_a_run_whose_mirror_is_lost_is_a_run(experiment, tmp_path, monkeypatch):
         lines.append(line)
         store.down = store.down or "prepared" in line
 
-    folder, e = tmp_path / "run", mirrored(e, f"file://{tmp_path}/mirror")
+    folder, e = tmp_path / "run", backed_up(e, f"file://{tmp_path}/backup")
     assert run(e, folder, log).checksum == expected.checksum
-    assert lines[-1].startswith(f"error: the mirror file://{tmp_path}/mirror/run is not up to date after ")
+    assert lines[-1].startswith(f"error: the backup file://{tmp_path}/backup/run is not up to date after ")
     assert lines[-1].endswith(f"{folder} is whole: resume it when the store answers")
     assert resumed(folder, lines.append).checksum == expected.checksum  # still down: said, no more
     assert lines[-1].startswith("error: ")
     store.down = False
     assert resumed(folder, quiet).checksum == expected.checksum
-    assert contents(f"file://{tmp_path}/mirror/run") == files(folder)
+    assert contents(f"file://{tmp_path}/backup/run") == files(folder)
     before = store.asked
     resumed(folder, quiet)
     assert store.asked == before + 1  # the probe

@@ -10,20 +10,20 @@ import pytest
 from anchorfl.pipeline.cli.main import main
 from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.run.lifecycle import resumed, run
-from anchorfl.pipeline.storage.restore import catch_up, fetch, fetched
+from anchorfl.pipeline.storage.restore import fetch, restore_if_ahead, restore_if_remote
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
-from tests.pipeline.mirrors import contents, files, mirrored, quiet, stop_at
+from tests.pipeline.backups import backed_up, contents, files, quiet, stop_at
 
 
-def test_no_run_overwrites_anothers_copy(experiment, tmp_path, monkeypatch, mirror):
-    e, copy = mirrored(experiment("fedavg"), mirror), object_store.join(mirror, "run")
+def test_no_run_overwrites_anothers_copy(experiment, tmp_path, monkeypatch, backup):
+    e, copy = backed_up(experiment("fedavg"), backup), object_store.join(backup, "run")
     run(e, tmp_path / "a" / "run", quiet)
     before = contents(copy)
-    with pytest.raises(InputError, match=r"the mirror holds .*/run already: go on with 'anchorfl resume .*/run', or"):
+    with pytest.raises(InputError, match=r"the backup holds .*/run already: go on with 'anchorfl resume .*/run', or"):
         run(e, tmp_path / "b" / "run", quiet)
     assert not (tmp_path / "b" / "run").exists()
-    run(experiment("fedavg"), tmp_path / "c" / "run", quiet)  # without a mirror; then told to go on with one
+    run(experiment("fedavg"), tmp_path / "c" / "run", quiet)  # without a backup; then told to go on with one
     (tmp_path / "c" / "run" / "result.json").unlink()
     with pytest.raises(InputError, match=r"is the copy of another run than"):
         run(e, tmp_path / "c" / "run", quiet)
@@ -32,13 +32,13 @@ def test_no_run_overwrites_anothers_copy(experiment, tmp_path, monkeypatch, mirr
     Path("runs").mkdir()
     Path("moved").rename("runs/run")
     with pytest.raises(InputError, match=r"runs/run is another run than .*/run: move it away"):
-        fetched(copy, quiet)
+        restore_if_remote(copy, quiet)
     assert contents(copy) == before
 
 
 def test_who_is_further_wins(experiment, tmp_path, monkeypatch):
-    mirror = f"file://{tmp_path}/mirror"
-    e, copy = mirrored(experiment("fedavg", federation={"rounds": 4}), mirror), f"{mirror}/run"
+    backup = f"file://{tmp_path}/backup"
+    e, copy = backed_up(experiment("fedavg", federation={"rounds": 4}), backup), f"{backup}/run"
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as patch:
         stop_at(patch, 2)
@@ -50,34 +50,34 @@ def test_who_is_further_wins(experiment, tmp_path, monkeypatch):
         (tmp_path / "second").mkdir()
         patch.chdir(tmp_path / "second")
         with pytest.raises(KeyboardInterrupt):
-            resumed(fetched(copy, quiet), quiet)
+            resumed(restore_if_remote(copy, quiet), quiet)
     with pytest.raises(
         InputError, match=r"is further \(at 3\) than runs/run \(at 1\): move runs/run away, and go on with"
     ):
         resumed(Path("runs/run"), quiet)
     assert files(Path("runs/run")) == old
-    assert fetched(copy, quiet) == Path("runs/run")  # behind, so it is brought up to date
+    assert restore_if_remote(copy, quiet) == Path("runs/run")  # behind, so it is brought up to date
     assert json.loads(Path("runs/run/checkpoint/checkpoint.json").read_text())["round"] == 3
-    assert fetched(copy, pytest.fail) == Path("runs/run")  # equal: nothing to bring
+    assert restore_if_remote(copy, pytest.fail) == Path("runs/run")  # equal: nothing to bring
     index = object_store.join(copy, "checkpoint", "checkpoint.json")
     content = json.loads(object_store.read_bytes(index))
     object_store.write_bytes(index, json.dumps(content | {"round": 1}).encode())
     with pytest.raises(InputError, match=r"runs/run is further \(at 3\) than .* \(at 1\): go on with 'anchorfl resume"):
-        fetched(copy, quiet)
+        restore_if_remote(copy, quiet)
 
 
 @pytest.mark.parametrize(
-    ("mirror", "message"),
+    ("backup", "message"),
     [
         ("s3://nobody-has-it/runs", "there is no such bucket"),
         ("s3://key:sesame@bucket/runs", "cluster.backup holds a key"),
         ("runs/copy", "give s3://bucket/folder"),
     ],
 )
-def test_a_bad_mirror_is_refused_before_the_run(experiment, tmp_path, monkeypatch, s3, capsys, mirror, message):
+def test_a_bad_backup_is_refused_before_the_run(experiment, tmp_path, monkeypatch, s3, capsys, backup, message):
     monkeypatch.chdir(tmp_path)
     Path("toy.toml").write_text(to_toml(experiment("fedavg")))
-    assert main(["run", "toy.toml", "--cluster.backup", mirror]) == 2
+    assert main(["run", "toy.toml", "--cluster.backup", backup]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
@@ -93,14 +93,14 @@ def test_resume_of_no_copy(s3, tmp_path, monkeypatch, capsys):
 
 
 def test_a_damaged_copy_is_named(experiment, tmp_path):
-    mirror = f"file://{tmp_path}/mirror"
-    run(mirrored(experiment("fedavg"), mirror), tmp_path / "run", quiet)
-    (tmp_path / "mirror/run/checkpoint/state-000003.safetensors").write_bytes(b"x")
+    backup = f"file://{tmp_path}/backup"
+    run(backed_up(experiment("fedavg"), backup), tmp_path / "run", quiet)
+    (tmp_path / "backup/run/checkpoint/state-000003.safetensors").write_bytes(b"x")
     with pytest.raises(InputError, match=r"run/checkpoint: state-000003.safetensors is missing or damaged"):
-        fetch(f"{mirror}/run", tmp_path / "fetched")
+        fetch(f"{backup}/run", tmp_path / "fetched")
     assert not (tmp_path / "fetched" / "config.json").exists()
     lines = []
-    catch_up(f"{mirror}/run", tmp_path / "fetched", lines.append)
+    restore_if_ahead(f"{backup}/run", tmp_path / "fetched", lines.append)
     assert "state-000003.safetensors is missing or damaged" in lines[0]
     assert lines[0].endswith(f"going on with what {tmp_path / 'fetched'} holds")
 

@@ -128,7 +128,7 @@ def test_a_store_that_is_away_does_not_stop_a_trial(experiment, tmp_path, monkey
     monkeypatch.setattr(object_store, "read_bytes", away)
     with held(folder):
         set_aside(folder, dataclasses.replace(e, seed=9), "s3://bucket/seed-1", said.append)
-    assert said[1] == "mirror: s3://bucket/seed-1/config.json: no answer; the run begins anew"
+    assert said[1] == "backup: s3://bucket/seed-1/config.json: no answer; the run begins anew"
     assert not (folder / CONFIG).exists()
 
 

@@ -59,8 +59,8 @@ def test_killed_and_resumed_on_another_machine(preset, tmp_path, s3):
     file = preset(cluster={"executor": "serial"}, tracking={"uri": "none"})
     whole = sweep_process(tmp_path, file, *SPACE, *SHORT, *REST, "--output", "whole/s")
     assert whole.wait(timeout=300) == 0, (tmp_path / "said.txt").read_text()
-    mirror, copy = f"{s3}/runs", f"{s3}/runs/s"
-    words = [file, *SPACE, *SHORT, *REST, "--cluster.backup", mirror, "--output", "cut/s"]
+    backup, copy = f"{s3}/runs", f"{s3}/runs/s"
+    words = [file, *SPACE, *SHORT, *REST, "--cluster.backup", backup, "--output", "cut/s"]
     process = sweep_process(tmp_path, *words, held_after=4)
     wait_for_ends(process, tmp_path, object_store.join(copy, LEDGER), 2)
     process.send_signal(signal.SIGKILL)
@@ -99,7 +99,7 @@ def test_a_copy_is_one_sweeps(preset, tmp_path, s3, capsys):
     assert main([*words, "--output", "a/s"]) == 0
     before = contents(f"{s3}/runs/s")
     assert main([*words, "--output", "b/s"]) == 2
-    assert f"the mirror holds {s3}/runs/s already: go on with 'anchorfl sweep --resume" in capsys.readouterr().err
+    assert f"the backup holds {s3}/runs/s already: go on with 'anchorfl sweep --resume" in capsys.readouterr().err
     assert not Path("b/s/sweep.json").exists()
     assert contents(f"{s3}/runs/s") == before
     assert len(entries("a/s")) == 1

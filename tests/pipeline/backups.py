@@ -16,8 +16,8 @@ def quiet(line: str) -> None:
     """Nobody listens."""
 
 
-def mirrored(e, mirror):
-    return dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, backup=mirror))
+def backed_up(e, backup):
+    return dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, backup=backup))
 
 
 def files(folder: Path) -> dict[str, bytes]:
