@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, read_result
-from anchorfl.pipeline.storage.run_record import line_of, read_about, with_late
+from anchorfl.pipeline.storage.run_record import line_of, read_about, with_final_scores
 from anchorfl.tasks.errors import InputError
 
 RECORDS = ("run.json", CONFIG, RESULT, "metrics.jsonl")
@@ -35,7 +35,7 @@ def slim(folder: Path) -> dict[str, bytes]:
     about = {key: value for key, value in read_about(folder).items() if key != "user"}
     about |= {"folder": folder.name, "artifacts": [], "parent": None}
     about["params"] = {key: "" if key in PLACES else value for key, value in about["params"].items()}
-    lines = [json.dumps(_round(json.loads(line_of(record)))) for record in with_late(folder)]
+    lines = [json.dumps(_round(json.loads(line_of(record)))) for record in with_final_scores(folder)]
     config = json.loads((folder / CONFIG).read_text())
     for section, _, name in (place.rpartition(".") for place in PLACES):
         (config[section] if section else config)[name] = ""

@@ -16,7 +16,7 @@ from typing import Any
 
 from anchorfl.pipeline.results.curves import draw
 from anchorfl.pipeline.storage.run_folder import read_result
-from anchorfl.pipeline.storage.run_record import RoundRecord, read_about, with_late
+from anchorfl.pipeline.storage.run_record import RoundRecord, read_about, with_final_scores
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.scores import FAMILIES, Family, Measure
 
@@ -89,7 +89,7 @@ def load_run(folder: Path) -> RunSummary:
         raise InputError(
             f"{folder} is no run folder (run.json is not there); name folders such as runs/<name of the run>"
         )
-    records = tuple(with_late(folder))
+    records = tuple(with_final_scores(folder))
     if not records:
         raise InputError(f"{folder} holds no finished round (metrics.jsonl); go on with: anchorfl resume {folder}")
     params: dict[str, Any] = about["params"]

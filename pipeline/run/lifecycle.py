@@ -26,7 +26,7 @@ from anchorfl.pipeline.storage.backup import Backup
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
 from anchorfl.pipeline.storage.restore import check_backup_owner, place_of, update_backup
 from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, held, read_experiment, read_result, write_config
-from anchorfl.pipeline.storage.run_record import LATE, Status, note_finished, read_records, write_late
+from anchorfl.pipeline.storage.run_record import FINAL_SCORES, Status, note_finished, read_records, write_final_scores
 from anchorfl.pipeline.storage.saved_model import NO_MODEL, save_model
 from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.pipeline.tracking.mlflow_store import store_uri
@@ -177,8 +177,8 @@ def conclude(run_spec: RunSpec, folder: Path, state: Tensors, loop: Loop) -> Res
         if experiment.tested == "last":
             late = loop.tested(state)
             scores |= {s: dict(v.values) for s, v in late.items()}
-            write_late(folder, record_of(standing.best_round, late, loop.class_names))
-            tracker.artifact(folder / LATE)
+            write_final_scores(folder, record_of(standing.best_round, late, loop.class_names))
+            tracker.artifact(folder / FINAL_SCORES)
     chosen = standing.best_round or standing.round
     about = {"round": chosen, "scores": scores, "run": folder.name}
     if experiment.method.evaluate_on == "server":

@@ -19,7 +19,7 @@ from anchorfl.tasks.files.json_schema import misfit, parsed
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 Value = str | int | float | bool
-LATE = "selected"
+FINAL_SCORES = "selected"
 """Folder of a run: the test scores of the selected round, where they were taken at the end."""
 LARGEST = 1e100
 """No finite metric is larger: losses and norms are those of float32 numbers."""
@@ -178,15 +178,15 @@ def note_register(folder: Path, name: str) -> None:
         write_json(folder / "run.json", about | {"register": name})
 
 
-def write_late(folder: Path, record: RoundRecord) -> None:
+def write_final_scores(folder: Path, record: RoundRecord) -> None:
     """Keep what was measured of a round after the last one: the test scores of the selected model."""
-    (folder / LATE).mkdir(exist_ok=True)
-    write_records(folder / LATE, [record])
+    (folder / FINAL_SCORES).mkdir(exist_ok=True)
+    write_records(folder / FINAL_SCORES, [record])
 
 
-def with_late(folder: Path) -> list[RoundRecord]:
+def with_final_scores(folder: Path) -> list[RoundRecord]:
     """The rounds of a run, each with what was measured of it late."""
-    late = {record.round: record for record in read_records(folder / LATE)[0]}
+    late = {record.round: record for record in read_records(folder / FINAL_SCORES)[0]}
     return [_joined(record, late.get(record.round), folder) for record in read_records(folder)[0]]
 
 
@@ -195,5 +195,8 @@ def _joined(record: RoundRecord, late: RoundRecord | None, folder: Path) -> Roun
         return record
     classes = [next(iter(r.per_class.values()), {}).keys() for r in (record, late)]
     if all(classes) and classes[0] != classes[1]:
-        raise InputError(f"{folder / LATE / 'metrics.jsonl'} has scores of other classes than the run: delete {LATE}/")
+        raise InputError(
+            f"{folder / FINAL_SCORES / 'metrics.jsonl'} has scores of other classes than the run: delete"
+            f" {FINAL_SCORES}/"
+        )
     return replace(record, metrics=record.metrics | late.metrics, per_class=record.per_class | late.per_class)

@@ -14,7 +14,7 @@ from typing import Any
 
 from anchorfl.pipeline.storage.atomic_files import write_json
 from anchorfl.pipeline.storage.run_record import (
-    LATE,
+    FINAL_SCORES,
     RoundRecord,
     RunInfo,
     Status,
@@ -59,8 +59,8 @@ class JsonLines:
         same = bool(old) and (self.resume_at > 0 or _agree(old.get("params", {}), info.params))
         if not same:
             (self.folder / "tracking.json").unlink(missing_ok=True)
-            if (self.folder / LATE).exists():
-                shutil.rmtree(self.folder / LATE)
+            if (self.folder / FINAL_SCORES).exists():
+                shutil.rmtree(self.folder / FINAL_SCORES)
             old = {"id": uuid.uuid4().hex, "created": time.time(), "artifacts": []}
         parent = info.parent and os.path.relpath(info.parent.resolve(), self.folder.resolve())
         about = asdict(replace(info, datasets=list(info.datasets))) | {"folder": str(info.folder), "parent": parent}

@@ -8,20 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from anchorfl.pipeline.storage.run_record import read_about
-from anchorfl.pipeline.tracking.mlflow_upload import Delivery
+from anchorfl.pipeline.tracking.mlflow_upload import MlflowUploader
 
 
-class Deliveries:
-    """A parent folder and any number of child folders on their way into one store, with the steps of a ``Delivery``.
+class MlflowTreeUploader:
+    """A parent folder and any number of child folders on their way into one store, with the steps of a
+    ``MlflowUploader``.
 
-    One thread sends; any thread may ``add``. Like a ``Delivery`` it may be made anew at any time, for example after a
-    kill: what stands in MLflow already is not sent again.
+    One thread sends; any thread may ``add``. Like a ``MlflowUploader`` it may be made anew at any time, for example
+    after a kill: what stands in MLflow already is not sent again.
     """
 
     def __init__(self, folder: Path, uri: str) -> None:
         self.folder, self.uri = folder, uri
-        self._parent = Delivery(folder, uri)
-        self._children: dict[Path, Delivery] = {}  # those that are not finished, in the order of sending
+        self._parent = MlflowUploader(folder, uri)
+        self._children: dict[Path, MlflowUploader] = {}  # those that are not finished, in the order of sending
         self._done: dict[Path, dict[str, Any]] = {}  # run.json of the others as it was then
         self._added: set[Path] = set()
         self._lock = threading.Lock()
@@ -38,18 +39,18 @@ class Deliveries:
         with self._lock:
             self._added.add(folder.resolve())
 
-    def turn(self) -> AbstractContextManager[object]:
+    def lock(self) -> AbstractContextManager[object]:
         """What to hold while sending."""
-        return self._parent.turn()
+        return self._parent.lock()
 
-    def advance(self) -> int:
+    def upload_new(self) -> int:
         """Send what MLflow lacks of the parent, then of each child; returns how many rounds.
 
         A child that ended is finished here and then left alone. After an error the child that caused it comes last,
         so that it does not hold up the others.
         """
         self._take_in()
-        count = self._parent.advance()
+        count = self._parent.upload_new()
         for folder in list(self._children):
             try:
                 count += self._advance(folder)
@@ -58,7 +59,7 @@ class Deliveries:
                 raise
         return count
 
-    def finish(self) -> list[str]:
+    def upload_final(self) -> list[str]:
         """End the children that are left, then the parent; returns the artifacts that are gone.
 
         Errors: the first one, after all have had their turn.
@@ -68,7 +69,7 @@ class Deliveries:
         for folder, child in [*self._children.items(), (self.folder, self._parent)]:
             try:
                 if child.run_id:  # else it never began
-                    gone += [str(folder / name) if child is not self._parent else name for name in child.finish()]
+                    gone += [str(folder / name) if child is not self._parent else name for name in child.upload_final()]
             except Exception as error:
                 errors.append(error)
         if errors:
@@ -79,7 +80,7 @@ class Deliveries:
         with self._lock:
             added, self._added = self._added, set()
         for folder in sorted(added):
-            self._children.setdefault(folder, Delivery(folder, self.uri))
+            self._children.setdefault(folder, MlflowUploader(folder, self.uri))
 
     def _advance(self, folder: Path) -> int:
         child, about = self._children[folder], read_about(folder)
@@ -88,10 +89,10 @@ class Deliveries:
         if about == self._done.get(folder):  # named again, and nothing happened since
             del self._children[folder]
             return 0
-        count = child.advance()
+        count = child.upload_new()
         # As it stood before its rounds were sent: one that ended since then may have written more of them.
         if about["status"] != "RUNNING":
-            child.finish()
+            child.upload_final()
             del self._children[folder]
             self._done[folder] = about
         return count

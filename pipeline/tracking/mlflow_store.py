@@ -83,7 +83,7 @@ def reason(error: BaseException) -> str:
     return low_level.group(0) if low_level else text[:160]
 
 
-def turn(uri: str) -> AbstractContextManager[object]:
+def lock(uri: str) -> AbstractContextManager[object]:
     """What to hold while writing to a store."""
     return _SQLITE if uri.startswith("sqlite") else nullcontext()
 

@@ -15,7 +15,7 @@ from typing import Any, NotRequired, TypedDict
 
 from anchorfl.pipeline.config.redaction import shown
 from anchorfl.pipeline.storage.atomic_files import read_json, write_json
-from anchorfl.pipeline.storage.run_record import RoundRecord, read_about, read_records, with_late
+from anchorfl.pipeline.storage.run_record import RoundRecord, read_about, read_records, with_final_scores
 from anchorfl.pipeline.tracking import mlflow_entities, mlflow_store
 from anchorfl.pipeline.tracking.mlflow_entities import (
     KEY_LENGTH,
@@ -50,7 +50,7 @@ def read_notes(folder: Path) -> dict[str, Any]:
     return notes
 
 
-class Delivery:
+class MlflowUploader:
     """The way of one run folder into one MLflow store. Every step may be repeated: it sends only what is not there."""
 
     def __init__(self, folder: Path, uri: str) -> None:
@@ -63,11 +63,11 @@ class Delivery:
         self._offset = 0
         self._resumed = False
 
-    def turn(self) -> AbstractContextManager[object]:
+    def lock(self) -> AbstractContextManager[object]:
         """What to hold while sending."""
-        return mlflow_store.turn(self.uri)
+        return mlflow_store.lock(self.uri)
 
-    def advance(self) -> int:
+    def upload_new(self) -> int:
         """Send all rounds that MLflow lacks; returns how many. Nothing new: no request."""
         about = read_about(self.folder)
         if not self.run_id or about.get("begun") != self._begun:
@@ -84,7 +84,7 @@ class Delivery:
         self._offset = offset
         return len(missing)
 
-    def finish(self) -> list[str]:
+    def upload_final(self) -> list[str]:
         """Send the model, the artifacts that are new or changed and the run's status; returns the artifacts that are
         gone.
         """
@@ -103,7 +103,7 @@ class Delivery:
             if sent.get(name) == stamp:
                 continue
             if is_model:
-                mine["model"] = send_model(self._client, self.run_id, path, about, with_late(self.folder))
+                mine["model"] = send_model(self._client, self.run_id, path, about, with_final_scores(self.folder))
             else:
                 self._send_metrics(path)
                 inside = "" if Path(name).is_absolute() else Path(name).parent.as_posix().removeprefix(".")

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from anchorfl.pipeline.config.redaction import shown
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about
-from anchorfl.pipeline.tracking.mlflow_run_tree import Deliveries, parts_of
+from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader, parts_of
 from anchorfl.pipeline.tracking.mlflow_store import reason, store_uri
-from anchorfl.pipeline.tracking.mlflow_upload import Delivery
+from anchorfl.pipeline.tracking.mlflow_upload import MlflowUploader
 from anchorfl.tasks.errors import InputError
 
 LONGEST_PAUSE_S = 300.0
@@ -22,7 +22,7 @@ LOCAL_WAIT_S, SERVER_WAIT_S = 60.0, 20.0
 
 
 class Sender(Protocol):
-    """What brings run folders to MLflow: ``Delivery`` one, ``Deliveries`` a sweep."""
+    """What brings run folders to MLflow: ``MlflowUploader`` one, ``MlflowTreeUploader`` a sweep."""
 
     folder: Path
     uri: str
@@ -31,13 +31,13 @@ class Sender(Protocol):
     def last(self) -> int:
         """Last round of ``folder`` that stands in MLflow."""
 
-    def turn(self) -> AbstractContextManager[object]:
+    def lock(self) -> AbstractContextManager[object]:
         """What to hold while sending."""
 
-    def advance(self) -> int:
+    def upload_new(self) -> int:
         """Send what is missing; returns the number of rounds."""
 
-    def finish(self) -> list[str]:
+    def upload_final(self) -> list[str]:
         """Send what comes at the end; returns the artifacts that are gone."""
 
 
@@ -55,12 +55,12 @@ class MlflowWriter:
         uri: str,
         log: Callable[[str], None],
         *,
-        delivery: Sender | None = None,
+        uploader: Sender | None = None,
         pause_s: float = 5.0,
         timeout_s: float = SERVER_WAIT_S,
     ) -> None:
         self.folder, self.uri, self.log = folder, uri, log
-        self.delivery = delivery or Delivery(folder, uri)
+        self.uploader = uploader or MlflowUploader(folder, uri)
         self.pause_s, self.timeout_s = pause_s, timeout_s
         self.failures = 0
         self._in_a_row = 0
@@ -110,9 +110,9 @@ class MlflowWriter:
 
     def _attempt(self, ending: bool) -> None:
         try:
-            with self.delivery.turn():
-                self.delivery.advance()
-                gone = self.delivery.finish() if ending else []
+            with self.uploader.lock():
+                self.uploader.upload_new()
+                gone = self.uploader.upload_final() if ending else []
         except (
             Exception
         ) as error:  # whatever goes wrong with tracking: it is said, counted, tried again; the run goes on
@@ -149,15 +149,15 @@ def send(folder: Path, uri: str = "") -> int:
     store = store_uri(uri, folder)
     if not store:
         raise InputError("tracking.uri is 'none'; say where to send with --tracking.uri")
-    delivery = Deliveries(folder, store)
+    uploader = MlflowTreeUploader(folder, store)
     for part in parts_of(folder):
-        delivery.add(part)
+        uploader.add(part)
     try:
-        with delivery.turn():
-            count = delivery.advance()
-            delivery.finish()
+        with uploader.lock():
+            count = uploader.upload_new()
+            uploader.upload_final()
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"MLflow at {shown(store)} took {delivery.last + 1} rounds, then: {reason(error)}") from error
+        raise InputError(f"MLflow at {shown(store)} took {uploader.last + 1} rounds, then: {reason(error)}") from error
     return count

@@ -17,7 +17,7 @@ from anchorfl.pipeline.config.experiment import Experiment, digest, flat
 from anchorfl.pipeline.run.provenance import check_same_data, run_info
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about, read_records
 from anchorfl.pipeline.tracking.jsonl import JsonLines
-from anchorfl.pipeline.tracking.mlflow_run_tree import Deliveries
+from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader
 from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
 from anchorfl.pipeline.training.run_spec import RunSpec
@@ -62,11 +62,11 @@ class Records:
         self._parent.begin(replace(base, name=self.folder.name, params=params, folder=self.folder))
         options = self.experiment.tracking
         uri = store_uri(options.uri, self.folder)
-        self._deliveries = Deliveries(self.folder, uri) if uri else None
+        self._deliveries = MlflowTreeUploader(self.folder, uri) if uri else None
         self._writer = None
         if self._deliveries is not None:
             wait = LOCAL_WAIT_S if uri.startswith("sqlite") else SERVER_WAIT_S
-            self._writer = MlflowWriter(self.folder, uri, self.log, timeout_s=wait, delivery=self._deliveries)
+            self._writer = MlflowWriter(self.folder, uri, self.log, timeout_s=wait, uploader=self._deliveries)
             self._writer.begin(base)
 
     def trial_folder(self, number: int) -> Path:

@@ -232,7 +232,7 @@ class Call:
             self.failed |= ready.failures
             able = [job for job in jobs if job.cell.digest in ready.run_specs]
             if able:
-                self.failed |= run_jobs(able, ready.run_specs, self.asked.parallel, self.log, record.news)
+                self.failed |= run_jobs(able, ready.run_specs, self.asked.parallel, self.log, record.notify)
         for line in told(cells, self.failed):
             self.notes.append(line)
             self.log(line)

@@ -56,9 +56,9 @@ class Watch(Unsaved, Callback):
     ended, and None now and then while runs go.
     """
 
-    def __init__(self, jobs: Sequence[Job], at_once: int, log: Log, news: Callable[[Path | None], None]) -> None:
+    def __init__(self, jobs: Sequence[Job], at_once: int, log: Log, notify: Callable[[Path | None], None]) -> None:
         self.jobs = {job.cell.digest: job for job in jobs}
-        self.at_once, self.log, self.news = at_once, log, news
+        self.at_once, self.log, self.notify = at_once, log, notify
         self.began: dict[str, float] = {}
         self.spent: list[float] = []
         self.over = 0
@@ -68,13 +68,13 @@ class Watch(Unsaved, Callback):
         """Tune has been round its loop."""
         if time.monotonic() - self.looked > LOOK_S:
             self.looked = time.monotonic()
-            self.news(None)
+            self.notify(None)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A run starts, or starts again where its process was lost."""
         job = self.jobs[trial.config["job"]]
         self.began[job.cell.digest] = time.monotonic()
-        self.news(job.folder)
+        self.notify(job.folder)
         self.log(f"{job.cell.name}: starts in {os.path.relpath(job.folder)}")
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -99,7 +99,7 @@ class Watch(Unsaved, Callback):
         self.spent.append(seconds)
         scores = "  ".join(f"{name} {100 * value:.2f}" for name, value in result["scores"]["test"].items())
         self.log(f"{job.cell.name}: test {scores}  {seconds / 60:.1f} min  {self._rest()}")
-        self.news(job.folder)
+        self.notify(job.folder)
 
     def _rest(self) -> str:
         left = len(self.jobs) - self.over
@@ -110,7 +110,7 @@ class Watch(Unsaved, Callback):
 
 
 def run_jobs(
-    jobs: Sequence[Job], run_specs: Mapping[str, RunSpec], at_once: int, log: Log, news: Callable[[Path | None], None]
+    jobs: Sequence[Job], run_specs: Mapping[str, RunSpec], at_once: int, log: Log, notify: Callable[[Path | None], None]
 ) -> dict[str, str]:
     """Run the jobs; what failed: digest -> reason in a line. Ray is running.
 
@@ -125,7 +125,7 @@ def run_jobs(
         train_run, work, shares, at_once,
         reuse_actors=False,  # a process that took run after run kept growing; a run by itself lets go of its memory
         param_space={"job": tune.grid_search([job.cell.digest for job in jobs])},
-        callbacks=[Watch(jobs, at_once, log, news)],
+        callbacks=[Watch(jobs, at_once, log, notify)],
     )  # fmt: skip
     found = {r.config["job"]: why(r, work.folders[r.config["job"]]) for r in results if r.config}
     failed = {digest: reason for digest, reason in found.items() if reason}

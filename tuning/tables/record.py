@@ -12,7 +12,7 @@ from anchorfl.pipeline.storage.atomic_files import read_json
 from anchorfl.pipeline.storage.run_folder import CONFIG
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about, read_records
 from anchorfl.pipeline.tracking.jsonl import JsonLines
-from anchorfl.pipeline.tracking.mlflow_run_tree import Deliveries
+from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader
 from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.mlflow_upload import read_notes
 from anchorfl.pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
@@ -45,16 +45,16 @@ class TableRecord:
         self.journal.begin(info)
         self.writer: MlflowWriter | None = None
         if self.uri:
-            self.deliveries = Deliveries(out, self.uri)
+            self.tree_uploader = MlflowTreeUploader(out, self.uri)
             wait = LOCAL_WAIT_S if self.uri.startswith("sqlite") else SERVER_WAIT_S
-            self.writer = MlflowWriter(out, self.uri, log, delivery=self.deliveries, timeout_s=wait)
+            self.writer = MlflowWriter(out, self.uri, log, uploader=self.tree_uploader, timeout_s=wait)
             self.writer.begin(info)
 
-    def news(self, folder: Path | None) -> None:
+    def notify(self, folder: Path | None) -> None:
         """A run of the table has begun or ended; None: look for what the known ones have done since."""
         if self.writer is not None:
             if folder is not None:
-                self.deliveries.add(folder)
+                self.tree_uploader.add(folder)
             self.writer.wake()
 
     def late(self, folders: Sequence[Path]) -> None:
@@ -65,7 +65,7 @@ class TableRecord:
             tracking = read_json(folder / CONFIG).get("tracking", {})
             sent = read_notes(folder).get(shown(self.uri), {}).get("artifacts", {})
             if "metrics.jsonl" not in sent and store_uri(tracking.get("uri", "none"), folder) == self.uri:
-                self.news(folder)
+                self.notify(folder)
 
     def page(self, table: Table, files: Sequence[Path]) -> None:
         """Keep the page's files, and its means and costs as metrics."""

@@ -14,7 +14,7 @@ from anchorfl.pipeline.results.compare import load_run
 from anchorfl.pipeline.run import lifecycle as running
 from anchorfl.pipeline.run.lifecycle import resumed, run
 from anchorfl.pipeline.storage.atomic_files import write_json
-from anchorfl.pipeline.storage.run_record import LATE, read_about, read_records, with_late
+from anchorfl.pipeline.storage.run_record import FINAL_SCORES, read_about, read_records, with_final_scores
 from anchorfl.tasks.errors import InputError
 from tests.pipeline.compared import quiet
 
@@ -25,13 +25,13 @@ def test_the_late_test_scores_of_the_selected_round_are_recorded(experiment, tmp
     result = run(e, tmp_path / "run", quiet)
     assert all("test/f1_macro" not in r.metrics for r in read_records(tmp_path / "run")[0])
     chosen = json.loads((tmp_path / "run" / "result.json").read_text())["round"]
-    tested = [r for r in with_late(tmp_path / "run") if "test/f1_macro" in r.metrics]
+    tested = [r for r in with_final_scores(tmp_path / "run") if "test/f1_macro" in r.metrics]
     assert [r.round for r in tested] == [chosen]
     assert tested[0].metrics["test/f1_macro"] == result.scores["test"]["f1_macro"]
     assert set(tested[0].per_class) >= {"test/f1", "validation/f1"}
     values = load_run(tmp_path / "run").values
     assert values["f1_best"] == values["f1_last"] == result.scores["test"]["f1_macro"]
-    assert LATE in read_about(tmp_path / "run")["artifacts"]
+    assert FINAL_SCORES in read_about(tmp_path / "run")["artifacts"]
 
 
 def test_another_round_than_the_best_is_not_called_the_best(experiment, tmp_path):

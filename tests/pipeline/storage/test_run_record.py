@@ -4,7 +4,14 @@ import json
 
 import pytest
 
-from anchorfl.pipeline.storage.run_record import LATE, RoundRecord, RunInfo, read_records, with_late, write_late
+from anchorfl.pipeline.storage.run_record import (
+    FINAL_SCORES,
+    RoundRecord,
+    RunInfo,
+    read_records,
+    with_final_scores,
+    write_final_scores,
+)
 from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.tasks.errors import InputError
 
@@ -62,15 +69,15 @@ def test_late_scores_of_another_run(tmp_path):
     journal = JsonLines(tmp_path)
     journal.begin(about(tmp_path))
     journal.round(record(0))
-    write_late(tmp_path, RoundRecord(0, 1.0, {"test/f1_macro": 0.9}, {"test/recall": {"zero": 0.25}}))
-    assert with_late(tmp_path)[0].per_class == {"test/f1": {"zero": 0.5}, "test/recall": {"zero": 0.25}}
-    write_late(tmp_path, RoundRecord(0, 1.0, {"test/f1_macro": 0.9}, {"test/recall": {"one": 0.25}}))
+    write_final_scores(tmp_path, RoundRecord(0, 1.0, {"test/f1_macro": 0.9}, {"test/recall": {"zero": 0.25}}))
+    assert with_final_scores(tmp_path)[0].per_class == {"test/f1": {"zero": 0.5}, "test/recall": {"zero": 0.25}}
+    write_final_scores(tmp_path, RoundRecord(0, 1.0, {"test/f1_macro": 0.9}, {"test/recall": {"one": 0.25}}))
     with pytest.raises(InputError, match=r"selected/metrics.jsonl has scores of other classes than the run: delete"):
-        with_late(tmp_path)
+        with_final_scores(tmp_path)
     JsonLines(tmp_path, resume_at=1).begin(about(tmp_path))
-    assert (tmp_path / LATE).exists()
+    assert (tmp_path / FINAL_SCORES).exists()
     JsonLines(tmp_path).begin(about(tmp_path, params={"seed": 1}))
-    assert not (tmp_path / LATE).exists()
+    assert not (tmp_path / FINAL_SCORES).exists()
 
 
 def test_a_half_line_is_dropped_and_replaced(tmp_path):

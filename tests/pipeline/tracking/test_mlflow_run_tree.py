@@ -13,7 +13,7 @@ from anchorfl.pipeline.storage.atomic_files import read_json
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo
 from anchorfl.pipeline.tracking import mlflow_upload
 from anchorfl.pipeline.tracking.jsonl import JsonLines
-from anchorfl.pipeline.tracking.mlflow_run_tree import Deliveries, parts_of
+from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader, parts_of
 from anchorfl.pipeline.tracking.mlflow_store import open_store
 from anchorfl.pipeline.tracking.mlflow_writer import MlflowWriter, send
 from anchorfl.tasks.errors import InputError
@@ -139,62 +139,62 @@ def test_twenty_children_whose_writer_is_killed_again_and_again(tmp_path, store,
     parent, folders = sweep(tmp_path)
     for attempt, cut in enumerate([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 14, 23, 40, 61, 90]):
         line.requests, line.cut, line.arrives = [], cut, bool(attempt % 2)
-        deliveries = Deliveries(parent, store)
+        tree_uploader = MlflowTreeUploader(parent, store)
         for folder in folders:
-            deliveries.add(folder)
+            tree_uploader.add(folder)
         with pytest.raises(Killed):
-            deliveries.advance()
+            tree_uploader.upload_new()
     line.cut = 0
-    deliveries = Deliveries(parent, store)
+    tree_uploader = MlflowTreeUploader(parent, store)
     for folder in folders:
-        deliveries.add(folder)
-        deliveries.add(folder)
-    deliveries.advance()
-    assert deliveries.finish() == []
-    assert deliveries.last == ROUNDS - 1
+        tree_uploader.add(folder)
+        tree_uploader.add(folder)
+    tree_uploader.upload_new()
+    assert tree_uploader.upload_final() == []
+    assert tree_uploader.last == ROUNDS - 1
     assert in_store(store, tmp_path.name) == expected(folders)
 
 
 def test_children_without_news_cost_nothing(tmp_path, store, line):
     parent, folders = sweep(tmp_path, 2)
     late = parent / "trials" / "late"
-    deliveries = Deliveries(parent, store)
+    tree_uploader = MlflowTreeUploader(parent, store)
     for folder in (*folders, late):
-        deliveries.add(folder)
-    assert deliveries.advance() == 3 * ROUNDS  # the late one has no run.json yet
+        tree_uploader.add(folder)
+    assert tree_uploader.upload_new() == 3 * ROUNDS  # the late one has no run.json yet
     journal = begin(late, tmp_path.name, parent)
     rounds(journal, [0])
-    assert deliveries.advance() == 1
+    assert tree_uploader.upload_new() == 1
     line.requests = []
     for folder in (*folders, late):
-        deliveries.add(folder)
-    assert (deliveries.advance(), line.requests) == (0, [])
+        tree_uploader.add(folder)
+    assert (tree_uploader.upload_new(), line.requests) == (0, [])
     rounds(journal, [1])
-    assert (deliveries.advance(), line.requests) == (1, ["log_batch"])
+    assert (tree_uploader.upload_new(), line.requests) == (1, ["log_batch"])
     rounds(journal, [2])
     journal.end("FINISHED")
-    deliveries.advance()
+    tree_uploader.upload_new()
     assert in_store(store, tmp_path.name)["late"] == ("FINISHED", "sweep", [0, 1, 2])
     line.requests = []
-    assert (deliveries.advance(), line.requests) == (0, [])
+    assert (tree_uploader.upload_new(), line.requests) == (0, [])
 
 
 def test_a_child_that_goes_on(tmp_path, store):
     """It is resumed behind the back of the one who delivers: its journal was cut and grew again."""
     parent, (child,) = sweep(tmp_path, 1)
-    deliveries = Deliveries(parent, store)
-    deliveries.add(child)
-    deliveries.advance()
+    tree_uploader = MlflowTreeUploader(parent, store)
+    tree_uploader.add(child)
+    tree_uploader.upload_new()
     journal = begin(child, tmp_path.name, parent, resume_at=2)
-    deliveries.add(child)
-    deliveries.advance()
+    tree_uploader.add(child)
+    tree_uploader.upload_new()
     assert in_store(store, tmp_path.name)[child.name] == ("RUNNING", "sweep", [0, 1, 2])
     rounds(journal, [2, 3])
     again = begin(child, tmp_path.name, parent, resume_at=3)
-    assert deliveries.advance() == 0
+    assert tree_uploader.upload_new() == 0
     rounds(again, [3, 4], much=1.0)
     again.end("FINISHED")
-    assert deliveries.advance() == 2
+    assert tree_uploader.upload_new() == 2
     assert in_store(store, tmp_path.name)[child.name] == ("FINISHED", "sweep", [0, 1, 2, 3, 4])
 
 
@@ -203,33 +203,33 @@ def test_one_broken_child_does_not_hold_up_the_others(tmp_path, store):
     journal = folders[0] / "metrics.jsonl"
     text = journal.read_text()
     journal.write_text("damaged\n" + text)
-    deliveries = Deliveries(parent, store)
+    tree_uploader = MlflowTreeUploader(parent, store)
     for folder in folders:
-        deliveries.add(folder)
+        tree_uploader.add(folder)
     for _ in range(2):
         with pytest.raises(InputError, match="damaged"):
-            deliveries.advance()
+            tree_uploader.upload_new()
     assert {name: row[2] for name, row in in_store(store, tmp_path.name).items()} == {
         "sweep": [0, 1, 2], "0000": [], "0001": [0, 1, 2], "0002": [0, 1, 2],
     }  # fmt: skip
     journal.write_text(text)
-    deliveries.advance()
-    deliveries.finish()
+    tree_uploader.upload_new()
+    tree_uploader.upload_final()
     assert in_store(store, tmp_path.name) == expected(folders)
 
 
 def test_one_writer_serves_a_sweep(tmp_path, store):
     parent, lines = tmp_path / "sweep", []
     above = begin(parent, tmp_path.name)
-    deliveries = Deliveries(parent, store)
-    writer = MlflowWriter(parent, store, lines.append, delivery=deliveries, timeout_s=60)
+    tree_uploader = MlflowTreeUploader(parent, store)
+    writer = MlflowWriter(parent, store, lines.append, uploader=tree_uploader, timeout_s=60)
     writer.begin(None)
     folders = [parent / f"{number}" for number in range(3)]
     journals = [begin(folder, tmp_path.name, parent, seed=number) for number, folder in enumerate(folders)]
     for number in range(ROUNDS):
         for folder, journal in zip(folders, journals, strict=True):
             rounds(journal, [number])
-            deliveries.add(folder)
+            tree_uploader.add(folder)
             writer.wake()
         rounds(above, [number])
     for journal in journals:

@@ -13,7 +13,7 @@ from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.run.lifecycle import open_tracker, run
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo
 from anchorfl.pipeline.tracking.jsonl import JsonLines
-from anchorfl.pipeline.tracking.mlflow_run_tree import Deliveries
+from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader
 from anchorfl.pipeline.tracking.mlflow_store import open_store
 from anchorfl.pipeline.tracking.mlflow_writer import send
 
@@ -105,11 +105,11 @@ def test_a_sweep(tmp_path, server):
         for number in range(3):
             journal.round(record(number))
         journal.end("FINISHED")
-    deliveries = Deliveries(parent, server)
+    tree_uploader = MlflowTreeUploader(parent, server)
     for folder in folders:
-        deliveries.add(folder)
-    assert deliveries.advance() == 18
-    assert deliveries.finish() == []
+        tree_uploader.add(folder)
+    assert tree_uploader.upload_new() == 18
+    assert tree_uploader.upload_final() == []
     assert send(parent, server) == 0
     assert in_store(server, "sweep") == {"sweep": (None, [0, 1, 2])} | {f.name: ("sweep", [0, 1, 2]) for f in folders}
     client = open_store(server)

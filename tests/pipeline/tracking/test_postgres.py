@@ -19,7 +19,7 @@ from anchorfl.pipeline.run.lifecycle import open_tracker, run
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo
 from anchorfl.pipeline.tracking import mlflow_upload
 from anchorfl.pipeline.tracking.jsonl import JsonLines
-from anchorfl.pipeline.tracking.mlflow_run_tree import Deliveries
+from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader
 from anchorfl.pipeline.tracking.mlflow_store import open_store
 from anchorfl.pipeline.tracking.mlflow_ui import serve
 from anchorfl.pipeline.tracking.mlflow_writer import send
@@ -166,11 +166,11 @@ def test_a_run_and_its_model(experiment, tmp_path, database, monkeypatch):
 def test_a_sweep(tmp_path, database):
     parent = written(tmp_path / "sweep")
     folders = [written(parent / f"{number}", parent) for number in range(5)]
-    deliveries = Deliveries(parent, database)
+    tree_uploader = MlflowTreeUploader(parent, database)
     for folder in folders:
-        deliveries.add(folder)
-    assert deliveries.advance() == 18
-    assert deliveries.finish() == []
+        tree_uploader.add(folder)
+    assert tree_uploader.upload_new() == 18
+    assert tree_uploader.upload_final() == []
     assert send(parent, database) == 0
     assert in_store(database) == {"sweep": (None, [0, 1, 2])} | {f.name: ("sweep", [0, 1, 2]) for f in folders}
 

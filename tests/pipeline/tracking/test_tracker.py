@@ -157,7 +157,7 @@ def test_a_dead_server_costs_one_line_and_no_rows(tmp_path, store, lines):
 
 def test_a_server_that_recovers_gets_what_it_missed(tmp_path, store, lines, monkeypatch):
     folder, broken = tmp_path / "run", []
-    log_batch = mlflow_upload.Delivery.advance
+    log_batch = mlflow_upload.MlflowUploader.upload_new
 
     def advance(self):
         if len(broken) < 2:
@@ -165,7 +165,7 @@ def test_a_server_that_recovers_gets_what_it_missed(tmp_path, store, lines, monk
             raise ConnectionError("[Errno 111] refused")
         return log_batch(self)
 
-    monkeypatch.setattr(mlflow_upload.Delivery, "advance", advance)
+    monkeypatch.setattr(mlflow_upload.MlflowUploader, "advance", advance)
     tracker = open_tracker(TrackingOptions(uri=store), folder, 0, lines.append)
     tracker.parts[1].pause_s = 0.0
     tracker.begin(about(folder))
@@ -209,7 +209,7 @@ def test_a_round_that_arrived_in_part_is_completed(tmp_path, store):
         journal.begin(about(folder))
         journal.round(RoundRecord(0, 1_700_000_000.0 + attempt, wide))
         journal.end("FINISHED")
-        sender = mlflow_upload.Delivery(folder, store)
+        sender = mlflow_upload.MlflowUploader(folder, store)
         sender._connect(read_json(folder / "run.json"))
         batch = next(sender._batches(read_records(folder)[0]))
         if attempt == 0:

@@ -10,7 +10,7 @@ import tarfile
 import pytest
 
 from anchorfl.pipeline.results.compare import load_run
-from anchorfl.pipeline.storage.run_record import RoundRecord, write_late
+from anchorfl.pipeline.storage.run_record import RoundRecord, write_final_scores
 from anchorfl.tuning.tables.runs import look
 from anchorfl.tuning.tables.statistics import traffic
 from benchmarks.keep_records import main, read, slim, write
@@ -40,7 +40,7 @@ def test_scores_of_a_selected_round_are_kept(run, tmp_path):
     """They were measured after the last round, and stand in a folder of their own."""
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
-    write_late(copy, RoundRecord(1, 1.0, {"test/selected_only": 0.25}))
+    write_final_scores(copy, RoundRecord(1, 1.0, {"test/selected_only": 0.25}))
     lines = [json.loads(line) for line in slim(copy)["metrics.jsonl"].splitlines()]
     assert [line["metrics"].get("test/selected_only") for line in lines] == [None, 0.25, None]
 
