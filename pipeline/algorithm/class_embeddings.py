@@ -145,20 +145,20 @@ class OneClass(Method[RowsState, RowUpdate]):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"method.{name} = {getattr(self, name)}: must be in (0, 1]")
 
-    def fallen(self, round_: int) -> float:
+    def lr_factor(self, round_: int) -> float:
         """What is left of the rows' rates in a round."""
         return self.class_embedding_lr_decay ** max(0, round_ - 1)
 
     def row_rate(self, round_: int) -> float:
         """Rate of a client's step on its row in a round."""
-        return self.class_embedding_lr * self.fallen(round_)
+        return self.class_embedding_lr * self.lr_factor(round_)
 
     def client_weights(self, rows_I: Tensor) -> Tensor:
         """Weights of clients in the mean, by their rows of data: float64 [I], of any sum."""
         return rows_I.double() if self.weighting == "samples" else torch.ones(len(rows_I), dtype=torch.float64)
 
     @abstractmethod
-    def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
+    def update_class_rows(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
         """The rows after a round, from those that the clients sent: the regularizer's step."""
 
     @property
@@ -169,13 +169,13 @@ class OneClass(Method[RowsState, RowUpdate]):
         """The rows before round 1, from random unit ones."""
         return rows_CD
 
-    def keep(self, ctx: ServerContext) -> Tensors:
+    def initial_statistics(self, ctx: ServerContext) -> Tensors:
         """What is kept of what the clients sent before round 1."""
         return {}
 
     def begin(self, ctx: ServerContext) -> RowsState:
         _one_class_each(ctx.cards)
-        weights, known = weights_of(ctx.model), self.keep(ctx)
+        weights, known = weights_of(ctx.model), self.initial_statistics(ctx)
         weights[ROWS] = self.first_rows(weights[ROWS], known, ctx)
         sent_C = torch.zeros(len(weights[ROWS]), dtype=torch.bool)
         state = RowsState(weights, {}, sent_C, known)
@@ -214,7 +214,7 @@ class OneClass(Method[RowsState, RowUpdate]):
     def finish_round(self, state: RowsState, weights: Tensors, answered_C: Tensor, ctx: ServerContext) -> RowsState:
         """The state after a round, from the mean of theta and the rows that came back."""
         theta, moments = self._server_step(state, theta_of(weights), ctx)
-        rows_CD = self.settle(weights[ROWS], state, ctx)
+        rows_CD = self.update_class_rows(weights[ROWS], state, ctx)
         sent_C = state.sent_C if self.class_embedding_lr else state.sent_C | answered_C
         return replace(state, weights=theta | {ROWS: rows_CD}, moments=moments, sent_C=sent_C)
 
@@ -246,7 +246,7 @@ class OneClass(Method[RowsState, RowUpdate]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spreading(OneClass):
+class Spreadout(OneClass):
     """Server: one step per round that moves every row and its K nearest apart."""
 
     lambda_: float = 10.0
@@ -276,12 +276,12 @@ class Spreading(OneClass):
         """Gradient [C, D] of the regularizer."""
         return gradient(rows_CD, index_CK, slope_CK)
 
-    def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
+    def update_class_rows(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
         if not self.lambda_:
             return rows_CD
         index_CK, cosine_CK, after_C = nearest(rows_CD, self.neighbours)
         slope_CK = self.pair_weights(index_CK, state.known) * slope(self.regularizer, cosine_CK, after_C, self.nu)
-        rate = self.lambda_ * self.eta_s * self.fallen(ctx.round)
+        rate = self.lambda_ * self.eta_s * self.lr_factor(ctx.round)
         return self.unit(rows_CD - rate * self.direction(rows_CD, index_CK, slope_CK, ctx))
 
 

@@ -109,7 +109,7 @@ def source_of(values: Tensors, concepts_CMD: Tensor, named: bool, scaling: Scali
 
 
 @dataclass(frozen=True)
-class Lesson:
+class GeneratorTraining:
     """How the generator is trained. loss: of images that the classifier sees; div, dis: weights of L_div and L_dis."""
 
     loss: RowLoss
@@ -120,24 +120,26 @@ class Lesson:
     lr: float
 
 
-def taught(source: Source, classifier: Classifier, lesson: Lesson, rng: torch.Generator) -> list[float]:
+def train_generator(
+    source: Source, classifier: Classifier, training: GeneratorTraining, rng: torch.Generator
+) -> list[float]:
     """Train the generator in place against a classifier that stays as it is (FedBM, eq. 6 to 8); the loss of every
     step. Adam is a new one each time; weights and running statistics go on from where they were.
     """
     classifier.eval().requires_grad_(False)
     source.generator.train()
-    adam = Adam(source.generator.parameters(), lr=lesson.lr, betas=BETAS)
+    adam = Adam(source.generator.parameters(), lr=training.lr, betas=BETAS)
     losses = []
-    for _ in range(lesson.steps):
-        class_B = source.labels(lesson.batch, rng)
+    for _ in range(training.steps):
+        class_B = source.labels(training.batch, rng)
         z_BD = source.conditions(class_B, rng)
         x_B = source.generator(z_BD)
         with watched(classifier.encoder) as seen:
-            loss = lesson.loss(classifier, source.prepared(x_B, rng), class_B).mean()
-        if lesson.dis:
-            loss = loss + lesson.dis * seen.total()
-        if lesson.div:
-            loss = loss + lesson.div * diversity(z_BD, x_B, class_B, len(source.concepts_CMD))
+            loss = training.loss(classifier, source.prepared(x_B, rng), class_B).mean()
+        if training.dis:
+            loss = loss + training.dis * seen.total()
+        if training.div:
+            loss = loss + training.div * diversity(z_BD, x_B, class_B, len(source.concepts_CMD))
         adam.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         adam.step()
@@ -147,8 +149,13 @@ def taught(source: Source, classifier: Classifier, lesson: Lesson, rng: torch.Ge
     return losses
 
 
-def retrained(
-    values: Tensors, weights: Tensors, concepts_CMD: Tensor, named: bool, lesson: Lesson, ctx: ServerContext
+def retrain(
+    values: Tensors,
+    weights: Tensors,
+    concepts_CMD: Tensor,
+    named: bool,
+    training: GeneratorTraining,
+    ctx: ServerContext,
 ) -> Tensors:
     """The generator after one more training against the classifier with ``weights``."""
     classifier = ctx.workspace
@@ -157,7 +164,7 @@ def retrained(
     classifier.load_state_dict(weights)
     device = next(classifier.parameters()).device
     source = source_of({k: v.to(device) for k, v in values.items()}, concepts_CMD.to(device), named, ctx.spec.scaling())
-    taught(source, classifier, lesson, ctx.rng)
+    train_generator(source, classifier, training, ctx.rng)
     return values | {name: value.cpu() for name, value in weights_of(source.generator).items()}
 
 

@@ -21,7 +21,7 @@ from anchorfl.tasks.ingest.ingest import prepare as prepare_task
 from anchorfl.tasks.ingest.raw_digest import raw_digest, raw_files
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import TASKS, find_task, task_of
-from anchorfl.tasks.synthetic import TWINS
+from anchorfl.tasks.synthetic import SYNTHETIC
 from anchorfl.tasks.tabular.inspect import look, next_command
 
 ROWS, LISTED = 400, 4
@@ -127,20 +127,22 @@ def demo(arguments: list[str]) -> int:
         description="Write made-up files in the exact raw format of a data set, to try commands where the real files "
         "cannot be had. Their results mean nothing.",
     )
-    parser.add_argument("name", metavar="NAME", help=", ".join(TWINS))
+    parser.add_argument("name", metavar="NAME", help=", ".join(SYNTHETIC))
     parser.add_argument("--rows", type=int, default=ROWS, help=f"about so many samples (default {ROWS})")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None, help="folder (default demo/NAME); must be new or empty")
     options = parser.parse_args(arguments)
-    if options.name not in TWINS:
-        raise InputError(f"no made-up files for {options.name!r}{nearest(options.name, TWINS)}: {', '.join(TWINS)}")
+    if options.name not in SYNTHETIC:
+        raise InputError(
+            f"no made-up files for {options.name!r}{nearest(options.name, SYNTHETIC)}: {', '.join(SYNTHETIC)}"
+        )
     if options.rows < 1:
         raise InputError(f"--rows {options.rows}: must be at least 1")
     folder = options.out or Path("demo") / options.name
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"--out {folder} is not empty: give a new folder")
     folder.mkdir(parents=True, exist_ok=True)
-    TWINS[options.name](folder, options.rows, options.seed)
+    SYNTHETIC[options.name](folder, options.rows, options.seed)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(f"made-up files of {options.name} ({size / 1e6:.1f} MB) in {folder}: not the data set, for trying only")
     print(f"next: anchorfl data prepare {options.name} --task.root {folder}")

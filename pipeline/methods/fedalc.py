@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.class_embeddings import Spreading
+from anchorfl.pipeline.algorithm.class_embeddings import Spreadout
 from anchorfl.pipeline.algorithm.contract import Parts, ServerContext, Tensors
 from anchorfl.pipeline.algorithm.differential_privacy import PrivacyOptions, Terms, describe, noisy_sum
 from anchorfl.pipeline.algorithm.label_collection import Matching, Shared, cooccurrence, merge, share
@@ -20,7 +20,7 @@ from anchorfl.tasks.contract import Card
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedALC(Spreading):
+class FedALC(Spreadout):
     """Client: as in FedAwS. Before round 1, clients send digests of their instances, from which the server learns which
     classes occur together. Server: one step per round that pushes every class row and its K nearest apart (eq. 11),
     weighted by how seldom the neighbour accompanies the class (eq. 9, 10).
@@ -56,7 +56,7 @@ class FedALC(Spreading):
     def initial_message(self, card: Card, parts: Parts, key: bytes) -> Shared:
         return share(parts, self.matching, key if self.matching == "hmac" else b"")
 
-    def keep(self, ctx: ServerContext) -> Tensors:
+    def initial_statistics(self, ctx: ServerContext) -> Tensors:
         labels = merge(ctx.initial_messages, len(ctx.cards[0].identified_C))
         return kept_counts(cooccurrence(labels), len(labels))
 

@@ -58,7 +58,7 @@ class FedALCFixed(OneClass):
     def initial_message(self, card: Card, parts: Parts, key: bytes) -> Shared:
         return share(parts, self.matching, key if self.matching == "hmac" else b"")
 
-    def keep(self, ctx: ServerContext) -> Tensors:
+    def initial_statistics(self, ctx: ServerContext) -> Tensors:
         labels = merge(ctx.initial_messages, len(ctx.cards[0].identified_C))
         return kept_counts(cooccurrence(labels), len(labels))
 
@@ -77,5 +77,5 @@ class FedALCFixed(OneClass):
                 break
         return rows_CD
 
-    def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
+    def update_class_rows(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
         return rows_CD

@@ -21,5 +21,5 @@ class FedAvgPositive(OneClass):
 
     name = "fedavg-positive"
 
-    def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
+    def update_class_rows(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
         return rows_CD

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anchorfl.pipeline.algorithm.class_embeddings import Spreading
+from anchorfl.pipeline.algorithm.class_embeddings import Spreadout
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAwS(Spreading):
+class FedAwS(Spreadout):
     """Client: pulls its rows of data and its class row together. Server: one step that pushes every class row and its K
     nearest apart, all pairs alike (eq. 7).
     """

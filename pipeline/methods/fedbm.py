@@ -29,11 +29,11 @@ from anchorfl.pipeline.algorithm.generator_training import (
     BMState,
     BMTrainer,
     Frozen,
-    Lesson,
+    GeneratorTraining,
     Part,
     first_generator,
     frozen,
-    retrained,
+    retrain,
     row_loss,
     trained,
 )
@@ -136,8 +136,8 @@ class FedBM(Method[BMState, Update]):
         # after the last round nobody would see what it learns
         if not self.cgde or ctx.round % self.generator_every or ctx.round == ctx.rounds:
             return state
-        lesson = Lesson(
+        training = GeneratorTraining(
             row_loss, self.lambda_div, self.lambda_dis, self.generator_steps, self.generator_batch, self.generator_lr
         )
-        generator = retrained(state.generator, weights, state.concepts_CMD, self.concept_conditions, lesson, ctx)
+        generator = retrain(state.generator, weights, state.concepts_CMD, self.concept_conditions, training, ctx)
         return replace(state, generator=generator, version=state.version + 1)

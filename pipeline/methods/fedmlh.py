@@ -52,5 +52,5 @@ class FedMLH(OneClass):
         of_CR = torch.tensor([[self.bucket(r, c) for r in range(self.hash_tables)] for c in range(len(rows_CD))])
         return rows_HRD[of_CR, torch.arange(self.hash_tables)].flatten(1)
 
-    def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
+    def update_class_rows(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
         return rows_CD

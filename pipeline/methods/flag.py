@@ -37,5 +37,5 @@ class Flag(OneClass):
     def client_weights(self, rows_I: Tensor) -> Tensor:
         return rows_I.double() if self.label_weights == "occurrence" else torch.ones(len(rows_I), dtype=torch.float64)
 
-    def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
+    def update_class_rows(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
         return rows_CD

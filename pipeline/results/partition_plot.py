@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from anchorfl.pipeline.results.curves import short, verbatim
-from anchorfl.tasks.ingest.class_histogram import Held
+from anchorfl.tasks.ingest.class_histogram import ClassHistogram
 from anchorfl.tasks.ingest.manifest import Manifest
 
 CELLS, LABELS = 600, 60
@@ -30,7 +30,7 @@ def fits(manifest: Manifest) -> bool:
     return len(manifest.examples) * len(manifest.class_names) <= LARGEST
 
 
-def draw_partition(manifest: Manifest, held: Held, path: Path, title: str = "") -> None:
+def draw_partition(manifest: Manifest, held: ClassHistogram, path: Path, title: str = "") -> None:
     """Write a PNG: on the left clients x classes, blue where the client identifies the class, grey where it holds rows
     of it without knowing; on the right the rows of each class in descending order.
 

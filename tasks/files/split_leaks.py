@@ -21,7 +21,7 @@ TASTE = 4096
 """Bytes of a file that are looked at before all of it is."""
 
 
-def twins(table: Any, payload: str) -> list[tuple[int, int]]:
+def leaked_rows(table: Any, payload: str) -> list[tuple[int, int]]:
     """Ids of every test row whose payload is that of a training row, with the first such training row."""
     split = np.asarray(table["split"].to_pylist())
     train, test = (np.flatnonzero(split == name) for name in ("train", "test"))

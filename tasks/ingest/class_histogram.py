@@ -21,7 +21,7 @@ from anchorfl.tasks.arrays.labels import Labels
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ClassHistogram:
     """client_H, class_H: int64, ascending; rows_H: int64, how many rows of the class the client holds, at least 1."""
 
     client_H: Ints
@@ -29,7 +29,7 @@ class Held:
     rows_H: Ints
 
     @classmethod
-    def of(cls, labels: Iterable[Labels]) -> Held:
+    def of(cls, labels: Iterable[Labels]) -> ClassHistogram:
         """From the labels of every client's rows."""
         found = [np.unique(own.class_P, return_counts=True) for own in labels]
         client_H = np.repeat(np.arange(len(found)), [len(class_) for class_, _ in found])
@@ -38,7 +38,7 @@ class Held:
         return cls(client_H, class_H, rows_H)
 
     @classmethod
-    def from_table(cls, table: Any, clients: int, classes: int) -> Held:
+    def from_table(cls, table: Any, clients: int, classes: int) -> ClassHistogram:
         """As stored. Raises KeyError where a column lacks, ValueError on what no file of so many clients and classes
         holds.
         """

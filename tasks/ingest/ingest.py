@@ -30,7 +30,7 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
 from anchorfl.tasks.files.raw_files import raw_folder
 from anchorfl.tasks.ingest import remote_cache
-from anchorfl.tasks.ingest.class_histogram import Held
+from anchorfl.tasks.ingest.class_histogram import ClassHistogram
 from anchorfl.tasks.ingest.encoding import Encoding, kept_columns, normalized
 from anchorfl.tasks.ingest.manifest import Manifest, pairs
 from anchorfl.tasks.ingest.prepared import Prepared, cache_folder, data_digest, sync_folder, write_file, write_manifest
@@ -148,7 +148,7 @@ def _build(
     files = dict(sorted(files.items()))  # Ray Data gives the owners in an order of its own
     manifest = _manifest(job, options, plan, owned, labels)
     manifest = replace(manifest, raw_digest=raw, data_digest=data_digest(content), files=files)
-    held = Held.of(labels.take(rows) for rows in owned.parts()[: len(plan.clients)])
+    held = ClassHistogram.of(labels.take(rows) for rows in owned.parts()[: len(plan.clients)])
     write_manifest(building, manifest, plan, held)
 
 

@@ -32,7 +32,7 @@ from anchorfl.tasks.contract import ClientData, Objective
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
 from anchorfl.tasks.ingest.cards import Cards
-from anchorfl.tasks.ingest.class_histogram import Held
+from anchorfl.tasks.ingest.class_histogram import ClassHistogram
 from anchorfl.tasks.ingest.manifest import FORMAT, HINT, MANIFEST, Manifest, manifest_bytes, read_manifest
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.plan import Plan, digest, plan_from_json, plan_to_json
@@ -121,10 +121,10 @@ class Prepared:
         """The same without a matrix of labels, whatever the number of classes."""
         return self._rows(f"{name}.parquet", self.size(name), self._sparse)
 
-    def held(self) -> Held:
+    def held(self) -> ClassHistogram:
         """Which client holds how many rows of which class. Raises InputError where the file is damaged."""
         clients, classes = len(self.manifest.examples), len(self.manifest.class_names)
-        return self._read(HELD, lambda table: Held.from_table(table, clients, classes))
+        return self._read(HELD, lambda table: ClassHistogram.from_table(table, clients, classes))
 
     def size(self, name: Split) -> int:
         """Rows of a split of the server."""
@@ -235,7 +235,7 @@ def write_file(folder: str, name: str, data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def write_manifest(folder: str, manifest: Manifest, plan: Plan, held: Held) -> None:
+def write_manifest(folder: str, manifest: Manifest, plan: Plan, held: ClassHistogram) -> None:
     """Write plan, who holds what, and manifest, synced to disk; the manifest last, as it makes the folder complete."""
     others = {HELD: table_bytes(held.table())[0], "plan.json": plan_to_json(plan).encode()}
     files = {**manifest.files, **{name: write_file(folder, name, data) for name, data in others.items()}}

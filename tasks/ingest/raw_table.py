@@ -20,7 +20,7 @@ from anchorfl.tasks.contract import CLASS_NAMES, Kind, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import skipped
 from anchorfl.tasks.files.raw_files import raw_folder
-from anchorfl.tasks.files.split_leaks import twins
+from anchorfl.tasks.files.split_leaks import leaked_rows
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.plan import Plan
 
@@ -54,7 +54,7 @@ def read_rows(task: Task, options: TaskOptions, folder: Path | None, log: Callab
         log(f"{task.name}: left out: {line}")
     if count:
         log(f"{task.name}: {count} bad rows were left out{f', {SHOWN} of them shown' if count > SHOWN else ''}")
-    twice = twins(table, task.payload)
+    twice = leaked_rows(table, task.payload)
     if len(twice):
         test, train = twice[0]
         log(f"{task.name}: {len(twice)} test rows are identical to a training row (ids {test} and {train}, ...)")

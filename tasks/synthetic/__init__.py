@@ -29,7 +29,7 @@ from anchorfl.tasks.synthetic import (
 
 XC = ("bibtex", "eurlex-4k", "amazoncat-13k", "amazon-670k", "amazontitles-670k", "wikilshtc-325k")
 MULAN = ("birds", "cal500", "corel5k", "delicious", "emotions", "enron", "medical", "scene", "yeast")
-TWINS: dict[str, Callable[[Path, int, int], None]] = {
+SYNTHETIC: dict[str, Callable[[Path, int, int], None]] = {
     "extrasensory": extrasensory.write,
     "mimic3-50": mimic3.write,
     "pamap2": pamap2.write,

@@ -17,7 +17,7 @@ from anchorfl.tasks.arrays.arrow import Bools, Ints, list_parts
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import Task
 from anchorfl.tasks.files.bad_rows import BadRows, skipped
-from anchorfl.tasks.files.split_leaks import twins
+from anchorfl.tasks.files.split_leaks import leaked_rows
 from anchorfl.tasks.ingest.raw_table import SPLITS, checked, given_labels
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.tabular.reading import TableFile, listed, open_file
@@ -242,7 +242,7 @@ def _clients(rows: _Rows, schema: Schema, found: Look) -> None:
 
 
 def _inputs(rows: _Rows, task: Task, schema: Schema, found: Look) -> None:
-    same = twins(rows.table, task.payload)
+    same = leaked_rows(rows.table, task.payload)
     if same:
         pairs = [f"{test + 1} = {train + 1}" for test, train in same]
         found.problems.append(

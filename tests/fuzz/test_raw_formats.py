@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
-from anchorfl.tasks.synthetic import TWINS
+from anchorfl.tasks.synthetic import SYNTHETIC
 from tests.fuzz.parsers import Bench, Parser
 from tests.fuzz.promise import QUICK
 
@@ -45,7 +45,7 @@ def read(name, folder, made, **more):
 
 
 def write(name, folder):
-    TWINS[name](folder, ROWS.get(name, 24), 3)
+    SYNTHETIC[name](folder, ROWS.get(name, 24), 3)
 
 
 @pytest.fixture(scope="module", params=FORMATS)

@@ -149,9 +149,13 @@ def test_rows_come_to_rest_with_their_rates():
     training = [Training(method, Objective("multi"), SGD, 1, 5) for method in (slow, eighth)]
     moved = [fit(t, model, card, held, sent, {}, 4, slow.client_message(state, card)).update.row_D for t in training]
     assert torch.equal(*moved)
-    settled = [m.settle(state.weights[ROWS], state, replace(server(model, cards), round=4)) for m in (slow, eighth)]
+    settled = [
+        m.update_class_rows(state.weights[ROWS], state, replace(server(model, cards), round=4)) for m in (slow, eighth)
+    ]
     assert torch.equal(*settled)
-    assert not torch.equal(settled[0], slow.settle(state.weights[ROWS], state, replace(server(model, cards), round=1)))
+    assert not torch.equal(
+        settled[0], slow.update_class_rows(state.weights[ROWS], state, replace(server(model, cards), round=1))
+    )
 
 
 @pytest.mark.parametrize("decay", [0.0, 1.5])

@@ -11,7 +11,7 @@ import pytest
 from anchorfl.models.label_names import Training, from_cooccurrence, read_table
 from anchorfl.pipeline.cli.main import main
 from anchorfl.tasks.registry import find_task
-from anchorfl.tasks.synthetic import TWINS
+from anchorfl.tasks.synthetic import SYNTHETIC
 
 CLASSES = find_task("toy-single").class_names
 
@@ -52,7 +52,7 @@ def test_a_corpus_becomes_a_table_that_becomes_vectors(corpus, tmp_path, capsys)
 def test_class_names_that_stand_in_the_files_only(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "data" / "bibtex"
     folder.mkdir(parents=True)
-    TWINS["bibtex"](folder, 60, 1)
+    SYNTHETIC["bibtex"](folder, 60, 1)
     monkeypatch.setenv("ANCHORFL_DATA", str(tmp_path / "data"))
     (tmp_path / "c.txt").write_text("nothing of the sort\n")
     words = ["names", str(tmp_path / "c.txt"), "--task", "bibtex", "--out", str(tmp_path / "t.csv"), "--serial"]

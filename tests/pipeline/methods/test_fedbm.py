@@ -23,10 +23,10 @@ from anchorfl.pipeline.algorithm.generator_training import (
     CONCEPTS,
     FROZEN,
     GENERATOR,
-    Lesson,
+    GeneratorTraining,
     row_loss,
     source_of,
-    taught,
+    train_generator,
     trained,
 )
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
@@ -254,8 +254,8 @@ def test_training_goes_on_from_the_last_and_moves_the_generator_alone():
     model.load_state_dict(state.weights)
     before = {n: v.clone() for n, v in model.state_dict().items()}
     source = source_of(state.generator, state.concepts_CMD, True, SPEC.scaling())
-    lesson = Lesson(row_loss, 1.0, 0.0, 30, 16, 3e-3)
-    losses = taught(source, model, lesson, rng(3))
+    training = GeneratorTraining(row_loss, 1.0, 0.0, 30, 16, 3e-3)
+    losses = train_generator(source, model, training, rng(3))
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
     assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
     assert not source.generator.training

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from anchorfl.pipeline.results.partition_plot import draw_partition, fits
-from anchorfl.tasks.ingest.class_histogram import Held
+from anchorfl.tasks.ingest.class_histogram import ClassHistogram
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
@@ -56,7 +56,7 @@ def test_thousands_of_clients_and_classes_are_drawn_and_millions_are_not(prepare
         classes=tuple((c % 1000,) for c in range(2000)),
         class_names=tuple(f"class {c}" for c in range(1001)),
     )
-    held = Held(
+    held = ClassHistogram(
         np.repeat(np.arange(2000), 2), np.array([[c % 1000, 1000] for c in range(2000)]).ravel(), np.tile([3, 1], 2000)
     )
     assert fits(many)

@@ -22,17 +22,17 @@ def test_twins_are_named_with_their_first_training_row(values, block, monkeypatc
     monkeypatch.setattr(split_leaks, "BLOCK", block)
     split = ["train", "train", "train", "train", "test", "test", "validation"]
     table = pa.table({"row": pa.array([10, 11, 12, 13, 14, 15, 16]), "split": split, "p": pa.array(values)})
-    assert split_leaks.twins(table, "p") == [(14, 11)]
+    assert split_leaks.leaked_rows(table, "p") == [(14, 11)]
     both = pa.concat_tables([table.slice(0, 4), table.slice(4).set_column(2, "p", pa.array(values)[2:5])])
-    assert split_leaks.twins(both, "p") == [(14, 10), (15, 13)]
+    assert split_leaks.leaked_rows(both, "p") == [(14, 10), (15, 13)]
 
 
 def test_fixed_lists_and_no_training_row():
     x = np.array([[1, 2], [1, 2], [3, 4]], dtype=np.float32)
     column = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), 2)
     table = pa.table({"row": [0, 1, 2], "split": ["train", "test", "test"], "p": column})
-    assert split_leaks.twins(table, "p") == [(1, 0)]
-    assert split_leaks.twins(table.slice(1), "p") == []
+    assert split_leaks.leaked_rows(table, "p") == [(1, 0)]
+    assert split_leaks.leaked_rows(table.slice(1), "p") == []
 
 
 def test_paths_are_compared_by_their_files(tmp_path, monkeypatch):
@@ -48,10 +48,10 @@ def test_paths_are_compared_by_their_files(tmp_path, monkeypatch):
     for payload in ("image", "path"):
         paths = [str(tmp_path / name) for name in contents]
         table = pa.table({"row": range(20, 28), "split": split, payload: paths})
-        assert split_leaks.twins(table, payload) == [(24, 20)]
+        assert split_leaks.leaked_rows(table, payload) == [(24, 20)]
     assert sorted(set(read)) == ["a", "c", "e", "f"]  # not those of which size or middle tell
 
 
 def test_a_text_of_that_name_is_no_path():
     table = pa.table({"row": [0, 1], "split": ["train", "test"], "text": ["no/such", "no/such"]})
-    assert split_leaks.twins(table, "text") == [(1, 0)]
+    assert split_leaks.leaked_rows(table, "text") == [(1, 0)]

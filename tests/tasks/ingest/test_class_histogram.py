@@ -7,14 +7,14 @@ import pyarrow as pa
 import pytest
 
 from anchorfl.tasks.arrays.labels import Labels
-from anchorfl.tasks.ingest.class_histogram import Held
+from anchorfl.tasks.ingest.class_histogram import ClassHistogram
 
 Y_MNC = np.random.default_rng(0).random((4, 6, 5)) < 0.3
 Y_MNC[2] = False  # a client without a label
 
 
-def made() -> Held:
-    return Held.of(Labels.of_matrix(y_NC) for y_NC in Y_MNC)
+def made() -> ClassHistogram:
+    return ClassHistogram.of(Labels.of_matrix(y_NC) for y_NC in Y_MNC)
 
 
 def test_it_counts_what_dense_labels_count():
@@ -22,12 +22,12 @@ def test_it_counts_what_dense_labels_count():
     assert np.array_equal(held.matrix(4, 5), Y_MNC.sum(1))
     assert held.counts(5).tolist() == Y_MNC.sum((0, 1)).tolist()
     assert (held.rows_H > 0).all()
-    again = Held.from_table(held.table(), 4, 5)
+    again = ClassHistogram.from_table(held.table(), 4, 5)
     assert np.array_equal(again.matrix(4, 5), Y_MNC.sum(1))
 
 
 def test_of_nobody():
-    held = Held.from_table(Held.of([]).table(), 0, 5)
+    held = ClassHistogram.from_table(ClassHistogram.of([]).table(), 0, 5)
     assert held.counts(5).tolist() == [0] * 5
     assert held.matrix(0, 5).shape == (0, 5)
 
@@ -45,4 +45,4 @@ def test_of_nobody():
 def test_a_damaged_file_is_refused(change, why):
     one = {"client": pa.array([0]), "class": pa.array([0]), "rows": pa.array([1])}
     with pytest.raises(ValueError, match=why):
-        Held.from_table(pa.table(one | change), 4, 5)
+        ClassHistogram.from_table(pa.table(one | change), 4, 5)

@@ -14,7 +14,7 @@ from anchorfl.tasks.files.raw_files import status
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import TASKS, find_task
-from anchorfl.tasks.synthetic import TWINS
+from anchorfl.tasks.synthetic import SYNTHETIC
 
 OPTIONS = {"mimic3-50": {"variant": "own", "min_count": 1}, "r8": {"min_count": 1}, "extrasensory": {"validation": 0.0}}
 ROWS = {"extrasensory": 600, "mimic3-50": 300, "flair": 60, "femnist": 200}
@@ -28,15 +28,15 @@ def digest(folder: Path) -> str:
 
 
 def test_every_data_set_that_needs_files_has_a_twin():
-    assert {name for name in TASKS if find_task(name).source.files} == TWINS.keys()
+    assert {name for name in TASKS if find_task(name).source.files} == SYNTHETIC.keys()
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", SYNTHETIC)
 def test_from_made_up_files_to_prepared_data(name, tmp_path):
     folders = [tmp_path / n for n in ("a", "b")]
     for folder in folders:
         folder.mkdir()
-        TWINS[name](folder, ROWS.get(name, 120), 3)
+        SYNTHETIC[name](folder, ROWS.get(name, 120), 3)
     assert digest(folders[0]) == digest(folders[1])
     task = find_task(name)
     options = TaskOptions(
