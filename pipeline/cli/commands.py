@@ -168,7 +168,7 @@ def diagnose(options: argparse.Namespace) -> int:
     return 0
 
 
-def track(options: argparse.Namespace) -> int:
+def sync(options: argparse.Namespace) -> int:
     """Send to MLflow what it lacks of a run."""
     from anchorfl.pipeline.tracking.mlflow_writer import send
 

@@ -157,10 +157,10 @@ def check(arguments: list[str]) -> int:
     )
     parser.add_argument("file", metavar="FILE", help=".parquet, .csv or .csv.gz")
     abouts = {
-        "labels": "columns of 0 and 1 (names or patterns, with commas), or one column of classes or of lists of them",
-        "inputs": "columns of numbers, or one column of texts, lists or paths of images; default: guess",
-        "client": "column that says whose row it is",
-        "split": "column of train, validation and test; default: a fifth is drawn as test",
+        "label_columns": "columns of 0 and 1 (names, patterns, with commas), or a column of classes or of lists of them",
+        "input_columns": "columns of numbers, or one column of texts, lists or paths of images; default: guess",
+        "client_column": "column that says whose row it is",
+        "split_column": "column of train, validation and test; default: a fifth is drawn as test",
         "class_names": "file with a class name a line, or id<TAB>name",
         "root": "folder below which FILE lies",
     }

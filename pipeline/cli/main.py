@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from anchorfl.models.label_names import NamesError
-from anchorfl.pipeline.cli import commands, names
+from anchorfl.pipeline.cli import commands, cooccurrence
 from anchorfl.pipeline.cluster import signals
 from anchorfl.pipeline.training.errors import LostError, QuorumError
 from anchorfl.tasks.errors import InputError
@@ -113,7 +113,13 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
     )
     add("presets", commands.presets, "names of the shipped presets")
     add("data", None, "every data set: found or missing, where to get it, licence; data check: a table of your own")
-    names.arguments(add("names", names.names, "co-occurrence table of the class names of a data set, from a corpus"))
+    cooccurrence.arguments(
+        add(
+            "cooccurrence",
+            cooccurrence.cooccurrence,
+            "co-occurrence table of the class names of a data set, from a corpus",
+        )
+    )
     sub = add("compare", commands.compare, "table and curves of several runs")
     sub.add_argument("runs", type=Path, nargs="+")
     sub.add_argument("--out", type=Path, default=None, help="folder for comparison.md, comparison.csv and curves.png")
@@ -122,7 +128,7 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
     sub.add_argument("run", type=Path, help="run folder, or a folder with model.json and weights.safetensors")
     sub.add_argument("file", type=Path)
     sub.add_argument("--out", default="", help="CSV file; default: standard output")
-    sub = add("track", commands.track, "send to MLflow what it lacks of a run")
+    sub = add("sync", commands.sync, "send to MLflow what it lacks of a run")
     sub.add_argument("run", type=Path)
     sub.add_argument("--uri", default="", help="MLflow store, as --tracking.uri")
     sub = add("ui", commands.ui, "MLflow's pages on loopback")

@@ -141,5 +141,5 @@ def _sent(study: Study, folder: Path) -> Sequence[str]:
     try:
         send(folder, uri)
     except InputError as error:
-        return (f"{error}; the diagnosis is in {folder / FOLDER}, send it later with: anchorfl track {folder}",)
+        return (f"{error}; the diagnosis is in {folder / FOLDER}, send it later with: anchorfl sync {folder}",)
     return ("MLflow has the diagnosis",)

@@ -85,7 +85,7 @@ def _deliver(experiment: Experiment, folder: Path, log: Log) -> None:
             if uri := store_uri(experiment.tracking.uri, folder):
                 send(folder, uri)
         except InputError as error:
-            log(f"{error}; send it later with: anchorfl track {folder}")
+            log(f"{error}; send it later with: anchorfl sync {folder}")
 
 
 def _executor(run_spec: RunSpec, actor_pools: ActorPools | None) -> Executor:

@@ -69,7 +69,7 @@ def _store(uri: str) -> tuple[list[str], Path]:
         )
     file = Path(uri.removeprefix("sqlite:///")).resolve()
     if not file.is_file():
-        raise InputError(f"no MLflow database at {file}; make one with: anchorfl run, or: anchorfl track <run folder>")
+        raise InputError(f"no MLflow database at {file}; make one with: anchorfl run, or: anchorfl sync <run folder>")
     return ["--backend-store-uri", f"sqlite:///{file}"], file.parent
 
 

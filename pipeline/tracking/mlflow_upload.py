@@ -185,7 +185,7 @@ class MlflowUploader:
             raise InputError(f"{folder} has no run.json, but {self.folder / 'run.json'} names it as the parent run")
         found = self._search(above["id"], experiment)
         if found is None:
-            raise LookupError(f"its parent run is not there yet; send it with: anchorfl track {folder.resolve()}")
+            raise LookupError(f"its parent run is not there yet; send it with: anchorfl sync {folder.resolve()}")
         return {PARENT_TAG: found.info.run_id}
 
     def _search(self, identity: str, experiment: str) -> Any:

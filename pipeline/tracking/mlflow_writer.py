@@ -132,7 +132,7 @@ class MlflowWriter:
             self._said = True
             self.log(
                 f"MLflow at {shown(self.uri)} cannot be reached ({why}); the run goes on, metrics are kept in "
-                f"{self.folder / 'metrics.jsonl'}; send them later with: anchorfl track {self.folder}"
+                f"{self.folder / 'metrics.jsonl'}; send them later with: anchorfl sync {self.folder}"
             )
 
 

@@ -98,9 +98,9 @@ def next_command(options: TaskOptions, found: Look, selected: int) -> str:
     words = ["anchorfl", "run"] if options.label_columns else ["anchorfl", "data", "check", options.file]
     prefix = "--task." if options.label_columns else "--"
     if not options.label_columns:
-        words += ["--labels", "COLUMNS"]
-    for name in ("parquet", "labels", "inputs", "client", "split", "class_names", "root"):
-        if (value := getattr(options, name)) and (options.label_columns or name != "parquet"):
+        words += ["--label_columns", "COLUMNS"]
+    for name in ("file", "label_columns", "input_columns", "client_column", "split_column", "class_names", "root"):
+        if (value := getattr(options, name)) and (options.label_columns or name != "file"):
             words += [f"{prefix}{name}", value]
     if options.label_columns and found.bad_rows:
         words += ["--task.on_bad_row", "skip"]
@@ -149,7 +149,7 @@ def _roles(file: TableFile, schema: Schema) -> list[str]:
         "text": "one column of texts",
         "image": "one column of paths of images",
     }[schema.form]
-    guessed = " (guessed; --inputs names others)" if schema.guessed else ""
+    guessed = " (guessed; --input_columns names others)" if schema.guessed else ""
     used = {*schema.labels, *schema.inputs, schema.client, schema.split}
     rest = [name for name in file.types if name not in used]
     lines = [f"labels   {what}: {listed(schema.labels)}", f"inputs   {form}{guessed}: {listed(schema.inputs)}"]

@@ -59,7 +59,7 @@ def schema_of(file: TableFile, options: TaskOptions) -> Schema:
     if not options.label_columns:
         msg = f"{file.path}: say which columns hold the labels: --task.label_columns; there are {listed(names, 40)}"
         raise InputError(msg)
-    for option in ("client", "split"):
+    for option in ("client_column", "split_column"):
         if (name := getattr(options, option)) and name not in names:
             msg = f"[task] {option} = {name!r} is no column of {file.path}{nearest(name, names)}"
             raise InputError(f"{msg}; there are {listed(names, 40)}")
@@ -67,12 +67,14 @@ def schema_of(file: TableFile, options: TaskOptions) -> Schema:
             msg = f"{file.path}: column {name!r} ([task] {option}) holds {file.types[name]}; give names or numbers"
             raise InputError(msg)
     taken = {name for name in (options.client_column, options.split_column) if name}
-    labels = chosen(options.label_columns, names, "labels", taken, file.path)
+    labels = chosen(options.label_columns, names, "label_columns", taken, file.path)
     style = _style(file, labels)
     values, class_names = _classes(file, labels, style, options)
     rest = taken | set(labels)
     inputs = (
-        chosen(options.input_columns, names, "inputs", rest, file.path) if options.input_columns else guess(file, rest)
+        chosen(options.input_columns, names, "input_columns", rest, file.path)
+        if options.input_columns
+        else guess(file, rest)
     )
     form = form_of_inputs(file, inputs)
     steps = features(file, inputs[0]) if form == "series" else 0

@@ -85,7 +85,14 @@ def settled(options: TaskOptions, log: Callable[[str], None]) -> TaskOptions:
     every value. Says what was guessed.
     """
     if not options.file:
-        wrong = next((n for n in ("labels", "inputs", "client", "split", "class_names") if getattr(options, n)), "")
+        wrong = next(
+            (
+                n
+                for n in ("label_columns", "input_columns", "client_column", "split_column", "class_names")
+                if getattr(options, n)
+            ),
+            "",
+        )
         if wrong:
             msg = f"[task] {wrong} is for a table of your own: name its file with --task.file"
             raise InputError(msg)

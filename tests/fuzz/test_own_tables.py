@@ -59,15 +59,15 @@ def images(folder):
 
 
 PARSERS = [
-    Parser("own table, parquet", parquet, lambda f, m: read("t.parquet", f, m, inputs="height,girth")),
-    Parser("own table, parquet lists", parquet, lambda f, m: read("t.parquet", f, m, inputs="steps", client="site")),
-    Parser("own table, csv", csv, lambda f, m: read("t.csv", f, m, inputs="spectrum", class_names="names.txt")),
+    Parser("own table, parquet", parquet, lambda f, m: read("t.parquet", f, m, input_columns="height,girth")),
+    Parser("own table, parquet lists", parquet, lambda f, m: read("t.parquet", f, m, input_columns="steps", client_column="site")),
+    Parser("own table, csv", csv, lambda f, m: read("t.csv", f, m, input_columns="spectrum", class_names="names.txt")),
     Parser("own table, csv skip", csv, lambda f, m: read("t.csv", f, m, on_bad_row="skip"), ("t.csv",)),
-    Parser("own table, csv.gz", packed, lambda f, m: read("t.csv.gz", f, m, inputs="note"), ("*.gz",)),
-    Parser("own table, images", images, lambda f, m: read("t.parquet", f, m, inputs="path"),
+    Parser("own table, csv.gz", packed, lambda f, m: read("t.csv.gz", f, m, input_columns="note"), ("*.gz",)),
+    Parser("own table, images", images, lambda f, m: read("t.parquet", f, m, input_columns="path"),
            tuple(f"*.{kind}" for kind in KINDS)),
     Parser("own table, images skip", images,
-           lambda f, m: read("t.parquet", f, m, inputs="path", on_bad_row="skip"),
+           lambda f, m: read("t.parquet", f, m, input_columns="path", on_bad_row="skip"),
            tuple(f"*.{kind}" for kind in KINDS)),
 ]  # fmt: skip
 
@@ -134,5 +134,11 @@ def test_tables_of_any_types(tmp_path_factory, table, labels, inputs, client, sp
     made = base / "made"
     made.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, base / "any.parquet")
-    asked = {"labels": labels, "inputs": inputs, "client": client, "split": split, "on_bad_row": skip}
+    asked = {
+        "label_columns": labels,
+        "input_columns": inputs,
+        "client_column": client,
+        "split_column": split,
+        "on_bad_row": skip,
+    }
     keep("own table, any types", lambda: read("any.parquet", base, made, **asked), made)

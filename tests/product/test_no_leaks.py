@@ -141,7 +141,7 @@ def test_the_password_of_a_store_is_in_no_record(tmp_path):
     config = json.loads((tmp_path / "runs" / "one" / "config.json").read_text())
     assert config["tracking"]["uri"] == "http://127.0.0.1:9/"
     assert json.loads((tmp_path / "runs/one/run.json").read_text())["params"]["tracking.uri"] == "http://127.0.0.1:9/"
-    said = anchorfl(tmp_path, "track", "runs/one", "--uri", f"sqlite:///{tmp_path}/later.db")
+    said = anchorfl(tmp_path, "sync", "runs/one", "--uri", f"sqlite:///{tmp_path}/later.db")
     assert MARK not in database_text(tmp_path / "later.db").lower() + said.lower()
     assert leaks(tmp_path) == []
 

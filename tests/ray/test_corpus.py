@@ -58,7 +58,15 @@ def test_an_error_of_a_worker_is_one_line(corpus, name):
 def test_the_command_gives_one_table_with_and_without_ray(corpus, tmp_path, capsys):
     (tmp_path / "names").write_text("\n".join(NAMES))
     for out, more in (("ray.csv", []), ("serial.csv", ["--serial"])):
-        arguments = ["names", str(corpus), "--names", str(tmp_path / "names"), "--out", str(tmp_path / out), *more]
+        arguments = [
+            "cooccurrence",
+            str(corpus),
+            "--names",
+            str(tmp_path / "names"),
+            "--out",
+            str(tmp_path / out),
+            *more,
+        ]
         assert main(arguments) == 0
     assert "3 of 4 names occur" in capsys.readouterr().out
     assert (tmp_path / "ray.csv").read_bytes() == (tmp_path / "serial.csv").read_bytes()

@@ -62,8 +62,17 @@ def test_check_run_and_predict_a_csv(here, capsys):
     table = trees()
     pyarrow.csv.write_csv(table.drop_columns(["spectrum", "steps"]), here / "trees.csv")
     assert main(["data", "check", "trees.csv"]) == 0
-    assert "next: anchorfl data check trees.csv --labels COLUMNS" in capsys.readouterr().out
-    options = ["--labels", "kind", "--inputs", "height,girth", "--client", "site", "--split", "part"]
+    assert "next: anchorfl data check trees.csv --label_columns COLUMNS" in capsys.readouterr().out
+    options = [
+        "--label_columns",
+        "kind",
+        "--input_columns",
+        "height,girth",
+        "--client_column",
+        "site",
+        "--split_column",
+        "part",
+    ]
     assert main(["data", "check", "trees.csv", *options]) == 0
     shown = capsys.readouterr().out
     assert "15 rows without any label: they stay, unlabeled" in shown
@@ -128,7 +137,7 @@ def test_run_and_predict_images(here, capsys):
             "federation.clients_per_round = 5 exceeds task.clients = 4: lower it",
         ),
         (["data", "check", "none.csv"], "none.csv: no such file"),
-        (["data", "check", "trees.parquet", "--labels", "knd"], "'knd' is no column of trees.parquet"),
+        (["data", "check", "trees.parquet", "--label_columns", "knd"], "'knd' is no column of trees.parquet"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(here, capsys, arguments, message):
@@ -144,18 +153,18 @@ def test_bad_input_is_one_line_and_exit_code_2(here, capsys, arguments, message)
 def test_check_of_a_table_with_bad_rows_says_how_to_go_on(here, capsys):
     columns = {"x": [1.0, np.inf] + [2.0] * 18, "kind": ["a", "b"] * 10}
     pq.write_table(pa.table(columns), here / "t.parquet")
-    assert main(["data", "check", "t.parquet", "--labels", "kind"]) == 2
+    assert main(["data", "check", "t.parquet", "--label_columns", "kind"]) == 2
     shown = capsys.readouterr().out
     assert "1 bad rows; the first: t.parquet: row 2: column 'x' is not finite" in shown
     assert shown.rstrip().endswith("--task.label_columns kind --task.on_bad_row skip")
-    assert main(["data", "check", "t.parquet", "--labels", "kind", "--on_bad_row", "skip"]) == 0
+    assert main(["data", "check", "t.parquet", "--label_columns", "kind", "--on_bad_row", "skip"]) == 0
 
 
 def test_check_offers_no_command_where_skipping_rows_mends_nothing(here, capsys):
     """A client without a label stops a run; leaving out bad rows would not help."""
     lines = ["who,x,kind", *(f"a,{i},{i % 2}" for i in range(30)), *(f"b,{i}," for i in range(30))]
     Path("t.csv").write_text("\n".join(lines) + "\n")
-    assert main(["data", "check", "t.csv", "--labels", "kind", "--client", "who"]) == 2
+    assert main(["data", "check", "t.csv", "--label_columns", "kind", "--client_column", "who"]) == 2
     said = capsys.readouterr().out
     assert "stops a run, and other problems:\n  - no training row with a class: client 'b'" in said
     assert said.rstrip().endswith("next: mend what stops a run")

@@ -120,7 +120,7 @@ def test_a_child_hangs_below_its_parent(tmp_path, store):
     moved = tmp_path / "elsewhere"
     parent.rename(moved)  # to another machine, say
     child = moved / "trials" / child.name
-    with pytest.raises(InputError, match=f"parent run is not there yet.*anchorfl track {moved}"):
+    with pytest.raises(InputError, match=f"parent run is not there yet.*anchorfl sync {moved}"):
         send(child, store)
     assert in_store(store, tmp_path.name) == {}
     assert parts_of(moved) == [child]

@@ -145,7 +145,7 @@ def test_a_dead_server_costs_one_line_and_no_rows(tmp_path, store, lines):
     assert slowest < 1
     assert len(lines) == 1
     assert "Connection refused" in lines[0]
-    assert f"anchorfl track {folder}" in lines[0]
+    assert f"anchorfl sync {folder}" in lines[0]
     assert "\n" not in lines[0]
     assert tracker.parts[1].failures >= 2
     with pytest.raises(InputError, match="Connection refused"):

@@ -47,8 +47,8 @@ def test_one_odd_cell_is_named(tmp_path, content, message):
 def test_an_odd_cell_among_inputs_that_are_named(tmp_path):
     path = csv(tmp_path, "y,x,kind\n" + "\n".join(f"1,{row}" for row in [*GOOD, "1 kg,a"]))
     with pytest.raises(InputError, match="row 21: column 'x' holds '1 kg', where most rows have a number"):
-        table(path, inputs="y,x")
-    assert table(path, inputs="y")[1].num_rows == 21, "a column that nobody asked for may hold anything"
+        table(path, input_columns="y,x")
+    assert table(path, input_columns="y")[1].num_rows == 21, "a column that nobody asked for may hold anything"
 
 
 def test_texts_stay_texts(tmp_path):
@@ -71,7 +71,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path, head):
     names = tmp_path / "names.txt"
     names.write_text("\ufeffa\nb\n")
     path = csv(tmp_path, "\ufeff" + text(ROWS, head))
-    task, _, _ = table(path, inputs="x", class_names=str(names))
+    task, _, _ = table(path, input_columns="x", class_names=str(names))
     assert task.class_names == ("a", "b")
 
 

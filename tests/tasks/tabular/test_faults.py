@@ -23,8 +23,10 @@ TEXT = "x,kind\n" + "1,a\n2,b\n" * 10
 @pytest.mark.parametrize(
     ("columns", "options", "message"),
     [
-        ({"x": [1.0] * 3, "a": [0, 1, 2], "b": [0, 1, 1]}, {"labels": "a,b"}, "row 3: column 'a' holds 2; a label"),
-        ({"x": [1.0] * 2, "a": ["0", "1"], "b": [0, 1]}, {"labels": "a,b"}, "column 'a' holds string; several label"),
+        ({"x": [1.0] * 3, "a": [0, 1, 2], "b": [0, 1, 1]}, {"label_columns": "a,b"},
+        "row 3: column 'a' holds 2; a label"),
+        ({"x": [1.0] * 2, "a": ["0", "1"], "b": [0, 1]}, {"label_columns": "a,b"},
+        "column 'a' holds string; several label"),
         ({"x": [1.0] * 2, "kind": [0.5, 1]}, {}, "column 'kind' holds 0.5; a class is a name or a whole number"),
         ({"x": [1.0] * 2, "kind": ["Ash ", "ash"]}, {}, "class names: 'Ash ' and 'ash' differ only in case or spaces"),
         ({"x": [1.0] * 2, "kind": ["a", "a"]}, {}, "column 'kind' holds 1 class; a task needs at least 2"),
@@ -32,28 +34,29 @@ TEXT = "x,kind\n" + "1,a\n2,b\n" * 10
         ({"x": [1.0] * 2, "kind": [["a", None], ["b"]]}, {}, "row 1: column 'kind' holds a list with an empty entry"),
         ({"x": [1.0] * 2, "kind": [[["a"]], [["b"]]]}, {}, "labels are names, whole numbers or lists of them"),
         ({"x": [1.0, np.inf], "kind": ["a", "b"]}, {}, "row 2: column 'x' is not finite"),
-        ({"x": [1.0] * 2, "kind": ["a", "b"]}, {"labels": "knd"}, "labels: 'knd' is no column of"),
-        ({"x": [1.0] * 2, "kind": ["a", "b"]}, {"labels": ""}, "say which columns hold the labels"),
-        ({"x": [1.0] * 2, "kind": ["a", "b"]}, {"client": "site"}, "client = 'site' is no column of"),
-        ({"x": [1.0] * 2, "kind": ["a", "b"]}, {"inputs": "x,kind"}, "inputs names column 'kind', which is the label"),
-        ({"x": [1.0] * 2, "t": ["u", "v"], "kind": ["a", "b"]}, {"inputs": "x,t"}, "column 't' holds string, no"),
+        ({"x": [1.0] * 2, "kind": ["a", "b"]}, {"label_columns": "knd"}, "label_columns: 'knd' is no column of"),
+        ({"x": [1.0] * 2, "kind": ["a", "b"]}, {"label_columns": ""}, "say which columns hold the labels"),
+        ({"x": [1.0] * 2, "kind": ["a", "b"]}, {"client_column": "site"}, "client_column = 'site' is no column of"),
+        ({"x": [1.0] * 2, "kind": ["a", "b"]}, {"input_columns": "x,kind"}, "input_columns names column 'kind', which is"),
+        ({"x": [1.0] * 2, "t": ["u", "v"], "kind": ["a", "b"]}, {"input_columns": "x,t"}, "'t' holds string, no"),
         ({"kind": ["a", "b"]}, {}, "no column of numbers is left to be the input"),
-        ({"d": pa.array([1, 2], pa.date32()), "kind": ["a", "b"]}, {"inputs": "d"}, "column 'd' holds date32"),
+        ({"d": pa.array([1, 2], pa.date32()), "kind": ["a", "b"]}, {"input_columns": "d"}, "column 'd' holds date32"),
         (LISTS | {"v": [[1.0, 2.0]] * 10 + [[1.0], None]}, {}, "row 11: column 'v' holds 1 entries, the first row 2"),
         (LISTS | {"v": [[1.0, np.inf]] * 12}, {}, "row 1: column 'v' holds a value that is not finite"),
         (LISTS | {"v": [[[1.0]], [[1.0, 2.0]]] * 6}, {}, "row 2: column 'v' has a step that does not hold 1 values"),
         (LISTS | {"v": ["a", " "] * 6}, {}, "row 2: column 'v' is empty; fill in the text or remove the row"),
-        (LISTS | {"s": ["train", "tset"] * 6}, {"split": "s"}, "row 2: column 's' holds 'tset' (did you mean 'test'?)"),
-        (LISTS | {"s": ["train", "test"] * 6, "kind": ["a", "b", "a", None] * 3}, {"split": "s"},
+        (LISTS | {"s": ["train", "tset"] * 6}, {"split_column": "s"},
+        "row 2: column 's' holds 'tset' (did you mean 'test'?)"),
+        (LISTS | {"s": ["train", "test"] * 6, "kind": ["a", "b", "a", None] * 3}, {"split_column": "s"},
          "row 4: a test row without a label"),
-        (LISTS | {"c": ["u", None] * 6}, {"client": "c"}, "row 2: column 'c' is empty; say whose row it is"),
+        (LISTS | {"c": ["u", None] * 6}, {"client_column": "c"}, "row 2: column 'c' is empty; say whose row it is"),
         ({"x": [1.0] * 3, "kind": KINDS}, {}, "3 labeled rows are too few to draw a test split from"),
         (LISTS | {"v": [1.0] * 11 + [1e39]}, {}, "row 12: column 'v' is not finite, or beyond 3.4e+38"),
         (LISTS | {"v": [[1.0]] * 11 + [[-1e39]]}, {}, "row 12: column 'v' holds a value that is not finite, or beyond"),
         (LISTS | {"v": [[]] * 12}, {}, "column 'v' holds only empty lists; name another input"),
-        (LISTS | {"c": [1.0, np.nan] * 6}, {"client": "c"}, "row 2: column 'c' is empty; say whose row it is"),
-        (LISTS | {"c": [[1]] * 12}, {"client": "c"}, "column 'c' ([task] client) holds list<"),
-        (LISTS | {"c": [[1]] * 12}, {"split": "c"}, "column 'c' ([task] split) holds list<"),
+        (LISTS | {"c": [1.0, np.nan] * 6}, {"client_column": "c"}, "row 2: column 'c' is empty; say whose row it is"),
+        (LISTS | {"c": [[1]] * 12}, {"client_column": "c"}, "column 'c' ([task] client_column) holds list<"),
+        (LISTS | {"c": [[1]] * 12}, {"split_column": "c"}, "column 'c' ([task] split_column) holds list<"),
         ({"x": [1.0] * 2, "kind": [2.0**53, 1.0]}, {}, "column 'kind' holds 9.0072e+15: numbers of classes from"),
     ],
 )  # fmt: skip
@@ -81,9 +84,9 @@ def test_bad_class_names_are_named(tmp_path, text, message):
     names.write_text(text)
     path = parquet(tmp_path, {"x": [1.0] * 4, "a": [0, 1] * 2, "b": [1, 0] * 2})
     with pytest.raises(InputError, match=re.escape(message)):
-        table(path, labels="a,b", class_names=str(names))
+        table(path, label_columns="a,b", class_names=str(names))
     with pytest.raises(InputError, match=r"class_names = .*: no such file"):
-        table(path, labels="a,b", class_names=str(tmp_path / "none.txt"))
+        table(path, label_columns="a,b", class_names=str(tmp_path / "none.txt"))
 
 
 def test_a_value_outside_the_class_names_is_a_bad_row(tmp_path):

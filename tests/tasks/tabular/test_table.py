@@ -71,7 +71,7 @@ def test_parquet_and_csv_give_the_same(tmp_path, inputs, kind, shape, payload):
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     made = []
     for path in (parquet(tmp_path, columns), tmp_path / "t.csv.gz"):
-        task, raw, options = table(path, inputs=inputs, min_count=1, max_tokens=50)
+        task, raw, options = table(path, input_columns=inputs, min_count=1, max_tokens=50)
         spec = task.fit(raw, options)
         assert (spec.kind, spec.shape, task.payload) == (kind, shape, payload)
         encoded = task.encode(raw, spec)
@@ -81,25 +81,25 @@ def test_parquet_and_csv_give_the_same(tmp_path, inputs, kind, shape, payload):
 
 def test_label_columns_by_pattern_lose_what_they_share(tmp_path):
     columns = {"x": [1.0] * 40, "label_cat": [0, 1, None, 1] * 10, "label_dog": [1, 0, 0, None] * 10}
-    task, raw, _ = table(parquet(tmp_path, columns), labels="label_*")
+    task, raw, _ = table(parquet(tmp_path, columns), label_columns="label_*")
     assert (task.kind, task.class_names) == ("multi", ("cat", "dog"))
     assert raw["labels"].to_pylist()[:4] == [[1], [0], [], [0]]
     assert raw["known"].to_pylist()[:4] == [None, None, [1], [0]]
-    task, _, _ = table(parquet(tmp_path, columns), labels="label_dog, label_cat")
+    task, _, _ = table(parquet(tmp_path, columns), label_columns="label_dog, label_cat")
     assert task.class_names == ("label_dog", "label_cat")
 
 
 def test_lists_of_classes_and_their_names(tmp_path):
     columns = {"x": [1.0, 2.0] * 20, "tags": [["b", "a"], [], None, ["a"]] * 10}
-    task, raw, _ = table(parquet(tmp_path, columns), labels="tags")
+    task, raw, _ = table(parquet(tmp_path, columns), label_columns="tags")
     assert (task.kind, task.class_names) == ("multi", ("a", "b"))
     assert raw["labels"].to_pylist()[:4] == [[0, 1], [], [], [0]]
     assert raw["known"].to_pylist()[:4] == [None, None, [], None]
     columns["tags"] = [[10, 2], [], None, [2]] * 10
-    assert table(parquet(tmp_path, columns), labels="tags")[0].class_names == ("2", "10")
+    assert table(parquet(tmp_path, columns), label_columns="tags")[0].class_names == ("2", "10")
     names = tmp_path / "names.txt"
     names.write_text("2\tcat\n10\tdog\n11\towl\n")
-    task, raw, _ = table(parquet(tmp_path, columns), labels="tags", class_names=str(names))
+    task, raw, _ = table(parquet(tmp_path, columns), label_columns="tags", class_names=str(names))
     assert task.class_names == ("cat", "dog", "owl")
     assert raw["labels"].to_pylist()[0] == [0, 1]
 
@@ -108,7 +108,7 @@ def test_class_names_by_line_number_the_classes(tmp_path):
     names = tmp_path / "names.txt"
     names.write_text("cat\ndog\n")
     path = parquet(tmp_path, {"x": [1.0, 2.0] * 20, "y": [1.0, 0.0] * 19 + [1.0, None]})
-    task, raw, options = table(path, labels="y", class_names=str(names))
+    task, raw, options = table(path, label_columns="y", class_names=str(names))
     assert (task.class_names, raw["labels"].to_pylist()[:2]) == (("cat", "dog"), [[1], [0]])
     before = raw_digest(task, options, raw_folder(task, options))
     names.write_text("cow\ndog\n")
@@ -140,7 +140,7 @@ def test_text_classes_in_the_order_of_the_names(tmp_path):
 
 def test_clients_and_splits_come_from_columns(tmp_path):
     columns = trees() | {"part": ["train"] * 40 + ["validation"] * 10 + ["test"] * 10, "kind": list(KINDS) * 20}
-    task, raw, _ = table(parquet(tmp_path, columns), client="site", split="part")
+    task, raw, _ = table(parquet(tmp_path, columns), client_column="site", split_column="part")
     assert task.subjects == "site"
     assert raw["subject"].to_pylist()[:5] == ["h0", "h1", "h2", "h3", "h0"]
     assert raw["split"].to_pylist() == columns["part"]
@@ -194,8 +194,8 @@ def test_odd_types_become_plain(tmp_path):
     task, raw, options = table(path)
     assert task.fit(raw, options).columns.inputs == ("a.b", "a", "empty")
     assert raw["values"].to_pylist()[0][:2] == [1.0, 1.0]
-    assert table(path, inputs="fixed")[1]["values"].to_pylist()[0] == [1.0, 2.0]
-    assert table(path, labels="a", inputs="a.b")[0].class_names == ("false", "true")
+    assert table(path, input_columns="fixed")[1]["values"].to_pylist()[0] == [1.0, 2.0]
+    assert table(path, label_columns="a", input_columns="a.b")[0].class_names == ("false", "true")
 
 
 def test_moments_of_constants_and_of_nothing():
@@ -232,7 +232,7 @@ def pq_to_csv(path, columns):
 
 def test_some_label_columns_are_enough_for_a_trained_model(tmp_path):
     columns = {"x": [1.0, 2.0] * 20, "a": [0, 1] * 20, "b": [1, 0] * 20}
-    task, raw, options = table(parquet(tmp_path, columns), labels="a,b", inputs="x")
+    task, raw, options = table(parquet(tmp_path, columns), label_columns="a,b", input_columns="x")
     spec = task.fit(raw, options)
     parquet(tmp_path, {"x": [1.0, 2.0], "b": [1, 0]})
     found = samples_of(tmp_path / "t.parquet", spec, "multi", ("a", "b"))
@@ -258,7 +258,7 @@ def test_no_step_of_a_series_is_taken_for_padding(tmp_path):
     """The mean of a feature is 0 when it is standardised, and so is a missing value: a step of both would be none."""
     steps = [[[-1.0], [0.0], [1.0]], [[1.0], [0.0], [-1.0]], [[0.0], [0.0], [0.0]], [[None], [-1.0], [1.0]]] * 15
     path = parquet(tmp_path, {"kind": ["a", "b", "a", "b"] * 15, "steps": steps})
-    task, raw, options = table(path, inputs="steps")
+    task, raw, options = table(path, input_columns="steps")
     spec = task.fit(raw, options)
     x = np.array(task.encode(raw, spec)["x"].to_pylist()).reshape(-1, 3, 1)
     assert np.abs(x[0, 1, 0]) == np.float32(1e-6)
@@ -274,9 +274,9 @@ def test_names_that_differ_by_a_sign_are_two(tmp_path, names, same):
     path = parquet(tmp_path, {"x": [float(i) for i in range(60)], "kind": [names[i % 2] for i in range(60)]})
     if same:
         with pytest.raises(InputError, match=r"rename one|one name"):
-            table(path, inputs="x")
+            table(path, input_columns="x")
         return
-    assert set(table(path, inputs="x")[0].class_names) == set(names)
+    assert set(table(path, input_columns="x")[0].class_names) == set(names)
 
 
 def test_small_clients_of_a_table_stay_clients(tmp_path):

@@ -1,4 +1,4 @@
-"""``anchorfl names``: from a corpus to class embeddings; bad arguments are one line."""
+"""``anchorfl cooccurrence``: from a corpus to class embeddings; bad arguments are one line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def corpus(tmp_path):
 
 def test_a_corpus_becomes_a_table_that_becomes_vectors(corpus, tmp_path, capsys):
     out = tmp_path / "table.csv"
-    assert main(["names", str(corpus), "--task", "toy-single", "--out", str(out), "--serial"]) == 0
+    assert main(["cooccurrence", str(corpus), "--task", "toy-single", "--out", str(out), "--serial"]) == 0
     said = capsys.readouterr().out
     assert f"3 of {len(CLASSES)} names occur; 1 edges" in said
     assert f"never occur, and will keep a random vector: {', '.join(CLASSES[3:])}" in said
@@ -55,7 +55,7 @@ def test_class_names_that_stand_in_the_files_only(tmp_path, monkeypatch, capsys)
     SYNTHETIC["bibtex"](folder, 60, 1)
     monkeypatch.setenv("ANCHORFL_DATA", str(tmp_path / "data"))
     (tmp_path / "c.txt").write_text("nothing of the sort\n")
-    words = ["names", str(tmp_path / "c.txt"), "--task", "bibtex", "--out", str(tmp_path / "t.csv"), "--serial"]
+    words = ["cooccurrence", str(tmp_path / "c.txt"), "--task", "bibtex", "--out", str(tmp_path / "t.csv"), "--serial"]
     assert main(words) == 0
     assert read_table(tmp_path / "t.csv").names == tuple((folder / "label_names.txt").read_text().split())
     shutil.rmtree(folder)
@@ -68,7 +68,7 @@ def test_class_names_that_stand_in_the_files_only(tmp_path, monkeypatch, capsys)
 def test_window_stem_and_segment_matter(tmp_path):
     (tmp_path / "names").write_text("phone on table\nwalk\n")
     (tmp_path / "c.txt").write_text("Phone a b c d table. He walked.\nPhone table. walk\nphone table\n")
-    base = ["names", str(tmp_path / "c.txt"), "--names", str(tmp_path / "names"), "--serial", "--out"]
+    base = ["cooccurrence", str(tmp_path / "c.txt"), "--names", str(tmp_path / "names"), "--serial", "--out"]
     found = []
     for more in ([], ["--window", "2"], ["--stem", "verbs"], ["--segment", "sentence"], ["--segment", "article"]):
         assert main([*base, str(tmp_path / "t.csv"), *more]) == 0
@@ -98,7 +98,7 @@ def test_window_stem_and_segment_matter(tmp_path):
 def test_bad_arguments_are_one_line(corpus, tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").touch()
-    assert main(["names", *arguments, "--serial"]) == 2
+    assert main(["cooccurrence", *arguments, "--serial"]) == 2
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1

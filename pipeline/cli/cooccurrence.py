@@ -1,4 +1,6 @@
-"""``anchorfl names``: a corpus and the class names of a task -> their co-occurrence table (docs/label-names.md)."""
+"""``anchorfl cooccurrence``: a corpus and the class names of a task -> their co-occurrence table
+(docs/label-names.md).
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", default="", help="Ray cluster to use, as cluster.address")
 
 
-def names(options: argparse.Namespace) -> int:
+def cooccurrence(options: argparse.Namespace) -> int:
     """Count, write the table and the counts, and say what was found."""
     from anchorfl.tasks.corpus.corpus_files import files
     from anchorfl.tasks.corpus.counting import Scanner
