@@ -70,7 +70,7 @@ def _check_merge(experiment: Experiment) -> None:
             mend = "clip_norm to 0" if name == "clip_norm" else "merge to 'mean'"
             raise InputError(
                 f"{option}: method {method.name!r} does not allow it{allowed}; set federation.{mend}, or choose another"
-                " method (docs/robust-merges.md says why)"
+                " method (docs/robust-aggregation.md says why)"
             )
 
 

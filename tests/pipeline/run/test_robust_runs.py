@@ -226,17 +226,17 @@ def test_what_methods_allow():
         (
             "scaffold", {"merge": "median"},
             "federation.merge = 'median': method 'scaffold' does not allow it; set federation.merge to 'mean', or"
-            " choose another method (docs/robust-merges.md says why)",
+            " choose another method (docs/robust-aggregation.md says why)",
         ),
         (
             "feddyn", {"clip_norm": 2.0},
             "federation.clip_norm = 2: method 'feddyn' does not allow it; set federation.clip_norm to 0, or choose"
-            " another method (docs/robust-merges.md says why)",
+            " another method (docs/robust-aggregation.md says why)",
         ),
         (
             "fednh", {"merge": "krum"},
             "federation.merge = 'krum': method 'fednh' does not allow it (it allows median, trimmed_mean); set"
-            " federation.merge to 'mean', or choose another method (docs/robust-merges.md says why)",
+            " federation.merge to 'mean', or choose another method (docs/robust-aggregation.md says why)",
         ),
     ],
 )  # fmt: skip
