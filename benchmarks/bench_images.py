@@ -2,7 +2,7 @@
 
     python benchmarks/bench_images.py [--rows 256] [--batches 8 32] [--pairs 3] [--device cuda] [--augment]
 
-Random colour images of 28 x 28 (PBC's size) and ResNet-18 with BatchNorm. Images a second (on a CPU: of its time) of
+Random color images of 28 x 28 (PBC's size) and ResNet-18 with BatchNorm. Images a second (on a CPU: of its time) of
 one local epoch, and of the way from memory to the batch alone; plain and ours take turns, medians and their ratio. Both
 have the same arithmetic: where nothing is drawn, the largest difference of a weight after the epoch is printed, too.
 """
@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from anchorfl.models.build import ModelOptions, build
-from anchorfl.pipeline.algorithm.contract import Global
+from anchorfl.pipeline.algorithm.contract import ServerState
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.methods.fedavg import FedAvg
-from anchorfl.pipeline.training.local_training import Training, augmentation, batches, fit, pieces
+from anchorfl.pipeline.training.local_training import Training, augmentation, batches, fit, micro_batches
 from anchorfl.pipeline.training.run_spec import one_thread
 from anchorfl.tasks.contract import Card, ClientData, InputSpec, Objective
 from anchorfl.tasks.images.pixels import LEVELS
@@ -81,7 +81,7 @@ class Contest:
         self.card = Card(0, rows, y.sum(0).long(), torch.ones(CLASSES).bool())
         self.options = OptimizerOptions(
             name="sgd", lr=0.01, momentum=0.9, weight_decay=5e-4, batch_size=batch, skip_zero_rows=False,
-            micro_tokens=0, crop=4 if augment else 0, flip="both" if augment else "none",
+            microbatch_tokens=0, crop=4 if augment else 0, flip="both" if augment else "none",
         )  # fmt: skip
         self.augment, self.device, self.batch = augment, device, batch
         self.model = network(device)
@@ -89,7 +89,7 @@ class Contest:
 
     def ours(self):
         training = Training(FedAvg(), Objective("single"), self.options, 1, 0)
-        fitted = fit(training, self.model, self.card, self.data, Global(self.start), {}, 1)
+        fitted = fit(training, self.model, self.card, self.data, ServerState(self.start), {}, 1)
         done(self.device)
         return fitted.update.weights
 
@@ -114,7 +114,7 @@ class Contest:
         change = augmentation(self.options, torch.Generator().manual_seed(0))
         active_N = torch.ones(len(self.x), dtype=torch.bool)
         for index_B in batches(torch.randperm(len(self.x)), self.batch, True):
-            pieces(self.data, index_B, active_N, self.options, self.model, change)
+            micro_batches(self.data, index_B, active_N, self.options, self.model, change)
         done(self.device)
 
     def loaded(self):

@@ -19,14 +19,14 @@ from anchorfl.pipeline.training.client import ClientHost
 from anchorfl.pipeline.training.run_spec import one_thread
 from anchorfl.pipeline.training.server import Server
 
-OFF = {"skip_zero_rows": False, "micro_tokens": 0, "lookup_dropout": False, "onednn": False}
+OFF = {"skip_zero_rows": False, "microbatch_tokens": 0, "lookup_dropout": False, "onednn": False}
 VARIANTS = {
     "plain loop": {},
     "skip zero rows": {"skip_zero_rows": True},
-    "micro-batches": {"micro_tokens": 1024},
+    "micro-batches": {"microbatch_tokens": 1024},
     "look-up dropout": {"lookup_dropout": True},
-    "all three": {"skip_zero_rows": True, "micro_tokens": 1024, "lookup_dropout": True},
-    "all three, oneDNN": {"skip_zero_rows": True, "micro_tokens": 1024, "lookup_dropout": True, "onednn": True},
+    "all three": {"skip_zero_rows": True, "microbatch_tokens": 1024, "lookup_dropout": True},
+    "all three, oneDNN": {"skip_zero_rows": True, "microbatch_tokens": 1024, "lookup_dropout": True, "onednn": True},
 }
 
 

@@ -37,7 +37,7 @@ ACTORS = {"client": "ray::ClientActor", "server": "ray::ServerActor"}
 TARGETS = (*ACTORS, "driver")
 ATTEMPTS = 5
 """At a run in which something is killed."""
-OF_THE_MACHINE = ("sys/", "system/", "fault/")
+OF_THE_MACHINE = ("time/", "system/", "failures/")
 
 
 @dataclass(frozen=True)

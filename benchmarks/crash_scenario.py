@@ -22,8 +22,9 @@ from io import StringIO
 from pathlib import Path
 
 from anchorfl.models.build import ModelOptions
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.experiment import Experiment, FederationOptions
 from anchorfl.pipeline.config.tracking import TrackingOptions
@@ -44,18 +45,18 @@ class Dying(Averaging):
     times: int
     folder: str
 
-    def local(self, side):
-        return DyingLocal(side, self)
+    def trainer(self, ctx):
+        return DyingTrainer(ctx, self)
 
 
-class DyingLocal(AveragingLocal):
-    def __init__(self, side, method):
-        super().__init__(side)
+class DyingTrainer(AveragingTrainer):
+    def __init__(self, ctx, method):
+        super().__init__(ctx)
         self.method = method
 
     def update(self):
         time.sleep(WORK_S)
-        if self.side.card.client == DYING:
+        if self.ctx.card.client == DYING:
             before = len(list(Path(self.method.folder).iterdir()))
             (Path(self.method.folder) / str(before)).touch()
             if ROUND - 1 <= before < ROUND - 1 + self.method.times:
@@ -72,16 +73,17 @@ def once(times: int, folder: Path) -> tuple[dict[str, list[int]], str]:
             name="toy-single", clients=CLIENTS, classes_per_client=2, min_count=1, cache=str(folder / "c")
         ),
         method=Dying(times=times, folder=str(attempts)),
-        model=ModelOptions(width=16, heads=2, feedforward=8, names_width=16),
+        model=ModelOptions(width=16, heads=2, feedforward=8),
+        class_embeddings=ClassEmbeddingOptions(width=16),
         federation=FederationOptions(rounds=ROUNDS, clients_per_round=CLIENTS, epochs=1),
         optimizer=OptimizerOptions(lr=0.001, batch_size=16),
-        cluster=ClusterOptions(executor="ray", clients_per_actor=CLIENTS // SLOTS, concurrent=SLOTS),
+        cluster=ClusterOptions(executor="ray", clients_per_actor=CLIENTS // SLOTS, max_concurrent_clients=SLOTS),
         tracking=TrackingOptions(uri="none"),
     )
     with redirect_stdout(StringIO()):
         checksum = run(e, folder / "run").checksum
     metrics = [r.metrics for r in read_records(folder / "run")[0] if r.round]
-    failed, retried = ([int(m[f"fault/{what}"]) for m in metrics] for what in ("failed", "retried"))
+    failed, retried = ([int(m[f"failures/{what}"]) for m in metrics] for what in ("dropped_clients", "retries"))
     return {"answering": [CLIENTS - n for n in failed], "retried": retried}, checksum[:12]
 
 

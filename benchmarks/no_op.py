@@ -6,7 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 
 from anchorfl.models.build import ModelOptions
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global, Local, Update
+from anchorfl.pipeline.algorithm.contract import (
+    Averaging,
+    AveragingTrainer,
+    ClientContext,
+    ClientTrainer,
+    ServerState,
+    Update,
+)
 from anchorfl.pipeline.cluster import ray_cluster
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.experiment import Experiment, FederationOptions
@@ -30,11 +37,11 @@ class NoOp(Averaging):
 
     name = "fedavg"
 
-    def local(self, side: ClientSide[Global]) -> Local[Global, Update]:
-        return NoOpLocal(side)
+    def trainer(self, ctx: ClientContext[ServerState]) -> ClientTrainer[ServerState, Update]:
+        return NoOpTrainer(ctx)
 
 
-class NoOpLocal(AveragingLocal):
+class NoOpTrainer(AveragingTrainer):
     """Its model holds what was sent."""
 
     def make_optimizers(self):

@@ -49,7 +49,7 @@ def experiment(options: argparse.Namespace, folder: Path) -> Experiment:
         method=METHODS["fedalc"](weighting="samples", neighbours=options.neighbours),
         model=ModelOptions(width=options.width, feedforward=options.hidden, dropout=0.0, embedding_std=0.05),
         federation=FederationOptions(
-            rounds=3, clients_per_round=size.labels, epochs=1, pooled=True, pool_rows=options.piece
+            rounds=3, clients_per_round=size.labels, epochs=1, batched_clients=True, batch_rows=options.piece
         ),
         optimizer=OptimizerOptions(name="sgd", lr=0.1, batch_size=0),
         evaluation=EvaluationOptions(metrics="ranking"),
@@ -86,7 +86,7 @@ def explicit(setup: Setup) -> Executor:
     from anchorfl.pipeline.execution.ray_executor import RayExecutor
 
     e = setup.experiment
-    federation = replace(e.federation, pooled=False)
+    federation = replace(e.federation, batched_clients=False)
     return RayExecutor(replace(setup, experiment=replace(e, federation=federation, cluster=ClusterOptions())))
 
 

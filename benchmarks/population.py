@@ -56,7 +56,8 @@ def write(path: Path, clients: int) -> None:
 def experiment(folder: Path, clients: int, state: Literal["keep", "reset"]) -> Experiment:
     return Experiment(
         task=TaskOptions(
-            parquet=str(folder / "made.parquet"), labels="label", client="who", split="part", validation=0.0,
+            file=str(folder / "made.parquet"), label_columns="label", client_column="who", split_column="part",
+            validation=0.0,
             cache=str(folder / "cache"), clients=clients,
         ),
         method=METHODS["fedavg"](),

@@ -29,7 +29,7 @@ KINDS = {
     "products": ("mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "mkldnn"),
     "dropout masks": ("bernoulli", "dropout", "random_", "index_select"),
     "layer norm, softmax": ("layer_norm", "softmax"),
-    "optimiser": ("adam", "sgd"),
+    "optimizer": ("adam", "sgd"),
     "products with numbers, sums": ("mul", "add", "sum", "div", "where", "masked_fill", "threshold", "relu", "clamp"),
     "copies": ("copy_", "cat", "clone", "contiguous", "zero_", "fill_", "empty", "to_padded", "index"),
 }

@@ -30,7 +30,7 @@ from benchmarks import r8_by_hand
 
 MARGIN = 0.9
 """Of the one-class loss in Bibtex's presets."""
-OFF = {"skip_zero_rows": False, "micro_tokens": 0, "lookup_dropout": False}
+OFF = {"skip_zero_rows": False, "microbatch_tokens": 0, "lookup_dropout": False}
 Round = Callable[[int], None]
 """A round by its number, from 1 on."""
 
@@ -44,7 +44,7 @@ def nobody(busy: int, done: int, failed: int) -> None:
 
 
 def experiment(preset: str, optimizer: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Experiment:
-    """A preset, with changes; optimisers start anew in every round, in all ways alike."""
+    """A preset, with changes; optimizers start anew in every round, in all ways alike."""
     sections = {"optimizer": {"state": "reset"} | (optimizer or {}), "tracking": {"uri": "none"}} | sections
     e = read_preset(preset)
     changed = {name: dataclasses.replace(getattr(e, name), **options) for name, options in sections.items()}
@@ -121,7 +121,7 @@ def one_class_loop(e: Experiment, rounds: int) -> Round:
     setup = make_setup(e, quiet)
     model, cards = setup.model().train(), setup.data().cards()
     data = [setup.data().client(client, setup.objective()) for client in range(len(cards))]
-    class_I = [int(card.aware_C.nonzero()) for card in cards]
+    class_I = [int(card.identified_C.nonzero()) for card in cards]
     start = {name: value.clone() for name, value in model.state_dict().items()}
 
     def once(round_: int) -> None:
@@ -143,7 +143,7 @@ def one_class_loop(e: Experiment, rounds: int) -> Round:
 
 def explicit(*, pooled: bool = False) -> Experiment:
     """Bibtex's 159 clients of one class each."""
-    return settled(experiment("bibtex/fedavg", federation={"pooled": pooled}))
+    return settled(experiment("bibtex/fedavg", federation={"batched_clients": pooled}))
 
 
 def pbc() -> Experiment:

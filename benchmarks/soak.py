@@ -28,6 +28,7 @@ import numpy as np
 from anchorfl.models.build import ModelOptions
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.cluster import ray_cluster
+from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.experiment import Experiment, FederationOptions
 from anchorfl.pipeline.config.tracking import TrackingOptions
@@ -53,10 +54,11 @@ def experiment(options: argparse.Namespace, folder: Path) -> Experiment:
             cache=str(folder / "cache"),
         ),
         method=METHODS[options.method](),
-        model=ModelOptions(width=16, heads=2, feedforward=8, dropout=0.1, names_width=16),
+        model=ModelOptions(width=16, heads=2, feedforward=8, dropout=0.1),
+        class_embeddings=ClassEmbeddingOptions(width=16),
         federation=FederationOptions(rounds=options.rounds, clients_per_round=8, epochs=1),
-        optimizer=OptimizerOptions(lr=0.001, batch_size=16, micro_tokens=64),
-        cluster=ClusterOptions(executor="ray", clients_per_actor=4, mirror=options.mirror),
+        optimizer=OptimizerOptions(lr=0.001, batch_size=16, microbatch_tokens=64),
+        cluster=ClusterOptions(executor="ray", clients_per_actor=4, backup=options.mirror),
         tracking=TrackingOptions(uri=uri, log_model=False),
         seed=1,
     )  # fmt: skip
@@ -163,7 +165,7 @@ def main() -> None:
     parser.add_argument("--settled", type=int, default=200, help="first round of the slopes")
     parser.add_argument("--method", default="fedalign", choices=sorted(METHODS))
     parser.add_argument("--tracking", default="none", choices=["none", "sqlite"])
-    parser.add_argument("--mirror", default="", help="as cluster.mirror")
+    parser.add_argument("--mirror", default="", help="as cluster.backup")
     parser.add_argument("--redraw", action="store_true", help="from soak.json, without a run")
     options = parser.parse_args()
     out = Path(options.out)

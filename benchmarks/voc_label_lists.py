@@ -57,11 +57,16 @@ def write(lists: Path, path: Path, noise: float) -> None:
 def experiment(table: Path, name: str, rounds: int) -> Experiment:
     return Experiment(
         task=TaskOptions(
-            parquet=str(table), labels="label *", split="split", partition="one_class", clients=0, validation=0.05
+            file=str(table),
+            label_columns="label *",
+            split_column="split",
+            partition="one_class",
+            clients=0,
+            validation=0.05,
         ),
         method=METHODS[name](**METHOD_OPTIONS[name]),
         model=ModelOptions(width=64, feedforward=128, dropout=0.1),
-        federation=FederationOptions(rounds=rounds, clients_per_round=0, epochs=1, pooled=True),
+        federation=FederationOptions(rounds=rounds, clients_per_round=0, epochs=1, batched_clients=True),
         optimizer=OptimizerOptions(name="sgd", lr=0.1, batch_size=0),
         evaluation=EvaluationOptions(metrics="ranking", every=10),
         cluster=ClusterOptions(executor="serial"),

@@ -19,7 +19,6 @@ from anchorfl.models.encoders.sparse import SparseEncoder
 from anchorfl.models.encoders.transformer import TransformerEncoder
 from anchorfl.models.heads import ConceptHead, CosineHead, FrameHead, LabelHead, LinearHead, PrototypeHead
 from anchorfl.models.start import start_from
-from anchorfl.models.text_encoders import Pooling
 
 Head = Literal["linear", "label", "cosine", "concept", "prototype", "frame"]
 
@@ -34,7 +33,7 @@ class ModelOptions:
     """First layer of a residual network: ``imagenet``, 7x7 with stride 2 and max-pooling; ``small``, 3x3; ``auto``:
     ``small`` up to 64 pixels a side."""
     norm: Literal["group", "batch", "frozen"] = "group"
-    """Normalisation of a residual network: ``group``, in 32 groups; ``batch``, whose statistics are averaged with the
+    """Normalization of a residual network: ``group``, in 32 groups; ``batch``, whose statistics are averaged with the
     weights; ``frozen``, BatchNorm with the statistics of ``weights``, which stay as they are."""
     init: Init = "he"
     """First values of a residual network's convolutions: ``he``, He-normal by the fan-out; ``torch``, torch's own,
@@ -52,57 +51,21 @@ class ModelOptions:
     """Dropout probability, in [0, 1); residual networks have none."""
     embedding_std: float = 1.0
     """Standard deviation of the first values of the embedding matrix, above 0 (sparse)."""
-    names: Literal["random", "cooccurrence", "language_model"] = "random"
-    """First values of the class embeddings: ``random``; skip-gram over random walks on a co-occurrence table of the
-    names; or what a language model makes of the names."""
-    names_table: str = ""
-    """CSV of the co-occurrence table; a relative path is looked up below ``$ANCHORFL_DATA`` too
-    (docs/label-names.md)."""
-    names_width: int = 256
-    """Width of the class-name vectors (a language model has its own); where it differs from ``width``, a linear layer
-    maps between them."""
-    names_model: str = ""
-    """Language model: a folder with its files, or a hub name (``name@revision`` to pin it), which need
-    ``anchorfl[plm]``; or ``open_clip:`` and a model of open_clip's (docs/concepts.md)."""
-    names_pooling: Pooling = "auto"
-    """Language model: what of it is a sentence's vector. ``mean``: of the last hidden states; ``first``: that of the
-    first token; ``projected``: the projection of models that have one (CLIP); ``auto``: ``projected`` for open_clip,
-    else ``mean``."""
-    names_prompts: str = "{name}"
-    """Language model: templates with ``{name}``, separated by ``|``; a name's vector is the mean over them. Class
-    concepts (FedBM): the default stands for the data set's own templates."""
-    names_share: float = 1.0
-    """Class concepts: share of the templates that a run uses, drawn from its seed, in (0, 1] (FedBM, Table VII)."""
-    names_normalise: bool = True
-    """Language model: bring the vector of every prompt to length 1 before the mean; class concepts always are."""
 
     def __post_init__(self) -> None:
-        for name in ("width", "heads", "feedforward", "names_width"):
+        for name in ("width", "heads", "feedforward"):
             if getattr(self, name) < 1:
                 raise ValueError(f"model.{name} = {getattr(self, name)}: must be at least 1")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"model.dropout = {self.dropout}: must be in [0, 1)")
         if not 0 < self.embedding_std < math.inf:
             raise ValueError(f"model.embedding_std = {self.embedding_std}: must be above 0")
-        if not 0 < self.names_share <= 1:
-            raise ValueError(f"model.names_share = {self.names_share}: must be in (0, 1]")
         for name, standard in (("stem", "auto"), ("norm", "group"), ("init", "he")):
             if self.network == "auto" and getattr(self, name) != standard:
                 raise ValueError(
                     f"model.{name} = {getattr(self, name)!r} is for residual networks: set model.network, for example"
                     " to 'resnet18'"
                 )
-        if self.names == "cooccurrence" and not self.names_table:
-            raise ValueError("model.names = 'cooccurrence' needs model.names_table, the CSV of the co-occurrence table")
-        if self.names == "language_model" and not self.names_model:
-            raise ValueError("model.names = 'language_model' needs model.names_model, its folder or hub name")
-        if bad := next((prompt for prompt in self.prompts if "{name}" not in prompt), ""):
-            raise ValueError(f"model.names_prompts: {bad!r} has no {{name}}: write it where the class name belongs")
-
-    @property
-    def prompts(self) -> tuple[str, ...]:
-        """The templates of ``names_prompts``."""
-        return tuple(prompt.strip() for prompt in self.names_prompts.split("|"))
 
 
 def build(
@@ -124,7 +87,7 @@ def build(
 ) -> Classifier:
     """A classifier whose initial weights depend on the arguments alone.
 
-    ``vocabulary``: number of token ids; ``unit``: normalise class representations (single-label); ``vectors_CP``: first
+    ``vocabulary``: number of token ids; ``unit``: normalize class representations (single-label); ``vectors_CP``: first
     values of the class embeddings (``head == "label"`` only); ``parts``: so many encoders side by side
     (``head == "cosine"`` only); ``start``: first values of each encoder, as ``anchorfl.models.start`` reads them, in
     place of drawn ones; ``concept_width``: of the class concepts (``head == "concept"`` only); ``scale``: first value

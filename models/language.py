@@ -28,12 +28,12 @@ _LOG = logging.getLogger(__name__)
 
 
 def from_language_model(
-    class_names: Sequence[str], *, model: str, prompts: Sequence[str] = ("{name}",), normalise: bool = True,
+    class_names: Sequence[str], *, model: str, prompts: Sequence[str] = ("{name}",), normalize: bool = True,
     pooling: Pooling = "auto", cache: Path | None, log: Callable[[str], None] = _LOG.warning,
 ) -> NameVectors:  # fmt: skip
     """Vectors of ``class_names``, float32 [C, D].
 
-    model, pooling: as ``text_encoder`` takes them; prompts: templates with ``{name}``; normalise: the vector of every
+    model, pooling: as ``text_encoder`` takes them; prompts: templates with ``{name}``; normalize: the vector of every
     prompt to length 1 before the mean. A row depends on its own name alone. They are kept in
     ``<cache>/names-<digest>.npz``. Raises NamesError where the library or the model is missing, or the model is no text
     encoder.
@@ -42,8 +42,8 @@ def from_language_model(
         raise NamesError(f"prompt {bad!r} has no {{name}}; write it where the class name belongs")
     if not prompts or not class_names:
         raise NamesError("class-name vectors: give at least one prompt and one class name")
-    digest = _digest(class_names, model, prompts, normalise, pooling)
-    vector_CD = name_cache.cached(cache, digest, lambda: _encode(class_names, model, prompts, normalise, pooling), log)
+    digest = _digest(class_names, model, prompts, normalize, pooling)
+    vector_CD = name_cache.cached(cache, digest, lambda: _encode(class_names, model, prompts, normalize, pooling), log)
     return NameVectors(torch.from_numpy(vector_CD), (), digest)
 
 
@@ -63,21 +63,21 @@ def each_name(encode: Encode, class_names: Sequence[str], prompts: Sequence[str]
 
 
 def _digest(
-    class_names: Sequence[str], model: str, prompts: Sequence[str], normalise: bool, pooling: Pooling = "auto"
+    class_names: Sequence[str], model: str, prompts: Sequence[str], normalize: bool, pooling: Pooling = "auto"
 ) -> str:
     """Sha256, in hex, of all that the rows depend on; of a folder, the names, sizes and times of its files."""
     version = library(model).removeprefix("transformers ")
     files = sorted(folder.glob("*")) if (folder := folder_of(model)) else []
     about = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]
-    head = ["language model", FORMAT, model, about, list(prompts), normalise, list(class_names), version]
+    head = ["language model", FORMAT, model, about, list(prompts), normalize, list(class_names), version]
     head += [] if pooling == "auto" else [pooling]  # so that what older versions made is still found
     return hashlib.sha256(json.dumps(head).encode()).hexdigest()
 
 
 def _encode(
-    class_names: Sequence[str], model: str, prompts: Sequence[str], normalise: bool, pooling: Pooling
+    class_names: Sequence[str], model: str, prompts: Sequence[str], normalize: bool, pooling: Pooling
 ) -> npt.NDArray[np.float32]:
     with text_encoder(model, pooling) as encode:
         each = each_name(encode, class_names, prompts, model)
-        vector_CD = torch.stack([(F.normalize(v_MD, dim=1) if normalise else v_MD).mean(0) for v_MD in each])
+        vector_CD = torch.stack([(F.normalize(v_MD, dim=1) if normalize else v_MD).mean(0) for v_MD in each])
     return vector_CD.numpy().astype(np.float32)

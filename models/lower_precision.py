@@ -1,6 +1,6 @@
 """Training in bfloat16: the encoder's products in 8 bits of precision instead of 24, on hardware that is faster so.
 
-Weights, gradients of weights, losses, optimiser, means and everything in evaluation mode stay float32. Results differ
+Weights, gradients of weights, losses, optimizer, means and everything in evaluation mode stay float32. Results differ
 from float32's in the third digit of a product; that is why it is a switch.
 
 On a GPU, and for convolutions, this is torch's autocast around the encoder. On a CPU oneDNN compiles a product for
@@ -69,7 +69,7 @@ def _lowered(kind: type[nn.Module], everywhere: bool) -> type[nn.Module]:
     def forward(self: nn.Module, x: Tensor) -> Tensor:
         if not self.training or (x.device.type == "cpu" and not everywhere):
             return kind.forward(self, x)  # type: ignore[no-any-return]
-        # without autocast's cache, which does not see that an optimiser has changed a weight in place
+        # without autocast's cache, which does not see that an optimizer has changed a weight in place
         with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
             out: Tensor = kind.forward(self, x)
         return out.float()

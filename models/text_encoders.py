@@ -46,7 +46,7 @@ def text_encoder(model: str, pooling: Pooling = "auto") -> Iterator[Encode]:
     """
     if model.startswith(CLIP):
         if pooling not in ("auto", "projected"):
-            raise NamesError(f"text encoder {model!r} has its own projection: set model.names_pooling to 'auto'")
+            raise NamesError(f"text encoder {model!r} has its own projection: set class_embeddings.pooling to 'auto'")
         with _clip(model) as encode:
             yield encode
     else:
@@ -123,9 +123,9 @@ def _from_pretrained(transformers: Any, model: str) -> tuple[Any, Any]:
 def _check(network: Any, model: str, pooling: Pooling) -> None:
     config, projects = network.config, hasattr(network, "get_text_features")
     if pooling == "projected" and not projects:
-        raise NamesError(f"language model {model!r} has no projection of texts: set model.names_pooling to 'mean'")
+        raise NamesError(f"language model {model!r} has no projection of texts: set class_embeddings.pooling to 'mean'")
     if pooling != "projected" and (config.is_encoder_decoder or not hasattr(config, "hidden_size")):
-        mend = "set model.names_pooling to 'projected'" if projects else "take one such as BERT or RoBERTa"
+        mend = "set class_embeddings.pooling to 'projected'" if projects else "take one such as BERT or RoBERTa"
         raise NamesError(f"language model {model!r} ({config.model_type}) is no text encoder; {mend}")
 
 

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import numpy as np
 import torch
 
 from anchorfl.pipeline.results.predict import encoded
-from anchorfl.pipeline.storage.saved_model import SavedModel, load_model
+from anchorfl.pipeline.storage.saved_model import ABOUT, FORMAT, WEIGHTS, SavedModel, load_model
 from anchorfl.pipeline.tracking.mlflow_model import TEXT
 from anchorfl.pipeline.training.evaluation import logits_of
 from anchorfl.pipeline.training.run_spec import one_thread
@@ -44,8 +47,24 @@ class Classes:
 
 
 def _load_pyfunc(path: str) -> Classes:
-    """What MLflow calls with the folder that ``pack`` gave it as data."""
-    return Classes(load_model(Path(path)))
+    """Load the folder that ``pack`` gave MLflow as data; also one that version 0.1 logged (``pipeline.mlmodel``)."""
+    about = json.loads((Path(path) / ABOUT).read_bytes())
+    if about.get("format") != 1:
+        return Classes(load_model(Path(path)))
+    with tempfile.TemporaryDirectory() as scratch:
+        shutil.copy(Path(path) / WEIGHTS, scratch)
+        (Path(scratch) / ABOUT).write_text(json.dumps(_as_format_2(about)), encoding="utf-8")
+        return Classes(load_model(Path(scratch)))
+
+
+def _as_format_2(about: dict[str, Any]) -> dict[str, Any]:
+    """Rename what format 2 calls otherwise; the values are the same."""
+    new = {key: value for key, value in about.items() if key != "names_width"}
+    new |= {"format": FORMAT, "class_embedding_width": about["names_width"]}
+    new["model"] = {key: value for key, value in about["model"].items() if not key.startswith("names")}
+    if about.get("metrics") == "decisions":
+        new["metrics"] = "threshold"
+    return new
 
 
 def _texts(given: Any) -> list[str]:

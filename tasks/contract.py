@@ -142,13 +142,13 @@ class ClientData:
 class Card:
     """Everything that a client discloses before training. A method may use nothing else.
 
-    count_C: int64, its labelled positive samples per class; aware_C: bool, its identified classes.
+    count_C: int64, its labeled positive samples per class; aware_C: bool, its identified classes.
     """
 
     client: int
     num_examples: int
     count_C: Tensor
-    aware_C: Tensor
+    identified_C: Tensor
 
 
 @dataclass(frozen=True, slots=True)

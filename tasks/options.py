@@ -27,8 +27,8 @@ class TaskOptions:
     """Classes with fewer positive rows, over all splits, are left out of the label space (ExtraSensory: 11)."""
     image_size: int = 0
     """Height and width in pixels to which images are resized; 0: the data set's own default."""
-    normalise: str = "auto"
-    """How images in [0, 1] are scaled: ``auto``, by the data set (colour: ``imagenet``; grey: ``none``); ``imagenet``,
+    normalize: str = "auto"
+    """How images in [0, 1] are scaled: ``auto``, by the data set (color: ``imagenet``; grey: ``none``); ``imagenet``,
     its mean and deviation; ``none``; or ``mean/deviation``, numbers for all channels or each (``0.5/0.5``)."""
     clients: int = 10
     """Number of clients (n in the papers); ``one_class``: as many as classes have rows, or 0, which is that number."""
@@ -44,7 +44,7 @@ class TaskOptions:
     """k of ``k_classes`` (R8-8: 3)."""
     beta: float = 0.5
     """Concentration of ``dirichlet``, > 0; smaller is more skewed."""
-    cover: bool = True
+    require_all_classes: bool = True
     """Draw again (bounded, seeded) until somebody identifies every class; false: a class left over is an error."""
     validation: float = 0.1
     """Share of the training rows held out for validation, stratified by class, in [0, 1)."""
@@ -54,17 +54,17 @@ class TaskOptions:
     """Words seen at least this often in the training texts form the vocabulary (R8-8: 100)."""
     max_tokens: int = 1000
     """Longer texts are cut to this many words."""
-    parquet: str = ""
+    file: str = ""
     """Your own data: a .parquet, .csv or .csv.gz file, below ``root`` if given, in place of ``name``."""
-    labels: str = ""
-    """Of ``parquet``, names with commas or patterns (``label_*``): columns of 0 and 1, a class each; or one column of
+    label_columns: str = ""
+    """Of ``file``, names with commas or patterns (``label_*``): columns of 0 and 1, a class each; or one column of
     class names or numbers (single-label), or of lists of them. An empty cell is a label that is not known."""
-    inputs: str = ""
-    """Of ``parquet``: columns of numbers, or one of texts, of lists of numbers (lists of those: series) or of paths of
+    input_columns: str = ""
+    """Of ``file``: columns of numbers, or one of texts, of lists of numbers (lists of those: series) or of paths of
     images; empty: all columns of numbers that are nothing else."""
-    client: str = ""
-    """Of ``parquet``: column that says whose row it is: partition ``subjects``, one client for every value."""
-    split: str = ""
-    """Of ``parquet``: column of train, validation and test; empty: a stratified fifth is drawn, whatever the seed."""
+    client_column: str = ""
+    """Of ``file``: column that says whose row it is: partition ``subjects``, one client for every value."""
+    split_column: str = ""
+    """Of ``file``: column of train, validation and test; empty: a stratified fifth is drawn, whatever the seed."""
     class_names: str = ""
-    """Of ``parquet``: file with a class name a line in their order, or ``id<TAB>name``: id is what the table holds."""
+    """Of ``file``: file with a class name a line in their order, or ``id<TAB>name``: id is what the table holds."""

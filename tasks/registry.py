@@ -85,7 +85,7 @@ def find_task(name: str) -> Task:
 
 
 def task_of(options: TaskOptions) -> Task:
-    """The task that options ask for: a table of the user's own (``options.parquet``), else the one of that name."""
-    if options.parquet:
+    """The task that options ask for: a table of the user's own (``options.file``), else the one of that name."""
+    if options.file:
         return table_task(options)
     return find_task(options.name)

@@ -1,4 +1,4 @@
-"""From images as they are stored to what a network takes: the one place that scales and normalises them."""
+"""From images as they are stored to what a network takes: the one place that scales and normalizes them."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import torch
 
 from anchorfl.models.build import ModelOptions
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.federation import FederationOptions
@@ -88,20 +89,21 @@ def experiment():
         base = Experiment(
             task=TaskOptions(name=task, clients=4, classes_per_client=2, min_count=1, max_tokens=32, validation=0.1),
             method=METHODS[method](**(SMALL.get(method, {}) | (options or {}))),
-            model=ModelOptions(width=16, heads=2, feedforward=8, dropout=0.1, names_width=16),
+            model=ModelOptions(width=16, heads=2, feedforward=8, dropout=0.1),
+            class_embeddings=ClassEmbeddingOptions(width=16),
             federation=FederationOptions(rounds=3, clients_per_round=3, epochs=2),
-            optimizer=OptimizerOptions(lr=0.01, batch_size=16, micro_tokens=128),
+            optimizer=OptimizerOptions(lr=0.01, batch_size=16, microbatch_tokens=128),
             cluster=ClusterOptions(executor="serial"),
             tracking=TrackingOptions(uri="none"),
             seed=seed,
         )
-        if base.method.head == "cosine":  # such methods have one client per class
+        if base.method.head.kind == "cosine":  # such methods have one client per class
             classes = len(find_task(task).class_names)
             base = dataclasses.replace(
                 base, task=dataclasses.replace(base.task, partition="one_class", clients=classes)
             )
         changed = {name: dataclasses.replace(getattr(base, name), **values) for name, values in sections.items()}
         made = dataclasses.replace(base, **changed)
-        return with_concepts(made) if made.method.concepts and not made.model.names_model else made
+        return with_concepts(made) if made.method.head.concepts and not made.class_embeddings.encoder else made
 
     return make

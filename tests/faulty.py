@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ServerState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,20 +26,20 @@ class Faulty(Averaging):
     folder: str
     round: int = 1
 
-    def local(self, side: ClientSide[Global]) -> FaultyLocal:
-        return FaultyLocal(side, self)
+    def trainer(self, ctx: ClientContext[ServerState]) -> FaultyTrainer:
+        return FaultyTrainer(ctx, self)
 
 
-class FaultyLocal(AveragingLocal):
-    def __init__(self, side, method):
-        super().__init__(side)
+class FaultyTrainer(AveragingTrainer):
+    def __init__(self, ctx, method):
+        super().__init__(ctx)
         self.method = method
 
     def update(self):
-        m, client = self.method, self.side.card.client
+        m, client = self.method, self.ctx.card.client
         sent, folder = super().update(), Path(m.folder)
         failed = len(list(folder.glob(f"{client}-*")))
-        if client not in m.clients or self.side.round != m.round or failed >= m.times:
+        if client not in m.clients or self.ctx.round != m.round or failed >= m.times:
             return sent
         (folder / f"{client}-{failed}").touch()
         return dataclasses.replace(sent, weights=harmed(sent.weights, m.kind))

@@ -19,7 +19,8 @@ WIDTH = 6
 def with_concepts(e: Experiment) -> Experiment:
     """The experiment with prompts of its own and a text encoder whose random vectors lie in the cache."""
     prompts = "a {name} | one {name} | the {name} | {name}"
-    e = dataclasses.replace(e, model=dataclasses.replace(e.model, names_model="made-up/encoder", names_prompts=prompts))
+    embeddings = dataclasses.replace(e.class_embeddings, encoder="made-up/encoder", prompts=prompts)
+    e = dataclasses.replace(e, class_embeddings=embeddings)
     asked = asked_of(e, find_task(e.task.name).class_names)
     vector_CMD = np.random.default_rng(5).standard_normal((len(asked.words), 4, WIDTH))
     vector_CMD /= np.linalg.norm(vector_CMD, axis=2, keepdims=True)

@@ -12,7 +12,7 @@ from anchorfl.models.dropout import Dropout, MaskSource
 class SmallCNN(nn.Module):
     """Two 3x3 convolutions, one 2x2 max-pooling, one linear layer, LayerNorm: image [B, channels, H, W] -> z_BD.
 
-    No BatchNorm: rows stay independent of each other, so unlabelled rows may be left out of a batch.
+    No BatchNorm: rows stay independent of each other, so unlabeled rows may be left out of a batch.
     """
 
     def __init__(self, shape: tuple[int, ...], width: int, dropout: float, masks: MaskSource) -> None:

@@ -57,7 +57,7 @@ class FrozenBatchNorm(nn.Module):
 
 
 def norm_of(kind: Norm) -> MakeNorm:
-    """What makes the normalisation of a number of channels."""
+    """What makes the normalization of a number of channels."""
     if kind == "group":
         return lambda channels: nn.GroupNorm(min(GROUPS, channels // 2), channels)
     return nn.BatchNorm2d if kind == "batch" else FrozenBatchNorm

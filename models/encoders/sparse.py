@@ -17,7 +17,7 @@ class SparseEncoder(nn.Module):
     A pair is the number of a feature from 1 and its value; number 0 is padding. The sum is the product of the dense
     row with the embedding matrix; its first values are normal with deviation ``std`` (torch's own: 1). The paper's
     sizes are ``width`` 512 (embedding and output) and ``hidden`` 1024, without dropout; where the output is to have
-    length 1, the method normalises it.
+    length 1, the method normalizes it.
     """
 
     def __init__(

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Merge = Literal["mean", "median", "trimmed_mean", "krum"]
-Combine = Callable[[Sequence[Mapping[str, Tensor]], Sequence[float]], dict[str, Tensor]]
+Aggregation = Literal["mean", "median", "trimmed_mean", "krum"]
+Average = Callable[[Sequence[Mapping[str, Tensor]], Sequence[float]], dict[str, Tensor]]
 """The average of what clients send whole: (tensors of every client, weights) -> tensors."""
 ROBUST = ("median", "trimmed_mean", "krum", "clip_norm")
 """What a run can have in place of, or before, the mean; a method says which of them it allows."""
@@ -125,56 +125,65 @@ def clipped(weights: Mapping[str, Tensor], sent: Mapping[str, Tensor], norm: flo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MergeRule:
-    """How a run merges: the options ``merge``, ``trim``, ``krum_faulty``, ``krum_keep`` and ``clip_norm`` of
-    [federation], which names its errors (ValueError).
-    """
+class Aggregator:
+    """How a run aggregates: five options of [federation], which name its errors (ValueError)."""
 
-    merge: Merge = "mean"
-    trim: float = 0.2
-    faulty: int = 1
-    keep: int = 1
-    clip: float = 0.0
+    aggregation: Aggregation = "mean"
+    trim_fraction: float = 0.2
+    num_malicious: int = 1
+    num_selected: int = 1
+    clip_norm: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.trim < 0.5:
-            raise ValueError(f"federation.trim = {self.trim}: must be in [0, 0.5), the share cut at each side")
-        for name, value in (("krum_faulty", self.faulty), ("krum_keep", self.keep)):
+        if not 0 <= self.trim_fraction < 0.5:
+            raise ValueError(
+                f"federation.trim_fraction = {self.trim_fraction}: must be in [0, 0.5), the share cut at each side"
+            )
+        for name, value in (("krum_num_malicious", self.num_malicious), ("krum_num_selected", self.num_selected)):
             if value < 1:
                 raise ValueError(f"federation.{name} = {value}: must be at least 1")
-        if not 0 <= self.clip < math.inf:
-            raise ValueError(f"federation.clip_norm = {self.clip}: must be above 0 and finite, or 0 for no clip")
+        if not 0 <= self.clip_norm < math.inf:
+            raise ValueError(f"federation.clip_norm = {self.clip_norm}: must be above 0 and finite, or 0 for no clip")
 
     @property
     def uses(self) -> tuple[tuple[str, str], ...]:
         """Which of ``ROBUST`` are on, each with how the options say so."""
-        merge = () if self.merge == "mean" else ((self.merge, f"federation.merge = {self.merge!r}"),)
-        return merge + ((("clip_norm", f"federation.clip_norm = {self.clip:g}"),) if self.clip else ())
+        rule = (
+            ()
+            if self.aggregation == "mean"
+            else ((self.aggregation, f"federation.aggregation = {self.aggregation!r}"),)
+        )
+        return rule + ((("clip_norm", f"federation.clip_norm = {self.clip_norm:g}"),) if self.clip_norm else ())
 
     @property
-    def combine(self) -> Combine:
+    def average(self) -> Average:
         """The average of what clients send whole: ``mean_of`` itself, also of those that Krum chose; or one that takes
         no notice of the weights.
         """
-        if self.merge == "median":
+        if self.aggregation == "median":
             return lambda values, _: median_of(values)
-        if self.merge == "trimmed_mean":
-            return lambda values, _: trimmed_mean_of(values, self.trim)
+        if self.aggregation == "trimmed_mean":
+            return lambda values, _: trimmed_mean_of(values, self.trim_fraction)
         return mean_of
 
     def lack(self, answers: int) -> str:
         """Why a round of so many answers would not withstand a single faulty client, '' where it does or where the
-        merge is the mean.
+        aggregation is the mean.
         """
-        if self.merge == "median" and answers < 3:
+        if self.aggregation == "median" and answers < 3:
             return f"the median of {answers} withstands no faulty client, that of 3 does"
-        if self.merge == "trimmed_mean" and not cut(answers, self.trim):
-            return f"trim = {self.trim:g} of {answers} answers cuts nobody"
-        if self.merge == "krum" and answers < 2 * self.faulty + 3:
-            return f"krum_faulty = {self.faulty} needs {2 * self.faulty + 3} answers, not {answers}"
-        if self.merge == "krum" and self.keep > answers - self.faulty - 2:
-            most = answers - self.faulty - 2
-            return f"krum_keep = {self.keep} is more than answers - krum_faulty - 2, which is {most}"
+        if self.aggregation == "trimmed_mean" and not cut(answers, self.trim_fraction):
+            return f"trim_fraction = {self.trim_fraction:g} of {answers} answers cuts nobody"
+        if self.aggregation == "krum" and answers < 2 * self.num_malicious + 3:
+            return (
+                f"krum_num_malicious = {self.num_malicious} needs {2 * self.num_malicious + 3} answers, not {answers}"
+            )
+        if self.aggregation == "krum" and self.num_selected > answers - self.num_malicious - 2:
+            most = answers - self.num_malicious - 2
+            return (
+                f"krum_num_selected = {self.num_selected} is more than answers - krum_num_malicious - 2, which is"
+                f" {most}"
+            )
         return ""
 
 
@@ -185,7 +194,7 @@ AVERAGED_AT_ONCE = 1 << 15
 def mean_of(values: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
     """Weighted mean of each tensor, summed in float64 in the given order; integer tensors take the largest value.
 
-    ``shares`` are renormalised to sum to 1. Integer tensors are counters (BatchNorm's batches), which have no mean.
+    ``shares`` are renormalized to sum to 1. Integer tensors are counters (BatchNorm's batches), which have no mean.
     """
     total = float(sum(shares))
     if not total > 0 or len(values) != len(shares):

@@ -20,13 +20,14 @@ from torch import Tensor, nn
 
 from anchorfl.models.heads import unit
 from anchorfl.pipeline.algorithm.contract import (
-    ClientSide,
-    Global,
-    Local,
+    BatchedRound,
+    ClientContext,
+    ClientResult,
+    ClientTrainer,
+    HeadSpec,
     Method,
-    Pooling,
-    Report,
-    ServerSide,
+    ServerContext,
+    ServerState,
     Tensors,
     Update,
 )
@@ -38,13 +39,14 @@ from anchorfl.tasks.errors import InputError
 
 ROWS = "head.rows"
 MOMENTS = "theta"
-"""Prefix of the server optimiser's state."""
+"""Prefix of the server optimizer's state."""
 
 
 @dataclass(frozen=True)
-class RowsGlobal(Global):
-    """weights: theta and all rows; moments: of the server's optimiser; sent_C: bool, classes whose client has its row,
-    where rows never change; known: what the method keeps of what the clients told. Clients get theta alone.
+class RowsState(ServerState):
+    """weights: theta and all rows; moments: of the server's optimizer; sent_C: bool, classes whose client has its row,
+    where rows never change; known: what the method keeps of what the clients sent before round 1. Clients get theta
+    alone.
     """
 
     moments: Tensors
@@ -61,7 +63,7 @@ class RowUpdate(Update):
 
 def class_of(card: Card) -> int:
     """The one class that a client identifies."""
-    return int(card.aware_C.nonzero())
+    return int(card.identified_C.nonzero())
 
 
 def positive_loss(z_PD: Tensor, row_PD: Tensor, margin: float, parts: int) -> Tensor:
@@ -71,33 +73,33 @@ def positive_loss(z_PD: Tensor, row_PD: Tensor, margin: float, parts: int) -> Te
     return F.relu(margin - cosine_PR).square().sum(-1)
 
 
-class RowLocal(Local[RowsGlobal, RowUpdate]):
+class RowTrainer(ClientTrainer[RowsState, RowUpdate]):
     """Trains theta and one row. Its row comes with every broadcast, or once where rows are fixed."""
 
-    def __init__(self, side: ClientSide[RowsGlobal], method: OneClass) -> None:
+    def __init__(self, ctx: ClientContext[RowsState], method: OneClass) -> None:
         self.method = method
-        self.fixed = not method.row_lr
-        row_D = side.letter.get("row", side.memory.get("row"))
+        self.fixed = not method.class_embedding_lr
+        row_D = ctx.client_message.get("row", ctx.memory.get("row"))
         if row_D is None:
             raise ValueError("the client was sent no row of its class")
         self.row_D = nn.Parameter(row_D.clone(), requires_grad=not self.fixed)
-        super().__init__(side)
+        super().__init__(ctx)
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         # without the rows of the head, which this client is never sent
-        theta = make(self.side.optimizer, [p for name, p in self.model.named_parameters() if name != ROWS])
+        theta = make(self.ctx.optimizer, [p for name, p in self.model.named_parameters() if name != ROWS])
         if self.fixed:
             return {MOMENTS: theta}
-        return {MOMENTS: theta, "row": SGD([self.row_D], lr=self.method.row_rate(self.side.round))}
+        return {MOMENTS: theta, "row": SGD([self.row_D], lr=self.method.row_rate(self.ctx.round))}
 
     def loss(self, batch: Batch) -> Tensor:
         z_BD = self.model.encoder(batch.x)
-        loss_B = positive_loss(z_BD, self.row_D.expand(len(z_BD), -1), self.method.margin, self.method.parts)
+        loss_B = positive_loss(z_BD, self.row_D.expand(len(z_BD), -1), self.method.margin, self.method.head.parts)
         return loss_B.sum() / batch.denominator
 
-    def step(self, pieces: Sequence[Batch]) -> Tensor:
+    def step(self, micro_batches: Sequence[Batch]) -> Tensor:
         self.row_D.grad = None
-        loss = super().step(pieces)
+        loss = super().step(micro_batches)
         if not self.fixed:
             with torch.no_grad():
                 self.row_D.copy_(self.method.unit(self.row_D))
@@ -112,130 +114,134 @@ class RowLocal(Local[RowsGlobal, RowUpdate]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneClass(Method[RowsGlobal, RowUpdate]):
+class OneClass(Method[RowsState, RowUpdate]):
     """Server and client of one-class federations; a method says what becomes of the rows."""
-
-    head = "cosine"
 
     margin: float = 0.9
     """Cosine above which a row has no loss (FedALC, eq. 14)."""
     weighting: Literal["samples", "uniform"] = "uniform"
     """Weight of a client in the mean of theta: 1 / C (FedALC, Algorithm 1, line 19), or its rows (eq. 5)."""
-    row_lr: float = 0.1
+    class_embedding_lr: float = 0.1
     """Rate of a client's step on its row (FedALC: the .1 of theta); 0: rows are fixed, and sent once."""
     server: Literal["average", "adam"] = "average"
     """What becomes of the mean of theta: it is the new theta, or the way to it is a gradient for Adam (Reddi et al.,
     ICLR 2021, with bias correction)."""
     server_lr: float = 0.001
     """Rate of the server's Adam."""
-    server_decay: float = 1.0
+    server_lr_decay: float = 1.0
     """Factor on ``server_lr`` after every round, in (0, 1]."""
-    row_decay: float = 1.0
-    """Factor on ``row_lr`` and on the regulariser's step after every round, in (0, 1]: rows that go on moving while
-    theta comes to rest leave it behind."""
+    class_embedding_lr_decay: float = 1.0
+    """Factor on ``class_embedding_lr`` and on the regularizer's step after every round, in (0, 1]: rows that go on
+    moving while theta comes to rest leave it behind."""
     server_eps: float = 1e-8
     """Added to the root of its second moment, in units of a client's step."""
 
     def __post_init__(self) -> None:
         if not 0 < self.margin <= 1:
             raise ValueError(f"method.margin = {self.margin}: must be in (0, 1]")
-        if self.row_lr < 0 or not self.server_lr > 0 or not self.server_eps > 0:
-            raise ValueError("method: row_lr must be at least 0, server_lr and server_eps above 0")
-        for name in ("server_decay", "row_decay"):
+        if self.class_embedding_lr < 0 or not self.server_lr > 0 or not self.server_eps > 0:
+            raise ValueError("method: class_embedding_lr must be at least 0, server_lr and server_eps above 0")
+        for name in ("server_lr_decay", "class_embedding_lr_decay"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"method.{name} = {getattr(self, name)}: must be in (0, 1]")
 
     def fallen(self, round_: int) -> float:
         """What is left of the rows' rates in a round."""
-        return self.row_decay ** max(0, round_ - 1)
+        return self.class_embedding_lr_decay ** max(0, round_ - 1)
 
     def row_rate(self, round_: int) -> float:
         """Rate of a client's step on its row in a round."""
-        return self.row_lr * self.fallen(round_)
+        return self.class_embedding_lr * self.fallen(round_)
 
-    def shares(self, rows_I: Tensor) -> Tensor:
+    def client_weights(self, rows_I: Tensor) -> Tensor:
         """Weights of clients in the mean, by their rows of data: float64 [I], of any sum."""
         return rows_I.double() if self.weighting == "samples" else torch.ones(len(rows_I), dtype=torch.float64)
 
     @abstractmethod
-    def settle(self, rows_CD: Tensor, state: RowsGlobal, side: ServerSide) -> Tensor:
-        """The rows after a round, from those that the clients sent: the regulariser's step."""
+    def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
+        """The rows after a round, from those that the clients sent: the regularizer's step."""
 
-    def first_rows(self, rows_CD: Tensor, known: Tensors, side: ServerSide) -> Tensor:
+    @property
+    def head(self) -> HeadSpec:
+        return HeadSpec(kind="cosine")
+
+    def first_rows(self, rows_CD: Tensor, known: Tensors, ctx: ServerContext) -> Tensor:
         """The rows before round 1, from random unit ones."""
         return rows_CD
 
-    def keep(self, side: ServerSide) -> Tensors:
-        """What is kept of what the clients told."""
+    def keep(self, ctx: ServerContext) -> Tensors:
+        """What is kept of what the clients sent before round 1."""
         return {}
 
-    def begin(self, side: ServerSide) -> RowsGlobal:
-        _one_class_each(side.cards)
-        weights, known = weights_of(side.model), self.keep(side)
-        weights[ROWS] = self.first_rows(weights[ROWS], known, side)
+    def begin(self, ctx: ServerContext) -> RowsState:
+        _one_class_each(ctx.cards)
+        weights, known = weights_of(ctx.model), self.keep(ctx)
+        weights[ROWS] = self.first_rows(weights[ROWS], known, ctx)
         sent_C = torch.zeros(len(weights[ROWS]), dtype=torch.bool)
-        state = RowsGlobal(weights, {}, sent_C, known)
-        return replace(state, moments=self._first_moments(state, side))
+        state = RowsState(weights, {}, sent_C, known)
+        return replace(state, moments=self._first_moments(state, ctx))
 
-    def broadcast(self, state: RowsGlobal, side: ServerSide) -> RowsGlobal:
-        return RowsGlobal(theta_of(state.weights), {}, torch.zeros(0, dtype=torch.bool), {})
+    def broadcast(self, state: RowsState, ctx: ServerContext) -> RowsState:
+        return RowsState(theta_of(state.weights), {}, torch.zeros(0, dtype=torch.bool), {})
 
-    def letter(self, state: RowsGlobal, card: Card) -> Tensors:
+    def client_message(self, state: RowsState, card: Card) -> Tensors:
         c = class_of(card)
         return {} if bool(state.sent_C[c]) else {"row": state.weights[ROWS][c].clone()}
 
-    def letter_bytes(self, state: RowsGlobal, class_I: Tensor) -> int:
-        """Of the letters to the clients of these classes, without making thousands of them."""
+    def client_message_bytes(self, state: RowsState, class_I: Tensor) -> int:
+        """Count the bytes of the messages to these classes' clients, without making thousands of them."""
         row_D = state.weights[ROWS][0]
         return int((~state.sent_C[class_I]).sum()) * row_D.numel() * row_D.element_size()
 
-    def local(self, side: ClientSide[RowsGlobal]) -> RowLocal:
-        return RowLocal(side, self)
+    def trainer(self, ctx: ClientContext[RowsState]) -> RowTrainer:
+        return RowTrainer(ctx, self)
 
-    def merge(self, state: RowsGlobal, reports: Sequence[Report[RowUpdate]], side: ServerSide) -> RowsGlobal:
-        shares_I = self.shares(torch.tensor([r.card.num_examples for r in reports]))
-        weights = side.combine([r.update.weights for r in reports], shares_I.tolist())
+    def aggregate(self, state: RowsState, results: Sequence[ClientResult[RowUpdate]], ctx: ServerContext) -> RowsState:
+        weight_I = self.client_weights(torch.tensor([r.card.num_examples for r in results]))
+        weights = ctx.average([r.update.weights for r in results], weight_I.tolist())
         answered_C, rows_CD = torch.zeros_like(state.sent_C), state.weights[ROWS].clone()
-        for r in reports:
+        for r in results:
             answered_C[class_of(r.card)] = True
-            if self.row_lr:
+            if self.class_embedding_lr:
                 rows_CD[class_of(r.card)] = r.update.row_D
-        return self.gather(state, weights | {ROWS: rows_CD}, answered_C, side)
+        return self.finish_round(state, weights | {ROWS: rows_CD}, answered_C, ctx)
 
-    def pooling(self) -> Pooling[RowsGlobal]:
-        return Pooling(self._pair_loss, self.shares, self.row_rate, self.unit, self.letter_bytes, self.gather)
+    def batched_round(self) -> BatchedRound[RowsState]:
+        return BatchedRound(
+            self._pair_loss, self.client_weights, self.row_rate, self.unit, self.client_message_bytes, self.finish_round
+        )
 
-    def gather(self, state: RowsGlobal, weights: Tensors, answered_C: Tensor, side: ServerSide) -> RowsGlobal:
+    def finish_round(self, state: RowsState, weights: Tensors, answered_C: Tensor, ctx: ServerContext) -> RowsState:
         """The state after a round, from the mean of theta and the rows that came back."""
-        theta, moments = self._server_step(state, theta_of(weights), side)
-        rows_CD = self.settle(weights[ROWS], state, side)
-        sent_C = state.sent_C if self.row_lr else state.sent_C | answered_C
+        theta, moments = self._server_step(state, theta_of(weights), ctx)
+        rows_CD = self.settle(weights[ROWS], state, ctx)
+        sent_C = state.sent_C if self.class_embedding_lr else state.sent_C | answered_C
         return replace(state, weights=theta | {ROWS: rows_CD}, moments=moments, sent_C=sent_C)
 
     def _pair_loss(self, z_PD: Tensor, row_PD: Tensor) -> Tensor:
-        return positive_loss(z_PD, row_PD, self.margin, self.parts)
+        return positive_loss(z_PD, row_PD, self.margin, self.head.parts)
 
     def unit(self, rows_CD: Tensor) -> Tensor:
         """Rows brought back to length 1."""
-        return unit(rows_CD, self.parts)
+        return unit(rows_CD, self.head.parts)
 
-    def _server_step(self, state: RowsGlobal, mean: Tensors, side: ServerSide) -> tuple[Tensors, Tensors]:
+    def _server_step(self, state: RowsState, mean: Tensors, ctx: ServerContext) -> tuple[Tensors, Tensors]:
         """Theta and the moments, from the mean of the clients' theta."""
         if self.server == "average":
             return mean, state.moments
-        names = [name for name, _ in side.model.named_parameters() if name != ROWS]
+        names = [name for name, _ in ctx.model.named_parameters() if name != ROWS]
         before = {name: nn.Parameter(state.weights[name].clone()) for name in names}
         for name, p in before.items():
             p.grad = state.weights[name] - mean[name]
-        rate = self.server_lr * self.server_decay ** max(0, side.round - 1)
+        rate = self.server_lr * self.server_lr_decay ** max(0, ctx.round - 1)
         adam = Adam(before.values(), lr=rate, eps=self.server_eps)
         restore(adam, MOMENTS, state.moments)
         adam.step()
         return mean | {name: p.detach() for name, p in before.items()}, state_of(adam, MOMENTS)
 
-    def _first_moments(self, state: RowsGlobal, side: ServerSide) -> Tensors:
+    def _first_moments(self, state: RowsState, ctx: ServerContext) -> Tensors:
         """Moments of zero: a state has the same tensors in every round."""
-        _, moments = self._server_step(state, theta_of(state.weights), side)
+        _, moments = self._server_step(state, theta_of(state.weights), ctx)
         return {name: torch.zeros_like(value) for name, value in moments.items()}
 
 
@@ -244,12 +250,12 @@ class Spreading(OneClass):
     """Server: one step per round that moves every row and its K nearest apart."""
 
     lambda_: float = 10.0
-    """Weight of the regulariser, >= 0; 0 is FedAvg on positive labels."""
+    """Weight of the regularizer, >= 0; 0 is FedAvg on positive labels."""
     eta_s: float = 1e-4
     """Step of the server, which lambda_ multiplies (FedALC, section V: 1e-4)."""
     neighbours: int = 5
     """K: nearest rows that are pushed (FedALC: 5 for Bibtex, 10 for EURLex-4K, 50 for the larger sets)."""
-    form: Form = "neg_d2"
+    regularizer: Form = "neg_d2"
     """Term of a pair: ``neg_d2``: -d^2 (FedAwS, eq. 7); ``hinge_adaptive``: max(0, nu - d)^2, nu the distance of the
     (K+1)-th nearest (FedALC, eq. 11); ``hinge_const``: nu as given (FedAwS, eq. 6)."""
     nu: float = 1.0
@@ -266,17 +272,17 @@ class Spreading(OneClass):
         """Weight of every pair, [C, K]."""
         return torch.ones(index_CK.shape)
 
-    def direction(self, rows_CD: Tensor, index_CK: Tensor, slope_CK: Tensor, side: ServerSide) -> Tensor:
-        """Gradient [C, D] of the regulariser."""
+    def direction(self, rows_CD: Tensor, index_CK: Tensor, slope_CK: Tensor, ctx: ServerContext) -> Tensor:
+        """Gradient [C, D] of the regularizer."""
         return gradient(rows_CD, index_CK, slope_CK)
 
-    def settle(self, rows_CD: Tensor, state: RowsGlobal, side: ServerSide) -> Tensor:
+    def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
         if not self.lambda_:
             return rows_CD
         index_CK, cosine_CK, after_C = nearest(rows_CD, self.neighbours)
-        slope_CK = self.pair_weights(index_CK, state.known) * slope(self.form, cosine_CK, after_C, self.nu)
-        rate = self.lambda_ * self.eta_s * self.fallen(side.round)
-        return self.unit(rows_CD - rate * self.direction(rows_CD, index_CK, slope_CK, side))
+        slope_CK = self.pair_weights(index_CK, state.known) * slope(self.regularizer, cosine_CK, after_C, self.nu)
+        rate = self.lambda_ * self.eta_s * self.fallen(ctx.round)
+        return self.unit(rows_CD - rate * self.direction(rows_CD, index_CK, slope_CK, ctx))
 
 
 def theta_of(weights: Tensors) -> Tensors:
@@ -286,7 +292,7 @@ def theta_of(weights: Tensors) -> Tensors:
 
 def _one_class_each(cards: Sequence[Card]) -> None:
     """InputError unless every client identifies one class, and no two the same; a class may have no client."""
-    known = [card.aware_C.nonzero().flatten().tolist() for card in cards]
+    known = [card.identified_C.nonzero().flatten().tolist() for card in cards]
     if any(len(one) != 1 for one in known) or len({one[0] for one in known}) < len(known):
         raise InputError(
             "this method has one client per class, which knows that class alone: set task.partition = 'one_class'"

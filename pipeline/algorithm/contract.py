@@ -3,7 +3,7 @@
 A method is a frozen dataclass of hyper-parameters with a server half (pure functions over a typed state) and a
 client half (an object that lives for one client in one round). Five verbs: begin, broadcast, step, update, merge.
 FedAvg is the five defaults; FedProx changes the loss; SCAFFOLD adds a tensor to each message; FedAlign labels some
-data and steps twice; FedBM trains a generator inside merge; FedALC regularises class embeddings there.
+data and steps twice; FedBM trains a generator inside merge; FedALC regularizes class embeddings there.
 
 Shape suffixes: B rows, C classes, D width.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from anchorfl.models.build import Head
 from anchorfl.models.classifier import Classifier
-from anchorfl.pipeline.algorithm.aggregation import ROBUST, Combine, mean_of
+from anchorfl.pipeline.algorithm.aggregation import ROBUST, Average, mean_of
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make, restore, state_of
 from anchorfl.pipeline.algorithm.parameters import load_sent, weights_of
 from anchorfl.tasks.arrays.sparse_rows import Part
@@ -31,7 +31,7 @@ Parts = Iterable[Part]  # a client's rows, some at a time, with sparse labels
 
 
 @dataclass(frozen=True)
-class Global:
+class ServerState:
     """Server state; a method that needs more subclasses it. Every field is a tensor or a dict of tensors."""
 
     weights: Tensors
@@ -44,21 +44,49 @@ class Update:
     weights: Tensors
 
 
-S = TypeVar("S", bound=Global)
+@dataclass(frozen=True, kw_only=True)
+class HeadSpec:
+    """The head that a method asks for on the task's encoder (``anchorfl.models.build``)."""
+
+    kind: Head = "linear"
+    """``linear``, ``label`` (class embeddings from names), ``cosine``, ``concept``, ``prototype`` or ``frame``."""
+    semantic: bool = True
+    """Class embeddings start from the class names' vectors (``label`` only)."""
+    parts: int = 1
+    """Encoders side by side, each with its part of every row of the head (``cosine`` only)."""
+    first_scale: float = 1.0
+    """First value of a trained scale (``prototype`` and ``frame`` only)."""
+    concepts: bool = False
+    """The server needs what a text encoder makes of the class names (``ServerContext.concepts_CMD``)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supports:
+    """What a method works with; a run with anything else stops before round 1 (``pipeline/run/prepare.py``)."""
+
+    kinds: tuple[Kind, ...] = ("single", "multi")
+    """Kinds of task."""
+    robust: tuple[str, ...] = ROBUST
+    """Robust aggregations, and ``clip_norm``, that its aggregation allows."""
+
+
+S = TypeVar("S", bound=ServerState)
 U = TypeVar("U", bound=Update)
 
 
 @dataclass(frozen=True)
-class Report(Generic[U]):
-    """An update with the sender's card; ``merge`` gets them in the order of client ids."""
+class ClientResult(Generic[U]):
+    """An update with the sender's card; ``aggregate`` gets them in the order of client ids."""
 
     card: Card
     update: U
 
 
 @dataclass(frozen=True)
-class ServerSide:
-    """What server hooks may touch. validate: weights -> F1 per class on validation; told: what ``Method.tell`` told."""
+class ServerContext:
+    """What server hooks may touch. validate: weights -> F1 per class on validation; initial_messages: what
+    ``Method.initial_message`` gave.
+    """
 
     model: Classifier
     cards: Sequence[Card]
@@ -67,22 +95,23 @@ class ServerSide:
     rng: torch.Generator
     round: int
     rounds: int
-    told: Sequence[Any] = ()
+    initial_messages: Sequence[Any] = ()
     concepts_CMD: Tensor | None = None
-    """Where ``Method.concepts``: vectors of length 1 of M prompts with each class's concept (FedBM)."""
+    """Where ``HeadSpec.concepts``: vectors of length 1 of M prompts with each class's concept (FedBM)."""
     spec: InputSpec | None = None
     """What an input is."""
     workspace: Classifier | None = None
     """A network on the server's device, for what is computed there; it holds whatever was left in it."""
-    combine: Combine = mean_of
-    """The average of what clients send whole (``federation.merge``): (tensors of every client, weights) -> tensors."""
+    average: Average = mean_of
+    """The average of what clients send whole (``federation.aggregation``): (tensors of every client, weights) ->
+    tensors."""
 
 
 @dataclass(frozen=True)
-class ClientSide(Generic[S]):
+class ClientContext(Generic[S]):
     """What client hooks may touch. ``model`` holds the broadcast weights, in storage of its own; ``memory`` is what
-    this client's last ``Local.memory`` gave (at first ``Method.first_memory``), and read only; ``infer(model, data) ->
-    z_ND`` is the encoder in evaluation mode; ``round``: counted from 1.
+    this client's last ``ClientTrainer.memory`` gave (at first ``Method.first_memory``), and read only; ``infer(model,
+    data) -> z_ND`` is the encoder in evaluation mode; ``round``: counted from 1.
     """
 
     model: Classifier
@@ -94,30 +123,30 @@ class ClientSide(Generic[S]):
     optimizer: OptimizerOptions
     infer: Callable[[Classifier, ClientData], Tensor]
     rng: torch.Generator
-    letter: Tensors = field(default_factory=dict)
-    """What the server sent to this client alone (``Method.letter``)."""
+    client_message: Tensors = field(default_factory=dict)
+    """What the server sent to this client alone (``Method.client_message``)."""
     round: int = 1
 
 
-class Local(ABC, Generic[S, U]):
+class ClientTrainer(ABC, Generic[S, U]):
     """One client's work in one round: built, stepped, asked for its update and its memory, dropped."""
 
     refresh: Literal["round", "epoch"] = "round"
     """How often ``data`` is asked for the rows to train on."""
 
-    def __init__(self, side: ClientSide[S]) -> None:
-        self.side = side
-        self.model = side.model
+    def __init__(self, ctx: ClientContext[S]) -> None:
+        self.ctx = ctx
+        self.model = ctx.model
         self.optimizers = self.make_optimizers()
         for name, optimizer in self.optimizers.items():
-            restore(optimizer, name, side.memory)
+            restore(optimizer, name, ctx.memory)
         for p in self.model.parameters():
-            # Zeros, not None: a mini-batch without a labelled row has a gradient of zero, and Adam still moves.
+            # Zeros, not None: a mini-batch without a labeled row has a gradient of zero, and Adam still moves.
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """Optimisers by name; the name is the prefix of their state in the client's memory."""
-        return {"all": make(self.side.optimizer, self.model.parameters())}
+        """Optimizers by name; the name is the prefix of their state in the client's memory."""
+        return {"all": make(self.ctx.optimizer, self.model.parameters())}
 
     def epochs(self, given: int) -> Iterable[object]:
         """An item for every local epoch; given: ``federation.epochs``. What stands before a ``yield`` is done right
@@ -127,7 +156,7 @@ class Local(ABC, Generic[S, U]):
 
     def data(self) -> ClientData:
         """The rows to train on. FedAlign pseudo-labels here."""
-        return self.side.data
+        return self.ctx.data
 
     def active(self, data: ClientData) -> Tensor:
         """Bool [N]: rows that can have a loss or a gradient; the others may be left out of the computation."""
@@ -135,20 +164,20 @@ class Local(ABC, Generic[S, U]):
 
     def loss(self, batch: Batch) -> Tensor:
         """Sum of the rows' losses over ``batch.denominator``: additive over the pieces of a mini-batch."""
-        return self.side.objective.loss(self.model(batch.x), batch)
+        return self.ctx.objective.loss(self.model(batch.x), batch)
 
     def penalty(self) -> Tensor | None:
         """A loss that does not depend on the rows, added once per step (FedProx)."""
         return None
 
-    def gradients(self, pieces: Iterable[Batch]) -> Tensor:
+    def gradients(self, micro_batches: Iterable[Batch]) -> Tensor:
         """Zero the gradients, add those of all pieces and of the penalty; the loss of the mini-batch."""
         total = torch.zeros((), device=next(self.model.parameters()).device)
         for p in self.model.parameters():
             if p.grad is not None:
                 p.grad.zero_()
-        for piece in pieces:
-            loss = self.loss(piece)
+        for micro_batch in micro_batches:
+            loss = self.loss(micro_batch)
             loss.backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
         extra = self.penalty()
@@ -157,9 +186,9 @@ class Local(ABC, Generic[S, U]):
             total = total + extra.detach()
         return total
 
-    def step(self, pieces: Sequence[Batch]) -> Tensor:
+    def step(self, micro_batches: Sequence[Batch]) -> Tensor:
         """One mini-batch, given as pieces whose losses add up; returns its loss."""
-        loss = self.gradients(pieces)
+        loss = self.gradients(micro_batches)
         for optimizer in self.optimizers.values():
             optimizer.step()
         return loss
@@ -170,29 +199,29 @@ class Local(ABC, Generic[S, U]):
 
     def memory(self) -> Tensors:
         """What this client will be given again in its next round; it never leaves the run."""
-        if self.side.optimizer.state == "reset":
+        if self.ctx.optimizer.state == "reset":
             return {}
         return {k: v for name, o in self.optimizers.items() for k, v in state_of(o, name).items()}
 
 
 @dataclass(frozen=True)
-class Pooling(Generic[S]):
+class BatchedRound(Generic[S]):
     """A round of clients with one class each as one pass over their distinct rows
     (pipeline/execution/pooled_executor.py).
 
     loss(z_PD, row_PD) -> [P]: loss of every pair of a row and one of its classes, from its representation and that
     class's row of the head. shares(rows_I) -> [I]: weights of clients in the mean, by their rows of data.
-    row_lr(round): rate of a client's step on its row, 0 for none. unit(rows): the rows at length 1. letters(state,
-    class_I): bytes of the letters to these classes' clients. gather(state, weights, answered_C, side): the state after
-    the server's work, once theta is averaged and the rows are stacked.
+    class_embedding_lr(round): rate of a client's step on its row, 0 for none. unit(rows): the rows at length 1.
+    client_message_bytes(state, class_I): bytes of the messages to these classes' clients. gather(state, weights,
+    answered_C, side): the state after the server's work, once theta is averaged and the rows are stacked.
     """
 
     loss: Callable[[Tensor, Tensor], Tensor]
-    shares: Callable[[Tensor], Tensor]
-    row_lr: Callable[[int], float]
+    client_weights: Callable[[Tensor], Tensor]
+    class_embedding_lr: Callable[[int], float]
     unit: Callable[[Tensor], Tensor]
-    letters: Callable[[S, Tensor], int]
-    gather: Callable[[S, Tensors, Tensor, ServerSide], S]
+    client_message_bytes: Callable[[S, Tensor], int]
+    finish_round: Callable[[S, Tensors, Tensor, ServerContext], S]
 
 
 class Method(ABC, Generic[S, U]):
@@ -200,49 +229,37 @@ class Method(ABC, Generic[S, U]):
 
     name: ClassVar[str]
     """The method's key in ``anchorfl.pipeline.methods.METHODS``, presets and records."""
-    kinds: ClassVar[tuple[Kind, ...]] = ("single", "multi")
-    """Kinds of task that the method is for; a run on another stops before round 1
-    (``anchorfl.pipeline.run.prepare.make_setup``)."""
-    tells: ClassVar[bool] = False
-    """Whether clients tell something before round 1, beside their cards (``tell``)."""
-    concepts: bool = False
-    """Whether the server needs what a language model makes of the class names (``ServerSide.concepts_CMD``)."""
-    first_scale: float = 1.0
-    """First value of a trained scale (prototype and frame heads only)."""
-    parts: int = 1
-    """Encoders side by side, each with its part of every row of the head (cosine heads only)."""
-    robust: ClassVar[tuple[str, ...]] = ROBUST
-    """Which of the robust merges it allows; a run with another stops before round 1
-    (``anchorfl.pipeline.run.prepare.make_setup``)."""
-    scored: Literal["server", "clients"] = "server"
-    """Whose models are scored: the server's, or every client's (``own``), for the mean of their scores; then there is
-    no model to save."""
-    semantic: bool = True
-    """Whether class embeddings start from the class names' vectors (label heads only)."""
+    supports: ClassVar[Supports] = Supports()
+    """Kinds of task and robust aggregations that the method works with."""
+    sends_initial_message: ClassVar[bool] = False
+    """Clients send something before round 1, beside their cards (``initial_message``)."""
+    evaluate_on: Literal["server", "clients"] = "server"
+    """Whose models are scored: the server's, or every client's (``personal_model``), for the mean of their scores; then
+    there is no model to save."""
 
     @property
-    def letters(self) -> bool:
-        """Whether some of what the server sends is for one client alone: the class has a ``letter`` of its own."""
-        return type(self).letter is not Method.letter
+    def head(self) -> HeadSpec:
+        """The head on the task's encoder."""
+        return HeadSpec()
 
     @property
-    def head(self) -> Head:
-        """Which head ``anchorfl.models.build`` puts on the task's encoder."""
-        return "linear"
+    def sends_client_messages(self) -> bool:
+        """Whether some of what the server sends is for one client alone: a ``client_message`` of the class's own."""
+        return type(self).client_message is not Method.client_message
 
     @abstractmethod
-    def begin(self, side: ServerSide) -> S:
+    def begin(self, ctx: ServerContext) -> S:
         """The state before round 1."""
 
-    def broadcast(self, state: S, side: ServerSide) -> S:
+    def broadcast(self, state: S, ctx: ServerContext) -> S:
         """What is sent to the selected clients: the state, private fields blanked."""
         return state
 
-    def letter(self, state: S, card: Card) -> Tensors:
+    def client_message(self, state: S, card: Card) -> Tensors:
         """What one client gets beside the broadcast: its own row of the head, for example."""
         return {}
 
-    def tell(self, card: Card, parts: Parts, key: bytes) -> object:
+    def initial_message(self, card: Card, parts: Parts, key: bytes) -> object:
         """A client's message before round 1. parts: its rows, some at a time; key: a secret that the server lacks."""
         return {}
 
@@ -250,33 +267,35 @@ class Method(ABC, Generic[S, U]):
         """A client's memory before its first round; it makes that itself from the model's first weights."""
         return {}
 
-    def own(self, model: Classifier, sent: S, memory: Tensors) -> Classifier:
+    def personal_model(self, model: Classifier, sent: S, memory: Tensors) -> Classifier:
         """A client's own model, for its scores. model: a work-space; sent: what a client would be sent now."""
         load_sent(model, sent.weights)
         return model
 
-    def statement(self, rounds: int) -> str:
+    def notice(self, rounds: int) -> str:
         """A line for the log of a run: what else must be known about it. Empty: nothing."""
-        return "" if self.scored == "server" else "scores are means over all clients of what their own models score"
+        return (
+            "" if self.evaluate_on == "server" else "scores are means over all clients of what their own models score"
+        )
 
-    def pooling(self) -> Pooling[S] | None:
+    def batched_round(self) -> BatchedRound[S] | None:
         """How a round of clients with one class each is computed at once; None where it is not the same."""
         return None
 
-    def heaviest(self, state: S, rounds: int) -> tuple[S, int]:
+    def peak_state(self, state: S, rounds: int) -> tuple[S, int]:
         """A state and the number of a round in which a run needs most memory: what ``anchorfl probe`` measures."""
         return state, 1
 
     @abstractmethod
-    def local(self, side: ClientSide[S]) -> Local[S, U]:
+    def trainer(self, ctx: ClientContext[S]) -> ClientTrainer[S, U]:
         """The client half for one round."""
 
     @abstractmethod
-    def merge(self, state: S, reports: Sequence[Report[U]], side: ServerSide) -> S:
-        """The state after a round. ``reports`` is not empty and sorted by client."""
+    def aggregate(self, state: S, results: Sequence[ClientResult[U]], ctx: ServerContext) -> S:
+        """The state after a round. ``results`` is not empty and sorted by client."""
 
 
-class AveragingLocal(Local[Global, Update]):
+class AveragingTrainer(ClientTrainer[ServerState, Update]):
     """Sends its weights; all else is the default."""
 
     def update(self) -> Update:
@@ -284,18 +303,18 @@ class AveragingLocal(Local[Global, Update]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Averaging(Method[Global, Update]):
+class Averaging(Method[ServerState, Update]):
     """FedAvg's server: a method that differs on the client alone starts here."""
 
     weighting: Literal["samples", "uniform"] = "samples"
     """Weight of a client in the mean: its number of samples (McMahan et al., 2017), or 1 (FedAlign's tables)."""
 
-    def begin(self, side: ServerSide) -> Global:
-        return Global(weights_of(side.model))
+    def begin(self, ctx: ServerContext) -> ServerState:
+        return ServerState(weights_of(ctx.model))
 
-    def local(self, side: ClientSide[Global]) -> Local[Global, Update]:
-        return AveragingLocal(side)
+    def trainer(self, ctx: ClientContext[ServerState]) -> ClientTrainer[ServerState, Update]:
+        return AveragingTrainer(ctx)
 
-    def merge(self, state: Global, reports: Sequence[Report[Update]], side: ServerSide) -> Global:
-        shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]
-        return Global(side.combine([r.update.weights for r in reports], shares))
+    def aggregate(self, state: ServerState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> ServerState:
+        client_weights = [r.card.num_examples if self.weighting == "samples" else 1 for r in results]
+        return ServerState(ctx.average([r.update.weights for r in results], client_weights))

@@ -1,6 +1,6 @@
 """Differential privacy of the class embeddings: what the server adds to its step on the class rows (FedALC, IV-C).
 
-The server's gradient is a sum over classes u of terms h_u: the gradient [C, D] of u's own part of the regulariser,
+The server's gradient is a sum over classes u of terms h_u: the gradient [C, D] of u's own part of the regularizer,
 which weighs u's K nearest classes by u's row of label correlations and has at most K + 1 rows that are not zero. Each
 h_u is cut to Frobenius norm ``clip``, they are added up, and Gaussian noise of deviation ``noise * clip`` is added to
 every entry: one such release per round, all classes in each.
@@ -11,7 +11,7 @@ given what clients send, class rows and theta, which are NOT covered, and neithe
 label digests, which the server sees, and anything chosen by looking at the data (lambda, the number of rounds). Counts
 are symmetric: a count of u and u' stands in the rows of both classes, and each is protected as one class. To change one
 of m terms is at most 2 m clip, and an instance with p labels changes those of its p classes (with correlations that are
-normalised within a row; raw sigma has the number of instances in every row): its epsilon is ``spent(noise / (2 p),
+normalized within a row; raw sigma has the number of instances in every row): its epsilon is ``spent(noise / (2 p),
 ...)``. Noise is drawn in floating point by a generator that is not cryptographic, from the run's seed: who knows the
 seed can take it away. So seeds of a real release are secret and drawn at random.
 

@@ -17,7 +17,14 @@ from anchorfl.models.augment import augment
 from anchorfl.models.classifier import Classifier
 from anchorfl.models.generator import Generator, conditions, diversity, noise, normalisations, watched
 from anchorfl.models.heads import ConceptHead
-from anchorfl.pipeline.algorithm.contract import ClientSide, Global, Local, ServerSide, Tensors, Update
+from anchorfl.pipeline.algorithm.contract import (
+    ClientContext,
+    ClientTrainer,
+    ServerContext,
+    ServerState,
+    Tensors,
+    Update,
+)
 from anchorfl.pipeline.algorithm.optimizers import Adam
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.tasks.contract import Batch, ClientData
@@ -55,7 +62,7 @@ class Source:
         return noise(self.concepts_CMD.shape[2], class_B, rng, self.concepts_CMD)
 
     def prepared(self, x_B: Tensor, rng: torch.Generator) -> Tensor:
-        """Images in [0, 1] as a classifier takes them: cropped, flipped, normalised. The room of the crop is the
+        """Images in [0, 1] as a classifier takes them: cropped, flipped, normalized. The room of the crop is the
         reference's share of the side, 4 of 128 pixels, and at least one: a black frame of 4 around 28 pixels would tell
         a generated image from a real one.
         """
@@ -68,25 +75,25 @@ class Source:
         return self.prepared(self.generator(self.conditions(class_B, rng)), rng), class_B
 
 
-def first_generator(side: ServerSide, measures: bool) -> Tensors:
+def first_generator(ctx: ServerContext, measures: bool) -> Tensors:
     """The generator before its first training: its weights, and the shape of its images. measures: whether it will be
     compared with BatchNorm's running statistics. InputError where it cannot be.
     """
-    spec, concepts_CMD = side.spec, side.concepts_CMD
+    spec, concepts_CMD = ctx.spec, ctx.concepts_CMD
     assert spec is not None
     assert concepts_CMD is not None
     if spec.kind != "image":
         raise InputError(
             f"fedbm's generator makes images, the input is of kind {spec.kind!r}: set method.cgde to False"
         )
-    if measures and not normalisations(side.model):
+    if measures and not normalisations(ctx.model):
         raise InputError(
             "method.lambda_dis compares with BatchNorm's running statistics, and this network has none: set it to 0, or"
             " model.norm to 'batch' (residual networks)"
         )
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.set_state(side.rng.get_state())
+            torch.default_generator.set_state(ctx.rng.get_state())
             generator = Generator(concepts_CMD.shape[2], spec.shape)
     except ValueError as error:
         raise InputError(f"fedbm: {error}") from error
@@ -141,18 +148,16 @@ def taught(source: Source, classifier: Classifier, lesson: Lesson, rng: torch.Ge
 
 
 def retrained(
-    values: Tensors, weights: Tensors, concepts_CMD: Tensor, named: bool, lesson: Lesson, side: ServerSide
+    values: Tensors, weights: Tensors, concepts_CMD: Tensor, named: bool, lesson: Lesson, ctx: ServerContext
 ) -> Tensors:
     """The generator after one more training against the classifier with ``weights``."""
-    classifier = side.workspace
+    classifier = ctx.workspace
     assert classifier is not None
-    assert side.spec is not None
+    assert ctx.spec is not None
     classifier.load_state_dict(weights)
     device = next(classifier.parameters()).device
-    source = source_of(
-        {k: v.to(device) for k, v in values.items()}, concepts_CMD.to(device), named, side.spec.scaling()
-    )
-    taught(source, classifier, lesson, side.rng)
+    source = source_of({k: v.to(device) for k, v in values.items()}, concepts_CMD.to(device), named, ctx.spec.scaling())
+    taught(source, classifier, lesson, ctx.rng)
     return values | {name: value.cpu() for name, value in weights_of(source.generator).items()}
 
 
@@ -163,7 +168,7 @@ CONCEPTS, GENERATOR = "concepts", "generator."
 
 
 @dataclass(frozen=True)
-class BMGlobal(Global):
+class BMState(ServerState):
     """weights: the classifier's, frozen ones included; concepts_CMD: of the language model; generator: its weights;
     version: how often it was trained; has_I: 1 + the version that a client has, 0 where it has nothing yet.
     """
@@ -191,27 +196,27 @@ def row_loss(model: Classifier, x: Tensor, class_B: Tensor) -> Tensor:
     return F.cross_entropy(model(x), class_B, reduction="none")
 
 
-class BMLocal(Local[BMGlobal, Update]):
+class BMTrainer(ClientTrainer[BMState, Update]):
     """Trains on its mini-batches joined with generated images, once the server has trained its generator."""
 
-    def __init__(self, side: ClientSide[BMGlobal], part: Part) -> None:
+    def __init__(self, ctx: ClientContext[BMState], part: Part) -> None:
         self.part = part
-        own = {k: v for k, v in side.memory.items() if k.startswith((CONCEPTS, GENERATOR, *FROZEN))}
-        self.kept = own | side.letter
+        own = {k: v for k, v in ctx.memory.items() if k.startswith((CONCEPTS, GENERATOR, *FROZEN))}
+        self.kept = own | ctx.client_message
         for name in FROZEN:
             if name in self.kept:
-                side.model.get_buffer(name).copy_(self.kept[name])
-        super().__init__(side)
+                ctx.model.get_buffer(name).copy_(self.kept[name])
+        super().__init__(ctx)
         self.source = self._source() if any(k.startswith(GENERATOR) for k in self.kept) else None
 
     def _source(self) -> Source:
         values = {k.removeprefix(GENERATOR): v for k, v in self.kept.items() if k.startswith(GENERATOR)}
-        return source_of(values, self.kept[CONCEPTS], self.part.named, self.side.data.scaling)
+        return source_of(values, self.kept[CONCEPTS], self.part.named, self.ctx.data.scaling)
 
     def active(self, data: ClientData) -> Tensor:
         if self.source is None:
             return super().active(data)
-        # generated images join every mini-batch, also one without a labelled row
+        # generated images join every mini-batch, also one without a labeled row
         return torch.ones(len(data), dtype=torch.bool, device=data.y_NC.device)
 
     def loss(self, batch: Batch) -> Tensor:
@@ -220,7 +225,7 @@ class BMLocal(Local[BMGlobal, Update]):
         x, class_B, weight_B = batch.x, batch.y_BC.argmax(-1), batch.weight_BC.sum(-1)
         count = batch.denominator
         if self.source is not None:
-            made, of_B = self.source.draw(self.part.generated, self.side.rng)
+            made, of_B = self.source.draw(self.part.generated, self.ctx.rng)
             x, class_B = torch.cat([x, made]), torch.cat([class_B, of_B])
             weight_B, count = torch.cat([weight_B, torch.ones_like(of_B, dtype=weight_B.dtype)]), count + len(of_B)
         return (weight_B * row_loss(self.model, x, class_B)).sum() / count

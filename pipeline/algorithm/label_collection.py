@@ -116,12 +116,12 @@ def share(parts: Iterable[Part], matching: Matching = "hmac", key: bytes = b"") 
     """A client's message: its known positives. parts: its rows. Errors as ``digests``."""
     digest_of, class_of = [np.zeros((0, SIZE), np.uint8)], [np.zeros(0, np.int32)]
     for part in parts:
-        told = part.labels
+        given = part.labels
         if part.known_BC is not None:
-            told = told.where(part.known_BC[told.row_P, told.class_P])
+            given = given.where(part.known_BC[given.row_P, given.class_P])
         digest_B = np.frombuffer(b"".join(digests(part.data, matching, key)), np.uint8).reshape(-1, SIZE)
-        digest_of.append(digest_B[told.row_P])
-        class_of.append(told.class_P)
+        digest_of.append(digest_B[given.row_P])
+        class_of.append(given.class_P)
     return message(np.concatenate(digest_of), np.concatenate(class_of))
 
 

@@ -1,4 +1,4 @@
-"""The client's optimiser: its options, and its state as plain tensors, so that it can be a client's memory."""
+"""The client's optimizer: its options, and its state as plain tensors, so that it can be a client's memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 
 def without_compiler(kind: type[Kind]) -> type[Kind]:
-    """A kind of torch's optimisers that makes the same steps, but whose first use does not import torch's compiler.
+    """A kind of torch's optimizers that makes the same steps, but whose first use does not import torch's compiler.
 
-    torch wraps its optimisers' methods so that ``torch.compile`` meets them prepared; the wrappers import 800 modules,
+    torch wraps its optimizers' methods so that ``torch.compile`` meets them prepared; the wrappers import 800 modules,
     a second of CPU and 70 MB in every actor. Nothing here is compiled, so what they wrap is called without them.
     """
     wrapped = {name: f for name, f in inspect.getmembers(kind, inspect.isfunction) if hasattr(f, "__wrapped__")}
@@ -36,9 +36,9 @@ class OptimizerOptions:
     """Local training. Defaults are FedAlign's (KDD 2023, section 4.1)."""
 
     name: Literal["adam", "sgd"] = "adam"
-    """Kind of optimiser."""
+    """Kind of optimizer."""
     lr: float = 0.001
-    """Learning rate, > 0. Methods with several optimisers (FedAlign) have their own rates in [method]."""
+    """Learning rate, > 0. Methods with several optimizers (FedAlign) have their own rates in [method]."""
     lr_decay: float = 1.0
     """Factor on ``lr`` after every round, for every client, in (0, 1] (FedBM's reference code: 0.99)."""
     momentum: float = 0.0
@@ -46,7 +46,7 @@ class OptimizerOptions:
     weight_decay: float = 0.0
     """L2 penalty, >= 0."""
     batch_size: int = 128
-    """Rows of a mini-batch, 0: all rows of the client; every mean over a mini-batch divides by its rows, the unlabelled
+    """Rows of a mini-batch, 0: all rows of the client; every mean over a mini-batch divides by its rows, the unlabeled
     included."""
     class_balanced: bool = True
     """Multi-label loss: weigh a class's positives and negatives against each other (FedAlign's reference code); false:
@@ -55,8 +55,8 @@ class OptimizerOptions:
     """``keep``: a client's moments go on in its next round (FedAlign's reference code); ``reset``: fresh in every
     round."""
     skip_zero_rows: bool = True
-    """Do not compute rows whose loss and gradient are zero (unlabelled ones). Same mathematics."""
-    micro_tokens: int = 1024
+    """Do not compute rows whose loss and gradient are zero (unlabeled ones). Same mathematics."""
+    microbatch_tokens: int = 1024
     """Sort a mini-batch by length and cut it into pieces of at most this many padded positions (of sparse rows: 64
     times as many), whose gradients add up; 0: one piece. Same mathematics."""
     lookup_dropout: bool = True
@@ -65,7 +65,7 @@ class OptimizerOptions:
     """Compute linear layers by oneDNN in place of the BLAS that torch was built with (CPU, float32): faster on AMD's
     processors with AVX-512, where MKL keeps to AVX2 (docs/speed.md). Same mathematics, other rounding."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the encoder's products in training; weights, losses, optimiser, merges and scores stay float32. ``bfloat16``:
+    """Of the encoder's products in training; weights, losses, optimizer, merges and scores stay float32. ``bfloat16``:
     other results, and faster where the processor or GPU has such products (docs/speed.md)."""
     crop: int = 0
     """Images only: cut each at random out of itself with so many black pixels on every side, anew in every epoch; 0:
@@ -80,8 +80,8 @@ class OptimizerOptions:
             raise ValueError(f"optimizer.lr_decay = {self.lr_decay}: must be in (0, 1]")
         if self.batch_size < 0:
             raise ValueError(f"optimizer.batch_size = {self.batch_size}: must be at least 1, or 0 for all rows")
-        if self.micro_tokens < 0:
-            raise ValueError(f"optimizer.micro_tokens = {self.micro_tokens}: must be 0 (off) or more")
+        if self.microbatch_tokens < 0:
+            raise ValueError(f"optimizer.microbatch_tokens = {self.microbatch_tokens}: must be 0 (off) or more")
         if self.onednn and self.precision != "float32":
             raise ValueError("optimizer.onednn is for float32: set it to False, or optimizer.precision to 'float32'")
         if self.crop < 0:
@@ -105,7 +105,7 @@ def in_round(options: OptimizerOptions, round_: int) -> OptimizerOptions:
 def make(
     options: OptimizerOptions, parameters: Iterable[Tensor], lr: float | None = None, round_: int = 1
 ) -> torch.optim.Optimizer:
-    """The optimiser over ``parameters``. lr: in place of the options' rate, which ``in_round`` has decayed; it is
+    """The optimizer over ``parameters``. lr: in place of the options' rate, which ``in_round`` has decayed; it is
     decayed here, as in round ``round_``.
     """
     rate = options.lr if lr is None else lr * options.lr_decay ** (round_ - 1)
@@ -115,11 +115,11 @@ def make(
 
 
 MOMENTS = frozenset(("step", "exp_avg", "exp_avg_sq", "momentum_buffer"))
-"""What the names of an optimiser's state end with."""
+"""What the names of an optimizer's state end with."""
 
 
 def without_moments(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a client's memory holds beside the state of its optimisers."""
+    """What a client's memory holds beside the state of its optimizers."""
     return {name: value for name, value in memory.items() if name.rpartition(".")[2] not in MOMENTS}
 
 

@@ -69,7 +69,7 @@ def log_odds(logits_NC: Tensor, objective: Objective) -> Tensor:
 
 
 def pseudo_annotate(
-    data: ClientData, score_NC: Tensor, aware_C: Tensor, objective: Objective, t: Thresholds
+    data: ClientData, score_NC: Tensor, identified_C: Tensor, objective: Objective, t: Thresholds
 ) -> tuple[ClientData, Tensor]:
     """The client's data with pseudo-labels in its locally-unaware classes, and bool [C]: the classes that got a
     positive.
@@ -81,14 +81,14 @@ def pseudo_annotate(
     high_C, low_C = percentiles(score_NC, t.q1), percentiles(score_NC, t.q2)
     if t.clamp is not None and objective.kind == "multi":
         high_C, low_C = high_C.clamp(min=t.clamp), low_C.clamp(max=t.clamp)
-    open_NC = (data.known_NC == 0) & ~aware_C
+    open_NC = (data.known_NC == 0) & ~identified_C
     positive_NC = open_NC & (score_NC.double() > high_C)
     negative_NC = open_NC & (score_NC.double() < low_C)
     if objective.kind == "single":
-        unlabelled_N1 = (data.known_NC == 0).all(-1, keepdim=True)
+        unlabeled_N1 = (data.known_NC == 0).all(-1, keepdim=True)
         best_NC = F.one_hot(score_NC.argmax(-1), score_NC.shape[1]).bool()
-        positive_NC = positive_NC & unlabelled_N1 & best_NC
-        negative_NC = negative_NC & unlabelled_N1 & ~best_NC
+        positive_NC = positive_NC & unlabeled_N1 & best_NC
+        negative_NC = negative_NC & unlabeled_N1 & ~best_NC
     if t.allowed_C is not None:
         positive_NC = positive_NC & t.allowed_C
     # q2 <= q1 makes the two disjoint except on a tie of both percentiles, where neither strict comparison holds.

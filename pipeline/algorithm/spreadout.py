@@ -1,4 +1,4 @@
-"""Moving class rows apart: the regularisers of FedAwS (ICML 2020) and FedALC (arXiv 2404.15598), each as a gradient.
+"""Moving class rows apart: the regularizers of FedAwS (ICML 2020) and FedALC (arXiv 2404.15598), each as a gradient.
 
 d(u, v) = 1 - u.v for unit rows. Only the K nearest rows of a row are pushed, found exactly by products of blocks of
 rows, so that no [C, C] matrix is ever whole.

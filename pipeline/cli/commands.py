@@ -32,7 +32,7 @@ def run(arguments: list[str]) -> int:
         if overrides in (["--help"], ["-h"]):
             print("usage: anchorfl run PRESET [PRESET ...] [--section.option value ...]")
             print(f"presets: {some_presets()}\nall options: anchorfl run PRESET --help")
-            print("a table of your own needs no preset: anchorfl run --task.parquet FILE --task.labels COLUMNS")
+            print("a table of your own needs no preset: anchorfl run --task.file FILE --task.label_columns COLUMNS")
             return 0
         raise InputError(f"run needs a preset: {some_presets()}; or the path of a .toml file")
     experiments = [settled(override(read_preset(p), overrides, f"anchorfl run {p}")) for p in presets]
@@ -76,7 +76,8 @@ def _train(presets: list[str], experiments: list[Experiment]) -> int:
 
 
 def _records(e: Experiment, folder: Path) -> str:
-    from anchorfl.pipeline.tracking.mlflow_upload import shown, store_uri
+    from anchorfl.pipeline.config.redaction import shown
+    from anchorfl.pipeline.tracking.mlflow_store import store_uri
 
     uri = store_uri(e.tracking.uri, folder)
     if not uri:
@@ -175,8 +176,8 @@ def track(options: argparse.Namespace) -> int:
 
 def ui(options: argparse.Namespace) -> NoReturn:
     """MLflow's pages."""
+    from anchorfl.pipeline.tracking.mlflow_store import store_uri
     from anchorfl.pipeline.tracking.mlflow_ui import serve
-    from anchorfl.pipeline.tracking.mlflow_upload import store_uri
 
     serve(
         options.uri or store_uri("", RUNS / "any"),

@@ -166,7 +166,7 @@ def check(arguments: list[str]) -> int:
         parser.add_argument(f"--{name}", default="", help=about)
     parser.add_argument("--on_bad_row", choices=("error", "skip"), default="error")
     given = vars(parser.parse_args(arguments))
-    options = TaskOptions(parquet=given.pop("file"), **given)
+    options = TaskOptions(file=given.pop("file"), **given)
     found = look(options)
     print(found.text())
     blocked = len(found.stops) > found.bad_rows

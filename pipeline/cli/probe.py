@@ -174,8 +174,8 @@ def _measure(setup: Setup, chosen: Chosen, places: list[Place], apart: Apart) ->
     device = "a GPU, as soon as one is free" if on_gpu else "the CPU"
     print(f"training client {chosen.client} alone for {memory_probe.ROUNDS} rounds on {device}", flush=True)
     sender, e = server_of(setup), setup.experiment
-    sender.state, _ = e.method.heaviest(sender.state, e.federation.rounds)
-    sent = messages.pack({"broadcast": sender.broadcast(1), "letter": sender.letter(chosen.client)})
+    sender.state, _ = e.method.peak_state(sender.state, e.federation.rounds)
+    sent = messages.pack({"broadcast": sender.broadcast(1), "client_message": sender.client_message(chosen.client)})
     what = f"client {chosen.client}"
     try:
         client, update = apart(memory_probe.measure_client, setup, chosen.client, sent, on_gpu)
@@ -204,11 +204,11 @@ def overrides_of(shares: Shares) -> str:
 def needs(m: Measured, need: Need, e: Experiment) -> str:
     """What was measured, for the eye."""
     chosen, client, server, gpu = m.chosen, m.client, m.server, m.client.gpu
-    labelled = f"{chosen.rows} rows, {chosen.active} of them labelled, longest {chosen.longest}"
+    labeled = f"{chosen.rows} rows, {chosen.active} of them labeled, longest {chosen.longest}"
     further = f"{size(client.rows)} for each further client of an actor"
     merging = f"{size(need.server)} with the updates of {e.selected_clients} clients"
     lines = [
-        ("client", f"{chosen.client} of {e.task.clients}: {labelled}"),
+        ("client", f"{chosen.client} of {e.task.clients}: {labeled}"),
         ("client, memory", f"{size(client.baseline)} ready to train, {size(client.peak)} at most; {further}"),
         (
             "client, round",

@@ -64,7 +64,7 @@ def layout(options: ClusterOptions, clients: int) -> Layout:
     server = next((s for s in (left, min(share, left), 0.0) if share and fits(share, s)), None)
     if server is None:
         raise InputError(_too_many(actors, share, options, have))
-    concurrent = options.concurrent or max(1, int(cpus))
+    concurrent = options.max_concurrent_clients or max(1, int(cpus))
     return Layout(actors, share, options.client_gpus, server, options.server_gpus, concurrent)
 
 

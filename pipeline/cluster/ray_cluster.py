@@ -62,7 +62,7 @@ def start(options: ClusterOptions) -> bool:
     if not sum(node.cpus for node in nodes()):
         raise InputError(
             f"the cluster at {options.address!r} has no CPUs now: start workers, or have its autoscaler start them with"
-            " --cluster.gather_cpus or --cluster.gather_gpus"
+            " --cluster.wait_for_cpus or --cluster.wait_for_gpus"
         )
     if line := busy(sum(node.cpus for node in nodes())):
         _tell(line)
@@ -184,12 +184,12 @@ def gather(options: ClusterOptions, pause_s: float = 2.0) -> None:
     """Wait until the cluster has the CPUs and GPUs that ``options`` ask for, and tell its autoscaler to make nodes for
     them. InputError where they do not come in time.
     """
-    wanted = {"CPU": options.gather_cpus, "GPU": options.gather_gpus}
+    wanted = {"CPU": options.wait_for_cpus, "GPU": options.wait_for_gpus}
     if not any(wanted.values()):
         return
     from ray.autoscaler.sdk import request_resources
 
-    deadline = time.monotonic() + 60 * options.gather_minutes
+    deadline = time.monotonic() + 60 * options.wait_minutes
     request_resources(bundles=[{name: 1} for name, count in wanted.items() for _ in range(count)])
     try:
         while True:
@@ -200,8 +200,8 @@ def gather(options: ClusterOptions, pause_s: float = 2.0) -> None:
             if time.monotonic() > deadline:
                 asked = " and ".join(f"{count} {name}s (has {have.get(name, 0):g})" for name, count in missing.items())
                 raise InputError(
-                    f"the cluster did not get {asked} within {options.gather_minutes:g} minutes: look at 'ray status'"
-                    " for why, ask for less with --cluster.gather_gpus, or wait longer with --cluster.gather_minutes"
+                    f"the cluster did not get {asked} within {options.wait_minutes:g} minutes: look at 'ray status'"
+                    " for why, ask for less with --cluster.wait_for_gpus, or wait longer with --cluster.wait_minutes"
                 )
             time.sleep(pause_s)
     finally:

@@ -167,7 +167,7 @@ def _held(node: Node, cpus: float, gpus: float) -> int:
 
 def _too_little(places: Sequence[Place], need: Need, clients: int, server_gpus: float, by_cpus: int) -> str:
     """Why not even one actor fits, and what to do."""
-    smaller = "lower --optimizer.batch_size or --optimizer.micro_tokens"
+    smaller = "lower --optimizer.batch_size or --optimizer.microbatch_tokens"
     gpu = need.gpu
     if gpu is not None and not actors_per_gpu(gpu):
         return (

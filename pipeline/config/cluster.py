@@ -27,36 +27,43 @@ class ClusterOptions:
     """GPU share of a client actor, for example 0.25; the actor limits itself to that part of the memory."""
     server_gpus: float = 0.0
     """GPU share of the server actor."""
-    cached_mb: float = 1000.0
+    client_cache_mb: float = 1000.0
     """Megabytes of clients' rows that a worker keeps from round to round, on a GPU in its memory; those that have not
     been trained for longest are read again."""
-    concurrent: int = 0
+    max_concurrent_clients: int = 0
     """Clients that train at one time; 0: one per CPU of the cluster."""
-    gather_cpus: int = 0
+    wait_for_cpus: int = 0
     """CPUs to ask a running cluster's autoscaler for, and to wait for, before anything starts; 0: what is there."""
-    gather_gpus: int = 0
+    wait_for_gpus: int = 0
     """GPUs likewise."""
-    gather_minutes: float = 20.0
+    wait_minutes: float = 20.0
     """Longest wait for them."""
     checkpoint_every: int = 1
     """Save a checkpoint after every so many rounds, and after the last; a resumed run computes the rounds behind it
     again, with the same bits."""
-    checkpoints: int = 2
+    keep_checkpoints: int = 2
     """How many of them are kept: where the last one is damaged, a run goes on from the one before."""
-    mirror: str = ""
+    backup: str = ""
     """Where a copy of the run folder is kept up to date, below which it has the folder's name: ``s3://bucket/runs``,
     ``gs://...`` or the absolute path of a folder; empty: no copy."""
 
     def __post_init__(self) -> None:
-        if self.mirror:
-            object_store.check(self.mirror, "cluster.mirror")
-        for name in ("clients_per_actor", "cached_mb", "concurrent", "gather_cpus", "gather_gpus", "gather_minutes"):
+        if self.backup:
+            object_store.check(self.backup, "cluster.backup")
+        for name in (
+            "clients_per_actor",
+            "client_cache_mb",
+            "max_concurrent_clients",
+            "wait_for_cpus",
+            "wait_for_gpus",
+            "wait_minutes",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"cluster.{name} = {getattr(self, name)}: must be at least 0")
-        for name in ("checkpoint_every", "checkpoints"):
+        for name in ("checkpoint_every", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise ValueError(f"cluster.{name} = {getattr(self, name)}: must be at least 1")
-        if (self.gather_cpus or self.gather_gpus) and not self.address:
-            raise ValueError("cluster.gather_cpus and gather_gpus need a running cluster: set cluster.address")
+        if (self.wait_for_cpus or self.wait_for_gpus) and not self.address:
+            raise ValueError("cluster.wait_for_cpus and wait_for_gpus need a running cluster: set cluster.address")
         if self.client_cpus < 0 or not 0 <= self.client_gpus <= 1 or not 0 <= self.server_gpus <= 1:
             raise ValueError("cluster: client_cpus must be at least 0, client_gpus and server_gpus in [0, 1]")

@@ -12,13 +12,13 @@ from anchorfl.tasks.metrics.scores import F1_MACRO, FAMILIES, SUM, Measure, Metr
 class EvaluationOptions:
     """What is scored, and which round's model is the result."""
 
-    metrics: Metrics = "decisions"
-    """Which figures: ``decisions``, macro F1 and accuracy of 0/1 decisions (FedAlign's tables); ``ranking``, P@k,
-    nDCG@k, PSP@k and mAP of the order of the classes (FedALC's); ``classification``, single-label: ``decisions``,
+    metrics: Metrics = "threshold"
+    """Which figures: ``threshold``, macro F1 and accuracy of 0/1 decisions (FedAlign's tables); ``ranking``, P@k,
+    nDCG@k, PSP@k and mAP of the order of the classes (FedALC's); ``classification``, single-label: ``threshold``,
     macro precision and recall, AUC and their sum (FedBM's; docs/metrics.md)."""
     every: int = 1
     """Score the global model every so many rounds, and after the last."""
-    select: Literal["last", "best_validation", "best_validation_f1", "best_validation_sum"] = "last"
+    model_selection: Literal["last", "best_validation", "best_validation_f1", "best_validation_sum"] = "last"
     """``last``: the last round's model (FedAlign's tables); ``best_validation``: the first with the best validation
     macro F1, or P@1 of ``ranking``; ``best_validation_f1``, ``best_validation_sum``: by the figure of that name, the
     sum of ``classification`` (FedBM's tables)."""
@@ -26,27 +26,28 @@ class EvaluationOptions:
     """When the test split is scored: ``always``, with validation; ``last``, once, for the selected model (where clients
     are scored and a round is selected: with validation); ``never`` (trials of a sweep: what is not computed cannot be
     chosen by)."""
-    keep: int = 0
+    save_state_every: int = 0
     """Keep the server's state after every so many rounds, and after the last, in ``rounds/`` of the run folder, for
     ``anchorfl diagnose``; 0: none. It changes no result."""
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ValueError(f"evaluation.every = {self.every}: must be at least 1")
-        if self.keep < 0:
-            raise ValueError(f"evaluation.keep = {self.keep}: must be at least 0")
+        if self.save_state_every < 0:
+            raise ValueError(f"evaluation.save_state_every = {self.save_state_every}: must be at least 0")
         by = self.chosen_by
         if by is not None and by not in FAMILIES[self.metrics].measures:
             having = [name for name, family in FAMILIES.items() if by in family.measures]
             raise ValueError(
-                f"evaluation.select = {self.select!r}: runs with evaluation.metrics = {self.metrics!r} have no"
+                f"evaluation.model_selection = {self.model_selection!r}: runs with evaluation.metrics ="
+                f" {self.metrics!r} have no"
                 f" {by.shown}; set metrics to {' or '.join(map(repr, having))}, or select to 'best_validation'"
             )
 
     @property
     def chosen_by(self) -> Measure | None:
         """The figure of the validation split by which a round is chosen; None where it is the last."""
-        if self.select == "last":
+        if self.model_selection == "last":
             return None
         named = {"best_validation_f1": F1_MACRO, "best_validation_sum": SUM}
-        return named.get(self.select, FAMILIES[self.metrics].primary)
+        return named.get(self.model_selection, FAMILIES[self.metrics].primary)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from anchorfl.models.build import ModelOptions
 from anchorfl.pipeline.algorithm.contract import Method
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.evaluation import EvaluationOptions
 from anchorfl.pipeline.config.federation import FederationOptions, needed
@@ -28,6 +29,8 @@ class Experiment:
     """Hyper-parameters of the method, whose name is ``method.name`` in a preset."""
     model: ModelOptions = field(default_factory=ModelOptions)
     """Network."""
+    class_embeddings: ClassEmbeddingOptions = field(default_factory=ClassEmbeddingOptions)
+    """First values of the class embeddings."""
     federation: FederationOptions = field(default_factory=FederationOptions)
     """Rounds and selection."""
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
@@ -52,28 +55,30 @@ class Experiment:
                 f"federation.clients_per_round = {self.federation.clients_per_round} exceeds"
                 f" task.clients = {self.task.clients}: lower it"
             )
-        if self.federation.deadline and (self.cluster.executor == "serial" or self.federation.pooled):
+        if self.federation.deadline and (self.cluster.executor == "serial" or self.federation.batched_clients):
             raise ValueError(
                 "federation.deadline needs client actors, which can be ended: set cluster.executor to 'ray' and"
-                " federation.pooled to false, or leave the deadline out"
+                " federation.batched_clients to false, or leave the deadline out"
             )
         least = needed(self.federation.quorum, self.selected_clients)
-        if not unsettled and (lack := self.federation.rule.lack(least)):
+        if not unsettled and (lack := self.federation.aggregator.lack(least)):
             raise ValueError(
-                f"federation.merge = {self.federation.merge!r}: {lack}; federation.quorum = {self.federation.quorum:g}"
+                f"federation.aggregation = {self.federation.aggregation!r}: {lack}; federation.quorum ="
+                f" {self.federation.quorum:g}"
                 f" of {self.selected_clients} selected clients lets a round have {least}: raise quorum or"
-                " clients_per_round, or change the merge"
+                " clients_per_round, or change the aggregation"
             )
-        if self.model.norm == "batch" and (self.optimizer.skip_zero_rows or self.optimizer.micro_tokens):
+        if self.model.norm == "batch" and (self.optimizer.skip_zero_rows or self.optimizer.microbatch_tokens):
             raise ValueError(
-                "model.norm = 'batch' normalises over the batch, so rows may not be left out or cut apart:"
-                " set --optimizer.skip_zero_rows False --optimizer.micro_tokens 0"
+                "model.norm = 'batch' normalizes over the batch, so rows may not be left out or cut apart:"
+                " set --optimizer.skip_zero_rows False --optimizer.microbatch_tokens 0"
             )
         if self.evaluation.chosen_by is not None and self.task.validation == 0:
             raise ValueError(
-                f"evaluation.select = {self.evaluation.select!r} needs validation rows: set task.validation above 0"
+                f"evaluation.model_selection = {self.evaluation.model_selection!r} needs validation rows: set"
+                " task.validation above 0"
             )
-        if self.tracking.register and self.method.scored == "clients":
+        if self.tracking.register and self.method.evaluate_on == "clients":
             raise ValueError(f"tracking.register: {self.method.name} trains no global model to register: leave it out")
 
     @property
@@ -81,7 +86,7 @@ class Experiment:
         """``evaluation.test``; but ``always`` for ``last`` where the scores are those of clients' own models and the
         selected round may be an earlier one, whose models nobody has any more.
         """
-        gone = self.method.scored == "clients" and self.evaluation.select != "last"
+        gone = self.method.evaluate_on == "clients" and self.evaluation.model_selection != "last"
         return "always" if gone and self.evaluation.test == "last" else self.evaluation.test
 
     @property
@@ -104,7 +109,7 @@ def recorded_tree(experiment: Experiment) -> dict[str, Any]:
     return tree
 
 
-EPOCH = 1
+EPOCH = 2
 """Part of every digest: raise it when a default changes, or the same options come to give another result."""
 
 
@@ -119,7 +124,7 @@ def digest(experiment: Experiment) -> str:
     if experiment.task.partition == "one_class":
         experiment = replace(experiment, task=replace(experiment.task, clients=0))
     tree = _changed(experiment)
-    tree.get("evaluation", {}).pop("keep", None)
+    tree.get("evaluation", {}).pop("save_state_every", None)
     for name in ("cluster", "tracking", "output"):
         tree.pop(name, None)
     for name in ("root", "cache"):

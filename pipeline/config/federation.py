@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from anchorfl.pipeline.algorithm.aggregation import Merge, MergeRule
+from anchorfl.pipeline.algorithm.aggregation import Aggregation, Aggregator
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,15 +16,15 @@ class FederationOptions:
     """Communication rounds T."""
     clients_per_round: int = 5
     """Selected clients |S_t|, uniform without replacement; 0: all."""
-    participation: float = 0.0
+    client_fraction: float = 0.0
     """In place of ``clients_per_round``: share of the clients that are selected, rounded down, at least one; 0:
     ``clients_per_round`` says."""
     epochs: int = 5
     """Local epochs E."""
-    pooled: bool = False
+    batched_clients: bool = False
     """Compute a round of clients with one class each as one pass over their rows
     (pipeline/execution/pooled_executor.py): the same update up to float rounding, for methods that have it."""
-    pool_rows: int = 1024
+    batch_rows: int = 1024
     """Rows of one piece of such a pass; the pieces add up."""
     quorum: float = 0.5
     """Share of the selected clients that must answer, in (0, 1]; below it the run stops, its checkpoint kept."""
@@ -34,56 +34,60 @@ class FederationOptions:
     deadline: float = 0.0
     """Seconds that a client's actor may take for its answer, the start of a fresh process included; then it is ended
     and counts as failed; 0: as long as it likes."""
-    over_selection: float = 0.0
+    backup_fraction: float = 0.0
     """Stand-ins that are drawn beside the selected clients, as a share of these: where a client is left out, the next
     stand-in trains in its place."""
-    merge: Merge = "mean"
+    aggregation: Aggregation = "mean"
     """What stands for the average of what clients send: ``mean``; or, so that a few faulty clients cannot steer it,
-    ``median`` or ``trimmed_mean`` of every coordinate, or ``krum``, the mean of the ``krum_keep`` updates that are
-    nearest to others (docs/robust-aggregation.md). Median and trimmed mean take no notice of numbers of samples."""
-    trim: float = 0.2
+    ``median`` or ``trimmed_mean`` of every coordinate, or ``krum``, the mean of the ``krum_num_selected`` updates that
+    are nearest to others (docs/robust-aggregation.md). Median and trimmed mean take no notice of numbers of samples."""
+    trim_fraction: float = 0.2
     """``trimmed_mean``: share of the answers cut at each side of every coordinate, rounded down, in [0, 0.5)."""
-    krum_faulty: int = 1
+    krum_num_malicious: int = 1
     """``krum``: number of faulty clients f in a round that it withstands; 2 f + 3 must answer."""
-    krum_keep: int = 1
+    krum_num_selected: int = 1
     """``krum``: updates that are kept; more than 1: Multi-Krum, up to answers - f - 2."""
     clip_norm: float = 0.0
     """Longest step of a client, the L2 norm of what it sends minus what it was sent; a longer one is cut to it before
     any merge; 0: off."""
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "epochs", "pool_rows"):
+        for name in ("rounds", "epochs", "batch_rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"federation.{name} = {getattr(self, name)}: must be at least 1")
         if self.clients_per_round < 0:
             raise ValueError(
                 f"federation.clients_per_round = {self.clients_per_round}: must be at least 1, or 0 for all"
             )
-        if not 0 <= self.participation <= 1:
-            raise ValueError(f"federation.participation = {self.participation}: must be in [0, 1]")
+        if not 0 <= self.client_fraction <= 1:
+            raise ValueError(f"federation.client_fraction = {self.client_fraction}: must be in [0, 1]")
         if not 0 < self.quorum <= 1:
             raise ValueError(f"federation.quorum = {self.quorum}: must be in (0, 1]")
-        for name in ("retries", "deadline", "over_selection"):
+        for name in ("retries", "deadline", "backup_fraction"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"federation.{name} = {getattr(self, name)}: must be at least 0")
-        uses = self.rule.uses
-        if self.pooled and uses:
+        uses = self.aggregator.uses
+        if self.batched_clients and uses:
             raise ValueError(
-                f"{uses[0][1]}: federation.pooled computes the mean of a round at once, without the clients'"
-                " updates: set it to False, or merge to 'mean' and clip_norm to 0"
+                f"{uses[0][1]}: federation.batched_clients computes the mean of a round at once, without the clients'"
+                " updates: set it to False, or aggregation to 'mean' and clip_norm to 0"
             )
 
     def selected(self, clients: int) -> int:
         """How many of so many clients take part in a round."""
-        if self.participation:  # 0.29 * 100 is a little below 29
-            return max(1, math.floor(round(self.participation * clients, 9)))
+        if self.client_fraction:  # 0.29 * 100 is a little below 29
+            return max(1, math.floor(round(self.client_fraction * clients, 9)))
         return self.clients_per_round or clients
 
     @property
-    def rule(self) -> MergeRule:
-        """How updates are merged; ValueError on bad options."""
-        return MergeRule(
-            merge=self.merge, trim=self.trim, faulty=self.krum_faulty, keep=self.krum_keep, clip=self.clip_norm
+    def aggregator(self) -> Aggregator:
+        """How updates are aggregated; ValueError on bad options."""
+        return Aggregator(
+            aggregation=self.aggregation,
+            trim_fraction=self.trim_fraction,
+            num_malicious=self.krum_num_malicious,
+            num_selected=self.krum_num_selected,
+            clip_norm=self.clip_norm,
         )
 
 

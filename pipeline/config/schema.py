@@ -42,7 +42,7 @@ def from_tree(tree: Mapping[str, Any]) -> Experiment:
         if name in values:
             values[name] = _typed(hints[name], values[name], name)
     experiment: Experiment = _built(Experiment, values, "")
-    if not experiment.task.parquet and experiment.task.name not in TASKS:
+    if not experiment.task.file and experiment.task.name not in TASKS:
         raise InputError(f"no task {experiment.task.name!r} in [task] name{nearest(experiment.task.name, TASKS)}")
     return experiment
 

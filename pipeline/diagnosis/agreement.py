@@ -99,14 +99,14 @@ def agreement(study: Study, out: Path, *, clients: tuple[int, int], rows: int) -
     y_NC = (test.y_NC.numpy() > 0) & (test.known_NC.numpy() > 0)
     place_N, class_N = chosen_rows(y_NC, rows, numpy_rng(study.seed, "diagnosis", "test rows"))
     if len(place_N) < LEAST:
-        raise InputError(f"{study.folder}: only {len(place_N)} labelled test rows: leave 'agreement' out of --parts")
+        raise InputError(f"{study.folder}: only {len(place_N)} labeled test rows: leave 'agreement' out of --parts")
     shown = part_of(test, torch.from_numpy(place_N))
     locals_ = [study.local_weights(study.last.round, m, study.memory(m)) for m in (a, b)]
     weights = [study.at(study.last.round).state.weights, *locals_]
     z_KND = np.stack([study.represent(w, shown).double().numpy() for w in weights])
     found = agreement_of(z_KND, class_N)
     plane_KN2 = embedded(z_KND, seed_for(study.seed, "diagnosis", "t-sne"))
-    aware_KC = np.stack([np.ones(len(study.class_names), np.bool_), *(cards[m].aware_C.numpy() for m in (a, b))])
+    aware_KC = np.stack([np.ones(len(study.class_names), np.bool_), *(cards[m].identified_C.numpy() for m in (a, b))])
     titles = ("global model", f"client {a}'s model", f"client {b}'s model")
     draw_frames(plane_KN2, class_N, study.class_names, aware_KC, titles, out / "representations.png")
     _write(study.class_names, found, aware_KC, plane_KN2, place_N, class_N, out)

@@ -29,7 +29,7 @@ def farthest(cards: Sequence[Card]) -> tuple[int, int]:
             f"{len(with_rows)} clients are too many to choose two of: name them with --clients 0,1, or leave divergence"
             " and agreement out with --parts"
         )
-    aware_MC = np.stack([card.aware_C.numpy() for card in with_rows]).astype(np.float64)  # exact, and BLAS is fast
+    aware_MC = np.stack([card.identified_C.numpy() for card in with_rows]).astype(np.float64)  # exact, and BLAS is fast
     both_MM, size_M = aware_MC @ aware_MC.T, aware_MC.sum(1)
     union_MM = size_M[:, None] + size_M - both_MM
     rank_MM = both_MM * (2 * aware_MC.shape[1] + 1) - union_MM

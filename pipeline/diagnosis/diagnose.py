@@ -27,14 +27,14 @@ from anchorfl.pipeline.diagnosis.study import Study, open_study
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.run_folder import held, read_config
 from anchorfl.pipeline.storage.run_record import RoundRecord, note_artifact, write_records
-from anchorfl.pipeline.tracking.mlflow_upload import store_uri
+from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.mlflow_writer import send
 from anchorfl.tasks.errors import InputError
 
 FOLDER = "diagnosis"
 PARTS = ("divergence", "pseudo", "agreement", "embeddings", "confusion", "generated")
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +62,7 @@ class DiagnoseOptions:
                 raise InputError(f"--{name} {getattr(self, name)}: must be at least {least}")
 
 
-def diagnose(folder: Path, options: DiagnoseOptions, say: Say = print) -> list[str]:
+def diagnose(folder: Path, options: DiagnoseOptions, log: Log = print) -> list[str]:
     """Analyse one run folder and write ``diagnosis/`` in it, in place of an older one; what a person is told.
 
     Raises InputError where the folder holds no run, is in use, or lacks what a part needs; the folder then is as it
@@ -70,9 +70,12 @@ def diagnose(folder: Path, options: DiagnoseOptions, say: Say = print) -> list[s
     """
     read_config(folder)
     with held(folder):
-        study = open_study(folder, say)
+        study = open_study(folder, log)
         if len(study.rounds()) == 1:
-            say(f"{folder}: only round {study.last.round} is there; --evaluation.keep 1 keeps every round of a new run")
+            log(
+                f"{folder}: only round {study.last.round} is there; --evaluation.save_state_every 1 keeps every round"
+                " of a new run"
+            )
         draft, older = folder / f".{FOLDER}", folder / f".{FOLDER}-older"
         if older.exists() and not (folder / FOLDER).exists():
             older.rename(folder / FOLDER)  # a diagnosis was interrupted between its two renames
@@ -80,7 +83,7 @@ def diagnose(folder: Path, options: DiagnoseOptions, say: Say = print) -> list[s
             shutil.rmtree(rest, ignore_errors=True)
         draft.mkdir()
         try:
-            found = _parts(study, options, draft, say)
+            found = _parts(study, options, draft, log)
             _write(study, found, options, draft)
             if (folder / FOLDER).exists():
                 (folder / FOLDER).rename(older)
@@ -93,7 +96,7 @@ def diagnose(folder: Path, options: DiagnoseOptions, say: Say = print) -> list[s
     return [*lines, *_sent(study, folder)]
 
 
-def _parts(study: Study, o: DiagnoseOptions, out: Path, say: Say) -> dict[str, Part]:
+def _parts(study: Study, o: DiagnoseOptions, out: Path, log: Log) -> dict[str, Part]:
     @cache
     def pair() -> tuple[int, int]:
         cards = study.server.cards
@@ -101,9 +104,9 @@ def _parts(study: Study, o: DiagnoseOptions, out: Path, say: Say) -> dict[str, P
 
     doing: dict[str, Callable[[], Part]] = {
         "divergence": lambda: divergence(study, out, clients=pair(), pairs=o.pairs, cap=o.cap),
-        "pseudo": lambda: pseudo_labels(study, out, say),
+        "pseudo": lambda: pseudo_labels(study, out, log),
         "agreement": lambda: agreement(study, out, clients=pair(), rows=o.rows),
-        "embeddings": lambda: embeddings(study, out, clusters=o.clusters, say=say),
+        "embeddings": lambda: embeddings(study, out, clusters=o.clusters, log=log),
         "confusion": lambda: confusion(study, out),
         "generated": lambda: generated(study, out),
     }
@@ -111,7 +114,7 @@ def _parts(study: Study, o: DiagnoseOptions, out: Path, say: Say) -> dict[str, P
     for name in (part for part in PARTS if part in o.parts):
         began = time.perf_counter()
         found[name] = doing[name]()
-        say(f"{study.folder}: {name} done in {time.perf_counter() - began:.1f} s")
+        log(f"{study.folder}: {name} done in {time.perf_counter() - began:.1f} s")
     return found
 
 

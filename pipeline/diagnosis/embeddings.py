@@ -63,20 +63,20 @@ def associations(study: Study) -> Floats | None:
     there is no edge; None where the run had no table.
     """
     e = study.setup.experiment
-    if e.model.names != "cooccurrence" or not e.method.semantic:
+    if e.class_embeddings.init != "cooccurrence" or not e.method.head.semantic:
         return None
     table, known = names_table(e, study.class_names)
     row_C = [table.names.index(name) for name in known]
     return np.asarray(table.weight_KK[np.ix_(row_C, row_C)], dtype=np.float64)
 
 
-def correlations(study: Study, say: Callable[[str], None]) -> Floats | None:
+def correlations(study: Study, log: Callable[[str], None]) -> Floats | None:
     """Correlation (phi) of every two labels over the clients' rows, [C, C], from the raw data: each pair over the rows
     where both are given, 0 where one of them is always or never there. None for single-label tasks.
     """
     if study.prepared.manifest.kind == "single":
         return None
-    truth = read_truth(study, say)
+    truth = read_truth(study, log)
     row_N = np.unique(np.concatenate([client.rows for client in study.prepared.plan().clients]))
     y_NC, given_NC = (part.astype(np.float64) for part in truth.of(row_N))
     y_NC = y_NC * given_NC
@@ -86,7 +86,7 @@ def correlations(study: Study, say: Callable[[str], None]) -> Floats | None:
     return phi_CC
 
 
-def embeddings(study: Study, out: Path, *, clusters: int, say: Callable[[str], None]) -> Part:
+def embeddings(study: Study, out: Path, *, clusters: int, log: Callable[[str], None]) -> Part:
     """``class_cosine.csv``, beside it ``class_pmi.csv`` where the run has a table of names, else ``class_phi.csv``
     where rows have several labels, all in the order of the clusters, and ``class_embeddings.png``; after the last
     completed round. clusters: 0 for the root of the number of classes.
@@ -99,7 +99,7 @@ def embeddings(study: Study, out: Path, *, clusters: int, say: Callable[[str], N
     number = min(clusters or max(2, round(len(names) ** 0.5)), len(names))
     order_C, cluster_C = ordered(cosine_CC, number, seed_for(study.seed, "diagnosis", "clusters"))
     pmi_CC, in_order = associations(study), [names[c] for c in order_C]
-    beside, beside_CC = (PMI, pmi_CC) if pmi_CC is not None else (PHI, correlations(study, say))
+    beside, beside_CC = (PMI, pmi_CC) if pmi_CC is not None else (PHI, correlations(study, log))
     told = [f"class embeddings after round {study.last.round}: {len(set(cluster_C.tolist()))} spectral clusters"]
     metrics: dict[str, float] = {}
     for name, matrix_CC in (("cosine", cosine_CC), (beside.name, beside_CC)):

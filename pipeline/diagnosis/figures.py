@@ -24,7 +24,7 @@ from anchorfl.tasks.arrays.arrow import Bools, Ints
 
 Pixels = npt.NDArray[np.uint8]
 COLOURED, LABELS, NAME = 20, 60, 24
-"""Classes with a colour of their own, the others are grey; names at axes with so few ticks; longer names are cut."""
+"""Classes with a color of their own, the others are grey; names at axes with so few ticks; longer names are cut."""
 CELLS = 400
 """Numbers stand in the cells of so small a matrix."""
 
@@ -44,11 +44,11 @@ def draw_divergence(values: Mapping[str, Mapping[int, Floats]], path: Path) -> N
     figure = _figure(6.4, 4.0)
     ax = figure.subplots()
     for number, (label, by_round) in enumerate(values.items()):
-        rounds, colour = list(by_round), colormaps["tab10"](number)
+        rounds, color = list(by_round), colormaps["tab10"](number)
         stack = [by_round[r] for r in rounds]
-        ax.plot(rounds, [v.mean() for v in stack], "o-", markersize=3, color=colour, label=label)
+        ax.plot(rounds, [v.mean() for v in stack], "o-", markersize=3, color=color, label=label)
         ax.fill_between(
-            rounds, [v.min() for v in stack], [v.max() for v in stack], color=colour, alpha=0.15, linewidth=0
+            rounds, [v.min() for v in stack], [v.max() for v in stack], color=color, alpha=0.15, linewidth=0
         )
     ax.axhline(0, color="grey", linewidth=0.8, linestyle=":")
     ax.set(xlabel="round", ylabel="proxy A-distance (0 alike, 2 apart)")
@@ -94,22 +94,22 @@ def draw_precision(
 def _numbers(ax: Axes, values_AB: Floats, form: str, dark_AB: Bools) -> None:
     """The values in their cells, white where the cell is dark."""
     for a, b in np.argwhere(np.isfinite(values_AB)):
-        colour = "white" if dark_AB[a, b] else "black"
-        ax.text(b, a, form.format(values_AB[a, b]), ha="center", va="center", size=6, color=colour)
+        color = "white" if dark_AB[a, b] else "black"
+        ax.text(b, a, form.format(values_AB[a, b]), ha="center", va="center", size=6, color=color)
 
 
 def draw_frames(
     plane_KN2: Floats, class_N: Ints, names: Sequence[str], aware_KC: Bools, titles: Sequence[str], path: Path
 ) -> None:
-    """One panel per model, all in one frame: colours are classes, the points of the other models are grey behind.
+    """One panel per model, all in one frame: colors are classes, the points of the other models are grey behind.
 
     aware_KC: classes that a model's client identifies are dots, the others crosses.
     """
     classes, count_C = np.unique(class_N, return_counts=True)
-    coloured = np.sort(classes[np.argsort(-count_C, kind="stable")][:COLOURED])
-    palette = colormaps["tab10" if len(coloured) <= 10 else "tab20"]
-    colour_of = {int(c): palette(k) for k, c in enumerate(coloured)}
-    figure = _figure(4.3 * len(titles), 5.2 + 0.17 * np.ceil(len(coloured) / 5))
+    colored = np.sort(classes[np.argsort(-count_C, kind="stable")][:COLOURED])
+    palette = colormaps["tab10" if len(colored) <= 10 else "tab20"]
+    colour_of = {int(c): palette(k) for k, c in enumerate(colored)}
+    figure = _figure(4.3 * len(titles), 5.2 + 0.17 * np.ceil(len(colored) / 5))
     axes = figure.subplots(1, len(titles), sharex=True, sharey=True, squeeze=False)[0]
     size = 9 if len(class_N) < 800 else 5
     for model, (ax, title) in enumerate(zip(axes, titles, strict=True)):
@@ -119,16 +119,16 @@ def draw_frames(
         for c in classes.tolist():
             known = bool(aware_KC[model, c])
             style = {"marker": "o", "linewidths": 0} if known else {"marker": "x", "linewidths": 0.7}
-            colour = colour_of.get(c, (0.55, 0.55, 0.55, 1.0))
-            ax.scatter(*plane_KN2[model][class_N == c].T, s=size if known else 1.6 * size, color=colour, **style)
+            color = colour_of.get(c, (0.55, 0.55, 0.55, 1.0))
+            ax.scatter(*plane_KN2[model][class_N == c].T, s=size if known else 1.6 * size, color=color, **style)
         ax.set(title=title, xticks=[], yticks=[])
     handles = [
         Line2D(
             [], [], color=colour_of[int(c)], marker="o", linestyle="", markersize=5, label=short(names[int(c)], NAME)
         )
-        for c in coloured
+        for c in colored
     ]
-    more = f"; {len(classes) - len(coloured)} more classes are grey" if len(classes) > len(coloured) else ""
+    more = f"; {len(classes) - len(colored)} more classes are grey" if len(classes) > len(colored) else ""
     figure.legend(
         handles=handles, loc="outside lower center", ncols=min(len(handles), 10 if len(handles) <= 10 else 5),
         frameon=False, columnspacing=1.0, handletextpad=0.1, fontsize=9,
@@ -174,8 +174,8 @@ def draw_matrices(
         off_CC = beside_CC[~np.eye(classes, dtype=np.bool_)]
         top = float((np.abs(off_CC) if beside.signed else off_CC).max(initial=0.0)) or 1.0
         with_rho = "" if rho is None else f" (rank correlation {rho:.2f})"
-        colours, low = ("RdBu_r", -top) if beside.signed else ("Reds", 0.0)
-        shown.append((beside_CC, f"{beside.title}{with_rho}", colours, low, top))
+        colors, low = ("RdBu_r", -top) if beside.signed else ("Reds", 0.0)
+        shown.append((beside_CC, f"{beside.title}{with_rho}", colors, low, top))
     for ax, panel in zip(axes, shown, strict=True):
         _matrix(ax, *panel, order_C, cluster_C, names)
     _save(figure, out / "class_embeddings.png")
@@ -185,7 +185,7 @@ def _matrix(
     ax: Axes,
     values_CC: Floats,
     title: str,
-    colours: str,
+    colors: str,
     low: float,
     high: float,
     order_C: Ints,
@@ -195,7 +195,7 @@ def _matrix(
     """One matrix in the order of the clusters, without its diagonal."""
     inner_CC, classes = values_CC[np.ix_(order_C, order_C)].copy(), len(order_C)
     np.fill_diagonal(inner_CC, np.nan)
-    cmap = colormaps[colours].with_extremes(bad="0.85")
+    cmap = colormaps[colors].with_extremes(bad="0.85")
     image = ax.imshow(np.ma.masked_invalid(inner_CC), cmap=cmap, vmin=low, vmax=high, interpolation="nearest")
     if classes * classes <= CELLS:
         _numbers(ax, inner_CC, "{:.2f}", np.abs(inner_CC) > 0.65 * high)
@@ -211,7 +211,7 @@ def _matrix(
 
 
 def draw_images(images_TC: Pixels, names: Sequence[str], heads: Sequence[str], path: Path) -> None:
-    """A row for each class, a column for each head. images_TC: [T, C, channels, H, W], 0..255, grey or colour."""
+    """A row for each class, a column for each head. images_TC: [T, C, channels, H, W], 0..255, grey or color."""
     columns, classes = images_TC.shape[:2]
     figure = _figure(0.9 * columns + 1.8, 0.9 * classes + 0.4)
     for (c, t), ax in np.ndenumerate(figure.subplots(classes, columns, squeeze=False)):

@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from anchorfl.pipeline.algorithm.generator_training import BMGlobal, source_of
+from anchorfl.pipeline.algorithm.generator_training import BMState, source_of
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.diagnosis.figures import draw_images
 from anchorfl.pipeline.diagnosis.result import Part, write_table
 from anchorfl.pipeline.diagnosis.study import Study
+from anchorfl.pipeline.methods.fedbm import FedBM
 
 COLUMNS = 8
 """Trainings that are shown, the first and the last among them, and images of a class after the last."""
@@ -33,7 +34,7 @@ def generated(study: Study, out: Path) -> Part:
     if not rounds:
         return Part({}, (f"generated images: {study.setup.experiment.method.name} has trained no generator",))
     drawn = {round_: images_of(study, round_) for round_ in rounds}
-    shares = {round_: recognised(study, round_) for round_ in rounds}
+    shares = {round_: recognized(study, round_) for round_ in rounds}
     shown = [rounds[i] for i in np.unique(np.linspace(0, len(rounds) - 1, COLUMNS).round().astype(int))]
     over_TC = np.stack([drawn[round_][:, 0] for round_ in shown])
     last_KC = drawn[rounds[-1]].swapaxes(0, 1)
@@ -41,8 +42,8 @@ def generated(study: Study, out: Path) -> Part:
     draw_images(last_KC, study.class_names, [""] * len(last_KC), out / "generated_last.png")
     np.savez_compressed(out / "generated.npz", rounds=np.array(shown), over_rounds=over_TC, last=last_KC)
     rows = ([r, name, float(shares[r][c])] for r in rounds for c, name in enumerate(study.class_names))
-    write_table(out / "generated.csv", ("round", "class", "recognised"), rows)
-    metrics = {r: {"generated/recognised": float(share_C.mean())} for r, share_C in shares.items()}
+    write_table(out / "generated.csv", ("round", "class", "recognized"), rows)
+    metrics = {r: {"generated/recognized": float(share_C.mean())} for r, share_C in shares.items()}
     told = f"generated images: the global model takes {100 * shares[rounds[-1]].mean():.1f} % for their class"
     return Part(metrics, (f"{told} after round {rounds[-1]}",), {"trainings": rounds})
 
@@ -52,7 +53,7 @@ def trainings(study: Study) -> list[int]:
     out: dict[int, int] = {}
     for round_ in study.rounds():
         state = study.at(round_).state
-        if isinstance(state, BMGlobal) and int(state.version):
+        if isinstance(state, BMState) and int(state.version):
             out.setdefault(int(state.version), round_)
     return list(out.values())
 
@@ -60,8 +61,10 @@ def trainings(study: Study) -> list[int]:
 def _source(study: Study, round_: int) -> Any:
     server = study.at(round_)
     state, method = server.state, study.setup.experiment.method
-    assert isinstance(state, BMGlobal)
-    return source_of(state.generator, state.concepts_CMD, method.named, study.prepared.manifest.spec.scaling())  # type: ignore[attr-defined]
+    assert isinstance(state, BMState)
+    assert isinstance(method, FedBM)
+    scaling = study.prepared.manifest.spec.scaling()
+    return source_of(state.generator, state.concepts_CMD, method.concept_conditions, scaling)
 
 
 @torch.no_grad()
@@ -75,9 +78,9 @@ def images_of(study: Study, round_: int) -> npt.NDArray[np.uint8]:
 
 
 @torch.no_grad()
-def recognised(study: Study, round_: int) -> npt.NDArray[np.float64]:
+def recognized(study: Study, round_: int) -> npt.NDArray[np.float64]:
     """Per class the share of its images, prepared as for training, that the global model of that round takes for it."""
-    source, rng = _source(study, round_), torch_rng(study.seed, "diagnosis", "recognised")
+    source, rng = _source(study, round_), torch_rng(study.seed, "diagnosis", "recognized")
     model = study.server.model
     model.load_state_dict(study.server.state.weights)
     model.eval()

@@ -1,6 +1,6 @@
 """How right pseudo-labels are: every client annotates its data with the state of a round, and the hidden truth judges.
 
-The annotation is the method's own code (``Local.data``), in a work-space. Shape suffixes: N rows of a client, C
+The annotation is the method's own code (``ClientTrainer.data``), in a work-space. Shape suffixes: N rows of a client, C
 classes.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from anchorfl.pipeline.algorithm.contract import ClientSide, Local
+from anchorfl.pipeline.algorithm.contract import ClientContext, ClientTrainer
 from anchorfl.pipeline.algorithm.parameters import load_sent
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.diagnosis.divergence import row_ids
@@ -71,14 +71,14 @@ def _ratio(part_C: Ints, whole_C: Ints) -> Floats:
     return share_C
 
 
-def judge(given: ClientData, annotated: ClientData, aware_C: Bools, y_NC: Bools, truth_NC: Bools) -> Counts:
+def judge(given: ClientData, annotated: ClientData, identified_C: Bools, y_NC: Bools, truth_NC: Bools) -> Counts:
     """Compare pseudo-labels (what ``annotated`` knows and ``given`` does not) with the truth ``y_NC``, where
     ``truth_NC`` says that there is one.
     """
     unknown_NC = given.known_NC.numpy() == 0
     pseudo_NC = unknown_NC & (annotated.known_NC.numpy() > 0)
     positive_NC = pseudo_NC & (annotated.y_NC.numpy() > 0)
-    open_NC, negative_NC = unknown_NC & ~aware_C, pseudo_NC & ~positive_NC
+    open_NC, negative_NC = unknown_NC & ~identified_C, pseudo_NC & ~positive_NC
     return Counts(
         *(
             mask_NC.sum(0).astype(np.int64)
@@ -96,15 +96,16 @@ def annotate(study: Study, round_: int, client: int, card: Card, sent: Any) -> C
     """The client's rows as it would train on them at the start of round ``round_ + 1``."""
     server, e = study.server, study.setup.experiment
     load_sent(server.model, sent.weights)
-    side = ClientSide(
+    ctx = ClientContext(
         server.model, sent, card, study.rows(client), study.lasting(client), server.objective, e.optimizer, infer,
-        torch_rng(study.seed, "client", client, "round", round_ + 1, "method"), server.letter(client), round_ + 1,
+        torch_rng(study.seed, "client", client, "round", round_ + 1, "method"), server.client_message(client),
+        round_ + 1,
     )  # fmt: skip
-    local: Local[Any, Any] = e.method.local(side)
-    return local.data()
+    trainer: ClientTrainer[Any, Any] = e.method.trainer(ctx)
+    return trainer.data()
 
 
-def pseudo_labels(study: Study, out: Path, say: Callable[[str], None]) -> Part:
+def pseudo_labels(study: Study, out: Path, log: Callable[[str], None]) -> Part:
     """``pseudo_labels.csv``: counts and shares per class, and in all, in every round from which clients can go on
     (``Study.trainable``).
     """
@@ -120,10 +121,10 @@ def pseudo_labels(study: Study, out: Path, say: Callable[[str], None]) -> Part:
             given, rows = study.rows(card.client), annotate(study, round_, card.client, card, sent)
             if rows is given:  # the method's own way to say that it labels nothing
                 continue
-            truth = truth or read_truth(study, say)
+            truth = truth or read_truth(study, log)
             y_NC, truth_NC = truth.of(ids[card.client])
             check(given, y_NC, f"{study.folder}, client {card.client}")
-            counts = judge(given, rows, card.aware_C.numpy(), y_NC, truth_NC)
+            counts = judge(given, rows, card.identified_C.numpy(), y_NC, truth_NC)
             total = counts if total is None else total + counts
         if total is not None:
             found[round_] = total

@@ -79,7 +79,7 @@ class Study:
         return self.last.parts.get(f"{MEMORY}{client:05d}", {})
 
     def lasting(self, client: int) -> Tensors:
-        """``memory`` without the moments of optimisers: what the method itself keeps at the client (FedRep's head)."""
+        """``memory`` without the moments of optimizers: what the method itself keeps at the client (FedRep's head)."""
         return without_moments(self.memory(client)) or self.host.first_memory
 
     def trainable(self) -> list[int]:
@@ -97,7 +97,7 @@ class Study:
     def local_weights(self, round_: int, client: int, memory: Tensors) -> Tensors:
         """Weights of one client after local training from the state of a round: what it would be in the next one."""
         server = self.at(round_)
-        self.host.fit(client, round_ + 1, server.broadcast(round_ + 1), memory, server.letter(client))
+        self.host.fit(client, round_ + 1, server.broadcast(round_ + 1), memory, server.client_message(client))
         return weights_of(self.host.model)
 
     def represent(self, weights: Tensors, data: ClientData, index_B: Tensor | None = None) -> Tensor:
@@ -113,7 +113,7 @@ def part_of(data: ClientData, index_B: Tensor) -> ClientData:
     return replace(data, length_N=length_N, **taken)
 
 
-def open_study(folder: Path, say: Callable[[str], None]) -> Study:
+def open_study(folder: Path, log: Callable[[str], None]) -> Study:
     """Open a run folder, in this process and on the CPU, whatever it ran on.
 
     Raises InputError where it holds no completed round, its method trains no global model, or the data on this machine
@@ -121,12 +121,12 @@ def open_study(folder: Path, say: Callable[[str], None]) -> Study:
     """
     one_thread()
     experiment = read_experiment(folder)
-    if experiment.method.scored == "clients":
+    if experiment.method.evaluate_on == "clients":
         raise InputError(f"{folder}: {experiment.method.name} {NO_MODEL}: there is none to diagnose")
     last = Checkpoints(folder).load()
     if last is None:
         raise InputError(f"{folder} holds no completed round: go on with 'anchorfl resume {folder}'")
-    setup = make_setup(replace(experiment, cluster=ClusterOptions(executor="serial")), say)
+    setup = make_setup(replace(experiment, cluster=ClusterOptions(executor="serial")), log)
     manifest, tags = setup.data().manifest, read_about(folder).get("tags", {})
     for name in ("data_digest", "partition_digest"):
         if tags.get(name, getattr(manifest, name)) != getattr(manifest, name):

@@ -35,7 +35,7 @@ class Truth:
         return y_BC, np.ones_like(y_BC) if self.given is None else self.given.take(at_B).matrix()
 
 
-def read_truth(study: Study, say: Callable[[str], None]) -> Truth:
+def read_truth(study: Study, log: Callable[[str], None]) -> Truth:
     """Read the raw rows. Raises InputError where they are missing, or not those that the run was prepared from."""
     e, manifest = study.setup.experiment, study.prepared.manifest
     task = task_of(e.task)
@@ -43,7 +43,7 @@ def read_truth(study: Study, say: Callable[[str], None]) -> Truth:
     folder = raw_folder(task, options)
     if raw_digest(task, options, folder) != manifest.raw_digest:
         raise InputError(f"{study.folder}: the raw files of {task.name} have changed since: restore them")
-    table, task = read_rows(task, options, folder, say)
+    table, task = read_rows(task, options, folder, log)
     table = table.take(np.argsort(table["row"].to_numpy(), kind="stable"))
     labels = Labels.of_lists(table["labels"], len(task.class_names))
     return Truth(np.asarray(table["row"].to_numpy(), dtype=np.int64), labels, given_labels(table, labels.classes))

@@ -49,11 +49,13 @@ class Crew:
         """Make a run known: its key, and the reference that tells when the server is ready for it."""
         run, e = uuid.uuid4().hex, setup.experiment
         self.setups[run] = [ray.put(setup)]
-        clients = range(e.task.clients) if e.method.tells else ()
+        clients = range(e.task.clients) if e.method.sends_initial_message else ()
         # no more actors than can be busy: a process costs seconds to start
         slots = min(self.layout.actors, self.layout.concurrent)
-        told = [self.client(c % slots, run).tell.remote(run, self.setups[run], c) for c in clients]
-        return run, self.server.open.remote(run, self.setups[run][0], *told)
+        initial_messages = [
+            self.client(c % slots, run).initial_message.remote(run, self.setups[run], c) for c in clients
+        ]
+        return run, self.server.open.remote(run, self.setups[run][0], *initial_messages)
 
     def client(self, slot: int, run: str) -> Any:
         """The actor of a slot, warmed up for ``run``."""

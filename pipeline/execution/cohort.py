@@ -1,7 +1,7 @@
 """What can go wrong in a round, and who takes part in it after all.
 
 An attempt of a client that goes wrong is made good by another one, up to ``federation.retries`` times; then the client
-is given up for the round and, where ``federation.over_selection`` drew stand-ins, the next of them takes its place.
+is given up for the round and, where ``federation.backup_fraction`` drew stand-ins, the next of them takes its place.
 Which clients answer so depends on the faults alone, never on who was faster.
 """
 
@@ -47,7 +47,7 @@ class RoundOutcome:
     stood_in: tuple[int, ...] = ()
     """Those of ``answered`` that were drawn as stand-ins."""
     counts: Mapping[str, float] = field(default_factory=dict)
-    """What ``Server.merge`` counted, by the name of its metric; ``WITHOUT_GPU``."""
+    """What ``Server.aggregate`` counted, by the name of its metric; ``WITHOUT_GPU``."""
 
     @property
     def kinds(self) -> Counter[str]:
@@ -122,7 +122,7 @@ class Roster:
     def outcome(
         self, bytes_down_each: int, memory: Mapping[str, float], counts: Mapping[str, float] | None = None
     ) -> RoundOutcome:
-        """The round's outcome, once all has come in. counts: of ``Server.merge``."""
+        """The round's outcome, once all has come in. counts: of ``Server.aggregate``."""
         answered = tuple(sorted(self.answers))
         given = [self.answers[client] for client in answered]
         return RoundOutcome(

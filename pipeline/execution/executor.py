@@ -47,7 +47,7 @@ class Executor(Protocol):
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         """Scores on these of the server's splits: of the current weights, or the mean over all clients of their own
-        models' (``Method.scored``).
+        models' (``Method.evaluate_on``).
         """
 
     def snapshot(self) -> Tensors:
@@ -67,13 +67,15 @@ class Executor(Protocol):
 
 
 def server_of(setup: Setup, host: ClientHost | None = None) -> Server:
-    """A server in this process that has heard what the clients tell. host: of all clients, where the caller has one."""
+    """A server in this process that has the clients' initial messages. host: of all clients, where the caller has
+    one.
+    """
     device = host.device if host else CPU
-    if not setup.experiment.method.tells:
+    if not setup.experiment.method.sends_initial_message:
         return Server(setup, device=device)
     host = host or ClientHost(setup)
-    told = [host.tell(client) for client in range(setup.experiment.task.clients)]
-    return Server(setup, told, device)
+    initial_messages = [host.initial_message(client) for client in range(setup.experiment.task.clients)]
+    return Server(setup, initial_messages, device)
 
 
 def host_of(setup: Setup) -> ClientHost:
@@ -143,18 +145,20 @@ class SerialExecutor(InProcess):
             for client in roster.take():
                 watch(1, len(roster.answers), len(roster.failed))
                 try:
-                    letter = self.server.letter(client)
-                    fitted[client] = one = self.host.fit(client, round_, sent, self.memories.get(client, {}), letter)
+                    client_message = self.server.client_message(client)
+                    fitted[client] = one = self.host.fit(
+                        client, round_, sent, self.memories.get(client, {}), client_message
+                    )
                 except Exception as error:  # any fault of a client costs that client only
                     roster.fault(Failure(client, one_line(error), kind_of(error)))
                     continue
                 roster.answers[client] = Answer(
-                    one.loss, one.seconds, messages.nbytes(one.update), messages.nbytes(letter)
+                    one.loss, one.seconds, messages.nbytes(one.update), messages.nbytes(client_message)
                 )
             roster.check_quorum()
             answered = sorted(roster.answers)
             try:
-                counts = self.server.merge(round_, answered, [fitted[c].update for c in answered])
+                counts = self.server.aggregate(round_, answered, [fitted[c].update for c in answered])
                 merged = True
             except RejectedError as error:
                 roster.refuse(error)
@@ -162,7 +166,7 @@ class SerialExecutor(InProcess):
         return roster.outcome(messages.nbytes(sent), system_metrics.peak("process"), counts)
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
-        if self.server.method.scored == "server":
+        if self.server.method.evaluate_on == "server":
             return super().scores(splits)
         sent, models = self.server.broadcast(NEXT), scored_as(self.clients, self.memories)
         each = {c: self.host.scores(sent, self.memories.get(c, {}), splits) for c in dict.fromkeys(models)}

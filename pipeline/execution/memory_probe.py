@@ -65,7 +65,7 @@ class ServerUse:
 def measure_client(setup: Setup, client: int, sent: messages.Packed, on_gpu: bool) -> tuple[ClientUse, messages.Packed]:
     """Train one client alone, as its actor would; call it in a fresh process. Its needs and its last update.
 
-    sent: ``broadcast`` and ``letter``, what the server sends to all and to this client.
+    sent: ``broadcast`` and ``client_message``, what the server sends to all and to this client.
     """
     one_thread()
     before = free_elsewhere() if on_gpu else 0
@@ -73,10 +73,10 @@ def measure_client(setup: Setup, client: int, sent: messages.Packed, on_gpu: boo
     baseline, seconds, memory = resident(), [], messages.pack({})
     for round_ in range(1, ROUNDS + 1):
         got = messages.unpack(sent)
-        fitted = host.fit(client, round_, got["broadcast"], messages.unpack(memory), got["letter"])
+        fitted = host.fit(client, round_, got["broadcast"], messages.unpack(memory), got["client_message"])
         update, memory = messages.pack(fitted.update), messages.pack(fitted.memory)
         seconds.append(fitted.seconds)
-    if setup.experiment.method.scored == "clients":
+    if setup.experiment.method.evaluate_on == "clients":
         host.scores(messages.unpack(sent)["broadcast"], messages.unpack(memory), SPLITS)
     use = ClientUse(
         baseline, peak_resident(), data_bytes(setup, client), messages.nbytes(fitted.update),
@@ -90,11 +90,11 @@ def measure_server(setup: Setup, client: int, update: messages.Packed) -> Server
     one_thread()
     server = server_of(setup)
     e = setup.experiment
-    server.state, round_ = e.method.heaviest(server.state, e.federation.rounds)
+    server.state, round_ = e.method.peak_state(server.state, e.federation.rounds)
     baseline, began = resident(), time.perf_counter()
-    server.merge(round_, [client], [messages.unpack(update)])
+    server.aggregate(round_, [client], [messages.unpack(update)])
     messages.pack(server.broadcast(round_ + 1))
-    if setup.experiment.method.scored == "server":
+    if setup.experiment.method.evaluate_on == "server":
         server.scores(SPLITS)
     return ServerUse(baseline, peak_resident(), time.perf_counter() - began)
 

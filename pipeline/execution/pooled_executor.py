@@ -26,7 +26,7 @@ from torch import Tensor
 from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.class_embeddings import ROWS, class_of, theta_of
-from anchorfl.pipeline.algorithm.contract import Pooling, Tensors
+from anchorfl.pipeline.algorithm.contract import BatchedRound, Tensors
 from anchorfl.pipeline.algorithm.optimizers import in_round
 from anchorfl.pipeline.algorithm.parameters import load_sent
 from anchorfl.pipeline.algorithm.seeds import torch_rng
@@ -42,15 +42,16 @@ from anchorfl.tasks.ingest.distinct_rows import Pool, pool
 @dataclass(frozen=True)
 class Step:
     """One client step, as all clients take it. weight_C: weight of a class's client in the mean, 0 for those that do
-    not take part; rows_C: its rows of data; lr, weight_decay: of theta; row_lr: of rows; piece: rows of data per pass.
+    not take part; rows_C: its rows of data; lr, weight_decay: of theta; class_embedding_lr: of rows; piece: rows of
+    data per pass.
     """
 
-    pooling: Pooling[Any]
+    batched_round: BatchedRound[Any]
     weight_C: Tensor
     rows_C: Tensor
     lr: float
     weight_decay: float
-    row_lr: float
+    class_embedding_lr: float
     piece: int
 
 
@@ -73,7 +74,7 @@ def pooled_step(model: Classifier, weights: Tensors, pool: Pool, step: Step) -> 
         place_P, class_P = (torch.from_numpy(a).long().to(device) for a in (held.row_P, held.class_P))
         x = pool.inputs(index_B, device)
         z_BD = model.encoder(x.to(rows_CD) if x.is_floating_point() else x)  # token ids stay numbers of rows
-        loss_P = step.pooling.loss(z_BD[place_P], rows_CD[class_P])
+        loss_P = step.batched_round.loss(z_BD[place_P], rows_CD[class_P])
         (pair_C[class_P] * loss_P).sum().backward()  # type: ignore[no-untyped-call]
         loss_C.index_add_(0, class_P.cpu(), loss_P.detach().double().cpu())
     return messages.to(_stepped(model, weights, step), CPU), loss_C / step.rows_C
@@ -89,11 +90,11 @@ def _stepped(model: Classifier, weights: Tensors, step: Step) -> Tensors:
         if name != ROWS:
             out[name] = p - step.lr * (p.grad + step.weight_decay * p)
             continue
-        if step.row_lr:
+        if step.class_embedding_lr:
             took_C = (step.weight_C > 0).to(p.device)
-            rate_C1 = (step.row_lr / step.weight_C[step.weight_C > 0]).to(p)[:, None]
+            rate_C1 = (step.class_embedding_lr / step.weight_C[step.weight_C > 0]).to(p)[:, None]
             out[name] = p.clone()
-            out[name][took_C] = step.pooling.unit(p[took_C] - rate_C1 * p.grad[took_C])
+            out[name][took_C] = step.batched_round.unit(p[took_C] - rate_C1 * p.grad[took_C])
     return out
 
 
@@ -105,11 +106,11 @@ class PooledExecutor(InProcess):
     def __init__(self, setup: Setup) -> None:
         one_thread()
         host = host_of(setup)
-        self.pooling = check(setup, host)
+        self.batched_round = check(setup, host)
         self.server = server_of(setup, host)
         self.setup, self.model, self.device, self.memories = setup, host.model, host.device, {}
         self.class_I = [class_of(card) for card in self.server.cards]
-        classes = len(self.server.cards[0].aware_C)
+        classes = len(self.server.cards[0].identified_C)
         self.rows_C = torch.ones(classes, dtype=torch.int64)  # one that nobody has weighs 0, whatever stands here
         self.rows_C[self.class_I] = torch.tensor([card.num_examples for card in self.server.cards])
         self.pool = pool(host.prepared, self.class_I, classes)
@@ -119,20 +120,21 @@ class PooledExecutor(InProcess):
         watch(len(selected), 0, 0)
         classes = [self.class_I[client] for client in selected]
         sent, state = self.server.broadcast(round_), self.server.state
-        letters = self.pooling.letters(state, torch.tensor(classes))
+        sent_alone = self.batched_round.client_message_bytes(state, torch.tensor(classes))
         self.model.reseed(torch_rng(e.seed, "pool", "round", round_, "dropout", device=self.device))
         o = in_round(e.optimizer, round_)
-        row_lr, weight_C, piece = self.pooling.row_lr(round_), self._weights(classes), e.federation.pool_rows
-        step = Step(self.pooling, weight_C, self.rows_C, o.lr, o.weight_decay, row_lr, piece)
+        class_embedding_lr, weight_C = self.batched_round.class_embedding_lr(round_), self._weights(classes)
+        step = Step(self.batched_round, weight_C, self.rows_C, o.lr, o.weight_decay, class_embedding_lr,
+                    e.federation.batch_rows)  # fmt: skip
         weights, loss_C = pooled_step(self.model, state.weights, self.pool, step)
         if wrong := messages.not_finite(weights):
-            raise InputError(f"round {round_}: {wrong}; lower optimizer.lr or method.row_lr")
+            raise InputError(f"round {round_}: {wrong}; lower optimizer.lr or method.class_embedding_lr")
         answered_C = torch.zeros(len(self.rows_C), dtype=torch.bool)
         answered_C[classes] = True
-        self.server.gather(round_, weights, answered_C)
-        up = messages.nbytes(theta_of(weights)) + (messages.nbytes(weights[ROWS][0]) if row_lr else 0)
+        self.server.finish_round(round_, weights, answered_C)
+        up = messages.nbytes(theta_of(weights)) + (messages.nbytes(weights[ROWS][0]) if class_embedding_lr else 0)
         return RoundOutcome(
-            tuple(selected), bytes_down=messages.nbytes(sent) * len(selected) + letters, bytes_up=up * len(selected),
+            tuple(selected), bytes_down=messages.nbytes(sent) * len(selected) + sent_alone, bytes_up=up * len(selected),
             loss=float(loss_C[classes].mean()), busy_seconds=time.perf_counter() - began,
             memory=system_metrics.peak("process"),
         )  # fmt: skip
@@ -140,17 +142,17 @@ class PooledExecutor(InProcess):
     def _weights(self, classes: Sequence[int]) -> Tensor:
         """Weight of every class's client in the mean, float64 [C]."""
         weight_C = torch.zeros(len(self.rows_C), dtype=torch.float64)
-        weight_C[classes] = self.pooling.shares(self.rows_C[classes])
+        weight_C[classes] = self.batched_round.client_weights(self.rows_C[classes])
         return weight_C / weight_C.sum()
 
 
-def check(setup: Setup, host: ClientHost) -> Pooling[Any]:
+def check(setup: Setup, host: ClientHost) -> BatchedRound[Any]:
     """How the method pools a round. InputError where its round, or the options, are not one pooled pass."""
     e = setup.experiment
-    pooling = e.method.pooling()
-    if pooling is None:
+    batched_round = e.method.batched_round()
+    if batched_round is None:
         raise InputError(
-            f"federation.pooled: a round of {e.method.name} is not one pass over all rows: set it to False"
+            f"federation.batched_clients: a round of {e.method.name} is not one pass over all rows: set it to False"
         )
     largest = max(host.prepared.manifest.examples)
     wrong = {
@@ -163,10 +165,12 @@ def check(setup: Setup, host: ClientHost) -> Pooling[Any]:
     }
     needs = [what for what, is_wrong in wrong.items() if is_wrong]
     if needs:
-        raise InputError(f"federation.pooled needs {'; '.join(needs)}; or set it to False, for explicit clients")
-    return pooling
+        raise InputError(
+            f"federation.batched_clients needs {'; '.join(needs)}; or set it to False, for explicit clients"
+        )
+    return batched_round
 
 
 def in_process(setup: Setup) -> Executor:
     """The executor of a run that needs no Ray: pooled where the options say so, else client by client."""
-    return PooledExecutor(setup) if setup.experiment.federation.pooled else SerialExecutor(setup)
+    return PooledExecutor(setup) if setup.experiment.federation.batched_clients else SerialExecutor(setup)

@@ -35,24 +35,24 @@ class ServerActor:
         self.without_gpu = gpus > 0 and self.device.type == "cpu"
         self.servers: dict[str, Server] = {}
 
-    def open(self, run: str, setup: Setup, *told: messages.Packed) -> None:
-        self.servers[run] = Server(setup, [messages.unpack(t) for t in told], self.device)
+    def open(self, run: str, setup: Setup, *initial_messages: messages.Packed) -> None:
+        self.servers[run] = Server(setup, [messages.unpack(t) for t in initial_messages], self.device)
 
     def broadcast(self, run: str, round_: int) -> tuple[messages.Packed, int]:
         sent = self.servers[run].broadcast(round_)
         return messages.pack(sent, copy=False), messages.nbytes(sent)
 
-    def letter(self, run: str, client: int) -> messages.Packed:
-        return messages.pack(self.servers[run].letter(client))
+    def client_message(self, run: str, client: int) -> messages.Packed:
+        return messages.pack(self.servers[run].client_message(client))
 
-    def merge(
+    def aggregate(
         self, run: str, round_: int, places: dict[int, tuple[int, int]], *calls: Sequence[messages.Packed]
     ) -> tuple[dict[str, float], dict[str, float]]:
         """calls: the updates of every call; places: client -> which call, and which update of it."""
         clients = sorted(places)
         packed = [calls[call][place] for call, place in (places[c] for c in clients)]
         # read where they lie in the object store, which nobody else will read any more
-        counts = self.servers[run].merge(round_, clients, [messages.unpack(u, copy=False) for u in packed])
+        counts = self.servers[run].aggregate(round_, clients, [messages.unpack(u, copy=False) for u in packed])
         return counts | ({WITHOUT_GPU: 1.0} if self.without_gpu else {}), system_metrics.peak("server")
 
     def scores(self, run: str, splits: Sequence[str]) -> dict[str, Scores]:
@@ -109,7 +109,8 @@ class ClientActor:
         *own: messages.Packed | None,
     ) -> tuple[Any, ...]:
         """Updates of the clients, then the memory of each, then ``Stats``. broadcast: a reference in a list, like
-        ``setup``, which is fetched once a round; own: every client's memory, then, where there are any, their letters.
+        ``setup``, which is fetched once a round; own: every client's memory, then, where there are any, the messages to
+        each alone.
         """
         self.open(run, setup)
         sent = self._broadcast(run, round_, broadcast)
@@ -118,13 +119,13 @@ class ClientActor:
         failure = None
         for place, client in enumerate(clients):
             given = [*own[place :: len(clients)], None]
-            memory, letter = ({} if m is None else messages.unpack(m) for m in given[:2])
+            memory, client_message = ({} if m is None else messages.unpack(m) for m in given[:2])
             try:
-                fitted = self.hosts[run].fit(client, round_, messages.unpack(sent), memory, letter)
+                fitted = self.hosts[run].fit(client, round_, messages.unpack(sent), memory, client_message)
             except Exception as error:  # any fault of a client costs that client only
                 failure = Failure(client, one_line(error), kind_of(error))
                 break
-            sizes = [messages.nbytes(m) for m in (fitted.update, letter, fitted.memory)]
+            sizes = [messages.nbytes(m) for m in (fitted.update, client_message, fitted.memory)]
             updates.append(messages.pack(fitted.update, copy=False))
             memories[place] = messages.pack(fitted.memory, copy=False)
             answers.append(Answer(fitted.loss, fitted.seconds, *sizes))
@@ -144,9 +145,9 @@ class ClientActor:
         own = {} if memory is None else messages.unpack(memory)
         return self.hosts[run].scores(messages.unpack(sent), own, splits)
 
-    def tell(self, run: str, setup: list[Any], client: int) -> messages.Packed:
+    def initial_message(self, run: str, setup: list[Any], client: int) -> messages.Packed:
         self.open(run, setup)
-        return messages.pack(self.hosts[run].tell(client))
+        return messages.pack(self.hosts[run].initial_message(client))
 
     def forget(self, run: str) -> None:
         self.hosts.pop(run, None)

@@ -38,7 +38,7 @@ class RayExecutor:
     def __init__(self, setup: Setup, crew: Crew | None = None) -> None:
         e = setup.experiment
         self.setup, self.federation, self.clients = setup, e.federation, e.task.clients
-        self.letters, self.at_clients = e.method.letters, e.method.scored == "clients"
+        self.sends_client_messages, self.at_clients = e.method.sends_client_messages, e.method.evaluate_on == "clients"
         self.own = crew is None
         self.crew = crew or Crew(layout(e.cluster, e.task.clients))
         self.layout = self.crew.layout
@@ -67,7 +67,9 @@ class RayExecutor:
 
         def fit(actor: Any, clients: Sequence[int]) -> Sequence[Any]:
             own = [self.memories.get(c) for c in clients]
-            own += [self.server.letter.remote(self.run, c) for c in clients] if self.letters else []
+            own += (
+                [self.server.client_message.remote(self.run, c) for c in clients] if self.sends_client_messages else []
+            )
             refs: Sequence[Any] = actor.fit.options(num_returns=2 + len(clients)).remote(
                 self.run, self.crew.setups[self.run], clients, round_, [sent], *own
             )
@@ -114,7 +116,7 @@ class RayExecutor:
         """Of the server, over what these clients gave."""
         calls = list(dict.fromkeys(g.updates for g in given.values()))
         places = {client: (calls.index(g.updates), g.place) for client, g in given.items()}
-        return self._get(self.server.merge.remote(self.run, round_, places, *calls))
+        return self._get(self.server.aggregate.remote(self.run, round_, places, *calls))
 
     def _answers(
         self,
@@ -218,7 +220,9 @@ class RayExecutor:
 
     def recover(self) -> None:
         self._drop()
-        if self.setup.experiment.method.tells:  # what is gone may be a client that told
+        if (
+            self.setup.experiment.method.sends_initial_message
+        ):  # what is gone may be a client that sent an initial message
             for slot in list(self.crew.up):
                 self.crew.retire(slot)
         self.crew.renew(self.server)

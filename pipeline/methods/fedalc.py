@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm.class_embeddings import Spreading
-from anchorfl.pipeline.algorithm.contract import Parts, ServerSide, Tensors
+from anchorfl.pipeline.algorithm.contract import Parts, ServerContext, Tensors
 from anchorfl.pipeline.algorithm.differential_privacy import PrivacyOptions, Terms, describe, noisy_sum
 from anchorfl.pipeline.algorithm.label_collection import Matching, Shared, cooccurrence, merge, share
 from anchorfl.pipeline.algorithm.spreadout import BLOCK, counts_at, gradient, kept_counts, terms
@@ -21,19 +21,19 @@ from anchorfl.tasks.contract import Card
 
 @dataclass(frozen=True, kw_only=True)
 class FedALC(Spreading):
-    """Client: as in FedAwS. Before round 1, clients tell digests of their instances, from which the server learns which
+    """Client: as in FedAwS. Before round 1, clients send digests of their instances, from which the server learns which
     classes occur together. Server: one step per round that pushes every class row and its K nearest apart (eq. 11),
     weighted by how seldom the neighbour accompanies the class (eq. 9, 10).
     """
 
     name = "fedalc"
-    tells = True
+    sends_initial_message = True
 
     weights: Literal["mined", "gamma", "sigma"] = "mined"
     """Weight of a pair: ``mined``: gamma over the K neighbours, times K, so that their mean is 1; ``gamma``: over all
     classes (eq. 10); ``sigma``: share of the instances with the one class and not the other (eq. 9)."""
     matching: Matching = "hmac"
-    """How instances are told: keyed digests, or ``sha256``, which hides nothing that can be guessed."""
+    """How instances are named: keyed digests, or ``sha256``, which hides nothing that can be guessed."""
     dp_noise: float = 0.0
     """Differential privacy of the label correlations: deviation of the noise on the server's step, in units of dp_clip;
     0: none (docs/label-collection.md)."""
@@ -50,14 +50,14 @@ class FedALC(Spreading):
         """ValueError on bad options."""
         return PrivacyOptions(noise=self.dp_noise, clip=self.dp_clip, delta=self.dp_delta)
 
-    def statement(self, rounds: int) -> str:
+    def notice(self, rounds: int) -> str:
         return describe(self.privacy(), rounds)
 
-    def tell(self, card: Card, parts: Parts, key: bytes) -> Shared:
+    def initial_message(self, card: Card, parts: Parts, key: bytes) -> Shared:
         return share(parts, self.matching, key if self.matching == "hmac" else b"")
 
-    def keep(self, side: ServerSide) -> Tensors:
-        labels = merge(side.told, len(side.cards[0].aware_C))
+    def keep(self, ctx: ServerContext) -> Tensors:
+        labels = merge(ctx.initial_messages, len(ctx.cards[0].identified_C))
         return kept_counts(cooccurrence(labels), len(labels))
 
     def pair_weights(self, index_CK: Tensor, known: Tensors) -> Tensor:
@@ -71,9 +71,9 @@ class FedALC(Spreading):
             scale_C1 = (((len(own_C) - 1) * own_C - known["with_others"].double()) / instances)[:, None]
         return torch.where(scale_C1 > 0, sigma_CK / scale_C1, 0.0).float()
 
-    def direction(self, rows_CD: Tensor, index_CK: Tensor, slope_CK: Tensor, side: ServerSide) -> Tensor:
+    def direction(self, rows_CD: Tensor, index_CK: Tensor, slope_CK: Tensor, ctx: ServerContext) -> Tensor:
         if not self.dp_noise:
             return gradient(rows_CD, index_CK, slope_CK)
         blocks = (slice(start, start + BLOCK) for start in range(0, len(rows_CD), BLOCK))
         every = (Terms(*terms(rows_CD, index_CK, slope_CK, block)) for block in blocks)
-        return noisy_sum(every, len(rows_CD), clip=self.dp_clip, noise=self.dp_noise, generator=side.rng)
+        return noisy_sum(every, len(rows_CD), clip=self.dp_clip, noise=self.dp_noise, generator=ctx.rng)

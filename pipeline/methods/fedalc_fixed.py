@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
-from anchorfl.pipeline.algorithm.contract import Parts, ServerSide, Tensors
+from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsState
+from anchorfl.pipeline.algorithm.contract import Parts, ServerContext, Tensors
 from anchorfl.pipeline.algorithm.differential_privacy import PrivacyOptions, describe
 from anchorfl.pipeline.algorithm.label_collection import Matching, Shared, cooccurrence, merge, share
 from anchorfl.pipeline.algorithm.spreadout import fixed_gradient, kept_counts
@@ -19,51 +19,51 @@ from anchorfl.tasks.contract import Card
 
 @dataclass(frozen=True, kw_only=True)
 class FedALCFixed(OneClass):
-    """Before round 1, clients tell digests of their instances; the server moves random rows by gradient descent on
+    """Before round 1, clients send digests of their instances; the server moves random rows by gradient descent on
     eq. 12: together what occurs together, apart what does not. A client gets its row once, and trains theta alone.
     """
 
     name = "fedalc-fixed"
-    tells = True
+    sends_initial_message = True
 
-    row_lr: float = 0.0
+    class_embedding_lr: float = 0.0
     """Rows are fixed: must be 0."""
-    attract: float = 1.0
+    alpha: float = 1.0
     """alpha of eq. 12: weight of the pull between classes that occur together, >= 0."""
-    repel: float = 1.0
+    beta: float = 1.0
     """beta of eq. 12: weight of the push, >= 0."""
     nu: float = 1.0
     """Distance beyond which nothing is pushed, in (0, 2]."""
     steps: int = 1000
     """Largest number of steps T' on the rows, those that are taken back included."""
-    rate: float = 10.0
+    lr: float = 10.0
     """First size of a step, on the mean over all pairs times the number of classes; halved where the value rises."""
     tolerance: float = 1e-5
     """Stop where a step lowers the value by a smaller part of it."""
     matching: Matching = "hmac"
-    """How instances are told: keyed digests, or ``sha256``, which hides nothing that can be guessed."""
+    """How instances are named: keyed digests, or ``sha256``, which hides nothing that can be guessed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.row_lr:
-            raise ValueError("method.row_lr: fedalc-fixed does not move rows; use fedalc")
-        if self.attract < 0 or self.repel < 0 or not 0 < self.nu <= 2:
+        if self.class_embedding_lr:
+            raise ValueError("method.class_embedding_lr: fedalc-fixed does not move rows; use fedalc")
+        if self.alpha < 0 or self.beta < 0 or not 0 < self.nu <= 2:
             raise ValueError("method: attract and repel must be at least 0, nu in (0, 2]")
-        if self.steps < 0 or not self.rate > 0 or self.tolerance < 0:
+        if self.steps < 0 or not self.lr > 0 or self.tolerance < 0:
             raise ValueError("method: steps and tolerance must be at least 0, rate above 0")
 
-    def statement(self, rounds: int) -> str:
+    def notice(self, rounds: int) -> str:
         return describe(PrivacyOptions(), rounds)
 
-    def tell(self, card: Card, parts: Parts, key: bytes) -> Shared:
+    def initial_message(self, card: Card, parts: Parts, key: bytes) -> Shared:
         return share(parts, self.matching, key if self.matching == "hmac" else b"")
 
-    def keep(self, side: ServerSide) -> Tensors:
-        labels = merge(side.told, len(side.cards[0].aware_C))
+    def keep(self, ctx: ServerContext) -> Tensors:
+        labels = merge(ctx.initial_messages, len(ctx.cards[0].identified_C))
         return kept_counts(cooccurrence(labels), len(labels))
 
-    def first_rows(self, rows_CD: Tensor, known: Tensors, side: ServerSide) -> Tensor:
-        rate, weights = self.rate * len(rows_CD), (self.attract, self.repel, self.nu)
+    def first_rows(self, rows_CD: Tensor, known: Tensors, ctx: ServerContext) -> Tensor:
+        rate, weights = self.lr * len(rows_CD), (self.alpha, self.beta, self.nu)
         value, total_CD = fixed_gradient(rows_CD, known, *weights)
         for _ in range(self.steps):
             tried_CD = self.unit(rows_CD - rate * total_CD)
@@ -77,5 +77,5 @@ class FedALCFixed(OneClass):
                 break
         return rows_CD
 
-    def settle(self, rows_CD: Tensor, state: RowsGlobal, side: ServerSide) -> Tensor:
+    def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
         return rows_CD

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm.aggregation import rows_by_holder
-from anchorfl.pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Update
+from anchorfl.pipeline.algorithm.contract import (
+    ClientContext,
+    ClientResult,
+    ClientTrainer,
+    HeadSpec,
+    Method,
+    ServerContext,
+    ServerState,
+    Update,
+)
 from anchorfl.pipeline.algorithm.optimizers import make
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.algorithm.pseudo_labels import Thresholds, anchor_scores, pseudo_annotate
@@ -23,7 +32,7 @@ ROWS = "head.table"
 
 
 @dataclass(frozen=True)
-class AlignGlobal(Global):
+class AlignState(ServerState):
     score_C: Tensor  # the server's validation F1 per class, which gates pseudo-positives; empty without a gate
 
 
@@ -32,34 +41,34 @@ class AlignUpdate(Update):
     pseudo_C: Tensor  # bool: classes that got a pseudo-positive; empty unless ``aggregate_pseudo``
 
 
-class AlignLocal(Local[AlignGlobal, AlignUpdate]):
-    def __init__(self, side: ClientSide[AlignGlobal], method: FedAlign) -> None:
+class AlignTrainer(ClientTrainer[AlignState, AlignUpdate]):
+    def __init__(self, ctx: ClientContext[AlignState], method: FedAlign) -> None:
         self.method, self.refresh = method, method.refresh
-        self.pseudo_C = torch.zeros_like(side.card.aware_C)
-        super().__init__(side)
+        self.pseudo_C = torch.zeros_like(ctx.card.identified_C)
+        super().__init__(ctx)
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        side, m = self.side, self.method
-        theta = make(side.optimizer, self.model.encoder.parameters(), m.data_lr, side.round)
-        return {"theta": theta, "omega": make(side.optimizer, self.model.head.parameters(), m.label_lr, side.round)}
+        ctx, m = self.ctx, self.method
+        theta = make(ctx.optimizer, self.model.encoder.parameters(), m.data_lr, ctx.round)
+        return {"theta": theta, "omega": make(ctx.optimizer, self.model.head.parameters(), m.label_lr, ctx.round)}
 
     def data(self) -> ClientData:
-        m, side = self.method, self.side
+        m, ctx = self.method, self.ctx
         if not m.alignment:
-            return side.data
+            return ctx.data
         kind = m.anchor_score if m.semantic else "confidence"
-        score_NC = anchor_scores(kind, self.model.head, side.infer(self.model, side.data), side.objective)
-        allowed_C = None if m.positive_f1_gate is None else side.state.score_C > m.positive_f1_gate
-        rows, got_C = pseudo_annotate(side.data, score_NC, side.card.aware_C, side.objective, m.limits(allowed_C))
+        score_NC = anchor_scores(kind, self.model.head, ctx.infer(self.model, ctx.data), ctx.objective)
+        allowed_C = None if m.positive_f1_gate is None else ctx.state.score_C > m.positive_f1_gate
+        rows, got_C = pseudo_annotate(ctx.data, score_NC, ctx.card.identified_C, ctx.objective, m.limits(allowed_C))
         self.pseudo_C = self.pseudo_C | got_C
         return rows
 
-    def step(self, pieces: Sequence[Batch]) -> Tensor:
+    def step(self, micro_batches: Sequence[Batch]) -> Tensor:
         if not self.method.alternating:
-            return super().step(pieces)
+            return super().step(micro_batches)
         for freeze, optimizer in ((self.model.head, "theta"), (self.model.encoder, "omega")):
             freeze.requires_grad_(False)
-            loss = self.gradients(pieces)
+            loss = self.gradients(micro_batches)
             freeze.requires_grad_(True)
             self.optimizers[optimizer].step()
         return loss
@@ -69,11 +78,10 @@ class AlignLocal(Local[AlignGlobal, AlignUpdate]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAlign(Method[AlignGlobal, AlignUpdate]):
+class FedAlign(Method[AlignState, AlignUpdate]):
     """Client: label by anchors, then train theta and omega in turn. Server: mean of theta, omega class by class."""
 
     name = "fedalign"
-    head = "label"
 
     q1: float = 99.0  # percentile of SIMILARITY above which a row is positive for a locally-unaware class, in (0, 100)
     q2: float = 50.0  # percentile of similarity below which it is negative; q2 <= q1
@@ -86,7 +94,7 @@ class FedAlign(Method[AlignGlobal, AlignUpdate]):
     refresh: Literal["round", "epoch"] = "round"  # annotate before training (text, reference) or each epoch (Alg. 1)
     aggregate_pseudo: bool = False
     """Average row c also over clients that pseudo-annotated c; false: those that identify it (paper, reference)."""
-    skip_unlabelled_clients: bool = True  # leave clients without a labelled row out of the mean of theta (reference)
+    skip_unlabeled_clients: bool = True  # leave clients without a labeled row out of the mean of theta (reference)
     alignment: bool = True  # False: "w/o AL" of Table 3, no pseudo-annotation
     semantic: bool = True
     """False: "w/o SE", class embeddings start from random vectors, and annotation is by predicted confidence."""
@@ -98,23 +106,31 @@ class FedAlign(Method[AlignGlobal, AlignUpdate]):
             raise ValueError(f"method.data_lr = {self.data_lr}, method.label_lr = {self.label_lr}: must be above 0")
 
     def limits(self, allowed_C: Tensor | None) -> Thresholds:
-        side = {"dot": 0.5 if self.semantic else 0.0}.get(self.anchor_score)  # log-odds of 0: a confidence of 0.5
-        return Thresholds(self.q1, self.q2, self.alpha, clamp=side, allowed_C=allowed_C)
+        clamp = None if self.anchor_score != "dot" else (0.5 if self.semantic else 0.0)  # a confidence of 0.5
+        return Thresholds(self.q1, self.q2, self.alpha, clamp=clamp, allowed_C=allowed_C)
 
-    def begin(self, side: ServerSide) -> AlignGlobal:
-        classes = 0 if self.positive_f1_gate is None else len(side.cards[0].aware_C)
-        return AlignGlobal(weights_of(side.model), torch.zeros(classes))
+    @property
+    def head(self) -> HeadSpec:
+        return HeadSpec(kind="label", semantic=self.semantic)
 
-    def broadcast(self, state: AlignGlobal, side: ServerSide) -> AlignGlobal:
-        return state if self.positive_f1_gate is None else replace(state, score_C=side.validate(state.weights))
+    def begin(self, ctx: ServerContext) -> AlignState:
+        classes = 0 if self.positive_f1_gate is None else len(ctx.cards[0].identified_C)
+        return AlignState(weights_of(ctx.model), torch.zeros(classes))
 
-    def local(self, side: ClientSide[AlignGlobal]) -> AlignLocal:
-        return AlignLocal(side, self)
+    def broadcast(self, state: AlignState, ctx: ServerContext) -> AlignState:
+        return state if self.positive_f1_gate is None else replace(state, score_C=ctx.validate(state.weights))
 
-    def merge(self, state: AlignGlobal, reports: Sequence[Report[AlignUpdate]], side: ServerSide) -> AlignGlobal:
-        labelled = [r for r in reports if bool(r.card.count_C.any())]
-        counted = labelled if self.skip_unlabelled_clients and labelled else reports
-        theta = side.combine([r.update.weights for r in counted], [1] * len(counted))
-        held = [r.card.aware_C | r.update.pseudo_C if self.aggregate_pseudo else r.card.aware_C for r in reports]
-        rows = [(r.update.weights[ROWS], holds_C) for r, holds_C in zip(reports, held, strict=True)]
+    def trainer(self, ctx: ClientContext[AlignState]) -> AlignTrainer:
+        return AlignTrainer(ctx, self)
+
+    def aggregate(
+        self, state: AlignState, results: Sequence[ClientResult[AlignUpdate]], ctx: ServerContext
+    ) -> AlignState:
+        labeled = [r for r in results if bool(r.card.count_C.any())]
+        counted = labeled if self.skip_unlabeled_clients and labeled else results
+        theta = ctx.average([r.update.weights for r in counted], [1] * len(counted))
+        held = [
+            r.card.identified_C | r.update.pseudo_C if self.aggregate_pseudo else r.card.identified_C for r in results
+        ]
+        rows = [(r.update.weights[ROWS], holds_C) for r, holds_C in zip(results, held, strict=True)]
         return replace(state, weights=theta | {ROWS: rows_by_holder(state.weights[ROWS], rows)})

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
-from anchorfl.pipeline.algorithm.contract import ServerSide
+from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsState
+from anchorfl.pipeline.algorithm.contract import ServerContext
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgPositive(OneClass):
-    """FedALC with lambda = 0: the class rows drift together. ``row_lr = 0`` is FedAvg-fixed: random unit rows that
-    never change (FedAwS's second baseline).
+    """FedALC with lambda = 0: the class rows drift together. ``class_embedding_lr = 0`` is FedAvg-fixed: random unit
+    rows that never change (FedAwS's second baseline).
     """
 
     name = "fedavg-positive"
 
-    def settle(self, rows_CD: Tensor, state: RowsGlobal, side: ServerSide) -> Tensor:
+    def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
         return rows_CD

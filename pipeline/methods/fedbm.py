@@ -8,18 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 
-from anchorfl.models.build import Head
-from anchorfl.pipeline.algorithm.contract import ClientSide, Method, Report, ServerSide, Tensors, Update
+from anchorfl.pipeline.algorithm.contract import (
+    ClientContext,
+    ClientResult,
+    HeadSpec,
+    Method,
+    ServerContext,
+    Supports,
+    Tensors,
+    Update,
+)
 from anchorfl.pipeline.algorithm.generator_training import (
     CONCEPTS,
     FROZEN,
     GENERATOR,
-    BMGlobal,
-    BMLocal,
+    BMState,
+    BMTrainer,
     Frozen,
     Lesson,
     Part,
@@ -30,17 +38,17 @@ from anchorfl.pipeline.algorithm.generator_training import (
     trained,
 )
 from anchorfl.pipeline.algorithm.parameters import weights_of
-from anchorfl.tasks.contract import Card, Kind
+from anchorfl.tasks.contract import Card
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedBM(Method[BMGlobal, Update]):
+class FedBM(Method[BMState, Update]):
     """Client: cross-entropy against a classifier of concept embeddings, over its rows and generated ones. Server: the
-    mean; after every ``every``-th round it trains the generator against the new classifier.
+    mean; after every ``generator_every``-th round it trains the generator against the new classifier.
     """
 
     name = "fedbm"
-    kinds: ClassVar[tuple[Kind, ...]] = ("single",)
+    supports = Supports(kinds=("single",))
 
     weighting: Literal["samples", "uniform"] = "samples"
     """Weight of a client in the mean: its number of samples, or 1."""
@@ -52,17 +60,17 @@ class FedBM(Method[BMGlobal, Update]):
     """Inverse temperature, > 0 (reference scripts: 17.5, 12.5 or 7.5, by data set)."""
     cgde: bool = True
     """The generator; false: none (w/o CGDE)."""
-    named: bool = True
+    concept_conditions: bool = True
     """Conditions from the concept embeddings; false: standard normal (w/o concept conditions)."""
     lambda_div: float = 1.0
     """Weight of the diversity of generated images, >= 0."""
     lambda_dis: float = 0.1
     """Weight of the distance to the running statistics of BatchNorm, >= 0; above 0 it needs BatchNorm."""
-    generated: int = 16
+    synthetic_per_batch: int = 16
     """Generated images that join a mini-batch."""
-    every: int = 5
+    generator_every: int = 5
     """The generator is trained after every so many rounds."""
-    steps: int = 100
+    generator_steps: int = 100
     """Steps of one training."""
     generator_batch: int = 64
     """Images of a step."""
@@ -72,34 +80,36 @@ class FedBM(Method[BMGlobal, Update]):
     def __post_init__(self) -> None:
         if bad := next((n for n in ("tau", "generator_lr") if not getattr(self, n) > 0), ""):
             raise ValueError(f"method.{bad} = {getattr(self, bad)}: must be above 0")
-        if min(self.lambda_div, self.lambda_dis) < 0 or min(self.generated, self.every, self.steps) < 1:
-            raise ValueError("method: lambda_div and lambda_dis must be at least 0; generated, every, steps at least 1")
+        if (
+            min(self.lambda_div, self.lambda_dis) < 0
+            or min(self.synthetic_per_batch, self.generator_every, self.generator_steps) < 1
+        ):
+            raise ValueError(
+                "method: lambda_div and lambda_dis must be at least 0; synthetic_per_batch, generator_every and"
+                " generator_steps at least 1"
+            )
         if self.generator_batch < 2:
             raise ValueError(f"method.generator_batch = {self.generator_batch}: must be at least 2")
 
     @property
-    def concepts(self) -> bool:  # type: ignore[override]  # a field of the base, which two switches decide here
-        return self.lkcc or self.cgde
+    def head(self) -> HeadSpec:
+        return HeadSpec(kind="concept" if self.lkcc else "linear", concepts=self.lkcc or self.cgde)
 
-    @property
-    def head(self) -> Head:
-        return "concept" if self.lkcc else "linear"
-
-    def begin(self, side: ServerSide) -> BMGlobal:
-        weights, concepts_CMD = weights_of(side.model), side.concepts_CMD
+    def begin(self, ctx: ServerContext) -> BMState:
+        weights, concepts_CMD = weights_of(ctx.model), ctx.concepts_CMD
         if concepts_CMD is None:  # neither half: FedAvg
             concepts_CMD = torch.zeros(0)
         elif self.lkcc:
-            weights |= frozen(concepts_CMD, self.classifier, self.tau, side.rng)
-        generator = first_generator(side, self.lambda_dis > 0) if self.cgde else {}
-        nobody_I = torch.zeros(len(side.cards), dtype=torch.int64)
-        return BMGlobal(weights, concepts_CMD, generator, torch.zeros((), dtype=torch.int64), nobody_I)
+            weights |= frozen(concepts_CMD, self.classifier, self.tau, ctx.rng)
+        generator = first_generator(ctx, self.lambda_dis > 0) if self.cgde else {}
+        nobody_I = torch.zeros(len(ctx.cards), dtype=torch.int64)
+        return BMState(weights, concepts_CMD, generator, torch.zeros((), dtype=torch.int64), nobody_I)
 
-    def broadcast(self, state: BMGlobal, side: ServerSide) -> BMGlobal:
+    def broadcast(self, state: BMState, ctx: ServerContext) -> BMState:
         nothing = torch.zeros(0)
-        return BMGlobal(trained(state.weights), nothing, {}, nothing, nothing)
+        return BMState(trained(state.weights), nothing, {}, nothing, nothing)
 
-    def letter(self, state: BMGlobal, card: Card) -> Tensors:
+    def client_message(self, state: BMState, card: Card) -> Tensors:
         """What never changes, once; the generator, where the client lacks its last training."""
         has, version = int(state.has_I[card.client]), int(state.version)
         out = {} if has else {name: state.weights[name] for name in FROZEN if name in state.weights}
@@ -108,24 +118,26 @@ class FedBM(Method[BMGlobal, Update]):
             out |= {} if has > 1 else {CONCEPTS: state.concepts_CMD}
         return out
 
-    def local(self, side: ClientSide[BMGlobal]) -> BMLocal:
-        return BMLocal(side, Part(self.generated, self.named))
+    def trainer(self, ctx: ClientContext[BMState]) -> BMTrainer:
+        return BMTrainer(ctx, Part(self.synthetic_per_batch, self.concept_conditions))
 
-    def heaviest(self, state: BMGlobal, rounds: int) -> tuple[BMGlobal, int]:
-        if not self.cgde or self.every >= rounds:  # the generator is never trained
+    def peak_state(self, state: BMState, rounds: int) -> tuple[BMState, int]:
+        if not self.cgde or self.generator_every >= rounds:  # the generator is never trained
             return state, 1
-        return replace(state, version=torch.ones_like(state.version)), self.every
+        return replace(state, version=torch.ones_like(state.version)), self.generator_every
 
-    def merge(self, state: BMGlobal, reports: Sequence[Report[Update]], side: ServerSide) -> BMGlobal:
-        shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]
+    def aggregate(self, state: BMState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> BMState:
+        client_weights = [r.card.num_examples if self.weighting == "samples" else 1 for r in results]
         frozen = {name: value for name, value in state.weights.items() if name in FROZEN}
-        weights = side.combine([r.update.weights for r in reports], shares) | frozen
+        weights = ctx.average([r.update.weights for r in results], client_weights) | frozen
         has_I = state.has_I.clone()
-        has_I[[r.card.client for r in reports]] = state.version + 1
+        has_I[[r.card.client for r in results]] = state.version + 1
         state = replace(state, weights=weights, has_I=has_I)
         # after the last round nobody would see what it learns
-        if not self.cgde or side.round % self.every or side.round == side.rounds:
+        if not self.cgde or ctx.round % self.generator_every or ctx.round == ctx.rounds:
             return state
-        lesson = Lesson(row_loss, self.lambda_div, self.lambda_dis, self.steps, self.generator_batch, self.generator_lr)
-        generator = retrained(state.generator, weights, state.concepts_CMD, self.named, lesson, side)
+        lesson = Lesson(
+            row_loss, self.lambda_div, self.lambda_dis, self.generator_steps, self.generator_batch, self.generator_lr
+        )
+        generator = retrained(state.generator, weights, state.concepts_CMD, self.concept_conditions, lesson, ctx)
         return replace(state, generator=generator, version=state.version + 1)

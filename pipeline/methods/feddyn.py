@@ -14,29 +14,39 @@ import torch
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm.aggregation import mean_of
-from anchorfl.pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+from anchorfl.pipeline.algorithm.contract import (
+    ClientContext,
+    ClientResult,
+    ClientTrainer,
+    Method,
+    ServerContext,
+    ServerState,
+    Supports,
+    Tensors,
+    Update,
+)
 from anchorfl.pipeline.algorithm.parameters import weights_of
 
-OWN = "own."
+GRADIENT = "gradient."
 """Prefix of g_k in the client's memory."""
 
 
 @dataclass(frozen=True)
-class DynGlobal(Global):
+class DynState(ServerState):
     """``weights``: the mean of the clients' weights, which is scored and saved. It is not what clients start from."""
 
     drift: Tensors  # h, by name of the parameter; stays on the server
 
 
-class DynLocal(Local[DynGlobal, Update]):
-    def __init__(self, side: ClientSide[DynGlobal], alpha: float) -> None:
-        super().__init__(side)
+class DynTrainer(ClientTrainer[DynState, Update]):
+    def __init__(self, ctx: ClientContext[DynState], alpha: float) -> None:
+        super().__init__(ctx)
         self.alpha = alpha
-        self.own = {n: side.memory.get(OWN + n, torch.zeros_like(p)) for n, p in self.model.named_parameters()}
+        self.own = {n: ctx.memory.get(GRADIENT + n, torch.zeros_like(p)) for n, p in self.model.named_parameters()}
 
     def gaps(self) -> Tensors:
         """The way y - x that every parameter has gone in this round."""
-        return {name: p - self.side.state.weights[name] for name, p in self.model.named_parameters()}
+        return {name: p - self.ctx.state.weights[name] for name, p in self.model.named_parameters()}
 
     def penalty(self) -> Tensor:
         """alpha/2 |y - x|^2 - <g_k, y - x>: up to a constant, the two terms of eq. 1."""
@@ -48,18 +58,19 @@ class DynLocal(Local[DynGlobal, Update]):
 
     def memory(self) -> Tensors:
         """g_k <- g_k - alpha (y - x): where the local loss is at its minimum, the gradient of F_k there."""
-        own = {OWN + n: self.own[n] - self.alpha * gap.detach() for n, gap in self.gaps().items()}
+        own = {GRADIENT + n: self.own[n] - self.alpha * gap.detach() for n, gap in self.gaps().items()}
         return super().memory() | own
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDyn(Method[DynGlobal, Update]):
+class FedDyn(Method[DynState, Update]):
     """Client: -<g_k, y> + alpha/2 |y - x|^2 is added to the loss of every step. Server: h <- h - alpha times the sum of
     y_k - x over the number of ALL clients; clients are sent x = mean y_k - h / alpha. Scored is mean y_k.
     """
 
     name = "feddyn"
-    robust = ()  # h is the mean of the clients' g_k, which any other merge would part from it
+    # h is the mean of the clients' g_k, which any other aggregation would part from it
+    supports = Supports(robust=())
 
     alpha: float = 0.01
     """Weight of the pull, > 0 (authors: 0.1, 0.01, 0.001)."""
@@ -71,26 +82,26 @@ class FedDyn(Method[DynGlobal, Update]):
         if not self.alpha > 0:
             raise ValueError(f"method.alpha = {self.alpha}: must be above 0")
 
-    def begin(self, side: ServerSide) -> DynGlobal:
-        zeros = {name: torch.zeros_like(p) for name, p in side.model.named_parameters()}
-        return DynGlobal(weights_of(side.model), zeros)
+    def begin(self, ctx: ServerContext) -> DynState:
+        zeros = {name: torch.zeros_like(p) for name, p in ctx.model.named_parameters()}
+        return DynState(weights_of(ctx.model), zeros)
 
-    def sent(self, state: DynGlobal) -> Tensors:
+    def sent(self, state: DynState) -> Tensors:
         """x: what clients start from; buffers are those of the mean."""
         return state.weights | {name: state.weights[name] - h / self.alpha for name, h in state.drift.items()}
 
-    def broadcast(self, state: DynGlobal, side: ServerSide) -> DynGlobal:
-        return DynGlobal(self.sent(state), {})
+    def broadcast(self, state: DynState, ctx: ServerContext) -> DynState:
+        return DynState(self.sent(state), {})
 
-    def local(self, side: ClientSide[DynGlobal]) -> DynLocal:
-        return DynLocal(side, self.alpha)
+    def trainer(self, ctx: ClientContext[DynState]) -> DynTrainer:
+        return DynTrainer(ctx, self.alpha)
 
-    def merge(self, state: DynGlobal, reports: Sequence[Report[Update]], side: ServerSide) -> DynGlobal:
-        rows = [r.card.num_examples for r in reports]
+    def aggregate(self, state: DynState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> DynState:
+        rows = [r.card.num_examples for r in results]
         by_samples = self.weighting == "samples"
-        share = sum(rows) / sum(c.num_examples for c in side.cards) if by_samples else len(reports) / len(side.cards)
-        weights = mean_of([r.update.weights for r in reports], rows)
-        mean = weights if by_samples else mean_of([r.update.weights for r in reports], [1] * len(reports))
+        share = sum(rows) / sum(c.num_examples for c in ctx.cards) if by_samples else len(results) / len(ctx.cards)
+        weights = mean_of([r.update.weights for r in results], rows)
+        mean = weights if by_samples else mean_of([r.update.weights for r in results], [1] * len(results))
         x = self.sent(state)
         drift = {name: h - self.alpha * share * (mean[name] - x[name]) for name, h in state.drift.items()}
-        return DynGlobal(weights | {name: mean[name] for name in drift}, drift)
+        return DynState(weights | {name: mean[name] for name in drift}, drift)

@@ -9,18 +9,25 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global
+from anchorfl.pipeline.algorithm.contract import (
+    Averaging,
+    AveragingTrainer,
+    ClientContext,
+    HeadSpec,
+    ServerState,
+    Supports,
+)
 from anchorfl.pipeline.algorithm.parameters import log_prior
 from anchorfl.tasks.contract import Batch
 
 
-class FrameLocal(AveragingLocal):
-    def __init__(self, side: ClientSide[Global], gamma: float) -> None:
-        super().__init__(side)
-        self.prior_C = log_prior(side.card.count_C, gamma).to(side.data.y_NC)
+class FrameTrainer(AveragingTrainer):
+    def __init__(self, ctx: ClientContext[ServerState], gamma: float) -> None:
+        super().__init__(ctx)
+        self.prior_C = log_prior(ctx.card.count_C, gamma).to(ctx.data.y_NC)
 
     def loss(self, batch: Batch) -> Tensor:
-        return self.side.objective.loss(self.model(batch.x) + self.prior_C, batch)
+        return self.ctx.objective.loss(self.model(batch.x) + self.prior_C, batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +37,7 @@ class FedETF(Averaging):
     """
 
     name = "fedetf"
-    head = "frame"
-    kinds = ("single",)
+    supports = Supports(kinds=("single",))
 
     gamma: float = 1.0
     """Power of the class counts in balanced softmax, >= 0; 0 is plain cross-entropy."""
@@ -44,5 +50,9 @@ class FedETF(Averaging):
                 f"method.gamma = {self.gamma} must be at least 0, method.first_scale = {self.first_scale} above 0"
             )
 
-    def local(self, side: ClientSide[Global]) -> FrameLocal:
-        return FrameLocal(side, self.gamma)
+    @property
+    def head(self) -> HeadSpec:
+        return HeadSpec(kind="frame", first_scale=self.first_scale)
+
+    def trainer(self, ctx: ClientContext[ServerState]) -> FrameTrainer:
+        return FrameTrainer(ctx, self.gamma)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
-from anchorfl.pipeline.algorithm.contract import ServerSide, Tensors
+from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsState
+from anchorfl.pipeline.algorithm.contract import HeadSpec, ServerContext, Tensors
 from anchorfl.pipeline.algorithm.seeds import seed_for
 
 
@@ -24,29 +24,33 @@ class FedMLH(OneClass):
 
     name = "fedmlh"
 
-    parts: int = 4
+    hash_tables: int = 4
     """R: hash functions, and networks."""
     buckets: int = 50
     """Buckets of each; classes that share all R of them are tied."""
-    row_lr: float = 0.0
+    class_embedding_lr: float = 0.0
     """Rows are fixed: must be 0, since classes of one bucket share theirs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.parts < 1 or self.buckets < 1:
+        if self.hash_tables < 1 or self.buckets < 1:
             raise ValueError("method: parts and buckets must be at least 1")
-        if self.row_lr:
-            raise ValueError("method.row_lr: fedmlh does not move rows: set it to 0")
+        if self.class_embedding_lr:
+            raise ValueError("method.class_embedding_lr: fedmlh does not move rows: set it to 0")
+
+    @property
+    def head(self) -> HeadSpec:
+        return HeadSpec(kind="cosine", parts=self.hash_tables)
 
     def bucket(self, part: int, class_: int) -> int:
         """h_r(c), the same in every run."""
         return seed_for("fedmlh", part, class_) % self.buckets
 
-    def first_rows(self, rows_CD: Tensor, known: Tensors, side: ServerSide) -> Tensor:
-        drawn_HD = torch.randn(self.buckets, rows_CD.shape[1], generator=side.rng).to(rows_CD)
-        rows_HRD = self.unit(drawn_HD).view(self.buckets, self.parts, -1)
-        of_CR = torch.tensor([[self.bucket(r, c) for r in range(self.parts)] for c in range(len(rows_CD))])
-        return rows_HRD[of_CR, torch.arange(self.parts)].flatten(1)
+    def first_rows(self, rows_CD: Tensor, known: Tensors, ctx: ServerContext) -> Tensor:
+        drawn_HD = torch.randn(self.buckets, rows_CD.shape[1], generator=ctx.rng).to(rows_CD)
+        rows_HRD = self.unit(drawn_HD).view(self.buckets, self.hash_tables, -1)
+        of_CR = torch.tensor([[self.bucket(r, c) for r in range(self.hash_tables)] for c in range(len(rows_CD))])
+        return rows_HRD[of_CR, torch.arange(self.hash_tables)].flatten(1)
 
-    def settle(self, rows_CD: Tensor, state: RowsGlobal, side: ServerSide) -> Tensor:
+    def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
         return rows_CD

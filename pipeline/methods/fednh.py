@@ -15,33 +15,35 @@ from torch import Tensor
 
 from anchorfl.pipeline.algorithm.contract import (
     Averaging,
-    AveragingLocal,
-    ClientSide,
-    Global,
-    Report,
-    ServerSide,
+    AveragingTrainer,
+    ClientContext,
+    ClientResult,
+    HeadSpec,
+    ServerContext,
+    ServerState,
+    Supports,
     Update,
 )
 
 ROWS = "head.rows"
 
 
-class PrototypeLocal(AveragingLocal):
-    """The prototypes are a buffer of the head: no gradient and no optimiser reaches them."""
+class PrototypeTrainer(AveragingTrainer):
+    """The prototypes are a buffer of the head: no gradient and no optimizer reaches them."""
 
-    def own_rows(self) -> Tensor:
-        """Per class the mean direction of the client's labelled rows, by the trained encoder in evaluation mode, at
+    def local_rows(self) -> Tensor:
+        """Per class the mean direction of the client's labeled rows, by the trained encoder in evaluation mode, at
         length 1 [C, D]; zeros where it has none.
         """
-        data = self.side.data
-        u_ND = F.normalize(self.side.infer(self.model, data), dim=-1)
+        data = self.ctx.data
+        u_ND = F.normalize(self.ctx.infer(self.model, data), dim=-1)
         # A mean and its sum have one direction, so the counts are the server's business.
         return F.normalize((data.known_NC * data.y_NC).T @ u_ND, dim=-1)
 
     def update(self) -> Update:
         """The weights, with the client's own prototypes in the place of those that it was sent."""
         sent = super().update()
-        return Update(sent.weights | {ROWS: self.own_rows()})
+        return Update(sent.weights | {ROWS: self.local_rows()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +53,8 @@ class FedNH(Averaging):
     """
 
     name = "fednh"
-    head = "prototype"
-    kinds = ("single",)
-    robust = ("median", "trimmed_mean")  # a client's prototypes are no step from those sent, so none can be measured
+    # a client's prototypes are no step from those sent, so none can be measured
+    supports = Supports(kinds=("single",), robust=("median", "trimmed_mean"))
 
     rho: float = 0.9
     """Part of a prototype that stays in a round, in [0, 1]; 1: they never move."""
@@ -66,21 +67,25 @@ class FedNH(Averaging):
                 f"method.rho = {self.rho} must be in [0, 1], method.first_scale = {self.first_scale} above 0"
             )
 
-    def local(self, side: ClientSide[Global]) -> PrototypeLocal:
-        return PrototypeLocal(side)
+    @property
+    def head(self) -> HeadSpec:
+        return HeadSpec(kind="prototype", first_scale=self.first_scale)
 
-    def merge(self, state: Global, reports: Sequence[Report[Update]], side: ServerSide) -> Global:
-        weights = super().merge(state, reports, side).weights
-        return Global(weights | {ROWS: self.smoothed(state.weights[ROWS], reports)})
+    def trainer(self, ctx: ClientContext[ServerState]) -> PrototypeTrainer:
+        return PrototypeTrainer(ctx)
 
-    def smoothed(self, rows_CD: Tensor, reports: Sequence[Report[Update]]) -> Tensor:
+    def aggregate(self, state: ServerState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> ServerState:
+        weights = super().aggregate(state, results, ctx).weights
+        return ServerState(weights | {ROWS: self.smoothed(state.weights[ROWS], results)})
+
+    def smoothed(self, rows_CD: Tensor, results: Sequence[ClientResult[Update]]) -> Tensor:
         """The prototypes after a round, of length 1. One stays, to the bit, where nobody has a sample of its class.
         Summed in float64, in the order of clients.
         """
         if self.rho == 1:
             return rows_CD  # bringing them back to length 1 would round them
         total_CD = torch.zeros(rows_CD.shape, dtype=torch.float64)
-        for r in reports:
+        for r in results:
             total_CD += r.card.count_C.double()[:, None] * r.update.weights[ROWS].double()
         mean_CD = F.normalize(total_CD, dim=-1)
         moved_CD = F.normalize(self.rho * rows_CD.double() + (1 - self.rho) * mean_CD, dim=-1).to(rows_CD.dtype)

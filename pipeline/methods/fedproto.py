@@ -15,16 +15,26 @@ from torch import Tensor, nn
 
 from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm.aggregation import rows_by_holder
-from anchorfl.pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+from anchorfl.pipeline.algorithm.contract import (
+    ClientContext,
+    ClientResult,
+    ClientTrainer,
+    Method,
+    ServerContext,
+    ServerState,
+    Supports,
+    Tensors,
+    Update,
+)
 from anchorfl.pipeline.algorithm.parameters import below, prefixed, weights_of
 from anchorfl.tasks.contract import Batch
 
-OWN = "own."
+PERSONAL = "personal."
 """Prefix of the client's weights in its memory."""
 
 
 @dataclass(frozen=True)
-class ProtoGlobal(Global):  # weights: none
+class ProtoState(ServerState):  # weights: none
     rows_CD: Tensor  # prototype of every class
     held_C: Tensor  # bool: whether it has one; zeros stand where not
 
@@ -38,7 +48,7 @@ class ProtoUpdate(Update):  # weights: none
 class Nearest(nn.Module):
     """Minus the mean squared distance to each prototype, less what is the same for all; a class without one is last."""
 
-    def __init__(self, state: ProtoGlobal) -> None:
+    def __init__(self, state: ProtoState) -> None:
         super().__init__()
         self.state = state
 
@@ -48,73 +58,75 @@ class Nearest(nn.Module):
         return logits_BC.masked_fill(~self.state.held_C, torch.finfo(logits_BC.dtype).min)
 
 
-class ProtoLocal(Local[ProtoGlobal, ProtoUpdate]):
-    def __init__(self, side: ClientSide[ProtoGlobal], lam: float) -> None:
-        super().__init__(side)
-        self.lam = lam
-        self.model.load_state_dict(below(OWN, side.memory))
+class ProtoTrainer(ClientTrainer[ProtoState, ProtoUpdate]):
+    def __init__(self, ctx: ClientContext[ProtoState], lambda_: float) -> None:
+        super().__init__(ctx)
+        self.lambda_ = lambda_
+        self.model.load_state_dict(below(PERSONAL, ctx.memory))
 
     def loss(self, batch: Batch) -> Tensor:
-        if not self.lam:
+        if not self.lambda_:
             return super().loss(batch)
         z_BD: Tensor = self.model.encoder(batch.x)
-        rows_CD = self.side.state.rows_CD
+        rows_CD = self.ctx.state.rows_CD
         class_B = batch.y_BC.argmax(-1)
-        counts_B = (batch.weight_BC != 0).any(-1) & self.side.state.held_C[class_B]
+        counts_B = (batch.weight_BC != 0).any(-1) & self.ctx.state.held_C[class_B]
         gap_B = (z_BD - rows_CD[class_B]).square().mean(-1) * counts_B
-        return self.side.objective.loss(self.model.head(z_BD), batch) + self.lam * gap_B.sum() / batch.denominator
+        return self.ctx.objective.loss(self.model.head(z_BD), batch) + self.lambda_ * gap_B.sum() / batch.denominator
 
     def update(self) -> ProtoUpdate:
-        data = self.side.data
-        z_ND, label_NC = self.side.infer(self.model, data), data.y_NC * data.known_NC
+        data = self.ctx.data
+        z_ND, label_NC = self.ctx.infer(self.model, data), data.y_NC * data.known_NC
         count_C = label_NC.double().sum(0)
         held_C = count_C > 0
         rows_KD = (label_NC[:, held_C].double().T @ z_ND.double()) / count_C[held_C, None]
         return ProtoUpdate({}, rows_KD.to(z_ND.dtype), held_C)
 
     def memory(self) -> Tensors:
-        return super().memory() | prefixed(OWN, weights_of(self.model))
+        return super().memory() | prefixed(PERSONAL, weights_of(self.model))
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedProto(Method[ProtoGlobal, ProtoUpdate]):
-    """Client: lam times the mean squared distance of a row's representation to its class's prototype is added to the
-    loss. Server: a prototype is the mean over the clients that have the class. There is no global model.
+class FedProto(Method[ProtoState, ProtoUpdate]):
+    """Client: lambda_ times the mean squared distance of a row's representation to its class's prototype is added to
+    the loss. Server: a prototype is the mean over the clients that have the class. There is no global model.
     """
 
     name = "fedproto"
-    kinds = ("single",)
-    scored = "clients"
-    robust = ()  # no tensor is sent whole: every prototype is of the clients that have its class
+    evaluate_on = "clients"
+    # no tensor is sent whole: every prototype is of the clients that have its class
+    supports = Supports(kinds=("single",), robust=())
 
-    lam: float = 1.0
+    lambda_: float = 1.0
     """Weight of the distance, >= 0; 0: clients train alone (the authors' code: 1, on CIFAR-10 0.1)."""
     inference: Literal["classifier", "prototype"] = "classifier"
     """What classifies at a client, for its scores: its classifier, or the nearest prototype (paper)."""
 
     def __post_init__(self) -> None:
-        if not self.lam >= 0:
-            raise ValueError(f"method.lam = {self.lam}: must be at least 0")
+        if not self.lambda_ >= 0:
+            raise ValueError(f"method.lambda_ = {self.lambda_}: must be at least 0")
 
-    def begin(self, side: ServerSide) -> ProtoGlobal:
-        zeros_CD = torch.zeros_like(side.model.get_parameter("head.weight"))
-        return ProtoGlobal({}, zeros_CD, torch.zeros(len(zeros_CD), dtype=torch.bool))
+    def begin(self, ctx: ServerContext) -> ProtoState:
+        zeros_CD = torch.zeros_like(ctx.model.get_parameter("head.weight"))
+        return ProtoState({}, zeros_CD, torch.zeros(len(zeros_CD), dtype=torch.bool))
 
     def first_memory(self, model: Classifier) -> Tensors:
-        return prefixed(OWN, weights_of(model))
+        return prefixed(PERSONAL, weights_of(model))
 
-    def own(self, model: Classifier, sent: ProtoGlobal, memory: Tensors) -> Classifier:
-        model.load_state_dict(below(OWN, memory))
+    def personal_model(self, model: Classifier, sent: ProtoState, memory: Tensors) -> Classifier:
+        model.load_state_dict(below(PERSONAL, memory))
         return model if self.inference == "classifier" else Classifier(model.encoder, Nearest(sent), model.masks)
 
-    def local(self, side: ClientSide[ProtoGlobal]) -> ProtoLocal:
-        return ProtoLocal(side, self.lam)
+    def trainer(self, ctx: ClientContext[ProtoState]) -> ProtoTrainer:
+        return ProtoTrainer(ctx, self.lambda_)
 
-    def merge(self, state: ProtoGlobal, reports: Sequence[Report[ProtoUpdate]], side: ServerSide) -> ProtoGlobal:
+    def aggregate(
+        self, state: ProtoState, results: Sequence[ClientResult[ProtoUpdate]], ctx: ServerContext
+    ) -> ProtoState:
         sent, held_C = [], state.held_C
-        for update in (r.update for r in reports):
+        for update in (r.update for r in results):
             rows_CD = torch.zeros_like(state.rows_CD)
             rows_CD[update.held_C] = update.rows_KD
             sent.append((rows_CD, update.held_C))
             held_C = held_C | update.held_C
-        return ProtoGlobal({}, rows_by_holder(state.rows_CD, sent), held_C)
+        return ProtoState({}, rows_by_holder(state.rows_CD, sent), held_C)

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ServerState
 
 
-class ProxLocal(AveragingLocal):
-    def __init__(self, side: ClientSide[Global], mu: float) -> None:
-        super().__init__(side)
+class ProxTrainer(AveragingTrainer):
+    def __init__(self, ctx: ClientContext[ServerState], mu: float) -> None:
+        super().__init__(ctx)
         self.mu = mu
 
     def penalty(self) -> Tensor:
-        sent = self.side.state.weights
+        sent = self.ctx.state.weights
         gaps = [(p - sent[name]).pow(2).sum() for name, p in self.model.named_parameters()]
         return self.mu / 2 * torch.stack(gaps).sum()
 
@@ -34,5 +34,5 @@ class FedProx(Averaging):
         if not self.mu >= 0:
             raise ValueError(f"method.mu = {self.mu}: must be at least 0")
 
-    def local(self, side: ClientSide[Global]) -> ProxLocal:
-        return ProxLocal(side, self.mu)
+    def trainer(self, ctx: ClientContext[ServerState]) -> ProxTrainer:
+        return ProxTrainer(ctx, self.mu)

@@ -14,12 +14,21 @@ import torch
 from torch import Tensor
 
 from anchorfl.models.classifier import Classifier
-from anchorfl.pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+from anchorfl.pipeline.algorithm.contract import (
+    ClientContext,
+    ClientResult,
+    ClientTrainer,
+    Method,
+    ServerContext,
+    ServerState,
+    Tensors,
+    Update,
+)
 from anchorfl.pipeline.algorithm.optimizers import make
 from anchorfl.pipeline.algorithm.parameters import below, prefixed, weights_of
 from anchorfl.tasks.contract import Batch
 
-HEAD, OWN = "head.", "own."
+HEAD, PERSONAL = "head.", "personal."
 """How the names of the head begin, and what stands before them in the client's memory."""
 
 
@@ -30,20 +39,20 @@ class RepUpdate(Update):
     head: Tensors  # for the server's score alone, never sent on; empty where clients are scored
 
 
-class RepLocal(Local[Global, RepUpdate]):
-    """First the head on a fixed body, then the body under the fixed head; an optimiser for each, so that neither
+class RepTrainer(ClientTrainer[ServerState, RepUpdate]):
+    """First the head on a fixed body, then the body under the fixed head; an optimizer for each, so that neither
     momentum nor weight decay moves what is fixed.
     """
 
-    def __init__(self, side: ClientSide[Global], method: FedRep) -> None:
-        super().__init__(side)
+    def __init__(self, ctx: ClientContext[ServerState], method: FedRep) -> None:
+        super().__init__(ctx)
         self.method = method
         self.phase = "head"
-        self.model.load_state_dict(side.state.weights | below(OWN, side.memory))
+        self.model.load_state_dict(ctx.state.weights | below(PERSONAL, ctx.memory))
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         parts = {"head": self.model.head, "body": self.model.encoder}
-        return {name: make(self.side.optimizer, part.parameters()) for name, part in parts.items()}
+        return {name: make(self.ctx.optimizer, part.parameters()) for name, part in parts.items()}
 
     def epochs(self, given: int) -> Iterator[str]:
         for phase, count in (("head", self.method.head_epochs), ("body", given)):
@@ -52,21 +61,21 @@ class RepLocal(Local[Global, RepUpdate]):
             self.model.encoder.requires_grad_(phase == "body")
             yield from [phase] * count
 
-    def step(self, pieces: Sequence[Batch]) -> Tensor:
-        loss = self.gradients(pieces)
+    def step(self, micro_batches: Sequence[Batch]) -> Tensor:
+        loss = self.gradients(micro_batches)
         self.optimizers[self.phase].step()
         return loss
 
     def update(self) -> RepUpdate:
         body, head = parted(weights_of(self.model))
-        return RepUpdate(body, head if self.method.scored == "server" else {})
+        return RepUpdate(body, head if self.method.evaluate_on == "server" else {})
 
     def memory(self) -> Tensors:
-        return super().memory() | prefixed(OWN, parted(weights_of(self.model))[1])
+        return super().memory() | prefixed(PERSONAL, parted(weights_of(self.model))[1])
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRep(Method[Global, RepUpdate]):
+class FedRep(Method[ServerState, RepUpdate]):
     """Client: head_epochs epochs of its head, then federation.epochs of the body (Algorithm 1), which alone is shared.
     Server: FedAvg's mean of the bodies.
     """
@@ -78,7 +87,7 @@ class FedRep(Method[Global, RepUpdate]):
     then 1 or 5)."""
     weighting: Literal["samples", "uniform"] = "samples"
     """Weight of a client in the mean: its number of samples, or 1 (paper)."""
-    scored: Literal["server", "clients"] = "server"
+    evaluate_on: Literal["server", "clients"] = "server"
     """``server``: the mean of the bodies with the mean of the participants' heads, which travel for that alone;
     ``clients``: the mean over all clients of the scores of body and own head, which then never leaves the client, and
     there is no model to save."""
@@ -87,26 +96,28 @@ class FedRep(Method[Global, RepUpdate]):
         if self.head_epochs < 0:
             raise ValueError(f"method.head_epochs = {self.head_epochs}: must be at least 0")
 
-    def begin(self, side: ServerSide) -> Global:
-        weights = weights_of(side.model)
-        return Global(weights if self.scored == "server" else parted(weights)[0])
+    def begin(self, ctx: ServerContext) -> ServerState:
+        weights = weights_of(ctx.model)
+        return ServerState(weights if self.evaluate_on == "server" else parted(weights)[0])
 
-    def broadcast(self, state: Global, side: ServerSide) -> Global:
-        return Global(parted(state.weights)[0])
+    def broadcast(self, state: ServerState, ctx: ServerContext) -> ServerState:
+        return ServerState(parted(state.weights)[0])
 
     def first_memory(self, model: Classifier) -> Tensors:
-        return prefixed(OWN, parted(weights_of(model))[1])
+        return prefixed(PERSONAL, parted(weights_of(model))[1])
 
-    def own(self, model: Classifier, sent: Global, memory: Tensors) -> Classifier:
-        model.load_state_dict(sent.weights | below(OWN, memory))
+    def personal_model(self, model: Classifier, sent: ServerState, memory: Tensors) -> Classifier:
+        model.load_state_dict(sent.weights | below(PERSONAL, memory))
         return model
 
-    def local(self, side: ClientSide[Global]) -> RepLocal:
-        return RepLocal(side, self)
+    def trainer(self, ctx: ClientContext[ServerState]) -> RepTrainer:
+        return RepTrainer(ctx, self)
 
-    def merge(self, state: Global, reports: Sequence[Report[RepUpdate]], side: ServerSide) -> Global:
-        shares = [r.card.num_examples if self.weighting == "samples" else 1 for r in reports]
-        return Global(side.combine([r.update.weights | r.update.head for r in reports], shares))
+    def aggregate(
+        self, state: ServerState, results: Sequence[ClientResult[RepUpdate]], ctx: ServerContext
+    ) -> ServerState:
+        client_weights = [r.card.num_examples if self.weighting == "samples" else 1 for r in results]
+        return ServerState(ctx.average([r.update.weights | r.update.head for r in results], client_weights))
 
 
 def parted(weights: Tensors) -> tuple[Tensors, Tensors]:

@@ -12,26 +12,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global, Tensors
+from anchorfl.pipeline.algorithm.contract import (
+    Averaging,
+    AveragingTrainer,
+    ClientContext,
+    ServerState,
+    Supports,
+    Tensors,
+)
 from anchorfl.pipeline.algorithm.optimizers import SGD
 from anchorfl.pipeline.algorithm.parameters import log_prior
 from anchorfl.tasks.contract import Batch
 
 ROWS, BIAS = "head.weight", "head.bias"
-OWN = "own."
+PERSONAL = "personal."
 """Prefix of the personal head in the client's memory."""
 
 
-class TwoHeadsLocal(AveragingLocal):
-    def __init__(self, side: ClientSide[Global], gamma: float) -> None:
-        generic = side.state.weights
-        self.own = {n: side.memory.get(OWN + n, torch.zeros_like(generic[n])) for n in (ROWS, BIAS)}
+class TwoHeadsTrainer(AveragingTrainer):
+    def __init__(self, ctx: ClientContext[ServerState], gamma: float) -> None:
+        generic = ctx.state.weights
+        self.own = {n: ctx.memory.get(PERSONAL + n, torch.zeros_like(generic[n])) for n in (ROWS, BIAS)}
         self.own = {name: nn.Parameter(value.clone()) for name, value in self.own.items()}
-        self.prior_C = log_prior(side.card.count_C, gamma).to(side.data.y_NC)
-        super().__init__(side)
+        self.prior_C = log_prior(ctx.card.count_C, gamma).to(ctx.data.y_NC)
+        super().__init__(ctx)
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        personal = SGD(self.own.values(), lr=self.side.optimizer.lr)
+        personal = SGD(self.own.values(), lr=self.ctx.optimizer.lr)
         return super().make_optimizers() | {"personal": personal}
 
     def personal(self, z_BD: Tensor, generic_BC: Tensor) -> Tensor:
@@ -42,16 +49,16 @@ class TwoHeadsLocal(AveragingLocal):
         """The generic loss. That of the personal head is another graph, with that head alone, and goes back here."""
         z_BD = self.model.encoder(batch.x)
         generic_BC = self.model.head(z_BD)
-        own = self.side.objective.loss(self.personal(z_BD.detach(), generic_BC.detach()), batch)
+        own = self.ctx.objective.loss(self.personal(z_BD.detach(), generic_BC.detach()), batch)
         own.backward()  # type: ignore[no-untyped-call]
-        return self.side.objective.loss(generic_BC + self.prior_C, batch)
+        return self.ctx.objective.loss(generic_BC + self.prior_C, batch)
 
-    def step(self, pieces: Sequence[Batch]) -> Tensor:
+    def step(self, micro_batches: Sequence[Batch]) -> Tensor:
         self.optimizers["personal"].zero_grad()
-        return super().step(pieces)
+        return super().step(micro_batches)
 
     def memory(self) -> Tensors:
-        return super().memory() | {OWN + name: value.detach().clone() for name, value in self.own.items()}
+        return super().memory() | {PERSONAL + name: value.detach().clone() for name, value in self.own.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +68,7 @@ class FedROD(Averaging):
     """
 
     name = "fedrod"
-    kinds = ("single",)
+    supports = Supports(kinds=("single",))
 
     gamma: float = 1.0
     """Power of the class counts in balanced softmax, >= 0; 0 is FedAvg for what is sent."""
@@ -70,5 +77,5 @@ class FedROD(Averaging):
         if not self.gamma >= 0:
             raise ValueError(f"method.gamma = {self.gamma}: must be at least 0")
 
-    def local(self, side: ClientSide[Global]) -> TwoHeadsLocal:
-        return TwoHeadsLocal(side, self.gamma)
+    def trainer(self, ctx: ClientContext[ServerState]) -> TwoHeadsTrainer:
+        return TwoHeadsTrainer(ctx, self.gamma)

@@ -10,22 +10,22 @@ from typing import Literal
 
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ServerState
 from anchorfl.tasks.contract import Batch, Card
 
 
-class RestrictedLocal(AveragingLocal):
-    def __init__(self, side: ClientSide[Global], scale_C: Tensor) -> None:
-        super().__init__(side)
-        self.scale_C = scale_C.to(side.data.y_NC)
+class RestrictedTrainer(AveragingTrainer):
+    def __init__(self, ctx: ClientContext[ServerState], scale_C: Tensor) -> None:
+        super().__init__(ctx)
+        self.scale_C = scale_C.to(ctx.data.y_NC)
 
     def loss(self, batch: Batch) -> Tensor:
-        return self.side.objective.loss(self.model(batch.x) * self.scale_C, batch)
+        return self.ctx.objective.loss(self.model(batch.x) * self.scale_C, batch)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedRS(Averaging):
-    """Client: logit c, its bias included, times alpha where the client has no labelled sample of class c (eq. 8), in
+    """Client: logit c, its bias included, times alpha where the client has no labeled sample of class c (eq. 8), in
     training only. Server: FedAvg's.
     """
 
@@ -48,5 +48,5 @@ class FedRS(Averaging):
             share_C = (card.count_C > 0).double()
         return self.alpha + (1 - self.alpha) * share_C
 
-    def local(self, side: ClientSide[Global]) -> RestrictedLocal:
-        return RestrictedLocal(side, self.scale(side.card))
+    def trainer(self, ctx: ClientContext[ServerState]) -> RestrictedTrainer:
+        return RestrictedTrainer(ctx, self.scale(ctx.card))

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsGlobal
-from anchorfl.pipeline.algorithm.contract import ServerSide
+from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsState
+from anchorfl.pipeline.algorithm.contract import ServerContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Flag(OneClass):
 
     name = "flag"
 
-    row_lr: float = 0.0
+    class_embedding_lr: float = 0.0
     """Rate of a client's step on its row; 0: random unit rows that never change."""
     label_weights: Literal["occurrence", "uniform"] = "occurrence"
     """q_c: share of class c in all occurrences of labels, or 1 / C, which is plain averaging here."""
@@ -34,8 +34,8 @@ class Flag(OneClass):
         if self.weighting != "uniform":
             raise ValueError("method.weighting has no effect on FLAG: leave it out, and set method.label_weights")
 
-    def shares(self, rows_I: Tensor) -> Tensor:
+    def client_weights(self, rows_I: Tensor) -> Tensor:
         return rows_I.double() if self.label_weights == "occurrence" else torch.ones(len(rows_I), dtype=torch.float64)
 
-    def settle(self, rows_CD: Tensor, state: RowsGlobal, side: ServerSide) -> Tensor:
+    def settle(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
         return rows_CD

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global, Tensors
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ServerState, Tensors
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.tasks.contract import Batch, ClientData
 
@@ -21,17 +21,17 @@ LAST = "last."
 """Prefix of the last encoder in the client's memory."""
 
 
-class MoonLocal(AveragingLocal):
-    def __init__(self, side: ClientSide[Global], mu: float, tau: float) -> None:
-        super().__init__(side)
+class MoonTrainer(AveragingTrainer):
+    def __init__(self, ctx: ClientContext[ServerState], mu: float, tau: float) -> None:
+        super().__init__(ctx)
         self.mu, self.tau = mu, tau
         self.sent_ND: Tensor | None = None
-        last = {name.removeprefix(LAST): value for name, value in side.memory.items() if name.startswith(LAST)}
+        last = {name.removeprefix(LAST): value for name, value in ctx.memory.items() if name.startswith(LAST)}
         if mu and last:  # both encoders are frozen and without dropout, so once a round is enough
-            self.sent_ND = side.infer(self.model, side.data)
+            self.sent_ND = ctx.infer(self.model, ctx.data)
             self.model.encoder.load_state_dict(last)
-            self.last_ND = side.infer(self.model, side.data)
-            self.model.load_state_dict(side.state.weights)
+            self.last_ND = ctx.infer(self.model, ctx.data)
+            self.model.load_state_dict(ctx.state.weights)
 
     def active(self, data: ClientData) -> Tensor:
         if self.sent_ND is None:
@@ -45,7 +45,7 @@ class MoonLocal(AveragingLocal):
         near_B = F.cosine_similarity(z_BD, self.sent_ND[batch.index_B])
         far_B = F.cosine_similarity(z_BD, self.last_ND[batch.index_B])
         contrast = F.softplus((far_B - near_B) / self.tau).sum() / batch.denominator
-        return self.side.objective.loss(self.model.head(z_BD), batch) + self.mu * contrast
+        return self.ctx.objective.loss(self.model.head(z_BD), batch) + self.mu * contrast
 
     def memory(self) -> Tensors:
         return super().memory() | {LAST + name: value for name, value in weights_of(self.model.encoder).items()}
@@ -53,7 +53,7 @@ class MoonLocal(AveragingLocal):
 
 @dataclass(frozen=True, kw_only=True)
 class Moon(Averaging):
-    """Client: mu * -log(e^(near/tau) / (e^(near/tau) + e^(far/tau))) is added for every row, labelled or not (eq. 3);
+    """Client: mu * -log(e^(near/tau) / (e^(near/tau) + e^(far/tau))) is added for every row, labeled or not (eq. 3);
     nothing in its first round, when it has no last model. Server: FedAvg's.
     """
 
@@ -68,5 +68,5 @@ class Moon(Averaging):
         if not (self.mu >= 0 and self.tau > 0):
             raise ValueError(f"method.mu = {self.mu} must be at least 0, method.tau = {self.tau} above 0")
 
-    def local(self, side: ClientSide[Global]) -> MoonLocal:
-        return MoonLocal(side, self.mu, self.tau)
+    def trainer(self, ctx: ClientContext[ServerState]) -> MoonTrainer:
+        return MoonTrainer(ctx, self.mu, self.tau)

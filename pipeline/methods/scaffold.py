@@ -13,16 +13,26 @@ import torch
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm.aggregation import mean_of
-from anchorfl.pipeline.algorithm.contract import ClientSide, Global, Local, Method, Report, ServerSide, Tensors, Update
+from anchorfl.pipeline.algorithm.contract import (
+    ClientContext,
+    ClientResult,
+    ClientTrainer,
+    Method,
+    ServerContext,
+    ServerState,
+    Supports,
+    Tensors,
+    Update,
+)
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.tasks.contract import Batch
 
-OWN = "own."
+CONTROL = "control."
 """Prefix of the client's control variate in its memory."""
 
 
 @dataclass(frozen=True)
-class ControlGlobal(Global):
+class ControlState(ServerState):
     control: Tensors  # c: the server's estimate of the mean gradient, by name of the parameter
 
 
@@ -31,27 +41,27 @@ class ControlUpdate(Update):
     control: Tensors  # change of the client's own control variate c_i
 
 
-class ScaffoldLocal(Local[ControlGlobal, ControlUpdate]):
-    def __init__(self, side: ClientSide[ControlGlobal]) -> None:
-        super().__init__(side)
-        self.own = {n: side.memory.get(OWN + n, torch.zeros_like(p)) for n, p in self.model.named_parameters()}
+class ScaffoldTrainer(ClientTrainer[ControlState, ControlUpdate]):
+    def __init__(self, ctx: ClientContext[ControlState]) -> None:
+        super().__init__(ctx)
+        self.own = {n: ctx.memory.get(CONTROL + n, torch.zeros_like(p)) for n, p in self.model.named_parameters()}
         self.total = {n: torch.zeros_like(p) for n, p in self.model.named_parameters()}
         self.steps = 0
 
-    def gradients(self, pieces: Iterable[Batch]) -> Tensor:
-        loss = super().gradients(pieces)
+    def gradients(self, micro_batches: Iterable[Batch]) -> Tensor:
+        loss = super().gradients(micro_batches)
         self.steps += 1
         for name, p in self.model.named_parameters():
-            assert p.grad is not None  # ``Local`` starts with zeros
+            assert p.grad is not None  # ``ClientTrainer`` starts with zeros
             self.total[name] += p.grad
-            p.grad += self.side.state.control[name] - self.own[name]
+            p.grad += self.ctx.state.control[name] - self.own[name]
         return loss
 
-    def next_own(self) -> Tensors:
+    def next_control(self) -> Tensors:
         """c_i after the round. Plain SGD: option II, from the way gone. Else the mean of the raw gradients, which is
         what option II gives with plain SGD and no longer gives with Adam, momentum or weight decay.
         """
-        o, state = self.side.optimizer, self.side.state
+        o, state = self.ctx.optimizer, self.ctx.state
         if o.name != "sgd" or o.momentum or o.weight_decay:
             return {name: total / self.steps for name, total in self.total.items()}
         way = self.steps * o.lr
@@ -59,21 +69,22 @@ class ScaffoldLocal(Local[ControlGlobal, ControlUpdate]):
         return {n: own - state.control[n] + (state.weights[n] - now[n]) / way for n, own in self.own.items()}
 
     def update(self) -> ControlUpdate:
-        change = {name: value - self.own[name] for name, value in self.next_own().items()}
+        change = {name: value - self.own[name] for name, value in self.next_control().items()}
         return ControlUpdate(weights_of(self.model), change)
 
     def memory(self) -> Tensors:
-        return super().memory() | {OWN + name: value for name, value in self.next_own().items()}
+        return super().memory() | {CONTROL + name: value for name, value in self.next_control().items()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaffold(Method[ControlGlobal, ControlUpdate]):
+class Scaffold(Method[ControlState, ControlUpdate]):
     """Client: every gradient is corrected by c - c_i. Server: x moves by server_lr times the mean way that the clients
     went, c by the sum of the changes of c_i divided by the number of ALL clients; so c stays the mean of all c_i.
     """
 
     name = "scaffold"
-    robust = ()  # c is the mean of the clients' c_i, which any other merge would part from it
+    # c is the mean of the clients' c_i, which any other aggregation would part from it
+    supports = Supports(robust=())
 
     server_lr: float = 1.0
     """Global step size eta_g, > 0."""
@@ -85,20 +96,22 @@ class Scaffold(Method[ControlGlobal, ControlUpdate]):
         if not self.server_lr > 0:
             raise ValueError(f"method.server_lr = {self.server_lr}: must be above 0")
 
-    def begin(self, side: ServerSide) -> ControlGlobal:
-        zeros = {name: torch.zeros_like(p) for name, p in side.model.named_parameters()}
-        return ControlGlobal(weights_of(side.model), zeros)
+    def begin(self, ctx: ServerContext) -> ControlState:
+        zeros = {name: torch.zeros_like(p) for name, p in ctx.model.named_parameters()}
+        return ControlState(weights_of(ctx.model), zeros)
 
-    def local(self, side: ClientSide[ControlGlobal]) -> ScaffoldLocal:
-        return ScaffoldLocal(side)
+    def trainer(self, ctx: ClientContext[ControlState]) -> ScaffoldTrainer:
+        return ScaffoldTrainer(ctx)
 
-    def merge(self, state: ControlGlobal, reports: Sequence[Report[ControlUpdate]], side: ServerSide) -> ControlGlobal:
+    def aggregate(
+        self, state: ControlState, results: Sequence[ClientResult[ControlUpdate]], ctx: ServerContext
+    ) -> ControlState:
         by_samples = self.weighting == "samples"
-        weight_of = [r.card.num_examples if by_samples else 1 for r in reports]
-        weights = mean_of([r.update.weights for r in reports], weight_of)
+        weight_of = [r.card.num_examples if by_samples else 1 for r in results]
+        weights = mean_of([r.update.weights for r in results], weight_of)
         if self.server_lr != 1:
             for name in state.control:
                 weights[name] = torch.lerp(state.weights[name], weights[name], self.server_lr)
-        change = mean_of([r.update.control for r in reports], weight_of)
-        share = sum(weight_of) / sum(c.num_examples if by_samples else 1 for c in side.cards)
-        return ControlGlobal(weights, {name: c + share * change[name] for name, c in state.control.items()})
+        change = mean_of([r.update.control for r in results], weight_of)
+        share = sum(weight_of) / sum(c.num_examples if by_samples else 1 for c in ctx.cards)
+        return ControlState(weights, {name: c + share * change[name] for name, c in state.control.items()})

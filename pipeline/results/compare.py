@@ -21,8 +21,8 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.scores import FAMILIES, Family, Measure
 
 SPLITS = ("validation/", "test/")
-WIRE = ("wire/down/bytes", "wire/up/bytes")
-FREE = ("seed", "output", "task.root", "task.cache", "tracking.", "cluster.", "evaluation.keep")
+COMMUNICATION = ("communication/download_bytes", "communication/upload_bytes")
+FREE = ("seed", "output", "task.root", "task.cache", "tracking.", "cluster.", "evaluation.save_state_every")
 """Params, or how they begin, in which the runs of one group may differ: none but the seed changes a result."""
 ROUNDS = {"last": "last", "best": "best", "last5": "mean5"}
 """Of which rounds a score is: how its name in ``RunSummary.values`` ends, and the head of its column."""
@@ -133,7 +133,7 @@ def _first(params: dict[str, Any], *names: str, default: Any) -> Any:
 
 
 def _family(params: dict[str, Any]) -> Family:
-    return FAMILIES[params.get("evaluation.metrics", "decisions")]  # runs of earlier versions had no choice
+    return FAMILIES[params.get("evaluation.metrics", "threshold")]  # runs of earlier versions had no choice
 
 
 def _families(runs: Sequence[RunSummary]) -> list[Family]:
@@ -172,7 +172,7 @@ def _values(records: Sequence[RoundRecord], family: Family) -> dict[str, float |
             f"{measure.value}_{end}": record.metrics.get(key) if record else None for end, record in best.items()
         }
         values[f"{measure.value}_last5"] = statistics.fmean(last5) if last5 and len(last5) == len(scored[-5:]) else None
-    moved = [record.metrics[key] for record in records for key in WIRE if key in record.metrics]
+    moved = [record.metrics[key] for record in records for key in COMMUNICATION if key in record.metrics]
     values["megabytes"] = sum(moved) / 1e6 if moved else None
     steps = [after.time - before.time for before, after in pairwise(records)]
     values["seconds"] = statistics.median(steps) if steps else None

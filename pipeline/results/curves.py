@@ -61,8 +61,8 @@ def _band(ax: Axes, curves: Sequence[Curve], number: int) -> None:
     """One line, empty where the runs share no round, so that every panel has every group's handle."""
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     scores_RK = 100 * np.array([[curve[r] for r in rounds] for curve in curves], dtype=float).reshape(len(curves), -1)
-    colour, style = colormaps["tab10"](number % 10), STYLES[number // 10 % len(STYLES)]
+    color, style = colormaps["tab10"](number % 10), STYLES[number // 10 % len(STYLES)]
     marker = "o" if len(rounds) <= 30 else ""
-    ax.plot(rounds, scores_RK.mean(0), style, color=colour, marker=marker, markersize=3, label=str(number))
+    ax.plot(rounds, scores_RK.mean(0), style, color=color, marker=marker, markersize=3, label=str(number))
     if len(curves) > 1:
-        ax.fill_between(rounds, scores_RK.min(0), scores_RK.max(0), color=colour, alpha=0.18, linewidth=0)
+        ax.fill_between(rounds, scores_RK.min(0), scores_RK.max(0), color=color, alpha=0.18, linewidth=0)

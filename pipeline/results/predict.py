@@ -47,7 +47,7 @@ def model_of(run: Path) -> Path:
         return run
     if not (run / "model" / ABOUT).exists() and (run / CONFIG).exists():
         method = read_experiment(run).method
-        if method.scored == "clients":
+        if method.evaluate_on == "clients":
             raise InputError(f"{run}: {method.name} {NO_MODEL}: there is none to predict with")
     return run / "model"
 
@@ -62,16 +62,16 @@ def predict(model_folder: Path, file: Path) -> Prediction:
     one_thread()
     saved = load_model(model_folder)
     if saved.spec.columns is not None:
-        rows, labelled = _table(file, saved)
+        rows, labeled = _table(file, saved)
     else:
         payload, labels = _texts(file, saved) if saved.spec.kind == "tokens" else _values(file, saved)
-        rows, labelled = encoded(saved, payload, labels), labels is not None
+        rows, labeled = encoded(saved, payload, labels), labels is not None
     logits_NC = logits_of(saved.model, rows)
     if saved.metrics == "ranking":
         predicted = first_places(ranked(saved.objective, logits_NC).numpy(), max(CUTS)).tolist()
     else:
         predicted = [row.nonzero().flatten().tolist() for row in saved.objective.predict(logits_NC)]
-    truth = figures(saved.metrics, saved.objective, logits_NC, rows) if labelled else None
+    truth = figures(saved.metrics, saved.objective, logits_NC, rows) if labeled else None
     return Prediction(saved.class_names, saved.objective.scores(logits_NC), predicted, truth)
 
 
@@ -108,7 +108,7 @@ def _tensors(saved: SavedModel, table: Any) -> ClientData:
 def _table(file: Path, saved: SavedModel) -> tuple[ClientData, bool]:
     """The rows of a table like the one that the model was trained on, and whether they have labels."""
     found = samples_of(file, saved.spec, saved.kind, saved.class_names)
-    return _tensors(saved, found.table), found.labelled
+    return _tensors(saved, found.table), found.labeled
 
 
 def write(prediction: Prediction, out: TextIO) -> None:
@@ -133,21 +133,21 @@ def _texts(file: Path, saved: SavedModel) -> tuple[list[str], list[int] | None]:
     lines = [(number, line.rstrip("\r\n")) for number, line in open_text(_existing(file))]
     if not lines:
         raise InputError(f"{file} is empty: give one text per line")
-    labelled = ["\t" in line for _, line in lines]
-    if any(labelled) and not all(labelled):
-        number = lines[labelled.index(not labelled[0])][0]
+    labeled = ["\t" in line for _, line in lines]
+    if any(labeled) and not all(labeled):
+        number = lines[labeled.index(not labeled[0])][0]
         raise InputError(
             f"{file}:{number}: a tab on some lines only; give 'label<TAB>text' on every line, or text alone"
         )
     texts, labels = [], []
     for number, line in lines:
-        label, _, text = line.partition("\t") if labelled[0] else ("", "", line)
+        label, _, text = line.partition("\t") if labeled[0] else ("", "", line)
         if not text.strip():
             raise InputError(f"{file}:{number}: the text is empty; remove the line or fill it")
         texts.append(text)
-        if labelled[0]:
+        if labeled[0]:
             labels.append(_class(label, saved.class_names, f"{file}:{number}"))
-    return texts, labels if labelled[0] else None
+    return texts, labels if labeled[0] else None
 
 
 def _values(file: Path, saved: SavedModel) -> tuple[Any, list[int] | None]:
@@ -156,7 +156,7 @@ def _values(file: Path, saved: SavedModel) -> tuple[Any, list[int] | None]:
         what = "files of images" if payload == "path" else "sparse features"
         raise InputError(
             f"a model of {saved.task} is trained on {what}, which predict has no form for: name such a table with"
-            " --task.parquet for training, or call anchorfl.pipeline.results.predict.encoded"
+            " --task.file for training, or call anchorfl.pipeline.results.predict.encoded"
         )
     rows = [(number, _fields(line, f"{file}:{number}")) for number, line in open_text(_existing(file)) if line.strip()]
     if len(rows) < 2:

@@ -18,7 +18,7 @@ from anchorfl.pipeline.execution.executor import Executor
 from anchorfl.pipeline.execution.pooled_executor import in_process
 from anchorfl.pipeline.results.per_class import write_per_class
 from anchorfl.pipeline.run.prepare import make_setup
-from anchorfl.pipeline.run.progress import Progress, Say
+from anchorfl.pipeline.run.progress import Log, Progress
 from anchorfl.pipeline.run.provenance import check_records, check_same_data, run_info
 from anchorfl.pipeline.run.round_loop import Loop, final_checksum, record_of, weights_in
 from anchorfl.pipeline.storage.atomic_files import write_atomically
@@ -29,7 +29,7 @@ from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, held, read_expe
 from anchorfl.pipeline.storage.run_record import LATE, Status, note_finished, read_records, write_late
 from anchorfl.pipeline.storage.saved_model import NO_MODEL, save_model
 from anchorfl.pipeline.tracking.jsonl import JsonLines
-from anchorfl.pipeline.tracking.mlflow_upload import store_uri
+from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter, send
 from anchorfl.pipeline.tracking.tracker import Tracker, Trackers
 from anchorfl.pipeline.training.run_spec import Setup
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from anchorfl.pipeline.execution.actor_pool import Crews
 
 
-def run(experiment: Experiment, folder: Path, say: Say = print, crews: Crews | None = None) -> Result:
+def run(experiment: Experiment, folder: Path, log: Log = print, crews: Crews | None = None) -> Result:
     """Run ``experiment`` in ``folder``, from its checkpoint where it holds one. InputError on bad options or data.
 
     crews: of several runs, one after the other.
@@ -47,37 +47,37 @@ def run(experiment: Experiment, folder: Path, say: Say = print, crews: Crews | N
     store_uri(experiment.tracking.uri, folder)  # a store that MLflow refuses is refused before anything is written
     with ExitStack() as stack:
         stack.enter_context(held(folder))
-        if experiment.cluster.mirror:
-            claim(place_of(experiment.cluster.mirror, folder), folder, say)
+        if experiment.cluster.backup:
+            claim(place_of(experiment.cluster.backup, folder), folder, log)
         if experiment.cluster.executor == "ray":
             from anchorfl.pipeline.cluster import ray_cluster  # serial runs need no Ray
 
             if ray_cluster.start(experiment.cluster):
                 stack.callback(ray_cluster.stop)
-        setup = make_setup(experiment, say)
+        setup = make_setup(experiment, log)
         executor = _executor(setup, crews)
         stack.callback(executor.close)
         write_config(folder, experiment)
-        if statement := experiment.method.statement(experiment.federation.rounds):
-            say(statement)
-        return federate(setup, executor, folder, Progress(experiment.federation.rounds), say)
+        if notice := experiment.method.notice(experiment.federation.rounds):
+            log(notice)
+        return federate(setup, executor, folder, Progress(experiment.federation.rounds), log)
 
 
-def resumed(folder: Path, say: Say = print) -> Result:
+def resumed(folder: Path, log: Log = print) -> Result:
     """Continue an interrupted run from its last completed round; a finished one gives its result again."""
     experiment = read_experiment(folder)
     done = folder / RESULT
     if done.exists():
         content = read_result(folder, "checksum", "scores")
-        say(f"{folder} is finished: nothing to train")
-        _deliver(experiment, folder, say)
-        if experiment.cluster.mirror:
-            refresh(place_of(experiment.cluster.mirror, folder), folder, say)
+        log(f"{folder} is finished: nothing to train")
+        _deliver(experiment, folder, log)
+        if experiment.cluster.backup:
+            refresh(place_of(experiment.cluster.backup, folder), folder, log)
         return Result(folder, content["checksum"], content["scores"])
-    return run(experiment, folder, say)
+    return run(experiment, folder, log)
 
 
-def _deliver(experiment: Experiment, folder: Path, say: Say) -> None:
+def _deliver(experiment: Experiment, folder: Path, log: Log) -> None:
     """Close the record of a finished run and send MLflow what it lacks: a kill may have come before the end of that."""
     with held(folder):
         note_finished(folder)
@@ -85,12 +85,12 @@ def _deliver(experiment: Experiment, folder: Path, say: Say) -> None:
             if uri := store_uri(experiment.tracking.uri, folder):
                 send(folder, uri)
         except InputError as error:
-            say(f"{error}; send it later with: anchorfl track {folder}")
+            log(f"{error}; send it later with: anchorfl track {folder}")
 
 
 def _executor(setup: Setup, crews: Crews | None) -> Executor:
     e = setup.experiment
-    if e.cluster.executor == "serial" or e.federation.pooled:
+    if e.cluster.executor == "serial" or e.federation.batched_clients:
         return in_process(setup)
     from anchorfl.pipeline.cluster.layout import layout
     from anchorfl.pipeline.execution.ray_executor import RayExecutor
@@ -99,7 +99,7 @@ def _executor(setup: Setup, crews: Crews | None) -> Executor:
 
 
 def open_loop(
-    setup: Setup, executor: Executor, folder: Path, progress: Progress, say: Say, parent: Path | None = None
+    setup: Setup, executor: Executor, folder: Path, progress: Progress, log: Log, parent: Path | None = None
 ) -> Loop:
     """The round loop of a run folder, standing after its last completed round, with its record opened.
 
@@ -109,28 +109,28 @@ def open_loop(
     # The tracker needs to know where the loop goes on, so it comes after the checkpoint.
     none = Trackers([], e.tracking)
     loop = Loop(
-        e, setup.data().manifest.class_names, executor, none, Checkpoints(folder, e.cluster.checkpoints), progress
+        e, setup.data().manifest.class_names, executor, none, Checkpoints(folder, e.cluster.keep_checkpoints), progress
     )
     loop.resume()
     done, info = loop.standing.round, run_info(setup, folder)
     if done:
         check_same_data(info.tags, folder)
         check_records(folder, done)
-    loop.tracker = open_tracker(e.tracking, folder, done + 1 if done else 0, say)
+    loop.tracker = open_tracker(e.tracking, folder, done + 1 if done else 0, log)
     loop.tracker.begin(replace(info, parent=parent))
-    if e.cluster.mirror:
-        loop.mirror = Mirror(folder, place_of(e.cluster.mirror, folder), say, loop.checkpoints)
+    if e.cluster.backup:
+        loop.mirror = Mirror(folder, place_of(e.cluster.backup, folder), log, loop.checkpoints)
     if done:
         progress.start = done
-        progress.say(f"going on after round {done}")
+        progress.log(f"going on after round {done}")
     return loop
 
 
 def federate(
-    setup: Setup, executor: Executor, folder: Path, progress: Progress, say: Say = print, parent: Path | None = None
+    setup: Setup, executor: Executor, folder: Path, progress: Progress, log: Log = print, parent: Path | None = None
 ) -> Result:
     """Run what is left of a run folder that this process holds, to its result. parent: as in ``open_loop``."""
-    loop = open_loop(setup, executor, folder, progress, say, parent)
+    loop = open_loop(setup, executor, folder, progress, log, parent)
     status: Status = "FAILED"
     try:
         result = conclude(setup, folder, loop.run(), loop)
@@ -168,20 +168,26 @@ def conclude(setup: Setup, folder: Path, state: Tensors, loop: Loop) -> Result:
             tracker.artifact(folder / LATE)
     chosen = standing.best_round or standing.round
     about = {"round": chosen, "scores": scores, "run": folder.name}
-    if e.method.scored == "server":
+    if e.method.evaluate_on == "server":
         save_model(folder / "model", setup, weights_in(state), about)
     else:
-        loop.progress.say(f"{e.method.name} {NO_MODEL}: none is saved")
+        loop.progress.log(f"{e.method.name} {NO_MODEL}: none is saved")
     content = {
         "checksum": checksum, "scores": scores, "round": chosen, "rounds": standing.round, "seconds": standing.seconds,
         "failed": standing.failures, "retried": standing.retries, "faults": standing.faults, "digest": digest(e),
     }  # fmt: skip
     if summary := standing.summary(loop.recovered):
-        loop.progress.say(summary)
+        loop.progress.log(summary)
     write_per_class(folder)
     _draw(setup, folder)
     write_atomically(folder / "plan.json", Path(setup.data().file("plan.json")).read_bytes())
-    for name in (CONFIG, "plan.json", "per_class.csv", "report", *(["model"] if e.method.scored == "server" else [])):
+    for name in (
+        CONFIG,
+        "plan.json",
+        "per_class.csv",
+        "report",
+        *(["model"] if e.method.evaluate_on == "server" else []),
+    ):
         tracker.artifact(folder / name)
     # Last, since its presence says that the run is finished and everything else is there.
     write_atomically(folder / RESULT, json.dumps(content, indent=1).encode())
@@ -211,7 +217,7 @@ def _scores_of(folder: Path, round_: int, names: dict[str, dict[str, float]]) ->
         raise InputError(f"{lacking}; restore it from a copy") from error
 
 
-def open_tracker(options: TrackingOptions, folder: Path, resume_at: int, say: Callable[[str], None]) -> Trackers:
+def open_tracker(options: TrackingOptions, folder: Path, resume_at: int, log: Callable[[str], None]) -> Trackers:
     """The run folder and, unless ``uri`` is ``none``, MLflow. ``resume_at``: the round that is computed next; new: 0.
 
     Errors: InputError for a store that MLflow refuses.
@@ -221,4 +227,4 @@ def open_tracker(options: TrackingOptions, folder: Path, resume_at: int, say: Ca
     if not store:
         return Trackers(journal, options)
     wait = LOCAL_WAIT_S if store.startswith("sqlite") else SERVER_WAIT_S
-    return Trackers([*journal, MlflowWriter(folder, store, say, timeout_s=wait)], options)
+    return Trackers([*journal, MlflowWriter(folder, store, log, timeout_s=wait)], options)

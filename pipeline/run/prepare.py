@@ -9,7 +9,7 @@ from pathlib import Path
 
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.presets import read_preset
-from anchorfl.pipeline.run.progress import Say
+from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.training.class_vectors import concept_vectors, encoder_start, look_for_encoder, name_vectors
 from anchorfl.pipeline.training.run_spec import Setup
 from anchorfl.tasks.errors import InputError
@@ -20,38 +20,41 @@ from anchorfl.tasks.registry import task_of
 from anchorfl.tasks.tabular.table import settled as settled_options
 
 
-def make_setup(experiment: Experiment, say: Say, prepared: Prepared | None = None) -> Setup:
+def make_setup(experiment: Experiment, log: Log, prepared: Prepared | None = None) -> Setup:
     """Prepared data (made if they are not in the cache) and what the network starts from. prepared: the data, where
     the caller has them. InputError where network, data and weights do not fit each other.
     """
     if not experiment.task.clients:
         raise ValueError("task.clients = 0: count the clients first (anchorfl.pipeline.run.prepare.settled)")
-    start = encoder_start(experiment, say)
+    start = encoder_start(experiment, log)
     if prepared is None:
         look_for_encoder(experiment)
-    data = prepared or prepare_data(experiment, say)
-    if data.manifest.kind not in experiment.method.kinds:
+    data = prepared or prepare_data(experiment, log)
+    if data.manifest.kind not in experiment.method.supports.kinds:
         raise InputError(
-            f"method {experiment.method.name!r} is for {'- and '.join(experiment.method.kinds)}-label tasks, and"
+            f"method {experiment.method.name!r} is for {'- and '.join(experiment.method.supports.kinds)}-label tasks,"
+            " and"
             f" {data.manifest.task!r} is {data.manifest.kind}-label: choose another method or task"
         )
     _check_merge(experiment)
     if experiment.evaluation.chosen_by is not None and not data.size("validation"):
         raise InputError(
-            f"evaluation.select = {experiment.evaluation.select!r} needs validation rows, and task.validation ="
-            f" {experiment.task.validation:g} of these data is none: raise it, or set evaluation.select to 'last'"
+            f"evaluation.model_selection = {experiment.evaluation.model_selection!r} needs validation rows, and"
+            " task.validation ="
+            f" {experiment.task.validation:g} of these data is none: raise it, or set evaluation.model_selection to"
+            " 'last'"
         )
     if experiment.evaluation.metrics == "classification" and data.manifest.kind == "multi":
         raise InputError(
             f"evaluation.metrics = 'classification' is for single-label tasks, and {data.manifest.task!r} is"
-            " multi-label: set it to 'decisions' or 'ranking'"
+            " multi-label: set it to 'threshold' or 'ranking'"
         )
     if experiment.optimizer.augments and data.manifest.spec.kind != "image":
         raise InputError(
             f"optimizer.crop and flip are for images, and {data.manifest.task!r} has inputs of kind"
             f" {data.manifest.spec.kind!r}: set them to 0 and 'none'"
         )
-    names, concepts = name_vectors(experiment, data, say), concept_vectors(experiment, data, say)
+    names, concepts = name_vectors(experiment, data, log), concept_vectors(experiment, data, log)
     setup = Setup(experiment, data.place, names, start, concepts)
     if experiment.model.network != "auto" or start is not None or experiment.optimizer.onednn:
         try:
@@ -64,21 +67,21 @@ def make_setup(experiment: Experiment, say: Say, prepared: Prepared | None = Non
 def _check_merge(experiment: Experiment) -> None:
     """InputError where the method's merge is none that the robust options can change."""
     method = experiment.method
-    for name, option in experiment.federation.rule.uses:
-        if name not in method.robust:
-            allowed = f" (it allows {', '.join(method.robust)})" if method.robust else ""
-            mend = "clip_norm to 0" if name == "clip_norm" else "merge to 'mean'"
+    for name, option in experiment.federation.aggregator.uses:
+        if name not in method.supports.robust:
+            allowed = f" (it allows {', '.join(method.supports.robust)})" if method.supports.robust else ""
+            mend = "clip_norm to 0" if name == "clip_norm" else "aggregation to 'mean'"
             raise InputError(
                 f"{option}: method {method.name!r} does not allow it{allowed}; set federation.{mend}, or choose another"
                 " method (docs/robust-aggregation.md says why)"
             )
 
 
-def prepare_data(experiment: Experiment, say: Say) -> Prepared:
+def prepare_data(experiment: Experiment, log: Log) -> Prepared:
     """The data of an experiment, from the cache or made now."""
     engine = "ray" if experiment.cluster.executor == "ray" else "local"
     task = task_of(experiment.task)
-    return prepare(task, experiment.task, experiment.seed, engine=engine, log=say)  # type: ignore[arg-type]
+    return prepare(task, experiment.task, experiment.seed, engine=engine, log=log)  # type: ignore[arg-type]
 
 
 BASE = "digits/fedalign"
@@ -87,7 +90,7 @@ BASE = "digits/fedalign"
 
 def asked(overrides: Sequence[str]) -> bool:
     """Whether overrides name a table, so that a run needs no preset."""
-    return any(word.partition("=")[0] == "--task.parquet" for word in overrides)
+    return any(word.partition("=")[0] == "--task.file" for word in overrides)
 
 
 def base() -> Experiment:
@@ -97,17 +100,17 @@ def base() -> Experiment:
 
 def label_of(experiment: Experiment) -> str:
     """What a run on a table without a preset is called."""
-    stem = Path(experiment.task.parquet).name.split(".")[0]
+    stem = Path(experiment.task.file).name.split(".")[0]
     return f"{re.sub(r'[^A-Za-z0-9]+', '-', stem).strip('-') or 'table'}-{experiment.method.name}"
 
 
-def settled(experiment: Experiment, say: Callable[[str], None] = print, *, count: bool = True) -> Experiment:
+def settled(experiment: Experiment, log: Callable[[str], None] = print, *, count: bool = True) -> Experiment:
     """The experiment with what its data say about clients. count: prepare the data where that takes it, for the clients
     of ``one_class``; else their number stays 0. InputError where the two do not fit.
     """
-    task = settled_options(experiment.task, say)
+    task = settled_options(experiment.task, log)
     if count and not task.clients and task.partition == "one_class":
-        found = prepare(task_of(task), task, experiment.seed, engine="local", log=say)
+        found = prepare(task_of(task), task, experiment.seed, engine="local", log=log)
         task = replace(task, clients=len(found.manifest.examples))
     try:
         return replace(experiment, task=task)

@@ -29,7 +29,7 @@ class Progress:
         self.last = ""
         self.noted: set[str] = set()
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """A line of its own."""
         self._clear()
         print(line, file=self.out, flush=True)
@@ -50,24 +50,24 @@ class Progress:
             shown, where = scores[split], "" if split == "test" else " (validation)"
             self.last = f"{shown.line}{where}"
         if not outcome.answered:
-            self.say(f"round {round_:>{len(str(self.rounds))}}/{self.rounds}  {self.last}  initial weights")
+            self.log(f"round {round_:>{len(str(self.rounds))}}/{self.rounds}  {self.last}  initial weights")
             self._notes(scores)
             self.began = time.perf_counter()
             return
         done = round_ - self.start
         left = (time.perf_counter() - self.began) / done * (self.rounds - round_)
         faults = f", {len(outcome.failed)} failed" if outcome.failed else ""
-        self.say(
+        self.log(
             f"round {round_:>{len(str(self.rounds))}}/{self.rounds}  {self.last}  loss {outcome.loss:.4f}"
             f"  clients {len(outcome.answered)} done{faults}  {in_bytes(self.moved)} moved"
             f"  {seconds:.1f} s  {clock(left)} left"
         )
         for failure in outcome.retried:
-            self.say(f"  client {failure.client} tried again in round {round_} ({failure.kind}): {failure.reason}")
+            self.log(f"  client {failure.client} tried again in round {round_} ({failure.kind}): {failure.reason}")
         for failure in outcome.failed:
-            self.say(f"  client {failure.client} left out of round {round_} ({failure.kind}): {failure.reason}")
+            self.log(f"  client {failure.client} left out of round {round_} ({failure.kind}): {failure.reason}")
         for client in outcome.stood_in:
-            self.say(f"  client {client} stood in")
+            self.log(f"  client {client} stood in")
         self._notes(scores, [BARE] if WITHOUT_GPU in outcome.counts else [])
 
     def _notes(self, scores: Mapping[str, Scores], more: Sequence[str] = ()) -> None:
@@ -76,7 +76,7 @@ class Progress:
         lines += more
         for line in lines:
             if line not in self.noted:
-                self.say(line)
+                self.log(line)
         self.noted |= set(lines)
 
     def _clear(self) -> None:
@@ -99,4 +99,4 @@ def in_bytes(count: float) -> str:
     return f"{count / 1e12:.1f} TB"
 
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]

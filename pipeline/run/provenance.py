@@ -46,7 +46,7 @@ def run_info(setup: Setup, folder: Path) -> RunInfo:
         "config_digest": digest(e),
         **setup.vectors(),
         "git_commit": _commit(),
-        **({"statement": statement} if (statement := e.method.statement(e.federation.rounds)) else {}),
+        **({"notice": notice} if (notice := e.method.notice(e.federation.rounds)) else {}),
         "python": platform.python_version(),
         **{name: version_of(name) for name in ("anchorfl", "torch", "ray", "mlflow")},
     }

@@ -38,7 +38,7 @@ RECOVERIES = 2
 class Standing:
     """What the loop itself remembers between rounds, beside state and memories; saved in every checkpoint.
 
-    best: (round, validation score) of the selected model where ``evaluation.select`` is by validation.
+    best: (round, validation score) of the selected model where ``evaluation.model_selection`` is by validation.
     """
 
     round: int = 0
@@ -67,7 +67,7 @@ class Standing:
 @dataclass
 class Loop:
     """The parts of a run, and its rounds. ``best``: the state of the selected model so far (path -> tensor), empty
-    where ``evaluation.select`` is ``last``; ``mirror``: keeps a copy of the run folder, or None.
+    where ``evaluation.model_selection`` is ``last``; ``mirror``: keeps a copy of the run folder, or None.
     """
 
     experiment: Experiment
@@ -128,7 +128,7 @@ class Loop:
                     raise
                 gone = True
                 self.recovered += 1
-                self.progress.say(f"  {what}: {error}; starting it anew and going on from the last checkpoint")
+                self.progress.log(f"  {what}: {error}; starting it anew and going on from the last checkpoint")
         raise AssertionError("the last attempt returns or raises")
 
     def _compute(self, round_: int) -> None:
@@ -141,7 +141,7 @@ class Loop:
     def resume(self) -> None:
         """Go on from the last checkpoint, where there is one."""
         self.standing, self.best, self._unsaved, self._saved = Standing(), {}, set(), 0
-        found = self.checkpoints.load(self.progress.say)
+        found = self.checkpoints.load(self.progress.log)
         if found is None:
             return
         parts = dict(found.parts)
@@ -186,7 +186,7 @@ class Loop:
         # All that comes from elsewhere, and may be lost there, comes before the round is written down.
         changed = {f"{MEMORY}{c:05d}": self.executor.memory(c) for c in sorted(self._unsaved)} if due else {}
         self._note(_record(round_, outcome, scores, self.class_names, seconds, scoring))
-        if e.evaluation.keep and (last or round_ % e.evaluation.keep == 0):
+        if e.evaluation.save_state_every and (last or round_ % e.evaluation.save_state_every == 0):
             self.checkpoints.keep(round_, state)  # before the round counts as done: a kill in between does it again
         if due:
             if self.standing.best_round > self._saved:
@@ -200,7 +200,7 @@ class Loop:
     def _note(self, record: RoundRecord) -> None:
         """Record a round; not one that was recorded and is computed again on a new server, with the same bits."""
         if record.round > self._recorded:
-            record.metrics["fault/recovered"] = self.recovered - self._told
+            record.metrics["failures/server_restarts"] = self.recovered - self._told
             self.tracker.round(record)
             self._recorded, self._told = record.round, self.recovered
 
@@ -221,7 +221,7 @@ class Loop:
     def _scores(self, round_: int) -> tuple[dict[str, Scores], float]:
         """Scores by split, and the seconds that they took."""
         e, began = self.experiment, time.perf_counter()
-        selected = e.evaluation.select == "last" and round_ == e.federation.rounds
+        selected = e.evaluation.model_selection == "last" and round_ == e.federation.rounds
         test = e.tested == "always" or (e.tested == "last" and selected)
         scores = self.executor.scores(["validation", "test"] if test else ["validation"])
         return scores, time.perf_counter() - began
@@ -232,7 +232,7 @@ class Loop:
 
     def _reserve(self, round_: int) -> list[int]:
         e = self.experiment
-        return stand_ins(e.task.clients, self._selected(round_), e.federation.over_selection, round_, e.seed)
+        return stand_ins(e.task.clients, self._selected(round_), e.federation.backup_fraction, round_, e.seed)
 
 
 def _standing(found: Checkpoint) -> Standing:
@@ -254,22 +254,22 @@ def _record(
     scoring: float,
 ) -> RoundRecord:
     metrics: dict[str, float] = {
-        "wire/down/bytes": outcome.bytes_down,
-        "wire/up/bytes": outcome.bytes_up,
-        "fault/failed": len(outcome.failed),
-        "fault/retried": len(outcome.retried),
-        **{f"fault/{kind}": count for kind, count in sorted(outcome.kinds.items())},
+        "communication/download_bytes": outcome.bytes_down,
+        "communication/upload_bytes": outcome.bytes_up,
+        "failures/dropped_clients": len(outcome.failed),
+        "failures/retries": len(outcome.retried),
+        **{f"failures/{kind}": count for kind, count in sorted(outcome.kinds.items())},
         **outcome.counts,
-        "sys/round_seconds": seconds,
-        "sys/client_seconds": outcome.busy_seconds,
-        "sys/score_seconds": scoring,
+        "time/round": seconds,
+        "time/clients": outcome.busy_seconds,
+        "time/evaluate": scoring,
         **system_metrics.machine(),
         **{f"system/{worker}_memory_megabytes": size for worker, size in outcome.memory.items()},
     }
     if outcome.answered:
         metrics["train/loss"] = outcome.loss
     if outcome.failed:  # where stand-ins came, not the selected ones without those that failed
-        metrics["fault/answered"] = len(outcome.answered)
+        metrics["clients/completed"] = len(outcome.answered)
     scored = record_of(round_, scores, class_names)
     return replace(scored, metrics=metrics | scored.metrics)
 

@@ -45,7 +45,7 @@ class Mirror:
         self,
         folder: Path,
         place: str,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         checkpoints: Checkpoints | None = None,
         *,
         last: tuple[str, ...] = (RESULT,),
@@ -53,7 +53,7 @@ class Mirror:
         pause_s: float = 0.0,
         patience_s: float = 5.0,
     ) -> None:
-        self.folder, self.place, self.say, self.checkpoints = folder, place, say, checkpoints
+        self.folder, self.place, self.log, self.checkpoints = folder, place, log, checkpoints
         self.last, self.leave, self.pause_s, self.patience_s = last, leave, pause_s, patience_s
         self.failures = 0
         self._error = ""  # of the last attempt
@@ -77,7 +77,7 @@ class Mirror:
             self.push()
             self._wait()
             if self._error:
-                self.say(
+                self.log(
                     f"error: the mirror {object_store.shown(self.place)} is not up to date after {self.failures} failed"
                     f" attempts ({self._error}); {self.folder} is whole: resume it when the store answers"
                 )
@@ -175,11 +175,11 @@ class Mirror:
             self.failures += 1
             self._error = str(error) or type(error).__name__  # a MemoryError says nothing
             if not before:
-                self.say(f"mirror: {self._error}; the run goes on, and the mirror is tried again after every round")
+                self.log(f"mirror: {self._error}; the run goes on, and the mirror is tried again after every round")
             return False
         self._error = ""
         if before:
-            self.say(f"mirror: {object_store.shown(self.place)} is up to date again ({self.failures} attempts failed)")
+            self.log(f"mirror: {object_store.shown(self.place)} is up to date again ({self.failures} attempts failed)")
         return True
 
     def _wait(self) -> None:
@@ -189,7 +189,7 @@ class Mirror:
             now = time.monotonic()
             if not told and now - began > LONG_S:
                 told = True
-                self.say(f"waiting for the mirror {object_store.shown(self.place)}")
+                self.log(f"waiting for the mirror {object_store.shown(self.place)}")
             if now - self._moved > STALL_S:
                 self._error = f"no file was copied in {STALL_S:g} s"
                 return

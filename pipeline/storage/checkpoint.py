@@ -4,8 +4,8 @@ Layout of ``<run>/checkpoint/``: ``<part>-<round>.safetensors`` per part (the se
 memory of each client that has one) and ``checkpoint.json``, which names the parts of the last saved round with their
 SHA-256, and has one of its own. A part is written in the rounds in which it changed. ``checkpoint-<round>.json`` is the
 same for rounds before, of which some are kept: where the last one is damaged, the one before is taken. Beside it,
-``<run>/rounds/<round>.safetensors``: the server's state of the rounds that ``evaluation.keep`` names, which stay. No
-pickle is read or written.
+``<run>/rounds/<round>.safetensors``: the server's state of the rounds that ``evaluation.save_state_every`` names, which
+stay. No pickle is read or written.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Checkpoints:
         try:
             return tensors(path.read_bytes())
         except FileNotFoundError as error:
-            raise InputError(f"{path} is missing: evaluation.keep did not name this round") from error
+            raise InputError(f"{path} is missing: evaluation.save_state_every did not name this round") from error
         except WeightsError as error:
             raise InputError(f"{path} is damaged ({error}); delete it, the other rounds can do without it") from error
 
@@ -148,8 +148,8 @@ class Checkpoints:
             if path.name not in named:
                 path.unlink()
 
-    def load(self, say: Callable[[str], None] = print) -> Checkpoint | None:
-        """The last saved round that is whole, or None where none was saved; ``say`` hears of damaged ones.
+    def load(self, log: Callable[[str], None] = print) -> Checkpoint | None:
+        """The last saved round that is whole, or None where none was saved; ``log`` hears of damaged ones.
         InputError where all are damaged.
         """
         errors: list[Exception] = []
@@ -165,7 +165,7 @@ class Checkpoints:
                 errors.append(error)
                 continue
             for damage in errors:
-                say(f"{damage}: taking the checkpoint of round {index['round']}")
+                log(f"{damage}: taking the checkpoint of round {index['round']}")
             self._last = text
             return Checkpoint(index["round"], parts, index["notes"])
         raise InputError(f"{errors[0]}; start the run anew in another --output")

@@ -16,7 +16,7 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
 from anchorfl.tasks.files.json_schema import misfit, parsed
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 ATTEMPTS = 3
 """A copy that another machine brings up to date meanwhile is read so many times."""
 PROBE = ".writable"
@@ -64,7 +64,7 @@ def place_of(mirror: str, folder: Path) -> str:
     return object_store.join(mirror, folder.resolve().name)
 
 
-def claim(place: str, folder: Path, say: Say, again: str = "anchorfl resume") -> None:
+def claim(place: str, folder: Path, log: Log, again: str = "anchorfl resume") -> None:
     """See to it that the copy at ``place`` is this folder's, and that it can be written. ``again``: the command that
     goes on with a copy.
 
@@ -79,22 +79,22 @@ def claim(place: str, folder: Path, say: Say, again: str = "anchorfl resume") ->
     except InputError as error:
         if not here.run:
             raise
-        say(f"mirror: {error}; the run goes on")
+        log(f"mirror: {error}; the run goes on")
         return
     if there.run and not here.run:
         raise InputError(f"the mirror holds {where} already: go on with '{again} {where}', or give another --output")
     if there.run and there.run != here.run:
-        raise InputError(f"{where} is the copy of another run than {folder}: give another cluster.mirror")
+        raise InputError(f"{where} is the copy of another run than {folder}: give another cluster.backup")
     if there.progress > here.progress:
         raise InputError(
             f"{where} is further ({there}) than {folder} ({here}): move {folder} away, and go on with '{again} {where}'"
         )
 
 
-def refresh(place: str, folder: Path, say: Say) -> None:
+def refresh(place: str, folder: Path, log: Log) -> None:
     """Bring the copy of a finished run up to date, where it is not. InputError: as for ``claim``."""
-    claim(place, folder, say)
-    mirror = Mirror(folder, place, say, Checkpoints(folder))
+    claim(place, folder, log)
+    mirror = Mirror(folder, place, log, Checkpoints(folder))
     try:
         same = all(_read(place, name) == _read(str(folder), name) for name in ("run.json", RESULT))
     except InputError:  # said by now; close counts it and says what it means
@@ -103,7 +103,7 @@ def refresh(place: str, folder: Path, say: Say) -> None:
         mirror.close()
 
 
-def fetched(source: str, say: Say, again: str = "anchorfl resume", **scope: Any) -> Path:
+def fetched(source: str, log: Log, again: str = "anchorfl resume", **scope: Any) -> Path:
     """The folder of a run that is named by its folder, or by its copy, which is fetched into ``runs/`` where it is
     further. scope: as for ``fetch``.
 
@@ -126,11 +126,11 @@ def fetched(source: str, say: Say, again: str = "anchorfl resume", **scope: Any)
             )
         if there.progress > here.progress or not (folder / marker).exists():
             fetch(source, folder, **scope)
-            say(f"{where} ({there}) fetched into {folder}")
+            log(f"{where} ({there}) fetched into {folder}")
     return folder
 
 
-def catch_up(place: str, folder: Path, say: Say, *, finished: bool = False) -> None:
+def catch_up(place: str, folder: Path, log: Log, *, finished: bool = False) -> None:
     """Fetch the copy where it is further than the folder, or there is no folder; ``finished``: only that of a finished
     run. A store that cannot be used is said: rounds that were done elsewhere are then done again, with the same result.
     """
@@ -138,9 +138,9 @@ def catch_up(place: str, folder: Path, say: Say, *, finished: bool = False) -> N
         there = standing(place)
         if (there.finished or not finished) and there.progress > standing(str(folder)).progress:
             fetch(place, folder)
-            say(f"{object_store.shown(place)} fetched into {folder}")
+            log(f"{object_store.shown(place)} fetched into {folder}")
     except InputError as error:
-        say(f"mirror: {error}; going on with what {folder} holds")
+        log(f"mirror: {error}; going on with what {folder} holds")
 
 
 def fetch(place: str, folder: Path, *, marker: str = CONFIG, leave: tuple[str, ...] = ()) -> None:

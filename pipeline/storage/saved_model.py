@@ -23,7 +23,7 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import misfit, parsed
 from anchorfl.tasks.metrics.scores import Metrics
 
-FORMAT = 1
+FORMAT = 2
 WEIGHTS, ABOUT = "weights.safetensors", "model.json"
 LARGEST = 2**31
 """Numbers of a sample's positions in the network, at most."""
@@ -40,7 +40,7 @@ class SavedModel:
     class_names: tuple[str, ...]
     kind: Kind
     spec: InputSpec
-    metrics: Metrics = "decisions"
+    metrics: Metrics = "threshold"
     """By which figures the run was scored."""
 
     @property
@@ -60,9 +60,9 @@ def save_model(folder: Path, setup: Setup, weights: Tensors, about: dict[str, An
         "kind": manifest.kind,
         "input": asdict(manifest.spec),
         "model": asdict(e.model),
-        "head": e.method.head,
-        "parts": e.method.parts,
-        "names_width": None if setup.vectors_CP is None else setup.vectors_CP.shape[1],
+        "head": e.method.head.kind,
+        "parts": e.method.head.parts,
+        "class_embedding_width": None if setup.vectors_CP is None else setup.vectors_CP.shape[1],
         "concept_width": 0 if setup.concepts_CMD is None else setup.concepts_CMD.shape[2],
         "metrics": e.evaluation.metrics,
         "checksum": messages.checksum(weights),
@@ -81,7 +81,7 @@ class About(TypedDict):
     input: dict[str, Any]
     model: dict[str, Any]
     head: Head
-    names_width: int | None
+    class_embedding_width: int | None
     checksum: str
     parts: NotRequired[int]
     concept_width: NotRequired[int]
@@ -104,7 +104,7 @@ def load_model(folder: Path) -> SavedModel:
         spec, model = _built(about, weights)
     except (ValueError, RuntimeError) as error:
         raise InputError(f"{folder / ABOUT} does not fit {WEIGHTS} ({error}); copy the model again") from error
-    names, metrics = tuple(about["class_names"]), about.get("metrics", "decisions")
+    names, metrics = tuple(about["class_names"]), about.get("metrics", "threshold")
     return SavedModel(model.eval(), about["task"], names, about["kind"], spec, metrics)
 
 
@@ -126,7 +126,7 @@ def _built(about: About, weights: Tensors) -> tuple[InputSpec, Classifier]:
     description of a network of terabytes costs nothing.
     """
     spec, classes = InputSpec.of(about["input"]), len(about["class_names"])
-    options, width = ModelOptions(**about["model"]), about["names_width"]
+    options, width = ModelOptions(**about["model"]), about["class_embedding_width"]
     if min(spec.shape, default=0) < 1 or math.prod(spec.shape) * options.width > LARGEST:
         raise ValueError(f"a sample of shape {spec.shape} cannot be")
     if len(spec.shape) != {"image": 3, "series": 2}.get(spec.kind, 1):

@@ -10,9 +10,15 @@ from typing import Any
 
 from anchorfl.pipeline.config.redaction import shown
 from anchorfl.pipeline.storage.run_record import RoundRecord
+from anchorfl.tasks.metrics.scores import FAMILIES
 
-MARK = "fault/nonfinite"
+ROUND_COMPLETE = "sync/round_complete"
 """Logged last in every round, so its last step in MLflow is the last round that arrived whole."""
+NONFINITE = "failures/nonfinite_metrics"
+"""How many metrics of a round are not finite, where there are any: MLflow stores infinity as 1.8e308."""
+SCORE = "_score"
+"""The primary score of a round, of the test split if it was scored, else of validation: MLflow's lists and its compare
+page open on the first name in the alphabet, and that should be a score."""
 METRICS_PER_BATCH, PARAMS_PER_BATCH, VALUE_LENGTH, DIGEST_LENGTH, KEY_LENGTH = 1000, 100, 6000, 36, 250
 """MLflow's own limits (mlflow/utils/validation.py, 3.17.2)."""
 RUN_TAG, PARENT_TAG = "anchorfl.run", "mlflow.parentRunId"
@@ -24,16 +30,20 @@ def key(name: str) -> str:
 
 
 def metrics(record: RoundRecord) -> list[Any]:
-    """MLflow metrics of a round: the finite ones (MLflow stores infinity as 1.8e308), then the count of the others.
+    """Return the MLflow metrics of a round: the finite ones, and last the marker that the round is complete.
 
     The step is the round. Keys that begin with ``system/`` stand under MLflow's "System metrics".
     """
     from mlflow.entities import Metric
 
-    finite = {name: value for name, value in sorted(record.metrics.items()) if math.isfinite(value) and name != MARK}
-    count = len(record.metrics) - len(finite) - (MARK in record.metrics) + record.metrics.get(MARK, 0)
+    finite = {name: value for name, value in sorted(record.metrics.items()) if math.isfinite(value)}
+    if lost := len(record.metrics) - len(finite):
+        finite[NONFINITE] = finite.get(NONFINITE, 0.0) + lost
+    scores = (f"{split}/{family.primary.name}" for split in ("test", "validation") for family in FAMILIES.values())
+    if name := next((name for name in scores if name in finite), ""):
+        finite[SCORE] = finite[name]
     when = int(record.time * 1000)
-    return [Metric(key(name), value, when, record.round) for name, value in (finite | {MARK: float(count)}).items()]
+    return [Metric(key(name), value, when, record.round) for name, value in (finite | {ROUND_COMPLETE: 1.0}).items()]
 
 
 def params(about: dict[str, Any]) -> dict[str, str]:

@@ -19,18 +19,16 @@ from anchorfl.pipeline.storage.run_record import RoundRecord, read_about, read_r
 from anchorfl.pipeline.tracking import mlflow_entities, mlflow_store
 from anchorfl.pipeline.tracking.mlflow_entities import (
     KEY_LENGTH,
-    MARK,
     METRICS_PER_BATCH,
     PARAMS_PER_BATCH,
     PARENT_TAG,
+    ROUND_COMPLETE,
     RUN_TAG,
 )
 from anchorfl.pipeline.tracking.mlflow_model import send_model
-from anchorfl.pipeline.tracking.mlflow_store import artifact_place, open_store, reason, store_uri
+from anchorfl.pipeline.tracking.mlflow_store import artifact_place, open_store
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import misfit
-
-__all__ = ["MARK", "Delivery", "reason", "shown", "store_uri"]
 
 NOTES = "tracking.json"
 """What was sent where: store -> id of the MLflow run, artifacts with their stamps, id of the model."""
@@ -82,7 +80,7 @@ class Delivery:
         missing = [record for record in records if record.round > self.last]
         for batch in self._batches(missing):
             self._client.log_batch(self.run_id, metrics=batch)
-            self.last = max((row.step for row in batch if row.key == MARK), default=self.last)
+            self.last = max((row.step for row in batch if row.key == ROUND_COMPLETE), default=self.last)
         self._offset = offset
         return len(missing)
 
@@ -121,7 +119,7 @@ class Delivery:
         what is there already.
         """
         records = read_records(path)[0] if path.is_dir() else []
-        rows = [row for record in records for row in mlflow_entities.metrics(record) if row.key != MARK]
+        rows = [row for record in records for row in mlflow_entities.metrics(record) if row.key != ROUND_COMPLETE]
         there: dict[tuple[str, int], float] = {}
         for key in {row.key for row in rows}:
             history = self._client.get_metric_history(self.run_id, key)
@@ -159,7 +157,7 @@ class Delivery:
         if run.info.status != "RUNNING" and about["status"] == "RUNNING":
             self._client.update_run(run.info.run_id, status="RUNNING")
         self._describe(run, about, own)
-        history = self._client.get_metric_history(run.info.run_id, MARK) if self._resumed else []
+        history = self._client.get_metric_history(run.info.run_id, ROUND_COMPLETE) if self._resumed else []
         self.last = max((row.step for row in history), default=-1)
         self._journal = self._offset = 0
         self.run_id, self._begun = run.info.run_id, about.get("begun")

@@ -9,9 +9,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from anchorfl.pipeline.config.redaction import shown
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about
 from anchorfl.pipeline.tracking.mlflow_run_tree import Deliveries, parts_of
-from anchorfl.pipeline.tracking.mlflow_upload import Delivery, reason, shown, store_uri
+from anchorfl.pipeline.tracking.mlflow_store import reason, store_uri
+from anchorfl.pipeline.tracking.mlflow_upload import Delivery
 from anchorfl.tasks.errors import InputError
 
 LONGEST_PAUSE_S = 300.0
@@ -51,13 +53,13 @@ class MlflowWriter:
         self,
         folder: Path,
         uri: str,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         *,
         delivery: Sender | None = None,
         pause_s: float = 5.0,
         timeout_s: float = SERVER_WAIT_S,
     ) -> None:
-        self.folder, self.uri, self.say = folder, uri, say
+        self.folder, self.uri, self.log = folder, uri, log
         self.delivery = delivery or Delivery(folder, uri)
         self.pause_s, self.timeout_s = pause_s, timeout_s
         self.failures = 0
@@ -121,14 +123,14 @@ class MlflowWriter:
         else:
             self._in_a_row, self._retry_at = 0, 0.0
             if gone:
-                self.say(f"MLflow did not get {', '.join(gone)}: no longer in {self.folder}")
+                self.log(f"MLflow did not get {', '.join(gone)}: no longer in {self.folder}")
             if ending and self._said:
-                self.say(f"MLflow at {shown(self.uri)} has everything now ({self.failures} attempts failed)")
+                self.log(f"MLflow at {shown(self.uri)} has everything now ({self.failures} attempts failed)")
 
     def _complain(self, why: str) -> None:
         if not self._said:
             self._said = True
-            self.say(
+            self.log(
                 f"MLflow at {shown(self.uri)} cannot be reached ({why}); the run goes on, metrics are kept in "
                 f"{self.folder / 'metrics.jsonl'}; send them later with: anchorfl track {self.folder}"
             )

@@ -21,28 +21,32 @@ from anchorfl.tasks.files import object_store
 from anchorfl.tasks.ingest.prepared import Prepared, cache_root
 from anchorfl.tasks.registry import task_of
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
-def name_vectors(e: Experiment, prepared: Prepared, say: Say) -> Tensor | None:
+def name_vectors(e: Experiment, prepared: Prepared, log: Log) -> Tensor | None:
     """The first values of the class embeddings [C, P], None where the method has none."""
-    if e.method.head != "label":
+    if e.method.head.kind != "label":
         return None
     names, seed = prepared.manifest.class_names, seed_for(e.seed, "class names")
-    if e.model.names == "random" or not e.method.semantic:
-        return random_vectors(names, e.model.names_width, seed)
+    if e.class_embeddings.init == "random" or not e.method.head.semantic:
+        return random_vectors(names, e.class_embeddings.width, seed)
     cache = Path(prepared.folder).parent
-    if e.model.names == "language_model":
-        model, prompts, normalise = e.model.names_model, e.model.prompts, e.model.names_normalise
+    if e.class_embeddings.init == "language_model":
+        model, prompts, normalize = (
+            e.class_embeddings.encoder,
+            e.class_embeddings.templates,
+            e.class_embeddings.normalize,
+        )
         return from_language_model(
-            names, model=model, prompts=prompts, normalise=normalise, pooling=e.model.names_pooling, cache=cache,
-            log=say,
+            names, model=model, prompts=prompts, normalize=normalize, pooling=e.class_embeddings.pooling, cache=cache,
+            log=log,
         ).vectors_CD  # fmt: skip
     table, known = names_table(e, names)
-    got = from_cooccurrence(table, known, width=e.model.names_width, seed=seed, cache=cache, log=say)
+    got = from_cooccurrence(table, known, width=e.class_embeddings.width, seed=seed, cache=cache, log=log)
     alone = [name for name, found in zip(names, known, strict=True) if found in got.without_edge]
     if alone:
-        say(f"class names without any co-occurrence keep a random vector: {', '.join(alone)}")
+        log(f"class names without any co-occurrence keep a random vector: {', '.join(alone)}")
     return got.vectors_CD
 
 
@@ -53,11 +57,13 @@ def names_table(e: Experiment, names: Sequence[str]) -> tuple[Cooccurrence, list
 
 
 def _table(e: Experiment) -> Path:
-    mend = " (docs/label-names.md says where to get it, or how to make one); --model.names random does without"
-    return _file("names_table", e.model.names_table, mend)
+    mend = (
+        " (docs/label-names.md says where to get it, or how to make one); --class_embeddings.init random does without"
+    )
+    return _file("class_embeddings.table", e.class_embeddings.table, mend)
 
 
-def encoder_start(e: Experiment, say: Say) -> dict[str, Tensor] | None:
+def encoder_start(e: Experiment, log: Log) -> dict[str, Tensor] | None:
     """The encoder's first values out of ``model.weights``, None where it names no file."""
     if not e.model.weights:
         if e.model.norm == "frozen":
@@ -65,12 +71,12 @@ def encoder_start(e: Experiment, say: Say) -> dict[str, Tensor] | None:
                 "model.norm = 'frozen' needs statistics to keep: set model.weights, or model.norm to 'group'"
             )
         return None
-    path = _file("weights", e.model.weights, " (docs/networks.md says what it holds)")
+    path = _file("model.weights", e.model.weights, " (docs/networks.md says what it holds)")
     try:
         values = read_start(path)
     except StartError as error:
         raise InputError(f"model.weights: {error}") from error
-    say(f"the encoder starts from {path}: {len(values)} tensors, checksum {messages.checksum(values)[:12]}")
+    log(f"the encoder starts from {path}: {len(values)} tensors, checksum {messages.checksum(values)[:12]}")
     return values
 
 
@@ -78,25 +84,25 @@ def _file(option: str, name: str, mend: str) -> Path:
     for place in (Path(name), Path(os.environ.get("ANCHORFL_DATA", ".")) / name):
         if place.is_file():
             return place
-    raise InputError(f"model.{option} = {name!r}: no such file, nor below $ANCHORFL_DATA{mend}")
+    raise InputError(f"{option} = {name!r}: no such file, nor below $ANCHORFL_DATA{mend}")
 
 
-def concept_vectors(e: Experiment, prepared: Prepared, say: Say) -> Tensor | None:
+def concept_vectors(e: Experiment, prepared: Prepared, log: Log) -> Tensor | None:
     """Vectors of length 1 of M prompts with each class [C, M, D], None where the method does without.
 
     They are kept beside the prepared data, for all prompts at once: a share of them is cut out afterwards. Raises
     InputError where the options do not say what to encode, NamesError where it cannot be encoded.
     """
-    if not e.method.concepts:
+    if not e.method.head.concepts:
         return None
     asked = asked_of(e, prepared.manifest.class_names)
-    found = concepts(asked, Path(prepared.folder).parent, say)
-    chosen = share_of(len(asked.prompts), e.model.names_share, e.seed)
+    found = concepts(asked, Path(prepared.folder).parent, log)
+    chosen = share_of(len(asked.prompts), e.class_embeddings.prompt_fraction, e.seed)
     vectors_CMD = found.vectors_CMD[:, chosen].contiguous()
     classes, prompts, width = vectors_CMD.shape
     checksum = messages.checksum({"concepts": vectors_CMD})[:12]
-    say(f"class concepts: {classes} classes, {prompts} prompts, width {width}, checksum {checksum}")
-    say(f"they are by {e.model.names_model}, {found.made_by}")
+    log(f"class concepts: {classes} classes, {prompts} prompts, width {width}, checksum {checksum}")
+    log(f"they are by {e.class_embeddings.encoder}, {found.made_by}")
     return vectors_CMD
 
 
@@ -105,28 +111,29 @@ def look_for_encoder(e: Experiment) -> None:
     which classes there are, it is told afterwards.
     """
     names = task_of(e.task).class_names
-    if e.method.concepts and names and not object_store.is_remote(e.task.cache):
+    if e.method.head.concepts and names and not object_store.is_remote(e.task.cache):
         look_for(asked_of(e, names), cache_root(e.task.cache))
 
 
 def asked_of(e: Experiment, class_names: tuple[str, ...]) -> Asked:
     """What a run asks of its text encoder. Raises InputError without a model, or without prompts."""
-    if not e.model.names_model:
+    if not e.class_embeddings.encoder:
         raise InputError(
-            f"method {e.method.name!r} needs a text encoder: set model.names_model to a folder or hub name"
+            f"method {e.method.name!r} needs a text encoder: set class_embeddings.encoder to a folder or hub name"
             " (pip install 'anchorfl[plm]') or to open_clip:..., see docs/concepts.md"
         )
     task = task_of(e.task)
-    own, asked = task.wording, e.model.prompts
+    own, asked = task.wording, e.class_embeddings.templates
     if asked == ("{name}",):  # the default: nobody asked for anything
         if own is None:
             raise InputError(
-                f"task {task.name!r} has no prompts of its own: set model.names_prompts, sentences with {{name}} and |"
+                f"task {task.name!r} has no prompts of its own: set class_embeddings.prompts, sentences with {{name}}"
+                f" and |"
                 " between them, for example 'a recording of {name} | {name} in a recording'"
             )
         asked = own.prompts()
     words = class_names if own is None else own.of(class_names)
-    return Asked(words, asked, e.model.names_model, e.model.names_pooling)
+    return Asked(words, asked, e.class_embeddings.encoder, e.class_embeddings.pooling)
 
 
 def share_of(prompts: int, share: float, seed: int) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import Global, Tensors
+from anchorfl.pipeline.algorithm.contract import ServerState, Tensors
 from anchorfl.pipeline.algorithm.label_collection import run_key
 from anchorfl.pipeline.training.evaluation import Scoring
 from anchorfl.pipeline.training.local_training import Fitted, fit
@@ -53,18 +53,18 @@ class ClientHost:
         self.model = setup.model().to(device)
         self.first_memory = self.training.method.first_memory(self.model)
         self.metrics = setup.experiment.evaluation.metrics
-        self.rows = RowCache(setup.experiment.cluster.cached_mb)
+        self.rows = RowCache(setup.experiment.cluster.client_cache_mb)
         self.scored: dict[object, dict[str, Scores]] = {}
 
     def fit(
-        self, client: int, round_: int, broadcast: Global, memory: Tensors, letter: Tensors | None = None
+        self, client: int, round_: int, broadcast: ServerState, memory: Tensors, client_message: Tensors | None = None
     ) -> Fitted[Any]:
         """One client's round; a pure function of the arguments. Its result lies on the CPU."""
         card, rows = self._client(client)
         sent, own, alone = (
             messages.to(broadcast, self.device),
             messages.to(memory or self.first_memory, self.device),
-            messages.to(letter or {}, self.device),
+            messages.to(client_message or {}, self.device),
         )
         fitted = fit(self.training, self.model, card, rows, sent, own, round_, alone)
         return replace(fitted, update=messages.to(fitted.update, CPU), memory=messages.to(fitted.memory, CPU))
@@ -74,12 +74,12 @@ class ClientHost:
         """Scores models on the server's splits, which are read when they are first asked for."""
         return Scoring(self.prepared, self.training.objective, self.metrics)
 
-    def scores(self, sent: Global, memory: Tensors, splits: Sequence[str]) -> dict[str, Scores]:
+    def scores(self, sent: ServerState, memory: Tensors, splits: Sequence[str]) -> dict[str, Scores]:
         """Scores of the own model of the client that has this memory. sent: what it would be sent now. Those of a
         model that was scored before, since its client has not taken part meanwhile, are the ones it had.
         """
         own = messages.to(memory or self.first_memory, self.device)
-        model = self.training.method.own(self.model, messages.to(sent, self.device), own)
+        model = self.training.method.personal_model(self.model, messages.to(sent, self.device), own)
         if model is not self.model:  # more than the weights decides, such as prototypes
             return self.scoring.scores(model, splits)
         key = messages.checksum(model.state_dict()), *splits
@@ -89,11 +89,11 @@ class ClientHost:
             del self.scored[next(iter(self.scored))]
         return found
 
-    def tell(self, client: int) -> object:
+    def initial_message(self, client: int) -> object:
         """The message of a client before round 1."""
         rows = self.prepared.sparse_client(client)
         parts = (rows.part(start, start + TOLD_ROWS) for start in range(0, len(rows), TOLD_ROWS))
-        return self.training.method.tell(self.all_cards[client], parts, run_key(self.training.seed))
+        return self.training.method.initial_message(self.all_cards[client], parts, run_key(self.training.seed))
 
     def _client(self, client: int) -> tuple[Card, ClientData]:
         return self.rows.get(client, lambda: self._read(client))
@@ -102,7 +102,7 @@ class ClientHost:
         card, rows = self.all_cards[client], self.prepared.client(client, self.training.objective)
         # length_N stays on the CPU: it only decides how a mini-batch is cut.
         moved = {n: getattr(rows, n).to(self.device) for n in ("x", "y_NC", "known_NC", "weight_NC")}
-        card = replace(card, count_C=card.count_C.to(self.device), aware_C=card.aware_C.to(self.device))
+        card = replace(card, count_C=card.count_C.to(self.device), identified_C=card.identified_C.to(self.device))
         return card, replace(rows, **moved, scaling=rows.scaling.to(self.device))
 
 
@@ -139,5 +139,5 @@ class RowCache:
 
 def _size(rows: Rows) -> int:
     card, data = rows
-    held = {"count_C": card.count_C, "aware_C": card.aware_C, "x": data.x, "y_NC": data.y_NC}
+    held = {"count_C": card.count_C, "identified_C": card.identified_C, "x": data.x, "y_NC": data.y_NC}
     return messages.nbytes(held | {"known_NC": data.known_NC, "weight_NC": data.weight_NC})

@@ -1,4 +1,4 @@
-"""From a model to scores on the server's splits, which are labelled as far as the raw data are."""
+"""From a model to scores on the server's splits, which are labeled as far as the raw data are."""
 
 from __future__ import annotations
 

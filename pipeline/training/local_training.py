@@ -19,7 +19,7 @@ from torch import Tensor
 from anchorfl.models.augment import augment
 from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientSide, Local, Method, S, Tensors, U
+from anchorfl.pipeline.algorithm.contract import ClientContext, ClientTrainer, Method, S, Tensors, U
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, in_round
 from anchorfl.pipeline.algorithm.parameters import load_sent
 from anchorfl.pipeline.algorithm.seeds import torch_rng
@@ -68,7 +68,7 @@ def fit(
     broadcast: S,
     memory: Tensors,
     round_: int,
-    letter: Tensors | None = None,
+    client_message: Tensors | None = None,
 ) -> Fitted[Any]:
     """Train client ``card.client`` in round ``round_``. Pure: nothing of the arguments changes but ``model``, a
     work-space.
@@ -83,19 +83,19 @@ def fit(
     model.train().requires_grad_(True)
     device = next(model.parameters()).device
     model.reseed(torch_rng(seed, "client", client, "round", round_, "dropout", device=device))
-    side = ClientSide(
+    ctx = ClientContext(
         model, broadcast, card, data, memory, training.objective, in_round(training.optimizer, round_), infer,
-        torch_rng(seed, "client", client, "round", round_, "method"), letter or {}, round_,
+        torch_rng(seed, "client", client, "round", round_, "method"), client_message or {}, round_,
     )  # fmt: skip
-    local: Local[Any, Any] = training.method.local(side)
+    trainer: ClientTrainer[Any, Any] = training.method.trainer(ctx)
     order_rng = torch_rng(seed, "client", client, "round", round_, "order")
     change = augmentation(training.optimizer, torch_rng(seed, "client", client, "round", round_, "augment"))
-    loss = _epochs(local, training, order_rng, change)
-    update = local.update()
+    loss = _epochs(trainer, training, order_rng, change)
+    update = trainer.update()
     wrong = messages.misfit(update.weights, broadcast.weights) or messages.not_finite(update)
     if wrong:
         raise UpdateError(f"client {client}, round {round_}: {wrong}")
-    return Fitted(update, local.memory(), loss, time.perf_counter() - began)
+    return Fitted(update, trainer.memory(), loss, time.perf_counter() - began)
 
 
 def augmentation(options: OptimizerOptions, rng: torch.Generator) -> Change | None:
@@ -106,16 +106,18 @@ def augmentation(options: OptimizerOptions, rng: torch.Generator) -> Change | No
     return partial(augment, rng=rng, padding=options.crop, horizontal=horizontal, vertical=vertical)
 
 
-def _epochs(local: Local[Any, Any], training: Training, order_rng: torch.Generator, change: Change | None) -> float:
-    rows = local.data()
+def _epochs(
+    trainer: ClientTrainer[Any, Any], training: Training, order_rng: torch.Generator, change: Change | None
+) -> float:
+    rows = trainer.data()
     mean, size = 0.0, training.optimizer.batch_size or len(rows)
-    for epoch, _ in enumerate(local.epochs(training.epochs)):
-        if epoch and local.refresh == "epoch":
-            rows = local.data()
-        active_N = local.active(rows).cpu()
+    for epoch, _ in enumerate(trainer.epochs(training.epochs)):
+        if epoch and trainer.refresh == "epoch":
+            rows = trainer.data()
+        active_N = trainer.active(rows).cpu()
         losses = [
-            local.step(pieces(rows, index_B, active_N, training.optimizer, local.model, change))
-            for index_B in batches(torch.randperm(len(rows), generator=order_rng), size, local.model.couples_rows)
+            trainer.step(micro_batches(rows, index_B, active_N, training.optimizer, trainer.model, change))
+            for index_B in batches(torch.randperm(len(rows), generator=order_rng), size, trainer.model.couples_rows)
         ]
         mean = float(torch.stack(losses).mean())
     return mean
@@ -131,7 +133,7 @@ def batches(order_N: Tensor, size: int, couples_rows: bool) -> list[Tensor]:
     return parts
 
 
-def pieces(
+def micro_batches(
     data: ClientData,
     index_B: Tensor,
     active_N: Tensor,
@@ -145,18 +147,18 @@ def pieces(
     A model that couples rows (BatchNorm) needs them all at once: the savings would change its mathematics.
     """
     whole = len(index_B)
-    if (options.skip_zero_rows or options.micro_tokens) and model.couples_rows:
+    if (options.skip_zero_rows or options.microbatch_tokens) and model.couples_rows:
         raise ValueError(
-            "this model normalises over the batch, so rows may not be left out or cut apart:"
-            " set --optimizer.skip_zero_rows False --optimizer.micro_tokens 0"
+            "this model normalizes over the batch, so rows may not be left out or cut apart:"
+            " set --optimizer.skip_zero_rows False --optimizer.microbatch_tokens 0"
         )
     if options.skip_zero_rows:
         index_B = index_B[active_N[index_B]]
     if not len(index_B):
         return []
-    if not options.micro_tokens or data.length_N is None:
+    if not options.microbatch_tokens or data.length_N is None:
         return [data.rows(index_B, whole, change)]
-    positions = options.micro_tokens * (SPARSE if model.looks_up else 1)
+    positions = options.microbatch_tokens * (SPARSE if model.looks_up else 1)
     return [data.rows(part, whole, change) for part in by_length(index_B, data.length_N, positions)]
 
 

@@ -56,15 +56,15 @@ class Setup:
             shape=m.spec.shape,
             vocabulary=len(m.spec.vocabulary),
             classes=len(m.class_names),
-            head=e.method.head,
+            head=e.method.head.kind,
             unit=m.kind == "single",
             vectors_CP=self.vectors_CP,
             seed=seed_for(e.seed, "model"),
             lookup_dropout=e.optimizer.lookup_dropout,
-            parts=e.method.parts,
+            parts=e.method.head.parts,
             start=self.start,
             concept_width=0 if self.concepts_CMD is None else self.concepts_CMD.shape[2],
-            scale=e.method.first_scale,
+            scale=e.method.head.first_scale,
         )
         if e.optimizer.onednn:
             use_onednn(model)

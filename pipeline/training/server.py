@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.aggregation import clipped, krum
-from anchorfl.pipeline.algorithm.contract import Global, Report, ServerSide, Tensors
+from anchorfl.pipeline.algorithm.contract import ClientResult, ServerContext, ServerState, Tensors
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.training.client import CPU
 from anchorfl.pipeline.training.errors import RejectedError
@@ -24,45 +24,45 @@ from anchorfl.tasks.metrics.scores import Scores
 
 
 class Server:
-    """Holds the state; every verb but ``merge``, ``gather`` and ``restore`` leaves it as it is."""
+    """Holds the state; every verb but ``aggregate``, ``finish_round`` and ``restore`` leaves it as it is."""
 
-    def __init__(self, setup: Setup, told: Sequence[Any] = (), device: torch.device = CPU) -> None:
-        """told: what the clients told before round 1, in their order (``Method.tell``); device: on which it scores. The
-        state and the method's steps are on the CPU.
+    def __init__(self, setup: Setup, initial_messages: Sequence[Any] = (), device: torch.device = CPU) -> None:
+        """initial_messages: what the clients sent before round 1, in their order (``Method.initial_message``); device:
+        on which it scores. The state and the method's steps are on the CPU.
         """
         data, objective = setup.data(), setup.objective()
         self.setup = setup
         self.method = setup.experiment.method
-        self.rule = setup.experiment.federation.rule
+        self.aggregator = setup.experiment.federation.aggregator
         self.objective = objective
         self.cards = data.cards()
         self.model = setup.model()
         self.scorer = self.model if device == CPU else setup.model().to(device)
         self.data = data
-        first = SPLITS if self.method.scored == "server" else ()
+        first = SPLITS if self.method.evaluate_on == "server" else ()
         self.scoring = Scoring(data, objective, setup.experiment.evaluation.metrics, first)
         self.splits = self.scoring.dense
-        self.state: Global = self.method.begin(replace(self._side(0), told=told))
-        self._sent: tuple[int, Global] = (-1, self.state)
+        self.state: ServerState = self.method.begin(replace(self._context(0), initial_messages=initial_messages))
+        self._sent: tuple[int, ServerState] = (-1, self.state)
 
-    def broadcast(self, round_: int) -> Global:
+    def broadcast(self, round_: int) -> ServerState:
         """What the selected clients of this round get."""
-        state: Global = self.method.broadcast(self.state, self._side(round_))
+        state: ServerState = self.method.broadcast(self.state, self._context(round_))
         self._sent = round_, state  # what the updates of the round are held against
         return state
 
-    def letter(self, client: int) -> Tensors:
+    def client_message(self, client: int) -> Tensors:
         """What this client gets beside the broadcast."""
-        return self.method.letter(self.state, self.cards[client]) if self.method.letters else {}
+        return self.method.client_message(self.state, self.cards[client]) if self.method.sends_client_messages else {}
 
-    def gather(self, round_: int, weights: Tensors, answered_C: Tensor) -> None:
-        """Take in a round that was computed at once (``Method.pooling``)."""
-        pooling = self.method.pooling()
-        if pooling is None:
+    def finish_round(self, round_: int, weights: Tensors, answered_C: Tensor) -> None:
+        """Take in a round that was computed at once (``Method.batched_round``)."""
+        batched_round = self.method.batched_round()
+        if batched_round is None:
             raise ValueError(f"{self.method.name} has no pooled rounds")
-        self.state = pooling.gather(self.state, weights, answered_C, self._side(round_))
+        self.state = batched_round.finish_round(self.state, weights, answered_C, self._context(round_))
 
-    def merge(self, round_: int, clients: Sequence[int], updates: Sequence[Any]) -> dict[str, float]:
+    def aggregate(self, round_: int, clients: Sequence[int], updates: Sequence[Any]) -> dict[str, float]:
         """Merge the updates of ``clients``, both in ascending order of client. Returns by the name of the metric the
         seconds that it took, how many were clipped, and how many Krum left out, where the options say to. RejectedError
         where some cannot be merged; then none is.
@@ -79,26 +79,30 @@ class Server:
         }
         if wrong := {client: fault for client, fault in faults.items() if fault}:
             raise RejectedError(wrong)
-        reports = [Report(self.cards[c], u) for c, u in zip(clients, updates, strict=True)]
-        reports, counts = self._sifted(reports, sent.weights)
-        self.state = self.method.merge(self.state, reports, self._side(round_))
-        return counts | {"sys/merge_seconds": time.perf_counter() - began}
+        results = [ClientResult(self.cards[c], u) for c, u in zip(clients, updates, strict=True)]
+        results, counts = self._sifted(results, sent.weights)
+        self.state = self.method.aggregate(self.state, results, self._context(round_))
+        return counts | {"time/aggregate": time.perf_counter() - began}
 
-    def _sifted(self, reports: list[Report[Any]], sent: Tensors) -> tuple[list[Report[Any]], dict[str, float]]:
+    def _sifted(
+        self, results: list[ClientResult[Any]], sent: Tensors
+    ) -> tuple[list[ClientResult[Any]], dict[str, float]]:
         """What is done to updates between client and merge: steps clipped, then those that Krum chose."""
         counts: dict[str, float] = {}
-        if self.rule.clip:
-            short = [clipped(r.update.weights, sent, self.rule.clip) for r in reports]
-            reports = [
+        if self.aggregator.clip_norm:
+            short = [clipped(r.update.weights, sent, self.aggregator.clip_norm) for r in results]
+            results = [
                 replace(r, update=replace(r.update, weights=weights))
-                for r, (weights, _) in zip(reports, short, strict=True)
+                for r, (weights, _) in zip(results, short, strict=True)
             ]
-            counts["fault/clipped"] = float(sum(changed for _, changed in short))
-        if self.rule.merge == "krum":
-            chosen = krum([r.update.weights for r in reports], self.rule.faulty, self.rule.keep)
-            counts["fault/unchosen"] = float(len(reports) - len(chosen))
-            reports = [reports[i] for i in chosen]
-        return reports, counts
+            counts["aggregation/clipped"] = float(sum(changed for _, changed in short))
+        if self.aggregator.aggregation == "krum":
+            chosen = krum(
+                [r.update.weights for r in results], self.aggregator.num_malicious, self.aggregator.num_selected
+            )
+            counts["aggregation/rejected_by_krum"] = float(len(results) - len(chosen))
+            results = [results[i] for i in chosen]
+        return results, counts
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         """Scores of the current weights on ``splits`` (validation, test); a split without rows is left out."""
@@ -114,13 +118,13 @@ class Server:
         self.state = messages.fill(self.state, values)
         self._sent = (-1, self.state)
 
-    def _side(self, round_: int) -> ServerSide:
+    def _context(self, round_: int) -> ServerContext:
         e = self.setup.experiment
-        return ServerSide(
+        return ServerContext(
             self.model, self.cards, self.objective, self._validate,
             torch_rng(e.seed, "server", "round", round_), round_, e.federation.rounds,
             concepts_CMD=self.setup.concepts_CMD, spec=self.data.manifest.spec, workspace=self.scorer,
-            combine=self.rule.combine,
+            average=self.aggregator.average,
         )  # fmt: skip
 
     def _validate(self, weights: Tensors) -> Tensor:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from anchorfl.pipeline.algorithm.contract import Local as Local
+    from anchorfl.pipeline.algorithm.contract import ClientTrainer as ClientTrainer
     from anchorfl.pipeline.algorithm.contract import Method as Method
     from anchorfl.pipeline.config.experiment import Experiment as Experiment
     from anchorfl.pipeline.run.lifecycle import Result as Result
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from anchorfl.tuning.search.results import Sweep as Sweep
 
 __all__ = [
+    "ClientTrainer",
     "Experiment",
     "InputError",
-    "Local",
     "Method",
     "Result",
     "Sweep",
@@ -44,7 +44,7 @@ __all__ = [
 _HOME = {
     "Experiment": "anchorfl.pipeline.config.experiment",
     "InputError": "anchorfl.tasks.errors",
-    "Local": "anchorfl.pipeline.algorithm.contract",
+    "ClientTrainer": "anchorfl.pipeline.algorithm.contract",
     "Method": "anchorfl.pipeline.algorithm.contract",
     "Result": "anchorfl.pipeline.run.lifecycle",
     "Sweep": "anchorfl.tuning.search.results",

@@ -27,9 +27,9 @@ def disclosed(labels: Labels, given: Column | None, classes: Sequence[int], kind
     identified is known in every class, any other row in none. Multi-label: the identified classes are known in every
     row, as far as the raw data label them.
     """
-    aware_C = np.zeros(labels.classes, dtype=np.bool_)
-    aware_C[list(classes)] = True
-    seen = labels.where(aware_C[labels.class_P])
+    identified_C = np.zeros(labels.classes, dtype=np.bool_)
+    identified_C[list(classes)] = True
+    seen = labels.where(identified_C[labels.class_P])
     if kind == "single":
         nothing = Labels(np.zeros(0, np.int32), np.zeros(len(labels) + 1, np.int64), labels.classes)
         return seen, _with_nulls(nothing, seen.length_N > 0)
@@ -37,7 +37,7 @@ def disclosed(labels: Labels, given: Column | None, classes: Sequence[int], kind
         return seen, pa.nulls(len(labels), pa.list_(pa.int32()))
     every_N = nulls(given)
     given = Labels.of_lists(given.fill_null(pa.scalar([], given.type)), labels.classes)
-    return seen, _with_nulls(given.where(aware_C[given.class_P]), every_N)
+    return seen, _with_nulls(given.where(identified_C[given.class_P]), every_N)
 
 
 def known_matrix(known: Column, default: Sequence[int], classes: int) -> Bools:

@@ -1,7 +1,7 @@
 """A corpus of any size: co-occurrence counts of class names in its files, with Ray Data or in the process.
 
-Workers read pieces of the files by themselves and send back nothing but counts, which the driver adds up, so the result
-does not depend on the engine, the workers or the pieces. A gzip stream can only be read from its beginning: one worker
+Workers read shards of the files by themselves and send back nothing but counts, which the driver adds up, so the result
+does not depend on the engine, the workers or the shards. A gzip stream can only be read from its beginning: one worker
 unpacks it, others count.
 """
 
@@ -17,15 +17,15 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from anchorfl.tasks.corpus.corpus_files import BLOCK, Piece, Reading, blocks, files, pieces_of
+from anchorfl.tasks.corpus.corpus_files import BLOCK, Reading, Shard, blocks, files, shards_of
 from anchorfl.tasks.corpus.counting import Counts, Scanner
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.ingest import ray_data_settings
 
 Engine = Literal["ray", "local"]
 Log = Callable[[str], None]
-PIECES_PER_TASK = 8
-"""A task of Ray costs as much as counting some hundred kilobytes, so it gets several pieces."""
+SHARDS_PER_TASK = 8
+"""A task of Ray costs as much as counting some hundred kilobytes, so it gets several shards."""
 SAY_S = 10.0
 """Seconds between two lines of progress."""
 _INTS = pa.list_(pa.int64())
@@ -52,8 +52,8 @@ def count_names(
     """
     how = Reading(scanner.segment, scanner.layout, field)
     began = said = time.monotonic()
-    pieces = [piece for path in files(corpus) for piece in pieces_of(path, how)]
-    parts = _count_ray(pieces, how, scanner) if engine == "ray" else _count_here(pieces, how, scanner)
+    shards = [shard for path in files(corpus) for shard in shards_of(path, how)]
+    parts = _count_ray(shards, how, scanner) if engine == "ray" else _count_here(shards, how, scanner)
     total, size = Counts.none(len(scanner.names)), 0
     for counts, more in parts:
         total, size = total + counts, size + more
@@ -63,37 +63,37 @@ def count_names(
     return Found(total, size, time.monotonic() - began)
 
 
-def _count_here(pieces: Sequence[Piece], how: Reading, scanner: Scanner) -> Iterator[tuple[Counts, int]]:
-    for piece in pieces:
-        for text in blocks(piece, how):
+def _count_here(shards: Sequence[Shard], how: Reading, scanner: Scanner) -> Iterator[tuple[Counts, int]]:
+    for shard in shards:
+        for text in blocks(shard, how):
             yield scanner.count(text), len(text.encode("utf-8", "replace"))
 
 
-def _count_ray(pieces: Sequence[Piece], how: Reading, scanner: Scanner) -> Iterator[tuple[Counts, int]]:
+def _count_ray(shards: Sequence[Shard], how: Reading, scanner: Scanner) -> Iterator[tuple[Counts, int]]:
     """Ray Data: files that can be cut in one step, streams in two, so that their text is counted by many workers."""
     import ray  # only this engine needs it
 
-    names, split = len(scanner.names), [piece.end >= 0 or piece.kind == "parquet" for piece in pieces]
+    names, split = len(scanner.names), [shard.end >= 0 or shard.kind == "parquet" for shard in shards]
     with _settings():
         kept = ray.put(scanner)
-        if ranges := [asdict(piece) for piece, is_range in zip(pieces, split, strict=True) if is_range]:
+        if ranges := [asdict(shard) for shard, is_range in zip(shards, split, strict=True) if is_range]:
             planned: Any = ray.data.from_items(ranges, override_num_blocks=_tasks(ranges))
             counted = planned.map_batches(_read_and_count, batch_format="pyarrow", fn_args=(kept, how))
             yield from _parts(counted, names)
-        if streams := [asdict(piece) for piece, is_range in zip(pieces, split, strict=True) if not is_range]:
+        if streams := [asdict(shard) for shard, is_range in zip(shards, split, strict=True) if not is_range]:
             planned = ray.data.from_items(streams, override_num_blocks=len(streams))
             # steps that ask for different resources stay apart; fused, one worker would unpack and count
             texts = planned.map_batches(_read, batch_format="pyarrow", num_cpus=0.5, fn_args=(how,))
             yield from _parts(texts.map_batches(_count, batch_format="pyarrow", num_cpus=0.75, fn_args=(kept,)), names)
 
 
-def _tasks(pieces: Sequence[dict[str, Any]]) -> int:
-    """Into how many tasks to divide pieces: work for all CPUs, and few enough that starting them does not matter."""
+def _tasks(shards: Sequence[dict[str, Any]]) -> int:
+    """Into how many tasks to divide shards: work for all CPUs, and few enough that starting them does not matter."""
     import ray  # only this engine needs it
 
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # ray has no annotation here
-    each = 1 if any(piece["kind"] == "parquet" for piece in pieces) else PIECES_PER_TASK  # a row group can be large
-    return min(len(pieces), max(math.ceil(len(pieces) / each), int(2 * resources.get("CPU", 1))))
+    each = 1 if any(shard["kind"] == "parquet" for shard in shards) else SHARDS_PER_TASK  # a row group can be large
+    return min(len(shards), max(math.ceil(len(shards) / each), int(2 * resources.get("CPU", 1))))
 
 
 def _parts(counted: Any, names: int) -> Iterator[tuple[Counts, int]]:
@@ -108,14 +108,14 @@ def _parts(counted: Any, names: int) -> Iterator[tuple[Counts, int]]:
 
 
 def _read_and_count(batch: Any, scanner: Any, how: Reading) -> Any:
-    """Counts of some pieces, as one row."""
+    """Counts of some shards, as one row."""
     import ray  # runs in a worker
 
     mine: Scanner = ray.get(scanner)
     total, size = Counts.none(len(mine.names)), 0
     try:
         for row in batch.to_pylist():
-            for counts, more in _count_here([Piece(**row)], how, mine):
+            for counts, more in _count_here([Shard(**row)], how, mine):
                 total, size = total + counts, size + more
     except InputError as error:  # as a value: a task that fails would be tried again, and its error wrapped in a trace
         return _row(Counts.none(0), 0, str(error))
@@ -126,7 +126,7 @@ def _read(batch: Any, how: Reading) -> Iterator[Any]:
     """The blocks of a stream, one row each."""
     try:
         for row in batch.to_pylist():
-            for text in blocks(Piece(**row), how):
+            for text in blocks(Shard(**row), how):
                 yield pa.table({"text": pa.array([text.encode("utf-8", "replace")], pa.large_binary()), "error": [""]})
     except InputError as error:  # as in ``_read_and_count``
         yield pa.table({"text": pa.array([b""], pa.large_binary()), "error": [str(error)]})

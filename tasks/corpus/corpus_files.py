@@ -1,4 +1,4 @@
-"""The files of a corpus: which they are, how they are cut into pieces of whole segments, and the text in a piece.
+"""The files of a corpus: which they are, how they are cut into shards of whole segments, and the text in a shard.
 
 A file is plain text, JSON lines (``.jsonl``, ``.ndjson``, ``.json``) or Parquet; the first two also gzipped. In JSON
 lines and Parquet every record is an article; a text file is one article, or lines and paragraphs of any number of them.
@@ -44,7 +44,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Shard:
     """A part of a file that a worker can read alone: bytes start..end of a text (end < 0: a gzip stream, whole), or row
     group ``start`` of a Parquet file.
     """
@@ -73,14 +73,14 @@ def files(corpus: Sequence[str]) -> list[Path]:
     return list(found)
 
 
-def pieces_of(path: Path, how: Reading) -> list[Piece]:
-    """The pieces of a file, by looking at a few bytes of it. Raises InputError where it cannot be cut."""
+def shards_of(path: Path, how: Reading) -> list[Shard]:
+    """The shards of a file, by looking at a few bytes of it. Raises InputError where it cannot be cut."""
     kind = _FORMATS.get(_plain(path), "text")
     try:
         if kind == "parquet":
-            return [Piece(str(path), "parquet", group) for group in range(_parquet(path, how.field).num_row_groups)]
+            return [Shard(str(path), "parquet", group) for group in range(_parquet(path, how.field).num_row_groups)]
         if path.suffix == ".gz":
-            return [Piece(str(path), kind)]
+            return [Shard(str(path), kind)]
         whole = kind == "text" and how.segment == "article"
         edges = [0, path.stat().st_size] if whole else list(_edges(path, _end(kind, how)))
     except OSError as error:
@@ -89,21 +89,21 @@ def pieces_of(path: Path, how: Reading) -> list[Piece]:
     if whole and edges[1] > LARGEST:
         msg = f"{path}: a text file is one article, and this has {edges[1]} bytes, more than {LARGEST}"
         raise InputError(f"{msg}; give each article a file or a JSON line, or take --segment paragraph")
-    return [Piece(str(path), kind, start, end) for start, end in pairwise(edges)]
+    return [Shard(str(path), kind, start, end) for start, end in pairwise(edges)]
 
 
-def blocks(piece: Piece, how: Reading) -> Iterator[str]:
-    """The text of a piece in blocks of whole segments. Raises InputError with file and line."""
-    if piece.kind == "parquet":
-        yield from _joined(_parquet_texts(piece, how.field))
+def blocks(shard: Shard, how: Reading) -> Iterator[str]:
+    """The text of a shard in blocks of whole segments. Raises InputError with file and line."""
+    if shard.kind == "parquet":
+        yield from _joined(_parquet_texts(shard, how.field))
         return
     line = 1
-    for data in _chunks(piece, how):
-        if piece.kind == "json":
-            yield from _joined(_json_texts(piece, data, line, how.field))
+    for data in _chunks(shard, how):
+        if shard.kind == "json":
+            yield from _joined(_json_texts(shard, data, line, how.field))
         else:
-            yield _decoded(piece, data, line)
-        line += data.count(b"\n") if piece.end < 0 else 0
+            yield _decoded(shard, data, line)
+        line += data.count(b"\n") if shard.end < 0 else 0
 
 
 def _plain(path: Path) -> str:
@@ -116,7 +116,7 @@ def _end(kind: str, how: Reading) -> re.Pattern[bytes]:
 
 
 def _edges(path: Path, end: re.Pattern[bytes]) -> Iterator[int]:
-    """Places in a file where pieces begin and end: 0, the first segment ends at or after every ``BLOCK``, its size."""
+    """Places in a file where shards begin and end: 0, the first segment ends at or after every ``BLOCK``, its size."""
     size, at = path.stat().st_size, 0
     yield at
     with path.open("rb") as stream:
@@ -143,27 +143,27 @@ def _check_length(path: str, size: int, end: re.Pattern[bytes]) -> None:
         raise InputError(msg)
 
 
-def _chunks(piece: Piece, how: Reading) -> Iterator[bytes]:
-    """Bytes of a text or JSON piece, each chunk of whole lines or paragraphs."""
-    if piece.end >= 0:
-        with open(piece.path, "rb") as stream:
-            stream.seek(piece.start)
-            yield stream.read(piece.end - piece.start)
+def _chunks(shard: Shard, how: Reading) -> Iterator[bytes]:
+    """Bytes of a text or JSON shard, each chunk of whole lines or paragraphs."""
+    if shard.end >= 0:
+        with open(shard.path, "rb") as stream:
+            stream.seek(shard.start)
+            yield stream.read(shard.end - shard.start)
         return
-    end, rest = _end(piece.kind, how), b""
-    whole = piece.kind == "text" and how.segment == "article"
+    end, rest = _end(shard.kind, how), b""
+    whole = shard.kind == "text" and how.segment == "article"
     try:
         # the gzip module's file is a binary stream, whatever its stub calls it
-        with cast("IO[bytes]", gzip.open(piece.path, "rb")) as stream:
+        with cast("IO[bytes]", gzip.open(shard.path, "rb")) as stream:
             while data := stream.read(BLOCK):
                 rest += data
-                _check_length(piece.path, len(rest), end)
+                _check_length(shard.path, len(rest), end)
                 last = None if whole else _last(end, rest, len(rest) - len(data))
                 if last is not None:
                     yield rest[:last]
                     rest = rest[last:]
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        msg = f"{piece.path}: the gzip file is damaged or cut short ({error}); get it again"
+        msg = f"{shard.path}: the gzip file is damaged or cut short ({error}); get it again"
         raise InputError(msg) from error
     if rest:
         yield rest
@@ -183,33 +183,33 @@ def _back(data: bytes, new: int) -> int:
     return new if line < 0 else line
 
 
-def _decoded(piece: Piece, data: bytes, line: int) -> str:
+def _decoded(shard: Shard, data: bytes, line: int) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        at = _line_number(piece, line) + data.count(b"\n", 0, error.start)
-        msg = f"{piece.path}:{at}: byte {data[error.start]:#04x} is no UTF-8; convert the file to UTF-8"
+        at = _line_number(shard, line) + data.count(b"\n", 0, error.start)
+        msg = f"{shard.path}:{at}: byte {data[error.start]:#04x} is no UTF-8; convert the file to UTF-8"
         raise InputError(msg) from error
 
 
-def _line_number(piece: Piece, line: int) -> int:
-    """Number of the first line of a piece; ``line`` for a stream, which is counted as it is read."""
-    if piece.end < 0:
+def _line_number(shard: Shard, line: int) -> int:
+    """Number of the first line of a shard; ``line`` for a stream, which is counted as it is read."""
+    if shard.end < 0:
         return line
-    with open(piece.path, "rb") as stream:
-        return 1 + stream.read(piece.start).count(b"\n")
+    with open(shard.path, "rb") as stream:
+        return 1 + stream.read(shard.start).count(b"\n")
 
 
-def _json_texts(piece: Piece, data: bytes, line: int, field: str) -> Iterator[str]:
+def _json_texts(shard: Shard, data: bytes, line: int, field: str) -> Iterator[str]:
     """The field of every JSON line; a null is no text."""
-    for at, row in enumerate(_decoded(piece, data, line).split("\n")):
+    for at, row in enumerate(_decoded(shard, data, line).split("\n")):
         if not row.strip():
             continue
         try:
             record = json.loads(row.removeprefix("\ufeff"))
             text = record[field]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            place = f"{piece.path}:{_line_number(piece, line) + at}"
+            place = f"{shard.path}:{_line_number(shard, line) + at}"
             if isinstance(error, KeyError):
                 msg = f"{place}: no field {field!r}{nearest(field, record)}; name the field of the text with --field"
             else:
@@ -217,7 +217,7 @@ def _json_texts(piece: Piece, data: bytes, line: int, field: str) -> Iterator[st
             raise InputError(msg) from error
         if not isinstance(text, str | None):
             msg = (
-                f"{piece.path}:{_line_number(piece, line) + at}: field {field!r} is no text; name another with --field"
+                f"{shard.path}:{_line_number(shard, line) + at}: field {field!r} is no text; name another with --field"
             )
             raise InputError(msg)
         yield text or ""
@@ -241,13 +241,13 @@ def _parquet(path: Path, field: str) -> Any:
     return file
 
 
-def _parquet_texts(piece: Piece, field: str) -> Iterator[str]:
-    file = _parquet(Path(piece.path), field)
+def _parquet_texts(shard: Shard, field: str) -> Iterator[str]:
+    file = _parquet(Path(shard.path), field)
     try:
-        for batch in file.iter_batches(256, row_groups=[piece.start], columns=[field]):
+        for batch in file.iter_batches(256, row_groups=[shard.start], columns=[field]):
             yield from (text or "" for text in batch.column(0).to_pylist())
     except (pa.ArrowException, OSError, ValueError) as error:
-        msg = f"{piece.path} is damaged ({' '.join(str(error).split())}); get it again"
+        msg = f"{shard.path} is damaged ({' '.join(str(error).split())}); get it again"
         raise InputError(msg) from error
 
 

@@ -187,8 +187,8 @@ def _variants(name: str) -> dict[str, str]:
 
 
 def _places(task: Task, options: TaskOptions) -> tuple[Path, ...]:
-    if options.parquet:
-        return ((Path(options.root).expanduser() / Path(options.parquet).expanduser()).parent,)
+    if options.file:
+        return ((Path(options.root).expanduser() / Path(options.file).expanduser()).parent,)
     if options.root:
         return (Path(options.root).expanduser(),)
     data = os.environ.get("ANCHORFL_DATA", "")

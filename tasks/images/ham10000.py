@@ -4,7 +4,7 @@ Rows per class: akiec 327, bcc 514, bkl 1099, df 115, mel 1113, nv 6705, vasc 14
 ``HAM10000_metadata.csv``: ``jpg``, the photographs (600 x 450 pixels) in the published folders
 ``HAM10000_images_part_1`` and ``_2``, or in any folders below the data folder; ``hmnist_8_8_L``, Kaggle's table of all
 images in 8 x 8 grey pixels, in the row order of the metadata, with class numbers of its own; ``thumbs64``, 201 images
-in colour, 64 x 64. Origin: Tschandl et al., Scientific Data 5:180161 (2018), Harvard Dataverse doi:10.7910/DVN/DBW86T;
+in color, 64 x 64. Origin: Tschandl et al., Scientific Data 5:180161 (2018), Harvard Dataverse doi:10.7910/DVN/DBW86T;
 terms: not for commercial use, with attribution (CC BY-NC 4.0 according to MedMNIST, CC BY-NC-SA 4.0 on Kaggle).
 
 Chosen by us: the split, 7:1:2 of the images in every class, drawn with a seed of the task's own over the metadata, so

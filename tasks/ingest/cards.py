@@ -39,8 +39,8 @@ class Cards(Sequence[Card]):
             return [self[i] for i in range(*index.indices(len(self)))]
         client = range(len(self))[index]
         count_C = torch.zeros(self.classes, dtype=torch.int64)
-        aware_C = torch.zeros(self.classes, dtype=torch.bool)
-        aware_C[list(self.aware[client])] = True
+        identified_C = torch.zeros(self.classes, dtype=torch.bool)
+        identified_C[list(self.aware[client])] = True
         for class_, number in self.counts[client]:
             count_C[class_] = number
-        return Card(client, self.rows[client], count_C, aware_C)
+        return Card(client, self.rows[client], count_C, identified_C)

@@ -74,10 +74,11 @@ def _read(prepared: Prepared, client: int) -> Any:
         table = pq.read_table(path, columns=["row", "x", "labels"], use_threads=False, partitioning=None)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(f"{path} is damaged ({error}); delete the folder and prepare the data again") from error
-    unlabelled = pc.sum(pc.equal(pc.list_value_length(table["labels"]), 0)).as_py()
-    if unlabelled:
+    unlabeled = pc.sum(pc.equal(pc.list_value_length(table["labels"]), 0)).as_py()
+    if unlabeled:
         raise InputError(
-            f"{path}: {unlabelled} rows have no label, which a pooled round leaves no place for: set federation.pooled"
+            f"{path}: {unlabeled} rows have no label, which a pooled round leaves no place for: set"
+            " federation.batched_clients"
             " False, or task.partition = 'one_class'"
         )
     return table

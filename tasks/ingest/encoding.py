@@ -46,24 +46,24 @@ def kept_columns(table: Any) -> list[str]:
     return [name for name in ("row", "labels", "known") if name in table.column_names]
 
 
-def normalised(spec: InputSpec, options: TaskOptions) -> InputSpec:
-    """The description with the mean and deviation that ``options.normalise`` asks for.
+def normalized(spec: InputSpec, options: TaskOptions) -> InputSpec:
+    """The description with the mean and deviation that ``options.normalize`` asks for.
 
     Raises InputError on words it does not know, numbers that do not fit the channels, or inputs that are not stored as
     pixels.
     """
-    asked = options.normalise
+    asked = options.normalize
     if asked == "auto":
         return spec
     if not spec.levels:
-        msg = f"task.normalise = {asked!r} is for images that are stored as pixels, which those of this task are not"
+        msg = f"task.normalize = {asked!r} is for images that are stored as pixels, which those of this task are not"
         raise InputError(f"{msg}: set it to 'auto'")
     if asked == "none":
         return replace(spec, mean=(), std=())
     channels = spec.shape[0]
     mean, std = (IMAGENET_MEAN, IMAGENET_STD) if asked == "imagenet" else _constants(asked, channels)
     if len(mean) != channels:
-        msg = f"task.normalise = {asked!r} is for colour images, and these have {channels} channel"
+        msg = f"task.normalize = {asked!r} is for color images, and these have {channels} channel"
         raise InputError(f"{msg}; give numbers, such as 0.5/0.5")
     return replace(spec, mean=mean, std=std)
 
@@ -76,6 +76,6 @@ def _constants(text: str, channels: int) -> tuple[tuple[float, ...], ...]:
         parts = []
     fitting = len(parts) == 2 and all(len(part) in (1, channels) for part in parts)
     if not fitting or not np.isfinite(parts[0]).all() or not all(0 < number < np.inf for number in parts[1]):
-        msg = f"task.normalise = {text!r}: give auto, imagenet, none, or mean/deviation in [0, 1], one number or"
+        msg = f"task.normalize = {text!r}: give auto, imagenet, none, or mean/deviation in [0, 1], one number or"
         raise InputError(f"{msg} {channels} with commas, deviations above 0: 0.5/0.5")
     return tuple(part * channels if len(part) == 1 else part for part in parts)

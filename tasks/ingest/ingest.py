@@ -31,7 +31,7 @@ from anchorfl.tasks.files import object_store
 from anchorfl.tasks.files.raw_files import raw_folder
 from anchorfl.tasks.ingest import remote_cache
 from anchorfl.tasks.ingest.class_histogram import Held
-from anchorfl.tasks.ingest.encoding import Encoding, kept_columns, normalised
+from anchorfl.tasks.ingest.encoding import Encoding, kept_columns, normalized
 from anchorfl.tasks.ingest.manifest import Manifest, pairs
 from anchorfl.tasks.ingest.prepared import Prepared, cache_folder, data_digest, sync_folder, write_file, write_manifest
 from anchorfl.tasks.ingest.raw_digest import raw_digest
@@ -130,7 +130,7 @@ def _build(
     plan, owned = _planned(task, options, seed, table, labels)
     table, labels = as_clients_know(table, labels, plan, task.kind)
     used_N = np.isin(row_N, np.concatenate([row_N[:0], *(client.rows for client in plan.clients)]))
-    spec = normalised(task.fit(table.filter(pa.array(used_N)), options), options)
+    spec = normalized(task.fit(table.filter(pa.array(used_N)), options), options)
     every = tuple(range(labels.classes))
     job = Encoding(task, spec, (*(client.classes for client in plan.clients), every, every))
     log(f"{task.name}: encoding {len(row_N)} rows for {len(plan.clients)} clients")

@@ -114,7 +114,7 @@ class Prepared:
         return self._rows(client_file(client), self._rows_of(client), self._sparse)
 
     def split(self, name: Split, objective: Objective) -> ClientData:
-        """A split of the server, labelled as far as the raw data are."""
+        """A split of the server, labeled as far as the raw data are."""
         return self._rows(f"{name}.parquet", self.size(name), self._dense(objective))
 
     def sparse_split(self, name: Split) -> SparseRows:
@@ -193,11 +193,11 @@ def cache_folder(name: str, options: TaskOptions, seed: int, raw: str) -> Path:
 
     Where the files lie does not matter to the content, so no folder is in it.
     """
-    parquet, names = (Path(path).name for path in (options.parquet, options.class_names))
-    here = replace(options, root="", cache="", parquet=parquet, class_names=names)
+    parquet, names = (Path(path).name for path in (options.file, options.class_names))
+    here = replace(options, root="", cache="", file=parquet, class_names=names)
     # only what differs from its default, so that a new option leaves prepared data as they are
     changed = {f.name: getattr(here, f.name) for f in fields(here) if getattr(here, f.name) != f.default}
-    own = [OWN_FORMAT] if options.parquet else []
+    own = [OWN_FORMAT] if options.file else []
     content = json.dumps([FORMAT, raw, changed, seed, *own], sort_keys=True)
     return cache_root(options.cache) / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 

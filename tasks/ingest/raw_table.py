@@ -96,8 +96,8 @@ def checked(table: Any, task: Task) -> Any:
     if given is not None:
         _check_given(labels, given, task.name)
     if task.kind == "single":
-        unlabelled_N = (given.length_N == 0) if given is not None else np.zeros(len(labels), dtype=np.bool_)
-        wrong = np.flatnonzero((labels.length_N != 1) & ~unlabelled_N)
+        unlabeled_N = (given.length_N == 0) if given is not None else np.zeros(len(labels), dtype=np.bool_)
+        wrong = np.flatnonzero((labels.length_N != 1) & ~unlabeled_N)
         if len(wrong):
             row = table["row"][int(wrong[0])].as_py()
             msg = (

@@ -36,7 +36,7 @@ class Decisions:
     def scores(self) -> Scores:
         """As records have them."""
         values = {F1_MACRO.name: self.macro_f1, ACCURACY.name: self.accuracy}
-        return Scores("decisions", values, {"f1": self.f1_C, "accuracy": self.accuracy_C})
+        return Scores("threshold", values, {"f1": self.f1_C, "accuracy": self.accuracy_C})
 
 
 def score(kind: Kind, predicted_NC: npt.ArrayLike, y_NC: npt.ArrayLike, known_NC: npt.ArrayLike) -> Decisions:

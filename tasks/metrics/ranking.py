@@ -7,7 +7,7 @@
 - nDCG@k: the sum of 1 / log2(place + 1) over the hits among the k first, over the largest sum that the row's labels
   allow (its min(k, labels) first places), as a mean over ALL rows; a row without a label counts 0.
 - PSP@k: the sum of 1 / propensity over the hits among the k first of every row, over the largest sum that the labels
-  allow, both summed over all rows before they are divided (normalised as in the Extreme Classification Repository).
+  allow, both summed over all rows before they are divided (normalized as in the Extreme Classification Repository).
 - mAP: the mean over the classes with a positive row of their average precision over the rows, which is the area under
   precision and recall in steps, equal scores one threshold (scikit-learn's ``average_precision_score``).
 - A label that is not known is neither a hit nor ranked: its class comes last in the row, and for mAP the row is not
@@ -80,7 +80,7 @@ class Ranking:
         self.gain_C = None if propensity_C is None else 1 / propensity_C
         self.keeps = rows * classes <= kept
         self.done = 0
-        self.unlabelled = 0
+        self.unlabeled = 0
         self._hits = np.zeros(len(CUTS), dtype=np.int64)
         self._ndcg: list[Floats] = []
         self._gained: list[Floats] = []
@@ -114,7 +114,7 @@ class Ranking:
         top_BK = first_places(score_BC, max(CUTS))
         key_P = labels.row_P * self.classes + labels.class_P
         hit_BK = np.isin(np.arange(len(labels))[:, None] * self.classes + top_BK, key_P)
-        self.unlabelled += int((labels.length_N == 0).sum())
+        self.unlabeled += int((labels.length_N == 0).sum())
         self._hits += [int(hit_BK[:, :k].sum()) for k in CUTS]
         self._ndcg.append(_ndcg(hit_BK, labels.length_N))
         if self.gain_C is not None:
@@ -146,7 +146,7 @@ class Ranking:
             values[MAP.name] = math.fsum(precision_C) / max(1, int(supported_C.sum()))
             if self.classes <= PER_CLASS:
                 per_class["average_precision"] = precision_C
-        return Scores("ranking", values, per_class, {"rows_without_label": float(self.unlabelled)}, self._notes())
+        return Scores("ranking", values, per_class, {"rows_without_label": float(self.unlabeled)}, self._notes())
 
     def _average_precision(self) -> tuple[Floats, Bools]:
         """Average precision of every class, 0 of one without a positive row, and which have one."""
@@ -164,8 +164,8 @@ class Ranking:
 
     def _notes(self) -> tuple[str, ...]:
         notes = []
-        if self.unlabelled:
-            notes.append(f"{self.unlabelled} of {self.rows} rows have no known label; each counts 0 in P@k and nDCG@k")
+        if self.unlabeled:
+            notes.append(f"{self.unlabeled} of {self.rows} rows have no known label; each counts 0 in P@k and nDCG@k")
         if self.gain_C is None:
             notes.append("PSP@k is left out: it needs the class counts of the training rows")
         if not self.keeps:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-Metrics = Literal["decisions", "ranking", "classification"]
+Metrics = Literal["threshold", "ranking", "classification"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ RECALL = Measure("recall_macro", "recall", "recall", "macro recall")
 AUC = Measure("auc", "auc", "AUC", "AUC")
 SUM = Measure("sum", "sum", "sum", "sum of five scores")
 FAMILIES: Mapping[Metrics, Family] = {
-    "decisions": Family((F1_MACRO, ACCURACY), (F1_MACRO, ACCURACY), (F1_MACRO, ACCURACY)),
+    "threshold": Family((F1_MACRO, ACCURACY), (F1_MACRO, ACCURACY), (F1_MACRO, ACCURACY)),
     "ranking": Family((*P_AT, *NDCG_AT, *PSP_AT, MAP), P_AT, (*P_AT, MAP)),
     "classification": Family(
         (F1_MACRO, ACCURACY, PRECISION, RECALL, AUC, SUM), (F1_MACRO, ACCURACY, AUC), (F1_MACRO, ACCURACY, AUC), (SUM,)

@@ -45,7 +45,7 @@ def make_plan(rows: Rows, task: Task, options: TaskOptions, seed: int, validatio
         return _held_from_clients(rows, task, options, seed)
     if validation is None:
         rng = generator(seed, "validation")
-        validation = _labelled(rows, task).held_out(options.validation, rng)
+        validation = _labeled(rows, task).held_out(options.validation, rng)
         if options.partition == "subjects" and rows.subject_N is not None:
             validation = _without_last_rows(rows, validation)
     rows = rows.take(np.flatnonzero(~np.isin(rows.row_N, validation)))
@@ -53,7 +53,7 @@ def make_plan(rows: Rows, task: Task, options: TaskOptions, seed: int, validatio
     return Plan(_clients(rows, task, options, seed), np.sort(validation), seed)
 
 
-def _labelled(rows: Rows, task: Task) -> Rows:
+def _labeled(rows: Rows, task: Task) -> Rows:
     """The rows that scores can be made of. Single-label: those with a class, but for pieces, which go by sequences."""
     if task.kind == "multi" or rows.whole_N is not None:
         return rows
@@ -129,27 +129,29 @@ def iid(rows: Rows, clients: int, seed: int) -> tuple[ClientPlan, ...]:
 def k_classes(rows: Rows, class_names: Sequence[str], options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
     """Rows IID over the clients; each identifies k random classes of its own data (FedAlign, 4.1, "random-k classes").
 
-    ``options.cover``: the classes of all clients are drawn again until somebody identifies each class, so the draw is
-    uniform over the covering ones. Raises InputError where a client has fewer than k classes or a class is left to
-    nobody.
+    ``options.require_all_classes``: the classes of all clients are drawn again until somebody identifies each class, so
+    the draw is uniform over the covering ones. Raises InputError where a client has fewer than k classes or a class is
+    left to nobody.
     """
     k, classes = options.classes_per_client, rows.labels.classes
     parts = _equal_parts(len(rows.row_N), options.clients, seed)
     own_MC = np.stack([rows.labels.take(part).counts() > 0 for part in parts])
     _check_k(own_MC, k)
     check_present(rows.labels, class_names)
-    if options.cover and k * options.clients < classes:
+    if options.require_all_classes and k * options.clients < classes:
         msg = (
             f"{options.clients} clients with {k} classes each cannot identify all {classes} classes; "
             f"raise [task] classes_per_client or clients until their product is at least {classes}"
         )
         raise InputError(msg)
-    drawn_MC, missing = _draw_classes(own_MC, k, TRIES_COVER if options.cover else 1, generator(seed, "classes"))
+    drawn_MC, missing = _draw_classes(
+        own_MC, k, TRIES_COVER if options.require_all_classes else 1, generator(seed, "classes")
+    )
     if missing.any():
         mend = (
             f"not in {TRIES_COVER} draws; raise [task] classes_per_client or clients, or try another seed"
-            if options.cover
-            else "set [task] cover = true, raise classes_per_client, or try another seed"
+            if options.require_all_classes
+            else "set [task] require_all_classes = true, raise classes_per_client, or try another seed"
         )
         msg = f"{named(missing, class_names)} is identified by no client: {mend}"
         raise InputError(msg)

@@ -1,6 +1,6 @@
 """Made-up photographs: on a noisy ground, one striped disc for every class that is present.
 
-Colours, width and angle of the stripes belong to the class, the place is by chance: a network without a sense of place
+Colors, width and angle of the stripes belong to the class, the place is by chance: a network without a sense of place
 can learn them, and what two classes have in common is nothing but the ground.
 """
 
@@ -23,12 +23,12 @@ def paint(classes: Sequence[int], height: int, width: int, rng: np.random.Genera
     radius = max(3.0, 0.3 * min(height, width))
     for number in classes:
         look = np.random.default_rng((20, number))  # the look belongs to the class in every twin
-        colours_23, period, angle = look.uniform(0, 255, (2, 3)), look.uniform(3, 8), look.uniform(0, np.pi)
+        colors_23, period, angle = look.uniform(0, 255, (2, 3)), look.uniform(3, 8), look.uniform(0, np.pi)
         top, left = rng.uniform(radius, height - radius), rng.uniform(radius, width - radius)
         along_HW = across_W * np.cos(angle) + down_H1 * np.sin(angle)
         stripe_HW = np.sin(2 * np.pi * along_HW / period) > 0
         disc_HW = (down_H1 - top) ** 2 + (across_W - left) ** 2 < radius**2
-        image_HW3[disc_HW] = colours_23[stripe_HW.astype(int)][disc_HW]
+        image_HW3[disc_HW] = colors_23[stripe_HW.astype(int)][disc_HW]
     return image_HW3.clip(0, 255).astype(np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""Made-up pictures whose class can be seen: stripes in a direction, a width and a colour of the class, and noise."""
+"""Made-up pictures whose class can be seen: stripes in a direction, a width and a color of the class, and noise."""
 
 from __future__ import annotations
 

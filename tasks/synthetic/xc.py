@@ -29,7 +29,7 @@ Found = tuple[Ints, Bools]
 @dataclass(frozen=True, slots=True)
 class Size:
     """How large a file is. features, labels: of the header; pairs: features of a row, before those that fall together
-    count once; extra: labels of a row beside the main one, on average; binary: all values are 1; unlabelled: one row
+    count once; extra: labels of a row beside the main one, on average; binary: all values are 1; unlabeled: one row
     of so many has no label, 0 for none.
     """
 
@@ -38,10 +38,10 @@ class Size:
     pairs: int
     extra: float = 1.0
     binary: bool = False
-    unlabelled: int = 97
+    unlabeled: int = 97
 
 
-BIBTEX = Size(1836, 159, 40, binary=True, unlabelled=0)
+BIBTEX = Size(1836, 159, 40, binary=True, unlabeled=0)
 SIZES = {
     "eurlex-4k": ("eurlex_", Size(5_000, 3_993, 60)),
     "amazoncat-13k": ("amazonCat_", Size(203_882, 13_330, 71, extra=4.0)),
@@ -111,8 +111,8 @@ def _labels(row_N: Ints, main_N: Ints, size: Size, rng: np.random.Generator) -> 
     drawn_NK[:, 0] = partner_N
     drawn_NK = np.where(rng.random(drawn_NK.shape) < size.extra / others, drawn_NK, main_N[:, None])
     label_NK, there_NK = _once(np.concatenate([main_N[:, None], drawn_NK], axis=1))
-    if size.unlabelled:
-        there_NK &= (row_N % size.unlabelled != size.unlabelled - 1)[:, None]
+    if size.unlabeled:
+        there_NK &= (row_N % size.unlabeled != size.unlabeled - 1)[:, None]
     return label_NK, there_NK
 
 

@@ -64,17 +64,17 @@ class _Rows:
         return here
 
     @property
-    def labelled_N(self) -> Bools:
+    def labeled_N(self) -> Bools:
         """True where a row has any label that is given."""
         return np.ones(len(self.labels), dtype=np.bool_) if self.given is None else self.given.length_N > 0
 
 
 def look(options: TaskOptions) -> Look:
-    """What ``options.parquet`` holds. Raises InputError where it can be no task."""
-    path = option_path(options.parquet, options)
+    """What ``options.file`` holds. Raises InputError where it can be no task."""
+    path = option_path(options.file, options)
     file, found = open_file(path, BadRows(skip=True)), Look()
     found.lines.append(f"{path}: {len(file.row_N)} rows, {len(file.types)} columns")
-    if not options.labels:
+    if not options.label_columns:
         found.lines += _columns(file)
         found.lines += ["", "say which columns hold the labels, and what is found in them is shown"]
         return found
@@ -95,16 +95,16 @@ def look(options: TaskOptions) -> Look:
 
 def next_command(options: TaskOptions, found: Look, selected: int) -> str:
     """What to type next. selected: clients per round, if not said otherwise."""
-    words = ["anchorfl", "run"] if options.labels else ["anchorfl", "data", "check", options.parquet]
-    prefix = "--task." if options.labels else "--"
-    if not options.labels:
+    words = ["anchorfl", "run"] if options.label_columns else ["anchorfl", "data", "check", options.file]
+    prefix = "--task." if options.label_columns else "--"
+    if not options.label_columns:
         words += ["--labels", "COLUMNS"]
     for name in ("parquet", "labels", "inputs", "client", "split", "class_names", "root"):
-        if (value := getattr(options, name)) and (options.labels or name != "parquet"):
+        if (value := getattr(options, name)) and (options.label_columns or name != "parquet"):
             words += [f"{prefix}{name}", value]
-    if options.labels and found.bad_rows:
+    if options.label_columns and found.bad_rows:
         words += ["--task.on_bad_row", "skip"]
-    if options.client and found.clients < selected:
+    if options.client_column and found.clients < selected:
         words += ["--federation.clients_per_round", str(found.clients)]
     return shlex.join(words)
 
@@ -154,7 +154,7 @@ def _roles(file: TableFile, schema: Schema) -> list[str]:
     rest = [name for name in file.types if name not in used]
     lines = [f"labels   {what}: {listed(schema.labels)}", f"inputs   {form}{guessed}: {listed(schema.inputs)}"]
     lines += [f"client   {schema.client}"] if schema.client else []
-    lines.append(f"split    {schema.split or 'drawn: a fifth of the labelled rows is test, stratified by class'}")
+    lines.append(f"split    {schema.split or 'drawn: a fifth of the labeled rows is test, stratified by class'}")
     return [*lines, f"not used {listed(rest)}"] if rest else lines
 
 
@@ -171,8 +171,8 @@ def _bad_rows(raw: Any, options: TaskOptions, found: Look) -> None:
 def _splits(rows: _Rows, schema: Schema, found: Look) -> None:
     sizes = [f"{split} {int(rows.of(split).sum())}" for split in SPLITS if rows.of(split).any()]
     found.lines += ["", f"rows     {', '.join(sizes)}"]
-    if not rows.labelled_N.all():
-        found.lines.append(f"         {int((~rows.labelled_N).sum())} rows without any label: they stay, unlabelled")
+    if not rows.labeled_N.all():
+        found.lines.append(f"         {int((~rows.labeled_N).sum())} rows without any label: they stay, unlabeled")
     if schema.split and schema.client:
         sides = [set(rows.table["subject"].filter(rows.of(split)).to_pylist()) for split in ("train", "test")]
         both = sorted(sides[0] & sides[1])
@@ -219,19 +219,19 @@ def _clients(rows: _Rows, schema: Schema, found: Look) -> None:
     subject_N = np.array(rows.table["subject"].to_pylist(), dtype=np.str_)
     train_N = rows.of("train")
     names, code_N = np.unique(subject_N, return_inverse=True)
-    train_S, labelled_S, all_S = (
+    train_S, labeled_S, all_S = (
         np.bincount(code_N[which_N], minlength=len(names))
-        for which_N in (train_N, train_N & rows.labelled_N, np.ones(len(code_N), dtype=np.bool_))
+        for which_N in (train_N, train_N & rows.labeled_N, np.ones(len(code_N), dtype=np.bool_))
     )
     held_S = np.bincount(code_N[train_N], rows.labels.length_N[train_N], minlength=len(names)) > 0
-    found.lines += ["", f"  {schema.client:<24}{'train':>8}{'labelled':>10}{'other':>8}  classes (training rows)"]
+    found.lines += ["", f"  {schema.client:<24}{'train':>8}{'labeled':>10}{'other':>8}  classes (training rows)"]
     found.clients = len(np.unique(code_N[train_N]))
     without = [repr(name) for name in names[(train_S > 0) & ~held_S].tolist()]
     nowhere = [repr(name) for name in names[train_S == 0].tolist()]
     for code, name in enumerate(names[:SHOWN].tolist()):
         held: Ints = rows.labels.take(np.flatnonzero((code_N == code) & train_N)).counts()
         classes = [f"{schema.class_names[c]} {held[c]}" for c in np.flatnonzero(held).tolist()]
-        numbers = f"{train_S[code]:>8}{labelled_S[code]:>10}{all_S[code] - train_S[code]:>8}"
+        numbers = f"{train_S[code]:>8}{labeled_S[code]:>10}{all_S[code] - train_S[code]:>8}"
         found.lines.append(f"  {name:<24}{numbers}  {listed(classes) or 'none'}")
     if len(names) > SHOWN:
         found.lines.append(f"  ... and {len(names) - SHOWN} more")

@@ -56,8 +56,8 @@ class Schema:
 def schema_of(file: TableFile, options: TaskOptions) -> Schema:
     """What the user said the columns are, the rest guessed. Raises InputError where that cannot be."""
     names = list(file.types)
-    if not options.labels:
-        msg = f"{file.path}: say which columns hold the labels: --task.labels; there are {listed(names, 40)}"
+    if not options.label_columns:
+        msg = f"{file.path}: say which columns hold the labels: --task.label_columns; there are {listed(names, 40)}"
         raise InputError(msg)
     for option in ("client", "split"):
         if (name := getattr(options, option)) and name not in names:
@@ -66,16 +66,20 @@ def schema_of(file: TableFile, options: TaskOptions) -> Schema:
         if name and not (file.form(name) in ("numbers", "text") or pa.types.is_temporal(file.types[name])):
             msg = f"{file.path}: column {name!r} ([task] {option}) holds {file.types[name]}; give names or numbers"
             raise InputError(msg)
-    taken = {name for name in (options.client, options.split) if name}
-    labels = chosen(options.labels, names, "labels", taken, file.path)
+    taken = {name for name in (options.client_column, options.split_column) if name}
+    labels = chosen(options.label_columns, names, "labels", taken, file.path)
     style = _style(file, labels)
     values, class_names = _classes(file, labels, style, options)
     rest = taken | set(labels)
-    inputs = chosen(options.inputs, names, "inputs", rest, file.path) if options.inputs else guess(file, rest)
+    inputs = (
+        chosen(options.input_columns, names, "inputs", rest, file.path) if options.input_columns else guess(file, rest)
+    )
     form = form_of_inputs(file, inputs)
     steps = features(file, inputs[0]) if form == "series" else 0
-    guessed = not options.inputs
-    return Schema(labels, style, values, class_names, inputs, form, guessed, options.client, options.split, steps)
+    guessed = not options.input_columns
+    return Schema(
+        labels, style, values, class_names, inputs, form, guessed, options.client_column, options.split_column, steps
+    )
 
 
 def schema_of_model(file: TableFile, columns: Columns, kind: Kind, class_names: tuple[str, ...]) -> Schema:
@@ -123,10 +127,10 @@ def guess(file: TableFile, taken: Iterable[str]) -> tuple[str, ...]:
     other = [name for name in rest if file.form(name) in ("text", "vector", "series") and not IDS.fullmatch(name)]
     if numbers:
         for name in other:  # a column that would be left out
-            check_cells(file, name, ", or name the inputs with --task.inputs")
+            check_cells(file, name, ", or name the inputs with --task.input_columns")
     if numbers or len(other) == 1:
         return numbers or tuple(other)
-    msg = f"{file.path}: no column of numbers is left to be the input; name the inputs with --task.inputs"
+    msg = f"{file.path}: no column of numbers is left to be the input; name the inputs with --task.input_columns"
     raise InputError(f"{msg}; there are {listed(rest, 40) or 'only labels'}")
 
 
@@ -234,9 +238,9 @@ def _of_columns(
     labels: tuple[str, ...], given: tuple[list[str], list[str]] | None, options: TaskOptions
 ) -> tuple[Sequence[str], Sequence[str]]:
     if given is None:
-        if options.labels.count("*") != 1 or set(options.labels) & set("?[,"):
+        if options.label_columns.count("*") != 1 or set(options.label_columns) & set("?[,"):
             return labels, labels
-        before, after = options.labels.split("*")  # the names without what they all share: label_*
+        before, after = options.label_columns.split("*")  # the names without what they all share: label_*
         return labels, [name[len(before) : len(name) - len(after)].strip(" _-:.") or name for name in labels]
     ids, names = given
     if not ids:

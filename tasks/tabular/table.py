@@ -1,6 +1,6 @@
 """The task that a user's table makes: a Parquet or CSV file, and options that say what its columns are.
 
-Chosen by us: where no column holds the split, a fifth of the labelled rows, stratified by (rarest) class, is the test
+Chosen by us: where no column holds the split, a fifth of the labeled rows, stratified by (rarest) class, is the test
 split, drawn with a seed of its own, so that every run is tested on the same rows whatever its seed. Test and
 validation rows of a single-label table need a label; training rows do not.
 """
@@ -37,8 +37,8 @@ TEST_SEED = 20
 
 
 def table_task(options: TaskOptions) -> Task:
-    """The task of ``options.parquet``. Reads the file; raises InputError on what cannot be a task."""
-    path = _plainly_named(option_path(options.parquet, options))
+    """The task of ``options.file``. Reads the file; raises InputError on what cannot be a task."""
+    path = _plainly_named(option_path(options.file, options))
     schema = schema_of(open_file(path, BadRows(skip=options.on_bad_row == "skip")), options)
     return task_of_schema(path, schema, options)
 
@@ -75,33 +75,33 @@ def task_of_schema(path: Path, schema: Schema, options: TaskOptions) -> Task:
 
 def images(folder: Path, options: TaskOptions, *, schema: Schema) -> list[str]:
     """The paths that the table's rows name, each once."""
-    file = open_file(folder / Path(options.parquet).name, BadRows(skip=True))
+    file = open_file(folder / Path(options.file).name, BadRows(skip=True))
     text = pc.utf8_trim_whitespace(file.read(schema.inputs)[schema.inputs[0]])
     return sorted(path for path in pc.unique(text.drop_null()).to_pylist() if path)
 
 
-def settled(options: TaskOptions, say: Callable[[str], None]) -> TaskOptions:
+def settled(options: TaskOptions, log: Callable[[str], None]) -> TaskOptions:
     """The options with the table's name, and with what a column ``client`` says: partition by subjects, one client for
     every value. Says what was guessed.
     """
-    if not options.parquet:
+    if not options.file:
         wrong = next((n for n in ("labels", "inputs", "client", "split", "class_names") if getattr(options, n)), "")
         if wrong:
-            msg = f"[task] {wrong} is for a table of your own: name its file with --task.parquet"
+            msg = f"[task] {wrong} is for a table of your own: name its file with --task.file"
             raise InputError(msg)
         return options
-    path = _plainly_named(option_path(options.parquet, options))
+    path = _plainly_named(option_path(options.file, options))
     file = open_file(path, BadRows(skip=options.on_bad_row == "skip"))
     schema = schema_of(file, options)
     if schema.guessed:
-        say(f"{path.name}: inputs guessed (--task.inputs names them), as {schema.form}: {listed(schema.inputs)}")
+        log(f"{path.name}: inputs guessed (--task.input_columns names them), as {schema.form}: {listed(schema.inputs)}")
     task = task_of_schema(path, schema, options)
     options = replace(options, name=task.name)
     if not schema.client:
         return options
     table = task.read(path.parent, options)
     clients = len(pc.unique(table["subject"].filter(pc.equal(table["split"], "train"))))
-    say(f"{path.name}: {clients} clients, one for every {schema.client!r} that has training rows")
+    log(f"{path.name}: {clients} clients, one for every {schema.client!r} that has training rows")
     return replace(options, partition="subjects", clients=clients)
 
 
@@ -111,7 +111,7 @@ def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Any:
         msg = "a table needs the folder of its file"
         raise ValueError(msg)
     bad = BadRows.of(options)
-    file = open_file(folder / Path(options.parquet).name, bad)
+    file = open_file(folder / Path(options.file).name, bad)
     extra = [name for name in (schema.client, schema.split) if name]
     raw = file.read([*schema.labels, *schema.inputs, *extra])
     faults = Faults(file.path, file.row_N, whole=bad.skip)
@@ -135,15 +135,15 @@ def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Any:
 @dataclass(frozen=True, slots=True)
 class Samples:
     """What a trained model is asked about. table: ``row``, ``labels``, ``known`` and the payload, of every row;
-    labelled: whether the file has any label.
+    labeled: whether the file has any label.
     """
 
     table: Any
-    labelled: bool
+    labeled: bool
 
 
 def samples_of(path: Path, spec: InputSpec, kind: Kind, class_names: tuple[str, ...]) -> Samples:
-    """The samples of a file with the columns that the model was trained on, labelled or not. InputError with file and
+    """The samples of a file with the columns that the model was trained on, labeled or not. InputError with file and
     row.
     """
     if spec.columns is None:
@@ -216,13 +216,14 @@ def _splits(column: Any, schema: Schema, found: Targets, faults: Faults) -> Any:
 
 
 def _drawn(table: Any, given_N: Bools, classes: int, path: Path) -> Any:
-    """The split column where the file has none: a fifth of the labelled rows is test."""
+    """The split column where the file has none: a fifth of the labeled rows is test."""
     index = np.flatnonzero(given_N)
     rarest = Labels.of_lists(table["labels"], classes).take(index).rarest()
     spare = len(index) - len(np.unique(rarest))
     if round(TEST_SHARE * len(index)) > spare or not spare:
         msg = (
-            f"{path}: {len(index)} labelled rows are too few to draw a test split from; give a column with --task.split"
+            f"{path}: {len(index)} labeled rows are too few to draw a test split from; give a column with"
+            " --task.split_column"
         )
         raise InputError(msg)
     row_N = table["row"].to_numpy()

@@ -110,13 +110,13 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
         raise ValueError(msg)
     bad = BadRows.of(options)
     codes = read_codes(folder, bad)
-    labelled = codes.admissions(CODES)
+    labeled = codes.admissions(CODES)
     published = variant(mimic3_50(), options) == "published"
     splits = read_splits(folder, bad) if published else None
-    wanted = labelled if splits is None else np.intersect1d(labelled, splits.admission_N)
+    wanted = labeled if splits is None else np.intersect1d(labeled, splits.admission_N)
     notes = read_notes(folder, wanted, bad)
     check_frequent(codes, notes, CODES, folder)
-    split = own_split(notes, labelled) if splits is None else splits.of(notes, labelled, bad)
+    split = own_split(notes, labeled) if splits is None else splits.of(notes, labeled, bad)
     if not split:
         msg = f"{folder}: no admission has a discharge summary and one of the 50 codes; get the files again"
         raise InputError(msg)
@@ -166,11 +166,11 @@ def _words(texts: Any, limit: int) -> Any:
     return pc.binary_join(pc.list_slice(lists, 0, limit), " ")
 
 
-def own_split(notes: Notes, labelled: Ints) -> dict[int, str]:
+def own_split(notes: Notes, labeled: Ints) -> dict[int, str]:
     """Admission -> split, for those that have a discharge summary and one of the classes: a function of the patient
     alone, so that it does not depend on which others there are.
     """
-    kept_N = np.isin(notes.row_N, labelled)
+    kept_N = np.isin(notes.row_N, labeled)
     patient_S, place_N = np.unique(notes.patient_N[kept_N], return_inverse=True)
     seeds = (hashlib.sha256(f"mimic3-50 {SPLIT_SEED} {patient}".encode()).digest() for patient in patient_S.tolist())
     draw_S = np.array([int.from_bytes(seed[:8], "big") / 2**64 for seed in seeds])

@@ -169,12 +169,12 @@ class Published:
         """Its admissions, ascending."""
         return np.array(sorted(self.place), dtype=np.int64)
 
-    def of(self, notes: Notes, labelled: Ints, bad: BadRows) -> dict[int, str]:
+    def of(self, notes: Notes, labeled: Ints, bad: BadRows) -> dict[int, str]:
         """Admission -> split. Bad rows: an admission without a discharge summary or without any of the classes, and
         one whose patient is also in a later split (train, validation, test), where that patient stays.
         """
         patient = dict(zip(notes.row_N.tolist(), notes.patient_N.tolist(), strict=True))
-        known, found = set(labelled.tolist()), dict[int, str]()
+        known, found = set(labeled.tolist()), dict[int, str]()
         for row, (split, where) in self.place.items():
             if row not in patient:
                 bad.meet(f"{where}: admission {row} has no discharge summary in NOTEEVENTS; get all files again")

@@ -10,6 +10,7 @@ from typing import Any
 
 from anchorfl.models.build import ModelOptions
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
+from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.evaluation import EvaluationOptions
 from anchorfl.pipeline.config.experiment import Experiment, FederationOptions
@@ -31,11 +32,12 @@ def small(method: str = "fedavg", kept: int = 1, **more: object) -> Experiment:
             name="toy-single", clients=3, classes_per_client=2, min_count=1, max_tokens=16, validation=0.1
         ),
         "method": METHODS[method](),
-        "model": ModelOptions(width=8, heads=2, feedforward=8, dropout=0.1, names_width=8),
+        "model": ModelOptions(width=8, heads=2, feedforward=8, dropout=0.1),
+        "class_embeddings": ClassEmbeddingOptions(width=8),
         "federation": FederationOptions(rounds=2, clients_per_round=2, epochs=1),
-        "optimizer": OptimizerOptions(lr=0.01, batch_size=32, micro_tokens=64),
-        "cluster": ClusterOptions(executor="serial", checkpoints=kept),
-        "evaluation": EvaluationOptions(keep=2),
+        "optimizer": OptimizerOptions(lr=0.01, batch_size=32, microbatch_tokens=64),
+        "cluster": ClusterOptions(executor="serial", keep_checkpoints=kept),
+        "evaluation": EvaluationOptions(save_state_every=2),
         "tracking": TrackingOptions(uri="none"),
         "seed": 1,
     }

@@ -72,7 +72,7 @@ def changed(path, **values):
     "values",
     [
         {"model": {}, "head": "none"},
-        {"head": "label", "names_width": 10**12},
+        {"head": "label", "class_embedding_width": 10**12},
         {"parts": 10**9, "head": "cosine"},
         {"kind": []},
         {"class_names": ["a"] * 7},

@@ -21,8 +21,8 @@ from tests.tasks.own_tables import trees
 
 def read(name, folder, made, **options):
     asked = TaskOptions(
-        parquet=name, root=str(folder), cache=str(made), clients=2, partition="iid", validation=0.0, min_count=1,
-        **{"labels": "kind", "image_size": 8, **options},
+        file=name, root=str(folder), cache=str(made), clients=2, partition="iid", validation=0.0, min_count=1,
+        **{"label_columns": "kind", "image_size": 8, **options},
     )  # fmt: skip
     look(asked)
     prepare(task_of(asked), asked, 1, engine="local")

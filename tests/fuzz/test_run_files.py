@@ -111,7 +111,7 @@ def tables_of_one(folder: Path) -> None:
     """A model of a table, and a table for it."""
     table = pa.table({k: v for k, v in trees().items() if k in ("height", "girth", "kind")})
     pq.write_table(table, folder / "samples.parquet")
-    e = small(task=TaskOptions(parquet=str(folder / "samples.parquet"), labels="kind", clients=3, validation=0.1))
+    e = small(task=TaskOptions(file=str(folder / "samples.parquet"), label_columns="kind", clients=3, validation=0.1))
     run(e, folder / "run", quiet)
     for path in (folder / "run" / "model").iterdir():
         path.rename(folder / path.name)

@@ -35,7 +35,7 @@ def weights(folder):
 
 
 def start(folder, made):
-    e = small(model=ModelOptions(width=8, heads=2, feedforward=8, dropout=0.1, names_width=8,
+    e = small(model=ModelOptions(width=8, heads=2, feedforward=8, dropout=0.1,
                                  weights=str(folder / "w.safetensors")))  # fmt: skip
     make_setup(e, quiet)
 
@@ -82,7 +82,7 @@ def encoder(folder):
 
 
 def encode(folder, made):
-    from_language_model(("ash", "elm"), model=str(folder / "bert"), prompts=("a {name}",), normalise=True,
+    from_language_model(("ash", "elm"), model=str(folder / "bert"), prompts=("a {name}",), normalize=True,
                         pooling="auto", cache=None, log=quiet)  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def without_library(monkeypatch):
 
 
 def test_vectors_are_unit_means_over_real_tokens(folder, tmp_path):
-    """Against mean pooling in NumPy: normalised per prompt, before any statistic."""
+    """Against mean pooling in NumPy: normalized per prompt, before any statistic."""
     got = concepts(asked_of(folder), tmp_path).vectors_CMD
     assert got.dtype == torch.float32
     assert not got.requires_grad

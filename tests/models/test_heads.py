@@ -125,13 +125,8 @@ def test_build_refuses_in_one_line(changes, text):
         ({"width": 0}, "model.width = 0: must be at least 1"),
         ({"heads": 0}, "model.heads = 0: must be at least 1"),
         ({"feedforward": -1}, "model.feedforward = -1: must be at least 1"),
-        ({"names_width": 0}, "model.names_width = 0: must be at least 1"),
         ({"dropout": 1.0}, "model.dropout = 1.0: must be in [0, 1)"),
         ({"dropout": -0.1}, "model.dropout = -0.1: must be in [0, 1)"),
-        (
-            {"names": "cooccurrence"},
-            "model.names = 'cooccurrence' needs model.names_table, the CSV of the co-occurrence table",
-        ),
     ],
 )
 def test_options_out_of_range_are_refused(option, text):

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from anchorfl.models import language
-from anchorfl.models.build import ModelOptions
 from anchorfl.models.label_names import NamesError
 from anchorfl.models.language import from_language_model
 from anchorfl.models.text_encoders import mean_states
+from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
 from tests.tiny_bert import WORDS, saved_bert
 
 NAMES = ("lying_down", "sitting", "of")
@@ -39,14 +39,14 @@ def by_hand(folder, text):
         return network(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0).numpy()
 
 
-@pytest.mark.parametrize("normalise", [True, False])
-def test_a_row_is_the_mean_over_prompts_of_mean_states(folder, normalise):
-    got = from_language_model(NAMES, model=str(folder), prompts=PROMPTS, normalise=normalise, cache=None)
+@pytest.mark.parametrize("normalize", [True, False])
+def test_a_row_is_the_mean_over_prompts_of_mean_states(folder, normalize):
+    got = from_language_model(NAMES, model=str(folder), prompts=PROMPTS, normalize=normalize, cache=None)
     assert got.without_edge == ()
     assert got.vectors_CD.dtype == torch.float32
     for name, row in zip(("lying down", "sitting", "of"), got.vectors_CD.numpy(), strict=True):
         each = [by_hand(folder, text) for text in (name, f"a photo of {name}.")]
-        each = [v / np.linalg.norm(v) for v in each] if normalise else each
+        each = [v / np.linalg.norm(v) for v in each] if normalize else each
         np.testing.assert_allclose(row, np.mean(each, 0), rtol=0, atol=2e-6)
     assert torch.pdist(got.vectors_CD).min() > 1e-3
 
@@ -77,9 +77,9 @@ def test_second_start_loads_no_model(folder, tmp_path, monkeypatch):
     assert heard == []
     digests = {first.digest}
     for case in (
-        {"class_names": NAMES[:2]}, {"prompts": PROMPTS}, {"normalise": False}, {"model": "another/hub-name@v1"},
+        {"class_names": NAMES[:2]}, {"prompts": PROMPTS}, {"normalize": False}, {"model": "another/hub-name@v1"},
     ):  # fmt: skip
-        asked = {"class_names": NAMES, "model": str(folder), "prompts": ("{name}",), "normalise": True} | case
+        asked = {"class_names": NAMES, "model": str(folder), "prompts": ("{name}",), "normalize": True} | case
         digests.add(language._digest(**asked))
     os.utime(folder / "config.json", ns=(1, 1))
     digests.add(language._digest(NAMES, str(folder), ("{name}",), True))
@@ -90,8 +90,8 @@ def test_a_run_starts_from_the_vectors_of_the_model(folder, experiment, tmp_path
     from anchorfl.pipeline.run.prepare import make_setup
 
     monkeypatch.setenv("ANCHORFL_CACHE", str(tmp_path))
-    options = {"names": "language_model", "names_model": str(folder), "names_prompts": "{name} | a {name}"}
-    setup = make_setup(experiment("fedalign", model=options), lambda _: None)
+    options = {"init": "language_model", "encoder": str(folder), "prompts": "{name} | a {name}"}
+    setup = make_setup(experiment("fedalign", class_embeddings=options), lambda _: None)
     names = setup.data().manifest.class_names
     expected = from_language_model(names, model=str(folder), prompts=("{name}", "a {name}"), cache=None)
     assert torch.equal(setup.vectors_CP, expected.vectors_CD)
@@ -143,13 +143,18 @@ def test_without_the_extra_it_is_named(monkeypatch):
 
 
 def test_bad_options_are_named():
+    with pytest.raises(ValueError, match=r"class_embeddings\.width = 0: must be at least 1"):
+        ClassEmbeddingOptions(width=0)
+    with pytest.raises(ValueError, match=r"init = 'cooccurrence' needs class_embeddings\.table, the CSV of the"):
+        ClassEmbeddingOptions(init="cooccurrence")
     with pytest.raises(
-        ValueError, match=r"model\.names = 'language_model' needs model\.names_model, its folder or hub"
+        ValueError,
+        match=r"class_embeddings\.init = 'language_model' needs class_embeddings\.encoder, its folder or hub",
     ):
-        ModelOptions(names="language_model")
-    with pytest.raises(ValueError, match=r"model\.names_prompts: 'a photo' has no \{name\}: write it where"):
-        ModelOptions(names_prompts="{name}|a photo")
-    assert ModelOptions(names_prompts="a {name} | {name}").prompts == ("a {name}", "{name}")
+        ClassEmbeddingOptions(init="language_model")
+    with pytest.raises(ValueError, match=r"class_embeddings\.prompts: 'a photo' has no \{name\}: write it where"):
+        ClassEmbeddingOptions(prompts="{name}|a photo")
+    assert ClassEmbeddingOptions(prompts="a {name} | {name}").templates == ("a {name}", "{name}")
     with pytest.raises(NamesError, match=r"prompt 'photo' has no \{name\}"):
         from_language_model(NAMES, model="any", prompts=("photo",), cache=None)
     with pytest.raises(NamesError, match="at least one prompt and one class name"):

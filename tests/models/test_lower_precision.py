@@ -52,7 +52,7 @@ def test_scores_are_in_float32():
 
 
 def test_a_changed_weight_is_seen_within_an_outer_autocast():
-    """An optimiser changes weights in place, which autocast's cache of cast weights does not see."""
+    """An optimizer changes weights in place, which autocast's cache of cast weights does not see."""
     _, low, x = twins()
     with torch.autocast("cpu", torch.bfloat16):
         before = low(x)

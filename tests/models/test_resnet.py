@@ -48,7 +48,7 @@ def stirred(module, seed=0):
 
 
 def by_hand(weights, x, kind, training):
-    """The normalisation with these weights, written out."""
+    """The normalization with these weights, written out."""
     if kind == "group":
         g = x.reshape(len(x), min(32, x.shape[1] // 2), -1)
         g = (g - g.mean(2, keepdim=True)) / (g.var(2, unbiased=False, keepdim=True) + 1e-5).sqrt()
@@ -81,7 +81,7 @@ def block_by_hand(weights, x, stride, kind, training):
 
 @pytest.mark.parametrize(("network", "count"), [("resnet18", 11_689_512), ("resnet34", 21_797_672)])
 def test_parameters_are_as_many_as_published(network, count):
-    """With 1000 classes, three channels and the ImageNet stem, whatever the normalisation."""
+    """With 1000 classes, three channels and the ImageNet stem, whatever the normalization."""
     for norm in NORMS:
         model = made(network, (3, 224, 224), classes=1000, norm=norm)
         assert sum(p.numel() for p in model.parameters()) == count

@@ -71,9 +71,9 @@ def test_projected_is_the_models_own_projection(folder, tmp_path):
         out = model.text_model(input_ids=batch["input_ids"]).pooler_output
         expected = model.text_projection(out)[0].numpy()
     np.testing.assert_allclose(got[1, 0].numpy(), expected / np.linalg.norm(expected), rtol=0, atol=2e-6)
-    with pytest.raises(NamesError, match=r"\(clip\) is no text encoder; set model\.names_pooling to 'projected'"):
+    with pytest.raises(NamesError, match=r"\(clip\) is no text encoder; set class_embeddings\.pooling to 'projected'"):
         concepts(asked_of(place), tmp_path)
-    with pytest.raises(NamesError, match=r"has no projection of texts: set model\.names_pooling to 'mean'"):
+    with pytest.raises(NamesError, match=r"has no projection of texts: set class_embeddings\.pooling to 'mean'"):
         concepts(asked_of(folder, pooling="projected"), tmp_path)
 
 
@@ -130,7 +130,10 @@ def test_open_clip_models_that_cannot_be_used_are_named(fake_clip, tmp_path):
     asked = Asked(WORDS_C, PROMPTS, "open_clip:ViT-B-32")
     for changed, message in [
         ({}, r"say which weights, for example open_clip:ViT-B-32@laion2b_s34b_b79k"),
-        ({"model": "open_clip:a@b", "pooling": "mean"}, "has its own projection: set model.names_pooling to 'auto'"),
+        (
+            {"model": "open_clip:a@b", "pooling": "mean"},
+            "has its own projection: set class_embeddings.pooling to 'auto'",
+        ),
         (
             {"model": "open_clip:hf-hub:nothing"},
             r"cannot be loaded \(Failed initial .*\); give open_clip:hf-hub:.*copy",

@@ -18,7 +18,7 @@ from anchorfl.models.classifier import Classifier
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import LinearHead
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientSide, Report, ServerSide
+from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, ServerContext
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.prepare import make_setup
@@ -32,11 +32,11 @@ AWARE = torch.tensor([True, True, False, False])
 SHAPES = {"encoder.0.weight": (D, F), "encoder.0.bias": (D,), "head.weight": (C, D), "head.bias": (C,)}
 """Every tensor of ``dense``, in the order in which it is sent."""
 WORDS, LENGTH, KEYS = 15, 12, "encoder.layer.qkv.bias"
-PLAIN = OptimizerOptions(batch_size=8, skip_zero_rows=False, micro_tokens=0)
+PLAIN = OptimizerOptions(batch_size=8, skip_zero_rows=False, microbatch_tokens=0)
 SAVINGS = [
     replace(PLAIN, skip_zero_rows=True),
-    replace(PLAIN, micro_tokens=20),
-    replace(PLAIN, skip_zero_rows=True, micro_tokens=20),
+    replace(PLAIN, microbatch_tokens=20),
+    replace(PLAIN, skip_zero_rows=True, microbatch_tokens=20),
 ]
 
 
@@ -83,7 +83,7 @@ def rows_of(kind="single", seed=0):
 
 
 def server(model, cards):
-    return ServerSide(model, cards, Objective("single"), None, torch.Generator(), 1, 1)
+    return ServerContext(model, cards, Objective("single"), None, torch.Generator(), 1, 1)
 
 
 def started(method, kind="single", *, memory=None, options=PLAIN, state=None, model=None):
@@ -92,8 +92,8 @@ def started(method, kind="single", *, memory=None, options=PLAIN, state=None, mo
     model = (dense() if model is None else model).train()
     sent = method.begin(server(model, [card])) if state is None else state
     model.load_state_dict(sent.weights)
-    side = ClientSide(model, sent, card, data, memory or {}, Objective(kind), options, infer, torch.Generator())
-    return method.local(side), [data.rows(torch.arange(0, 5), N), data.rows(torch.arange(5, N), N)]
+    ctx = ClientContext(model, sent, card, data, memory or {}, Objective(kind), options, infer, torch.Generator())
+    return method.trainer(ctx), [data.rows(torch.arange(0, 5), N), data.rows(torch.arange(5, N), N)]
 
 
 def arrays(tensors):
@@ -101,9 +101,9 @@ def arrays(tensors):
     return {name: value.detach().numpy().copy() for name, value in tensors.items()}
 
 
-def gradient(local, pieces):
+def gradient(local, micro_batches):
     """Loss and gradients of one mini-batch, by the code under test."""
-    loss = float(local.gradients(pieces))
+    loss = float(local.gradients(micro_batches))
     return loss, {name: p.grad.numpy().copy() for name, p in local.model.named_parameters()}
 
 
@@ -157,8 +157,8 @@ def fitted(method, kind="single", *, memory=None, state=None, options=PLAIN, epo
     """One client in one round; ``model``: the work-space."""
     card, data = rows_of(kind, seed)
     model = dense() if model is None else model
-    side = server(model, [card])
-    sent = method.broadcast(method.begin(side), side) if state is None else state
+    ctx = server(model, [card])
+    sent = method.broadcast(method.begin(ctx), ctx) if state is None else state
     training = Training(method, Objective(kind), options, epochs, 3)
     return fit(training, model, card, data, sent, memory or method.first_memory(model), round_)
 
@@ -167,7 +167,7 @@ def fitted(method, kind="single", *, memory=None, state=None, options=PLAIN, epo
 
 
 def texts(who=0, rows=60):
-    """Ragged rows of tokens, four of five unlabelled, so that some mini-batches of 8 have no labelled row."""
+    """Ragged rows of tokens, four of five unlabeled, so that some mini-batches of 8 have no labeled row."""
     rng = np.random.default_rng(who)
     length = torch.from_numpy(rng.integers(1, LENGTH + 1, size=rows))
     x = torch.from_numpy(rng.integers(1, WORDS, size=(rows, LENGTH)).astype(np.int32))
@@ -193,14 +193,14 @@ def trained(method, options, *, dropout=0.0, double=False):
     one_thread()  # as in a run; small tensors gain nothing from more
     model, clients = network(dropout), [texts(0), texts(1)]
     model = model.double() if double else model
-    side = server(model, [card for card, _ in clients])
-    state, memories = method.begin(side), [method.first_memory(model) for _ in clients]
+    ctx = server(model, [card for card, _ in clients])
+    state, memories = method.begin(ctx), [method.first_memory(model) for _ in clients]
     training = Training(method, Objective("single"), options, 2, 5)
     for round_ in (1, 2):
-        sent = method.broadcast(state, side)
+        sent = method.broadcast(state, ctx)
         got = [fit(training, model, *clients[i], sent, memories[i], round_) for i in (0, 1)]
-        reports = [Report(card, one.update) for (card, _), one in zip(clients, got, strict=True)]
-        state, memories = method.merge(state, reports, side), [one.memory for one in got]
+        results = [ClientResult(card, one.update) for (card, _), one in zip(clients, got, strict=True)]
+        state, memories = method.aggregate(state, results, ctx), [one.memory for one in got]
     return got[0].update
 
 

@@ -17,7 +17,7 @@ def quiet(line: str) -> None:
 
 
 def mirrored(e, mirror):
-    return dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, mirror=mirror))
+    return dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, backup=mirror))
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -40,7 +40,7 @@ def contents(place: str) -> dict[str, bytes]:
 def rows(folder: Path) -> list[dict]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
-        {k: v for k, v in line["metrics"].items() if not k.startswith(("sys/", "system/"))} | {"round": line["round"]}
+        {k: v for k, v in line["metrics"].items() if not k.startswith(("time/", "system/"))} | {"round": line["round"]}
         for line in lines
     ]
 

@@ -17,7 +17,7 @@ from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import CosineHead
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.class_embeddings import ROWS
-from anchorfl.pipeline.algorithm.contract import Report, ServerSide
+from anchorfl.pipeline.algorithm.contract import ClientResult, ServerContext
 from anchorfl.pipeline.algorithm.label_collection import run_key
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, in_round
 from anchorfl.pipeline.execution.pooled_executor import Step, pooled_step
@@ -77,9 +77,9 @@ def clients(data: Rows) -> list[tuple[Card, ClientData]]:
     return out
 
 
-def server(model, cards, told=(), seed=0, round_=1):
+def server(model, cards, initial_messages=(), seed=0, round_=1):
     rng = torch.Generator().manual_seed(seed + round_)
-    return ServerSide(model, cards, Objective("multi"), None, rng, round_, 3, told)
+    return ServerContext(model, cards, Objective("multi"), None, rng, round_, 3, initial_messages)
 
 
 def parts(rows):
@@ -94,41 +94,51 @@ def parts(rows):
 def begun(method, model, data, seed=0):
     """The state before round 1, and the cards."""
     held = clients(data)
-    told = [method.tell(card, parts(rows), run_key(seed)) for card, rows in held] if method.tells else []
-    return method.begin(server(model, [card for card, _ in held], told, seed, 0)), [card for card, _ in held]
+    initial_messages = (
+        [method.initial_message(card, parts(rows), run_key(seed)) for card, rows in held]
+        if method.sends_initial_message
+        else []
+    )
+    return method.begin(server(model, [card for card, _ in held], initial_messages, seed, 0)), [
+        card for card, _ in held
+    ]
 
 
 def explicit(method, data, rounds=3, *, options=SGD, epochs=1, chosen=range(C), model=None):
     """States after every round and mean losses, client by client."""
-    model = model or network(method.parts)
+    model = model or network(method.head.parts)
     state, cards = begun(method, model, data)
     held, training, memories, out = clients(data), Training(method, Objective("multi"), options, epochs, 5), {}, []
     for round_ in range(1, rounds + 1):
-        side, reports, losses = server(model, cards, round_=round_), [], []
-        sent = method.broadcast(state, side)
+        ctx, results, losses = server(model, cards, round_=round_), [], []
+        sent = method.broadcast(state, ctx)
         for c in chosen:
-            got = fit(training, model, *held[c], sent, memories.get(c, {}), round_, method.letter(state, cards[c]))
+            got = fit(
+                training, model, *held[c], sent, memories.get(c, {}), round_, method.client_message(state, cards[c])
+            )
             memories[c] = got.memory
-            reports.append(Report(cards[c], got.update))
+            results.append(ClientResult(cards[c], got.update))
             losses.append(got.loss)
-        state = method.merge(state, reports, side)
+        state = method.aggregate(state, results, ctx)
         out.append((state, np.mean(losses)))
     return out
 
 
 def at_once(method, data, rounds=3, *, options=SGD, piece=1000, chosen=range(C), model=None):
     """The same by pooled passes."""
-    model = model or network(method.parts)
+    model = model or network(method.head.parts)
     state, cards = begun(method, model, data)
-    pooling, out, chosen = method.pooling(), [], list(chosen)
+    pooling, out, chosen = method.batched_round(), [], list(chosen)
     rows_C = torch.tensor([card.num_examples for card in cards])
     weight_C = torch.zeros(C, dtype=torch.float64)
-    weight_C[chosen] = pooling.shares(rows_C[chosen])
+    weight_C[chosen] = pooling.client_weights(rows_C[chosen])
     answered_C = torch.zeros(C, dtype=torch.bool)
     answered_C[chosen] = True
     for round_ in range(1, rounds + 1):
         o = in_round(options, round_)
-        step = Step(pooling, weight_C / weight_C.sum(), rows_C, o.lr, o.weight_decay, pooling.row_lr(round_), piece)
+        step = Step(
+            pooling, weight_C / weight_C.sum(), rows_C, o.lr, o.weight_decay, pooling.class_embedding_lr(round_), piece
+        )
         weights, loss_C = pooled_step(model, state.weights, data, step)
         state = pooling.gather(state, weights, answered_C, server(model, cards, round_=round_))
         out.append((state, float(loss_C[chosen].mean())))

@@ -48,7 +48,7 @@ def test_a_new_option_leaves_digests_as_they_are_and_a_changed_value_does_not():
     assert digest(replace(e, seed=e.seed + 1)) != digest(e)
     assert digest(replace(e, optimizer=replace(e.optimizer, batch_size=31))) != digest(e)
     same = replace(e, output="x", cluster=replace(e.cluster, executor="serial"), task=replace(e.task, cache="y"))
-    assert digest(replace(same, evaluation=replace(e.evaluation, keep=3))) == digest(e)
+    assert digest(replace(same, evaluation=replace(e.evaluation, save_state_every=3))) == digest(e)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -91,7 +91,9 @@ def test_robust_merges_of_the_page_withstand_somebody(tmp_path):
     file.write_text(block("robust-aggregation.md", "one-class", "toml"), encoding="utf-8")
     e = read_preset(str(file))
     for merge in ("median", "trimmed_mean", "krum"):
-        assert dataclasses.replace(e, federation=dataclasses.replace(e.federation, merge=merge)).task.clients == 10
+        assert (
+            dataclasses.replace(e, federation=dataclasses.replace(e.federation, aggregation=merge)).task.clients == 10
+        )
 
 
 def quiet(line):
@@ -101,7 +103,7 @@ def quiet(line):
 def test_concepts_of_the_page_are_what_a_run_asks_for(example, experiment, tmp_path):
     model = saved_bert(tmp_path)
     file = example("concepts.md", "concepts").write("digits", str(model), tmp_path / "out")
-    e = experiment("fedavg", "digits", model={"names_model": str(model)})
+    e = experiment("fedavg", "digits", class_embeddings={"encoder": str(model)})
     asked = asked_of(e, find_task("digits").class_names)
     assert file == asked.file(tmp_path / "out")
     assert file.is_file()

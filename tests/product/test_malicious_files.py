@@ -140,7 +140,7 @@ def _experiment():
     return replace(
         e,
         federation=replace(e.federation, rounds=2, clients_per_round=2, epochs=1),
-        evaluation=replace(e.evaluation, keep=1),
+        evaluation=replace(e.evaluation, save_state_every=1),
         cluster=replace(e.cluster, executor="serial"),
         tracking=replace(e.tracking, uri="none"),
     )
@@ -228,7 +228,7 @@ def test_rows_that_are_pickled_objects_are_not_run(finished, tmp_path, mark, mak
     file = tmp_path / "mine.parquet"
     file.write_bytes(make(["a", "b", "kind", "site"], mark, 40))
     for inputs, labels, client in (("a,b", "kind", ""), ("a", "kind", "site"), ("a,b", "kind,site", "")):
-        options = TaskOptions(parquet=str(file), inputs=inputs, labels=labels, client=client)
+        options = TaskOptions(file=str(file), input_columns=inputs, label_columns=labels, client_column=client)
         with pytest.raises(REFUSALS):
             checked(task_of(options).read(raw_folder(task_of(options), options), options), task_of(options))
 
@@ -251,7 +251,7 @@ def test_a_user_s_table_with_one_bad_column_is_not_run(tmp_path, mark):
         good = good.append_column("kind", bad["kind"] if column == "kind" else pa.array(list("ab") * 30))
         file = tmp_path / f"{column}.parquet"
         pq.write_table(good.append_column("note", bad["note"]), file)
-        options = TaskOptions(parquet=str(file), inputs="height,girth", labels="kind", client="site")
+        options = TaskOptions(file=str(file), input_columns="height,girth", label_columns="kind", client_column="site")
         with contextlib.suppress(*REFUSALS):
             task = task_of(options)
             checked(task.read(raw_folder(task, options), options), task)

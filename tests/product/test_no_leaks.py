@@ -39,7 +39,7 @@ SECRETS = {
 USER, PASSWORD = f"{MARK}UriUser", f"{MARK}UriPassword"
 OPTIONS = (
     "--federation.rounds", "2", "--federation.epochs", "1", "--federation.clients_per_round", "2",
-    "--evaluation.keep", "1",
+    "--evaluation.save_state_every", "1",
 )  # fmt: skip
 
 
@@ -103,9 +103,17 @@ def database_text(file: Path) -> str:
 def test_no_row_and_no_secret_is_in_the_records(tmp_path, texts):
     """Run folder, MLflow's database and artifacts, output; the cache holds the rows by nature, and is closed."""
     file = table(tmp_path, texts=texts)
-    own = ("--task.parquet", str(file), "--task.inputs", "note" if texts else "height,girth", "--task.labels", "kind")
+    own = (
+        "--task.file",
+        str(file),
+        "--task.input_columns",
+        "note" if texts else "height,girth",
+        "--task.label_columns",
+        "kind",
+    )
     said = anchorfl(
-        tmp_path, "run", *own, "--task.client", "site", "--cluster.executor", "serial", "--model.names", "random",
+        tmp_path, "run", *own, "--task.client_column", "site", "--cluster.executor", "serial",
+        "--class_embeddings.init", "random",
         *OPTIONS,
     )  # fmt: skip
     assert MARK not in said.lower()
@@ -147,8 +155,8 @@ def test_no_row_and_no_secret_is_in_the_logs_of_ray(tmp_path):
     file = table(tmp_path, texts=True)
     with tempfile.TemporaryDirectory(prefix="afl-", dir="/tmp") as place:  # Ray's sockets lie there: short paths
         said = anchorfl(
-            tmp_path, "run", "--task.parquet", str(file), "--task.inputs", "note", "--task.labels", "kind",
-            "--task.client", "site", "--cluster.clients_per_actor", "3",
+            tmp_path, "run", "--task.file", str(file), "--task.input_columns", "note", "--task.label_columns", "kind",
+            "--task.client_column", "site", "--cluster.clients_per_actor", "3",
             "--tracking.uri", f"postgresql+psycopg://me:{PASSWORD}@127.0.0.1:9/runs", *OPTIONS, RAY_TMPDIR=place,
         )  # fmt: skip
         logs = [p for p in Path(place).rglob("*") if p.is_file() and "logs" in p.parts]

@@ -64,7 +64,7 @@ def test_the_published_figures_are_those_of_the_table():
     table, said = published(), set()
     for name in NAMES:
         found = opening(name)
-        key = found["table"], found["data"], found["method"], found["lam"] or ""
+        key = found["table"], found["data"], found["method"], found["lambda_"] or ""
         assert FOLDERS[name.split("/")[0]] == found["data"]
         if found["beside"]:
             assert not found["figures"]
@@ -82,13 +82,13 @@ def test_the_options_are_those_that_the_first_line_names(name):
     found, method = opening(name), to_tree(read_preset(name))["method"]
     is_fixed = found["method"] == "FedAvg-fixed"
     assert method["name"] == ("fedavg-positive" if found["method"].startswith("FedAvg") else found["method"].lower())
-    assert (method["row_lr"] == 0.0) == (is_fixed or method["name"] in ("flag", "fedmlh", "fedalc-fixed"))
+    assert (method["class_embedding_lr"] == 0.0) == (is_fixed or method["name"] in ("flag", "fedmlh", "fedalc-fixed"))
     if method["name"] in ("fedaws", "fedalc"):
-        assert method["lambda_"] == float(found["lam"] or 10)
-        k, _ = published()[found["table"], found["data"], found["method"], found["lam"] or ""]
+        assert method["lambda_"] == float(found["lambda_"] or 10)
+        k, _ = published()[found["table"], found["data"], found["method"], found["lambda_"] or ""]
         all_pairs = {"coco14": 79, "voc12": 19, "voc07": 19, "flair": 50}
         assert method["neighbours"] == int(k or all_pairs[name.split("/")[0]])
-        assert method["form"] == ("hinge_const" if method["neighbours"] in (19, 79) else "neg_d2")
+        assert method["regularizer"] == ("hinge_const" if method["neighbours"] in (19, 79) else "neg_d2")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,7 +96,7 @@ def test_presets_of_a_data_set_differ_in_the_method_alone(name):
     """All rows share the local work; fixed rows of text have 500 rounds (FedALC, section V), all others 300 or 100."""
     folder, method = name.split("/")
     one, base = (to_tree(read_preset(n)) for n in (name, f"{folder}/fedavg"))
-    shared = ("server", "server_lr", "server_decay", "server_eps", "margin", "weighting")
+    shared = ("server", "server_lr", "server_lr_decay", "server_eps", "margin", "weighting")
     skipped = "weighting" if method == "flag" else ""  # its weights are what makes it FLAG
     assert {o: one["method"][o] for o in shared if o != skipped} == {
         o: base["method"][o] for o in shared if o != skipped
@@ -115,7 +115,7 @@ def test_presets_of_a_data_set_differ_in_the_method_alone(name):
 def test_fedaws_beside_fedalc_lacks_the_correlation_alone(name):
     one, other = (to_tree(read_preset(n))["method"] for n in (name, name.replace("fedalc", "fedaws")))
     common = set(one) & set(other) - {"name"}
-    assert {"lambda_", "neighbours", "form", "eta_s", "row_lr"} <= common
+    assert {"lambda_", "neighbours", "regularizer", "eta_s", "class_embedding_lr"} <= common
     assert {o: one[o] for o in common} == {o: other[o] for o in common}
 
 
@@ -123,7 +123,7 @@ def test_fedaws_beside_fedalc_lacks_the_correlation_alone(name):
 def test_one_client_per_label_in_pooled_rounds(folder):
     e = read_preset(f"{folder}/fedavg")
     assert (e.task.partition, e.task.clients, e.federation.clients_per_round) == ("one_class", 0, 0)
-    assert e.federation.pooled
+    assert e.federation.batched_clients
     assert e.evaluation.metrics == "ranking"
     assert e.model.width == 512
     assert e.model.network == ("resnet50" if folder in IMAGES else "auto")

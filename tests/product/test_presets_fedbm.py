@@ -100,7 +100,7 @@ def test_settings_are_the_papers(data, folder):
     assert (o.name, o.lr, o.lr_decay, o.momentum, o.weight_decay) == ("sgd", 0.01, 0.99, 0.9, 5e-4)
     assert (o.batch_size, o.state) == (8, "keep")
     assert (e.model.network, e.model.norm, e.model.width, e.model.init) == ("resnet18", "batch", 512, "torch")
-    assert (e.evaluation.metrics, e.evaluation.select) == ("classification", "best_validation_sum")
+    assert (e.evaluation.metrics, e.evaluation.model_selection) == ("classification", "best_validation_sum")
 
 
 def options(name):
@@ -140,4 +140,9 @@ def test_what_was_chosen_for_each_data_set():
     assert got["oct-c8-0.1"] == (12.5, 0.1, 16)
     assert got["kvasir-v2-0.05"] == (12.5, 1.0, 32)
     assert got["kvasir-v2-0.1"] == (7.5, 0.1, 32)
-    assert [read_preset(f"oct-c8-0.05/lkcc-{n}").model.names_share for n in (25, 50, 75, 100)] == [0.25, 0.5, 0.75, 1]
+    assert [read_preset(f"oct-c8-0.05/lkcc-{n}").class_embeddings.prompt_fraction for n in (25, 50, 75, 100)] == [
+        0.25,
+        0.5,
+        0.75,
+        1,
+    ]

@@ -28,7 +28,7 @@ VARIANTS = [(name, {}) for name in METHODS] + [
     ("fedalign", {"refresh": "epoch"}),
     ("fedavg", {"weighting": "uniform"}),
     ("fedproto", {"inference": "prototype"}),
-    ("fedrep", {"scored": "clients", "head_epochs": 1}),
+    ("fedrep", {"evaluate_on": "clients", "head_epochs": 1}),
 ]
 SINGLE_LABEL = {"fedbm", "fedetf", "fednh", "fedproto", "fedrod"}
 """Methods whose softmax has no counterpart where classes do not exclude each other."""
@@ -40,14 +40,14 @@ def quiet(line: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "options", "task"),
-    [(m, o, TOYS[kind]) for m, o in VARIANTS for kind in METHODS[m].kinds],
+    [(m, o, TOYS[kind]) for m, o in VARIANTS for kind in METHODS[m].supports.kinds],
     ids=lambda v: str(v),
 )
 def test_every_method_trains_on_every_toy_task(experiment, tmp_path, method, options, task):
     e = experiment(method, task, options=options)
     result = run(e, tmp_path / "run", quiet)
     assert 0 <= result.scores["test"]["f1_macro"] <= 1
-    if e.method.scored == "clients":  # their models are theirs: tests/pipeline/run/test_own_scores.py
+    if e.method.evaluate_on == "clients":  # their models are theirs: tests/pipeline/run/test_own_scores.py
         records = read_records(tmp_path / "run")[0]
         assert records[-1].metrics["test/accuracy"] != records[0].metrics["test/accuracy"]
         assert not (tmp_path / "run" / "model").exists()
@@ -65,7 +65,7 @@ def test_every_method_trains_on_every_toy_task(experiment, tmp_path, method, opt
 
 def test_methods_for_one_kind_of_task_refuse_the_other(experiment, tmp_path):
     """In one line, before anything starts."""
-    assert {name for name, method in METHODS.items() if method.kinds != ("single", "multi")} == SINGLE_LABEL
+    assert {name for name, method in METHODS.items() if method.supports.kinds != ("single", "multi")} == SINGLE_LABEL
     for name in SINGLE_LABEL:
         with pytest.raises(InputError) as caught:
             run(experiment(name, TOYS["multi"]), tmp_path / name, quiet)

@@ -97,7 +97,10 @@ def dropped(ref, place=0):
 def test_messages_harmed_or_lost_between_client_and_server(experiment, tmp_path, monkeypatch, harm, part):
     """An update (part 0) or a client's memory (1): asked for again, or fetched from the checkpoint; same bits."""
     e = experiment("scaffold", federation={"rounds": 3, "clients_per_round": 4, "epochs": 1})
-    e = dataclasses.replace(e, model=dataclasses.replace(e.model, width=256, names_width=256, feedforward=256))
+    e = dataclasses.replace(
+        e, model=dataclasses.replace(e.model, width=256, feedforward=256),
+        class_embeddings=dataclasses.replace(e.class_embeddings, width=256),
+    )  # fmt: skip
     expected, harms, plain = run(e, tmp_path / "serial", quiet), [], RayExecutor._answers
 
     def on_the_way(self, *given):
@@ -115,8 +118,8 @@ def test_messages_harmed_or_lost_between_client_and_server(experiment, tmp_path,
     assert harms == [harm]
     assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
     records = read_records(tmp_path / "ray")[0]
-    assert sum(r.metrics.get("fault/rejected", 0) for r in records) == (harm is not dropped)
-    assert sum(r.metrics["fault/recovered"] for r in records) == (harm is dropped)
+    assert sum(r.metrics.get("failures/rejected", 0) for r in records) == (harm is not dropped)
+    assert sum(r.metrics["failures/server_restarts"] for r in records) == (harm is dropped)
 
 
 @pytest.mark.usefixtures("ray_running")
@@ -125,7 +128,10 @@ def test_a_lost_object_is_no_fault_of_the_client_that_needed_it(experiment, tmp_
     from anchorfl.pipeline.run.prepare import make_setup
 
     e = experiment("scaffold", federation={"rounds": 3, "clients_per_round": 4, "epochs": 1})
-    e = dataclasses.replace(e, model=dataclasses.replace(e.model, width=256, names_width=256, feedforward=256))
+    e = dataclasses.replace(
+        e, model=dataclasses.replace(e.model, width=256, feedforward=256),
+        class_embeddings=dataclasses.replace(e.class_embeddings, width=256),
+    )  # fmt: skip
     setup = dataclasses.replace(make_setup(e, quiet), experiment=on_ray(e))
     executor = RayExecutor(setup)
     executor.round(1, [0, 1, 2, 3], lambda *_: None)

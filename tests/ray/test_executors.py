@@ -10,7 +10,7 @@ import pytest
 from ray import cloudpickle
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer
 from anchorfl.pipeline.cluster.layout import layout
 from anchorfl.pipeline.execution.actor_pool import Crew
 from anchorfl.pipeline.execution.executor import SerialExecutor
@@ -84,7 +84,7 @@ def test_serial_and_ray_give_one_checksum_with_letters(experiment, tmp_path, met
     classifier once and the generator whenever it was trained (FedBM, also against BatchNorm's statistics of the mean);
     bytes are counted alike.
     """
-    whole = {"skip_zero_rows": False, "micro_tokens": 0} if norm else {}  # BatchNorm needs a mini-batch at once
+    whole = {"skip_zero_rows": False, "microbatch_tokens": 0} if norm else {}  # BatchNorm needs a mini-batch at once
     e = experiment(
         method, task, options=options, federation={"rounds": 3, "clients_per_round": 3, "epochs": 2},
         optimizer={"name": "sgd", "lr": 0.1, "batch_size": 8 if task == "toy-multi" else 128, **whole},
@@ -95,7 +95,10 @@ def test_serial_and_ray_give_one_checksum_with_letters(experiment, tmp_path, met
     got = run(on_ray(e, clients_per_actor=3), tmp_path / "ray", quiet)
     assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
     wire = [
-        [(r.metrics["wire/down/bytes"], r.metrics["wire/up/bytes"]) for r in read_records(tmp_path / where)[0]]
+        [
+            (r.metrics["communication/download_bytes"], r.metrics["communication/upload_bytes"])
+            for r in read_records(tmp_path / where)[0]
+        ]
         for where in ("serial", "ray")
     ]
     assert wire[0] == wire[1]
@@ -108,7 +111,7 @@ def test_serial_and_ray_give_one_checksum_with_batch_norm(experiment, tmp_path):
     """
     e = experiment(
         "fedavg", "digits", federation={"rounds": 2, "clients_per_round": 2, "epochs": 1},
-        optimizer={"name": "sgd", "skip_zero_rows": False, "micro_tokens": 0, "crop": 1, "flip": "both"},
+        optimizer={"name": "sgd", "skip_zero_rows": False, "microbatch_tokens": 0, "crop": 1, "flip": "both"},
         model={"network": "resnet8", "norm": "batch"},
     )  # fmt: skip
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, clients=4, classes_per_client=5))
@@ -126,7 +129,7 @@ def rounds(executor, count: int):
 def test_every_method_gives_the_bits_of_a_serial_run(experiment):
     """Two rounds each, one after the other on the same two actors."""
     setups = [
-        make_setup(on_ray(experiment(method, f"toy-{kind.kinds[0]}"), clients_per_actor=2), quiet)
+        make_setup(on_ray(experiment(method, f"toy-{kind.supports.kinds[0]}"), clients_per_actor=2), quiet)
         for method, kind in METHODS.items()
     ]  # before there are actors, which would leave no CPU for preparing data
     assert {setup.experiment.task.clients for setup in setups} == {4}
@@ -137,12 +140,12 @@ def test_every_method_gives_the_bits_of_a_serial_run(experiment):
     crew.close()
 
 
-class Meddler(AveragingLocal):
+class Meddler(AveragingTrainer):
     """Overwrites everything that it was given."""
 
     def update(self):
         sent = super().update()
-        for tensor in self.side.state.weights.values():
+        for tensor in self.ctx.state.weights.values():
             tensor.fill_(7.0)
         return sent
 
@@ -151,8 +154,8 @@ class Meddler(AveragingLocal):
 class Meddling(Averaging):
     name = "fedavg"
 
-    def local(self, side):
-        return Meddler(side)
+    def trainer(self, ctx):
+        return Meddler(ctx)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +164,8 @@ class Overwriting(Averaging):
 
     name = "fedavg"
 
-    def merge(self, state, reports, side):
-        merged = super().merge(state, reports, side)
+    def aggregate(self, state, reports, ctx):
+        merged = super().aggregate(state, reports, ctx)
         for report in reports:
             for tensor in report.update.weights.values():
                 tensor.fill_(7.0)

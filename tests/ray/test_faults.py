@@ -172,7 +172,7 @@ def test_a_run_goes_on_with_a_new_server_and_the_same_bits(experiment, tmp_path,
     assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
     records = read_records(tmp_path / "ray")[0]
     assert [r.round for r in records] == [0, 1, 2, 3]
-    assert sum(r.metrics["fault/recovered"] for r in records) == 1
+    assert sum(r.metrics["failures/server_restarts"] for r in records) == 1
 
 
 @pytest.mark.parametrize(

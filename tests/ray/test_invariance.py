@@ -32,7 +32,7 @@ def stored(path) -> list[tuple[str, int, float]]:
     with sqlite3.connect(path) as store:
         assert store.execute("select count(*) from runs where name not like '%-model'").fetchone() == (1,)
         rows = store.execute("select key, step, value from metrics order by key, step").fetchall()
-    return [row for row in rows if not row[0].startswith(("sys/", "system/", "fault/", "time"))]
+    return [row for row in rows if not row[0].startswith(("time/", "system/", "failures/", "time"))]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The states that ``evaluation.keep`` keeps are the same bytes on Ray."""
+"""The states that ``evaluation.save_state_every`` keeps are the same bytes on Ray."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def quiet(line: str) -> None:
 
 
 def test_serial_and_ray_keep_the_same_bytes(experiment, tmp_path):
-    e = experiment("fedalign", evaluation={"keep": 2})
+    e = experiment("fedalign", evaluation={"save_state_every": 2})
     run(e, tmp_path / "serial", quiet)
     run(dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="ray")), tmp_path / "ray", quiet)
     for name in ("00002.safetensors", "00003.safetensors"):

@@ -15,7 +15,7 @@ import ray
 import torch
 from ray import cloudpickle
 
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.run.lifecycle import open_loop
 from anchorfl.pipeline.run.prepare import make_setup
@@ -72,15 +72,15 @@ class Leaking(Averaging):
 
     name = "fedavg"
 
-    def local(self, side):
-        return LeakingLocal(side)
+    def trainer(self, ctx):
+        return LeakingTrainer(ctx)
 
 
-class LeakingLocal(AveragingLocal):
+class LeakingTrainer(AveragingTrainer):
     kept: list = []  # noqa: RUF012  # the leak
 
     def update(self):
-        if self.side.card.client == 0:
+        if self.ctx.card.client == 0:
             self.kept.append((torch.ones(100_000), open(os.devnull)))  # noqa: SIM115  # the leak
         return super().update()
 

@@ -10,7 +10,7 @@ from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_record import read_records
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
-COUNTS = ("fault/clipped", "fault/unchosen")
+COUNTS = ("aggregation/clipped", "aggregation/rejected_by_krum")
 
 
 def quiet(line: str) -> None:
@@ -20,9 +20,9 @@ def quiet(line: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"merge": "median"},
-        {"merge": "trimmed_mean", "trim": 0.25, "clip_norm": 0.2},
-        {"merge": "krum", "krum_keep": 2, "clip_norm": 0.2},
+        {"aggregation": "median"},
+        {"aggregation": "trimmed_mean", "trim_fraction": 0.25, "clip_norm": 0.2},
+        {"aggregation": "krum", "krum_num_selected": 2, "clip_norm": 0.2},
     ],
     ids=str,
 )
@@ -39,5 +39,7 @@ def test_serial_and_ray_give_one_checksum(experiment, tmp_path, options):
         for where in ("serial", "ray")
     ]
     assert counts[0] == counts[1]
-    wanted = {"fault/clipped"} if "clip_norm" in options else set()
-    assert counts[0][2].keys() == wanted | ({"fault/unchosen"} if options.get("merge") == "krum" else set())
+    wanted = {"aggregation/clipped"} if "clip_norm" in options else set()
+    assert counts[0][2].keys() == wanted | (
+        {"aggregation/rejected_by_krum"} if options.get("aggregation") == "krum" else set()
+    )

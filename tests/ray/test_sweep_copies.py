@@ -60,7 +60,7 @@ def test_killed_and_resumed_on_another_machine(preset, tmp_path, s3):
     whole = sweep_process(tmp_path, file, *SPACE, *SHORT, *REST, "--output", "whole/s")
     assert whole.wait(timeout=300) == 0, (tmp_path / "said.txt").read_text()
     mirror, copy = f"{s3}/runs", f"{s3}/runs/s"
-    words = [file, *SPACE, *SHORT, *REST, "--cluster.mirror", mirror, "--output", "cut/s"]
+    words = [file, *SPACE, *SHORT, *REST, "--cluster.backup", mirror, "--output", "cut/s"]
     process = sweep_process(tmp_path, *words, held_after=4)
     wait_for_ends(process, tmp_path, object_store.join(copy, LEDGER), 2)
     process.send_signal(signal.SIGKILL)
@@ -95,7 +95,7 @@ def test_killed_and_resumed_on_another_machine(preset, tmp_path, s3):
 @pytest.mark.slow
 def test_a_copy_is_one_sweeps(preset, tmp_path, s3, capsys):
     file = preset(cluster={"executor": "serial"}, tracking={"uri": "none"})
-    words = ["sweep", file, *SPACE, *SHORT, "--trials", "1", "--finals", "0", "--cluster.mirror", f"{s3}/runs"]
+    words = ["sweep", file, *SPACE, *SHORT, "--trials", "1", "--finals", "0", "--cluster.backup", f"{s3}/runs"]
     assert main([*words, "--output", "a/s"]) == 0
     before = contents(f"{s3}/runs/s")
     assert main([*words, "--output", "b/s"]) == 2

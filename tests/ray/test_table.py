@@ -73,7 +73,7 @@ def mlflow_rounds() -> dict[str, list[int]]:
     with closing(sqlite3.connect("runs/mlflow.db")) as db:
         rows = db.execute(
             "select r.name, m.step from runs r join metrics m on m.run_uuid = r.run_uuid"
-            " where m.key = 'fault/nonfinite' order by m.step"
+            " where m.key = 'sync/round_complete' order by m.step"
         ).fetchall()
     return {name: [step for n, step in rows if n == name] for name, _ in rows}
 

@@ -25,11 +25,11 @@ class Dying(FedALC):
 
     mark: str = ""
 
-    def tell(self, card, parts, key):
+    def initial_message(self, card, parts, key):
         if card.client == 1 and self.mark and not Path(self.mark).exists():
             Path(self.mark).touch()
             os._exit(1)
-        return super().tell(card, parts, key)
+        return super().initial_message(card, parts, key)
 
 
 def test_a_client_that_dies_while_it_tells_costs_nothing(experiment, tmp_path, capsys):

@@ -42,6 +42,6 @@ def csv(folder, text, name="t.csv"):
 
 
 def table(path, **options):
-    options = TaskOptions(parquet=str(path), **{"labels": "kind", **options})
+    options = TaskOptions(file=str(path), **{"label_columns": "kind", **options})
     task = task_of(options)
     return task, checked(task.read(raw_folder(task, options), options), task), options

@@ -61,9 +61,13 @@ def made_run(
     )
     answered = e.selected_clients - failed
     for number, values in enumerate(zip(*scores.values(), strict=True)):
-        wire = {"wire/down/bytes": 2e6 * answered, "wire/up/bytes": 1e6 * answered} if number else {}
-        costs = {"sys/client_seconds": 90.0 if number else 0.0, "sys/score_seconds": 10.0 if number else 0.0}
-        metrics = {**dict(zip(scores, values, strict=True)), **wire, **costs, "fault/failed": float(failed)}
+        wire = (
+            {"communication/download_bytes": 2e6 * answered, "communication/upload_bytes": 1e6 * answered}
+            if number
+            else {}
+        )
+        costs = {"time/clients": 90.0 if number else 0.0, "time/evaluate": 10.0 if number else 0.0}
+        metrics = {**dict(zip(scores, values, strict=True)), **wire, **costs, "failures/dropped_clients": float(failed)}
         journal.round(RoundRecord(number, 1000.0 + number, metrics))
     journal.end("FINISHED")
     write_config(folder, e)

@@ -215,7 +215,7 @@ def _notes(config: Config, options: argparse.Namespace, demand: Demand) -> Itera
     if not any(store in json.dumps(config) + cache for store in STORES):
         yield (
             "no s3:// or gs:// place for data and checkpoints; on more than one node give"
-            " --task.cache s3://BUCKET/cache --cluster.mirror s3://BUCKET/runs"
+            " --task.cache s3://BUCKET/cache --cluster.backup s3://BUCKET/runs"
         )
     for local in config["file_mounts"].values():
         if not Path(local).expanduser().exists():

@@ -1,4 +1,4 @@
-"""What of a sweep is copied to object storage, by whom, and how it comes back (``cluster.mirror``).
+"""What of a sweep is copied to object storage, by whom, and how it comes back (``cluster.backup``).
 
 Every run folder below ``trials/`` and ``final/`` is copied by the process that trains it, on whatever node; all else by
 the driver. So no node needs another node's disk.
@@ -29,14 +29,14 @@ PAUSE_S = 5.0
 
 
 def mirror_of(mirror: str, sweep: Path, folder: Path) -> str:
-    """``cluster.mirror`` for a run folder of a sweep: with it, its copy lies within the sweep's copy."""
+    """``cluster.backup`` for a run folder of a sweep: with it, its copy lies within the sweep's copy."""
     return object_store.join(mirror, folder.parent.relative_to(sweep.parent).as_posix()) if mirror else ""
 
 
-def bring(mirror: str, sweep: Path, folder: Path, say: Callable[[str], None]) -> None:
+def bring(mirror: str, sweep: Path, folder: Path, log: Callable[[str], None]) -> None:
     """Fetch a run that another node has finished, where it is not here."""
     if mirror and not (folder / RESULT).exists():
-        catch_up(place_of(mirror_of(mirror, sweep, folder), folder), folder, say, finished=True)
+        catch_up(place_of(mirror_of(mirror, sweep, folder), folder), folder, log, finished=True)
 
 
 def move_aside(folder: Path, names: Iterable[str]) -> Path:
@@ -49,7 +49,7 @@ def move_aside(folder: Path, names: Iterable[str]) -> Path:
     return aside
 
 
-def set_aside(folder: Path, experiment: Experiment, place: str, say: Callable[[str], None]) -> None:
+def set_aside(folder: Path, experiment: Experiment, place: str, log: Callable[[str], None]) -> None:
     """Make room for a run of ``experiment``, where ``folder``, which this process holds, has one of other options:
     after the end of a ledger was lost, a trial may be another point. place: of the folder's copy, "" for none.
     """
@@ -58,7 +58,7 @@ def set_aside(folder: Path, experiment: Experiment, place: str, say: Callable[[s
         return
     here = [path.name for path in folder.iterdir() if path.name != LOCK]
     aside = move_aside(folder, sorted(here, key=lambda name: name == CONFIG))  # what says whose it is goes last
-    say(f"{folder} held a run of other options: moved to {aside}")
+    log(f"{folder} held a run of other options: moved to {aside}")
     if not place:
         return
     try:
@@ -68,20 +68,20 @@ def set_aside(folder: Path, experiment: Experiment, place: str, say: Callable[[s
             for name in sorted(object_store.sizes(place), key=lambda name: name == CONFIG):
                 object_store.delete(object_store.join(place, name))
     except InputError as error:
-        say(f"mirror: {error}; the run begins anew")
+        log(f"mirror: {error}; the run begins anew")
 
 
 class Copies:
-    """The driver's part: an observer of the search that has the sweep's own files copied. mirror: ``cluster.mirror`` of
+    """The driver's part: an observer of the search that has the sweep's own files copied. mirror: ``cluster.backup`` of
     the sweep, empty for none. InputError where the copy cannot be made: as ``claim`` says.
     """
 
-    def __init__(self, mirror: str, folder: Path, last: str, say: Callable[[str], None]) -> None:
+    def __init__(self, mirror: str, folder: Path, last: str, log: Callable[[str], None]) -> None:
         self.mirror: Mirror | None = None
         if mirror:
             place = place_of(mirror, folder)
-            claim(place, folder, say, RESUME)
-            self.mirror = Mirror(folder, place, say, last=(last,), leave=LEAVE, pause_s=PAUSE_S)
+            claim(place, folder, log, RESUME)
+            self.mirror = Mirror(folder, place, log, last=(last,), leave=LEAVE, pause_s=PAUSE_S)
 
     def push(self) -> None:
         """There is news."""

@@ -16,7 +16,8 @@ from anchorfl.pipeline.config.schema import options_of, typed_option
 from anchorfl.tasks.errors import InputError, nearest
 
 Value = str | int | float | bool
-FIXED = ("task.", "cluster.", "tracking.", "evaluation.", "model.names", "method.semantic", "federation.rounds", "seed",
+FIXED = ("task.", "cluster.", "tracking.", "evaluation.", "class_embeddings.", "method.semantic", "federation.rounds",
+    "seed",
          "output")  # fmt: skip
 """Options, or how they begin, that a sweep cannot vary: data and class-name vectors are made once, before it starts."""
 SYNTAX = "low:high, log:low:high, tail:low:high, int:low:high, or values with commas; :n at the end gives n grid points"
@@ -131,7 +132,11 @@ SPACES: Mapping[str, Declared] = {
         {"attract": Range(1e-3, 10, "log", reason="pull of classes that occur together against the push, which is 1")}
     ),
     "fedavg-positive": Declared(
-        {"row_lr": Range(1e-3, 1, "log", reason="how fast the class rows follow, and so how fast they collapse")},
+        {
+            "class_embedding_lr": Range(
+                1e-3, 1, "log", reason="how fast the class rows follow, and so how fast they collapse"
+            )
+        },
         warm_up=5,
     ),
     "fedmlh": Declared(
@@ -171,14 +176,18 @@ SPACES: Mapping[str, Declared] = {
     ),
     "flag": Declared({"optimizer.lr": Range(0.01, 1, "log", reason="a decade to each side of FedALC's 0.1")}),
     "fedproto": Declared(
-        {"lam": Range(0.01, 10, "log", reason="weight of the distance to the prototypes; the authors take 1 and .1")},
+        {
+            "lambda_": Range(
+                0.01, 10, "log", reason="weight of the distance to the prototypes; the authors take 1 and .1"
+            )
+        },
         warm_up=3,  # there are no prototypes before round 2
     ),
     "fedprox": Declared(
         {"mu": Range(1e-5, 1, "log", reason="the authors' list, .001 to 1, and the two smaller values of FedAlign")}
     ),
     "fedpu": Declared(
-        {"lam": Range(0.01, 10, "log", reason="weight of what unlabelled rows say; the authors take 1")}, warm_up=2
+        {"lambda_": Range(0.01, 10, "log", reason="weight of what unlabeled rows say; the authors take 1")}, warm_up=2
     ),
     "fedrep": Declared(
         {"head_epochs": Range(1, 10, integer=True, reason="as many as of the body at least; the authors take 10")},

@@ -121,7 +121,7 @@ def _train_trial(config: dict[str, Any], work: Work) -> None:
             e = replace(
                 e,
                 federation=replace(e.federation, rounds=work.rounds),
-                evaluation=replace(e.evaluation, test="never", select="last", every=1),
+                evaluation=replace(e.evaluation, test="never", model_selection="last", every=1),
             )
             loops[seed] = _open(replace(setup, experiment=e), folder / f"seed-{seed}", work, stack)
         steps = {seed: loop.steps() for seed, loop in loops.items()}
@@ -143,7 +143,7 @@ def _train_final(config: dict[str, Any], work: Work) -> None:
     e = final_experiment(setup.experiment, work.names, job["point"], seed)
     e = replace(
         e,
-        cluster=replace(e.cluster, mirror=mirror_of(e.cluster.mirror, sweep, folder)),
+        cluster=replace(e.cluster, backup=mirror_of(e.cluster.backup, sweep, folder)),
         tracking=replace(e.tracking, run_name=f"{sweep.name}-{job['name']}", register=job["register"]),
     )
     result = whole_run(replace(setup, experiment=e), folder, sweep)
@@ -158,7 +158,7 @@ def whole_run(setup: Setup, folder: Path, parent: Path | None = None, written: E
     """
     with ExitStack() as stack:
         stack.enter_context(held_soon(folder))
-        mirror = setup.experiment.cluster.mirror
+        mirror = setup.experiment.cluster.backup
         if mirror:
             catch_up(place_of(mirror, folder), folder, _log)
         set_aside(folder, written or setup.experiment, place_of(mirror, folder) if mirror else "", _log)
@@ -172,7 +172,7 @@ def whole_run(setup: Setup, folder: Path, parent: Path | None = None, written: E
 def _open(setup: Setup, folder: Path, work: Work, stack: ExitStack) -> Loop:
     stack.enter_context(held_soon(folder))
     setup = _caught_up(setup, folder, work)
-    mirror = setup.experiment.cluster.mirror
+    mirror = setup.experiment.cluster.backup
     set_aside(folder, setup.experiment, place_of(mirror, folder) if mirror else "", _log)
     executor = _executor(setup)
     stack.callback(executor.close)
@@ -187,16 +187,16 @@ def _open(setup: Setup, folder: Path, work: Work, stack: ExitStack) -> Loop:
 def _caught_up(setup: Setup, folder: Path, work: Work) -> Setup:
     """The setup for a run folder that this process holds, with what another node did of the run fetched into it."""
     e, sweep = setup.experiment, Path(work.folder).parent
-    if not e.cluster.mirror:
+    if not e.cluster.backup:
         return setup
-    mirror = mirror_of(e.cluster.mirror, sweep, folder)
+    mirror = mirror_of(e.cluster.backup, sweep, folder)
     catch_up(place_of(mirror, folder), folder, _log)
-    return replace(setup, experiment=replace(e, cluster=replace(e.cluster, mirror=mirror)))
+    return replace(setup, experiment=replace(e, cluster=replace(e.cluster, backup=mirror)))
 
 
 def _executor(setup: Setup) -> Executor:
     """The executor of a run inside this trial: in the trial's process, or on the crew of its placement group."""
-    if setup.experiment.cluster.executor == "serial" or setup.experiment.federation.pooled:
+    if setup.experiment.cluster.executor == "serial" or setup.experiment.federation.batched_clients:
         return in_process(setup)
     group = get_current_placement_group()
     if group is None:
@@ -245,8 +245,8 @@ def _record(folder: Path, seeds: Sequence[int], round_: int, work: Work) -> dict
 
 def _training(record: RoundRecord, slots: int) -> float:
     """Seconds in which clients trained, over the slots that they shared, models were scored or the server merged."""
-    alone = record.metrics["sys/score_seconds"] + record.metrics.get("sys/merge_seconds", 0.0)  # round 0 merges nothing
-    return record.metrics["sys/client_seconds"] / slots + alone
+    alone = record.metrics["time/evaluate"] + record.metrics.get("time/aggregate", 0.0)  # round 0 merges nothing
+    return record.metrics["time/clients"] / slots + alone
 
 
 def _log(line: str) -> None:

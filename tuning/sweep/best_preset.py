@@ -24,7 +24,7 @@ def best_preset(sweep: Sweep, text: str) -> str:
         section, _, key = (name if "." in name else f"method.{name}").rpartition(".")
         lines = _put(lines, section, key, value)
         chosen.setdefault(section, {})[key] = value
-    if not _says("\n".join(lines), chosen):
+    if not _comment("\n".join(lines), chosen):
         lines = to_toml(from_tree(chosen)).splitlines()
     score = 100 * statistics.fmean(trial.scores(sweep.rule))
     head = [
@@ -35,7 +35,7 @@ def best_preset(sweep: Sweep, text: str) -> str:
     return "\n".join([*head, *lines]).rstrip() + "\n"
 
 
-def _says(text: str, tree: dict[str, Any]) -> bool:
+def _comment(text: str, tree: dict[str, Any]) -> bool:
     """Whether a text is TOML that says this. Tables may be written in ways that no replaced line fits."""
     try:
         return tomllib.loads(text) == tree

@@ -31,8 +31,8 @@ LOOK_S = 5.0
 class Tell(Unsaved, Callback):
     """Lets the records look for news now and then while runs go, and says when one has ended."""
 
-    def __init__(self, folder: Path, mirror: str, records: Records, say: Callable[[str], None]) -> None:
-        self.folder, self.mirror, self.records, self.say = folder, mirror, records, say
+    def __init__(self, folder: Path, mirror: str, records: Records, log: Callable[[str], None]) -> None:
+        self.folder, self.mirror, self.records, self.log = folder, mirror, records, log
         self.looked = time.monotonic()
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
@@ -44,13 +44,13 @@ class Tell(Unsaved, Callback):
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A run has ended well."""
         name = trial.config["job"]["name"]
-        bring(self.mirror, self.folder.parent, self.folder / name, self.say)
+        bring(self.mirror, self.folder.parent, self.folder / name, self.log)
         self.records.add(self.folder / name)
         if not (self.folder / name / RESULT).exists():
             return
         result = read_result(self.folder / name, "scores")
         scores = "  ".join(f"{metric} {100 * value:.2f}" for metric, value in result["scores"]["test"].items())
-        self.say(f"final run {name}: test {scores}")
+        self.log(f"final run {name}: test {scores}")
 
 
 def run_finals(
@@ -63,7 +63,7 @@ def run_finals(
     KeyboardInterrupt where Ctrl-C ended it early; InputError where one has a result on data that are prepared otherwise
     now.
     """
-    folder, mirror = Path(work.folder), next(iter(work.setups.values())).experiment.cluster.mirror
+    folder, mirror = Path(work.folder), next(iter(work.setups.values())).experiment.cluster.backup
     jobs: list[dict[str, Any]] = [
         {"name": f"{word}-seed-{seed}", "seed": seed, "point": dict(point), "register": ""}
         for word, point in points.items()
@@ -73,7 +73,7 @@ def run_finals(
     folder.mkdir(parents=True, exist_ok=True)  # that there were final runs is seen where all of them failed
     wanted = {job["name"]: digest_of(work, job["point"], job["seed"]) for job in jobs}
     for job in jobs:  # those of an earlier start, too: their records may not have arrived
-        bring(mirror, folder.parent, folder / job["name"], records.say)
+        bring(mirror, folder.parent, folder / job["name"], records.log)
         if has_result(folder / job["name"], wanted[job["name"]]):
             check_same_data(run_info(work.setups[job["seed"]], folder).tags, folder / job["name"])
             if job["register"]:  # named by a resumption first
@@ -85,7 +85,7 @@ def run_finals(
     results = fit(
         train_final, work, resources, at_once,
         param_space={"job": tune.grid_search(missing)},
-        callbacks=[Tell(folder, mirror, records, records.say)],
+        callbacks=[Tell(folder, mirror, records, records.log)],
     )  # fmt: skip
     errors = {r.config["job"]["name"]: why(r, folder / r.config["job"]["name"]) for r in results}
     failed = [f"final run {name} failed: {error}" for name, error in errors.items() if error]
@@ -110,7 +110,7 @@ def why(result: Any, folder: Path) -> str:
         return one_line(result.error)
     told = result.metrics or {}
     if "scores" in told and not (folder / RESULT).exists():
-        return "it ended on another node and its folder is not here: set --cluster.mirror, or mend it and go on"
+        return "it ended on another node and its folder is not here: set --cluster.backup, or mend it and go on"
     return last_line(told.get(ERROR, ""))
 
 

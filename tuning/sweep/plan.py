@@ -19,7 +19,7 @@ from anchorfl.tasks.files.json_schema import misfit, parsed
 from anchorfl.tuning.search.options import Rounds, SweepOptions, resolve_metric, resolve_rounds
 from anchorfl.tuning.search.search_space import SPACES, Choice, Dimension, Range, Space, Value, none_as_text, resolve
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 FILE = "sweep.json"
 
 

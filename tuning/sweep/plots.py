@@ -42,13 +42,13 @@ def heat_map(sweep: Sweep, x: str, y: str) -> Figure:
         cells.setdefault((_place(sweep.space[x], t.point[x]), _place(sweep.space[y], t.point[y])), []).append(t)
     for (a, b), trials in cells.items():  # of a grid over more dimensions a cell holds several trials
         score = statistics.fmean(_mean(sweep, t) for t in trials)
-        colour, whole = MAP(norm(score)), all(map(_whole, trials))
+        color, whole = MAP(norm(score)), all(map(_whole, trials))
         if sweep.searcher == "grid":
-            ax.scatter(a, b, s=1100, marker="s", color=colour, alpha=1.0 if whole else 0.45, zorder=1)
+            ax.scatter(a, b, s=1100, marker="s", color=color, alpha=1.0 if whole else 0.45, zorder=1)
             dark = norm(score) < 0.55
             ax.annotate(f"{score:.1f}", (a, b), ha="center", va="center", color="white" if dark else INK, fontsize=8)
         else:
-            ax.scatter(a, b, s=90, color=colour if whole else "white", edgecolor=colour, linewidth=1.8, zorder=2)
+            ax.scatter(a, b, s=90, color=color if whole else "white", edgecolor=color, linewidth=1.8, zorder=2)
     for trial, marker, size in ((sweep.best, "o", 320), (sweep.trials[0], "s", 260)):
         if trial is not None and trial in shown:
             ax.scatter(
@@ -73,7 +73,7 @@ def against(sweep: Sweep, name: str) -> Figure:
     places = [_place(dimension, t.point[name]) for t in shown]
     scores = [[100 * s for s in t.scores(sweep.rule)] for t in shown]
     edge = ["#31688e" if _whole(t) else GREY for t in shown]
-    face = [colour if _whole(t) else "white" for colour, t in zip(edge, shown, strict=True)]
+    face = [color if _whole(t) else "white" for color, t in zip(edge, shown, strict=True)]
     ax.vlines(places, [*map(min, scores)], [*map(max, scores)], color=edge, linewidth=1, alpha=0.7)
     ax.scatter(places, [*map(statistics.fmean, scores)], s=26, color=face, edgecolor=edge, zorder=3)
     if sweep.searcher == "grid":
@@ -124,7 +124,7 @@ def parallel(sweep: Sweep) -> Figure:
 
 
 def curves(sweep: Sweep) -> Figure:
-    """Validation score by round, mean over seeds, coloured by the trial's score; stopped trials end with a ring."""
+    """Validation score by round, mean over seeds, colored by the trial's score; stopped trials end with a ring."""
     shown = _scored(sweep)
     norm, chosen = _norm(sweep, shown), sweep.best
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
@@ -189,7 +189,7 @@ def _metric(sweep: Sweep) -> str:
 
 
 def _norm(sweep: Sweep, shown: Sequence[Trial]) -> Normalize:
-    """Colours span the whole trials, so that early scores do not use up the range."""
+    """Colors span the whole trials, so that early scores do not use up the range."""
     scores = [_mean(sweep, t) for t in shown if _whole(t)] or [_mean(sweep, t) for t in shown]
     low, high = min(scores), max(scores)
     return Normalize(low, high if high > low else low + 1, clip=True)

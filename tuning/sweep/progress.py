@@ -14,9 +14,9 @@ class Watch:
     """Trials, scores, time left. say: takes a line; live: rewrites the last one, None where that is no terminal."""
 
     def __init__(
-        self, count: int, at_once: int, say: Callable[[str], None], live: Callable[[str], None] | None
+        self, count: int, at_once: int, log: Callable[[str], None], live: Callable[[str], None] | None
     ) -> None:
-        self.count, self.at_once, self.say, self.live = count, at_once, say, live
+        self.count, self.at_once, self.log, self.live = count, at_once, log, live
         self.quiet = True  # while a ledger is replayed
         self.status: dict[int, str] = {}
         self.best: tuple[float, int] | None = None
@@ -27,7 +27,7 @@ class Watch:
         self.quiet, self.began = False, time.monotonic()
         done = {s: sum(v == s for v in self.status.values()) for s in ("finished", "stopped", "failed", "running")}
         if self.status:
-            self.say("going on: " + ", ".join(f"{n} trials {s}" for s, n in done.items() if n))
+            self.log("going on: " + ", ".join(f"{n} trials {s}" for s, n in done.items() if n))
 
     def suggested(self, entry: Entry) -> None:
         """A trial exists."""
@@ -49,7 +49,7 @@ class Watch:
             if entry.status == "finished" and (self.best is None or record["score"] > self.best[0]):
                 self.best = (record["score"], entry.number)
         if not self.quiet:
-            self.say(self._line(entry))
+            self.log(self._line(entry))
 
     def _line(self, entry: Entry) -> str:
         if entry.status == "failed":

@@ -18,7 +18,7 @@ from anchorfl.pipeline.run.provenance import check_same_data, run_info
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about, read_records
 from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.pipeline.tracking.mlflow_run_tree import Deliveries
-from anchorfl.pipeline.tracking.mlflow_upload import store_uri
+from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
 from anchorfl.pipeline.training.run_spec import Setup
 from anchorfl.tuning.search.backup import move_aside
@@ -43,7 +43,7 @@ class Records:
     experiment_of: Callable[[Mapping[str, Any]], Experiment]
     about: dict[str, Any]
     metric: str
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     _trials: dict[int, JsonLines] = field(default_factory=dict)
     _known: dict[int, int] = field(default_factory=dict)
     _ended: dict[str, int] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Records:
         self._writer = None
         if self._deliveries is not None:
             wait = LOCAL_WAIT_S if uri.startswith("sqlite") else SERVER_WAIT_S
-            self._writer = MlflowWriter(self.folder, uri, self.say, timeout_s=wait, delivery=self._deliveries)
+            self._writer = MlflowWriter(self.folder, uri, self.log, timeout_s=wait, delivery=self._deliveries)
             self._writer.begin(base)
 
     def trial_folder(self, number: int) -> Path:
@@ -78,7 +78,7 @@ class Records:
         folder, e, base = self.trial_folder(entry.number), self.experiment_of(entry.point), self._base()
         about = read_about(folder)
         if about and about["tags"].get("config_digest", digest(e)) != digest(e):  # the end of a ledger was lost
-            self.say(f"{folder} held the record of another point: moved to {move_aside(folder, RECORD)}")
+            self.log(f"{folder} held the record of another point: moved to {move_aside(folder, RECORD)}")
             about = {}
         self._send(folder)
         if about.get("status") in ENDED.values():

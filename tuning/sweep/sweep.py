@@ -31,7 +31,7 @@ from anchorfl.tuning.search.study import Conductor, Observer, read_entries
 from anchorfl.tuning.search.trial import Work, bundles, final_experiment, point_experiment, train_trial
 from anchorfl.tuning.search.tune_adapter import Budget, room, search
 from anchorfl.tuning.sweep.final_runs import read_finals, run_finals
-from anchorfl.tuning.sweep.plan import Plan, Say
+from anchorfl.tuning.sweep.plan import Log, Plan
 from anchorfl.tuning.sweep.progress import Watch
 from anchorfl.tuning.sweep.records import Records, as_trial
 from anchorfl.tuning.sweep.report import write_report
@@ -39,7 +39,7 @@ from anchorfl.tuning.sweep.report import write_report
 LEDGER = "ledger.jsonl"
 
 
-def run_sweep(plan: Plan, folder: Path, say: Say = print) -> Sweep:
+def run_sweep(plan: Plan, folder: Path, log: Log = print) -> Sweep:
     """Run a sweep in ``folder``, or what is left of it. InputError on bad options or data.
 
     KeyboardInterrupt where Ctrl-C ended it early; everything that had finished is kept.
@@ -47,13 +47,13 @@ def run_sweep(plan: Plan, folder: Path, say: Say = print) -> Sweep:
     folder = folder.resolve()
     with ExitStack() as stack:
         stack.enter_context(held(folder))
-        copies = Copies(plan.experiment.cluster.mirror, folder, LEDGER, say)
+        copies = Copies(plan.experiment.cluster.backup, folder, LEDGER, log)
         if ray_cluster.start(plan.experiment.cluster):
             stack.callback(ray_cluster.stop)
         at_once = room(bundles(plan.experiment.cluster, plan.options), plan.options.concurrent)
         # Here and once: a trial that prepared data would wait for CPUs that the trials themselves hold.
-        everywhere = {s: make_setup(replace(plan.experiment, seed=s), say) for s in (*plan.seeds, *plan.fresh)}
-        started = _Run(plan, folder, everywhere, at_once, copies, say)
+        everywhere = {s: make_setup(replace(plan.experiment, seed=s), log) for s in (*plan.seeds, *plan.fresh)}
+        started = _Run(plan, folder, everywhere, at_once, copies, log)
         started.records().check()
         plan.save(folder)
         return started.go()
@@ -68,14 +68,14 @@ class _Run:
     setups: Mapping[int, Setup]
     at_once: int
     copies: Copies
-    say: Say
+    log: Log
     refused: list[str] = field(default_factory=list)
     """Why the options refused points that were drawn."""
 
     def go(self) -> Sweep:
         ledger = Ledger(self.folder / LEDGER)
         count = most_trials(self.plan.options, self.plan.space, self.plan.own)
-        watch = Watch(count, self.at_once, self.say, live if sys.stdout.isatty() else None)
+        watch = Watch(count, self.at_once, self.log, live if sys.stdout.isatty() else None)
         records = self.records()
         before = seconds_of(ledger.events)
         ledger.write({"event": "start", "time": time.time(), "versions": _versions()})
@@ -106,14 +106,14 @@ class _Run:
             search(conductor, train_trial, work, bundles(cluster_options, o), self.at_once, budget)
         if conductor.exhausted and self.refused:
             count, wanted = len(conductor.entries), self.plan.options.trials
-            self.say(
+            self.log(
                 f"{count} trials in place of {wanted}: the options refused {len(self.refused)} points that were drawn,"
                 f" the last with: {self.refused[-1]}"
             )
         if not conductor.done:
             if not budget.stop_all():
                 raise KeyboardInterrupt
-            self.say("the budget is spent: --resume with a larger one goes on where the search stands")
+            self.log("the budget is spent: --resume with a larger one goes on where the search stands")
 
     def _conclude(self, records: Records) -> Sweep:
         """Final runs and report."""
@@ -122,7 +122,7 @@ class _Run:
             points = {_word(view.best.number): dict(view.best.point)}
             if plan.options.reference:
                 points[_word(0)] = dict(plan.own)
-            self.say(f"trial {view.best.number} is chosen: {len(points) * len(plan.fresh)} runs in full on fresh seeds")
+            self.log(f"trial {view.best.number} is chosen: {len(points) * len(plan.fresh)} runs in full on fresh seeds")
             setups = {seed: self.setups[seed] for seed in plan.fresh}
             work, shares = self._work(setups, self.folder / "final"), bundles(plan.experiment.cluster, plan.options)
             notes = run_finals(points, plan.fresh, work, shares, self.at_once, records, plan.options.register)
@@ -134,7 +134,7 @@ class _Run:
         ):
             records.artifact(path)
         for note in notes:
-            self.say(note)
+            self.log(note)
         return view
 
     def _work(self, setups: Mapping[int, Setup], folder: Path) -> Work:
@@ -175,7 +175,7 @@ class _Run:
         }  # fmt: skip
         setups = {seed: self.setups[seed] for seed in plan.seeds}
         metric = f"validation/{o.metric}"
-        return Records(self.folder, plan.experiment, setups, self._experiment_of, about, metric, self.say)
+        return Records(self.folder, plan.experiment, setups, self._experiment_of, about, metric, self.log)
 
     def _budget(self, conductor: Conductor, seconds: object) -> Budget:
         o = self.plan.options

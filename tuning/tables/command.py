@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from anchorfl.pipeline.config.redaction import shown
-from anchorfl.pipeline.run.progress import Say
+from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.storage.run_folder import held
 from anchorfl.pipeline.storage.run_record import Status
 from anchorfl.tasks.errors import InputError
@@ -136,7 +136,7 @@ class Call:
     """
 
     asked: Asked
-    say: Say = print
+    log: Log = print
     notes: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     absent: set[str] = field(default_factory=set)
@@ -183,7 +183,7 @@ class Call:
         }  # fmt: skip
         if a.vary:
             params["vary"] = a.vary.text
-        return TableRecord(a.out, a.runs, self.cells[0].experiment.tracking.uri, params, self.say)
+        return TableRecord(a.out, a.runs, self.cells[0].experiment.tracking.uri, params, self.log)
 
     def _table(self) -> Table:
         found = look(self.asked.runs)
@@ -201,13 +201,13 @@ class Call:
         found = look(self.asked.runs)
         cells = matched(self.cells, found)
         record.late([cell.folder for cell in cells if cell.folder is not None])
-        jobs = jobs_of(cells, found, self.asked.runs, self.say)
+        jobs = jobs_of(cells, found, self.asked.runs, self.log)
         absent = without_data(jobs)
         for folder, reason in absent.items():
             data = next(cell.row.data for cell in cells if cell.row.folder == folder)
             self.absent.add(data)
             self.notes.append(f"{data} is left out: {reason}")
-            self.say(self.notes[-1])
+            self.log(self.notes[-1])
         jobs = [job for job in jobs if job.cell.row.folder not in absent]
         self._say_what_is_there(cells, jobs)
         if jobs:
@@ -216,7 +216,7 @@ class Call:
     def _say_what_is_there(self, cells: Sequence[Cell], jobs: Sequence[Job]) -> None:
         there = sum(cell.folder is not None for cell in cells)
         begun = sum(job.folder.exists() for job in jobs)
-        self.say(
+        self.log(
             f"{len(cells)} runs in this table: {there} found in {self.asked.runs}, {len(jobs)} to run"
             + (f", {begun} of them already begun" if begun else "")
         )
@@ -228,11 +228,11 @@ class Call:
         with ExitStack() as stack:
             if ray_cluster.start(jobs[0].cell.experiment.cluster):
                 stack.callback(ray_cluster.stop)
-            ready = prepare_all(jobs, self.say)
+            ready = prepare_all(jobs, self.log)
             self.failed |= ready.failures
             able = [job for job in jobs if job.cell.digest in ready.setups]
             if able:
-                self.failed |= run_jobs(able, ready.setups, self.asked.parallel, self.say, record.news)
+                self.failed |= run_jobs(able, ready.setups, self.asked.parallel, self.log, record.news)
         for line in told(cells, self.failed):
             self.notes.append(line)
-            self.say(line)
+            self.log(line)

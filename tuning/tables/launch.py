@@ -26,7 +26,7 @@ from anchorfl.tuning.search.tune_adapter import Unsaved, fit, room
 from anchorfl.tuning.sweep.final_runs import LOOK_S, why
 from anchorfl.tuning.tables.runs import Job
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Watch(Unsaved, Callback):
     ended, and None now and then while runs go.
     """
 
-    def __init__(self, jobs: Sequence[Job], at_once: int, say: Say, news: Callable[[Path | None], None]) -> None:
+    def __init__(self, jobs: Sequence[Job], at_once: int, log: Log, news: Callable[[Path | None], None]) -> None:
         self.jobs = {job.cell.digest: job for job in jobs}
-        self.at_once, self.say, self.news = at_once, say, news
+        self.at_once, self.log, self.news = at_once, log, news
         self.began: dict[str, float] = {}
         self.spent: list[float] = []
         self.over = 0
@@ -75,7 +75,7 @@ class Watch(Unsaved, Callback):
         job = self.jobs[trial.config["job"]]
         self.began[job.cell.digest] = time.monotonic()
         self.news(job.folder)
-        self.say(f"{job.cell.name}: starts in {os.path.relpath(job.folder)}")
+        self.log(f"{job.cell.name}: starts in {os.path.relpath(job.folder)}")
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A run has ended, well or not."""
@@ -86,19 +86,19 @@ class Watch(Unsaved, Callback):
         self._ended(self.jobs[trial.config["job"]])
 
     def _ended(self, job: Job) -> None:
-        mirror = job.cell.experiment.cluster.mirror
+        mirror = job.cell.experiment.cluster.backup
         if mirror and not (job.folder / RESULT).exists():
-            catch_up(place_of(mirror, job.folder), job.folder, self.say, finished=True)
+            catch_up(place_of(mirror, job.folder), job.folder, self.log, finished=True)
         self.over += 1
         now = time.monotonic()
         seconds = now - self.began.get(job.cell.digest, now)  # one whose process never came up has not started
         result = read_result(job.folder, "scores")
         if not result:
-            self.say(f"{job.cell.name}: ended without a result after {seconds / 60:.1f} min  {self._rest()}")
+            self.log(f"{job.cell.name}: ended without a result after {seconds / 60:.1f} min  {self._rest()}")
             return
         self.spent.append(seconds)
         scores = "  ".join(f"{name} {100 * value:.2f}" for name, value in result["scores"]["test"].items())
-        self.say(f"{job.cell.name}: test {scores}  {seconds / 60:.1f} min  {self._rest()}")
+        self.log(f"{job.cell.name}: test {scores}  {seconds / 60:.1f} min  {self._rest()}")
         self.news(job.folder)
 
     def _rest(self) -> str:
@@ -110,7 +110,7 @@ class Watch(Unsaved, Callback):
 
 
 def run_jobs(
-    jobs: Sequence[Job], setups: Mapping[str, Setup], at_once: int, say: Say, news: Callable[[Path | None], None]
+    jobs: Sequence[Job], setups: Mapping[str, Setup], at_once: int, log: Log, news: Callable[[Path | None], None]
 ) -> dict[str, str]:
     """Run the jobs; what failed: digest -> reason in a line. Ray is running.
 
@@ -119,13 +119,13 @@ def run_jobs(
     options = jobs[0].cell.experiment.cluster
     shares = bundles(options, SweepOptions())
     at_once = room(shares, min(at_once or len(jobs), len(jobs)))
-    say(f"{len(jobs)} runs, {at_once} at a time")
+    log(f"{len(jobs)} runs, {at_once} at a time")
     work = Runs({job.cell.digest: setups[job.cell.digest] for job in jobs}, {j.cell.digest: j.folder for j in jobs})
     results = fit(
         train_run, work, shares, at_once,
         reuse_actors=False,  # a process that took run after run kept growing; a run by itself lets go of its memory
         param_space={"job": tune.grid_search([job.cell.digest for job in jobs])},
-        callbacks=[Watch(jobs, at_once, say, news)],
+        callbacks=[Watch(jobs, at_once, log, news)],
     )  # fmt: skip
     found = {r.config["job"]: why(r, work.folders[r.config["job"]]) for r in results if r.config}
     failed = {digest: reason for digest, reason in found.items() if reason}

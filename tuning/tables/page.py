@@ -38,9 +38,9 @@ CONVENTION = (
 )
 SCORED = {
     ("fedrep", "server"): "FedRep: the scores are those of the mean body with the mean of the participants' heads"
-    " (method.scored = 'server').",
+    " (method.evaluate_on = 'server').",
     ("fedrep", "clients"): "FedRep: the scores are means over the clients' heads on the mean body, each on all rows"
-    " (method.scored = 'clients').",
+    " (method.evaluate_on = 'clients').",
     (
         "fedproto",
         "clients",
@@ -102,7 +102,7 @@ def _blocks(table: Table) -> Iterator[Block]:
     words = {"reported": reported, "own": own, "family": family}
     how = [*HOW, CONVENTION] if table.paper.convention else HOW
     methods = [cell.experiment.method for cell in table.cells if cell.digest in table.runs]
-    scored = [text for whose, text in SCORED.items() if whose in {(m.name, m.scored) for m in methods}]
+    scored = [text for whose, text in SCORED.items() if whose in {(m.name, m.evaluate_on) for m in methods}]
     yield Block("How to read it", paragraphs=[*(text.format(**words) for text in how), *scored])
 
 

@@ -103,13 +103,13 @@ def curves(table: Table, rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _line(ax: Axes, runs: Sequence[Curves], metric: str, colour: str, style: str, band: bool = False) -> None:
+def _line(ax: Axes, runs: Sequence[Curves], metric: str, color: str, style: str, band: bool = False) -> None:
     """Mean over runs of the rounds that all have, and a band over them."""
     rounds = sorted(set.intersection(*(set(run[metric]) for run in runs)))
     scores = [[100 * run[metric][r] for run in runs] for r in rounds]
-    ax.plot(rounds, [statistics.fmean(s) for s in scores], style, color=colour, linewidth=1.3 if band else 0.9)
+    ax.plot(rounds, [statistics.fmean(s) for s in scores], style, color=color, linewidth=1.3 if band else 0.9)
     if band:
-        ax.fill_between(rounds, [min(s) for s in scores], [max(s) for s in scores], color=colour, alpha=0.2, lw=0)
+        ax.fill_between(rounds, [min(s) for s in scores], [max(s) for s in scores], color=color, alpha=0.2, lw=0)
 
 
 def curve(run: RunSummary, metrics: Sequence[Metric]) -> Curves:
@@ -133,14 +133,14 @@ def curves_csv(table: Table, rows: Sequence[Row]) -> str:
     return stream.getvalue()
 
 
-COLOURS = ("#31688e", "#d1495b", "#4f9a52", "#e09f3e", "#7b4f9d", "#8c6d46", "#3fa7b8", "#6f6f6f")
+COLORS = ("#31688e", "#d1495b", "#4f9a52", "#e09f3e", "#7b4f9d", "#8c6d46", "#3fa7b8", "#6f6f6f")
 MARKERS = ("o", "s", "^", "v", "P")
 APART, SPREAD = 0.1, 0.6
 """Distance of neighbouring rows at one value, so that their bars do not hide each other, and the most of all rows
 together; the distance of values is 1.
 """
 Style = tuple[str, str, str]
-"""Colour, mark and line."""
+"""Color, mark and line."""
 
 
 def sensitivity(table: Table) -> Figure:
@@ -172,29 +172,28 @@ def _values(table: Table) -> list[str]:
 
 
 def _styles(table: Table) -> dict[str, Style]:
-    """How every row looks, the same in all panels; dashed where colours come again."""
-    labels, colours, marks = dict.fromkeys(row.label for row in table.rows), len(COLOURS), len(MARKERS)
+    """How every row looks, the same in all panels; dashed where colors come again."""
+    labels, colors, marks = dict.fromkeys(row.label for row in table.rows), len(COLORS), len(MARKERS)
     return {
-        label: (COLOURS[i % colours], MARKERS[i % marks], "-" if i < colours else "--")
-        for i, label in enumerate(labels)
+        label: (COLORS[i % colors], MARKERS[i % marks], "-" if i < colors else "--") for i, label in enumerate(labels)
     }
 
 
 def _row(ax: Axes, entries: Sequence[Entry], values: Sequence[str], shift: float, style: Style) -> None:
     """A line of one row through its values."""
-    colour, mark, line = style
+    color, mark, line = style
     places = [_place(entry, values) + shift for entry in entries]
     means = [float("nan") if entry.mean is None else entry.mean for entry in entries]
-    ax.plot(places, means, line, color=colour, linewidth=1.2, alpha=0.8, zorder=2)
+    ax.plot(places, means, line, color=color, linewidth=1.2, alpha=0.8, zorder=2)
     for x, entry in zip(places, entries, strict=True):
         if entry.published:
             theirs = entry.published
-            ax.errorbar(x, theirs.mean, yerr=theirs.sd, fmt="D", markersize=7, markerfacecolor="none", color=colour)
+            ax.errorbar(x, theirs.mean, yerr=theirs.sd, fmt="D", markersize=7, markerfacecolor="none", color=color)
         if entry.mean is None:
             continue
         seeds = [100 * score for score in entry.scores.values()]
-        ax.plot([x] * len(seeds), seeds, "_", color=colour, markersize=9, alpha=0.55, zorder=1)
-        ax.errorbar(x, entry.mean, yerr=entry.sd, fmt=mark, markersize=5, capsize=3, color=colour, zorder=3)
+        ax.plot([x] * len(seeds), seeds, "_", color=color, markersize=9, alpha=0.55, zorder=1)
+        ax.errorbar(x, entry.mean, yerr=entry.sd, fmt=mark, markersize=5, capsize=3, color=color, zorder=3)
         if entry.row.change and entry.row.change.own:
             ax.plot(x, entry.mean, "o", markersize=13, markerfacecolor="none", color=INK, zorder=4)
 
@@ -214,8 +213,8 @@ def _axes(ax: Axes, values: Sequence[str], title: str, option: str) -> None:
 def _sensitivity_legend(ax: Axes, table: Table, styles: dict[str, Style]) -> tuple[list[Any], list[str]]:
     """Handles that no panel has to have: a table may lack every figure of one kind."""
     out: dict[str, Any] = {}
-    for label, (colour, mark, line) in styles.items():
-        out[f"{label}: mean and sd"] = ax.errorbar([], [], yerr=[], fmt=f"{mark}{line}", capsize=3, color=colour)
+    for label, (color, mark, line) in styles.items():
+        out[f"{label}: mean and sd"] = ax.errorbar([], [], yerr=[], fmt=f"{mark}{line}", capsize=3, color=color)
     (out["single seeds"],) = ax.plot([], [], "_", color=INK, alpha=0.55, markersize=9)
     if any(row.change and row.change.own for row in table.rows):
         (out["the preset's own value"],) = ax.plot([], [], "o", markersize=11, markerfacecolor="none", color=INK)

@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from anchorfl.pipeline.config.redaction import shown
 from anchorfl.pipeline.run.provenance import version_of
 from anchorfl.pipeline.storage.atomic_files import read_json
 from anchorfl.pipeline.storage.run_folder import CONFIG
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about, read_records
 from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.pipeline.tracking.mlflow_run_tree import Deliveries
-from anchorfl.pipeline.tracking.mlflow_upload import read_notes, shown, store_uri
+from anchorfl.pipeline.tracking.mlflow_store import store_uri
+from anchorfl.pipeline.tracking.mlflow_upload import read_notes
 from anchorfl.pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S, MlflowWriter
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.tables.statistics import Table
@@ -29,7 +31,7 @@ class TableRecord:
     """
 
     def __init__(
-        self, out: Path, runs: Path, uri: str, params: dict[str, str | int], say: Callable[[str], None]
+        self, out: Path, runs: Path, uri: str, params: dict[str, str | int], log: Callable[[str], None]
     ) -> None:
         if (out / CONFIG).exists():
             raise InputError(f"{out} holds a run: give another --out")
@@ -45,7 +47,7 @@ class TableRecord:
         if self.uri:
             self.deliveries = Deliveries(out, self.uri)
             wait = LOCAL_WAIT_S if self.uri.startswith("sqlite") else SERVER_WAIT_S
-            self.writer = MlflowWriter(out, self.uri, say, delivery=self.deliveries, timeout_s=wait)
+            self.writer = MlflowWriter(out, self.uri, log, delivery=self.deliveries, timeout_s=wait)
             self.writer.begin(info)
 
     def news(self, folder: Path | None) -> None:

@@ -15,7 +15,7 @@ from anchorfl.pipeline.config.overrides import override
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.config.schema import options_of
 from anchorfl.pipeline.run.prepare import make_setup, prepare_data, settled
-from anchorfl.pipeline.run.progress import Say
+from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.storage.atomic_files import read_json
 from anchorfl.pipeline.storage.restore import catch_up, place_of
 from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, new_folder, read_result
@@ -34,7 +34,7 @@ ENCODERS = ("fedbm-bert", "fedbm-roberta", "fedbm-biomedclip")
 """Rows that compare text encoders (Table XII of FedBM)."""
 SELECTED = {"last": "last", "best": "best_validation", "best_sum": "best_validation_sum"}
 """What a paper reports -> the rule by which its round is the selected one, and tested even where no other is."""
-SAVINGS = {f"optimizer.{name}" for name in ("onednn", "skip_zero_rows", "micro_tokens", "lookup_dropout")}
+SAVINGS = {f"optimizer.{name}" for name in ("onednn", "skip_zero_rows", "microbatch_tokens", "lookup_dropout")}
 """The same mathematics by another way: they do not make other settings than the paper's."""
 TAKEN = {"seed": "--seeds 4321,4322", "output": "--runs FOLDER and --out FOLDER"}
 """Options of a run that a table sets itself -> what to write in their place."""
@@ -73,9 +73,10 @@ def cells_of(
     if vary is not None and vary.option in named:
         raise InputError(f"--{vary.option}: --vary sets it for its runs; give one of them")
     encoders = sorted({row.name for row in rows if row.name in ENCODERS})
-    if "model.names_model" in named and encoders:
+    if "class_embeddings.encoder" in named and encoders:
         raise InputError(
-            f"--model.names_model: rows {', '.join(encoders)} are named after the text encoder that is published; leave"
+            f"--class_embeddings.encoder: rows {', '.join(encoders)} are named after the text encoder that is"
+            " published; leave"
             " them out with --rows"
         )
     for option in (named | {vary.option} if vary else named) & TAKEN.keys():
@@ -128,9 +129,10 @@ def check_scored(paper: Paper, cells: Sequence[Cell]) -> None:
             )
         if e.tested == "never":
             raise InputError("--evaluation.test never: a table shows scores of the test split")
-        if e.tested == "last" and SELECTED.get(paper.reported) != e.evaluation.select:
+        if e.tested == "last" and SELECTED.get(paper.reported) != e.evaluation.model_selection:
             raise InputError(
-                f"--evaluation.test last with evaluation.select {e.evaluation.select}: {cell.row.preset} is reported"
+                f"--evaluation.test last with evaluation.model_selection {e.evaluation.model_selection}:"
+                f" {cell.row.preset} is reported"
                 f" otherwise ({paper.reported}), and would have no score: leave --evaluation.test out"
             )
 
@@ -211,7 +213,7 @@ class Job(NamedTuple):
     folder: Path
 
 
-def jobs_of(cells: Sequence[Cell], found: Found, runs: Path, say: Say) -> list[Job]:
+def jobs_of(cells: Sequence[Cell], found: Found, runs: Path, log: Log) -> list[Job]:
     """What is missing, and where: the folder in which it was begun, or a new one; two rows that are one experiment are
     one job. A finished copy on object storage is fetched and is missing no more: look again.
     """
@@ -221,9 +223,9 @@ def jobs_of(cells: Sequence[Cell], found: Found, runs: Path, say: Say) -> list[J
             continue
         label = cell.row.preset.replace("/", "-")
         folder = found.begun.get(cell.digest) or new_folder(cell.experiment, label, runs)
-        mirror = cell.experiment.cluster.mirror
+        mirror = cell.experiment.cluster.backup
         if mirror:
-            catch_up(place_of(mirror, folder), folder, say, finished=True)
+            catch_up(place_of(mirror, folder), folder, log, finished=True)
         if not (folder / RESULT).exists():
             out[cell.digest] = Job(cell, folder.resolve())
     return list(out.values())
@@ -248,7 +250,7 @@ class Preparation:
     failures: dict[str, str] = field(default_factory=dict)
 
 
-def prepare_all(jobs: Sequence[Job], say: Say) -> Preparation:
+def prepare_all(jobs: Sequence[Job], log: Log) -> Preparation:
     """Prepare data and class-name vectors here and once: a run that prepared data would wait for CPUs that runs hold.
     Bad input stops the runs that need it and no other.
     """
@@ -258,7 +260,7 @@ def prepare_all(jobs: Sequence[Job], say: Say) -> Preparation:
     def once(line: str) -> None:
         if line not in said:
             said.add(line)
-            say(line)
+            log(line)
 
     for cell, _ in jobs:
         e = cell.experiment
@@ -277,13 +279,13 @@ def prepare_all(jobs: Sequence[Job], say: Say) -> Preparation:
     return out
 
 
-def _prepared(e: Experiment, say: Say) -> tuple[TaskOptions, Prepared] | InputError:
+def _prepared(e: Experiment, log: Log) -> tuple[TaskOptions, Prepared] | InputError:
     """The data of an experiment, with the options that they settle, or what is wrong with them, so that they are read
     once for all runs that need them.
     """
     try:
-        e = settled(e, say)
-        return e.task, prepare_data(e, say)
+        e = settled(e, log)
+        return e.task, prepare_data(e, log)
     except InputError as error:
         return error
 

@@ -200,11 +200,11 @@ def left_out(cells: Sequence[Cell], runs: Mapping[str, RunSummary]) -> list[str]
     out = []
     for cell in {cell.digest: cell for cell in reversed(cells)}.values():
         records = runs[cell.digest].records if cell.digest in runs else []
-        failed_R = [count for r in records if (count := r.metrics.get("fault/failed", 0.0))]
+        failed_R = [count for r in records if (count := r.metrics.get("failures/dropped_clients", 0.0))]
         if failed_R:
             out.append(
                 f"{cell.name}: clients failed {sum(failed_R):.0f} times, in {len(failed_R)} rounds, which went on"
-                " without them (fault/* in its metrics.jsonl)"
+                " without them (failures/* in its metrics.jsonl)"
             )
     return out[::-1]
 
@@ -225,18 +225,22 @@ def traffic(run: RunSummary) -> tuple[float, float]:
     """Megabytes down and up per client and round, over all clients that answered."""
     federation = FederationOptions(
         clients_per_round=int(run.params["federation.clients_per_round"]),
-        participation=float(run.params.get("federation.participation", 0.0)),  # older records have none
+        client_fraction=float(run.params.get("federation.client_fraction", 0.0)),  # older records have none
     )
     selected = federation.selected(int(run.params["task.clients"]))
     rounds = [record.metrics for record in run.records if record.round]
-    answered = sum(metrics.get("fault/answered", selected - metrics["fault/failed"]) for metrics in rounds)
-    down, up = (sum(metrics[f"wire/{way}/bytes"] for metrics in rounds) / 1e6 for way in ("down", "up"))
+    answered = sum(
+        metrics.get("clients/completed", selected - metrics["failures/dropped_clients"]) for metrics in rounds
+    )
+    down, up = (
+        sum(metrics[f"communication/{way}_bytes"] for metrics in rounds) / 1e6 for way in ("download", "upload")
+    )
     return down / answered, up / answered
 
 
 def busy_hours(run: RunSummary) -> float:
     """Hours in which clients trained, models were scored or the server merged (and trained: FedBM's generator)."""
-    keys = ("sys/client_seconds", "sys/score_seconds", "sys/merge_seconds")
+    keys = ("time/clients", "time/evaluate", "time/aggregate")
     # round 0 merges nothing, and older records do not say how long it took
     return sum(record.metrics.get(key, 0.0) for record in run.records for key in keys) / 3600
 
@@ -261,6 +265,6 @@ def counted_of(run: RunSummary, up: float) -> tuple[float, float]:
     """The same of a run with one client per class. up: megabytes (10^6 bytes) that a client sent in a round."""
     p = run.params
     width = int(p["model.width"]) * int(p.get("parts", 1))
-    fixed = not float(p["row_lr"])
+    fixed = not float(p["class_embedding_lr"])
     theta = round(up * 1e6 / FLOAT) - (0 if fixed else width)
     return counted(theta, int(p["task.clients"]), width, int(p["federation.rounds"]), fixed=fixed)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy.stats import trim_mean
 
 from anchorfl.pipeline.algorithm import aggregation
-from anchorfl.pipeline.algorithm.aggregation import MergeRule, clipped, cut, mean_of, median_of, trimmed_mean_of
+from anchorfl.pipeline.algorithm.aggregation import Aggregator, clipped, cut, mean_of, median_of, trimmed_mean_of
 from tests.pipeline.updates import QUICK, SEEDS, SHAPES, answers, poisoned
 
 
@@ -194,32 +194,32 @@ def test_a_clip_changes_no_argument():
 
 def test_the_mean_is_the_very_function_of_before():
     """So nothing changes for runs that ask for nothing else; Krum takes the mean of those that it chose."""
-    assert MergeRule().combine is mean_of
-    assert MergeRule(merge="krum", clip=1.0).combine is mean_of
-    assert MergeRule().uses == ()
+    assert Aggregator().average is mean_of
+    assert Aggregator(aggregation="krum", clip_norm=1.0).average is mean_of
+    assert Aggregator().uses == ()
 
 
 def test_median_and_trimmed_mean_take_no_notice_of_weights():
     values = answers(2, 5)
     for rule, want in (
-        (MergeRule(merge="median"), median_of(values)),
-        (MergeRule(merge="trimmed_mean", trim=0.3), trimmed_mean_of(values, 0.3)),
+        (Aggregator(aggregation="median"), median_of(values)),
+        (Aggregator(aggregation="trimmed_mean", trim_fraction=0.3), trimmed_mean_of(values, 0.3)),
     ):
-        got = rule.combine(values, [1000, 1, 1, 0, 1])
+        got = rule.average(values, [1000, 1, 1, 0, 1])
         assert all(torch.equal(got[name], want[name]) for name in want)
 
 
 @pytest.mark.parametrize(
     ("rule", "least"),
     [
-        (MergeRule(), 0),
-        (MergeRule(clip=1.0), 0),
-        (MergeRule(merge="median"), 3),
-        (MergeRule(merge="trimmed_mean", trim=0.2), 5),
-        (MergeRule(merge="trimmed_mean", trim=0.1), 10),
-        (MergeRule(merge="krum"), 5),
-        (MergeRule(merge="krum", faulty=3), 9),
-        (MergeRule(merge="krum", faulty=1, keep=4), 7),
+        (Aggregator(), 0),
+        (Aggregator(clip_norm=1.0), 0),
+        (Aggregator(aggregation="median"), 3),
+        (Aggregator(aggregation="trimmed_mean", trim_fraction=0.2), 5),
+        (Aggregator(aggregation="trimmed_mean", trim_fraction=0.1), 10),
+        (Aggregator(aggregation="krum"), 5),
+        (Aggregator(aggregation="krum", num_malicious=3), 9),
+        (Aggregator(aggregation="krum", num_malicious=1, num_selected=4), 7),
     ],
 )
 def test_how_many_answers_a_merge_needs(rule, least):

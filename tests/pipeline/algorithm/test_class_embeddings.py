@@ -30,7 +30,7 @@ FEDALC, FEDAWS = METHODS["fedalc"], METHODS["fedaws"]
 
 def test_a_client_takes_one_step_on_theta_and_its_row():
     """Eq. 14 by finite differences in NumPy: theta - eta dR/dtheta, and the row likewise, back at length 1."""
-    method, data = METHODS["fedavg-positive"](row_lr=0.3), rows()
+    method, data = METHODS["fedavg-positive"](class_embedding_lr=0.3), rows()
     model = network()
     state, cards = begun(method, model, data)
     card, held = clients(data)[1]
@@ -48,7 +48,7 @@ def test_a_client_takes_one_step_on_theta_and_its_row():
     row = w["row"] - 0.3 * grad["row"]
     training = Training(method, Objective("multi"), SGD, 1, 0)
     sent = method.broadcast(state, server(model, cards))
-    got = fit(training, model, card, held, sent, {}, 1, method.letter(state, card))
+    got = fit(training, model, card, held, sent, {}, 1, method.client_message(state, card))
     assert got.loss == pytest.approx(risk(w), abs=1e-12)
     assert_close({n: got.update.weights[n].numpy() for n in names}, want, 1e-8)
     assert np.abs(got.update.row_D.numpy() - row / np.linalg.norm(row)).max() < 1e-8
@@ -59,7 +59,7 @@ def test_a_row_beyond_the_margin_has_no_loss():
     method = METHODS["fedavg-positive"](margin=0.9)
     z = torch.tensor([[1.0, 0.0], [0.95, 0.1], [0.0, 1.0]], dtype=torch.float64)
     row = torch.tensor([[1.0, 0.0]], dtype=torch.float64).expand(3, -1)
-    assert method.pooling().loss(z, row).tolist() == pytest.approx([0, 0, 0.81])
+    assert method.batched_round().loss(z, row).tolist() == pytest.approx([0, 0, 0.81])
 
 
 # ---------------------------------------------------------------------------------------------------------- the limits
@@ -87,7 +87,7 @@ def test_equal_correlations_are_fedaws_bit_for_bit(form):
 def test_flag_with_uniform_labels_is_fedavg_and_with_occurrences_weighs_by_rows():
     for labels, weighting in (("uniform", "uniform"), ("occurrence", "samples")):
         got = explicit(METHODS["flag"](label_weights=labels), rows())
-        want = explicit(METHODS["fedavg-positive"](row_lr=0.0, weighting=weighting), rows())
+        want = explicit(METHODS["fedavg-positive"](class_embedding_lr=0.0, weighting=weighting), rows())
         assert [messages.checksum(s.weights) for s, _ in got] == [messages.checksum(s.weights) for s, _ in want]
 
 
@@ -96,7 +96,7 @@ def test_fedmlh_with_one_part_and_a_bucket_each_is_fixed_rows():
     method = METHODS["fedmlh"](parts=1, buckets=1000)
     assert len({method.bucket(0, c) for c in range(C)}) == C
     state, _ = begun(method, network(), rows())
-    fixed = METHODS["fedavg-positive"](row_lr=0.0)
+    fixed = METHODS["fedavg-positive"](class_embedding_lr=0.0)
     model = network()
     with torch.no_grad():
         model.get_parameter(ROWS).copy_(state.weights[ROWS])
@@ -116,8 +116,11 @@ def test_fedmlh_gives_classes_of_a_bucket_the_same_part():
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 def test_a_server_adam_step_is_adams(decay):
     """Two steps of Adam in NumPy on theta - mean of theta, the second with a rate that has decayed."""
-    method, data = METHODS["fedavg-positive"](server="adam", server_lr=0.02, server_decay=decay, row_lr=0.0), rows()
-    plain = METHODS["fedavg-positive"](row_lr=0.0)
+    method, data = (
+        METHODS["fedavg-positive"](server="adam", server_lr=0.02, server_lr_decay=decay, class_embedding_lr=0.0),
+        rows(),
+    )
+    plain = METHODS["fedavg-positive"](class_embedding_lr=0.0)
     m = v = 0.0
     model = network()
     state, cards = begun(method, model, data)
@@ -135,15 +138,16 @@ def test_a_server_adam_step_is_adams(decay):
 
 
 def test_rows_come_to_rest_with_their_rates():
-    """A step on a row and the regulariser's in round 4 at a decay of 0.5 are those of an eighth of the rates."""
+    """A step on a row and the regularizer's in round 4 at a decay of 0.5 are those of an eighth of the rates."""
     data, options = rows(), {"lambda_": 300.0, "neighbours": 2}
-    slow, eighth = FEDAWS(row_lr=0.4, row_decay=0.5, **options), FEDAWS(row_lr=0.05, **options | {"lambda_": 37.5})
+    slow, eighth = (FEDAWS(class_embedding_lr=0.4, class_embedding_lr_decay=0.5, **options),)
+    FEDAWS(class_embedding_lr=0.05, **options | {"lambda_": 37.5})
     model = network()
     state, cards = begun(slow, model, data)
     card, held = clients(data)[1]
     sent = slow.broadcast(state, server(model, cards))
     training = [Training(method, Objective("multi"), SGD, 1, 5) for method in (slow, eighth)]
-    moved = [fit(t, model, card, held, sent, {}, 4, slow.letter(state, card)).update.row_D for t in training]
+    moved = [fit(t, model, card, held, sent, {}, 4, slow.client_message(state, card)).update.row_D for t in training]
     assert torch.equal(*moved)
     settled = [m.settle(state.weights[ROWS], state, replace(server(model, cards), round=4)) for m in (slow, eighth)]
     assert torch.equal(*settled)
@@ -151,7 +155,7 @@ def test_rows_come_to_rest_with_their_rates():
 
 
 @pytest.mark.parametrize("decay", [0.0, 1.5])
-@pytest.mark.parametrize("name", ["server_decay", "row_decay"])
+@pytest.mark.parametrize("name", ["server_lr_decay", "class_embedding_lr_decay"])
 def test_a_decay_out_of_range_is_refused(name, decay):
     with pytest.raises(ValueError, match=rf"method\.{name} = .*: must be in \(0, 1\]"):
         METHODS["fedalc"](**{name: decay})
@@ -166,38 +170,44 @@ THETA = {f"weights/{n}": tuple(p.shape) for n, p in network().named_parameters()
 @pytest.mark.parametrize("name", ["fedalc", "fedaws", "fedavg-positive", "fedalc-fixed", "flag", "fedmlh"])
 def test_theta_and_one_row_travel_and_no_other(name):
     method = METHODS[name](parts=1) if name == "fedmlh" else METHODS[name]()
-    moves = bool(method.row_lr)
+    moves = bool(method.class_embedding_lr)
     state, cards = begun(method, network(), rows())
     sent = {k: s for k, s in sent_shapes(method.broadcast(state, server(network(), cards))).items() if s != (0,)}
     assert sent == THETA
-    assert sent_shapes(method.letter(state, cards[2])) == {"row": (D,)}
-    assert torch.equal(method.letter(state, cards[2])["row"], state.weights[ROWS][2])
+    assert sent_shapes(method.client_message(state, cards[2])) == {"row": (D,)}
+    assert torch.equal(method.client_message(state, cards[2])["row"], state.weights[ROWS][2])
     later = explicit(method, rows(), 1)[0][0]
-    assert sent_shapes(method.letter(later, cards[2])) == ({"row": (D,)} if moves else {}), "a fixed row goes once"
+    assert sent_shapes(method.client_message(later, cards[2])) == ({"row": (D,)} if moves else {}), (
+        "a fixed row goes once"
+    )
 
 
 def test_a_client_that_was_missing_gets_its_fixed_row_later():
     method = METHODS["flag"]()
     state, _ = explicit(method, rows(), 1, chosen=[0, 2])[0]
     _, cards = begun(method, network(), rows())
-    assert [bool(method.letter(state, card)) for card in cards] == [False, True, False, True]
+    assert [bool(method.client_message(state, card)) for card in cards] == [False, True, False, True]
     assert len(explicit(method, rows(), 3, chosen=[1, 2])) == 3
 
 
 def test_what_clients_tell_is_a_digest_per_row():
     data = rows()
     for name in ("fedalc", "fedalc-fixed"):
-        told = [METHODS[name]().tell(card, parts(held), b"k" * 32) for card, held in clients(data)]
-        assert [messages.nbytes(t) for t in told] == [32 * card.num_examples + 12 for card, _ in clients(data)]
+        initial_messages = [
+            METHODS[name]().initial_message(card, parts(held), b"k" * 32) for card, held in clients(data)
+        ]
+        assert [messages.nbytes(t) for t in initial_messages] == [
+            32 * card.num_examples + 12 for card, _ in clients(data)
+        ]
     plain = FEDALC(matching="sha256")
     card, held = clients(data)[0]
 
     def checksum(method, key):
-        return messages.checksum(method.tell(card, parts(held), key))
+        return messages.checksum(method.initial_message(card, parts(held), key))
 
     assert checksum(plain, b"k" * 32) == checksum(plain, b"o" * 32)
     assert checksum(FEDALC(), b"k" * 32) != checksum(FEDALC(), b"o" * 32)
-    assert not METHODS["fedaws"].tells
+    assert not METHODS["fedaws"].sends_initial_message
 
 
 @pytest.mark.parametrize(
@@ -207,13 +217,13 @@ def test_what_clients_tell_is_a_digest_per_row():
         ("fedalc", {"neighbours": 0}, "neighbours must be at least 1"),
         ("fedaws", {"nu": 3.0}, r"nu in \(0, 2\]"),
         ("fedaws", {"margin": 0.0}, "margin = 0.0: must be in"),
-        ("fedaws", {"row_lr": -0.1}, "row_lr must be at least 0"),
+        ("fedaws", {"class_embedding_lr": -0.1}, "class_embedding_lr must be at least 0"),
         ("fedalc", {"dp_noise": -1.0}, "noise = -1.0"),
-        ("fedalc-fixed", {"row_lr": 0.1}, "does not move rows"),
+        ("fedalc-fixed", {"class_embedding_lr": 0.1}, "does not move rows"),
         ("fedalc-fixed", {"attract": -1.0}, "attract and repel"),
         ("fedalc-fixed", {"rate": 0.0}, "rate above 0"),
         ("fedmlh", {"buckets": 0}, "parts and buckets"),
-        ("fedmlh", {"row_lr": 0.1}, "does not move rows"),
+        ("fedmlh", {"class_embedding_lr": 0.1}, "does not move rows"),
     ],
 )
 def test_bad_options_are_named(name, options, words):

@@ -149,8 +149,8 @@ def test_a_message_costs_32_bytes_per_instance_and_tells_no_order():
     data = sparse(rows, np.ones((50, 1)))
     sent = share(parts(data), "hmac", KEY)
     assert tree.nbytes(sent) == 50 * 32 + 12
-    told = [bytes(row) for row in sent.digest_P.numpy()]
-    assert told == sorted(digests(data, "hmac", KEY)) != digests(data, "hmac", KEY)
+    initial_messages = [bytes(row) for row in sent.digest_P.numpy()]
+    assert initial_messages == sorted(digests(data, "hmac", KEY)) != digests(data, "hmac", KEY)
 
 
 def test_only_known_positives_are_sent():

@@ -26,7 +26,7 @@ KINDS = [SINGLE, Objective("multi"), Objective("multi", class_balanced=False)]
 
 
 def single_case(seed, rows, classes):
-    """One-hot labels; about half of the rows unlabelled (known nowhere, no label)."""
+    """One-hot labels; about half of the rows unlabeled (known nowhere, no label)."""
     rng = np.random.default_rng(seed)
     given_N1 = rng.random((rows, 1)) < 0.5
     y = np.eye(classes)[rng.integers(classes, size=rows)] * given_N1
@@ -96,8 +96,8 @@ def test_losses_of_pieces_add_up_to_the_whole(objective):
     assert float(sum(cut)) == pytest.approx(float(whole), rel=1e-12)
 
 
-def test_an_unlabelled_row_adds_nothing_but_counts_in_the_mean():
-    """log 2 for one row of two equal logits; beside an unlabelled row the mean is half of it."""
+def test_an_unlabeled_row_adds_nothing_but_counts_in_the_mean():
+    """log 2 for one row of two equal logits; beside an unlabeled row the mean is half of it."""
     y, known = torch.tensor([[1.0, 0], [0, 0]]), torch.tensor([[1.0, 1], [0, 0]])
     weight = SINGLE.weights(y, known)
     logits = torch.tensor([[0.0, 0], [5, -7]], requires_grad=True)

@@ -1,4 +1,4 @@
-"""The client's optimiser: steps against NumPy, and a state that survives the way through a client's memory."""
+"""The client's optimizer: steps against NumPy, and a state that survives the way through a client's memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def train(net, optimizer, steps):
 
 @ALL
 def test_two_times_three_steps_are_six(options):
-    """Restored in a fresh optimiser over a fresh network: the same bits as without a break."""
+    """Restored in a fresh optimizer over a fresh network: the same bits as without a break."""
     whole = start()
     train(whole, make(options, whole.parameters()), range(6))
 
@@ -63,7 +63,7 @@ def test_two_times_three_steps_are_six(options):
 
 
 def test_without_its_moments_adam_goes_elsewhere():
-    """``reset``: a fresh optimiser in every round; an empty memory restores nothing."""
+    """``reset``: a fresh optimizer in every round; an empty memory restores nothing."""
     kept, fresh = start(), start()
     for net, keeps in ((kept, True), (fresh, False)):
         optimizer = make(KINDS[0], net.parameters())
@@ -82,7 +82,7 @@ def test_state_has_storage_of_its_own_both_ways(options):
     train(net, optimizer, range(2))
     memory = state_of(optimizer, "all")
     frozen = {k: v.clone() for k, v in memory.items()}
-    train(net, optimizer, range(2))  # the optimiser that gave it goes on
+    train(net, optimizer, range(2))  # the optimizer that gave it goes on
     again = make(options, net.parameters())
     restore(again, "all", memory)
     train(net, again, range(2))  # and the one that got it
@@ -148,7 +148,7 @@ def test_the_rate_of_the_method_goes_before_that_of_the_options():
         ({"lr": 0.0}, "optimizer.lr = 0.0: must be above 0"),
         ({"lr": float("nan")}, "optimizer.lr = nan: must be above 0"),
         ({"batch_size": -1}, "optimizer.batch_size = -1: must be at least 1, or 0 for all rows"),
-        ({"micro_tokens": -1}, "optimizer.micro_tokens = -1: must be 0 (off) or more"),
+        ({"microbatch_tokens": -1}, "optimizer.microbatch_tokens = -1: must be 0 (off) or more"),
         ({"name": "sgd", "momentum": 1.0}, "optimizer: momentum must be in [0, 1) and weight_decay at least 0"),
         ({"momentum": 0.9}, "optimizer.momentum is SGD's: set it to 0, or optimizer.name to 'sgd'"),
         ({"name": "sgd", "momentum": -0.1}, "optimizer: momentum must be in [0, 1) and weight_decay at least 0"),

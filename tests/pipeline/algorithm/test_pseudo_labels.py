@@ -41,7 +41,7 @@ def client(y, known, objective):
 def by_the_rules(y, known, aware, score, kind, q1, q2, clamp, allowed):
     """y, known and 0/1 pseudo after the rules, and the classes that got a positive: two loops, no masks."""
     y, known, pseudo, got = y.copy(), known.copy(), np.zeros_like(y), np.zeros(len(aware), bool)
-    unlabelled = [not row.any() for row in known]
+    unlabeled = [not row.any() for row in known]
     for c in range(len(aware)):
         if aware[c]:
             continue
@@ -50,7 +50,7 @@ def by_the_rules(y, known, aware, score, kind, q1, q2, clamp, allowed):
         if clamp is not None and kind == "multi":
             high, low = max(clamp, high), min(clamp, low)
         for i in range(len(score)):
-            if kind == "single" and not unlabelled[i]:
+            if kind == "single" and not unlabeled[i]:
                 continue
             best = next(k for k in range(len(aware)) if score[i, k] == max(score[i]))  # the first of equals
             positive = column[i] > high and (kind == "multi" or best == c) and (allowed is None or allowed[c])
@@ -106,16 +106,16 @@ def test_identified_classes_given_labels_and_inputs_stay(objective, seed):
     assert torch.equal(got.known_NC[:, aware], data.known_NC[:, aware])
     assert (got.known_NC >= data.known_NC).all()
     if objective.kind == "single":
-        labelled = given.any(1)
-        assert torch.equal(got.known_NC[labelled], data.known_NC[labelled])
-        assert torch.equal(got.weight_NC[labelled], data.weight_NC[labelled])
-        assert (got.y_NC.sum(1) <= 1).all()  # one-hot, or unlabelled
+        labeled = given.any(1)
+        assert torch.equal(got.known_NC[labeled], data.known_NC[labeled])
+        assert torch.equal(got.weight_NC[labeled], data.weight_NC[labeled])
+        assert (got.y_NC.sum(1) <= 1).all()  # one-hot, or unlabeled
         assert ((got.weight_NC > 0).sum(1) <= 1).all()  # an entry known to be 0 costs nothing under softmax
 
 
 def test_single_label_by_hand():
     """Unaware of class 1; its column .0 .9 .8 .1 .2 has q75 = .8 and q25 = .1. Row 1 (.9) is positive, its own best;
-    row 0 (.0) is negative; row 2 (.8) is not above .8; row 3 (.1) is not below .1; row 4 is labelled."""
+    row 0 (.0) is negative; row 2 (.8) is not above .8; row 3 (.1) is not below .1; row 4 is labeled."""
     score = torch.tensor([[0.5, 0.0], [0.5, 0.9], [0.5, 0.8], [0.5, 0.1], [0.5, 0.2]])
     y, known = np.zeros((5, 2)), np.zeros((5, 2))
     y[4, 0], known[4] = 1, 1

@@ -1,4 +1,4 @@
-"""Rows that the server pushes apart: regulariser, label correlations and fixed rows, each against its sum as written.
+"""Rows that the server pushes apart: regularizer, label correlations and fixed rows, each against its sum as written.
 
 Shape suffixes: N rows, C classes, K neighbours, D width.
 """

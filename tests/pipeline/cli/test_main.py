@@ -89,7 +89,7 @@ def test_own_preset_file_and_r8_texts(here, capsys):
     write_r8(here / "mine")
     arguments = ["--task.root", "mine", "--task.min_count", "2", "--task.clients", "4", "--output", "out",
                  "--federation.clients_per_round", "4", "--model.width", "16", "--model.heads", "2",
-                 "--model.names", "random", *SMALL]  # fmt: skip
+                 "--class_embeddings.init", "random", *SMALL]  # fmt: skip
     assert main(["run", "r8-8/fedalign", *arguments]) == 0
     logged = json.loads((here / "out" / "result.json").read_text())["scores"]["test"]
     texts = (here / "mine" / "r8-test-stemmed.txt").read_bytes()
@@ -136,12 +136,23 @@ def test_bad_lines_are_named(here, capsys, lines, message):
             "cannot identify all 10",
         ),
         (
-            ["run", "digits/fedalign", "--model.names", "cooccurrence", "--model.names_table", "no.csv", *SMALL],
+            [
+                "run",
+                "digits/fedalign",
+                "--class_embeddings.init",
+                "cooccurrence",
+                "--class_embeddings.table",
+                "no.csv",
+                *SMALL,
+            ],
             "no such file",
         ),
         (["run", "digits/fedavg", "--tracking.uri", "mlruns", "--cluster.executor", "serial"], "mlruns"),
         (["run", "digits/fedavg", "digits/fedalign", "--output", "x"], "one preset at a time"),
-        (["run", "bibtex/fedmlh", "--method.row_lr", "0.1"], "anchorfl: method.row_lr: fedmlh does not move rows"),
+        (
+            ["run", "bibtex/fedmlh", "--method.class_embedding_lr", "0.1"],
+            "anchorfl: method.class_embedding_lr: fedmlh does not move rows",
+        ),
         (["resume", "nowhere"], "nowhere holds no run"),
         (["compare", "nowhere"], "nowhere"),
         (["predict", "nowhere", "file"], "holds no trained model"),

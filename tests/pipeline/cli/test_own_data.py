@@ -20,7 +20,7 @@ from anchorfl.pipeline.results import predict
 from anchorfl.tasks.errors import InputError
 
 SMALL = ["--cluster.executor", "serial", "--tracking.uri", "none", "--federation.rounds", "2", "--federation.epochs",
-         "1", "--model.width", "16", "--model.names_width", "16"]  # fmt: skip
+         "1", "--model.width", "16", "--class_embeddings.width", "16"]  # fmt: skip
 KINDS = ("ash", "beech", "elm")
 
 
@@ -66,9 +66,9 @@ def test_check_run_and_predict_a_csv(here, capsys):
     options = ["--labels", "kind", "--inputs", "height,girth", "--client", "site", "--split", "part"]
     assert main(["data", "check", "trees.csv", *options]) == 0
     shown = capsys.readouterr().out
-    assert "15 rows without any label: they stay, unlabelled" in shown
+    assert "15 rows without any label: they stay, unlabeled" in shown
     command = shown.strip().splitlines()[-1].removeprefix("next: anchorfl ").split()
-    assert command[:3] == ["run", "--task.parquet", "trees.csv"]
+    assert command[:3] == ["run", "--task.file", "trees.csv"]
     assert command[-2:] == ["--federation.clients_per_round", "4"]
     assert main([*command, *SMALL, "--output", "out"]) == 0
     config = json.loads((here / "out" / "config.json").read_text())["task"]
@@ -91,7 +91,8 @@ def test_run_and_predict_a_parquet(here, capsys, inputs):
     """Multi-label, with labels that are missing, under a shipped preset."""
     table = trees()
     pq.write_table(table, here / "trees.parquet")
-    own = ["--task.parquet", "trees.parquet", "--task.labels", "is_*", "--task.inputs", inputs, "--task.split", "part",
+    own = ["--task.file", "trees.parquet", "--task.label_columns", "is_*", "--task.input_columns", inputs,
+    "--task.split_column", "part",
            "--task.clients", "5", "--task.classes_per_client", "1", "--task.min_count", "1"]  # fmt: skip
     assert main(["run", "digits/fedavg", *own, *SMALL, "--output", "out", "--model.heads", "2"]) == 0
     about = json.loads((here / "out" / "model" / "model.json").read_text())
@@ -107,7 +108,7 @@ def test_run_and_predict_images(here, capsys):
         Image.fromarray(shade).save(here / f"{i}.png")
     columns = {"file": [f"{i}.png" for i in range(40)], "kind": ["dark", "light"] * 20}
     pq.write_table(pa.table(columns), here / "shades.parquet")
-    own = ["--task.parquet", "shades.parquet", "--task.labels", "kind", "--task.image_size", "8"]
+    own = ["--task.file", "shades.parquet", "--task.label_columns", "kind", "--task.image_size", "8"]
     few = ["--task.clients", "4", "--task.classes_per_client", "1", "--federation.clients_per_round", "4"]
     assert main(["run", *own, *few, *SMALL, "--output", "out"]) == 0
     assert "macro F1" in scores(capsys, "out", "shades.parquet")[0]
@@ -119,11 +120,11 @@ def test_run_and_predict_images(here, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "--task.parquet", "none.csv", "--task.labels", "kind"], "none.csv: no such file"),
-        (["run", "--task.parquet", "trees.parquet"], "say which columns hold the labels: --task.labels"),
-        (["run", "digits/fedavg", "--task.labels", "kind"], "labels is for a table of your own"),
+        (["run", "--task.file", "none.csv", "--task.label_columns", "kind"], "none.csv: no such file"),
+        (["run", "--task.file", "trees.parquet"], "say which columns hold the labels: --task.label_columns"),
+        (["run", "digits/fedavg", "--task.label_columns", "kind"], "labels is for a table of your own"),
         (
-            ["run", "--task.parquet", "trees.parquet", "--task.labels", "kind", "--task.client", "site"],
+            ["run", "--task.file", "trees.parquet", "--task.label_columns", "kind", "--task.client_column", "site"],
             "federation.clients_per_round = 5 exceeds task.clients = 4: lower it",
         ),
         (["data", "check", "none.csv"], "none.csv: no such file"),
@@ -146,7 +147,7 @@ def test_check_of_a_table_with_bad_rows_says_how_to_go_on(here, capsys):
     assert main(["data", "check", "t.parquet", "--labels", "kind"]) == 2
     shown = capsys.readouterr().out
     assert "1 bad rows; the first: t.parquet: row 2: column 'x' is not finite" in shown
-    assert shown.rstrip().endswith("--task.labels kind --task.on_bad_row skip")
+    assert shown.rstrip().endswith("--task.label_columns kind --task.on_bad_row skip")
     assert main(["data", "check", "t.parquet", "--labels", "kind", "--on_bad_row", "skip"]) == 0
 
 

@@ -98,7 +98,7 @@ def test_limits_of_a_container_count(tmp_path):
     assert memory_probe.own_cpus(tmp_path) == 0.5 < allowed
 
 
-def test_the_client_with_most_labelled_rows_times_longest_row_is_chosen(experiment):
+def test_the_client_with_most_labeled_rows_times_longest_row_is_chosen(experiment):
     setup = make_setup(experiment("fedalign", "toy-single"), print)
     every = [described(setup, client) for client in range(4)]
     best = max(c.active * c.longest for c in every)

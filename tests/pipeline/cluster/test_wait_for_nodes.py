@@ -12,7 +12,7 @@ from anchorfl.pipeline.cluster.ray_cluster import busy, gather
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.tasks.errors import InputError
 
-OPTIONS = ClusterOptions(address="auto", gather_cpus=4, gather_gpus=1, gather_minutes=1.0)
+OPTIONS = ClusterOptions(address="auto", wait_for_cpus=4, wait_for_gpus=1, wait_minutes=1.0)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_waits_until_everything_is_there(asked):
 
 def test_says_what_did_not_come_and_takes_the_request_back(asked):
     with pytest.raises(InputError, match=r"did not get 4 CPUs \(has 0\) and 1 GPUs \(has 0\) within 0 minutes"):
-        gather(dataclasses.replace(OPTIONS, gather_minutes=0.0), pause_s=0.0)
+        gather(dataclasses.replace(OPTIONS, wait_minutes=0.0), pause_s=0.0)
     assert asked[-1] == []
 
 
@@ -42,10 +42,10 @@ def test_nothing_is_asked_for_without_the_option(asked):
 
 
 def test_the_options_are_checked():
-    with pytest.raises(ValueError, match=r"gather_cpus and gather_gpus need a running cluster"):
-        ClusterOptions(gather_gpus=1)
-    with pytest.raises(ValueError, match=r"cluster.gather_minutes = -1"):
-        ClusterOptions(gather_minutes=-1)
+    with pytest.raises(ValueError, match=r"wait_for_cpus and wait_for_gpus need a running cluster"):
+        ClusterOptions(wait_for_gpus=1)
+    with pytest.raises(ValueError, match=r"cluster.wait_minutes = -1"):
+        ClusterOptions(wait_minutes=-1)
 
 
 @pytest.mark.parametrize(("free", "line"), [(4.0, ""), (1.5, "others use 2.5 of the cluster's 4 CPUs")])

@@ -35,7 +35,7 @@ def test_the_tree_is_its_own_inverse(experiment):
         ("federation = 3", r"\[federation\] must be a table, not 3"),
         ("[federation]\nclients_per_round = 11", r"clients_per_round = 11 exceeds task.clients = 10: lower it"),
         ("[optimizer]\nlr = -1", r"optimizer.lr = -1.0: must be above 0"),
-        ("[model]\nnames = 'cooccurrence'", r"needs model.names_table"),
+        ("[class_embeddings]\ninit = 'cooccurrence'", r"needs class_embeddings.table"),
         ("a = [", r"not valid TOML"),
     ],
 )
@@ -110,11 +110,11 @@ def test_a_share_of_the_clients_takes_part():
     base = read_preset("digits/fedavg")
     assert (base.task.clients, base.selected_clients) == (10, 5)
     for share, clients, selected in ((0.5, 8, 4), (0.5, 4, 2), (0.29, 100, 29), (0.1, 3, 1), (1.0, 4, 4)):
-        words = ["--federation.participation", str(share), "--task.clients", str(clients)]
+        words = ["--federation.client_fraction", str(share), "--task.clients", str(clients)]
         assert override(base, words).selected_clients == selected
     for share in ("-0.1", "1.5"):
-        with pytest.raises(InputError, match=r"federation.participation = .*: must be in \[0, 1\]"):
-            override(base, ["--federation.participation", share])
+        with pytest.raises(InputError, match=r"federation.client_fraction = .*: must be in \[0, 1\]"):
+            override(base, ["--federation.client_fraction", share])
     with pytest.raises(InputError, match=r"clients_per_round = 5 exceeds task.clients = 4"):
         override(base, ["--task.clients", "4"])
 

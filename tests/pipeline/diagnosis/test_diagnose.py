@@ -15,7 +15,7 @@ from anchorfl.pipeline.diagnosis import diagnose as command
 from anchorfl.pipeline.diagnosis import pseudo_labels
 from anchorfl.pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
 from anchorfl.pipeline.diagnosis.study import open_study
-from anchorfl.pipeline.methods.fedalign import AlignLocal
+from anchorfl.pipeline.methods.fedalign import AlignTrainer
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_folder import held
 from anchorfl.pipeline.storage.run_record import read_records
@@ -54,7 +54,7 @@ def run_of(experiment, trained):
         key = repr((method, task, changes))
         if key not in known:
             known[key] = base / str(len(known))
-            run(experiment(method, task, evaluation={"keep": 2}, **changes), known[key], quiet)
+            run(experiment(method, task, evaluation={"save_state_every": 2}, **changes), known[key], quiet)
         return known[key]
 
     return make
@@ -64,7 +64,7 @@ def test_fedalign_with_a_table_of_names(run_of, trained):
     """Everything at once: every table has what it says, and the numbers in them belong together."""
     path = trained[1] / "names.csv"
     path.write_text(TABLE)
-    folder = run_of("fedalign", model={"names": "cooccurrence", "names_table": str(path)})
+    folder = run_of("fedalign", class_embeddings={"init": "cooccurrence", "table": str(path)})
     before = content(folder)
     lines = diagnose(folder, QUICK, quiet)
     out = folder / "diagnosis"
@@ -117,10 +117,10 @@ def test_pseudo_labels_are_those_that_training_would_use(run_of, monkeypatch):
         if round_ == 3:
             seen[client] = rows
             host, caught = study.host, []
-            data = AlignLocal.data
-            monkeypatch.setattr(AlignLocal, "data", lambda self: caught.append(data(self)) or caught[-1])
+            data = AlignTrainer.data
+            monkeypatch.setattr(AlignTrainer, "data", lambda self: caught.append(data(self)) or caught[-1])
             host.fit(client, 4, sent, {})
-            monkeypatch.setattr(AlignLocal, "data", data)
+            monkeypatch.setattr(AlignTrainer, "data", data)
             assert torch.equal(caught[0].y_NC, rows.y_NC)
             assert torch.equal(caught[0].known_NC, rows.known_NC)
         return rows
@@ -243,8 +243,8 @@ def test_the_command(run_of, capsys):
     assert "local models of clients 2 and 0 after round 4, 30 test rows" in shown
     cards, found = open_study(folder, quiet).server.cards, table(folder / "diagnosis/agreement.csv")
     for name, client in (("known_to_a", 2), ("known_to_b", 0)):
-        assert [row[name] == "1" for row in found] == cards[client].aware_C.tolist()
-    assert cards[2].aware_C.tolist() != cards[0].aware_C.tolist()
+        assert [row[name] == "1" for row in found] == cards[client].identified_C.tolist()
+    assert cards[2].identified_C.tolist() != cards[0].identified_C.tolist()
     facts = json.loads((folder / "diagnosis/diagnosis.json").read_text())["parts"]["agreement"]
     assert (
         facts["a_distance/a_b"]

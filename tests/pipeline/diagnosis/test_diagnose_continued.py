@@ -33,7 +33,7 @@ def test_an_interrupted_run_that_kept_nothing(experiment, tmp_path, monkeypatch)
             run(e, tmp_path / "parts", quiet)
     said = []
     diagnose(tmp_path / "parts", QUICK, said.append)
-    assert any("only round 1 is there; --evaluation.keep 1" in line for line in said)
+    assert any("only round 1 is there; --evaluation.save_state_every 1" in line for line in said)
     assert {r["round"] for r in table(tmp_path / "parts/diagnosis/divergence.csv")} == {"1"}
     assert resumed(tmp_path / "parts", quiet).checksum == whole.checksum
     assert "diagnosis" in json.loads((tmp_path / "parts/run.json").read_text())["artifacts"]
@@ -43,7 +43,7 @@ def test_an_interrupted_run_that_kept_nothing(experiment, tmp_path, monkeypatch)
 def test_mlflow_gets_numbers_and_figures_once(experiment, tmp_path):
     import mlflow
 
-    e = dataclasses.replace(experiment("fedavg", evaluation={"keep": 2}), tracking=TrackingOptions())
+    e = dataclasses.replace(experiment("fedavg", evaluation={"save_state_every": 2}), tracking=TrackingOptions())
     folder = tmp_path / "runs" / "one"
     run(e, folder, quiet)
     assert diagnose(folder, QUICK, quiet)[-1] == "MLflow has the diagnosis"
@@ -59,8 +59,8 @@ def test_mlflow_gets_numbers_and_figures_once(experiment, tmp_path):
     assert {"diagnosis/divergence.csv", "diagnosis/divergence.png", "diagnosis/representations.png"} <= {
         f.path for f in client.list_artifacts(found.info.run_id, "diagnosis")
     }
-    before = steps("fault/nonfinite")
+    before = steps("sync/round_complete")
     diagnose(folder, QUICK, quiet)  # the same numbers at another time of day
     assert send(folder) == 0
     assert steps("diagnosis/a_distance/pair") == [2, 3]
-    assert steps("fault/nonfinite") == before == [0, 1, 2, 3]
+    assert steps("sync/round_complete") == before == [0, 1, 2, 3]

@@ -26,7 +26,7 @@ def quiet(line):
 def finished(experiment, tmp_path):
     """FedBM on the digits, two trainings of the generator, every round kept."""
     e = experiment(
-        "fedbm", "digits", options=GENERATOR, evaluation={"keep": 1},
+        "fedbm", "digits", options=GENERATOR, evaluation={"save_state_every": 1},
         federation={"rounds": 5, "epochs": 1}, model={"width": 8},
     )  # fmt: skip
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition="iid"))
@@ -66,10 +66,10 @@ def test_a_run_with_a_generator_is_pictured(finished):
     with (out / "generated.csv").open(newline="") as stream:
         shares = list(csv.DictReader(stream))
     assert len(shares) == 20
-    assert all(0 <= float(row["recognised"]) <= 1 for row in shares)
+    assert all(0 <= float(row["recognized"]) <= 1 for row in shares)
     metrics = [r.metrics for r in read_records(out)[0]]
-    assert [m["diagnosis/generated/recognised"] for m in metrics] == [
-        pytest.approx(np.mean([float(s["recognised"]) for s in shares if s["round"] == r]), abs=1e-5)
+    assert [m["diagnosis/generated/recognized"] for m in metrics] == [
+        pytest.approx(np.mean([float(s["recognized"]) for s in shares if s["round"] == r]), abs=1e-5)
         for r in ("2", "4")
     ]
 

@@ -1,4 +1,4 @@
-"""``evaluation.keep``: the states of some rounds stay, and nothing else changes."""
+"""``evaluation.save_state_every``: the states of some rounds stay, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def kept(folder):
 def test_every_second_round_and_the_last_and_the_result_is_the_same(experiment, tmp_path):
     plain = run(experiment("fedalign", federation={"rounds": 5}), tmp_path / "plain", quiet)
     assert not (tmp_path / "plain" / "rounds").exists()
-    got = run(experiment("fedalign", federation={"rounds": 5}, evaluation={"keep": 2}), tmp_path / "kept", quiet)
+    got = run(
+        experiment("fedalign", federation={"rounds": 5}, evaluation={"save_state_every": 2}), tmp_path / "kept", quiet
+    )
     assert (got.checksum, got.scores) == (plain.checksum, plain.scores)
     assert list(kept(tmp_path / "kept")) == ["00002.safetensors", "00004.safetensors", "00005.safetensors"]
     checkpoints = Checkpoints(tmp_path / "kept")
@@ -36,14 +38,14 @@ def test_every_second_round_and_the_last_and_the_result_is_the_same(experiment, 
     (tmp_path / "kept" / "rounds" / "00002.safetensors").write_bytes(b"half")
     with pytest.raises(InputError, match=r"00002\.safetensors is damaged"):
         checkpoints.read_kept(2)
-    with pytest.raises(InputError, match=r"00003\.safetensors is missing: evaluation\.keep"):
+    with pytest.raises(InputError, match=r"00003\.safetensors is missing: evaluation\.save_state_every"):
         checkpoints.read_kept(3)
 
 
 @pytest.mark.parametrize("after_keeping", [False, True])
 def test_stopped_and_resumed_it_gives_the_same_files(experiment, tmp_path, monkeypatch, after_keeping):
     """Stopped before a round, or between its kept state and the checkpoint that says that it is done."""
-    e = experiment("fedalign", federation={"rounds": 4}, evaluation={"keep": 2})
+    e = experiment("fedalign", federation={"rounds": 4}, evaluation={"save_state_every": 2})
     run(e, tmp_path / "whole", quiet)
     with monkeypatch.context() as patched:
         if after_keeping:
@@ -73,16 +75,16 @@ def test_stopped_and_resumed_it_gives_the_same_files(experiment, tmp_path, monke
 
 def test_the_digest_of_an_experiment_does_not_cover_this_option():
     base = read_preset("digits/fedavg")
-    assert digest(override(base, ["--evaluation.keep", "5"])) == digest(base)
+    assert digest(override(base, ["--evaluation.save_state_every", "5"])) == digest(base)
 
 
 def test_runs_that_keep_and_runs_that_do_not_are_one_group(experiment, tmp_path):
     for seed, keep in ((1, 0), (2, 1)):
-        e = experiment("fedavg", seed=seed, federation={"rounds": 1}, evaluation={"keep": keep})
+        e = experiment("fedavg", seed=seed, federation={"rounds": 1}, evaluation={"save_state_every": keep})
         run(e, tmp_path / str(seed), quiet)
     assert len(compare([tmp_path / "1", tmp_path / "2"], None).groups) == 1
 
 
 def test_a_negative_number_is_refused():
-    with pytest.raises(InputError, match=r"evaluation\.keep = -1: must be at least 0"):
-        override(read_preset("digits/fedavg"), ["--evaluation.keep", "-1"])
+    with pytest.raises(InputError, match=r"evaluation\.save_state_every = -1: must be at least 0"):
+        override(read_preset("digits/fedavg"), ["--evaluation.save_state_every", "-1"])

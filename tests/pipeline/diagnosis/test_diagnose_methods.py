@@ -27,7 +27,12 @@ def finished(experiment, tmp_path):
 
     def make(method, options=None, **changes):
         made = experiment(
-            method, "toy-single", options=options, evaluation={"keep": 1}, federation={"rounds": 2}, **changes
+            method,
+            "toy-single",
+            options=options,
+            evaluation={"save_state_every": 1},
+            federation={"rounds": 2},
+            **changes,
         )
         run(made, tmp_path / method, quiet)
         return tmp_path / method
@@ -67,7 +72,7 @@ def test_local_training_starts_from_what_the_client_keeps(finished, monkeypatch)
     assert kept == without_moments(study.memory(client))
     seen = []
 
-    def watched(self, client, round_, broadcast, memory, letter=None):
+    def watched(self, client, round_, broadcast, memory, client_message=None):
         seen.append(memory)
 
     monkeypatch.setattr(type(study.host), "fit", watched)

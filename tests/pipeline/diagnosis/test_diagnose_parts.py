@@ -138,7 +138,10 @@ def test_the_clients_that_share_least_are_those_of_a_search_over_all_pairs():
             continue
         best = min(
             itertools.combinations(there, 2),
-            key=lambda p: (int((p[0].aware_C & p[1].aware_C).sum()), -int((p[0].aware_C | p[1].aware_C).sum())),
+            key=lambda p: (
+                int((p[0].identified_C & p[1].identified_C).sum()),
+                -int((p[0].identified_C | p[1].identified_C).sum()),
+            ),
         )
         assert farthest(cards) == (best[0].client, best[1].client)
 

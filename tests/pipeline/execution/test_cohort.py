@@ -114,7 +114,7 @@ def test_an_update_that_is_harmed_on_its_way_is_refused_and_asked_for_again(expe
     e = experiment_with(experiment, tmp_path, (), "nan", 0)
     _, expected = rounds(e)
     executor = SerialExecutor(make_setup(e, quiet))
-    merge, harms = executor.server.merge, []
+    merge, harms = executor.server.aggregate, []
 
     def on_the_way(round_, clients, updates):
         if not harms:
@@ -123,7 +123,7 @@ def test_an_update_that_is_harmed_on_its_way_is_refused_and_asked_for_again(expe
             updates = [updates[0], dataclasses.replace(updates[1], weights=harmed), *updates[2:]]
         return merge(round_, clients, updates)
 
-    monkeypatch.setattr(executor.server, "merge", on_the_way)
+    monkeypatch.setattr(executor.server, "aggregate", on_the_way)
     outcomes = [executor.round(r, [0, 1, 2, 3], nobody) for r in (1, 2)]
     assert messages.checksum(executor.snapshot()) == expected
     assert [(f.client, f.kind) for f in outcomes[0].retried] == [(1, "rejected")]
@@ -135,7 +135,7 @@ def test_a_refusal_merges_nothing(experiment, tmp_path):
     before, sent = messages.checksum(server.snapshot()), server.broadcast(1)
     bad = dataclasses.replace(sent, weights={k: v + float("inf") for k, v in sent.weights.items()})
     with pytest.raises(RejectedError, match=r"client 2: tensor .* holds \d+ non-finite values") as refusal:
-        server.merge(1, [0, 2], [sent, bad])
+        server.aggregate(1, [0, 2], [sent, bad])
     assert list(refusal.value.reasons) == [2]
     assert messages.checksum(server.snapshot()) == before
 
@@ -159,7 +159,7 @@ def test_a_client_without_rows_is_rejected(experiment):
 
 def test_what_went_wrong_is_counted_and_named_everywhere(experiment, tmp_path, capsys):
     """In the log, in the records that MLflow gets, in the result and in a closing line."""
-    e = experiment_with(experiment, tmp_path, (1, 2), "raise", 2, over_selection=0.25)
+    e = experiment_with(experiment, tmp_path, (1, 2), "raise", 2, backup_fraction=0.25)
     e = dataclasses.replace(e, federation=dataclasses.replace(e.federation, clients_per_round=3), seed=3)
     run(e, tmp_path / "run")
     chosen = [c for c in (1, 2) if c in select(4, 3, 1, 3)]
@@ -171,12 +171,15 @@ def test_what_went_wrong_is_counted_and_named_everywhere(experiment, tmp_path, c
         assert f"client {client} left out of round 1 (exception): RuntimeError: the disk" in said
     records = read_records(tmp_path / "run")[0]
     first, second = records[1].metrics, records[2].metrics
-    assert (first["fault/retried"], first["fault/exception"]) == (first["fault/failed"], 2 * first["fault/failed"])
-    assert second["fault/failed"] == second["fault/retried"] == 0
+    assert (first["failures/retries"], first["failures/exception"]) == (
+        first["failures/dropped_clients"],
+        2 * first["failures/dropped_clients"],
+    )
+    assert second["failures/dropped_clients"] == second["failures/retries"] == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["faults"] == {"exception": int(first["fault/exception"])}
+    assert result["faults"] == {"exception": int(first["failures/exception"])}
     assert (
-        f"faults: {int(first['fault/exception'])} attempts of clients ({result['faults']['exception']} exception)"
+        f"faults: {int(first['failures/exception'])} attempts of clients ({result['faults']['exception']} exception)"
         in said
     )
 
@@ -186,10 +189,10 @@ def test_what_went_wrong_is_counted_and_named_everywhere(experiment, tmp_path, c
     [
         ("federation", {"retries": -1}, "federation.retries = -1: must be at least 0"),
         ("federation", {"deadline": float("inf")}, "federation.deadline = inf: must be at least 0"),
-        ("federation", {"over_selection": -0.5}, "federation.over_selection = -0.5: must be at least 0"),
+        ("federation", {"backup_fraction": -0.5}, "federation.backup_fraction = -0.5: must be at least 0"),
         ("federation", {"deadline": 5.0}, "federation.deadline needs client actors"),
         ("cluster", {"checkpoint_every": 0}, "cluster.checkpoint_every = 0: must be at least 1"),
-        ("cluster", {"checkpoints": 0}, "cluster.checkpoints = 0: must be at least 1"),
+        ("cluster", {"checkpoints": 0}, "cluster.keep_checkpoints = 0: must be at least 1"),
     ],
 )
 def test_options_out_of_range(experiment, section, values, message):

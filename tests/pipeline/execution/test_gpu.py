@@ -42,7 +42,7 @@ def test_clients_train_there_as_here(experiment, method):
 
 def test_pooled_rounds_there_as_here(experiment):
     e = experiment(
-        "fedalc", task="toy-multi", model={"dropout": 0.0}, federation={"pooled": True, "epochs": 1},
+        "fedalc", task="toy-multi", model={"dropout": 0.0}, federation={"batched_clients": True, "epochs": 1},
         optimizer={"name": "sgd", "batch_size": 0},
     )  # fmt: skip
     (here, _), (there, _) = rounds(PooledExecutor, e, 0.0), rounds(PooledExecutor, e, 1.0)

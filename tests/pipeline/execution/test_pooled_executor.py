@@ -31,14 +31,14 @@ from tests.pipeline.one_class import SGD, at_once, explicit, gap, network, rows
 METHOD_OPTIONS = {
     "fedalc": [
         {"form": "neg_d2", "lambda_": 300.0, "neighbours": 2},
-        {"form": "neg_d2", "lambda_": 300.0, "neighbours": 2, "row_decay": 0.7},
+        {"form": "neg_d2", "lambda_": 300.0, "neighbours": 2, "class_embedding_lr_decay": 0.7},
         {"form": "hinge_adaptive", "lambda_": 3000.0, "neighbours": 2, "weights": "gamma"},
         {"form": "hinge_const", "lambda_": 3000.0, "weights": "sigma", "dp_noise": 0.5, "dp_clip": 0.1},
     ],
     "fedaws": [{"lambda_": 300.0, "neighbours": 2}],
-    "fedavg-positive": [{}, {"row_lr": 0.0}, {"row_decay": 0.5}],
+    "fedavg-positive": [{}, {"class_embedding_lr": 0.0}, {"class_embedding_lr_decay": 0.5}],
     "fedalc-fixed": [{"steps": 20}],
-    "flag": [{}, {"row_lr": 0.3, "label_weights": "uniform"}],
+    "flag": [{}, {"class_embedding_lr": 0.3, "label_weights": "uniform"}],
     "fedmlh": [{"parts": 2, "buckets": 3}],
 }
 CASES = [(name, options) for name, several in METHOD_OPTIONS.items() for options in several]
@@ -57,7 +57,7 @@ def test_equal_to_explicit_clients(name, options, weighting, piece):
     assert gap(got, want) < 1e-10
     assert gap(want[1:], want[:-1]) > 1e-4, "something moves"
     for state, _ in got:
-        length_CR = state.weights[ROWS].view(len(state.weights[ROWS]), method.parts, -1).norm(dim=-1)
+        length_CR = state.weights[ROWS].view(len(state.weights[ROWS]), method.head.parts, -1).norm(dim=-1)
         assert torch.allclose(length_CR, torch.ones_like(length_CR), atol=1e-12)
 
 
@@ -78,7 +78,7 @@ def test_a_rate_per_row_is_what_makes_it_equal():
     """Without the division by p_i the rows would learn C times slower."""
     method, data = METHODS["fedavg-positive"](), rows()
     want = explicit(method, data, 1)
-    slow = at_once(METHODS["fedavg-positive"](row_lr=0.1 / 4), data, 1)
+    slow = at_once(METHODS["fedavg-positive"](class_embedding_lr=0.1 / 4), data, 1)
     assert gap(slow, want) > 1e-3
 
 
@@ -95,7 +95,7 @@ def test_what_breaks_the_equality(why):
     else:
         model = network()
         model.encoder[1] = nn.BatchNorm1d(6).double()
-        options = replace(SGD, skip_zero_rows=False, micro_tokens=0)
+        options = replace(SGD, skip_zero_rows=False, microbatch_tokens=0)
     got = explicit(method, data, 1, options=options, epochs=epochs, model=model)
     assert gap(at_once(method, data, 1, model=model), got) > 1e-3
 
@@ -111,7 +111,9 @@ def one_class(experiment):
         e = experiment(name, toy, options=options)
         clients = len(find_task(toy).class_names)
         task = replace(e.task, clients=clients, partition="one_class", validation=0.2)
-        federation = replace(e.federation, rounds=2, clients_per_round=clients, epochs=1, pooled=True, pool_rows=16)
+        federation = replace(
+            e.federation, rounds=2, clients_per_round=clients, epochs=1, batched_clients=True, batch_rows=16
+        )
         parts = {
             "task": task, "federation": federation, "model": replace(e.model, dropout=0.0), "optimizer": SGD,
         }  # fmt: skip
@@ -144,7 +146,7 @@ def test_a_run_is_that_of_explicit_clients(one_class, name, toy):
 
 
 def replace_pooled(e):
-    return replace(e, federation=replace(e.federation, pooled=False))
+    return replace(e, federation=replace(e.federation, batched_clients=False))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_refused_where_a_round_is_not_one_pass(one_class, sections, words):
 def test_a_share_of_a_gpu_that_is_not_there_is_refused(one_class, monkeypatch, pooled):
     """Training on the CPU instead would be found out hours later."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    e = one_class(federation={"pooled": pooled})
+    e = one_class(federation={"batched_clients": pooled})
     e = replace(e, cluster=replace(e.cluster, client_gpus=0.5))
     with pytest.raises(InputError, match=r"cluster: 0\.5 of a GPU is asked for, but this torch .* sees none"):
         in_process(make_setup(e, quiet))
@@ -181,7 +183,9 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
 
 def test_a_client_keeps_nothing_of_rows_that_it_never_had(one_class):
     """No moments of the whole head, in its memory or in a checkpoint."""
-    e = one_class(federation={"pooled": False}, optimizer={"name": "adam", "momentum": 0.0, "weight_decay": 1e-3})
+    e = one_class(
+        federation={"batched_clients": False}, optimizer={"name": "adam", "momentum": 0.0, "weight_decay": 1e-3}
+    )
     executor = in_process(make_setup(e, quiet))
     executor.round(1, [0, 1], nobody)
     memory = executor.memories[0]
@@ -197,7 +201,7 @@ def test_refused_for_methods_and_partitions_without_it(one_class):
         in_process(make_setup(replace(e, method=METHODS["fedavg"]()), quiet))
     task = replace(e.task, partition="iid")
     for pooled in (True, False):
-        federation = replace(e.federation, pooled=pooled)
+        federation = replace(e.federation, batched_clients=pooled)
         with pytest.raises(InputError, match=r"set task\.partition = 'one_class'"):
             in_process(make_setup(replace(e, task=task, federation=federation), quiet))
 
@@ -216,7 +220,7 @@ def test_a_class_without_training_rows_has_no_client(one_class, tmp_path, name):
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
     e = one_class(name, {"parts": 1} if name == "fedmlh" else None)
     task = TaskOptions(
-        parquet=str(tmp_path / "t.parquet"), labels="is_*", split="part", partition="one_class", clients=0,
+        file=str(tmp_path / "t.parquet"), label_columns="is_*", split_column="part", partition="one_class", clients=0,
         validation=0.0,
     )  # fmt: skip
     federation = replace(e.federation, clients_per_round=0)

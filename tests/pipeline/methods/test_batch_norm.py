@@ -31,7 +31,9 @@ from anchorfl.tasks.contract import Card, ClientData, Objective
 from anchorfl.tasks.errors import InputError
 
 COUNTER = "encoder.norm1.num_batches_tracked"
-SAVINGS = "so rows may not be left out or cut apart: set --optimizer.skip_zero_rows False --optimizer.micro_tokens 0"
+SAVINGS = (
+    "so rows may not be left out or cut apart: set --optimizer.skip_zero_rows False --optimizer.microbatch_tokens 0"
+)
 
 
 def quiet(line):
@@ -56,7 +58,7 @@ def client(rows, size=8, seed=0):
 
 def fitted(model, rows, batch_size=4, epochs=1, seed=0):
     one_thread()
-    options = OptimizerOptions(name="sgd", lr=0.01, batch_size=batch_size, skip_zero_rows=False, micro_tokens=0)
+    options = OptimizerOptions(name="sgd", lr=0.01, batch_size=batch_size, skip_zero_rows=False, microbatch_tokens=0)
     training = Training(FedAvg(), Objective("single"), options, epochs, 0)
     start = {name: value.clone() for name, value in network().state_dict().items()}
     return fit(training, model, *client(rows, seed=seed), FedAvg().begin(Side(start)), {}, 1, {}).update
@@ -77,7 +79,7 @@ def digits(experiment):
     def make(norm="batch", **model):
         e = experiment(
             "fedavg", "digits", federation={"rounds": 2, "clients_per_round": 2, "epochs": 1},
-            optimizer={"name": "sgd", "skip_zero_rows": False, "micro_tokens": 0, "batch_size": 64},
+            optimizer={"name": "sgd", "skip_zero_rows": False, "microbatch_tokens": 0, "batch_size": 64},
         )  # fmt: skip
         options = ModelOptions(norm=norm, **SMALL, **model)
         task = dataclasses.replace(e.task, clients=5, classes_per_client=4)
@@ -238,12 +240,14 @@ def test_an_exported_model_gives_the_scores_of_the_saved_one(tmp_path, digits):
     assert np.allclose(got.to_numpy(), want.numpy(), atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [[], ["--optimizer.skip_zero_rows", "False"], ["--optimizer.micro_tokens", "0"]])
+@pytest.mark.parametrize(
+    "options", [[], ["--optimizer.skip_zero_rows", "False"], ["--optimizer.microbatch_tokens", "0"]]
+)
 def test_savings_with_batch_norm_are_refused_before_anything_starts(options):
     given = ["--model.network", "resnet18", "--model.norm", "batch", *options]
     with pytest.raises(InputError) as caught:
         override(read_preset("digits/fedavg"), given)
-    assert str(caught.value) == f"model.norm = 'batch' normalises over the batch, {SAVINGS}"
+    assert str(caught.value) == f"model.norm = 'batch' normalizes over the batch, {SAVINGS}"
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from anchorfl.models.build import ModelOptions, build
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientSide, Global, Report, ServerSide, Update
+from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, ServerContext, ServerState, Update
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods import fedalign
-from anchorfl.pipeline.methods.fedalign import AlignGlobal, AlignUpdate, FedAlign
+from anchorfl.pipeline.methods.fedalign import AlignState, AlignUpdate, FedAlign
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.training.local_training import Training, fit, infer
 from anchorfl.tasks.contract import Card, ClientData, Objective
@@ -25,7 +25,7 @@ from anchorfl.tasks.contract import Card, ClientData, Objective
 QUICK = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 C, D, WORDS, LENGTH = 4, 6, 11, 7
 SINGLE = Objective("single")
-OPTIONS = OptimizerOptions(batch_size=8, micro_tokens=20)
+OPTIONS = OptimizerOptions(batch_size=8, microbatch_tokens=20)
 AWARE = torch.tensor([True, True, False, False])
 PARTS = ("qkv", "out", "up", "down", "norm_attention", "norm_feedforward")
 ENCODER = [
@@ -61,22 +61,22 @@ def client(kind="single", seed=0, rows=40):
 
 
 def started(method, kind="single", vectors=D, score=None):
-    """The client half on a fresh model, and one mini-batch of labelled rows in two pieces."""
+    """The client half on a fresh model, and one mini-batch of labeled rows in two pieces."""
     model = network(vectors=vectors).train()
     card, data = client(kind)
-    state = AlignGlobal(weights_of(model), torch.zeros(0) if score is None else score)
-    side = ClientSide(model, state, card, data, {}, Objective(kind), OPTIONS, infer, torch.Generator())
-    return method.local(side), [data.rows(torch.arange(0, 5), 12), data.rows(torch.arange(5, 12), 12)]
+    state = AlignState(weights_of(model), torch.zeros(0) if score is None else score)
+    ctx = ClientContext(model, state, card, data, {}, Objective(kind), OPTIONS, infer, torch.Generator())
+    return method.trainer(ctx), [data.rows(torch.arange(0, 5), 12), data.rows(torch.arange(5, 12), 12)]
 
 
 def server(validate=None, clients=1):
-    return ServerSide(network(), [client()[0]] * clients, SINGLE, validate, torch.Generator(), 1, 1)
+    return ServerContext(network(), [client()[0]] * clients, SINGLE, validate, torch.Generator(), 1, 1)
 
 
 def run(method, kind="single", epochs=2, model=None):
     model = network() if model is None else model
     card, data = client(kind)
-    state = AlignGlobal(weights_of(model), torch.zeros(0))
+    state = AlignState(weights_of(model), torch.zeros(0))
     return fit(Training(method, Objective(kind), OPTIONS, epochs, 3), model, card, data, state, {}, 1)
 
 
@@ -117,7 +117,7 @@ def test_a_step_equals_two_adams_by_hand(alternating, vectors):
     local, batch = started(method, vectors=vectors)
     twin = copy.deepcopy(local.model)
     loss = local.step(batch)
-    whole = local.side.data.rows(torch.arange(12), 12)
+    whole = local.ctx.data.rows(torch.arange(12), 12)
 
     def gradients(part):
         parameters = list(part.parameters())
@@ -165,17 +165,17 @@ def test_merge_equals_numpy(aggregate, skip, seed):
     sent = [{k: rng.normal(size=v.shape).astype(np.float32) for k, v in before.items()} for _ in range(count)]
     aware, pseudo = rng.random((2, count, C)) < [[[0.4]], [[0.3]]]
     counts = rng.integers(1, 50, size=(count, C)) * aware * (rng.random((count, 1)) < 0.6)
-    reports = []
+    results = []
     for m in range(count):
         card = Card(m, int(rng.integers(1, 999)), torch.from_numpy(counts[m]), torch.from_numpy(aware[m]))
         told_C = torch.from_numpy(pseudo[m] if aggregate else pseudo[m][:0])
-        reports.append(Report(card, AlignUpdate({k: torch.from_numpy(v) for k, v in sent[m].items()}, told_C)))
-    state = AlignGlobal({k: torch.from_numpy(v) for k, v in before.items()}, torch.full((C,), 0.5))
+        results.append(ClientResult(card, AlignUpdate({k: torch.from_numpy(v) for k, v in sent[m].items()}, told_C)))
+    state = AlignState({k: torch.from_numpy(v) for k, v in before.items()}, torch.full((C,), 0.5))
     frozen = messages.checksum(state)
-    merged = FedAlign(aggregate_pseudo=aggregate, skip_unlabelled_clients=skip).merge(state, reports, server())
+    merged = FedAlign(aggregate_pseudo=aggregate, skip_unlabeled_clients=skip).aggregate(state, results, server())
 
-    labelled = [m for m in range(count) if counts[m].any()]
-    counted = labelled if skip and labelled else range(count)
+    labeled = [m for m in range(count) if counts[m].any()]
+    counted = labeled if skip and labeled else range(count)
     for name in ("encoder.w", "head.project.weight"):
         want = np.mean([sent[m][name].astype(np.float64) for m in counted], axis=0)
         assert np.allclose(merged.weights[name], want, rtol=1e-6, atol=1e-8)
@@ -196,13 +196,13 @@ def test_merge_equals_numpy(aggregate, skip, seed):
 
 
 def test_without_alignment_and_alternation_it_is_fedavg_on_the_same_network():
-    """One joint Adam step: two optimisers over disjoint weights, at one rate, are one optimiser over all."""
+    """One joint Adam step: two optimizers over disjoint weights, at one rate, are one optimizer over all."""
     method = FedAlign(alignment=False, alternating=False, data_lr=0.002, label_lr=0.002)
     model = network()
     card, data = client()
     got = run(method, model=model)
     options = replace(OPTIONS, lr=0.002)
-    start = Global(weights_of(network()))
+    start = ServerState(weights_of(network()))
     want = fit(Training(FedAvg(), SINGLE, options, 2, 3), model, card, data, start, {}, 1)
     assert messages.checksum(got.update.weights) == messages.checksum(want.update.weights)
     assert got.loss == want.loss
@@ -210,7 +210,7 @@ def test_without_alignment_and_alternation_it_is_fedavg_on_the_same_network():
 
 @pytest.mark.parametrize("alternating", [True, False])
 def test_alpha_zero_is_no_alignment_bit_for_bit(alternating):
-    """Single-label: every pseudo-labelled entry has weight 0, and no other weight changes."""
+    """Single-label: every pseudo-labeled entry has weight 0, and no other weight changes."""
     method = FedAlign(q1=70.0, alternating=alternating)
     zero, off, on = (run(replace(method, **o)) for o in ({"alpha": 0.0}, {"alignment": False}, {}))
     assert messages.checksum(zero.update.weights) == messages.checksum(off.update.weights)
@@ -225,7 +225,7 @@ def test_without_names_the_confidence_annotates(monkeypatch):
     for method in (FedAlign(), FedAlign(anchor_score="dot"), FedAlign(semantic=False), FedAlign(alignment=False)):
         started(method)[0].data()
     assert kinds == ["cosine", "dot", "confidence"]
-    assert (FedAlign().semantic, FedAlign(semantic=False).semantic) == (True, False)
+    assert (FedAlign().head.semantic, FedAlign(semantic=False).head.semantic) == (True, False)
 
 
 def test_annotation_happens_once_per_round_or_once_per_epoch(monkeypatch):
@@ -243,13 +243,13 @@ def test_annotation_happens_once_per_round_or_once_per_epoch(monkeypatch):
 
 def test_only_the_gate_validates_and_broadcasts_scores():
     asked, score = [], torch.tensor([0.9, 0.8, 0.7, 0.1])
-    side = server(lambda weights: asked.append(weights) or score)
+    ctx = server(lambda weights: asked.append(weights) or score)
     plain, gated = FedAlign(), FedAlign(positive_f1_gate=0.75)
-    state = plain.begin(side)
-    assert plain.broadcast(state, side) is state
+    state = plain.begin(ctx)
+    assert plain.broadcast(state, ctx) is state
     assert asked == []
-    assert gated.begin(side).score_C.tolist() == [0] * C
-    assert torch.equal(gated.broadcast(gated.begin(side), side).score_C, score)
+    assert gated.begin(ctx).score_C.tolist() == [0] * C
+    assert torch.equal(gated.broadcast(gated.begin(ctx), ctx).score_C, score)
     assert len(asked) == 1
 
 
@@ -281,7 +281,7 @@ def test_the_exact_tensors_on_the_wire(method, got):
 def test_the_exact_tensors_of_fedavg_on_the_wire():
     model = network("linear")
     card, data = client()
-    got = fit(Training(FedAvg(), SINGLE, OPTIONS, 1, 3), model, card, data, Global(weights_of(model)), {}, 1)
+    got = fit(Training(FedAvg(), SINGLE, OPTIONS, 1, 3), model, card, data, ServerState(weights_of(model)), {}, 1)
     assert isinstance(got.update, Update)
     assert [path for path, _ in messages.tensors(got.update)] == [
         f"weights/{n}" for n in (*ENCODER, "head.weight", "head.bias")

@@ -18,7 +18,7 @@ from anchorfl.models.classifier import Classifier
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import ConceptHead
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientSide, Report, ServerSide
+from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, ServerContext
 from anchorfl.pipeline.algorithm.generator_training import (
     CONCEPTS,
     FROZEN,
@@ -38,7 +38,7 @@ from anchorfl.tasks.errors import InputError
 
 C, M, D, SIDE, ROWS = 3, 4, 5, 8, 10
 SINGLE = Objective("single")
-SGD = OptimizerOptions(name="sgd", lr=0.1, batch_size=4, skip_zero_rows=False, micro_tokens=0)
+SGD = OptimizerOptions(name="sgd", lr=0.1, batch_size=4, skip_zero_rows=False, microbatch_tokens=0)
 QUICK = {"every": 2, "steps": 2, "generator_batch": 6, "generated": 3, "lambda_dis": 0.0}
 SPEC = InputSpec("image", (1, SIDE, SIDE), mean=(0.2,), std=(0.5,), levels=255)
 
@@ -54,7 +54,7 @@ def concepts():
 
 def network(method, options=ModelOptions(width=6, dropout=0.0)):  # noqa: B008 - frozen
     return build(
-        options, input_kind="image", shape=(1, SIDE, SIDE), vocabulary=0, classes=C, head=method.head, unit=True,
+        options, input_kind="image", shape=(1, SIDE, SIDE), vocabulary=0, classes=C, head=method.head.kind, unit=True,
         vectors_CP=None, seed=9, concept_width=D,
     )  # fmt: skip
 
@@ -68,31 +68,31 @@ def client(number, rows=ROWS):
 
 
 def server(model, cards, round_=1, rounds=10):
-    return ServerSide(
+    return ServerContext(
         model, cards, SINGLE, None, rng(100 + round_), round_, rounds, concepts_CMD=concepts(), spec=SPEC,
         workspace=model,
     )  # fmt: skip
 
 
 def federation(method, rounds, *, chosen=None, options=SGD, model=None):
-    """The states after every round, and what every client was told in it: (letter's names, broadcast)."""
+    """The states after every round, and what every client received in it: (message's names, broadcast)."""
     model = network(method) if model is None else model
     clients = [client(0), client(1, 7)]
     cards = [card for card, _ in clients]
-    state, memories, states, told = method.begin(server(model, cards)), [{}, {}], [], []
+    state, memories, states, received = method.begin(server(model, cards)), [{}, {}], [], []
     training = Training(method, SINGLE, options, 1, 5)
     for round_ in range(1, rounds + 1):
-        side, reports = server(model, cards, round_, rounds), []
-        sent = method.broadcast(state, side)
+        ctx, results = server(model, cards, round_, rounds), []
+        sent = method.broadcast(state, ctx)
         for i in (chosen or {}).get(round_, (0, 1)):
-            letter = method.letter(state, cards[i])
-            told.append((round_, i, sorted(letter)))
-            got = fit(training, model, *clients[i], sent, memories[i], round_, letter)
+            client_message = method.client_message(state, cards[i])
+            received.append((round_, i, sorted(client_message)))
+            got = fit(training, model, *clients[i], sent, memories[i], round_, client_message)
             memories[i] = got.memory
-            reports.append(Report(cards[i], got.update))
-        state = method.merge(state, reports, server(model, cards, round_, rounds))
+            results.append(ClientResult(cards[i], got.update))
+        state = method.aggregate(state, results, server(model, cards, round_, rounds))
         states.append(state)
-    return states, told
+    return states, received
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
@@ -111,39 +111,44 @@ def test_before_the_generators_first_training_it_is_lkcc_alone():
     assert same == [True, True, False]
 
 
-def test_generated_images_join_mini_batches_without_a_labelled_row():
+def test_generated_images_join_mini_batches_without_a_labeled_row():
     """So leaving rows without a loss out changes nothing, in this method as in others."""
 
-    def half_labelled(options):
+    def half_labeled(options):
         card, data = client(0)
         data = replace(data, weight_NC=data.weight_NC * (torch.arange(ROWS) < 3)[:, None])
         model = network(FedBM(**QUICK))
         state = FedBM(**QUICK).begin(server(model, [card]))
-        state, round_ = FedBM(**QUICK).heaviest(state, 10)
+        state, round_ = FedBM(**QUICK).peak_state(state, 10)
         assert round_ == 2
         method = FedBM(**QUICK)
         training = Training(method, SINGLE, options, 2, 5)
         return fit(training, model, card, data, method.broadcast(state, server(model, [card])), {}, 1,
-                   method.letter(state, card)).update.weights  # fmt: skip
+                   method.client_message(state, card)).update.weights  # fmt: skip
 
     got, want = (
-        half_labelled(replace(SGD, batch_size=2, skip_zero_rows=True)),
-        half_labelled(replace(SGD, batch_size=2)),
+        half_labeled(replace(SGD, batch_size=2, skip_zero_rows=True)),
+        half_labeled(replace(SGD, batch_size=2)),
     )
     assert messages.checksum(got) == messages.checksum(want)
 
 
 def test_what_is_measured_for_memory():
-    """The round of the generator's first training, with a generator in the letter; without one, round 1."""
+    """The round of the generator's first training, with a generator in its message; without one, round 1."""
     method, card = FedBM(**QUICK), client(0)[0]
     state = method.begin(server(network(method), [card]))
-    heavy, round_ = method.heaviest(state, 10)
+    heavy, round_ = method.peak_state(state, 10)
     assert round_ == 2
-    assert any(name.startswith(GENERATOR) for name in method.letter(heavy, card))
-    assert not any(name.startswith(GENERATOR) for name in method.letter(state, card))
-    assert method.heaviest(state, 2) == (state, 1)
-    assert FedBM(cgde=False).heaviest(state, 10) == (state, 1)
-    assert [FedBM(lkcc=a, cgde=b).concepts for a in (True, False) for b in (True, False)] == [True, True, True, False]
+    assert any(name.startswith(GENERATOR) for name in method.client_message(heavy, card))
+    assert not any(name.startswith(GENERATOR) for name in method.client_message(state, card))
+    assert method.peak_state(state, 2) == (state, 1)
+    assert FedBM(cgde=False).peak_state(state, 10) == (state, 1)
+    assert [FedBM(lkcc=a, cgde=b).head.concepts for a in (True, False) for b in (True, False)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 def by_differences(model, loss):
@@ -175,11 +180,11 @@ def test_a_clients_step_on_rows_and_generated_images():
         state, generator={n: v.double() if v.is_floating_point() else v for n, v in state.generator.items()}
     )
     model.load_state_dict(state.weights)
-    side = ClientSide(
+    ctx = ClientContext(
         model, method.broadcast(state, server(model, [card])), card, data, {}, SINGLE, SGD, infer, rng(7),
-        method.letter(state, card),
+        method.client_message(state, card),
     )  # fmt: skip
-    local = method.local(side)
+    local = method.trainer(ctx)
     source = source_of(state.generator, state.concepts_CMD, True, data.scaling)
     source.generator.double()
     local.source.generator.double()
@@ -210,13 +215,15 @@ def test_who_is_told_what_and_when():
     has not had: client 1 sleeps through the training after round 4 and gets that after round 6 alone.
     """
     frozen = sorted(FROZEN)
-    _, told = federation(FedBM(**QUICK), 7, chosen={1: (0,), 5: (0,), 6: (0,)})
-    names = {(r, i): [n for n in letter if not n.startswith(GENERATOR)] for r, i, letter in told}
-    has = {(r, i): any(n.startswith(GENERATOR) for n in letter) for r, i, letter in told}
+    _, received = federation(FedBM(**QUICK), 7, chosen={1: (0,), 5: (0,), 6: (0,)})
+    names = {(r, i): [n for n in client_message if not n.startswith(GENERATOR)] for r, i, client_message in received}
+    has = {(r, i): any(n.startswith(GENERATOR) for n in client_message) for r, i, client_message in received}
     assert names[1, 0] == frozen
     assert names[2, 1] == frozen
     assert names[3, 0] == names[3, 1] == [CONCEPTS]
-    assert all(not letter for key, letter in names.items() if key not in ((1, 0), (2, 1), (3, 0), (3, 1)))
+    assert all(
+        not client_message for key, client_message in names.items() if key not in ((1, 0), (2, 1), (3, 0), (3, 1))
+    )
     assert [key for key, has_it in has.items() if has_it] == [(3, 0), (3, 1), (5, 0), (7, 0), (7, 1)]
 
 
@@ -229,7 +236,7 @@ def test_what_is_sent_down_and_up_in_every_round():
     every = set(model.state_dict()) - set(FROZEN)
     assert set(sent.weights) == every
     assert {path for path, t in messages.tensors(sent) if t.numel()} == {f"weights/{name}" for name in every}
-    got = fit(Training(method, SINGLE, SGD, 1, 5), model, card, data, sent, {}, 1, method.letter(state, card))
+    got = fit(Training(method, SINGLE, SGD, 1, 5), model, card, data, sent, {}, 1, method.client_message(state, card))
     assert {path for path, _ in messages.tensors(got.update)} == {f"weights/{name}" for name in every}
 
 
@@ -254,28 +261,28 @@ def test_training_goes_on_from_the_last_and_moves_the_generator_alone():
     assert not source.generator.training
 
 
-@pytest.mark.parametrize(("side", "room"), [(8, 1), (28, 1), (64, 2), (128, 4), (224, 7)])
-def test_the_room_of_a_crop_grows_with_the_image(side, room):
+@pytest.mark.parametrize(("pixels", "room"), [(8, 1), (28, 1), (64, 2), (128, 4), (224, 7)])
+def test_the_room_of_a_crop_grows_with_the_image(pixels, room):
     """So many rows or columns at most are black at each edge, in some image so many."""
-    spec = InputSpec("image", (1, side, side), mean=(0.0,), std=(1.0,), levels=255)
+    spec = InputSpec("image", (1, pixels, pixels), mean=(0.0,), std=(1.0,), levels=255)
     method = FedBM(**QUICK)
     values = method.begin(replace(server(network(method), [client(0)[0]]), spec=spec)).generator
     source = source_of(values, concepts(), True, spec.scaling())
-    seen = source.prepared(torch.ones(60, 1, side, side), rng(1))[:, 0]
+    seen = source.prepared(torch.ones(60, 1, pixels, pixels), rng(1))[:, 0]
     black = torch.cat([(seen.sum(2) == 0).sum(1), (seen.sum(1) == 0).sum(1)])
     assert int(black.max()) == room
 
 
 def test_forty_trainings_leave_nothing_behind():
     """The reference's hooks stay: 40 trainings make 40 of them on every layer. Nor is a tensor kept."""
-    method = FedBM(**{**QUICK, "every": 1, "steps": 1, "lambda_dis": 0.1})
+    method = FedBM(**{**QUICK, "generator_every": 1, "generator_steps": 1, "lambda_dis": 0.1})
     layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 6)
     model = Classifier(nn.Sequential(*layers), ConceptHead(C, 6, D), MaskSource())
     state = method.begin(server(model, [client(0)[0]]))
-    report = Report(client(0)[0], type("Sent", (), {"weights": trained(state.weights)})())
+    report = ClientResult(client(0)[0], type("Sent", (), {"weights": trained(state.weights)})())
     alive = {}
     for round_ in range(1, 41):
-        state = method.merge(state, [report], server(model, [client(0)[0]], round_, 50))
+        state = method.aggregate(state, [report], server(model, [client(0)[0]], round_, 50))
         if round_ in (5, 20, 40):  # behind thousands of other tests this takes a second
             gc.collect()
             alive[round_] = sum(t.nbytes for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter))
@@ -301,13 +308,13 @@ def test_bad_options(options, words):
 
 def test_what_the_generator_cannot_do_is_refused():
     method = FedBM()
-    side = server(network(method), [client(0)[0]])
-    with pytest.raises(InputError, match=r"method\.lambda_dis compares with BatchNorm's running statistics"):
-        method.begin(side)
-    tokens = replace(side, spec=InputSpec("tokens", (9,)))
+    ctx = server(network(method), [client(0)[0]])
+    with pytest.raises(InputError, match=r"method\.lambda_bda_dis compares with BatchNorm's running statistics"):
+        method.begin(ctx)
+    tokens = replace(ctx, spec=InputSpec("tokens", (9,)))
     with pytest.raises(InputError, match=r"makes images, the input is of kind 'tokens': set method\.cgde to False"):
         FedBM(lambda_dis=0.0).begin(tokens)
-    wide = replace(side, spec=InputSpec("image", (1, 8, 9)))
+    wide = replace(ctx, spec=InputSpec("image", (1, 8, 9)))
     with pytest.raises(InputError, match="fedbm: images of"):
         FedBM(lambda_dis=0.0).begin(wide)
 

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import Report, Update
+from anchorfl.pipeline.algorithm.contract import ClientResult, Update
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.execution.executor import SerialExecutor
-from anchorfl.pipeline.methods.feddyn import DynGlobal, FedDyn
+from anchorfl.pipeline.methods.feddyn import DynState, FedDyn
 from anchorfl.pipeline.run.prepare import make_setup
 from tests.pipeline import compared
 from tests.pipeline.compared import SHAPES, N, arrays, assert_close, base_loss, elsewhere, gradient, logits, slope
@@ -73,21 +73,23 @@ def test_with_a_vanishing_alpha_the_first_round_is_fedavgs_bit_for_bit(experimen
 def test_loss_and_gradient_equal_numpy(kind):
     """From a g_k that is not zero, at a y that is not x; the batch comes in two pieces, the two terms once."""
     own = elsewhere({name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, 2)
-    local, pieces = compared.started(FedDyn(alpha=0.7), kind, memory={f"own.{n}": v for n, v in own.items()})
-    sent, g = arrays(local.side.state.weights), arrays(own)
-    local.model.load_state_dict(elsewhere(local.side.state.weights))
-    data, x = local.side.data, local.side.data.x.numpy()
+    local, micro_batches = compared.started(
+        FedDyn(alpha=0.7), kind, memory={f"gradient.{n}": v for n, v in own.items()}
+    )
+    sent, g = arrays(local.ctx.state.weights), arrays(own)
+    local.model.load_state_dict(elsewhere(local.ctx.state.weights))
+    data, x = local.ctx.data, local.ctx.data.x.numpy()
 
     def whole(w):
         pull = sum(0.35 * ((w[n] - sent[n]) ** 2).sum() - (g[n] * (w[n] - sent[n])).sum() for n in w)
         return base_loss(kind, logits(w, x), data) + pull
 
     at = arrays(local.model.state_dict())
-    loss, got = gradient(local, pieces)
+    loss, got = gradient(local, micro_batches)
     assert loss == pytest.approx(whole(at), abs=1e-12)
     assert_close(got, slope(whole, at), 1e-8)
     want = {name: 0.7 * (at[name] - sent[name]) - g[name] for name in at}
-    assert_close(gradient(local, [])[1], want, 1e-14)  # a mini-batch without a labelled row as well
+    assert_close(gradient(local, [])[1], want, 1e-14)  # a mini-batch without a labeled row as well
 
 
 # -------------------------------------------------------------------------------------------------- quadratics
@@ -113,19 +115,19 @@ class Quadratics:
         b = sum(s * curve @ c for s, curve, c in zip(share, self.curves, self.centres, strict=True))
         return np.linalg.solve(a, b)
 
-    def local(self, k, x, g):
+    def trainer(self, k, x, g):
         """The minimum of F_k(y) - <g, y> + alpha/2 |y - x|^2."""
         a = self.curves[k] + self.alpha * np.eye(SIZE)
         return np.linalg.solve(a, self.curves[k] @ self.centres[k] + g + self.alpha * x)
 
     def client(self, method, k, state, memory):
         """(update, memory, y) of the method's client half, put where NumPy says that its loss is least."""
-        side = compared.server(compared.dense(), self.cards)
-        local, _ = compared.started(method, state=method.broadcast(state, side), memory=memory)
-        g = flat({n: memory.get(f"own.{n}", torch.zeros(s, dtype=torch.float64)) for n, s in SHAPES.items()})
-        y = self.local(k, flat(local.side.state.weights), g)
+        ctx = compared.server(compared.dense(), self.cards)
+        local, _ = compared.started(method, state=method.broadcast(state, ctx), memory=memory)
+        g = flat({n: memory.get(f"gradient.{n}", torch.zeros(s, dtype=torch.float64)) for n, s in SHAPES.items()})
+        y = self.trainer(k, flat(local.ctx.state.weights), g)
         local.model.load_state_dict(shaped(y))
-        return local.update(), {name: v for name, v in local.memory().items() if name.startswith("own.")}, local
+        return local.update(), {name: v for name, v in local.memory().items() if name.startswith("gradient.")}, local
 
 
 @pytest.mark.parametrize(
@@ -141,29 +143,29 @@ def test_quadratic_clients_agree_on_the_minimum_of_their_mean(selected, rounds, 
     rows = (12, 12, 12) if weighting == "uniform" else (5, 10, 30)
     world, method = Quadratics(0.5, rows), FedDyn(alpha=0.5, weighting=weighting)
     share = np.array(rows) / sum(rows)
-    side = compared.server(compared.dense(), world.cards)
+    ctx = compared.server(compared.dense(), world.cards)
     state, memory = first(method), [{}, {}, {}]
     x, own = flat(state.weights), [np.zeros(SIZE) for _ in rows]  # NumPy, in units of the weights
     for t in range(rounds):
-        reports, found = [], {}
+        results, found = [], {}
         for k in selected[t % len(selected)]:
             update, memory[k], local = world.client(method, k, state, memory[k])
-            found[k] = world.local(k, x, -0.5 * own[k])
-            reports.append(Report(world.cards[k], update))
+            found[k] = world.trainer(k, x, -0.5 * own[k])
+            results.append(ClientResult(world.cards[k], update))
             if t < 3:
                 assert np.allclose(flat(update.weights), found[k], rtol=0, atol=1e-10)
-                g = flat({name: memory[k][f"own.{name}"] for name in SHAPES})
+                g = flat({name: memory[k][f"gradient.{name}"] for name in SHAPES})
                 assert np.allclose(g, world.slope(k, found[k]), rtol=0, atol=1e-10)
                 assert np.allclose(gradient(local, [])[1]["head.weight"], -shaped(g)["head.weight"], atol=1e-10)
         for k, y in found.items():
             own[k] = own[k] + y - x
         mean = np.average(list(found.values()), axis=0, weights=share[list(found)])
         x = mean + share @ own
-        state = method.merge(state, reports, side)
+        state = method.aggregate(state, results, ctx)
         assert np.allclose(flat(state.weights), mean, rtol=0, atol=1e-9)
-        assert np.allclose(flat(method.broadcast(state, side).weights), x, rtol=0, atol=1e-9)
+        assert np.allclose(flat(method.broadcast(state, ctx).weights), x, rtol=0, atol=1e-9)
     best = world.best(share)
-    for got in (state.weights, method.broadcast(state, side).weights):
+    for got in (state.weights, method.broadcast(state, ctx).weights):
         assert np.abs(flat(got) - best).max() < 1e-8
     assert np.abs(share @ np.array(world.centres) - best).max() > 0.1
 
@@ -189,7 +191,9 @@ def test_h_is_the_mean_of_all_g_k_in_every_round(experiment, per_round, optimize
         drift = {k.removeprefix("drift/"): v for k, v in state.items() if k.startswith("drift/")}
         assert drift
         for name, h in drift.items():
-            mean = sum(m.get(f"own.{name}", torch.zeros_like(h)).double() for m in memories.values()) / len(memories)
+            mean = sum(m.get(f"gradient.{name}", torch.zeros_like(h)).double() for m in memories.values()) / len(
+                memories
+            )
             assert float((h.double() - mean).abs().max()) <= 1e-5 * max(1e-3, float(mean.abs().max())), name
     assert sum(bool(memory) for memory in rounds[0][2].values()) == per_round
 
@@ -215,19 +219,19 @@ def test_the_server_averages_buffers_by_rows_and_gives_them_no_drift(weighting, 
     method, zeros = FedDyn(weighting=weighting), first(FedDyn())
     cards = [replace(compared.rows_of(seed=i)[0], num_examples=n) for i, n in enumerate((10, 30))]
     state = replace(zeros, weights=zeros.weights | {"buffer": torch.zeros(2).double(), "count": torch.tensor(0)})
-    reports = []
+    results = []
     for card, value in zip(cards, (1.0, 3.0), strict=True):
         weights = {name: torch.full_like(w, value) for name, w in zeros.weights.items()}
         buffers = {"buffer": torch.full((2,), value).double(), "count": torch.tensor(int(value))}
-        reports.append(Report(card, Update(weights | buffers)))
-    side = compared.server(compared.dense(), cards)
-    merged = method.merge(state, reports, side)
+        results.append(ClientResult(card, Update(weights | buffers)))
+    ctx = compared.server(compared.dense(), cards)
+    merged = method.aggregate(state, results, ctx)
     assert merged.weights["buffer"].tolist() == [2.5, 2.5]
     assert int(merged.weights["count"]) == 3
     assert float(merged.weights["head.bias"][0]) == weight
     assert merged.drift.keys() == SHAPES.keys()
     assert list(merged.weights) == list(state.weights)
-    assert torch.equal(method.broadcast(merged, side).weights["buffer"], merged.weights["buffer"])
+    assert torch.equal(method.broadcast(merged, ctx).weights["buffer"], merged.weights["buffer"])
 
 
 def test_the_exact_tensors_on_the_wire():
@@ -237,25 +241,25 @@ def test_the_exact_tensors_on_the_wire():
     state = first(method)
     assert list(compared.shapes(state)) == [*wire, *(f"drift/{name}" for name in SHAPES)]
     sent = method.broadcast(state, compared.server(compared.dense(), []))
-    assert isinstance(sent, DynGlobal)
+    assert isinstance(sent, DynState)
     assert list(compared.shapes(sent).items()) == list(wire.items())
     for name, value in sent.weights.items():
         assert torch.equal(value, state.weights[name])  # from h = 0, to the bit
     got = compared.fitted(method, state=sent)
     assert list(compared.shapes(got.update).items()) == list(wire.items())
     own = {k: v for k, v in compared.shapes(got.memory).items() if not k.startswith("all.")}
-    assert list(own.items()) == [(f"own.{name}", shape) for name, shape in SHAPES.items()]
+    assert list(own.items()) == [(f"gradient.{name}", shape) for name, shape in SHAPES.items()]
     for name in SHAPES:
         way = got.update.weights[name] - sent.weights[name]
-        assert torch.allclose(got.memory[f"own.{name}"], -0.01 * way, rtol=0, atol=1e-15)
+        assert torch.allclose(got.memory[f"gradient.{name}"], -0.01 * way, rtol=0, atol=1e-15)
 
 
 def test_a_round_of_plain_sgd_equals_numpy():
     """3 epochs of one mini-batch each; x stays where it was while y moves."""
-    options = OptimizerOptions(name="sgd", lr=0.2, batch_size=N, skip_zero_rows=False, micro_tokens=0)
+    options = OptimizerOptions(name="sgd", lr=0.2, batch_size=N, skip_zero_rows=False, microbatch_tokens=0)
     own = elsewhere({name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}, 2)
     got = compared.fitted(
-        FedDyn(alpha=0.5), options=options, epochs=3, memory={f"own.{n}": v for n, v in own.items()}
+        FedDyn(alpha=0.5), options=options, epochs=3, memory={f"gradient.{n}": v for n, v in own.items()}
     )  # fmt: skip
     _, data = compared.rows_of()
     sent = w = arrays(compared.dense().state_dict())
@@ -264,7 +268,7 @@ def test_a_round_of_plain_sgd_equals_numpy():
         w = {n: w[n] - 0.2 * (g[n] - own[n].numpy() + 0.5 * (w[n] - sent[n])) for n in w}
     assert_close(arrays(got.update.weights), w, 1e-8)
     new = {n: own[n].numpy() - 0.5 * (w[n] - sent[n]) for n in w}
-    assert_close({n: got.memory[f"own.{n}"].numpy() for n in w}, new, 1e-8)
+    assert_close({n: got.memory[f"gradient.{n}"].numpy() for n in w}, new, 1e-8)
 
 
 def test_the_savings_change_no_update():

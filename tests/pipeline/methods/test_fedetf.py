@@ -57,26 +57,26 @@ def test_without_the_counts_it_is_fedavg_on_its_network_bit_for_bit(experiment):
 @pytest.mark.parametrize("gamma", [0.0, 0.7, 1.0])
 def test_loss_and_gradient_equal_numpy(gamma):
     """Scale and projection included; two of the four classes have no sample here."""
-    local, pieces = compared.started(FedETF(gamma=gamma), model=framed())
-    data, x = local.side.data, local.side.data.x.numpy()
+    local, micro_batches = compared.started(FedETF(gamma=gamma), model=framed())
+    data, x = local.ctx.data, local.ctx.data.x.numpy()
     count_C = data.y_NC.numpy().sum(0)
     assert (count_C > 0).tolist() == [True, True, False, False]
-    local.model.load_state_dict(elsewhere(local.side.state.weights))
+    local.model.load_state_dict(elsewhere(local.ctx.state.weights))
 
     def whole(w):
         return base_loss("single", logits(w, x) + gamma * np.log(np.maximum(count_C, 1)), data)
 
     at = arrays(local.model.state_dict())
-    loss, got = gradient(local, pieces)
+    loss, got = gradient(local, micro_batches)
     assert loss == pytest.approx(whole(at), abs=1e-12)
     assert_close(got, slope(whole, at), 1e-8)
     assert all(np.isfinite(value).all() for value in got.values())
 
 
-def test_a_client_without_a_labelled_row_shifts_nothing():
+def test_a_client_without_a_labeled_row_shifts_nothing():
     local, _ = compared.started(FedETF(), model=framed())
-    card = replace(local.side.card, count_C=torch.zeros(C, dtype=torch.int64))
-    assert torch.equal(FedETF().local(replace(local.side, card=card)).prior_C, torch.zeros(C, dtype=torch.float64))
+    card = replace(local.ctx.card, count_C=torch.zeros(C, dtype=torch.int64))
+    assert torch.equal(FedETF().trainer(replace(local.ctx, card=card)).prior_C, torch.zeros(C, dtype=torch.float64))
 
 
 def test_scores_are_by_plain_cosines(experiment):

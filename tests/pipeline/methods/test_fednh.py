@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from anchorfl.models.heads import PrototypeHead
-from anchorfl.pipeline.algorithm.contract import Averaging, Report, Update
+from anchorfl.pipeline.algorithm.contract import Averaging, ClientResult, Update
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods.fednh import FedNH
 from anchorfl.pipeline.run.prepare import make_setup
@@ -58,7 +58,7 @@ def reports_of(counts, seed=3, rows=None):
         mine = unit(rng.normal(size=(C, D))) * (count_C > 0)[:, None]
         card = replace(compared.rows_of(seed=i)[0], num_examples=10 * (i + 1), count_C=torch.from_numpy(count_C))
         weights = elsewhere(weights_of(prototyped()), seed=i) | {ROWS: torch.from_numpy(mine)}
-        out.append(Report(card, Update(weights)))
+        out.append(ClientResult(card, Update(weights)))
     return out
 
 
@@ -77,20 +77,20 @@ def test_with_rho_one_it_is_fedavg_on_its_network_bit_for_bit(experiment):
 
 def test_loss_and_gradient_equal_numpy():
     """Encoder and scale have one, prototypes have none."""
-    local, pieces = compared.started(FedNH(), model=prototyped())
-    data, x = local.side.data, local.side.data.x.numpy()
+    local, micro_batches = compared.started(FedNH(), model=prototyped())
+    data, x = local.ctx.data, local.ctx.data.x.numpy()
     at = arrays(local.model.state_dict())
 
     def whole(w):
         return base_loss("single", logits(at | w, x), data)
 
-    loss, got = gradient(local, pieces)
+    loss, got = gradient(local, micro_batches)
     assert loss == pytest.approx(whole({}), abs=1e-12)
     assert_close(got, slope(whole, {name: value for name, value in at.items() if name != ROWS}), 1e-8)
 
 
 def test_local_training_leaves_the_prototypes_and_sends_where_the_classes_lie():
-    """By the trained encoder; momentum and decay reach no prototype. Unlabelled rows count nowhere."""
+    """By the trained encoder; momentum and decay reach no prototype. Unlabeled rows count nowhere."""
     options = replace(compared.PLAIN, name="sgd", lr=0.1, momentum=0.9, weight_decay=0.1)
     model = prototyped()
     state = FedNH().begin(compared.server(model, []))
@@ -115,8 +115,8 @@ def test_classes_are_found_without_dropout(experiment):
     state = e.method.begin(compared.server(model, [card]))
     local, _ = compared.started(FedNH(), model=model.double(), state=state)
     local.model = model.float()
-    local.side = replace(local.side, data=data, card=card)
-    first, again = local.own_rows(), local.own_rows()
+    local.ctx = replace(local.ctx, data=data, card=card)
+    first, again = local.local_rows(), local.local_rows()
     assert model.training
     assert torch.equal(first, again)
     model.eval()
@@ -132,13 +132,13 @@ def test_classes_are_found_without_dropout(experiment):
 def test_prototypes_of_the_server_equal_numpy(rho):
     """Three clients of unequal counts; nobody has class 3, whose prototype stays to the bit."""
     counts = [[5, 0, 2, 0], [1, 4, 0, 0], [0, 30, 3, 0]]
-    reports = reports_of(counts)
+    results = reports_of(counts)
     model = prototyped()
     state = FedNH().begin(compared.server(model, []))
-    got = FedNH(rho=rho).merge(state, reports, compared.server(model, [r.card for r in reports])).weights[ROWS]
+    got = FedNH(rho=rho).aggregate(state, results, compared.server(model, [r.card for r in results])).weights[ROWS]
     old = state.weights[ROWS].numpy()
     for c in range(3):
-        mu = sum(n[c] * r.update.weights[ROWS][c].numpy() for n, r in zip(counts, reports, strict=True))
+        mu = sum(n[c] * r.update.weights[ROWS][c].numpy() for n, r in zip(counts, results, strict=True))
         want = unit(rho * old[c] + (1 - rho) * unit(mu / sum(n[c] for n in counts)))
         assert np.allclose(got[c].numpy(), want, rtol=0, atol=1e-12)
     assert torch.equal(got[3], state.weights[ROWS][3])
@@ -146,21 +146,21 @@ def test_prototypes_of_the_server_equal_numpy(rho):
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_everything_else_is_fedavgs_mean(weighting):
-    reports = reports_of([[5, 0, 2, 0], [1, 4, 0, 0]])
-    side = compared.server(prototyped(), [r.card for r in reports])
+    results = reports_of([[5, 0, 2, 0], [1, 4, 0, 0]])
+    ctx = compared.server(prototyped(), [r.card for r in results])
     method = FedNH(weighting=weighting)
-    got = method.merge(method.begin(side), reports, side).weights
+    got = method.aggregate(method.begin(ctx), results, ctx).weights
     shares = [10, 20] if weighting == "samples" else [1, 1]
     for name in ("encoder.0.weight", "encoder.0.bias", "head.scale"):
-        want = np.average([r.update.weights[name].numpy() for r in reports], axis=0, weights=shares)
+        want = np.average([r.update.weights[name].numpy() for r in results], axis=0, weights=shares)
         assert np.allclose(got[name].numpy(), want, rtol=0, atol=1e-13)
 
 
-def test_where_nobody_has_a_labelled_row_all_prototypes_stay():
-    reports = reports_of([[0, 0, 0, 0], [0, 0, 0, 0]])
-    side = compared.server(prototyped(), [r.card for r in reports])
-    state = FedNH().begin(side)
-    got = FedNH().merge(state, reports, side).weights
+def test_where_nobody_has_a_labeled_row_all_prototypes_stay():
+    results = reports_of([[0, 0, 0, 0], [0, 0, 0, 0]])
+    ctx = compared.server(prototyped(), [r.card for r in results])
+    state = FedNH().begin(ctx)
+    got = FedNH().aggregate(state, results, ctx).weights
     assert torch.equal(got[ROWS], state.weights[ROWS])
     assert all(bool(torch.isfinite(value).all()) for value in got.values())
 
@@ -172,7 +172,7 @@ def test_the_first_scale_is_an_option(experiment):
 
 
 def test_the_exact_tensors_on_the_wire():
-    """Body, scale and C x D prototypes, both ways; nothing else is remembered than the optimiser's moments."""
+    """Body, scale and C x D prototypes, both ways; nothing else is remembered than the optimizer's moments."""
     wire = {f"weights/{name}": shape for name, shape in SHAPES.items()}
     state = FedNH().begin(compared.server(prototyped(), []))
     assert compared.shapes(state) == wire

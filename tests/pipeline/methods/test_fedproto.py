@@ -1,9 +1,9 @@
 """FedProto: its limits, rounds against NumPy, the nearest prototype, what a client keeps and what it sends.
 
 Oracle, from the paper (Tan et al., AAAI 2022) in the form of the authors' code: with z the representation of a row and
-p_y the prototype of its class, the loss of a mini-batch is its cross-entropy + lam * sum (z - p_y)^2 / (rows * D), over
-the rows whose class has a prototype; then the client sends the mean of z over its rows of each class, by the network as
-it ends. Server: p_c is the plain mean over the participants that have class c; without any it stays.
+p_y the prototype of its class, the loss of a mini-batch is its cross-entropy + lambda_ * sum (z - p_y)^2 / (rows * D),
+over the rows whose class has a prototype; then the client sends the mean of z over its rows of each class, by the
+network as it ends. Server: p_c is the plain mean over the participants that have class c; without any it stays.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 
 from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientSide, Report
+from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import load_sent, weights_of
 from anchorfl.pipeline.execution.executor import SerialExecutor
-from anchorfl.pipeline.methods.fedproto import FedProto, ProtoGlobal
+from anchorfl.pipeline.methods.fedproto import FedProto, ProtoState
 from anchorfl.pipeline.run.prepare import make_setup
 from anchorfl.pipeline.training.local_training import Training, fit, infer
 from anchorfl.tasks.contract import Card, ClientData, Objective
@@ -40,8 +40,8 @@ from tests.pipeline.compared import (
     slope,
 )
 
-OWN = {f"own.{name}": shape for name, shape in SHAPES.items()}
-WHOLE = OptimizerOptions(name="sgd", lr=0.1, batch_size=N, skip_zero_rows=False, micro_tokens=0, state="reset")
+OWN = {f"personal.{name}": shape for name, shape in SHAPES.items()}
+WHOLE = OptimizerOptions(name="sgd", lr=0.1, batch_size=N, skip_zero_rows=False, microbatch_tokens=0, state="reset")
 
 
 def client_of(i):
@@ -59,7 +59,7 @@ def state_of(held, seed=4):
     """A state whose classes ``held`` have prototypes."""
     rng = np.random.default_rng(seed)
     held_C = torch.tensor([c in held for c in range(C)])
-    return ProtoGlobal({}, torch.from_numpy(rng.normal(size=(C, D))) * held_C[:, None], held_C)
+    return ProtoState({}, torch.from_numpy(rng.normal(size=(C, D))) * held_C[:, None], held_C)
 
 
 def started(method, state, weights=None):
@@ -68,15 +68,15 @@ def started(method, state, weights=None):
     model = compared.dense().train()
     memory = method.first_memory(model)
     load_sent(model, {})
-    side = ClientSide(model, state, card, data, memory, Objective("single"), WHOLE, infer, torch.Generator())
-    local = method.local(side)
+    ctx = ClientContext(model, state, card, data, memory, Objective("single"), WHOLE, infer, torch.Generator())
+    local = method.trainer(ctx)
     if weights is not None:
         model.load_state_dict(weights)
     return local, [data.rows(torch.arange(0, 5), N), data.rows(torch.arange(5, N), N)]
 
 
 def distance(w, data, prototypes, held):
-    """The second term without lam, row by row."""
+    """The second term without lambda_, row by row."""
     total, z_ND = 0.0, encode(w, data.x.numpy())
     for n in range(N):
         c = int(data.y_NC[n].argmax())
@@ -91,9 +91,9 @@ def test_one_client_alone_is_fedavg_bit_for_bit(experiment):
     e = experiment("fedavg", **alone)
     e = replace(e, task=replace(e.task, clients=1, partition="iid"))
     plain = compared.history(e)
-    got = compared.history(replace(e, method=FedProto(lam=0.0)))
+    got = compared.history(replace(e, method=FedProto(lambda_=0.0)))
     for (weights, loss, memories, _), (_, loss0, memories0, _) in zip(plain, got, strict=True):
-        own = {f"weights/{k.removeprefix('own.')}": v for k, v in memories0[0].items() if k.startswith("own.")}
+        own = {f"weights/{k.removeprefix('own.')}": v for k, v in memories0[0].items() if k.startswith("personal.")}
         assert messages.checksum(own) == messages.checksum(weights)
         assert loss0 == loss
         assert all(torch.equal(memories0[0][k], v) for k, v in memories[0].items())
@@ -101,7 +101,7 @@ def test_one_client_alone_is_fedavg_bit_for_bit(experiment):
 
 def test_there_is_no_distance_before_there_are_prototypes(experiment):
     e = experiment("fedproto", federation={"clients_per_round": 4, "rounds": 2})
-    near, free = compared.history(e), compared.history(replace(e, method=FedProto(lam=0.0)))
+    near, free = compared.history(e), compared.history(replace(e, method=FedProto(lambda_=0.0)))
     for round_, same in ((0, True), (1, False)):
         memories, memories0 = near[round_][2], free[round_][2]
         for client in range(4):
@@ -112,15 +112,15 @@ def test_there_is_no_distance_before_there_are_prototypes(experiment):
 def test_loss_and_gradient_equal_numpy(held):
     """Client 1 has classes 1 and 2 and rows without a label; the mini-batch comes in two pieces."""
     state = state_of(held)
-    local, pieces = started(FedProto(lam=0.7), state, elsewhere(compared.dense().state_dict()))
-    data, prototypes = local.side.data, state.rows_CD.numpy()
+    local, micro_batches = started(FedProto(lambda_=0.7), state, elsewhere(compared.dense().state_dict()))
+    data, prototypes = local.ctx.data, state.rows_CD.numpy()
 
     def whole(w):
         s_NC = logits(w, data.x.numpy())
         return base_loss("single", s_NC, data) + 0.7 * distance(w, data, prototypes, held)
 
     at = arrays(local.model.state_dict())
-    loss, got = gradient(local, pieces)
+    loss, got = gradient(local, micro_batches)
     assert loss == pytest.approx(whole(at), abs=1e-12)
     assert_close(got, slope(whole, at), 1e-8)
     assert bool(distance(at, data, prototypes, held) > 0) is bool(held)
@@ -128,20 +128,20 @@ def test_loss_and_gradient_equal_numpy(held):
 
 def test_four_rounds_equal_numpy():
     """3 clients with classes 01, 12 and 23, of which some take part; class 3 stays as it is while client 2 rests."""
-    method, selected = FedProto(lam=0.7), [(0, 2), (0, 1), (1, 2), (0,)]
+    method, selected = FedProto(lambda_=0.7), [(0, 2), (0, 1), (1, 2), (0,)]
     clients = [client_of(i) for i in range(3)]
-    side = compared.server(compared.dense(), [card for card, _ in clients])
-    state, training = method.begin(side), Training(method, Objective("single"), WHOLE, 2, 3)
+    ctx = compared.server(compared.dense(), [card for card, _ in clients])
+    state, training = method.begin(ctx), Training(method, Objective("single"), WHOLE, 2, 3)
     memory = [method.first_memory(compared.dense()) for _ in clients]
     own = [arrays(compared.dense().state_dict()) for _ in clients]
     rows, held = np.zeros((C, D)), set()
     for round_, chosen in enumerate(selected, 1):
-        reports, means = [], {c: [] for c in range(C)}
+        results, means = [], {c: [] for c in range(C)}
         for i in chosen:
             card, data = clients[i]
             got = fit(training, compared.dense(), card, data, state, memory[i], round_)
             memory[i], w, x = got.memory, own[i], data.x.numpy()
-            reports.append(Report(card, got.update))
+            results.append(ClientResult(card, got.update))
 
             def whole(at, data=data, x=x, rows=rows, held=frozenset(held)):
                 return base_loss("single", logits(at, x), data) + 0.7 * distance(at, data, rows, held)
@@ -153,12 +153,12 @@ def test_four_rounds_equal_numpy():
             for c in range(C):
                 if of_class := [n for n in range(N) if data.y_NC[n, c] == 1]:
                     means[c].append(encode(w, x[of_class]).mean(0))
-            assert_close(arrays({k.removeprefix("own."): v for k, v in memory[i].items()}), w, 1e-7)
+            assert_close(arrays({k.removeprefix("personal."): v for k, v in memory[i].items()}), w, 1e-7)
         for c in range(C):
             if means[c]:
                 rows = np.concatenate([rows[:c], np.mean(means[c], axis=0)[None], rows[c + 1 :]])
                 held.add(c)
-        state = method.merge(state, reports, side)
+        state = method.aggregate(state, results, ctx)
         assert np.abs(state.rows_CD.numpy() - rows).max() < 1e-7
         assert set(state.held_C.nonzero().flatten().tolist()) == held
     assert held == {0, 1, 2, 3}
@@ -167,8 +167,8 @@ def test_four_rounds_equal_numpy():
 def test_the_nearest_prototype_decides_and_one_that_is_not_there_never_does():
     state = state_of((0, 2))
     model, method = compared.dense(), FedProto(inference="prototype")
-    memory = {f"own.{name}": value for name, value in elsewhere(model.state_dict()).items()}
-    own = method.own(model, state, memory)
+    memory = {f"personal.{name}": value for name, value in elsewhere(model.state_dict()).items()}
+    own = method.personal_model(model, state, memory)
     z_ND = own.encoder(client_of(0)[1].x).detach()
     far_NC = ((z_ND[:, None] - state.rows_CD) ** 2).mean(-1)
     got_NC = own.head(z_ND)
@@ -177,14 +177,18 @@ def test_the_nearest_prototype_decides_and_one_that_is_not_there_never_does():
     expected = (-far_NC)[:, [0, 2]].log_softmax(-1)
     assert torch.allclose(got_NC.log_softmax(-1)[:, [0, 2]], expected, atol=1e-12)
     assert bool(torch.isfinite(got_NC.log_softmax(-1)).all())
-    assert (method.own(model, state_of(()), memory).head(z_ND).softmax(-1) == 1 / C).all()  # before there are any
+    assert (
+        method.personal_model(model, state_of(()), memory).head(z_ND).softmax(-1) == 1 / C
+    ).all()  # before there are any
 
 
 @pytest.mark.parametrize("inference", ["classifier", "prototype"])
 def test_a_clients_own_model_has_the_weights_of_its_memory(inference):
     model = compared.dense()
     own = elsewhere(model.state_dict())
-    got = FedProto(inference=inference).own(model, state_of((0,)), {f"own.{k}": v for k, v in own.items()})
+    got = FedProto(inference=inference).personal_model(
+        model, state_of((0,)), {f"personal.{k}": v for k, v in own.items()}
+    )
     assert isinstance(got, Classifier)
     assert all(torch.equal(v, own[k]) for k, v in weights_of(model).items())
     x = client_of(0)[1].x
@@ -199,7 +203,7 @@ def test_means_are_of_the_network_in_evaluation():
     training = Training(method, Objective("single"), compared.PLAIN, 1, 3)
     state = method.begin(compared.server(model, [card]))
     got = fit(training, model, card, data, state, method.first_memory(model), 1)
-    model.load_state_dict({k.removeprefix("own."): v for k, v in got.memory.items() if k.startswith("own.")})
+    model.load_state_dict({k.removeprefix("personal."): v for k, v in got.memory.items() if k.startswith("personal.")})
     z_ND = infer(model, data)
     for row_D, c in zip(got.update.rows_KD, got.update.held_C.nonzero().flatten(), strict=True):
         assert torch.allclose(row_D, z_ND[data.y_NC[:, c] == 1].mean(0), atol=1e-6)
@@ -230,7 +234,7 @@ def test_the_exact_tensors_on_the_wire():
         got = fit(training, compared.dense(), card, data, state, method.first_memory(compared.dense()), 1)
         assert list(compared.shapes(got.update).items()) == [("rows_KD", (2, D)), ("held_C", (C,))]
         assert got.update.held_C.tolist() == [False, True, True, False]
-        assert {k: v for k, v in compared.shapes(got.memory).items() if k.startswith("own.")} == OWN
+        assert {k: v for k, v in compared.shapes(got.memory).items() if k.startswith("personal.")} == OWN
         assert {k.split(".")[0] for k in got.memory} == ({"own"} if kept else {"own", "all"})
 
 
@@ -252,12 +256,12 @@ def test_the_savings_change_nothing(double):
         model, (card, data) = compared.network(), compared.texts()
         model = model.double() if double else model
         method = FedProto()
-        side = compared.server(model, [card])
-        state, memory = method.begin(side), method.first_memory(model)
+        ctx = compared.server(model, [card])
+        state, memory = method.begin(ctx), method.first_memory(model)
         training = Training(method, Objective("single"), replace(options, state="reset"), 2, 5)
         for round_ in (1, 2, 3):
             got = fit(training, model, card, data, state, memory, round_)
-            state, memory = method.merge(state, [Report(card, got.update)], side), got.memory
+            state, memory = method.aggregate(state, [ClientResult(card, got.update)], ctx), got.memory
         ends.append(memory | {"rows": state.rows_CD})
     for end in ends[1:]:
         for name, value in end.items():
@@ -268,5 +272,5 @@ def test_the_savings_change_nothing(double):
 
 
 def test_bad_options_are_refused():
-    with pytest.raises(ValueError, match=r"\Amethod\.lam = -1\.0: must be at least 0\Z"):
-        FedProto(lam=-1.0)
+    with pytest.raises(ValueError, match=r"\Amethod\.lambda_ = -1\.0: must be at least 0\Z"):
+        FedProto(lambda_=-1.0)

@@ -35,26 +35,26 @@ def test_without_its_pull_it_is_fedavg_bit_for_bit(experiment, task, weighting):
 @pytest.mark.parametrize("kind", ["single", "multi"])
 def test_loss_and_gradient_equal_numpy(kind):
     """h(w) at a w that is not w_t, its gradient by differences; the batch comes in two pieces, the pull once."""
-    local, pieces = compared.started(FedProx(mu=0.7), kind)
-    sent = arrays(local.side.state.weights)
-    local.model.load_state_dict(elsewhere(local.side.state.weights))
-    data, x = local.side.data, local.side.data.x.numpy()
+    local, micro_batches = compared.started(FedProx(mu=0.7), kind)
+    sent = arrays(local.ctx.state.weights)
+    local.model.load_state_dict(elsewhere(local.ctx.state.weights))
+    data, x = local.ctx.data, local.ctx.data.x.numpy()
 
     def h(w):
         pull = sum(((w[name] - sent[name]) ** 2).sum() for name in w)
         return base_loss(kind, logits(w, x), data) + 0.7 / 2 * pull
 
     at = arrays(local.model.state_dict())
-    loss, got = gradient(local, pieces)
+    loss, got = gradient(local, micro_batches)
     assert loss == pytest.approx(h(at), abs=1e-12)
     assert_close(got, slope(h, at), 1e-8)
-    _, alone = gradient(local, [])  # a mini-batch without a labelled row is pulled as well
+    _, alone = gradient(local, [])  # a mini-batch without a labeled row is pulled as well
     assert_close(alone, {name: 0.7 * (at[name] - sent[name]) for name in at}, 1e-14)
 
 
 def test_a_round_of_plain_sgd_equals_numpy():
     """3 epochs of one mini-batch each; w_t stays where it was while w moves."""
-    options = OptimizerOptions(name="sgd", lr=0.2, batch_size=N, skip_zero_rows=False, micro_tokens=0)
+    options = OptimizerOptions(name="sgd", lr=0.2, batch_size=N, skip_zero_rows=False, microbatch_tokens=0)
     got = compared.fitted(FedProx(mu=0.5), options=options, epochs=3)
     _, data = compared.rows_of()
     sent = arrays(compared.dense().state_dict())
@@ -73,7 +73,7 @@ def test_buffers_are_not_pulled():
     model = Classifier(nn.BatchNorm1d(3), LinearHead(3, 2), MaskSource())
     local, _ = compared.started(FedProx(mu=1.0))
     local.model = model
-    local.side.state.weights.update({name: value.clone() for name, value in model.state_dict().items()})
+    local.ctx.state.weights.update({name: value.clone() for name, value in model.state_dict().items()})
     model.encoder.running_mean.fill_(100.0)
     assert float(local.penalty().detach()) == 0.0
 

@@ -1,8 +1,8 @@
-"""FedRep: its limits, three rounds against NumPy under several optimisers, what moves when, and what it sends.
+"""FedRep: its limits, three rounds against NumPy under several optimizers, what moves when, and what it sends.
 
 Oracle, from the paper (Collins et al., ICML 2021, Algorithm 1): a selected client gets the body phi, keeps its own head
 h, takes steps of h along dF/dh at phi, then steps of phi along dF/dphi at the new h, and sends phi. The server's phi is
-the mean of what was sent. An optimiser sees one of the two: momentum and weight decay of the one that rests are none.
+the mean of what was sent. An optimizer sees one of the two: momentum and weight decay of the one that rests are none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Report
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ClientResult
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.execution.executor import SerialExecutor
@@ -29,8 +29,8 @@ from tests.pipeline.compared import SHAPES, N, arrays, assert_close, base_loss, 
 
 BODY = {name: shape for name, shape in SHAPES.items() if name.startswith("encoder.")}
 HEAD = {name: shape for name, shape in SHAPES.items() if name.startswith("head.")}
-OWN = {f"own.{name}": shape for name, shape in HEAD.items()}
-WHOLE = OptimizerOptions(name="sgd", lr=0.1, batch_size=N, skip_zero_rows=False, micro_tokens=0)
+OWN = {f"personal.{name}": shape for name, shape in HEAD.items()}
+WHOLE = OptimizerOptions(name="sgd", lr=0.1, batch_size=N, skip_zero_rows=False, microbatch_tokens=0)
 RULES = {
     "sgd": replace(WHOLE, state="reset"),
     "momentum": replace(WHOLE, momentum=0.9, weight_decay=0.05),
@@ -45,9 +45,9 @@ class BodyAlone(Averaging):
 
     name = "fedavg"
 
-    def local(self, side):
-        side.model.head.requires_grad_(False)
-        return AveragingLocal(side)
+    def trainer(self, ctx):
+        ctx.model.head.requires_grad_(False)
+        return AveragingTrainer(ctx)
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
@@ -70,7 +70,7 @@ def test_without_head_epochs_it_is_fedavg_of_the_body_bit_for_bit(experiment, ta
 
 
 class Rule:
-    """An optimiser of the library over some arrays, in NumPy, by its documented rules."""
+    """An optimizer of the library over some arrays, in NumPy, by its documented rules."""
 
     def __init__(self, options, names):
         self.o, self.names, self.k = options, names, 0
@@ -96,17 +96,17 @@ def test_three_rounds_equal_numpy(rule):
     """3 clients of 12, 30 and 6 samples, of which 2 take part, the third once; 3 head epochs, then 2 of the body."""
     options, method, selected = RULES[rule], FedRep(head_epochs=3), [(0, 1), (1, 2), (0, 1)]
     cards = [replace(compared.rows_of(seed=i)[0], num_examples=n) for i, n in enumerate((12, 30, 6))]
-    side = compared.server(compared.dense(), cards)
-    state, memory = method.begin(side), [{}, {}, {}]
+    ctx = compared.server(compared.dense(), cards)
+    state, memory = method.begin(ctx), [{}, {}, {}]
     x = arrays(state.weights)
     heads = [{name: x[name] for name in HEAD} for _ in cards]
     rules = [(Rule(options, HEAD), Rule(options, BODY)) for _ in cards]
     for round_, chosen in enumerate(selected, 1):
-        reports, ends = [], []
+        results, ends = [], []
         for i in chosen:
-            sent = method.broadcast(state, side)
+            sent = method.broadcast(state, ctx)
             got = compared.fitted(method, memory=memory[i], state=sent, options=options, round_=round_, seed=i)
-            reports.append(Report(cards[i], got.update))
+            results.append(ClientResult(cards[i], got.update))
             memory[i], data = got.memory, compared.rows_of(seed=i)[1]
             w = {name: x[name] for name in BODY} | heads[i]
 
@@ -121,10 +121,10 @@ def test_three_rounds_equal_numpy(rule):
             heads[i] = {name: w[name] for name in HEAD}
         share = np.array([cards[i].num_examples for i in chosen]) / sum(cards[i].num_examples for i in chosen)
         x = {name: sum(s * w[name] for s, w in zip(share, ends, strict=True)) for name in SHAPES}
-        state = method.merge(state, reports, side)
+        state = method.aggregate(state, results, ctx)
         assert_close(arrays(state.weights), x, 1e-7)
         for i in chosen:
-            kept = {k.removeprefix("own."): v for k, v in memory[i].items() if k.startswith("own.")}
+            kept = {k.removeprefix("personal."): v for k, v in memory[i].items() if k.startswith("personal.")}
             assert_close(arrays(kept), heads[i], 1e-7)
 
 
@@ -136,11 +136,11 @@ def test_what_rests_does_not_move_at_all(rule):
     card, data = compared.rows_of()
     model = compared.dense().train()
     sent = method.broadcast(method.begin(compared.server(model, [card])), compared.server(model, [card]))
-    side = ClientSide(
+    ctx = ClientContext(
         model, sent, card, data, memory or method.first_memory(model), Objective("single"), options, infer,
         torch.Generator(),
     )  # fmt: skip
-    local, phases = method.local(side), []
+    local, phases = method.trainer(ctx), []
     for phase in local.epochs(3):
         phases.append(phase)
         before = weights_of(model)
@@ -155,7 +155,7 @@ def test_heads_stay_with_their_clients_and_those_that_rest_keep_theirs(experimen
     """2 of 4 take part in a round. A head never comes from the server: it goes on from where its client left it."""
     e = experiment("fedrep", federation={"clients_per_round": 2, "rounds": 4, "epochs": 1}, options={"head_epochs": 0})
     before, stale = {client: {} for client in range(4)}, 0
-    first = {f"own.{k}": v for k, v in make_setup(e, compared.quiet).model().state_dict().items() if "head." in k}
+    first = {f"personal.{k}": v for k, v in make_setup(e, compared.quiet).model().state_dict().items() if "head." in k}
     for _, _, memories, _ in compared.history(e):  # without head epochs a head that moved came from elsewhere
         moved = [c for c in memories if messages.checksum(memories[c]) != messages.checksum(before[c])]
         assert len(moved) == 2
@@ -164,27 +164,29 @@ def test_heads_stay_with_their_clients_and_those_that_rest_keep_theirs(experimen
         before = memories
     assert stale > 0
     trained = compared.history(replace(e, method=FedRep(head_epochs=2)))[-1][2]
-    heads = {messages.checksum({k: v for k, v in m.items() if k.startswith("own.")}) for m in trained.values() if m}
+    heads = {
+        messages.checksum({k: v for k, v in m.items() if k.startswith("personal.")}) for m in trained.values() if m
+    }
     assert len(heads) == sum(bool(m) for m in trained.values()) > 1
 
 
-@pytest.mark.parametrize("scored", ["server", "clients"])
-def test_the_exact_tensors_on_the_wire(scored):
+@pytest.mark.parametrize("evaluate_on", ["server", "clients"])
+def test_the_exact_tensors_on_the_wire(evaluate_on):
     """The body alone goes down. Up it comes with the head, for the score, unless clients are scored."""
-    method, side = FedRep(scored=scored), compared.server(compared.dense(), [])
-    state = method.begin(side)
+    method, ctx = FedRep(evaluate_on=evaluate_on), compared.server(compared.dense(), [])
+    state = method.begin(ctx)
     body = {f"weights/{name}": shape for name, shape in BODY.items()}
-    kept = {f"weights/{name}": shape for name, shape in HEAD.items()} if scored == "server" else {}
+    kept = {f"weights/{name}": shape for name, shape in HEAD.items()} if evaluate_on == "server" else {}
     assert compared.shapes(state) == body | kept
-    assert list(compared.shapes(method.broadcast(state, side)).items()) == list(body.items())
-    got = compared.fitted(method, state=method.broadcast(state, side))
-    head = {f"head/{name}": shape for name, shape in HEAD.items()} if scored == "server" else {}
+    assert list(compared.shapes(method.broadcast(state, ctx)).items()) == list(body.items())
+    got = compared.fitted(method, state=method.broadcast(state, ctx))
+    head = {f"head/{name}": shape for name, shape in HEAD.items()} if evaluate_on == "server" else {}
     assert list(compared.shapes(got.update).items()) == list((body | head).items())
-    assert {k: v for k, v in compared.shapes(got.memory).items() if k.startswith("own.")} == OWN
+    assert {k: v for k, v in compared.shapes(got.memory).items() if k.startswith("personal.")} == OWN
     assert {key.split(".")[0] for key in got.memory} == {"own", "head", "body"}
-    reset = compared.fitted(method, state=method.broadcast(state, side), options=replace(compared.PLAIN, state="reset"))
+    reset = compared.fitted(method, state=method.broadcast(state, ctx), options=replace(compared.PLAIN, state="reset"))
     assert compared.shapes(reset.memory) == OWN
-    after = method.merge(state, [Report(compared.rows_of()[0], got.update)], side)
+    after = method.aggregate(state, [ClientResult(compared.rows_of()[0], got.update)], ctx)
     assert compared.shapes(after) == compared.shapes(state)
 
 
@@ -193,15 +195,15 @@ def test_bytes_are_the_body_down_and_the_body_with_the_head_up(experiment):
     weights = make_setup(e, compared.quiet).model().state_dict()
     head = messages.nbytes({k: v for k, v in weights.items() if k.startswith("head.")})
     body = messages.nbytes(dict(weights)) - head
-    for scored, up in (("server", body + head), ("clients", body)):
+    for evaluate_on, up in (("server", body + head), ("clients", body)):
         outcome = SerialExecutor(
-            make_setup(replace(e, method=FedRep(scored=scored)), compared.quiet)
+            make_setup(replace(e, method=FedRep(evaluate_on=evaluate_on)), compared.quiet)
         ).round(1, [0, 1, 3], compared.nobody)  # fmt: skip
         assert (outcome.bytes_down, outcome.bytes_up) == (3 * body, 3 * up)
 
 
 def test_the_two_ways_to_score_train_alike(experiment):
-    one, other = (compared.history(experiment("fedrep", options={"scored": s})) for s in ("server", "clients"))
+    one, other = (compared.history(experiment("fedrep", options={"evaluate_on": s})) for s in ("server", "clients"))
     for (weights, loss, memories, _), (body, loss0, memories0, _) in zip(one, other, strict=True):
         assert messages.checksum({k: weights[k] for k in body}) == messages.checksum(body)
         assert loss == loss0
@@ -214,9 +216,9 @@ def test_the_savings_change_no_update():
 
 def test_a_client_that_has_no_head_is_an_error():
     """Not a head of NaN, which is what the work-space holds for what was not sent."""
-    method, side = FedRep(), compared.server(compared.dense(), [])
+    method, ctx = FedRep(), compared.server(compared.dense(), [])
     with pytest.raises(RuntimeError, match=r"Missing key.*head\.weight"):
-        compared.fitted(replace_memory(method), state=method.broadcast(method.begin(side), side))
+        compared.fitted(replace_memory(method), state=method.broadcast(method.begin(ctx), ctx))
 
 
 def replace_memory(method):

@@ -33,8 +33,8 @@ from tests.pipeline.compared import (
     slope,
 )
 
-WHOLE = OptimizerOptions(name="sgd", lr=0.2, batch_size=N, skip_zero_rows=False, micro_tokens=0)
-OWN = {"own.head.weight": (C, D), "own.head.bias": (C,)}
+WHOLE = OptimizerOptions(name="sgd", lr=0.2, batch_size=N, skip_zero_rows=False, microbatch_tokens=0)
+OWN = {"personal.head.weight": (C, D), "personal.head.bias": (C,)}
 
 
 def some_head(seed=8):
@@ -52,7 +52,7 @@ def personal(own, w, data):
     """The loss of the personal head, by its own weights alone."""
     x = data.x.numpy()
     return base_loss(
-        "single", logits(w, x) + encode(w, x) @ own["own.head.weight"].T + own["own.head.bias"], data
+        "single", logits(w, x) + encode(w, x) @ own["personal.head.weight"].T + own["personal.head.bias"], data
     )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def test_without_the_counts_what_is_sent_is_fedavgs_bit_for_bit(experiment, weig
     plain = compared.history(experiment("fedavg", options={"weighting": weighting}))
     got = compared.history(experiment("fedrod", options={"gamma": 0.0, "weighting": weighting}))
     compared.assert_same_bits(got, plain)
-    assert all(float(m["own.head.weight"].abs().max()) > 0 for m in got[-1][2].values() if m)
+    assert all(float(m["personal.head.weight"].abs().max()) > 0 for m in got[-1][2].values() if m)
     counted = compared.history(experiment("fedrod"))
     assert any(not torch.equal(counted[0][0][name], value) for name, value in plain[0][0].items())
 
@@ -72,20 +72,20 @@ def test_the_personal_head_has_no_influence_on_what_is_sent():
     plain, other = (compared.fitted(FedROD(), memory=m) for m in ({}, some_head()))
     assert messages.checksum(plain.update) == messages.checksum(other.update)
     assert plain.loss == other.loss
-    assert not torch.equal(plain.memory["own.head.weight"], other.memory["own.head.weight"])
+    assert not torch.equal(plain.memory["personal.head.weight"], other.memory["personal.head.weight"])
 
 
 def test_loss_and_both_gradients_equal_numpy():
     """At weights that are not those sent; two of the four classes have no sample here."""
-    local, pieces = compared.started(FedROD(), memory=some_head())
-    data = local.side.data
+    local, micro_batches = compared.started(FedROD(), memory=some_head())
+    data = local.ctx.data
     assert (data.y_NC.sum(0) > 0).tolist() == [True, True, False, False]
-    local.model.load_state_dict(elsewhere(local.side.state.weights))
+    local.model.load_state_dict(elsewhere(local.ctx.state.weights))
     at, own = arrays(local.model.state_dict()), arrays(some_head())
-    loss, got = gradient(local, pieces)
+    loss, got = gradient(local, micro_batches)
     assert loss == pytest.approx(balanced(at, data), abs=1e-12)
     assert_close(got, slope(lambda w: balanced(w, data), at), 1e-8)
-    mine = {f"own.{name}": p.grad.numpy() for name, p in local.own.items()}
+    mine = {f"personal.{name}": p.grad.numpy() for name, p in local.own.items()}
     assert_close(mine, slope(lambda o: personal(o, at, data), own), 1e-8)
 
 
@@ -120,9 +120,9 @@ def test_the_personal_head_goes_by_plain_sgd_whatever_the_body_goes_by():
     assert_close({name: decayed.memory[name].numpy() for name in OWN}, {n: s / 4 for n, s in step.items()}, 1e-8)
 
 
-def test_a_mini_batch_without_a_labelled_row_leaves_the_personal_head():
-    local, pieces = compared.started(FedROD(), memory=some_head())
-    local.step(pieces)
+def test_a_mini_batch_without_a_labeled_row_leaves_the_personal_head():
+    local, micro_batches = compared.started(FedROD(), memory=some_head())
+    local.step(micro_batches)
     before = {name: value.detach().clone() for name, value in local.own.items()}
     local.step([])
     assert all(torch.equal(before[name], value) for name, value in local.own.items())

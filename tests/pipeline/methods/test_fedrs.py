@@ -36,7 +36,7 @@ def test_binary_multi_label_is_fedavg_where_every_identified_class_has_a_positiv
     """Scaled logits are those without weight; in this task every client has a positive of each of its classes."""
     e = experiment("fedrs", "toy-multi", options={"alpha": 0.5})
     for card in make_setup(e, compared.quiet).data().cards():
-        assert torch.equal(card.count_C > 0, card.aware_C)
+        assert torch.equal(card.count_C > 0, card.identified_C)
     compared.assert_same_bits(compared.history(e), compared.history(experiment("fedavg", "toy-multi")))
 
 
@@ -44,18 +44,18 @@ def test_binary_multi_label_is_fedavg_where_every_identified_class_has_a_positiv
 @pytest.mark.parametrize("kind", ["single", "multi"])
 def test_loss_and_gradient_equal_numpy(kind, scaling):
     """The whole logit is scaled, its bias included."""
-    local, pieces = compared.started(FedRS(alpha=0.3, scaling=scaling), kind)
-    data, x = local.side.data, local.side.data.x.numpy()
+    local, micro_batches = compared.started(FedRS(alpha=0.3, scaling=scaling), kind)
+    data, x = local.ctx.data, local.ctx.data.x.numpy()
     count = data.y_NC.numpy().sum(0)
     assert (count > 0).tolist() == [True, True, False, False]
     scale = np.array([1 if n else 0.3 for n in count]) if scaling == "binary" else 0.3 + 0.7 * count / count.max()
-    local.model.load_state_dict(elsewhere(local.side.state.weights))
+    local.model.load_state_dict(elsewhere(local.ctx.state.weights))
 
     def whole(w):
         return base_loss(kind, logits(w, x) * scale, data)
 
     at = arrays(local.model.state_dict())
-    loss, got = gradient(local, pieces)
+    loss, got = gradient(local, micro_batches)
     assert loss == pytest.approx(whole(at), abs=1e-12)
     assert_close(got, slope(whole, at), 1e-8)
 
@@ -79,8 +79,8 @@ def test_the_scale_of_a_client(count, scaling, want):
 
 def test_with_alpha_zero_rows_of_absent_classes_stay_and_others_do_not():
     """Their logit is 0 whatever their weights, so nothing pulls on these."""
-    local, pieces = compared.started(FedRS(alpha=0.0))
-    _, got = gradient(local, pieces)
+    local, micro_batches = compared.started(FedRS(alpha=0.0))
+    _, got = gradient(local, micro_batches)
     for name in ("head.weight", "head.bias"):
         assert not got[name][2:].any()
         assert got[name][:2].any()
@@ -90,7 +90,7 @@ def test_scores_are_by_plain_logits(experiment):
     """The server of FedRS scores weights as FedAvg's does, and the client's own model is not scaled either."""
     compared.assert_scored_as_fedavg(experiment, "fedrs", {"alpha": 0.1})
     local, _ = compared.started(FedRS(alpha=0.1))
-    x = local.side.data.x
+    x = local.ctx.data.x
     assert_close({"": local.model(x).detach()}, {"": logits(arrays(local.model.state_dict()), x.numpy())}, 1e-13)
 
 
@@ -100,7 +100,7 @@ def test_the_exact_tensors_on_the_wire():
     assert list(compared.shapes(state).items()) == list(wire.items())
     got = compared.fitted(FedRS())
     assert list(compared.shapes(got.update).items()) == list(wire.items())
-    assert {key.split(".")[0] for key in got.memory} == {"all"}  # the optimiser's moments and nothing else
+    assert {key.split(".")[0] for key in got.memory} == {"all"}  # the optimizer's moments and nothing else
 
 
 @pytest.mark.parametrize("scaling", ["binary", "continuous"])

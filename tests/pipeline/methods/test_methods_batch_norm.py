@@ -25,7 +25,8 @@ def executor(experiment):
     def make(method):
         e = experiment(
             method, "digits", federation={"rounds": 2, "clients_per_round": 2, "epochs": 1},
-            optimizer={"name": "sgd", "momentum": 0.9, "skip_zero_rows": False, "micro_tokens": 0, "batch_size": 64},
+            optimizer={"name": "sgd", "momentum": 0.9, "skip_zero_rows": False, "microbatch_tokens": 0,
+            "batch_size": 64},
         )  # fmt: skip
         model = ModelOptions(network="resnet8", width=64, norm="batch")
         task = dataclasses.replace(e.task, clients=5, classes_per_client=4)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientSide, Global
+from anchorfl.pipeline.algorithm.contract import ClientContext, ServerState
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.methods.moon import Moon
@@ -66,12 +66,12 @@ def test_the_first_round_is_fedavg_and_the_second_is_not(experiment, task):
 
 @pytest.mark.parametrize("kind", ["single", "multi"])
 def test_loss_and_gradient_equal_numpy(kind):
-    """At weights that are neither the server's nor the last ones; labelled and unlabelled rows all count."""
+    """At weights that are neither the server's nor the last ones; labeled and unlabeled rows all count."""
     memory, last = remembered()
-    local, pieces = compared.started(Moon(mu=0.8, tau=0.3), kind, memory=memory)
-    data, x = local.side.data, local.side.data.x.numpy()
-    sent = arrays(local.side.state.weights)
-    local.model.load_state_dict(elsewhere(local.side.state.weights))
+    local, micro_batches = compared.started(Moon(mu=0.8, tau=0.3), kind, memory=memory)
+    data, x = local.ctx.data, local.ctx.data.x.numpy()
+    sent = arrays(local.ctx.state.weights)
+    local.model.load_state_dict(elsewhere(local.ctx.state.weights))
 
     def cosine(a_ND, b_ND):
         return (a_ND * b_ND).sum(1) / np.sqrt((a_ND**2).sum(1) * (b_ND**2).sum(1))
@@ -82,7 +82,7 @@ def test_loss_and_gradient_equal_numpy(kind):
         return base_loss(kind, logits(w, x), data) + 0.8 * np.mean(-np.log(near / (near + far)))
 
     at = arrays(local.model.state_dict())
-    loss, got = gradient(local, pieces)
+    loss, got = gradient(local, micro_batches)
     assert loss == pytest.approx(whole(at), abs=1e-12)
     assert_close(got, slope(whole, at), 1e-8)
     assert local.active(data).all()
@@ -93,28 +93,28 @@ def test_loss_and_gradient_equal_numpy(kind):
 def test_equal_networks_give_log_two_and_no_gradient_of_the_contrast():
     """near = far for every row where the last network is the server's: mu log 2 more loss, the same gradient."""
     same = {f"last.{name}": value for name, value in compared.dense().encoder.state_dict().items()}
-    local, pieces = compared.started(Moon(mu=0.8), memory=same)
+    local, micro_batches = compared.started(Moon(mu=0.8), memory=same)
     plain, _ = compared.started(FedAvg())
     for one in (local, plain):
-        one.model.load_state_dict(elsewhere(one.side.state.weights))
-    loss, got = gradient(local, pieces)
-    loss0, want = gradient(plain, pieces)
+        one.model.load_state_dict(elsewhere(one.ctx.state.weights))
+    loss, got = gradient(local, micro_batches)
+    loss0, want = gradient(plain, micro_batches)
     assert loss - loss0 == pytest.approx(0.8 * np.log(2), abs=1e-12)
     assert_close(got, want, 1e-14)
 
 
 def test_a_client_without_a_last_network_has_no_contrast():
-    local, pieces = compared.started(Moon(mu=0.8))
+    local, micro_batches = compared.started(Moon(mu=0.8))
     plain, _ = compared.started(FedAvg())
-    assert gradient(local, pieces)[0] == gradient(plain, pieces)[0]
-    assert torch.equal(local.active(local.side.data), plain.active(plain.side.data))
-    assert not local.active(local.side.data).all()
+    assert gradient(local, micro_batches)[0] == gradient(plain, micro_batches)[0]
+    assert torch.equal(local.active(local.ctx.data), plain.active(plain.ctx.data))
+    assert not local.active(local.ctx.data).all()
 
 
 def test_the_round_begins_at_the_weights_that_were_sent():
     """The last encoder passes through the work-space, and neither it nor the broadcast nor the memory changes."""
     memory, _ = remembered()
-    state = Global(elsewhere(compared.dense().state_dict()))
+    state = ServerState(elsewhere(compared.dense().state_dict()))
     before = messages.checksum(state), messages.checksum(memory)
     local, _ = compared.started(Moon(mu=1.0), memory=memory, state=state)
     assert messages.checksum(dict(local.model.state_dict())) == messages.checksum(state.weights)
@@ -153,13 +153,13 @@ def test_inference_draws_from_no_generator():
     memory = {f"last.{k}": v + 0.1 for k, v in model.encoder.state_dict().items()}
     card, data = compared.texts()
     model.reseed(torch.Generator().manual_seed(3))
-    side = ClientSide(
-        model.train(), Global(weights_of(model)), card, data, memory, Objective("single"),
+    ctx = ClientContext(
+        model.train(), ServerState(weights_of(model)), card, data, memory, Objective("single"),
         compared.PLAIN, infer, torch.Generator().manual_seed(4),
     )  # fmt: skip
-    generators = (model.masks.generator, side.rng, torch.default_generator)
+    generators = (model.masks.generator, ctx.rng, torch.default_generator)
     before = [g.get_state() for g in generators]
-    local = Moon(mu=1.0).local(side)
+    local = Moon(mu=1.0).trainer(ctx)
     assert local.sent_ND is not None
     assert all(torch.equal(g.get_state(), old) for g, old in zip(generators, before, strict=True))
 
@@ -186,7 +186,7 @@ def test_the_exact_tensors_on_the_wire():
 
 
 def test_the_savings_change_no_update():
-    """Two rounds: the second one contrasts, on labelled and unlabelled rows."""
+    """Two rounds: the second one contrasts, on labeled and unlabeled rows."""
     compared.assert_savings_agree(Moon(mu=1.0))
 
 

@@ -25,7 +25,8 @@ def residual(experiment):
     def make(method, **options):
         e = experiment(
             method, "digits", options=options, federation={"rounds": 2, "clients_per_round": 2, "epochs": 1},
-            optimizer={"name": "sgd", "momentum": 0.9, "skip_zero_rows": False, "micro_tokens": 0, "batch_size": 64},
+            optimizer={"name": "sgd", "momentum": 0.9, "skip_zero_rows": False, "microbatch_tokens": 0,
+            "batch_size": 64},
         )  # fmt: skip
         model = ModelOptions(network="resnet8", width=64, norm="batch")
         return replace(e, model=model, task=replace(e.task, clients=5, classes_per_client=4))
@@ -46,8 +47,8 @@ def test_statistics_belong_to_fedreps_body(residual, tmp_path):
     assert int(state[f"weights/{COUNTER}"]) == 2 * max(steps)
     assert not messages.not_finite(state)
     for client in (0, 1):
-        own = [name for name in executor.memory(client) if name.startswith("own.")]
-        assert own == ["own.head.weight", "own.head.bias"]
+        own = [name for name in executor.memory(client) if name.startswith("personal.")]
+        assert own == ["personal.head.weight", "personal.head.bias"]
     result = run(e, tmp_path / "run", compared.quiet)
     saved = load_model(tmp_path / "run" / "model").model.state_dict()
     assert float(saved[MEAN].abs().max()) > 0
@@ -60,10 +61,10 @@ def test_statistics_stay_with_fedprotos_clients(residual, tmp_path):
     executor = SerialExecutor(make_setup(e, compared.quiet))
     for round_, chosen in ((1, [0, 1]), (2, [1, 3])):
         assert executor.round(round_, chosen, compared.nobody).answered == tuple(chosen)
-    means = {c: executor.memory(c)[f"own.{MEAN}"] for c in (0, 1, 3)}
+    means = {c: executor.memory(c)[f"personal.{MEAN}"] for c in (0, 1, 3)}
     assert not any(executor.memory(c) for c in (2, 4))
     assert not torch.equal(means[0], means[1])
-    counts = {c: int(executor.memory(c)[f"own.{COUNTER}"]) for c in means}
+    counts = {c: int(executor.memory(c)[f"personal.{COUNTER}"]) for c in means}
     steps = {c: -(-len(executor.host._client(c)[1]) // 64) for c in means}
     assert counts == {0: steps[0], 1: 2 * steps[1], 3: steps[3]}
     assert not messages.not_finite(executor.snapshot())

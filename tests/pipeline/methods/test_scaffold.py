@@ -1,4 +1,4 @@
-"""SCAFFOLD: its first round, two rounds against NumPy under several optimisers, its invariant, and what it sends.
+"""SCAFFOLD: its first round, two rounds against NumPy under several optimizers, its invariant, and what it sends.
 
 Oracle, from the paper (Karimireddy et al., ICML 2020, Algorithm 1). Client i, from the server's x with control variates
 c and c_i (zeros at first), takes K steps along g(y) - c_i + c. Then, option II,
@@ -18,13 +18,13 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import Report
+from anchorfl.pipeline.algorithm.contract import ClientResult
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
-from anchorfl.pipeline.methods.scaffold import ControlGlobal, ControlUpdate, Scaffold
+from anchorfl.pipeline.methods.scaffold import ControlState, ControlUpdate, Scaffold
 from tests.pipeline import compared
 from tests.pipeline.compared import SHAPES, N, arrays, assert_close, base_loss, elsewhere, gradient, logits, slope
 
-WHOLE = OptimizerOptions(name="sgd", lr=0.1, batch_size=N, skip_zero_rows=False, micro_tokens=0, state="reset")
+WHOLE = OptimizerOptions(name="sgd", lr=0.1, batch_size=N, skip_zero_rows=False, microbatch_tokens=0, state="reset")
 RULES = {
     "sgd": WHOLE,
     "momentum": replace(WHOLE, momentum=0.9),
@@ -71,15 +71,15 @@ def test_three_rounds_equal_numpy(rule, rows):
     method = Scaffold(server_lr=0.5, weighting="samples" if rows else "uniform")
     cards = [compared.rows_of(seed=i)[0] for i in range(3)]
     cards = [replace(card, num_examples=n) for card, n in zip(cards, rows, strict=True)] if rows else cards
-    side = compared.server(compared.dense(), cards)
-    state, memory = method.begin(side), [{}, {}, {}]
+    ctx = compared.server(compared.dense(), cards)
+    state, memory = method.begin(ctx), [{}, {}, {}]
     x, c = arrays(state.weights), {name: np.zeros(shape) for name, shape in SHAPES.items()}
     own = [dict(c) for _ in range(3)]
     for round_, chosen in enumerate(selected, 1):
-        reports, dy, dc = [], [], []
+        results, dy, dc = [], [], []
         for i in chosen:
             got = compared.fitted(method, memory=memory[i], state=state, options=options, round_=round_, seed=i)
-            reports.append(Report(cards[i], got.update))
+            results.append(ClientResult(cards[i], got.update))
             memory[i] = got.memory
             correction = {name: c[name] - own[i][name] for name in c}
             y, mean = steps(options, x, correction, compared.rows_of(seed=i)[1], 2)
@@ -94,40 +94,40 @@ def test_three_rounds_equal_numpy(rule, rows):
         x = {name: x[name] + 0.5 * sum(a * d[name] for a, d in zip(n, dy, strict=True)) / sum(n) for name in x}
         every = sum(rows) if rows else 3
         c = {name: c[name] + sum(a * d[name] for a, d in zip(n, dc, strict=True)) / every for name in x}
-        state = method.merge(state, reports, side)
+        state = method.aggregate(state, results, ctx)
         assert_close(arrays(state.weights), x, 1e-7)
         assert_close(arrays(state.control), c, 1e-7)
         for i in chosen:
-            assert_close(arrays({k.removeprefix("own."): v for k, v in memory[i].items()}), own[i], 1e-7)
+            assert_close(arrays({k.removeprefix("control."): v for k, v in memory[i].items()}), own[i], 1e-7)
 
 
 def test_plain_sgd_option_two_is_the_mean_raw_gradient():
     """From a c and a c_i that are not zero; with momentum, the way that was gone says something else."""
     zeros = Scaffold().begin(compared.server(compared.dense(), []))
-    state = ControlGlobal(zeros.weights, elsewhere(zeros.control, 1))
-    memory = {f"own.{name}": value for name, value in elsewhere(zeros.control, 2).items()}
+    state = ControlState(zeros.weights, elsewhere(zeros.control, 1))
+    memory = {f"control.{name}": value for name, value in elsewhere(zeros.control, 2).items()}
     for options, same in ((WHOLE, True), (replace(WHOLE, momentum=0.9), False)):
-        local, pieces = compared.started(Scaffold(), memory=memory, state=state, options=options)
+        local, micro_batches = compared.started(Scaffold(), memory=memory, state=state, options=options)
         for _ in range(4):
-            local.step(pieces)
+            local.step(micro_batches)
         mean = {name: total / local.steps for name, total in local.total.items()}
         sent, now = state.weights, dict(local.model.named_parameters())
         way = {n: local.own[n] - state.control[n] + (sent[n] - now[n].detach()) / (4 * options.lr) for n in mean}
         far = max(float((way[n] - mean[n]).abs().max()) for n in mean)
         assert (far < 1e-13) is same
-        assert_close(arrays(local.next_own()), arrays(mean), 1e-13)
+        assert_close(arrays(local.next_control()), arrays(mean), 1e-13)
 
 
 def test_the_gradient_that_the_optimiser_sees_is_corrected_once():
-    """g - c_i + c, also where a mini-batch is cut in two pieces, or has no labelled row."""
+    """g - c_i + c, also where a mini-batch is cut in two pieces, or has no labeled row."""
     zeros = Scaffold().begin(compared.server(compared.dense(), []))
-    state = ControlGlobal(zeros.weights, elsewhere(zeros.control, 1))
+    state = ControlState(zeros.weights, elsewhere(zeros.control, 1))
     own = elsewhere(zeros.control, 2)
-    local, pieces = compared.started(Scaffold(), memory={f"own.{n}": v for n, v in own.items()}, state=state)
+    local, micro_batches = compared.started(Scaffold(), memory={f"control.{n}": v for n, v in own.items()}, state=state)
     correction = {n: (state.control[n] - own[n]).numpy() for n in own}
-    data = local.side.data
+    data = local.ctx.data
     want = slope(lambda at: base_loss("single", logits(at, data.x.numpy()), data), arrays(state.weights))
-    assert_close(gradient(local, pieces)[1], {n: want[n] + correction[n] for n in want}, 1e-8)
+    assert_close(gradient(local, micro_batches)[1], {n: want[n] + correction[n] for n in want}, 1e-8)
     assert_close(gradient(local, [])[1], correction, 1e-14)
     assert local.steps == 2
 
@@ -144,7 +144,9 @@ def test_c_is_the_mean_of_all_c_i_in_every_round(experiment, per_round, optimize
         control = {k.removeprefix("control/"): v for k, v in state.items() if k.startswith("control/")}
         assert control
         for name, c in control.items():
-            mean = sum(m.get(f"own.{name}", torch.zeros_like(c)).double() for m in memories.values()) / len(memories)
+            mean = sum(m.get(f"control.{name}", torch.zeros_like(c)).double() for m in memories.values()) / len(
+                memories
+            )
             assert float((c.double() - mean).abs().max()) <= 1e-6 * max(1.0, float(mean.abs().max())), name
     _, _, first, _ = rounds[0]
     assert sum(bool(memory) for memory in first.values()) == per_round
@@ -154,11 +156,11 @@ def test_the_server_averages_buffers_and_gives_them_no_control():
     zeros = Scaffold().begin(compared.server(compared.dense(), []))
     cards = [compared.rows_of(seed=i)[0] for i in range(2)]
     state = replace(zeros, weights=zeros.weights | {"buffer": torch.zeros(2, dtype=torch.float64)})
-    reports = [
-        Report(card, ControlUpdate(zeros.weights | {"buffer": torch.full((2,), value).double()}, zeros.control))
+    results = [
+        ClientResult(card, ControlUpdate(zeros.weights | {"buffer": torch.full((2,), value).double()}, zeros.control))
         for card, value in zip(cards, (1.0, 3.0), strict=True)
     ]
-    merged = Scaffold(server_lr=0.5).merge(state, reports, compared.server(compared.dense(), cards))
+    merged = Scaffold(server_lr=0.5).aggregate(state, results, compared.server(compared.dense(), cards))
     assert merged.weights["buffer"].tolist() == [2.0, 2.0]
     assert merged.control.keys() == SHAPES.keys()
 
@@ -172,12 +174,12 @@ def test_the_exact_tensors_on_the_wire():
     got = compared.fitted(Scaffold())
     assert list(compared.shapes(got.update).items()) == list(both.items())
     own = {k: v for k, v in compared.shapes(got.memory).items() if not k.startswith("all.")}
-    assert list(own.items()) == [(f"own.{name}", shape) for name, shape in SHAPES.items()]
+    assert list(own.items()) == [(f"control.{name}", shape) for name, shape in SHAPES.items()]
     for name in SHAPES:  # from zeros, the change is the new value
-        assert torch.equal(got.memory[f"own.{name}"], got.update.control[name])
+        assert torch.equal(got.memory[f"control.{name}"], got.update.control[name])
     again = compared.fitted(Scaffold(), memory=got.memory, state=state, round_=2)
     for name in SHAPES:
-        change = again.memory[f"own.{name}"] - got.memory[f"own.{name}"]
+        change = again.memory[f"control.{name}"] - got.memory[f"control.{name}"]
         assert torch.equal(again.update.control[name], change)
 
 

@@ -18,7 +18,7 @@ def make_run(folder, scores, *, validation=None, method="fedavg", seed=0, **para
     journal = JsonLines(folder)
     journal.begin(RunInfo(name=folder.name, experiment="digits", params=params, folder=folder))
     for number, score in enumerate(scores, 1):
-        metrics = {"wire/down/bytes": 1e6, "wire/up/bytes": 5e5}
+        metrics = {"communication/download_bytes": 1e6, "communication/upload_bytes": 5e5}
         if score is not None:
             metrics |= {"test/f1_macro": score, "test/accuracy": score + 0.1}
         if validation is not None:
@@ -65,7 +65,8 @@ def test_a_selected_round_that_alone_was_tested_is_not_the_last_one(tmp_path):
 def test_mean_and_sd_over_seeds(tmp_path):
     last = [0.70, 0.74, 0.81]
     folders = [
-        make_run(tmp_path / f"avg{s}", [0.1, f], seed=s, **{"cluster.concurrent": s}) for s, f in enumerate(last)
+        make_run(tmp_path / f"avg{s}", [0.1, f], seed=s, **{"cluster.max_concurrent_clients": s})
+        for s, f in enumerate(last)
     ]
     folders += [make_run(tmp_path / f"prox{mu}", [0.2, 0.3], method="fedprox", mu=mu) for mu in (0.1, 1.0)]
     result = compare(folders, tmp_path / "out")

@@ -37,7 +37,7 @@ def test_the_same_federation_gives_the_same_bytes_and_another_plan_others(prepar
 
 
 def test_identified_cells_are_blue_and_the_others_grey(prepared, tmp_path):
-    """All of one kind: the picture has no colour of the other."""
+    """All of one kind: the picture has no color of the other."""
     manifest = prepared.manifest
     every = tuple(range(len(manifest.class_names)))
     for name, classes, blue in (("all", every, True), ("none", (), False)):

@@ -38,7 +38,7 @@ def classed(experiment):
     """A small experiment on the toy texts that is scored by classification."""
 
     def make(select="last", method="fedavg", **sections):
-        return experiment(method, evaluation={"metrics": "classification", "select": select}, **sections)
+        return experiment(method, evaluation={"metrics": "classification", "model_selection": select}, **sections)
 
     return make
 
@@ -168,14 +168,16 @@ def test_a_chosen_round_survives_an_interruption(classed, tmp_path, monkeypatch,
 
 def test_what_metrics_do_not_have_is_refused(experiment, classed):
     lacking = (
-        r"'best_validation_sum': runs with evaluation.metrics = 'decisions' have no sum of five scores; set metrics"
+        r"'best_validation_sum': runs with evaluation.metrics = 'threshold' have no sum of five scores; set metrics"
     )
     with pytest.raises(ValueError, match=lacking + r" to 'classification', or select to 'best_validation'"):
-        EvaluationOptions(select="best_validation_sum")
-    with pytest.raises(InputError, match=r"'ranking' have no macro F1; set metrics to 'decisions' or 'classification'"):
-        with_options(experiment(), {"evaluation.metrics": "ranking", "evaluation.select": "best_validation_f1"})
-    assert EvaluationOptions(select="best_validation_f1").chosen_by.name == "f1_macro"
-    assert EvaluationOptions(select="best_validation", metrics="ranking").chosen_by.name == "p_at_1"
+        EvaluationOptions(model_selection="best_validation_sum")
+    with pytest.raises(InputError, match=r"'ranking' have no macro F1; set metrics to 'threshold' or 'classification'"):
+        with_options(
+            experiment(), {"evaluation.metrics": "ranking", "evaluation.model_selection": "best_validation_f1"}
+        )
+    assert EvaluationOptions(model_selection="best_validation_f1").chosen_by.name == "f1_macro"
+    assert EvaluationOptions(model_selection="best_validation", metrics="ranking").chosen_by.name == "p_at_1"
     with pytest.raises(InputError, match=r"'best_validation_sum' needs validation rows: set task.validation above 0"):
         with_options(classed("best_validation_sum"), {"task.validation": 0.0})
     e = classed()

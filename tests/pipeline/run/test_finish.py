@@ -21,7 +21,7 @@ from tests.pipeline.compared import quiet
 
 def test_the_late_test_scores_of_the_selected_round_are_recorded(experiment, tmp_path):
     """One test in all, of the round that validation chose: it stands in the run's records, and nowhere else."""
-    e = experiment(evaluation={"select": "best_validation", "test": "last"})
+    e = experiment(evaluation={"model_selection": "best_validation", "test": "last"})
     result = run(e, tmp_path / "run", quiet)
     assert all("test/f1_macro" not in r.metrics for r in read_records(tmp_path / "run")[0])
     chosen = json.loads((tmp_path / "run" / "result.json").read_text())["round"]
@@ -74,7 +74,7 @@ def test_resuming_a_finished_run_closes_its_record_and_sends_the_rest(experiment
 
 
 def test_selection_without_a_validation_row_is_refused_before_training(experiment, tmp_path):
-    e = experiment(evaluation={"select": "best_validation"})
+    e = experiment(evaluation={"model_selection": "best_validation"})
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, validation=0.001))
     with pytest.raises(InputError, match=r"needs validation rows, and task.validation = 0.001 of these data is none"):
         run(e, tmp_path / "run", quiet)

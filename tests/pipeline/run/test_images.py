@@ -17,7 +17,7 @@ from anchorfl.pipeline.execution.pooled_executor import in_process
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_setup
 from anchorfl.pipeline.training.client import ClientHost, RowCache
-from anchorfl.pipeline.training.local_training import augmentation, infer, pieces
+from anchorfl.pipeline.training.local_training import augmentation, infer, micro_batches
 from anchorfl.tasks.contract import ClientData
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
@@ -33,7 +33,7 @@ def quiet(line):
 
 @pytest.fixture(scope="session")
 def cells(tmp_path_factory):
-    """Made-up blood cells, 28 x 28 in colour."""
+    """Made-up blood cells, 28 x 28 in color."""
     folder = tmp_path_factory.mktemp("pbc")
     write(folder, 80, 1)
     return folder
@@ -41,12 +41,12 @@ def cells(tmp_path_factory):
 
 @pytest.fixture
 def images(experiment, cells):
-    """Two rounds of a small network on them; keywords are of the optimiser."""
+    """Two rounds of a small network on them; keywords are of the optimizer."""
 
-    def make(normalise="auto", **optimizer):
+    def make(normalize="auto", **optimizer):
         e = experiment("fedavg", federation={"rounds": 2, "epochs": 1}, optimizer=optimizer)
         task = TaskOptions(
-            name="pbc", variant="npz28", root=str(cells), clients=3, partition="iid", normalise=normalise
+            name="pbc", variant="npz28", root=str(cells), clients=3, partition="iid", normalize=normalize
         )
         return dataclasses.replace(e, task=task)
 
@@ -87,7 +87,7 @@ def test_what_a_mini_batch_becomes(images):
     options = OptimizerOptions(crop=3, flip="horizontal")
     change = augmentation(options, torch.Generator().manual_seed(1))
     index_B, active_N = torch.tensor([4] * 30), torch.ones(len(rows), dtype=torch.bool)
-    (batch,) = pieces(rows, index_B, active_N, options, make_setup(images(), quiet).model(), change)
+    (batch,) = micro_batches(rows, index_B, active_N, options, make_setup(images(), quiet).model(), change)
     x = rows.x[4].numpy()
     padded = np.pad(x, ((0, 0), (3, 3), (3, 3)))
     possible = {}
@@ -110,7 +110,7 @@ def test_the_seed_decides_what_is_drawn(images, tmp_path):
 
 
 def test_constants_of_the_options_reach_the_batches(images):
-    """FedBM's are ImageNet's, which colour has by itself; the manifest has them, so a saved model has them too."""
+    """FedBM's are ImageNet's, which color has by itself; the manifest has them, so a saved model has them too."""
     spec = make_setup(images(), quiet).data().manifest.spec
     assert spec.mean == IMAGENET_MEAN
     assert make_setup(images("imagenet"), quiet).data().manifest.spec == spec
@@ -118,8 +118,8 @@ def test_constants_of_the_options_reach_the_batches(images):
     _, rows = ClientHost(half)._client(0)
     x = rows.rows(torch.arange(3)).x
     assert x.equal((rows.x[:3].float() / 255 - 0.5) / 0.5)
-    side = SerialExecutor(half).server._side(1)
-    assert side.spec.scaling().unit(torch.ones(1, 3, 2, 2)).equal(torch.ones(1, 3, 2, 2))
+    ctx = SerialExecutor(half).server._context(1)
+    assert ctx.spec.scaling().unit(torch.ones(1, 3, 2, 2)).equal(torch.ones(1, 3, 2, 2))
 
 
 def test_options_that_would_do_nothing_are_refused(experiment, images):
@@ -130,7 +130,7 @@ def test_options_that_would_do_nothing_are_refused(experiment, images):
     with pytest.raises(ValueError, match=r"optimizer.crop = -1: must be at least 0 pixels"):
         OptimizerOptions(crop=-1)
     e = experiment(
-        "fedalc", task="toy-multi", federation={"pooled": True, "epochs": 1},
+        "fedalc", task="toy-multi", federation={"batched_clients": True, "epochs": 1},
         optimizer={"name": "sgd", "batch_size": 0, "crop": 1},
     )  # fmt: skip
     with pytest.raises(InputError, match=r"pooled needs optimizer.crop = 0 and optimizer.flip = 'none'"):

@@ -22,12 +22,16 @@ from anchorfl.tasks.contract import Objective
 from anchorfl.tasks.metrics.scores import Scores
 from tests.pipeline import compared
 
-OWN = ("fedproto", {}), ("fedproto", {"inference": "prototype"}), ("fedrep", {"scored": "clients", "head_epochs": 1})
+OWN = (
+    ("fedproto", {}),
+    ("fedproto", {"inference": "prototype"}),
+    ("fedrep", {"evaluate_on": "clients", "head_epochs": 1}),
+)
 FEW = {"federation": {"clients_per_round": 2, "rounds": 4, "epochs": 1}}
 
 
 def scores(values, per_class=(0.0,), notes=()):
-    return Scores("decisions", values, {"f1": np.array(per_class)}, {"rows": 7.0}, notes)
+    return Scores("threshold", values, {"f1": np.array(per_class)}, {"rows": 7.0}, notes)
 
 
 def test_the_mean_over_models_is_that_of_every_figure():
@@ -60,7 +64,8 @@ def test_the_score_is_the_mean_over_all_clients_of_their_networks(experiment):
     for round_ in (1, 2):
         executor.round(round_, [1, 3], compared.nobody)
     own = {
-        c: {k.removeprefix("own."): v for k, v in executor.memory(c).items() if k.startswith("own.")} for c in (1, 3)
+        c: {k.removeprefix("personal."): v for k, v in executor.memory(c).items() if k.startswith("personal.")}
+        for c in (1, 3)
     }
     each = [evaluate(model, own.get(c) or first, rows, Objective("single")) for c in range(4)]
     got = executor.scores(["validation", "test"])
@@ -93,7 +98,7 @@ def test_a_model_that_has_not_changed_is_scored_once(experiment, monkeypatch, in
 
 
 def test_fedreps_own_models_are_the_mean_body_with_own_heads(experiment):
-    e = experiment("fedrep", options={"scored": "clients", "head_epochs": 2})
+    e = experiment("fedrep", options={"evaluate_on": "clients", "head_epochs": 2})
     setup = make_setup(e, compared.quiet)
     executor, model = SerialExecutor(setup), setup.model()
     first = {k: v.clone() for k, v in model.state_dict().items() if k.startswith("head.")}
@@ -101,7 +106,9 @@ def test_fedreps_own_models_are_the_mean_body_with_own_heads(experiment):
     body = {k.removeprefix("weights/"): v for k, v in executor.snapshot().items()}
     rows, each = setup.data().split("test", Objective("single")), []
     for client in range(4):
-        head = {k.removeprefix("own."): v for k, v in executor.memory(client).items() if k.startswith("own.")} or first
+        head = {
+            k.removeprefix("personal."): v for k, v in executor.memory(client).items() if k.startswith("personal.")
+        } or first
         each.append(evaluate(model, body | head, rows, Objective("single")).macro_f1)
     assert executor.scores(["test"])["test"].values["f1_macro"] == pytest.approx(np.mean(each), abs=1e-15)
 
@@ -160,8 +167,8 @@ def test_an_unfinished_run_of_another_method_is_told_so_as_before(experiment, tm
 def test_the_selected_round_counts_by_its_scores(experiment, tmp_path, method, options, test):
     """``last`` cannot wait for the end, when the models of an earlier round are gone: it scores with validation."""
     e = experiment(
-        method, options=options, seed=4, evaluation={"select": "best_validation", "test": test},
-        federation={"clients_per_round": 2, "rounds": 6, "epochs": 1}, optimizer={"lr": 0.05, "micro_tokens": 64},
+        method, options=options, seed=4, evaluation={"model_selection": "best_validation", "test": test},
+        federation={"clients_per_round": 2, "rounds": 6, "epochs": 1}, optimizer={"lr": 0.05, "microbatch_tokens": 64},
     )  # fmt: skip
     result = run(e, tmp_path / "run", compared.quiet)
     records = read_records(tmp_path / "run")[0]
@@ -177,8 +184,8 @@ def test_the_selected_round_counts_by_its_scores(experiment, tmp_path, method, o
 def test_last_of_the_last_round_is_scored_once(experiment, tmp_path):
     e = experiment("fedproto", evaluation={"test": "last"}, **FEW)
     assert e.tested == "last"
-    assert replace(e, evaluation=replace(e.evaluation, select="best_validation")).tested == "always"
-    assert experiment("fedrep", evaluation={"test": "last", "select": "best_validation"}).tested == "last"
+    assert replace(e, evaluation=replace(e.evaluation, model_selection="best_validation")).tested == "always"
+    assert experiment("fedrep", evaluation={"test": "last", "model_selection": "best_validation"}).tested == "last"
     result = run(e, tmp_path / "run", compared.quiet)
     assert [r.round for r in read_records(tmp_path / "run")[0] if "test/f1_macro" in r.metrics] == [4]
     assert list(result.scores) == ["validation", "test"]
@@ -189,7 +196,7 @@ def test_last_of_the_last_round_is_scored_once(experiment, tmp_path):
 )
 def test_stopped_and_resumed(experiment, tmp_path, monkeypatch, method, options, select):
     """Memories come back from the checkpoint, those of clients that never took part as none."""
-    e = experiment(method, options=options, evaluation={"select": select, "test": "last"}, **FEW)
+    e = experiment(method, options=options, evaluation={"model_selection": select, "test": "last"}, **FEW)
     whole = run(e, tmp_path / "whole", compared.quiet)
     plain = anchorfl.pipeline.run.round_loop.Loop._round
 
@@ -205,7 +212,7 @@ def test_stopped_and_resumed(experiment, tmp_path, monkeypatch, method, options,
     parts = resumed(tmp_path / "parts", compared.quiet)
     assert (parts.checksum, parts.scores) == (whole.checksum, whole.scores)
     for one, other in zip(*(read_records(tmp_path / name)[0] for name in ("whole", "parts")), strict=True):
-        shown = [{k: v for k, v in r.metrics.items() if not k.startswith("sys")} for r in (one, other)]
+        shown = [{k: v for k, v in r.metrics.items() if not k.startswith(("system", "time"))} for r in (one, other)]
         assert shown[0] == shown[1]
         assert one.per_class == other.per_class
 
@@ -228,7 +235,10 @@ def test_a_model_to_register_is_refused_before_anything_starts(experiment):
 def test_other_figures_are_averaged_too(experiment, tmp_path, metrics, select):
     """Before there are prototypes all classes are equal, and no figure is NaN."""
     e = experiment(
-        "fedproto", options={"inference": "prototype"}, evaluation={"metrics": metrics, "select": select}, **FEW
+        "fedproto",
+        options={"inference": "prototype"},
+        evaluation={"metrics": metrics, "model_selection": select},
+        **FEW,
     )
     result = run(e, tmp_path / "run", compared.quiet)
     records, by = read_records(tmp_path / "run")[0], e.evaluation.chosen_by.name
@@ -238,10 +248,10 @@ def test_other_figures_are_averaged_too(experiment, tmp_path, metrics, select):
 
 def test_the_probe_scores_where_the_run_does(experiment):
     """In this process: a client trains and scores, and the server merges and does not."""
-    for method, options in (("fedproto", {}), ("fedrep", {}), ("fedrep", {"scored": "clients"})):
+    for method, options in (("fedproto", {}), ("fedrep", {}), ("fedrep", {"evaluate_on": "clients"})):
         setup = make_setup(experiment(method, options=options), compared.quiet)
         server = SerialExecutor(setup).server
-        sent = messages.pack({"broadcast": server.broadcast(1), "letter": {}})
+        sent = messages.pack({"broadcast": server.broadcast(1), "client_message": {}})
         client, update = measure_client(setup, 0, sent, on_gpu=False)
         assert client.kept > 0
         assert client.update == messages.nbytes(messages.unpack(update))
@@ -256,7 +266,7 @@ def test_mlflow_gets_such_a_run_whole(experiment, tmp_path):
     (experiment_,) = [x for x in client.search_experiments() if x.name != "Default"]
     (found,) = client.search_runs([experiment_.experiment_id])
     assert found.info.status == "FINISHED"
-    assert found.data.tags["statement"] == "scores are means over all clients of what their own models score"
+    assert found.data.tags["notice"] == "scores are means over all clients of what their own models score"
     assert not client.search_logged_models([experiment_.experiment_id])
     names = {file.path for file in client.list_artifacts(found.info.run_id)}
     assert {"config.json", "plan.json", "per_class.csv", "report"} <= names
@@ -266,4 +276,4 @@ def test_mlflow_gets_such_a_run_whole(experiment, tmp_path):
 
 def test_methods_that_are_scored_at_their_clients():
     """All others have a model to save."""
-    assert {name for name, method in METHODS.items() if method().scored == "clients"} == {"fedproto"}
+    assert {name for name, method in METHODS.items() if method().evaluate_on == "clients"} == {"fedproto"}

@@ -102,9 +102,9 @@ def test_records_result_and_what_is_shown(ranking, tmp_path, capsys):
     shown = "  ".join(f"P@{k} {100 * last[f'p_at_{k}']:5.2f}" for k in (1, 3, 5))
     said = capsys.readouterr().out
     assert f"round 2/2  {shown}  loss" in said
-    unlabelled = int(records[0].metrics["validation/rows_without_label"])
-    assert unlabelled > 0
-    assert said.count(f"  validation: {unlabelled} of ") == said.count("rows have no known label; each counts 0") == 1
+    unlabeled = int(records[0].metrics["validation/rows_without_label"])
+    assert unlabeled > 0
+    assert said.count(f"  validation: {unlabeled} of ") == said.count("rows have no known label; each counts 0") == 1
 
 
 def test_the_option_is_part_of_the_digest_and_changes_no_weight(ranking, experiment, tmp_path):
@@ -118,7 +118,7 @@ def test_best_validation_by_p_at_1_and_resume(ranking, tmp_path, monkeypatch, me
     """Stopped after two rounds and resumed; FedAlign's gate, which asks for F1 on the validation rows, works too."""
     import anchorfl.pipeline.run.round_loop
 
-    e = ranking(method, evaluation={"select": "best_validation"}, federation={"rounds": 5})
+    e = ranking(method, evaluation={"model_selection": "best_validation"}, federation={"rounds": 5})
     uninterrupted = run(e, tmp_path / "whole", quiet)
     records = [r for r in read_records(tmp_path / "whole")[0] if r.round]
     best = max(records, key=lambda r: (r.metrics["validation/p_at_1"], -r.round))

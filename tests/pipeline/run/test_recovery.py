@@ -79,13 +79,20 @@ def test_a_lost_server_is_made_good_from_the_checkpoint(experiment, tmp_path, mo
     assert (got.checksum, got.scores, len(recovered)) == (expected.checksum, expected.scores, times)
     kept = [
         [
-            (r.round, {k: v for k, v in r.metrics.items() if not k.startswith(("sys", "fault/recovered"))})
+            (
+                r.round,
+                {
+                    k: v
+                    for k, v in r.metrics.items()
+                    if not k.startswith(("system", "time", "failures/server_restarts"))
+                },
+            )
             for r in records
         ]
         for records in (read_records(tmp_path / where)[0] for where in ("whole", "lost"))
     ]
     assert kept[0] == kept[1]
-    assert sum(r.metrics["fault/recovered"] for r in read_records(tmp_path / "lost")[0]) == times
+    assert sum(r.metrics["failures/server_restarts"] for r in read_records(tmp_path / "lost")[0]) == times
 
 
 def test_a_server_that_is_lost_again_and_again_ends_the_run(experiment, tmp_path, monkeypatch, capsys):
@@ -127,7 +134,7 @@ def test_checkpoints_every_so_many_rounds_lose_nothing(experiment, tmp_path, mon
 @pytest.mark.parametrize("select", ["last", "best_validation"])
 def test_a_server_that_is_lost_after_the_last_round_is_made_good(experiment, tmp_path, monkeypatch, select):
     """In the last snapshot, or in the test of the selected model."""
-    e = experiment("fedavg", evaluation={"select": select, "test": "last"})
+    e = experiment("fedavg", evaluation={"model_selection": select, "test": "last"})
     expected, lost = run(e, tmp_path / "whole", quiet), []
     name = "snapshot" if select == "last" else "restore"
     plain = getattr(SerialExecutor, name)

@@ -30,7 +30,7 @@ def quiet(line: str) -> None:
 def rows(folder: Path) -> list[dict]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
-        {k: v for k, v in line["metrics"].items() if not k.startswith(("sys/", "system/"))} | {"round": line["round"]}
+        {k: v for k, v in line["metrics"].items() if not k.startswith(("time/", "system/"))} | {"round": line["round"]}
         for line in lines
     ]
 
@@ -43,7 +43,7 @@ def test_stopped_and_resumed(experiment, tmp_path, monkeypatch, method, select):
     """Interrupted between any two rounds; Adam's moments, what else clients remember, the selected model and the
     records all come back.
     """
-    e = experiment(method, evaluation={"select": select}, federation={"rounds": 4})
+    e = experiment(method, evaluation={"model_selection": select}, federation={"rounds": 4})
     whole = run(e, tmp_path / "whole", quiet)
     folder = tmp_path / "parts"
     import anchorfl.pipeline.run.round_loop

@@ -9,7 +9,7 @@ import torch
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.aggregation import ROBUST, clipped, krum, mean_of, median_of, trimmed_mean_of
-from anchorfl.pipeline.algorithm.contract import Averaging, AveragingLocal, ClientSide, Global, Update
+from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ServerState, Update
 from anchorfl.pipeline.config.experiment import digest, to_tree
 from anchorfl.pipeline.config.federation import FederationOptions
 from anchorfl.pipeline.config.presets import read_preset
@@ -24,10 +24,10 @@ from tests.pipeline.compared import nobody, quiet
 
 ALL = {"rounds": 6, "clients_per_round": 0, "quorum": 1.0}
 MERGES = [
-    {"merge": "median"},
-    {"merge": "trimmed_mean", "trim": 0.2},
-    {"merge": "krum"},
-    {"merge": "krum", "krum_keep": 2},
+    {"aggregation": "median"},
+    {"aggregation": "trimmed_mean", "trim_fraction": 0.2},
+    {"aggregation": "krum"},
+    {"aggregation": "krum", "krum_num_selected": 2},
     {"clip_norm": 1.0},
 ]
 """Each withstands one client of five."""
@@ -44,14 +44,14 @@ class Poisoned(Averaging):
 
     name = "fedavg"
 
-    def local(self, side: ClientSide[Global]) -> PoisonedLocal:
-        return PoisonedLocal(side)
+    def trainer(self, ctx: ClientContext[ServerState]) -> PoisonedTrainer:
+        return PoisonedTrainer(ctx)
 
 
-class PoisonedLocal(AveragingLocal):
+class PoisonedTrainer(AveragingTrainer):
     def update(self):
         sent = super().update()
-        if self.side.card.client != 2:
+        if self.ctx.card.client != 2:
             return sent
         return Update({name: torch.full_like(value, 1e3) for name, value in sent.weights.items()})
 
@@ -80,7 +80,7 @@ def scored(e, method=None):
 
 def faults(counts):
     """What a merge did to updates, without how long it took."""
-    assert counts.pop("sys/merge_seconds") > 0
+    assert counts.pop("time/aggregate") > 0
     return counts
 
 
@@ -96,34 +96,37 @@ def test_one_poisoned_client_ruins_the_mean(five):
 def test_one_poisoned_client_does_not_ruin_a_robust_merge(five, options):
     accuracy, counts = scored(five(**options), Poisoned())
     assert accuracy > 0.9
-    unchosen = {"krum": 5.0 - options.get("krum_keep", 1)}.get(options.get("merge"))
-    assert counts.get("fault/unchosen") == unchosen
-    assert (counts.get("fault/clipped", 0) >= 1) == ("clip_norm" in options)
+    unchosen = {"krum": 5.0 - options.get("krum_num_selected", 1)}.get(options.get("aggregation"))
+    assert counts.get("aggregation/rejected_by_krum") == unchosen
+    assert (counts.get("aggregation/clipped", 0) >= 1) == ("clip_norm" in options)
 
 
 def test_counts_stand_in_the_records_where_the_option_is_on(five, tmp_path):
-    e = five(merge="krum", clip_norm=0.5, rounds=2)
+    e = five(aggregation="krum", clip_norm=0.5, rounds=2)
     run(e, tmp_path / "krum", quiet)
     records = read_records(tmp_path / "krum")[0]
-    assert [r.metrics.get("fault/unchosen") for r in records] == [None, 4.0, 4.0]
-    assert all(0 <= r.metrics["fault/clipped"] <= 5 for r in records[1:])
+    assert [r.metrics.get("aggregation/rejected_by_krum") for r in records] == [None, 4.0, 4.0]
+    assert all(0 <= r.metrics["aggregation/clipped"] <= 5 for r in records[1:])
     run(five(rounds=1), tmp_path / "mean", quiet)
-    assert not {"fault/clipped", "fault/unchosen"} & read_records(tmp_path / "mean")[0][1].metrics.keys()
+    assert (
+        not {"aggregation/clipped", "aggregation/rejected_by_krum"}
+        & read_records(tmp_path / "mean")[0][1].metrics.keys()
+    )
 
 
 def test_options_of_before_merge_by_the_function_of_before(experiment):
     """``mean_of`` itself, on the updates themselves."""
     setup = make_setup(experiment(), quiet)
-    assert server_of(setup)._side(1).combine is mean_of
-    robust = replace(setup, experiment=experiment(federation={"merge": "median", "quorum": 1.0}))
-    assert server_of(robust)._side(1).combine is not mean_of
+    assert server_of(setup)._context(1).average is mean_of
+    robust = replace(setup, experiment=experiment(federation={"aggregation": "median", "quorum": 1.0}))
+    assert server_of(robust)._context(1).average is not mean_of
 
 
 def test_a_clip_that_nothing_reaches_and_a_mean_give_one_checksum(five, tmp_path):
     plain = run(five(rounds=2), tmp_path / "plain", quiet)
     wide = run(five(rounds=2, clip_norm=1e6), tmp_path / "wide", quiet)
     assert wide.checksum == plain.checksum
-    assert read_records(tmp_path / "wide")[0][2].metrics["fault/clipped"] == 0
+    assert read_records(tmp_path / "wide")[0][2].metrics["aggregation/clipped"] == 0
 
 
 def test_a_clip_bounds_the_step_of_the_server(five):
@@ -137,7 +140,7 @@ def test_a_clip_bounds_the_step_of_the_server(five):
 
 def test_the_median_of_a_round_is_that_of_the_clients(five):
     """By the updates themselves, trained apart."""
-    e = five(merge="median", rounds=1)
+    e = five(aggregation="median", rounds=1)
     executor = SerialExecutor(make_setup(e, quiet))
     sent = executor.server.broadcast(1)
     updates = [executor.host.fit(c, 1, sent, {}).update.weights for c in range(5)]
@@ -164,14 +167,14 @@ def answered(request, five):
     setup = make_setup(e, quiet)
     executor = SerialExecutor(setup)
     sent, clients = executor.server.broadcast(1), range(e.task.clients)
-    return e, setup, [executor.host.fit(c, 1, sent, {}, executor.server.letter(c)).update for c in clients]
+    return e, setup, [executor.host.fit(c, 1, sent, {}, executor.server.client_message(c)).update for c in clients]
 
 
 def merged(setup, e, updates, clients=None, **options):
     """(weights, counts) after these updates were merged with these options."""
     server = server_of(replace(setup, experiment=replace(e, federation=replace(e.federation, **options))))
     clients = list(range(len(updates))) if clients is None else clients
-    counts = server.merge(1, clients, [updates[c] for c in clients])
+    counts = server.aggregate(1, clients, [updates[c] for c in clients])
     return server.state.weights, faults(counts)
 
 
@@ -180,7 +183,7 @@ def merged(setup, e, updates, clients=None, **options):
 def test_what_is_sent_whole_is_merged_robustly_and_rows_by_their_holders(answered, merge):
     e, setup, updates = answered
     plain, _ = merged(setup, e, updates)
-    got, counts = merged(setup, e, updates, merge=merge, trim=0.3)
+    got, counts = merged(setup, e, updates, aggregation=merge, trim_fraction=0.3)
     sent = [u.weights | getattr(u, "head", {}) for u in updates]
     want = median_of(sent) if merge == "median" else trimmed_mean_of(sent, 0.3)
     rows = ROWS.get(e.method.name, set())
@@ -196,9 +199,9 @@ def test_krum_merges_those_that_it_chose(answered):
     """The toy has four one-class clients, fewer than Krum needs."""
     e, setup, updates = answered
     chosen = krum([u.weights for u in updates], 1, 2)
-    got, counts = merged(setup, e, updates, merge="krum", krum_keep=2)
+    got, counts = merged(setup, e, updates, aggregation="krum", krum_num_selected=2)
     want, _ = merged(setup, e, updates, chosen)
-    assert counts == {"fault/unchosen": 3.0}
+    assert counts == {"aggregation/rejected_by_krum": 3.0}
     assert messages.checksum(got) == messages.checksum(want)
 
 
@@ -208,7 +211,7 @@ def test_a_clip_cuts_what_is_merged(answered):
     sent = server_of(setup).broadcast(1).weights
     short = [replace(u, weights=clipped(u.weights, sent, 0.05)[0]) for u in updates]
     got, counts = merged(setup, e, updates, clip_norm=0.05)
-    assert counts == {"fault/clipped": float(len(updates))}
+    assert counts == {"aggregation/clipped": float(len(updates))}
     assert messages.checksum(got) == messages.checksum(merged(setup, e, short)[0])
 
 
@@ -217,15 +220,16 @@ def test_a_clip_cuts_what_is_merged(answered):
 
 def test_what_methods_allow():
     for allowed, names in METHODS_THAT_ALLOW.items():
-        assert {name for name, method in METHODS.items() if method.robust == allowed} == names
+        assert {name for name, method in METHODS.items() if method.supports.robust == allowed} == names
 
 
 @pytest.mark.parametrize(
     ("name", "options", "text"),
     [
         (
-            "scaffold", {"merge": "median"},
-            "federation.merge = 'median': method 'scaffold' does not allow it; set federation.merge to 'mean', or"
+            "scaffold", {"aggregation": "median"},
+            "federation.aggregation = 'median': method 'scaffold' does not allow it; set federation.aggregation to"
+            " 'mean', or"
             " choose another method (docs/robust-aggregation.md says why)",
         ),
         (
@@ -234,9 +238,9 @@ def test_what_methods_allow():
             " another method (docs/robust-aggregation.md says why)",
         ),
         (
-            "fednh", {"merge": "krum"},
-            "federation.merge = 'krum': method 'fednh' does not allow it (it allows median, trimmed_mean); set"
-            " federation.merge to 'mean', or choose another method (docs/robust-aggregation.md says why)",
+            "fednh", {"aggregation": "krum"},
+            "federation.aggregation = 'krum': method 'fednh' does not allow it (it allows median, trimmed_mean); set"
+            " federation.aggregation to 'mean', or choose another method (docs/robust-aggregation.md says why)",
         ),
     ],
 )  # fmt: skip
@@ -250,14 +254,23 @@ def test_a_method_that_does_not_allow_a_merge_says_so(five, tmp_path, name, opti
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"trim": 0.5}, r"^federation.trim = 0.5: must be in \[0, 0.5\), the share cut at each side$"),
-        ({"trim": float("nan")}, r"^federation.trim = nan: must be in"),
-        ({"krum_faulty": 0}, "^federation.krum_faulty = 0: must be at least 1$"),
-        ({"krum_keep": 0}, "^federation.krum_keep = 0: must be at least 1$"),
+        (
+            {"trim_fraction": 0.5},
+            r"^federation.trim_fraction = 0.5: must be in \[0, 0.5\), the share cut at each side$",
+        ),
+        ({"trim_fraction": float("nan")}, r"^federation.trim_fraction = nan: must be in"),
+        ({"krum_num_malicious": 0}, "^federation.krum_num_malicious = 0: must be at least 1$"),
+        ({"krum_num_selected": 0}, "^federation.krum_num_selected = 0: must be at least 1$"),
         ({"clip_norm": -1.0}, "^federation.clip_norm = -1.0: must be above 0 and finite, or 0 for no clip$"),
         ({"clip_norm": float("inf")}, "^federation.clip_norm = inf: must be above 0"),
-        ({"pooled": True, "merge": "median"}, "^federation.merge = 'median': federation.pooled computes the mean"),
-        ({"pooled": True, "clip_norm": 1.0}, "^federation.clip_norm = 1: federation.pooled computes the mean"),
+        (
+            {"batched_clients": True, "aggregation": "median"},
+            "^federation.aggregation = 'median': federation.batched_clients computes the mean",
+        ),
+        (
+            {"batched_clients": True, "clip_norm": 1.0},
+            "^federation.clip_norm = 1: federation.batched_clients computes the mean",
+        ),
     ],
 )
 def test_bad_options_are_refused(options, text):
@@ -269,33 +282,46 @@ def test_bad_options_are_refused(options, text):
     ("options", "text"),
     [
         (
-            {"merge": "median", "quorum": 0.4},
-            "federation.merge = 'median': the median of 2 withstands no faulty client, that of 3 does;"
+            {"aggregation": "median", "quorum": 0.4},
+            "federation.aggregation = 'median': the median of 2 withstands no faulty client, that of 3 does;"
             " federation.quorum = 0.4 of 5 selected clients lets a round have 2: raise quorum or clients_per_round, or"
             " change the merge",
         ),
-        ({"merge": "trimmed_mean", "trim": 0.1}, "trim = 0.1 of 5 answers cuts nobody; federation.quorum = 1 of 5"),
-        ({"merge": "krum", "quorum": 0.8}, "krum_faulty = 1 needs 5 answers, not 4; federation.quorum = 0.8 of 5"),
-        ({"merge": "krum", "krum_keep": 3}, "krum_keep = 3 is more than answers - krum_faulty - 2, which is 2; fed"),
+        (
+            {"aggregation": "trimmed_mean", "trim_fraction": 0.1},
+            "trim_fraction = 0.1 of 5 answers cuts nobody; federation.quorum = 1 of 5",
+        ),
+        (
+            {"aggregation": "krum", "quorum": 0.8},
+            "krum_num_malicious = 1 needs 5 answers, not 4; federation.quorum = 0.8 of 5",
+        ),
+        (
+            {"aggregation": "krum", "krum_num_selected": 3},
+            "krum_num_selected = 3 is more than answers - krum_num_malicious - 2, which is 2; fed",
+        ),
     ],
 )
 def test_a_merge_that_could_withstand_nobody_is_refused(five, options, text):
-    with pytest.raises(ValueError, match=r"^federation\.merge") as caught:
+    with pytest.raises(ValueError, match=r"^federation\.aggregation") as caught:
         five(**options)
     assert text in str(caught.value)
 
 
 def test_a_preset_with_such_options_ends_in_one_line():
     e = to_tree(read_preset("digits/fedavg"))
-    e["federation"] |= {"merge": "krum"}
-    with pytest.raises(InputError, match=r"^federation.merge = 'krum': krum_faulty = 1 needs 5 answers, not 3; "):
+    e["federation"] |= {"aggregation": "krum"}
+    with pytest.raises(
+        InputError, match=r"^federation.aggregation = 'krum': krum_num_malicious = 1 needs 5 answers, not 3; "
+    ):
         from_tree(e)
-    e["federation"] |= {"merge": "medain"}
-    with pytest.raises(InputError, match=r"federation.merge = 'medain' \(did you mean 'median'\?\)"):
+    e["federation"] |= {"aggregation": "medain"}
+    with pytest.raises(InputError, match=r"federation.aggregation = 'medain' \(did you mean 'median'\?\)"):
         from_tree(e)
 
 
 def test_digests_know_the_options():
     e = read_preset("digits/fedavg")
-    others = [replace(e, federation=replace(e.federation, **o)) for o in ({"merge": "median"}, {"clip_norm": 1.0})]
+    others = [
+        replace(e, federation=replace(e.federation, **o)) for o in ({"aggregation": "median"}, {"clip_norm": 1.0})
+    ]
     assert len({digest(one) for one in (e, *others)}) == 3

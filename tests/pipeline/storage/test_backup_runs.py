@@ -36,7 +36,7 @@ def test_the_copy_is_the_folder_and_changes_nothing(experiment, tmp_path, mirror
 @pytest.mark.parametrize("method", ["fedavg", "fedalign"])
 def test_a_fresh_machine_goes_on(experiment, tmp_path, monkeypatch, mirror, method):
     """Interrupted twice, each time taken up elsewhere: bits, rows and identity of a run that was not."""
-    e = experiment(method, federation={"rounds": 4}, evaluation={"select": "best_validation"})
+    e = experiment(method, federation={"rounds": 4}, evaluation={"model_selection": "best_validation"})
     expected = run(e, tmp_path / "expected", quiet)
     with monkeypatch.context() as patch:
         stop_at(patch, 2)
@@ -165,12 +165,12 @@ def test_a_run_whose_mirror_is_lost_is_a_run(experiment, tmp_path, monkeypatch):
     expected = run(e, tmp_path / "expected", quiet)
     store = Outage(monkeypatch, down=False)
 
-    def say(line):
+    def log(line):
         lines.append(line)
         store.down = store.down or "prepared" in line
 
     folder, e = tmp_path / "run", mirrored(e, f"file://{tmp_path}/mirror")
-    assert run(e, folder, say).checksum == expected.checksum
+    assert run(e, folder, log).checksum == expected.checksum
     assert lines[-1].startswith(f"error: the mirror file://{tmp_path}/mirror/run is not up to date after ")
     assert lines[-1].endswith(f"{folder} is whole: resume it when the store answers")
     assert resumed(folder, lines.append).checksum == expected.checksum  # still down: said, no more

@@ -70,14 +70,14 @@ def test_who_is_further_wins(experiment, tmp_path, monkeypatch):
     ("mirror", "message"),
     [
         ("s3://nobody-has-it/runs", "there is no such bucket"),
-        ("s3://key:sesame@bucket/runs", "cluster.mirror holds a key"),
+        ("s3://key:sesame@bucket/runs", "cluster.backup holds a key"),
         ("runs/copy", "give s3://bucket/folder"),
     ],
 )
 def test_a_bad_mirror_is_refused_before_the_run(experiment, tmp_path, monkeypatch, s3, capsys, mirror, message):
     monkeypatch.chdir(tmp_path)
     Path("toy.toml").write_text(to_toml(experiment("fedavg")))
-    assert main(["run", "toy.toml", "--cluster.mirror", mirror]) == 2
+    assert main(["run", "toy.toml", "--cluster.backup", mirror]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

@@ -195,3 +195,20 @@ def test_without_log_model_only_the_files_go(experiment, tmp_path, store, mlflow
         "model/weights.safetensors",
     }
     assert json.loads((tmp_path / "run" / "run.json").read_text())["log_model"] is False
+
+
+def test_a_model_that_version_0_1_logged_still_loads(experiment, tmp_path, mlflow):
+    """It names ``pipeline.mlmodel`` as its loader, and its ``model.json`` has format 1."""
+    result = run(experiment("fedalign"), tmp_path / "run", quiet)
+    pack(result.folder / "model", tmp_path / "packed")
+    frame = pd.DataFrame({"text": TEXTS})
+    want = mlflow.pyfunc.load_model(str(tmp_path / "packed")).predict(frame)
+    (about,) = (tmp_path / "packed").rglob("model.json")
+    new = json.loads(about.read_text())
+    old = {k: v for k, v in new.items() if k != "class_embedding_width"} | {"format": 1, "metrics": "decisions"}
+    old |= {"names_width": new["class_embedding_width"], "model": new["model"] | {"names": "random", "names_width": 16}}
+    about.write_text(json.dumps(old))
+    described = tmp_path / "packed" / "MLmodel"
+    described.write_text(described.read_text().replace(LOADER, "pipeline.mlmodel"))
+    got = mlflow.pyfunc.load_model(str(tmp_path / "packed")).predict(frame)
+    assert got.equals(want)

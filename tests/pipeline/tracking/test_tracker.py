@@ -12,7 +12,7 @@ from anchorfl.pipeline.storage.atomic_files import read_json
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, read_records
 from anchorfl.pipeline.tracking import mlflow_upload
 from anchorfl.pipeline.tracking.jsonl import JsonLines
-from anchorfl.pipeline.tracking.mlflow_upload import MARK
+from anchorfl.pipeline.tracking.mlflow_entities import NONFINITE, ROUND_COMPLETE
 from anchorfl.pipeline.tracking.mlflow_writer import send
 from anchorfl.tasks.errors import InputError
 
@@ -45,9 +45,9 @@ def record(number, **extra):
     return RoundRecord(number, 1_700_000_000.0 + number, metrics, {"test/f1": {"zero": 0.5}})
 
 
-def run_rounds(folder, uri, rounds, say, *, resume_at=0, status="FINISHED", **changes):
+def run_rounds(folder, uri, rounds, log, *, resume_at=0, status="FINISHED", **changes):
     """Runs the rounds; ``status`` None: as a killed process leaves it, once its thread has sent all."""
-    tracker = open_tracker(TrackingOptions(uri=uri), folder, resume_at, say)
+    tracker = open_tracker(TrackingOptions(uri=uri), folder, resume_at, log)
     tracker.begin(about(folder, **changes))
     for number in rounds:
         tracker.round(record(number))
@@ -95,7 +95,8 @@ def test_a_run_stands_in_mlflow_whole(tmp_path, store, lines):
     assert len(run.data.params["long"]) == 6000
     assert run.data.tags["git"] == "abc"
     assert [row.dataset.name for row in run.inputs.dataset_inputs] == ["digits"]
-    assert steps(folder, store, MARK) == [(0, 2.0), (1, 0.0)]
+    assert steps(folder, store, ROUND_COMPLETE) == [(0, 1.0), (1, 1.0)]
+    assert steps(folder, store, NONFINITE) == [(0, 2.0)]
     assert not {"nan", "inf"} & set(run.data.metrics)
     assert run.data.metrics["m2099"] == 2099
     assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"metrics.jsonl", "plan"}
@@ -214,7 +215,7 @@ def test_a_round_that_arrived_in_part_is_completed(tmp_path, store):
         if attempt == 0:
             sender._client.log_batch(sender.run_id, metrics=batch)
     assert (send(folder, store), send(folder, store)) == (1, 0)
-    assert [len(steps(folder, store, key)) for key in ("m0", "m999", "m1000", "m1499", MARK)] == [1] * 5
+    assert [len(steps(folder, store, key)) for key in ("m0", "m999", "m1000", "m1499", ROUND_COMPLETE)] == [1] * 5
 
 
 def test_two_runs_of_one_process(tmp_path, store, lines):

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from anchorfl.models.build import ModelOptions
 from anchorfl.models.concepts import Asked, keep
 from anchorfl.models.label_names import NamesError
+from anchorfl.pipeline.algorithm.contract import HeadSpec
+from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_setup, prepare_data
@@ -28,15 +29,15 @@ PROMPTS = "a photo of {name} | {name}. | a {name} | {name}"
 class WithConcepts(FedAvg):
     """Asks for class concepts, and does nothing with them."""
 
-    concepts = True
+    head = HeadSpec(concepts=True)
 
 
 @pytest.fixture
 def named(experiment):
     """An experiment whose method asks for class concepts."""
 
-    def make(task="digits", **model):
-        e = experiment("fedavg", task, model=model)
+    def make(task="digits", **embeddings):
+        e = experiment("fedavg", task, class_embeddings=embeddings)
         whose = dataclasses.replace(e.task, partition="iid")
         return dataclasses.replace(e, task=whose, method=WithConcepts())
 
@@ -62,7 +63,7 @@ def made_up(asked, seed=0):
 
 def test_a_run_has_the_vectors_of_its_encoder(named, own_cache, tmp_path):
     model = saved_bert(tmp_path)
-    e, heard = named(names_model=str(model), names_prompts=PROMPTS), []
+    e, heard = named(encoder=str(model), prompts=PROMPTS), []
     setup = make_setup(e, heard.append)
     assert setup.concepts_CMD.shape == (10, 4, WIDTH)
     torch.testing.assert_close(setup.concepts_CMD.norm(dim=2), torch.ones(10, 4))
@@ -76,7 +77,7 @@ def test_a_run_has_the_vectors_of_its_encoder(named, own_cache, tmp_path):
 
 def test_a_run_without_library_or_model_uses_the_file(named, own_cache, monkeypatch, tmp_path):
     """One that somebody copied into the cache folder of a machine that has never seen the model."""
-    e = named(names_model="somebody/encoder")
+    e = named(encoder="somebody/encoder")
     asked = asked_of(e, find_task("digits").class_names)
     assert len(asked.prompts) == 25
     assert asked.words[3] == "digit three"
@@ -89,7 +90,7 @@ def test_a_run_without_library_or_model_uses_the_file(named, own_cache, monkeypa
 
 def test_a_record_tells_vectors_apart_that_options_do_not(named, own_cache, tmp_path):
     """Two files that were made under one name of a model: one digest of options, two of vectors."""
-    e, tags = named(names_model="somebody/encoder"), []
+    e, tags = named(encoder="somebody/encoder"), []
     asked = asked_of(e, find_task("digits").class_names)
     for seed in (0, 1, 1):
         keep(asked, asked.file(own_cache), made_up(asked, seed), "an encoder", quiet)
@@ -105,25 +106,25 @@ def test_a_missing_encoder_is_told_before_the_data_are_prepared(named, own_cache
     with pytest.raises(
         NamesError, match=r"open_clip_torch; or copy .*with open_clip_torch and the model 'open_clip:a@b'"
     ):
-        run(named(names_model="open_clip:a@b", names_prompts=PROMPTS), tmp_path / "run", quiet)
+        run(named(encoder="open_clip:a@b", prompts=PROMPTS), tmp_path / "run", quiet)
     assert not own_cache.exists()
 
 
 def test_rows_follow_the_classes_that_the_data_have(named):
     """A class less, as after task.min_positives, and the others in another order."""
-    e = named(names_model="m")
+    e = named(encoder="m")
     asked = asked_of(e, ("nine", "two"))
     assert asked.words == ("digit nine", "digit two")
-    assert asked_of(named("toy-single", names_model="m", names_prompts=PROMPTS), ("a_b",)).words == ("a_b",)
+    assert asked_of(named("toy-single", encoder="m", prompts=PROMPTS), ("a_b",)).words == ("a_b",)
 
 
 def test_a_share_of_the_prompts_is_cut_out_of_one_file(named, own_cache):
-    every = named(names_model="m")
+    every = named(encoder="m")
     asked = asked_of(every, find_task("digits").class_names)
     keep(asked, asked.file(own_cache), made_up(asked), "an encoder", quiet)
     whole_CMD, before = make_setup(every, quiet).concepts_CMD, set()
     for share, count in ((0.25, 7), (0.5, 13), (0.75, 19), (1.0, 25)):
-        e = named(names_model="m", names_share=share)
+        e = named(encoder="m", prompt_fraction=share)
         chosen = share_of(25, share, e.seed)
         assert len(chosen) == count == len(set(chosen))
         assert before <= set(chosen), "a smaller share is a part of a larger one"
@@ -137,18 +138,18 @@ def test_a_share_of_the_prompts_is_cut_out_of_one_file(named, own_cache):
 
 def test_what_is_missing_is_named(named):
     with pytest.raises(
-        InputError, match=r"needs a text encoder: set model\.names_model .*pip install 'anchorfl\[plm\]'"
+        InputError, match=r"needs a text encoder: set class_embeddings\.encoder .*pip install 'anchorfl\[plm\]'"
     ):
         make_setup(named(), quiet)
-    e = named("toy-single", names_model="m")
-    with pytest.raises(InputError, match=r"'toy-single' has no prompts of its own: set model\.names_prompts"):
+    e = named("toy-single", encoder="m")
+    with pytest.raises(InputError, match=r"'toy-single' has no prompts of its own: set class_embeddings\.prompts"):
         make_setup(e, quiet)
     for share in (0.0, 1.5, float("nan")):
-        with pytest.raises(ValueError, match=r"model\.names_share = .*: must be in \(0, 1\]"):
-            ModelOptions(names_share=share)
+        with pytest.raises(ValueError, match=r"class_embeddings\.prompt_fraction = .*: must be in \(0, 1\]"):
+            ClassEmbeddingOptions(prompt_fraction=share)
 
 
 def test_files_lie_beside_the_prepared_data(named, own_cache):
-    prepared = prepare_data(named(names_model="m"), quiet)
+    prepared = prepare_data(named(encoder="m"), quiet)
     asked = Asked(("one",), ("{name}",), "m")
     assert asked.file(own_cache).parent.samefile(f"{prepared.folder}/..")

@@ -12,7 +12,7 @@ from anchorfl.models.classifier import Classifier
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import LinearHead
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import Global
+from anchorfl.pipeline.algorithm.contract import ServerState
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods.fedavg import FedAvg
@@ -88,7 +88,7 @@ def test_the_rate_falls_from_round_to_round():
 def test_an_update_that_is_not_finite_is_refused(fill):
     model = Classifier(nn.Linear(3, 3), LinearHead(3, 2), MaskSource())
     card, data = images(fill=fill)
-    state = Global(weights_of(model))
+    state = ServerState(weights_of(model))
     with pytest.raises(UpdateError, match=r"^client 3, round 7: tensor 'weights/[a-z.]+' holds \d+ non-finite values$"):
         fit(Training(FedAvg(), SINGLE, OptimizerOptions(), 1, 0), model, card, data, state, {}, 7)
 

@@ -15,11 +15,11 @@ from anchorfl.models.classifier import Classifier
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import LinearHead
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.contract import ClientSide, Global
+from anchorfl.pipeline.algorithm.contract import ClientContext, ServerState
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods.fedavg import FedAvg
-from anchorfl.pipeline.training.local_training import Training, fit, infer, pieces
+from anchorfl.pipeline.training.local_training import Training, fit, infer, micro_batches
 from anchorfl.tasks.contract import ClientData
 from tests.pipeline.ragged import METHODS, PLAIN, SAVINGS, SINGLE, D, client, images, network, state_of
 
@@ -74,7 +74,7 @@ def test_the_bias_of_the_keys_has_no_effect():
     assert torch.allclose(model(x), before, rtol=0, atol=1e-12)
 
 
-def test_the_test_data_hold_mini_batches_without_a_labelled_row():
+def test_the_test_data_hold_mini_batches_without_a_labeled_row():
     """Otherwise the tests above would prove less than they say."""
     _, data = client()
     active = (data.weight_NC != 0).any(-1)
@@ -83,26 +83,26 @@ def test_the_test_data_hold_mini_batches_without_a_labelled_row():
     assert any(not active[index].any() for index in order)
 
 
-def side(method, options, memory=None):
+def ctx(method, options, memory=None):
     model = network(method).train()
     card, data = client()
-    return ClientSide(
+    return ClientContext(
         model, state_of(method, model), card, data, memory or {}, SINGLE, options, infer, torch.Generator()
     )
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_mini_batch_without_a_labelled_row_still_moves_the_moments(name):
+def test_a_mini_batch_without_a_labeled_row_still_moves_the_moments(name):
     """Its gradient is 0: m <- .9 m, v <- .999 v, step + 1, and the weights go on by momentum, as in the plain loop."""
     method, after = METHODS[name], {}
     for key, options in (("fast", SAVINGS["both"]), ("plain", PLAIN)):
-        local = method.local(side(method, options))
-        data = local.side.data
+        local = method.trainer(ctx(method, options))
+        data = local.ctx.data
         active = (data.weight_NC != 0).any(-1)
         first, idle = active.nonzero().flatten()[:4], (~active).nonzero().flatten()[:4]
-        local.step(pieces(data, first, active, options, local.model))
+        local.step(micro_batches(data, first, active, options, local.model))
         before, weights = local.memory(), weights_of(local.model)
-        empty = pieces(data, idle, active, options, local.model)
+        empty = micro_batches(data, idle, active, options, local.model)
         assert len(empty) == (0 if key == "fast" else 1)
         assert float(local.step(empty)) == 0
         after[key] = (local.memory(), weights_of(local.model))
@@ -117,9 +117,9 @@ def test_a_mini_batch_without_a_labelled_row_still_moves_the_moments(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_first_mini_batch_without_a_labelled_row_counts_as_a_step(name):
+def test_a_first_mini_batch_without_a_labeled_row_counts_as_a_step(name):
     """As in the plain loop, where its gradient is 0 and not absent: step is 1, moments and weights stay put."""
-    local = METHODS[name].local(side(METHODS[name], SAVINGS["both"]))
+    local = METHODS[name].trainer(ctx(METHODS[name], SAVINGS["both"]))
     weights = weights_of(local.model)
     local.step([])
     memory = local.memory()
@@ -146,8 +146,8 @@ def test_pieces_cover_every_active_row_once_within_the_limit(limit, skip, seed):
     lengths, active = rng.integers(31, size=rows).tolist(), (rng.random(rows) < 0.6).tolist()
     data = indexed(lengths)
     index = torch.from_numpy(rng.permutation(rows)[: rng.integers(1, rows + 1)])
-    options = OptimizerOptions(micro_tokens=limit, skip_zero_rows=skip)
-    got = pieces(data, index, torch.tensor(active), options, network(FedAvg()))
+    options = OptimizerOptions(microbatch_tokens=limit, skip_zero_rows=skip)
+    got = micro_batches(data, index, torch.tensor(active), options, network(FedAvg()))
     seen = [int(i) for piece in got for i in piece.y_BC[:, 0]]
     assert sorted(seen) == sorted(i for i in index.tolist() if active[i] or not skip)
     # the mean divides by the size of the mini-batch, skipped rows included
@@ -164,7 +164,7 @@ def test_pieces_cover_every_active_row_once_within_the_limit(limit, skip, seed):
 def test_rows_without_a_length_are_one_piece():
     _, data = images()
     model = Classifier(nn.Linear(3, 2), LinearHead(2, 2), MaskSource())
-    (piece,) = pieces(data, torch.arange(5), torch.ones(6).bool(), OptimizerOptions(micro_tokens=1), model)
+    (piece,) = micro_batches(data, torch.arange(5), torch.ones(6).bool(), OptimizerOptions(microbatch_tokens=1), model)
     assert torch.equal(piece.x, data.x[:5])
 
 
@@ -172,8 +172,8 @@ def test_rows_without_a_length_are_one_piece():
 def test_batch_norm_with_a_saving_is_refused(saving):
     model = Classifier(nn.BatchNorm1d(3), LinearHead(3, 2), MaskSource())
     card, data = images()
-    state = Global(weights_of(model))
-    with pytest.raises(ValueError, match=r"--optimizer.skip_zero_rows False --optimizer.micro_tokens 0$"):
+    state = ServerState(weights_of(model))
+    with pytest.raises(ValueError, match=r"--optimizer.skip_zero_rows False --optimizer.microbatch_tokens 0$"):
         fit(Training(FedAvg(), SINGLE, SAVINGS[saving], 1, 0), model, card, data, state, {}, 1)
     got = fit(Training(FedAvg(), SINGLE, PLAIN, 2, 0), model, card, data, state, {}, 1)
     assert int(got.update.weights["encoder.num_batches_tracked"]) == 2

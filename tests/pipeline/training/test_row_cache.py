@@ -54,6 +54,7 @@ def test_a_run_that_reads_its_rows_every_time_has_the_same_bits(tmp_path, monkey
         cluster=replace(e.cluster, executor="serial"),
     )
     sums = [
-        run(replace(e, cluster=replace(e.cluster, cached_mb=mb)), tmp_path / f"{mb}", quiet).checksum for mb in (0, 1e3)
+        run(replace(e, cluster=replace(e.cluster, client_cache_mb=mb)), tmp_path / f"{mb}", quiet).checksum
+        for mb in (0, 1e3)
     ]
     assert sums[0] == sums[1]

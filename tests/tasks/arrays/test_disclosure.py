@@ -41,8 +41,8 @@ def test_multi_label_knows_the_identified_classes_everywhere():
 def test_what_the_raw_data_do_not_label_stays_unknown():
     """A null means all that the client identifies; a list is cut to it."""
     assert seen(MULTI, [[0, 1], None, [1, 2]], (0, 2), "multi") == ([[0], [], [2]], [[0], None, [2]])
-    unlabelled = np.zeros((2, 3), dtype=bool)
-    assert seen(unlabelled, [[], []], (0, 1, 2), "single") == ([[], []], [[], []])
+    unlabeled = np.zeros((2, 3), dtype=bool)
+    assert seen(unlabeled, [[], []], (0, 1, 2), "single") == ([[], []], [[], []])
 
 
 def test_a_disclosed_table_is_in_row_order_and_holds_no_other_label():

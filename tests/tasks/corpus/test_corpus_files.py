@@ -13,7 +13,7 @@ import pytest
 
 from anchorfl.tasks.corpus import corpus_files
 from anchorfl.tasks.corpus.cooccurrence import count_names
-from anchorfl.tasks.corpus.corpus_files import Reading, files, pieces_of
+from anchorfl.tasks.corpus.corpus_files import Reading, files, shards_of
 from anchorfl.tasks.corpus.counting import Counts, Scanner
 from anchorfl.tasks.errors import InputError
 
@@ -68,7 +68,7 @@ def test_formats_and_cuts_do_not_change_the_counts(tmp_path, monkeypatch, block,
         expected = scanner.count("\n\n".join(texts))
     for name in ("a.txt", "a.txt.gz"):
         equal(count_names([str(tmp_path / name)], scanner), expected)
-    cut = len(pieces_of(tmp_path / "a.txt", Reading(segment, layout)))
+    cut = len(shards_of(tmp_path / "a.txt", Reading(segment, layout)))
     assert (cut > 1) == (block < 1 << 20 and segment != "article")
 
 

@@ -117,8 +117,8 @@ def oracle(names, text, segment, layout, window, stem):
 def cases(draw):
     name = st.lists(st.sampled_from([*WORDS[:-1], "dr"]), min_size=1, max_size=3).map("_".join)
     names = draw(st.lists(name, min_size=1, max_size=5, unique_by=str.casefold))
-    pieces = st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(GAPS)), max_size=25)
-    text = "".join(word + gap for word, gap in draw(pieces))
+    shards = st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(GAPS)), max_size=25)
+    text = "".join(word + gap for word, gap in draw(shards))
     return (
         tuple(names), text, draw(st.sampled_from(["sentence", "paragraph", "article"])),
         draw(st.sampled_from(["lines", "blank_lines"])), draw(st.integers(1, 4)),

@@ -73,14 +73,14 @@ def test_names():
 )
 def test_what_is_no_place(place, message):
     with pytest.raises(InputError, match=message) as caught:
-        object_store.check(place, "cluster.mirror")
-    assert str(caught.value).startswith("cluster.mirror")
+        object_store.check(place, "cluster.backup")
+    assert str(caught.value).startswith("cluster.backup")
     assert "sesame" not in str(caught.value)
 
 
 @pytest.mark.parametrize("place", ["/a/b", "s3://bucket", "s3://b/x?region=eu", "gs://anonymous@b/x", "file:///a"])
 def test_what_is_a_place(place):
-    object_store.check(place, "cluster.mirror")
+    object_store.check(place, "cluster.backup")
 
 
 VERBS = {

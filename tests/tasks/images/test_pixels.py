@@ -65,8 +65,8 @@ def test_sixteen_bits_are_scaled_not_cut(tmp_path, suffix):
 
 
 def test_palettes_transparency_and_cmyk(tmp_path):
-    colours = Image.fromarray(COLOUR)
-    palette = colours.quantize(24)
+    colors = Image.fromarray(COLOUR)
+    palette = colors.quantize(24)
     expected = np.asarray(palette.convert("RGB")).transpose(2, 0, 1)
     assert (encoded(saved(tmp_path / "p.png", palette), RGB) == expected).all()
     transparent = saved(tmp_path / "t.png", palette, transparency=bytes(range(24)))
@@ -75,7 +75,7 @@ def test_palettes_transparency_and_cmyk(tmp_path):
     assert (encoded(saved(tmp_path / "a.png", alpha), RGB) == COLOUR.transpose(2, 0, 1)).all()
     bits = Image.fromarray((COLOUR[..., 0] > 99).astype(np.uint8) * 255).convert("1")
     assert set(np.unique(encoded(saved(tmp_path / "b.png", bits), RGB))) == {0, 255}
-    cmyk = encoded(saved(tmp_path / "c.tif", colours.convert("CMYK")), RGB).astype(int)
+    cmyk = encoded(saved(tmp_path / "c.tif", colors.convert("CMYK")), RGB).astype(int)
     assert np.abs(cmyk - COLOUR.transpose(2, 0, 1)).max() <= 2
 
 

@@ -60,7 +60,7 @@ def test_a_clients_file_never_holds_a_label_that_it_does_not_identify(made):
         told = prepared.cards()[number]
         assert (told.client, told.num_examples) == (number, len(client.rows))
         assert told.count_C.tolist() == (y_NC[client.rows] & known).sum(0).tolist()
-        assert told.aware_C.tolist() == aware.tolist()
+        assert told.identified_C.tolist() == aware.tolist()
         held_MC = prepared.held().matrix(len(plan.clients), len(task.class_names))
         assert held_MC[number].tolist() == y_NC[client.rows].sum(0).tolist()
         sparse = prepared.sparse_client(number).part(0, len(client.rows))
@@ -86,7 +86,7 @@ def test_inputs_come_back_as_encoded(made):
                 assert np.array_equal(x.numpy().ravel(), np.float32(encoded[row]))
 
 
-def test_the_servers_splits_are_fully_labelled(made):
+def test_the_servers_splits_are_fully_labeled(made):
     task, raw, prepared = made
     y_NC = Labels.of_lists(raw["labels"], len(task.class_names)).matrix()
     rows = {"test": np.flatnonzero(np.array(raw["split"]) == "test"), "validation": prepared.plan().validation}

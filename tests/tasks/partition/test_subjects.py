@@ -63,8 +63,8 @@ def test_every_subject_keeps_a_training_row_with_a_class(case, seed, share, piec
     whole_N = np.arange(len(y_NC)) // 2 if pieces else None
     subject_N = rows.subject_N[whole_N * 2] if pieces else rows.subject_N  # a sequence is of one subject
     rows = rows_of(np.where(bare_N[:, None], False, y_NC), rows.row_N, subject_N, whole_N)
-    labelled_N = rows.labels.length_N > 0
-    named = np.unique(rows.subject_N[labelled_N])
+    labeled_N = rows.labels.length_N > 0
+    named = np.unique(rows.subject_N[labeled_N])
     try:
         drawn = rows.held_out(share, np.random.default_rng(0))
     except InputError:
@@ -72,12 +72,12 @@ def test_every_subject_keeps_a_training_row_with_a_class(case, seed, share, piec
     validation = _without_last_rows(rows, drawn)
     assert set(validation) <= set(drawn)
     kept_N = ~np.isin(rows.row_N, validation)
-    assert set(rows.subject_N[kept_N & labelled_N]) == set(named)
+    assert set(rows.subject_N[kept_N & labeled_N]) == set(named)
     if pieces:
         assert not set(rows.whole_N[kept_N]) & set(rows.whole_N[~kept_N])
-    lost = set(named) - set(rows.subject_N[labelled_N & ~np.isin(rows.row_N, drawn)])
+    lost = set(named) - set(rows.subject_N[labeled_N & ~np.isin(rows.row_N, drawn)])
     back_N = np.isin(rows.row_N, np.setdiff1d(drawn, validation))
-    assert set(rows.subject_N[back_N & labelled_N]) == lost
+    assert set(rows.subject_N[back_N & labeled_N]) == lost
     if not pieces:
         assert back_N.sum() == len(lost)
 
@@ -93,9 +93,9 @@ def test_validation_takes_rows_with_a_class_alone(seed, share, subjects):
     task = task_of(3, subjects="s", kind="single")
     partition = "subjects" if subjects else "iid"
     validation = make_plan(rows, task, options(3, validation=share, partition=partition), seed).validation
-    labelled_N = rows.labels.length_N > 0
-    assert set(validation) <= set(rows.row_N[labelled_N].tolist())
-    assert len(validation) == round(share * labelled_N.sum()) or subjects
+    labeled_N = rows.labels.length_N > 0
+    assert set(validation) <= set(rows.row_N[labeled_N].tolist())
+    assert len(validation) == round(share * labeled_N.sum()) or subjects
 
 
 def test_small_clients_beside_large_ones_stay():

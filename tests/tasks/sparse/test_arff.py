@@ -26,7 +26,7 @@ HEAD = r"""% a comment
 @attribute 'Hammond\'s Flycatcher' {0,1}
 @attribute "two words"	{0, 1}
 @attribute place {2,5,13}
-@attribute colour {'dark red',blue}
+@attribute color {'dark red',blue}
 @attribute height REAL
 
 @data
@@ -64,7 +64,7 @@ def test_dense_rows_and_every_form_of_an_attribute(made):
         Attribute("Hammond's Flycatcher", ("0", "1")),
         Attribute("two words", ("0", "1")),
         Attribute("place", ("2", "5", "13")),
-        Attribute("colour", ("dark red", "blue")),
+        Attribute("color", ("dark red", "blue")),
         Attribute("height"),
     )
     assert matrix(found) == pytest.approx(np.array([[1.5, 0, 1, 13, 1, -0.2], [0, 1, 0, 2, 0, 0]]))
@@ -107,7 +107,7 @@ def test_batches_change_nothing(made, monkeypatch, batch):
         (
             HEAD,
             "1,0,1,13,bleu,2",
-            "field 5 (attribute 'colour') is 'bleu', which is none of its values dark red, blue (did you mean 'blue'",
+            "field 5 (attribute 'color') is 'bleu', which is none of its values dark red, blue (did you mean 'blue'",
         ),
         (HEAD, "{0 1}", "attribute 'place' is nominal; in sparse rows it must have the values {0,1}, in order"),
         (SPARSE_HEAD, "{0 1,3 1}", "field 2 ('3 1'): columns must be 0..2; correct the row"),

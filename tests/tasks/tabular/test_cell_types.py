@@ -28,7 +28,7 @@ def text(cells, head="x,kind"):
          "row 21: column 'x' holds '-', where most rows have a number; leave it empty where nothing is known"),
         ("y,x,kind\n" + "\n".join(f"1,{row}" for row in [*GOOD, "1 kg,a"]),
          "row 21: column 'x' holds '1 kg', where most rows have a number; leave it empty where nothing is known, or "
-         "correct it (texts that look so: give Parquet), or name the inputs with --task.inputs"),
+         "correct it (texts that look so: give Parquet), or name the inputs with --task.input_columns"),
         ("x;kind\n" + "\n".join(f"{i},5;{'ab'[i % 2]}" for i in ROWS),
          "row 1: column 'x' holds '0,5', a number with a comma; write decimal points"),
         (text([f"[{i} 2. 3]" for i in ROWS]),

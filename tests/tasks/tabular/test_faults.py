@@ -47,7 +47,7 @@ TEXT = "x,kind\n" + "1,a\n2,b\n" * 10
         (LISTS | {"s": ["train", "test"] * 6, "kind": ["a", "b", "a", None] * 3}, {"split": "s"},
          "row 4: a test row without a label"),
         (LISTS | {"c": ["u", None] * 6}, {"client": "c"}, "row 2: column 'c' is empty; say whose row it is"),
-        ({"x": [1.0] * 3, "kind": KINDS}, {}, "3 labelled rows are too few to draw a test split from"),
+        ({"x": [1.0] * 3, "kind": KINDS}, {}, "3 labeled rows are too few to draw a test split from"),
         (LISTS | {"v": [1.0] * 11 + [1e39]}, {}, "row 12: column 'v' is not finite, or beyond 3.4e+38"),
         (LISTS | {"v": [[1.0]] * 11 + [[-1e39]]}, {}, "row 12: column 'v' holds a value that is not finite, or beyond"),
         (LISTS | {"v": [[]] * 12}, {}, "column 'v' holds only empty lists; name another input"),
@@ -142,7 +142,7 @@ def test_a_name_that_would_mean_several_files(tmp_path, name):
     with pytest.raises(InputError, match=r"the name of the file must not hold .* which mean several files; rename it"):
         table(csv(tmp_path, TEXT, name))
     with pytest.raises(InputError, match="which mean several files"):
-        settled(TaskOptions(parquet=str(tmp_path / name), labels="kind"), print)
+        settled(TaskOptions(file=str(tmp_path / name), label_columns="kind"), print)
 
 
 def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ def test_look_names_what_will_hurt(tmp_path):
     columns["height"] = [float(i % 40) for i in range(60)]
     columns["girth"] = [1] * 60
     path = parquet(tmp_path, columns)
-    found = look(TaskOptions(parquet=path, labels="label_*", client="site", split="part"))
+    found = look(TaskOptions(file=path, label_columns="label_*", client_column="site", split_column="part"))
     text = found.text()
     for part in (
         "labels   3 columns of 0 and 1, multi-label: label_a, label_b, label_c",
@@ -49,24 +49,26 @@ def test_look_names_what_will_hurt(tmp_path):
     assert found.clients == 2
 
 
-def test_look_lists_bad_rows_and_unlabelled_clients(tmp_path):
+def test_look_lists_bad_rows_and_unlabeled_clients(tmp_path):
     columns = trees() | {"height": [np.inf if i in (4, 6) else float(i) for i in range(60)]}
     columns["kind"] = [None if s == "h3" else k for s, k in zip(columns["site"], columns["kind"], strict=True)]
     path = parquet(tmp_path, columns)
-    found = look(TaskOptions(parquet=path, labels="kind", client="site"))
+    found = look(TaskOptions(file=path, label_columns="kind", client_column="site"))
     assert found.stops[0] == (
         f"2 bad rows; the first: {path}: row 5: column 'height' is not finite, or beyond 3.4e+38; leave "
         "the cell empty or correct it"
     )
     assert found.stops[-1] == "no training row with a class: client 'h3'"
     assert found.bad_rows == len(found.stops) - 1
-    assert "rows without any label: they stay, unlabelled" in found.text()
+    assert "rows without any label: they stay, unlabeled" in found.text()
     numbers = {"x": [1.0, 2.0] * 10, "kind": [1, 2] * 10}
-    assert "the class names are numbers" in look(TaskOptions(parquet=parquet(tmp_path, numbers), labels="kind")).text()
+    assert (
+        "the class names are numbers" in look(TaskOptions(file=parquet(tmp_path, numbers), label_columns="kind")).text()
+    )
 
 
 def test_look_without_labels_shows_the_columns(tmp_path):
-    found = look(TaskOptions(parquet=parquet(tmp_path, trees())))
+    found = look(TaskOptions(file=parquet(tmp_path, trees())))
     assert "  kind                         text              7  labels, a client or a split" in found.lines
     assert any("spectrum" in line and "vector" in line for line in found.lines)
 
@@ -83,7 +85,7 @@ def test_scene_as_a_table_has_the_counts_of_its_files(data_folder, tmp_path):
         for name, values in zip([*names, "split"], [*zip(*rows, strict=True), [split] * len(rows)], strict=True):
             columns.setdefault(name, []).extend(values if name == "split" else map(float, values))
     labels = ",".join(names[-6:])
-    found = look(TaskOptions(parquet=parquet(tmp_path, columns), labels=labels, split="split"))
+    found = look(TaskOptions(file=parquet(tmp_path, columns), label_columns=labels, split_column="split"))
     assert "rows     train 1211, test 1196" in found.lines
     assert any("294 columns" in line for line in found.lines)
     assert [line.split() for line in found.lines if line.startswith("  Beach")] == [["Beach", "227", "200", "0"]]

@@ -127,7 +127,7 @@ def test_where_the_file_lies_does_not_matter(tmp_path):
             if there != tmp_path:
                 shutil.copyfile(file, there / file.name)
         chosen = {"parquet": str(there / path.name), "class_names": str(there / names.name)}
-        options = TaskOptions(labels="kind", partition="iid", cache=str(tmp_path / "cache"), **chosen)
+        options = TaskOptions(label_columns="kind", partition="iid", cache=str(tmp_path / "cache"), **chosen)
         folders.append(prepare(task_of(options), options, 0, engine="local").folder)
     assert folders[0] == folders[1]
 
@@ -146,20 +146,22 @@ def test_clients_and_splits_come_from_columns(tmp_path):
     assert raw["split"].to_pylist() == columns["part"]
     said = []
     path = parquet(tmp_path, columns)
-    options = settled(TaskOptions(parquet=path, labels="kind", client="site", split="part"), said.append)
+    options = settled(
+        TaskOptions(file=path, label_columns="kind", client_column="site", split_column="part"), said.append
+    )
     assert (options.partition, options.clients, options.name) == ("subjects", 4, "table-t")
     assert said == [
-        "t.parquet: inputs guessed (--task.inputs names them), as numbers: height, girth",
+        "t.parquet: inputs guessed (--task.input_columns names them), as numbers: height, girth",
         "t.parquet: 4 clients, one for every 'site' that has training rows",
     ]
     assert settled(TaskOptions(), said.append) == TaskOptions()
-    with pytest.raises(InputError, match=r"client is for a table of your own: name its file with --task\.parquet"):
-        settled(TaskOptions(client="site"), said.append)
+    with pytest.raises(InputError, match=r"client is for a table of your own: name its file with --task\.file"):
+        settled(TaskOptions(client_column="site"), said.append)
 
 
-def test_the_prepared_federation_has_one_client_per_value_and_unlabelled_rows(tmp_path):
+def test_the_prepared_federation_has_one_client_per_value_and_unlabeled_rows(tmp_path):
     path = parquet(tmp_path, trees(120))
-    options = TaskOptions(parquet=path, labels="kind", client="site", cache=str(tmp_path / "cache"))
+    options = TaskOptions(file=path, label_columns="kind", client_column="site", cache=str(tmp_path / "cache"))
     options = settled(options, lambda _: None)
     prepared = prepare(task_of(options), options, 0, engine="local")
     assert len(prepared.manifest.examples) == 4
@@ -207,11 +209,11 @@ def test_samples_for_a_trained_model(tmp_path):
     spec = task.fit(raw, options)
     new = {name: values for name, values in trees().items() if name in ("girth", "height")}
     found = samples_of(tmp_path / "n.csv", spec, "single", KINDS) if pq_to_csv(tmp_path / "n.csv", new) else None
-    assert (found.table.num_rows, found.labelled) == (60, False)
+    assert (found.table.num_rows, found.labeled) == (60, False)
     values = np.array(task.encode(found.table, spec)["x"].to_pylist())
     assert np.array_equal(values, np.array(task.encode(raw, spec)["x"].to_pylist())), "columns by name, not by place"
     found = samples_of(tmp_path / "t.parquet", spec, "single", KINDS)
-    assert found.labelled
+    assert found.labeled
     assert found.table["labels"].to_pylist() == raw["labels"].to_pylist()
     parquet(tmp_path, {"heihgt": [1.0], "girth": [2]})
     with pytest.raises(
@@ -240,12 +242,12 @@ def test_some_label_columns_are_enough_for_a_trained_model(tmp_path):
 
 def test_the_place_of_the_file(tmp_path, monkeypatch):
     parquet(tmp_path, trees())
-    options = TaskOptions(parquet="t.parquet", labels="kind", root=str(tmp_path))
+    options = TaskOptions(file="t.parquet", label_columns="kind", root=str(tmp_path))
     task = task_of(options)
     assert raw_folder(task, options) == tmp_path
     assert status(task, options).found
     monkeypatch.chdir(tmp_path)
-    options = TaskOptions(parquet="t.parquet", labels="kind")
+    options = TaskOptions(file="t.parquet", label_columns="kind")
     assert table_task(options).source.files == ("t.parquet",)
     assert checked(task.read(raw_folder(task, options), options), task).num_rows == 60
     with pytest.raises(ValueError, match="needs the folder"):
@@ -282,7 +284,7 @@ def test_small_clients_of_a_table_stay_clients(tmp_path):
     who = [f"s{i // 60}" for i in range(300)] + [f"t{i}" for i in range(40)]
     columns = {"x": [float(i) for i in range(340)], "kind": [f"k{i % 2}" for i in range(340)], "who": who}
     options = TaskOptions(
-        parquet=parquet(tmp_path, columns), labels="kind", client="who", cache=str(tmp_path / "cache")
+        file=parquet(tmp_path, columns), label_columns="kind", client_column="who", cache=str(tmp_path / "cache")
     )
     options = settled(options, lambda _: None)
     for seed in range(3):

@@ -73,7 +73,7 @@ def test_missing_empty_and_truncated_files_are_named(folder, tmp_path):
     [
         ({"clients": 2, "classes_per_client": 9}, r"classes_per_client = 9, but client 0 has rows of only \d classes"),
         ({"clients": 2, "classes_per_client": 3}, "2 clients with 3 classes each cannot identify all 8 classes"),
-        ({"clients": 1, "classes_per_client": 7, "cover": False}, "is identified by no client: set"),
+        ({"clients": 1, "classes_per_client": 7, "require_all_classes": False}, "is identified by no client: set"),
         ({"clients": 2, "classes_per_client": 4, "min_count": 999}, "no word occurs 999 times"),
         ({"clients": 2, "classes_per_client": 4, "max_tokens": 0}, "max_tokens = 0 must be at least 1"),
         ({"variant": "raw"}, "'raw' is no variant of r8: it has stemmed, textgcn"),

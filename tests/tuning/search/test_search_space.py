@@ -30,8 +30,8 @@ def test_presets_lie_inside_the_space_of_their_method(name):
     for key, dimension in SPACES[e.method.name].space.items():
         section, _, option = resolve(e, key).rpartition(".")
         value = getattr(getattr(e, section), option)
-        is_fixed = name.endswith("/fedavg-fixed")  # another method by its row_lr of 0
-        assert dimension.holds(value) or (is_fixed and key == "row_lr" and value == 0), key
+        is_fixed = name.endswith("/fedavg-fixed")  # another method by its class_embedding_lr of 0
+        assert dimension.holds(value) or (is_fixed and key == "class_embedding_lr" and value == 0), key
 
 
 @given(NUMBERS, NUMBERS, st.sampled_from(["linear", "log", "tail"]), st.integers(2, 9))
@@ -91,7 +91,7 @@ def test_rounding_stays_inside(a, b, scale, share):
         (["q1=1:9:1"], "a grid needs at least 2 points"),
         (["task.clients=1,2"], "made once, before a sweep"),
         (["seed=1,2"], "made once, before a sweep"),
-        (["model.names_width=1,2"], "made once, before a sweep"),
+        (["class_embeddings.width=1,2"], "made once, before a sweep"),
         (["federation.rounds=1,2"], "made once, before a sweep"),
     ],
 )

@@ -94,7 +94,7 @@ def test_a_name_for_the_registry_that_comes_late(experiment, tmp_path):
     write_json(folder / "run.json", about | {"params": {}, "tags": {}, "datasets": [], "artifacts": [], "register": ""})
 
     class Records:
-        say = staticmethod(quiet)
+        log = staticmethod(quiet)
 
         def add(self, place):
             added.append(read_about(place)["register"])
@@ -189,12 +189,17 @@ def test_tables_in_other_ways_of_writing(tmp_path, header):
 def test_traffic_counts_stand_ins():
     """One of five selected clients failed and another took its place: five messages of 1 MB, 1 MB a client."""
 
-    metrics = {"fault/failed": 1.0, "fault/answered": 5.0, "wire/down/bytes": 5e6, "wire/up/bytes": 5e6}
+    metrics = {
+        "failures/dropped_clients": 1.0,
+        "clients/completed": 5.0,
+        "communication/download_bytes": 5e6,
+        "communication/upload_bytes": 5e6,
+    }
     params = {"federation.clients_per_round": 5, "task.clients": 8}
     run = SimpleNamespace(params=params, records=[RoundRecord(1, 1.0, metrics)])
     assert traffic(run) == (1.0, 1.0)
-    metrics.pop("fault/answered")
+    metrics.pop("clients/completed")
     assert traffic(run) == (1.25, 1.25)  # a record of an earlier version
-    params["federation.participation"] = 0.75  # of eight, in place of the number
-    metrics["fault/failed"] = 0.0
+    params["federation.client_fraction"] = 0.75  # of eight, in place of the number
+    metrics["failures/dropped_clients"] = 0.0
     assert traffic(run) == (5 / 6, 5 / 6)

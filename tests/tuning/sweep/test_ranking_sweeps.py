@@ -28,7 +28,7 @@ def test_a_trial_reports_its_metric_or_says_that_runs_lack_it(tmp_path):
     for seed, score in ((1, 0.4), (2, 0.6)):
         journal = JsonLines(tmp_path / f"seed-{seed}")
         journal.begin(RunInfo(name=f"seed-{seed}", experiment="toy", params={}, folder=tmp_path / f"seed-{seed}"))
-        metrics = {"validation/p_at_1": score, "sys/client_seconds": 1.0, "sys/score_seconds": 0.5}
+        metrics = {"validation/p_at_1": score, "time/clients": 1.0, "time/evaluate": 0.5}
         journal.round(RoundRecord(1, 100.0, metrics))
     work = Work({}, {}, str(tmp_path), 1, "validation/p_at_1", 1)
     got = _record(tmp_path, [1, 2], 1, work)

@@ -35,10 +35,10 @@ def setup(experiment):
     return make_setup(experiment(), quiet)
 
 
-def records(setup, folder, say=quiet):
+def records(setup, folder, log=quiet):
     """The records of one start of the sweep in ``folder``, not begun."""
     e, about = setup.experiment, {"seeds": "1", "preset": "digits/fedavg"}
-    return Records(folder, e, {1: setup}, lambda point: point_experiment(e, RATE, point, 1), about, "f1_macro", say)
+    return Records(folder, e, {1: setup}, lambda point: point_experiment(e, RATE, point, 1), about, "f1_macro", log)
 
 
 def test_a_sweep_does_not_go_on_with_data_that_are_prepared_otherwise(setup, tmp_path):
@@ -62,7 +62,7 @@ def test_final_runs_on_data_that_are_prepared_otherwise_do_not_count(setup, tmp_
     write_json(folder / "run.json", about)
 
     class Sent:
-        say = add = staticmethod(quiet)
+        log = add = staticmethod(quiet)
 
     given = {"trial-0000": {"lr": 0.01}}, (5,), work, [{"CPU": 1}], 1, Sent(), ""
     assert run_finals(*given) == []

@@ -76,7 +76,7 @@ def test_a_client_that_failed_moved_nothing(tmp_path):
     assert (cost.down, cost.up, cost.runs) == (2.0, 1.0, 1)
     assert table.notes == [
         "A note.",
-        "digits/fedavg seed 1: clients failed 6 times, in 3 rounds, which went on without them (fault/* in its"
+        "digits/fedavg seed 1: clients failed 6 times, in 3 rounds, which went on without them (failures/* in its"
         " metrics.jsonl)",
     ]
 
@@ -143,7 +143,7 @@ def test_rows_for_reproducibility(tmp_path):
 def test_rows_for_reproducibility_name_no_place(tmp_path):
     """Of the command line's options a row has those that may change its result: where runs go is the machine's."""
     table = made(tmp_path)
-    words = ("--tracking.uri", "none", "--optimizer.lr", "0.1", "--task.cache=/a/folder", "--cluster.mirror", "s3://a")
+    words = ("--tracking.uri", "none", "--optimizer.lr", "0.1", "--task.cache=/a/folder", "--cluster.backup", "s3://a")
     rows = reproducibility(replace(table, cells=[replace(c, words=words) for c in table.cells])).splitlines()
     assert [row.split("|")[2].strip() for row in rows[2:5]] == [
         "`digits/fedavg --optimizer.lr 0.1`", "", "`digits/fedalign --optimizer.lr 0.1`",
@@ -155,7 +155,7 @@ def test_rows_for_reproducibility_name_no_place(tmp_path):
     [
         (FedProto(), "FedProto trains no global model: its scores are means over the clients' own models"),
         (FedRep(), "the mean body with the mean of the participants' heads"),
-        (FedRep(scored="clients"), "means over the clients' heads on the mean body"),
+        (FedRep(evaluate_on="clients"), "means over the clients' heads on the mean body"),
         (FedDyn(), "FedDyn: the scores are those of the mean of the participants' weights"),
     ],
 )

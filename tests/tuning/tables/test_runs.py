@@ -56,7 +56,7 @@ def test_cells_are_experiments(paper):
     assert cells[0].digest == digest(e) == digest(cells[0].experiment)
     assert cells[0].experiment.cluster.executor == "serial"
     assert not cells[0].own
-    own = cells_of(rows_of(paper), [5], ["--cluster.executor", "ray", "--evaluation.keep", "1"])[0]
+    own = cells_of(rows_of(paper), [5], ["--cluster.executor", "ray", "--evaluation.save_state_every", "1"])[0]
     assert own.experiment.cluster.executor == "ray"
     assert own.own
     assert own.digest == digest(replace(read_preset("digits/fedavg"), seed=5))
@@ -86,10 +86,14 @@ def test_refused_overrides(paper, overrides, message):
         ),
         (
             "fedbm",
-            "--evaluation.select last --evaluation.test last",
+            "--evaluation.model_selection last --evaluation.test last",
             r"is reported otherwise \(best_sum\)",
         ),
-        ("fedalign", "--evaluation.select best_validation --evaluation.test last", r"is reported otherwise \(last\)"),
+        (
+            "fedalign",
+            "--evaluation.model_selection best_validation --evaluation.test last",
+            r"is reported otherwise \(last\)",
+        ),
         ("fedbm", "--evaluation.test last", ""),
         ("fedalign", "--evaluation.test last", ""),
     ],
@@ -126,7 +130,10 @@ def test_the_page_says_whose_option_it_was(paper):
 
 
 def test_options_that_change_a_result():
-    words = "--cluster.executor ray --federation.rounds 2 --tracking.uri=none --evaluation.keep 5 --task.cache x"
+    words = (
+        "--cluster.executor ray --federation.rounds 2 --tracking.uri=none --evaluation.save_state_every 5 --task.cache"
+        " x"
+    )
     assert changing([*words.split(), "--evaluation.every", "2"]) == [*words.split()[2:4], "--evaluation.every", "2"]
     assert changing([]) == []
 
@@ -213,14 +220,14 @@ def test_missing_data_are_told(tmp_path, monkeypatch, paper, capsys):
 def test_bad_input_stops_its_runs_alone(paper):
     """A names table that is not there stops FedAlign's runs and not FedAvg's, and is told once for all seeds."""
     cells = cells_of(rows_of(paper), [1, 2], [])
-    table = replace(cells[0].experiment.model, names="cooccurrence", names_table="not there.csv")
-    named = [replace(c, experiment=replace(c.experiment, model=table)) for c in cells]
+    table = replace(cells[0].experiment.class_embeddings, init="cooccurrence", table="not there.csv")
+    named = [replace(c, experiment=replace(c.experiment, class_embeddings=table)) for c in cells]
     jobs = jobs_of(named, look(Path("runs")), Path("runs"), print)
     said: list[str] = []
     ready = prepare_all(jobs, said.append)
     assert set(ready.setups) == {c.digest for c in cells if c.row.name == "fedavg"}
     (line,) = told(named, ready.failures)
-    assert line.startswith("digits/fedalign seeds 1, 2 failed: model.names_table")
+    assert line.startswith("digits/fedalign seeds 1, 2 failed: class_embeddings.table")
     assert len(said) == len(set(said))
 
 
