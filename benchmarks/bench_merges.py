@@ -1,5 +1,5 @@
 """Seconds of CPU that each merge takes for a million numbers and n answers, on one thread: the table of
-docs/robust-merges.md.
+docs/robust-aggregation.md.
 """
 
 from __future__ import annotations

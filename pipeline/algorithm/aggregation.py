@@ -4,7 +4,7 @@ Pure functions over plain dicts of tensors, whose values are finite (an update w
 counts once, whatever number of samples it says it has, in ``median_of`` and ``trimmed_mean_of``; the mean that follows
 ``krum`` or ``clipped`` has the method's weights. As in ``mean_of``, integer tensors are counters and take the largest
 value, and floats are computed in float64 and come back in their own type. What none of this protects:
-docs/robust-merges.md.
+docs/robust-aggregation.md.
 
 Shape suffixes: N answers of a round, P coordinates of a piece.
 """

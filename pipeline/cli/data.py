@@ -157,7 +157,7 @@ def check(arguments: list[str]) -> int:
     )
     parser.add_argument("file", metavar="FILE", help=".parquet, .csv or .csv.gz")
     abouts = {
-        "label_columns": "columns of 0 and 1 (names, patterns, with commas), or a column of classes or of lists of them",
+        "label_columns": "columns of 0 and 1 (names, patterns, with commas), or a column of classes or of lists",
         "input_columns": "columns of numbers, or one column of texts, lists or paths of images; default: guess",
         "client_column": "column that says whose row it is",
         "split_column": "column of train, validation and test; default: a fifth is drawn as test",

@@ -40,7 +40,7 @@ class FederationOptions:
     aggregation: Aggregation = "mean"
     """What stands for the average of what clients send: ``mean``; or, so that a few faulty clients cannot steer it,
     ``median`` or ``trimmed_mean`` of every coordinate, or ``krum``, the mean of the ``krum_num_selected`` updates that
-    are nearest to others (docs/robust-merges.md). Median and trimmed mean take no notice of numbers of samples."""
+    are nearest to others (docs/robust-aggregation.md). Median and trimmed mean take no notice of numbers of samples."""
     trim_fraction: float = 0.2
     """``trimmed_mean``: share of the answers cut at each side of every coordinate, rounded down, in [0, 0.5)."""
     krum_num_malicious: int = 1

@@ -73,7 +73,7 @@ def _check_merge(experiment: Experiment) -> None:
             hint = "clip_norm to 0" if name == "clip_norm" else "aggregation to 'mean'"
             raise InputError(
                 f"{option}: method {method.name!r} does not allow it{allowed}; set federation.{hint}, or choose another"
-                " method (docs/robust-merges.md says why)"
+                " method (docs/robust-aggregation.md says why)"
             )
 
 

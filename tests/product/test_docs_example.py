@@ -88,7 +88,7 @@ def test_one_class_preset_of_the_page_runs(tmp_path):
 def test_robust_merges_of_the_page_withstand_somebody(tmp_path):
     """Options that could not would be refused here."""
     file = tmp_path / "one-class.toml"
-    file.write_text(block("robust-merges.md", "one-class", "toml"), encoding="utf-8")
+    file.write_text(block("robust-aggregation.md", "one-class", "toml"), encoding="utf-8")
     e = read_preset(str(file))
     for merge in ("median", "trimmed_mean", "krum"):
         assert (

@@ -230,17 +230,17 @@ def test_what_methods_allow():
             "scaffold", {"aggregation": "median"},
             "federation.aggregation = 'median': method 'scaffold' does not allow it; set federation.aggregation to"
             " 'mean', or"
-            " choose another method (docs/robust-merges.md says why)",
+            " choose another method (docs/robust-aggregation.md says why)",
         ),
         (
             "feddyn", {"clip_norm": 2.0},
             "federation.clip_norm = 2: method 'feddyn' does not allow it; set federation.clip_norm to 0, or choose"
-            " another method (docs/robust-merges.md says why)",
+            " another method (docs/robust-aggregation.md says why)",
         ),
         (
             "fednh", {"aggregation": "krum"},
             "federation.aggregation = 'krum': method 'fednh' does not allow it (it allows median, trimmed_mean); set"
-            " federation.aggregation to 'mean', or choose another method (docs/robust-merges.md says why)",
+            " federation.aggregation to 'mean', or choose another method (docs/robust-aggregation.md says why)",
         ),
     ],
 )  # fmt: skip
