@@ -60,7 +60,7 @@ def images(folder):
 
 PARSERS = [
     Parser("own table, parquet", parquet, lambda f, m: read("t.parquet", f, m, input_columns="height,girth")),
-    Parser("own table, parquet lists", parquet, 
+    Parser("own table, parquet lists", parquet,
            lambda f, m: read("t.parquet", f, m, input_columns="steps", client_column="site")),
     Parser("own table, csv", csv, lambda f, m: read("t.csv", f, m, input_columns="spectrum", class_names="names.txt")),
     Parser("own table, csv skip", csv, lambda f, m: read("t.csv", f, m, on_bad_row="skip"), ("t.csv",)),
