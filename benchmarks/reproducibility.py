@@ -166,8 +166,6 @@ class Records:
         self.folder = folder
         self.found = cache(self._found)
         self.table = cache(self._table)
-        self.used: set[Path] = set()
-        """Folders of the runs that some block shows."""
 
     def runs(self, archive: str) -> Path:
         """Return the folder of an archive's runs; unpack it the first time."""
@@ -191,13 +189,12 @@ class Records:
         table = table_of(paper, matched(cells, Found(finished)))
         if not table.runs:
             raise InputError(f"{name}: no kept run has the options of anchorfl table {kept.arguments}")
-        self.used |= {run.folder for run in table.runs.values()}
         return table
 
-    def lines(self, folder: Path) -> list[str]:
-        """Return the records of a run's rounds."""
-        self.used.add(folder)
-        return (folder / "metrics.jsonl").read_text().splitlines()
+
+def rounds_of(folder: Path) -> list[str]:
+    """Return the records of a run's rounds, a line each."""
+    return (folder / "metrics.jsonl").read_text().splitlines()
 
 
 def grid(rows: Sequence[Sequence[str]]) -> str:
@@ -346,7 +343,7 @@ def swings(records: Records, name: str, metric: str, rounds: str, rows: str = ""
     for row in table.rows:
         if rows and row.name not in rows.split(","):
             continue
-        of = [swing(records.lines(run.folder), metric, int(rounds)) for _, run in sorted(table.of(row).items())]
+        of = [swing(rounds_of(run.folder), metric, int(rounds)) for _, run in sorted(table.of(row).items())]
         out.append([row.data, row.label, *(per_seed(of, part) for part in show.split(","))])
     out = [out[0], *once(out[1:], 1)]
     lines = grid([row[1:] for row in out] if len(table.data) == 1 else out)
@@ -374,7 +371,7 @@ def runs(records: Records, name: str, metric: str, rounds: str) -> str:
     archive, named = RUNS[name]
     out = [["Run", "Settings", f"`{metric}`: best round", f"mean of the last {rounds} rounds"]]
     for folder, text in named.items():
-        of = swing(records.lines(records.runs(archive) / folder), metric, int(rounds))
+        of = swing(rounds_of(records.runs(archive) / folder), metric, int(rounds))
         out.append([f"`{folder}`", text, f"{of.best:.2f}", f"{of.mean:.2f}"])
     return f"{grid(out)}\n\n{of_last_rounds([archive], metric, rounds)}"
 
