@@ -1,0 +1,473 @@
+"""Write the tables of REPRODUCIBILITY.md and docs/results/ from the records of kept runs.
+
+A page holds prose, which people write, and blocks, which this writes:
+
+    <!-- made: VIEW TABLE [option=value ...] -->
+    <!-- end -->
+
+VIEW is a key of VIEWS, TABLE one of KEPT; each view's docstring says which options it takes. Published figures come
+from tuning/published.csv, ours from benchmarks/results/*.tar.xz.
+
+    python -m benchmarks.reproducibility            # write every block anew
+    python -m benchmarks.reproducibility --check    # write nothing; exit 1 where a block differs
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import statistics
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.tasks.errors import InputError
+from anchorfl.tuning.tables.command import asked
+from anchorfl.tuning.tables.page import verdicts
+from anchorfl.tuning.tables.papers import PAPERS, paper_of
+from anchorfl.tuning.tables.published import chosen, lines_of, plain, rows_of
+from anchorfl.tuning.tables.runs import Found, cells_of, check_scored, look, matched
+from anchorfl.tuning.tables.significance import corrected, paired
+from anchorfl.tuning.tables.statistics import NOISE, NOT, REPRODUCED, Entry, Table, left_out, table_of
+from benchmarks.last_rounds import Swing, swing
+
+TOP = Path(__file__).resolve().parents[1]
+ARCHIVES = TOP / "benchmarks" / "results"
+BLOCK = re.compile(r"(<!-- made: (?P<words>[^\n]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
+SMALL = (
+    "--model.network resnet8 --model.stem auto --model.width 64 --optimizer.batch_size 32 --evaluation.test last"
+    " --class_embeddings.encoder sentence-transformers/all-MiniLM-L6-v2 --method.synthetic_per_batch 32"
+)
+"""Options of FedBM's rows at sizes that a CPU carries."""
+
+
+class Kept(NamedTuple):
+    """A call of ``anchorfl table`` whose runs are kept."""
+
+    archives: tuple[str, ...]
+    """Names in benchmarks/results, without .tar.xz."""
+    arguments: str
+    """What follows ``anchorfl table``."""
+    link: str = ""
+    """Page of the data set in docs/results, without .md."""
+    settings: str = ""
+    """Where they are not the paper's: how they differ, in some words; then there is no verdict."""
+    presets: bool = True
+    """Whether a row names its preset; not where nearly every option differs from it."""
+
+
+KEPT = {
+    "r8-8": Kept(("r8-8",), "fedalign --data r8-8", "r8-8"),
+    "r8-8-again": Kept(("r8-8-again",), "fedalign --data r8-8 --rows fedalign --seeds 4321"),
+    "r8-8-scaffold-rate": Kept(
+        ("r8-8",), "fedalign --data r8-8 --rows scaffold --seeds 4321,4322 --vary optimizer.lr=0.001,0.005"
+    ),
+    "r8-8-fedpu-rate": Kept(
+        ("r8-8",), "fedalign --data r8-8 --rows fedpu --seeds 4321 --vary optimizer.lr=0.001,0.005"
+    ),
+    "r8-8-fedpu-weight": Kept(("r8-8",), "fedalign --data r8-8 --rows fedpu --seeds 4321 --vary method.lambda_=0.3,1"),
+    "r8-8-q1": Kept(("r8-8",), "fedalign --data r8-8 --rows fedalign --seeds 4321 --vary method.q1=90,99"),
+    "es": Kept(
+        ("es",),
+        "fedalign --data es-5,es-15,es-25 --rows fedavg,scaffold,fedalign --seeds 4321,4322,4323",
+        "extrasensory",
+        "16 of the 60 users",
+    ),
+    "es-clients": Kept(
+        ("es",),
+        "fedalign --data es-25 --seeds 4321,4322,4323 --rows fedavg,fedalign --vary"
+        " federation.clients_per_round=2,5,10,16",
+    ),
+    "es-epochs": Kept(
+        ("es",),
+        "fedalign --data es-25 --seeds 4321,4322,4323 --rows fedavg,fedalign --vary federation.epochs=1,5,10",
+    ),
+    "es-q1": Kept(
+        ("es",),
+        "fedalign --data es-25 --seeds 4321,4322,4323 --rows fedalign --method.q2 95 --vary"
+        " method.q1=95,97,99,99.5,99.9",
+    ),
+    "bibtex": Kept(
+        ("bibtex-lambda", "bibtex-others"),
+        "fedalc --data bibtex --task.validation 0",
+        "bibtex",
+        "`--task.validation 0`",
+    ),
+    "bibtex-decay": Kept(
+        ("bibtex-lambda",),
+        "fedalc --data bibtex --rows fedalc-200 --seeds 0,1,2,3 --task.validation 0 --method.server_lr_decay 0.98",
+    ),
+    "pbc": Kept(
+        ("pbc",),
+        "fedbm --data pbc-0.05,pbc-0.1 --seeds 0,1,2 --task.variant npz28 --task.image_size 28 --federation.epochs 1"
+        f" --federation.rounds 40 {SMALL} --method.head_epochs 1",
+        "pbc",
+        "28 x 28 pixels",
+        presets=False,
+    ),
+    "ham10000": Kept(
+        ("fedbm-others",),
+        f"fedbm --data ham10000-0.05 --rows fedavg,fedbm --task.variant hmnist_8_8_L --task.image_size 8 {SMALL}"
+        " --method.lambda_div 0.0013",
+        "ham10000",
+        "8 x 8 grey pixels",
+        presets=False,
+    ),
+    "digits": Kept(
+        ("fedbm-others",),
+        f"fedbm --data ham10000-0.05 --rows fedavg,fedbm --task.name digits --task.image_size 8 {SMALL}"
+        " --method.lambda_div 0.0013",
+    ),
+}
+"""The tables, in the order of the summary."""
+
+RUNS = {
+    "pbc-tau": (
+        "fedbm-others",
+        {
+            "fedbm-12.5": "`method.tau` 12.5, the preset's",
+            "fedbm-7.5": "`method.tau` 7.5",
+            "fedbm-17.5": "`method.tau` 17.5",
+            "fedbm-random": "`method.classifier` random: random unit rows in place of language",
+            "fedbm-dis1": "`method.lambda_dis` 1",
+            "nocgde": "w/o CGDE",
+            "nocgde-random": "w/o CGDE, `method.classifier` random",
+        },
+    ),
+}
+"""Single runs that belong to no table: name -> their archive and, by the run's name in it, what they are."""
+
+OLD = {
+    "class_embeddings.encoder": "model.names_model",
+    "method.synthetic_per_batch": "method.generated",
+    "method.server_lr_decay": "method.server_decay",
+    "method.lambda_": "method.lam",
+}
+"""Names that options have in versions that know no section class_embeddings; of FedPU, the last."""
+
+
+def as_here(word: str) -> str:
+    """Return a word of a command line with the option's name in this version."""
+    if "class_embeddings" in Experiment.__dataclass_fields__:
+        return word
+    dashes, name, rest = re.fullmatch(r"(--)?([^=]*)(.*)", word).groups(default="")  # type: ignore[union-attr]
+    return dashes + OLD.get(name, name) + rest
+
+
+class Records:
+    """The kept runs, unpacked into a folder, and the tables that they make."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.found = cache(self._found)
+        self.table = cache(self._table)
+
+    def runs(self, archive: str) -> Path:
+        """Return the folder of an archive's runs; unpack it the first time."""
+        out = self.folder / archive
+        if not out.exists():
+            out.mkdir()
+            with tarfile.open(ARCHIVES / f"{archive}.tar.xz") as tar:
+                tar.extractall(out, filter="data")
+        return out
+
+    def _found(self, archive: str) -> Found:
+        return look(self.runs(archive))
+
+    def _table(self, name: str) -> Table:
+        kept = KEPT[name]
+        a = asked([as_here(word) for word in shlex.split(kept.arguments)])
+        paper = paper_of(a.name)
+        cells = cells_of(chosen(rows_of(paper), a.data, a.rows), a.seeds, a.overrides, a.vary)
+        check_scored(paper, cells)
+        finished = {digest: runs for archive in kept.archives for digest, runs in self.found(archive).finished.items()}
+        table = table_of(paper, matched(cells, Found(finished)))
+        if not table.runs:
+            raise InputError(f"{name}: no kept run has the options of anchorfl table {kept.arguments}")
+        return table
+
+
+def rounds_of(folder: Path) -> list[str]:
+    """Return the records of a run's rounds, a line each."""
+    return (folder / "metrics.jsonl").read_text().splitlines()
+
+
+def grid(rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; the first row is its head."""
+    head, *rest = ("| " + " | ".join(row) + " |" for row in rows)
+    return "\n".join([head, "|" + "---|" * len(rows[0]), *rest])
+
+
+def once(rows: Iterable[Sequence[str]], columns: int) -> list[list[str]]:
+    """Return the rows with an empty cell in place of one that repeats the row above, in the first columns."""
+    out, before = [], [""] * columns
+    for row in rows:
+        same = [i for i in range(columns) if list(row[: i + 1]) == before[: i + 1]]
+        out.append(["" if i in same else cell for i, cell in enumerate(row)])
+        before = list(row[:columns])
+    return out
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return the text in lines of at most that width, broken at plain spaces alone."""
+    lines, line = [], ""
+    for word in text.split(" "):
+        if line and len(line) + 1 + len(word) > width:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}".lstrip(" ")
+    return [*lines, line]
+
+
+def details(table: Table, name: str) -> str:
+    """Return the command of a table, where its records lie, and what its runs cost, folded away."""
+    kept = KEPT[name]
+    glued = re.sub(r"(--\S+) (?!--)", "\\1\N{NO-BREAK SPACE}", f"anchorfl table {kept.arguments}")
+    words = [line.replace("\N{NO-BREAK SPACE}", " ") for line in wrapped(glued, 108)]
+    records = " and ".join(f"`benchmarks/results/{archive}.tar.xz`" for archive in kept.archives)
+    wanted = len({cell.digest for cell in table.cells})
+    text = f"{len(table.runs)} of {wanted} runs, {table.hours:.2f} CPU hours. Records: {records}."
+    lines = ["<details><summary>Command and records</summary>", "", "```sh", " \\\n    ".join(words), "```", ""]
+    lines += wrapped(text, 118)
+    lines += [f"- {line}" for line in left_out(table.cells, table.runs)]
+    return "\n".join([*lines, "", "</details>"])
+
+
+def beside(records: Records, name: str, link: str = "") -> str:
+    """Published beside ours, with verdicts where the settings are the paper's. link: of the data set, before .md."""
+    table, kept = records.table(name), KEPT[name]
+    head, *lines = verdicts(table.entries, table.seeds)
+    at = {column: head.index(column) for column in ("row", "preset", "metric", "published", "ours", "difference", "n")}
+    last = [] if kept.settings else ["verdict"]
+    rows = []
+    for entry, line in zip(table.entries, lines, strict=True):
+        row = f"{line[at['row']]} `{line[at['preset']]}`" if kept.presets else line[at["row"]]
+        data = f"[{entry.row.data}]({link}{kept.link}.md)" if kept.link else entry.row.data
+        cells = [line[at[column]] for column in ("metric", "published", "ours", "difference")]
+        seeds = str(len(entry.scores)) if len(entry.scores) == len(entry.asked) else line[at["n"]]
+        rows.append([data, row, *cells, seeds, *([line[-1]] if last else [])])
+    names = ["Data set", "Row", "Metric", "Published", "Ours", "Difference", "Seeds", *map(str.title, last)]
+    return f"{grid([names, *once(rows, 2)])}\n\n{details(table, name)}"
+
+
+def seeds(records: Records, name: str) -> str:
+    """The score of every seed."""
+    table = records.table(name)
+    head, *lines = verdicts(table.entries, table.seeds)
+    scores = next(i for i, column in enumerate(head) if column.startswith("seeds"))
+    rows = [[e.row.data, line[0], line[2], line[4], line[scores]] for e, line in zip(table.entries, lines, strict=True)]
+    names = ["Data set", "Row", "Metric", "Mean ± sd", head[scores].capitalize()]
+    rows = [names, *once(rows, 2)]
+    if len(table.data) == 1:
+        rows = [row[1:] for row in rows]
+    return f"{grid(rows)}\n\n{details(table, name)}"
+
+
+def compared(records: Records, name: str, own: str = "", rows: str = "", metrics: str = "") -> str:
+    """Paired t-tests: the paper's method, or the row `own`, less each other row, or each of `rows`; Holm's correction
+    over the rows of a data set. metrics: as published, if not all.
+    """
+    table = records.table(name)
+    among = [row for row in table.rows if not rows or row.name in rows.split(",") or row.name == own]
+    entries: dict[str, dict[str, dict[str, Entry]]] = {}
+    for e in table.entries:
+        if e.row in among and (not metrics or e.metric.published in metrics.split(",")):
+            entries.setdefault(e.row.data, {}).setdefault(e.metric.shown, {})[e.row.key] = e
+    labels = list(dict.fromkeys(metric for per_metric in entries.values() for metric in per_metric))
+    out = [["Data set", "Row", *(cell for metric in labels for cell in (metric, "p", "Holm"))]]
+    for data, per_metric in entries.items():
+        first = own or (reference.name if (reference := table.reference(among[0])) else "")
+        rows_of_data = {row.key: row for row in among if row.data == data}
+        key = next(row.key for row in rows_of_data.values() if row.name == first)
+        found = {
+            metric: corrected({k: paired(of[key].scores, e.scores) for k, e in of.items() if k != key})
+            for metric, of in per_metric.items()
+        }
+        for k, row in rows_of_data.items():
+            if k != key:
+                cells = [cell for metric in labels for cell in difference_of(found[metric][k])]
+                out.append([data, row.label, *cells])
+    rows_ = [out[0], *once(out[1:], 1)]
+    return grid([row[1:] for row in rows_] if len(entries) == 1 else rows_)
+
+
+def difference_of(one: object) -> tuple[str, str, str]:
+    """Return a comparison's difference in points, its p, and p after Holm's correction."""
+    difference, p, holm = (getattr(one, name) for name in ("difference", "p", "holm"))
+    return f"{round(100 * difference, 2) + 0.0:+.2f}", *("-" if v is None else f"{v:.2g}" for v in (p, holm))
+
+
+def vary(records: Records, name: str) -> str:
+    """Scores at every value of the option that is varied; with two rows, the second less the first."""
+    table = records.table(name)
+    option = re.search(r"--vary ([^=]+)=", KEPT[name].arguments).group(1)  # type: ignore[union-attr]
+    labels = list(dict.fromkeys(row.label for row in table.rows))
+    metrics = list(dict.fromkeys(e.metric.shown for e in table.entries))
+    by = {(plain(e.row.change.value), e.row.label, e.metric.shown): e for e in table.entries if e.row.change}
+    own = {plain(e.row.change.value) for e in table.entries if e.row.change and e.row.change.own}
+    head = [f"`{option}`", *(f"{label}, {metric}" for label in labels for metric in metrics)]
+    two = len(labels) == 2
+    rows = [[*head, *([f"{labels[1]} less {labels[0]}, {metrics[0]}"] if two else [])]]
+    for value in dict.fromkeys(value for value, _, _ in by):
+        cells = [_ours(by[value, label, metric]) for label in labels for metric in metrics]
+        if two:
+            first, second = (by[value, label, metrics[0]].mean for label in labels)
+            cells.append("-" if first is None or second is None else f"{round(second - first, 2) + 0.0:+.2f}")
+        rows.append([f"{value} (preset)" if value in own else value, *cells])
+    return f"{grid(rows)}\n\n{details(table, name)}"
+
+
+def _ours(e: Entry) -> str:
+    if e.mean is None:
+        return "-"
+    return f"{e.mean:.2f}" + (f" ± {e.sd:.2f}" if e.sd is not None else "")
+
+
+def swings(records: Records, name: str, metric: str, rounds: str, rows: str = "", show: str = "best,mean,fall") -> str:
+    """How rows swing over their last `rounds` rounds, seed by seed: the best of all rounds, the mean of the last, and
+    the largest fall from one of these to the next. show: which of the three.
+    """
+    table = records.table(name)
+    named = {
+        "best": "best round",
+        "mean": f"mean of the last {rounds} rounds",
+        "fall": f"largest fall from round to round in the last {rounds}",
+    }
+    out = [["Data set", "Row", *(f"`{metric}`: {named[part]}" for part in show.split(","))]]
+    for row in table.rows:
+        if rows and row.name not in rows.split(","):
+            continue
+        of = [swing(rounds_of(run.folder), metric, int(rounds)) for _, run in sorted(table.of(row).items())]
+        out.append([row.data, row.label, *(per_seed(of, part) for part in show.split(","))])
+    out = [out[0], *once(out[1:], 1)]
+    lines = grid([row[1:] for row in out] if len(table.data) == 1 else out)
+    return f"{lines}\n\n{of_last_rounds(KEPT[name].archives, metric, rounds)}"
+
+
+def per_seed(of: Sequence[Swing], part: str) -> str:
+    """Return the values of the seeds and, of a mean over rounds, their mean ± sd."""
+    values = [getattr(one, part) for one in of]
+    text = ", ".join(f"{value:.1f}" for value in values)
+    if part != "mean" or len(values) < 2:
+        return text
+    return f"{text} ({statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f})"
+
+
+def of_last_rounds(archives: Sequence[str], metric: str, rounds: str) -> str:
+    """Return the command that shows the rounds of the archives' runs, folded away."""
+    line = "python -m benchmarks.last_rounds benchmarks/results/{}.tar.xz --metric {} --rounds {}"
+    lines = [line.format(archive, metric, rounds) for archive in archives]
+    return "\n".join(["<details><summary>Command</summary>", "", "```sh", *lines, "```", "", "</details>"])
+
+
+def runs(records: Records, name: str, metric: str, rounds: str) -> str:
+    """Single runs that belong to no table: the best of all rounds, and the mean of the last `rounds`."""
+    archive, named = RUNS[name]
+    out = [["Run", "Settings", f"`{metric}`: best round", f"mean of the last {rounds} rounds"]]
+    for folder, text in named.items():
+        of = swing(rounds_of(records.runs(archive) / folder), metric, int(rounds))
+        out.append([f"`{folder}`", text, f"{of.best:.2f}", f"{of.mean:.2f}"])
+    return f"{grid(out)}\n\n{of_last_rounds([archive], metric, rounds)}"
+
+
+def cost(records: Records, name: str) -> str:
+    """Megabytes per client and round, and CPU hours per run."""
+    table = records.table(name)
+    out = [["Data set", "Row", "MB down", "MB up", "CPU hours per run"]]
+    for row in table.rows:
+        of = table.cost(row)
+        out.append([row.data, row.label, *("-" if v is None else f"{v:.3g}" for v in (of.down, of.up, of.hours))])
+    out = [out[0], *once(out[1:], 1)]
+    return grid([row[1:] for row in out] if len(table.data) == 1 else out)
+
+
+def quoted(records: Records, name: str, method: str) -> str:
+    """The published figures of a method that is no row of the table."""
+    table = records.table(name)
+    shown = {metric.published: metric.shown for metric in table.paper.metrics}
+    data = {data for data, _ in table.data}
+    lines = [line for line in lines_of(table.paper) if line["method"] == method and table.paper.named(line)[0] in data]
+    return grid([[shown[line["metric"]] for line in lines], [f"{float(line['mean_percent']):.2f}" for line in lines]])
+
+
+def summary(records: Records) -> str:
+    """How many published figures were run, and what became of them."""
+    out = [["Paper", "Data set", "Settings", "Published figures", "Reproduced", "Within noise", "Not reproduced"]]
+    for paper in PAPERS:
+        total = sum(len(row.figures) for row in rows_of(paper_of(paper)))
+        for name, kept in KEPT.items():
+            if not kept.link or kept.arguments.split()[0] != paper:
+                continue
+            entries = [e for e in records.table(name).entries if e.published and e.scores]
+            counts = [str(sum(e.verdict == word for e in entries)) for word in (REPRODUCED, NOISE, NOT)]
+            data = ", ".join(dict.fromkeys(e.row.data for e in entries))
+            total -= len(entries)
+            line = [f"[{data}](docs/results/{kept.link}.md)", kept.settings or "the paper's", str(len(entries))]
+            out.append([paper_of(paper).title, *line, *(["no verdict", "", ""] if kept.settings else counts)])
+        out.append([paper_of(paper).title, "the others", "not run yet", str(total), "", "", ""])
+    return grid([out[0], *once(out[1:], 1)])
+
+
+VIEWS: dict[str, Callable[..., str]] = {
+    "beside": beside,
+    "seeds": seeds,
+    "tests": compared,
+    "vary": vary,
+    "swings": swings,
+    "runs": runs,
+    "cost": cost,
+    "quoted": quoted,
+    "summary": summary,
+}
+
+
+def pages() -> list[Path]:
+    """Return the pages that have blocks, or may have."""
+    return [TOP / "REPRODUCIBILITY.md", *sorted((TOP / "docs" / "results").glob("*.md"))]
+
+
+def made(text: str, records: Records) -> str:
+    """Return a page with its blocks anew. InputError on a block that no view understands."""
+
+    def block(found: re.Match[str]) -> str:
+        view, *words = shlex.split(found["words"])
+        names = [word for word in words if "=" not in word]
+        options = dict(word.split("=", 1) for word in words if "=" in word)
+        try:
+            content = VIEWS[view](records, *names, **options)
+        except (KeyError, TypeError, OSError) as error:
+            raise InputError(f"<!-- made: {found['words']} -->: {error!r}") from error
+        return f"{found[1]}\n{content}\n\n{found['end']}"
+
+    return BLOCK.sub(block, text)
+
+
+def main() -> None:
+    """Write the blocks, or check them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a block differs")
+    check = parser.parse_args().check
+    with tempfile.TemporaryDirectory() as folder:
+        records = Records(Path(folder))
+        texts = {page: page.read_text(encoding="utf-8") for page in pages()}
+        try:
+            new = {page: made(text, records) for page, text in texts.items()}
+        except InputError as error:
+            parser.exit(2, f"{error}\n")
+    differ = [page for page, text in new.items() if text != texts[page]]
+    names = ", ".join(str(page.relative_to(TOP)) for page in differ)
+    if check and differ:
+        parser.exit(1, f"{names}: not what the kept records say; run python -m benchmarks.reproducibility\n")
+    for page in differ:
+        page.write_text(new[page], encoding="utf-8")
+    print(f"{len(new)} pages hold what the kept records say" + (f"; written: {names}" if differ else ""))
+
+
+if __name__ == "__main__":
+    main()
