@@ -264,7 +264,7 @@ def counted(theta: int, classes: int, width: int, rounds: int, *, fixed: bool) -
 def counted_of(run: RunSummary, up: float) -> tuple[float, float]:
     """The same of a run with one client per class. up: megabytes (10^6 bytes) that a client sent in a round."""
     p = run.params
-    width = int(p["model.width"]) * int(p.get("parts", 1))
+    width = int(p["model.width"]) * int(p.get("hash_tables", 1))
     fixed = not float(p["class_embedding_lr"])
     theta = round(up * 1e6 / FLOAT) - (0 if fixed else width)
     return counted(theta, int(p["task.clients"]), width, int(p["federation.rounds"]), fixed=fixed)
