@@ -111,7 +111,6 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
     add("resume", commands.resume, "go on with an interrupted run").add_argument(
         "run", help="run folder, or its copy: s3://bucket/runs/NAME (cluster.mirror)"
     )
-    add("presets", commands.presets, "names of the shipped presets")
     add("data", None, "every data set: found or missing, where to get it, licence; data check: a table of your own")
     names.arguments(add("names", names.names, "co-occurrence table of the class names of a data set, from a corpus"))
     sub = add("compare", commands.compare, "table and curves of several runs")
