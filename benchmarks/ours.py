@@ -48,7 +48,7 @@ TABLES = (
 
 @contextmanager
 def unpacked(archives: tuple[str, ...]) -> Iterator[Path]:
-    """A folder with the runs of some archives."""
+    """Yield a folder with the runs of some archives."""
     with tempfile.TemporaryDirectory() as folder:
         for name in archives:
             with tarfile.open(RESULTS / f"{name}.tar.xz") as tar:
@@ -57,7 +57,7 @@ def unpacked(archives: tuple[str, ...]) -> Iterator[Path]:
 
 
 def figures() -> list[OurFigure]:
-    """What the kept records give."""
+    """Return what the kept records give."""
     out = []
     for command, archives in TABLES:
         with unpacked(archives) as runs:

@@ -129,20 +129,20 @@ class Catalog:
         return InputError(f"{self.folder / file}.toml: {what}")
 
     def _entries(self, federation: Federation, paper: PaperFile | None, row: str) -> list[tuple[str, RowEntry]]:
-        """What the paper, then the federation, then its variant says of a row, each with the file that says it."""
+        """Return what the paper, then the federation, then its variant says of a row, each with its file."""
         layers = [(federation.file, layer) for layer in federation.layers]
         if paper is not None:
             layers.insert(0, (paper.name, paper.rows))
         return [(file, layer[row]) for file, layer in layers if row in layer]
 
     def _chain(self, preset: PresetRow) -> list[tuple[str, str, RowEntry]]:
-        """(file, row, what it says) of a preset's row, after those of the row that it is from."""
+        """Return (file, row, what it says) of a preset's row, after those of the row that it is from."""
         paper = preset.paper
         rows = [preset.row, *(paper.parents(preset.row) if paper else ())]
         return [(file, row, e) for row in rows[::-1] for file, e in self._entries(preset.federation, paper, row)]
 
     def _rows_of(self, federation: Federation) -> Iterator[tuple[PaperFile, str]]:
-        """The rows that papers have for a federation."""
+        """Yield the rows that papers have for a federation."""
         for paper in self.papers.values():
             if federation.name in paper.data.values():
                 for name, row in paper.rows.items():
@@ -150,7 +150,7 @@ class Catalog:
                         yield paper, name
 
     def _presets_of(self, federation: Federation) -> Iterator[PresetRow]:
-        """The rows that papers have for a federation, and its own. InputError where it has none."""
+        """Yield the rows that papers have for a federation, and its own. InputError where it has none."""
         used = set[str]()
         for paper, row in self._rows_of(federation):
             used |= {row, *paper.parents(row)}
@@ -172,7 +172,7 @@ class Catalog:
             raise self._wrong(federation.file, f"no paper has {federation.name} in its [data], and it has no rows")
 
     def _check_data(self, paper: PaperFile) -> None:
-        """InputError where a paper names a federation that there is not, or a row one that the paper has not."""
+        """Refuse a paper that names an unknown federation, or a row that names one which the paper has not."""
         for label, federation in paper.data.items():
             if federation not in self.federations:
                 near = nearest(federation, self.federations)
@@ -185,7 +185,7 @@ class Catalog:
                     raise self._wrong(paper.name, f"rows.{row}.data: [data] has no {federation!r}{near}")
 
     def _check_entries(self, federation: Federation) -> None:
-        """InputError where a federation's file says something of a row that it has not, or that is a paper's to say."""
+        """Refuse a federation's file that speaks of a row which it has not, or says what is a paper's to say."""
         files = [other for other in self.federations.values() if other.file == federation.file]
         for layer, places in zip(federation.layers, (files, [federation]), strict=True):
             papers = [pair for place in places for pair in self._rows_of(place)]
@@ -201,7 +201,7 @@ class Catalog:
                     )
 
     def _check_methods(self, presets: Mapping[str, PresetRow]) -> None:
-        """InputError where [method] of a row has an option that its method lacks, or of a file one that all lack."""
+        """Refuse a [method] with an option that the row's method lacks, or in a file, that all methods lack."""
         shared: dict[tuple[str, str], set[str]] = {}
         for preset in presets.values():
             method: Any = ""

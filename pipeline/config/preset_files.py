@@ -44,7 +44,7 @@ def read_toml(path: Path) -> Tree:
 
 
 def _text(path: Path) -> str:
-    """The text of a preset. InputError where it is none: tomllib takes the square of a line for a key of many dots."""
+    """Return the text of a file. InputError on too long a line: tomllib takes its square for a key of many dots."""
     with path.open("rb") as stream:
         data = stream.read(LARGEST_FILE + 1)
     if len(data) > LARGEST_FILE or max(map(len, data.split(b"\n"))) > LONGEST_LINE:
@@ -135,7 +135,7 @@ class Federation:
 
 
 def is_paper(tree: Tree) -> bool:
-    """Whether a file is a paper's, by its keys."""
+    """Tell a paper's file from a federation's by its keys."""
     return not tree.keys().isdisjoint(OF_PAPER[:4])
 
 
@@ -192,21 +192,22 @@ def read_federations(path: Path, tree: Tree) -> Iterator[Federation]:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """What is said of a file that is wrong."""
+    """A file that is read, and named where it is wrong."""
 
     path: Path
 
     def wrong(self, what: str) -> InputError:
+        """Return an error that names the file."""
         return InputError(f"{self.path}: {what}")
 
     def table(self, where: str, table: Any) -> Tree:
-        """The table, if it is one."""
+        """Return the table. InputError where it is none."""
         if not isinstance(table, dict):
             raise self.wrong(f"[{where}] must be a table, not {table!r}")
         return table
 
     def known(self, where: str, table: Any, keys: Collection[str]) -> Tree:
-        """The table, if it is one and has no other keys."""
+        """Return the table. InputError where it is none or has another key."""
         for key in self.table(where, table):
             if key not in keys:
                 place = f" in [{where}]" if where else ""
@@ -214,19 +215,19 @@ class _File:
         return self.table(where, table)
 
     def typed(self, where: str, value: Any, kind: type, like: str) -> Any:
-        """The value, if it is of that type; like: what it must be."""
+        """Return the value. InputError, which says what it must be ``like``, where it is of another type."""
         if not isinstance(value, kind) or isinstance(value, bool):
             raise self.wrong(f"{where} = {value!r}: must be {like}")
         return value
 
     def items(self, where: str, value: Any, kind: type, like: str) -> tuple[Any, ...]:
-        """The values of a list that is not empty, if all are of that type."""
+        """Return the values of a list that is not empty. InputError where one is of another type."""
         if not self.typed(where, value, list, like):
             raise self.wrong(f"{where} = []: must be {like}")
         return tuple(self.typed(where, item, kind, like) for item in value)
 
     def sections(self, where: str, table: Tree) -> Tree:
-        """The sections of an experiment in a table, with the names of options checked but for [method]."""
+        """Return the sections of an experiment in a table. InputError on an unknown option, but for [method]."""
         out = Tree()
         for name in SECTIONS:
             if name in table:
@@ -236,7 +237,7 @@ class _File:
         return out
 
     def rows(self, where: str, table: Any) -> dict[str, RowEntry]:
-        """The rows of a table."""
+        """Return the rows of a table."""
         out = dict[str, RowEntry]()
         for name, content in self.table(where, table).items():
             place = f"{where}.{name}"
@@ -257,7 +258,7 @@ class _File:
 
 
 def check_options(path: Path, where: str, section: Tree, options: Collection[str]) -> None:
-    """InputError where a section has another option than these."""
+    """Refuse a section that has another option than these with an InputError."""
     for key in section:
         if key not in options:
             raise InputError(f"{path}: no option {key!r} in [{where}]{nearest(key, options)}")

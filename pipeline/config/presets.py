@@ -20,17 +20,17 @@ PRESETS = Path(__file__).resolve().parents[2] / "tuning" / "presets"
 
 @cache
 def shipped() -> Catalog:
-    """The federations, papers and presets that are shipped."""
+    """Return the federations, papers and presets that are shipped."""
     return Catalog(PRESETS)
 
 
 def preset_names() -> list[str]:
-    """Names of all shipped presets, such as ``digits/fedavg``."""
+    """Return the names of all shipped presets, such as ``digits/fedavg``."""
     return list(shipped().presets)
 
 
 def some_presets(name: str = "") -> str:
-    """The presets on small tasks and of the federation of ``name``, and how many more there are."""
+    """Return the presets on small tasks and of the federation of ``name``, and how many more there are."""
     names = preset_names()
     near = [n for n in names if n.split("/")[0] in ("digits", name.split("/")[0])]
     return f"{', '.join(near)} and {len(names) - len(near)} more (anchorfl presets)"
@@ -69,7 +69,7 @@ def shipped_toml(name: str) -> str:
 
 
 def _tables(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """What a preset's file says, on top of what the preset says that it ``extends``."""
+    """Return what a preset's file says, on top of what the preset says that it ``extends``."""
     tree = read_toml(path)
     base = tree.pop("extends", None)
     if base is None:

@@ -70,7 +70,7 @@ def listing(pattern: str) -> str:
 
 
 def _in_order(names: Sequence[str], order: Sequence[str]) -> list[str]:
-    """The names in the order of the papers' tables, then the others."""
+    """Return the names in the order of the papers' tables, then the others."""
     known = set(names)
     first = [name for name in order if name in known]
     return first + [name for name in names if name not in set(first)]
@@ -79,7 +79,7 @@ def _in_order(names: Sequence[str], order: Sequence[str]) -> list[str]:
 def _lines(
     preset: PresetRow, row: Row | None, ours: Mapping[str, OurFigure], shown: Mapping[str, str], notes: dict[str, str]
 ) -> list[tuple[str, ...]]:
-    """A line for each metric that is published or ours; notes: what options ours had, with its mark."""
+    """Return a line for each metric that is published or ours; notes gets options of ours with their mark."""
     published: Mapping[str, Figure] = row.figures if row else {}
     metrics = [metric for metric in shown if metric in published or metric in ours]
     out = list[tuple[str, ...]]()
@@ -96,7 +96,7 @@ def _lines(
 
 
 def _ranges(seeds: Sequence[int]) -> str:
-    """Seeds as text: 0, 1, 2, 5 as 0-2, 5."""
+    """Return seeds as text: 0, 1, 2, 5 as 0-2, 5."""
     runs: list[list[int]] = []
     for seed in sorted(seeds):
         if runs and seed == runs[-1][-1] + 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,11 @@ def test_published_beside_ours(capsys):
         "r8-8/fedalign macro F1 83.76 87.77 ± 4.06 4321-4325 0.45 CPU hours",
         "r8-8/fedalign accuracy 94.92 95.41 ± 1.76 4321-4325 0.45 CPU hours",
     ]
+
+
+def test_the_page_shows_what_is_printed(capsys):
+    page = (Path(__file__).parents[3] / "docs" / "presets.md").read_text(encoding="utf-8")
+    assert f"```\n$ anchorfl presets r8-8/fedalign\n{shown(capsys, 'r8-8/fedalign')}```\n" in page
 
 
 def test_what_is_not_there_is_a_dash_and_other_settings_are_noted(capsys):
