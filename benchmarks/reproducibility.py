@@ -1,4 +1,4 @@
-"""Write the tables of REPRODUCIBILITY.md and docs/results/ from the records of kept runs.
+"""Write the tables of REPRODUCIBILITY.md and docs/results/, and tuning/ours.csv, from the records of kept runs.
 
 A page holds prose, which people write, and blocks, which this writes:
 
@@ -8,8 +8,8 @@ A page holds prose, which people write, and blocks, which this writes:
 VIEW is a key of VIEWS, TABLE one of KEPT; each view's docstring says which options it takes. Published figures come
 from tuning/published.csv, ours from benchmarks/results/*.tar.xz.
 
-    python -m benchmarks.reproducibility            # write every block anew
-    python -m benchmarks.reproducibility --check    # write nothing; exit 1 where a block differs
+    python -m benchmarks.reproducibility            # write every block and the CSV anew
+    python -m benchmarks.reproducibility --check    # write nothing; exit 1 where one differs
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.tables.command import asked
+from anchorfl.tuning.tables.ours import OURS, csv_text, figures_of
 from anchorfl.tuning.tables.page import verdicts
 from anchorfl.tuning.tables.papers import PAPERS, paper_of
 from anchorfl.tuning.tables.published import chosen, lines_of, plain, rows_of
@@ -142,22 +142,6 @@ RUNS = {
 }
 """Single runs that belong to no table: name -> their archive and, by the run's name in it, what they are."""
 
-OLD = {
-    "class_embeddings.encoder": "model.names_model",
-    "method.synthetic_per_batch": "method.generated",
-    "method.server_lr_decay": "method.server_decay",
-    "method.lambda_": "method.lam",
-}
-"""Names that options have in versions that know no section class_embeddings; of FedPU, the last."""
-
-
-def as_here(word: str) -> str:
-    """Return a word of a command line with the option's name in this version."""
-    if "class_embeddings" in Experiment.__dataclass_fields__:
-        return word
-    dashes, name, rest = re.fullmatch(r"(--)?([^=]*)(.*)", word).groups(default="")  # type: ignore[union-attr]
-    return dashes + OLD.get(name, name) + rest
-
 
 class Records:
     """The kept runs, unpacked into a folder, and the tables that they make."""
@@ -181,7 +165,7 @@ class Records:
 
     def _table(self, name: str) -> Table:
         kept = KEPT[name]
-        a = asked([as_here(word) for word in shlex.split(kept.arguments)])
+        a = asked(shlex.split(kept.arguments))
         paper = paper_of(a.name)
         cells = cells_of(chosen(rows_of(paper), a.data, a.rows), a.seeds, a.overrides, a.vary)
         check_scored(paper, cells)
@@ -190,6 +174,12 @@ class Records:
         if not table.runs:
             raise InputError(f"{name}: no kept run has the options of anchorfl table {kept.arguments}")
         return table
+
+
+def ours(records: Records) -> str:
+    """Return tuning/ours.csv: our figures of the presets, by the tables that have a page."""
+    kept = {name: " ".join(f"{a}.tar.xz" for a in k.archives) for name, k in KEPT.items() if k.link}
+    return csv_text(figure for name, where in kept.items() for figure in figures_of(records.table(name), where))
 
 
 def rounds_of(folder: Path) -> list[str]:
@@ -451,22 +441,23 @@ def made(text: str, records: Records) -> str:
 def main() -> None:
     """Write the blocks, or check them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a block differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where one differs")
     check = parser.parse_args().check
     with tempfile.TemporaryDirectory() as folder:
         records = Records(Path(folder))
         texts = {page: page.read_text(encoding="utf-8") for page in pages()}
         try:
-            new = {page: made(text, records) for page, text in texts.items()}
+            new = {page: made(text, records) for page, text in texts.items()} | {OURS.resolve(): ours(records)}
         except InputError as error:
             parser.exit(2, f"{error}\n")
+    texts[OURS.resolve()] = OURS.read_text(encoding="utf-8") if OURS.exists() else ""
     differ = [page for page, text in new.items() if text != texts[page]]
     names = ", ".join(str(page.relative_to(TOP)) for page in differ)
     if check and differ:
         parser.exit(1, f"{names}: not what the kept records say; run python -m benchmarks.reproducibility\n")
     for page in differ:
         page.write_text(new[page], encoding="utf-8")
-    print(f"{len(new)} pages hold what the kept records say" + (f"; written: {names}" if differ else ""))
+    print(f"{len(new)} files hold what the kept records say" + (f"; written: {names}" if differ else ""))
 
 
 if __name__ == "__main__":

@@ -67,6 +67,22 @@ def table(arguments: list[str]) -> int:
     return command.table(arguments)
 
 
+def presets(options: argparse.Namespace) -> int:
+    """List the shipped presets, print one, or compare two."""
+    from anchorfl.tuning.tables import listing
+
+    asked = [name for name in ("pattern", "toml", "diff") if getattr(options, name)]
+    if len(asked) > 1:
+        raise InputError("presets takes one of PATTERN, --toml NAME and --diff A B")
+    if options.toml:
+        print(listing.resolved(options.toml), end="")
+    elif options.diff:
+        print(listing.difference(*options.diff))
+    else:
+        print(listing.listing(options.pattern) if options.pattern else listing.overview())
+    return 0
+
+
 def _run(plan: Any, folder: Path) -> int:
     from anchorfl.tasks.files.raw_files import raw_folder
     from anchorfl.tasks.registry import task_of

@@ -102,15 +102,6 @@ def resume(options: argparse.Namespace) -> int:
     return 0
 
 
-def presets(options: argparse.Namespace) -> int:
-    """Names of the shipped presets with their first line."""
-    from anchorfl.pipeline.config.presets import preset_names, preset_path
-
-    for name in preset_names():
-        print(f"{name:<34} {preset_path(name).read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}")
-    return 0
-
-
 def data(arguments: list[str]) -> int:
     """Status of the data sets, and the commands of ``anchorfl data``."""
     from anchorfl.pipeline.cli import data as data_sets

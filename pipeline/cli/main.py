@@ -111,7 +111,6 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
     add("resume", commands.resume, "go on with an interrupted run").add_argument(
         "run", help="run folder, or its copy: s3://bucket/runs/NAME (cluster.backup)"
     )
-    add("presets", commands.presets, "names of the shipped presets")
     add("data", None, "every data set: found or missing, where to get it, licence; data check: a table of your own")
     cooccurrence.arguments(
         add(

@@ -1,42 +1,47 @@
-"""Presets: finding and reading a TOML file, with those that it extends."""
+"""Presets by name: the shipped ones, and TOML files of one's own with those that they extend."""
 
 from __future__ import annotations
 
-import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from anchorfl.pipeline.config.experiment import Experiment
-from anchorfl.pipeline.config.schema import from_tree
+from anchorfl.pipeline.config.federations import Catalog
+from anchorfl.pipeline.config.preset_files import merged, read_toml
+from anchorfl.pipeline.config.schema import from_tree, toml_of
 from anchorfl.tasks.errors import InputError, nearest
 
 LONGEST_NAME = 1000
-LARGEST_FILE, LONGEST_LINE = 1 << 18, 1 << 13
-"""Bytes of a preset, and of one of its lines."""
 DEEPEST = 20
 """So many presets may extend each other in a row."""
 PRESETS = Path(__file__).resolve().parents[2] / "tuning" / "presets"
 
 
+@cache
+def shipped() -> Catalog:
+    """Return the federations, papers and presets that are shipped."""
+    return Catalog(PRESETS)
+
+
 def preset_names() -> list[str]:
-    """Names of all shipped presets, such as ``digits/fedavg``."""
-    return sorted(str(p.relative_to(PRESETS).with_suffix("")) for p in PRESETS.rglob("*.toml"))
+    """Return the names of all shipped presets, such as ``digits/fedavg``."""
+    return list(shipped().presets)
 
 
 def some_presets(name: str = "") -> str:
-    """The presets on small tasks and in the folder of ``name``, and how many more there are."""
+    """Return the presets on small tasks and of the federation of ``name``, and how many more there are."""
     names = preset_names()
     near = [n for n in names if n.split("/")[0] in ("digits", name.split("/")[0])]
     return f"{', '.join(near)} and {len(names) - len(near)} more (anchorfl presets)"
 
 
-def preset_path(name: str) -> Path:
-    """File of a preset: a shipped name, or a path to a TOML file."""
+def own_file(name: str) -> Path | None:
+    """Return the TOML file of a preset of one's own; None for a shipped one. InputError where it is neither."""
     if not name.isprintable() or len(name) > LONGEST_NAME:
         raise InputError(f"{name[:40]!r} cannot be the name of a preset; there are: {some_presets()}")
-    shipped = PRESETS / f"{name}.toml"
-    if shipped.is_file():
-        return shipped
+    if name in shipped().presets:
+        return None
     own = Path(name)
     if own.suffix == ".toml" and own.is_file():
         return own
@@ -45,8 +50,10 @@ def preset_path(name: str) -> Path:
 
 
 def read_preset(name: str) -> Experiment:
-    """The experiment that a preset describes, or InputError with the file, the table and the key."""
-    path = preset_path(name)
+    """Return the experiment that a preset describes. InputError with the file, the table and the key."""
+    path = own_file(name)
+    if path is None:
+        return shipped().read(name)
     tree = _tables(path)
     try:
         return from_tree(tree)
@@ -54,18 +61,20 @@ def read_preset(name: str) -> Experiment:
         raise InputError(f"{path}: {error}") from error
 
 
+def shipped_toml(name: str) -> str:
+    """Return a shipped preset as a TOML file of its own: what its federation and its row say, and nothing more."""
+    preset = shipped().presets[name]
+    paper = f", {preset.published} of {preset.paper.title}" if preset.paper and preset.published else ""
+    return f"# {name}{paper}.\n{toml_of(shipped().tree(name))}"
+
+
 def _tables(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """What a preset's file says, on top of what the preset says that it ``extends``."""
-    try:
-        tree = tomllib.loads(_text(path))
-    except InputError:
-        raise
-    except RecursionError as error:
-        raise InputError(f"{path}: not valid TOML: brackets within brackets within brackets") from error
-    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
-        raise InputError(f"{path}: not valid TOML: {error}") from error
+    """Return what a preset's file says, on top of what the preset says that it ``extends``."""
+    tree = read_toml(path)
     base = tree.pop("extends", None)
     if base is None:
+        if path.resolve().parent == PRESETS:
+            raise InputError(f"{path}: a part of the shipped presets, none itself: there are {some_presets(path.stem)}")
         return tree
     if path.resolve() in seen:
         raise InputError(f"{path}: it extends itself, by {' and '.join(p.name for p in seen)}")
@@ -75,25 +84,8 @@ def _tables(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise InputError(f"{path}: extends = {base!r}: must be the name of a preset, such as 'r8-8/fedavg'")
     beside = path.parent / base
     try:
-        found = beside if beside.suffix == ".toml" and beside.is_file() else preset_path(base)
+        found = beside if beside.suffix == ".toml" and beside.is_file() else own_file(base)
     except InputError as error:
         raise InputError(f"{path}: extends: {error}") from error
-    merged = _tables(found, (*seen, path.resolve()))
-    for key, value in tree.items():
-        below = merged.get(key)
-        if isinstance(value, dict) and isinstance(below, dict):
-            # options of one method or data set mean nothing to another
-            other = key in ("method", "task") and value.get("name", below.get("name")) != below.get("name")
-            merged[key] = value if other else below | value
-        else:
-            merged[key] = value
-    return merged
-
-
-def _text(path: Path) -> str:
-    """The text of a preset. InputError where it is none: tomllib takes the square of a line for a key of many dots."""
-    with path.open("rb") as stream:
-        data = stream.read(LARGEST_FILE + 1)
-    if len(data) > LARGEST_FILE or max(map(len, data.split(b"\n"))) > LONGEST_LINE:
-        raise InputError(f"{path}: a preset has at most {LARGEST_FILE} bytes and {LONGEST_LINE} of them in a line")
-    return data.decode("utf-8").replace("\r\n", "\n")
+    below = shipped().tree(base) if found is None else _tables(found, (*seen, path.resolve()))
+    return merged(below, tree)

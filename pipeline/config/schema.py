@@ -1,8 +1,8 @@
 """From a preset and overrides to an Experiment: TOML read strictly, then the command line through tyro.
 
-A preset is ``tuning/presets/<paper>/<name>.toml`` or any path to a TOML file; tables are [task], [method] (with
-``name``), [model], [federation], [optimizer], [evaluation], [cluster], [tracking]; ``seed`` and ``output`` stand
-above them, and ``extends``, the name of a preset whose options hold where this one says nothing.
+A preset is a federation with a row of ``tuning/presets/`` (``federations.py``), or any path to a TOML file; tables are
+[task], [method] (with ``name``), [model], [federation], [optimizer], [evaluation], [cluster], [tracking]; ``seed`` and
+``output`` stand above them, and ``extends``, the name of a preset whose options hold where this one says nothing.
 """
 
 from __future__ import annotations
@@ -134,7 +134,11 @@ def with_options(experiment: Experiment, values: Mapping[str, Any]) -> Experimen
 
 def to_toml(experiment: Experiment) -> str:
     """The text of a preset that ``read_preset`` turns into ``experiment``, without ``output`` and any password."""
-    tree = {k: v for k, v in recorded_tree(experiment).items() if k != "output"}
+    return toml_of({k: v for k, v in recorded_tree(experiment).items() if k != "output"})
+
+
+def toml_of(tree: Mapping[str, Any]) -> str:
+    """Return the sections of an experiment as TOML; what is None is left out."""
     lines = [f"{key} = {json.dumps(value)}" for key, value in tree.items() if not isinstance(value, dict)]
     for section, values in tree.items():
         if isinstance(values, dict):

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from anchorfl.pipeline.config.federations import Catalog
 from anchorfl.pipeline.config.overrides import override
-from anchorfl.pipeline.config.presets import preset_path, read_preset
+from anchorfl.pipeline.config.presets import PRESETS, read_preset, shipped_toml
 from tests.fuzz.mutations import TOKENS, VALUES
 from tests.fuzz.parsers import Bench, Parser
 from tests.fuzz.promise import QUICK, keep
@@ -17,7 +18,7 @@ SHIPPED = ("digits/fedalign", "r8-8/fedalign", "voc07/fedalc")
 
 def write(folder):
     for name in SHIPPED:
-        (folder / f"{name.replace('/', '-')}.toml").write_bytes(preset_path(name).read_bytes())
+        (folder / f"{name.replace('/', '-')}.toml").write_text(shipped_toml(name))
     (folder / "own.toml").write_text('extends = "digits-fedalign.toml"\n[method]\nq1 = 90\n')
 
 
@@ -35,6 +36,30 @@ def bench(tmp_path_factory):
 @given(data=st.data())
 def test_a_changed_preset_is_read_or_refused(bench, data):
     bench.check_changed(data.draw(bench.case()))
+
+
+def write_parts(folder):
+    for name in ("r8-8", "fedalign"):
+        text = (PRESETS / f"{name}.toml").read_text()
+        lines = [line for line in text.splitlines() if not line.startswith(("ES-", "MIMIC", "PAMAP", "data = "))]
+        (folder / f"{name}.toml").write_text("\n".join(lines) + "\n")
+
+
+def read_parts(folder, made):
+    catalog = Catalog(folder)
+    for name in catalog.presets:
+        catalog.read(name)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    return Bench(Parser("preset", write_parts, read_parts), tmp_path_factory.mktemp("parts"))
+
+
+@QUICK
+@given(data=st.data())
+def test_a_changed_federation_or_paper_is_read_or_refused(parts, data):
+    parts.check_changed(data.draw(parts.case()))
 
 
 SECTIONS = ("task", "method", "model", "federation", "optimizer", "evaluation", "cluster", "tracking")

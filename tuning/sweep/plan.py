@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from anchorfl.pipeline.config.experiment import Experiment, recorded_tree, to_tree
-from anchorfl.pipeline.config.presets import preset_path
+from anchorfl.pipeline.config.presets import own_file, shipped_toml
 from anchorfl.pipeline.config.schema import from_tree, options_of, to_toml
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.run_folder import RUNS
@@ -126,7 +126,8 @@ def preset_text(preset: str, experiment: Experiment, overridden: bool) -> str:
     """The preset as TOML: its own text, or the resolved options where it extends another, holds a password, which no
     record has, or options were overridden.
     """
-    text = preset_path(preset).read_text(encoding="utf-8")
+    path = own_file(preset)
+    text = shipped_toml(preset) if path is None else path.read_text(encoding="utf-8")
     secret = to_tree(experiment) != recorded_tree(experiment)
     if not (overridden or secret or "extends" in tomllib.loads(text)):
         return text

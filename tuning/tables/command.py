@@ -155,7 +155,7 @@ class Call:
 
     def show(self) -> tuple[Table, list[Path]]:
         """Write the page of what is there."""
-        table = self._table()
+        table = self.table()
         return table, write_page(table, self.asked.out)
 
     def run(self) -> tuple[Table, list[Path]]:
@@ -185,7 +185,8 @@ class Call:
             params["vary"] = a.vary.text
         return TableRecord(a.out, a.runs, self.cells[0].experiment.tracking.uri, params, self.log)
 
-    def _table(self) -> Table:
+    def table(self) -> Table:
+        """Return the table of what is there."""
         found = look(self.asked.runs)
         cells = matched(self.cells, found)
         there = {cell.row.data for cell in cells if cell.folder is not None}

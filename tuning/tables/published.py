@@ -1,8 +1,8 @@
 """Which rows and columns the papers' tables have: data sets and methods as published, the preset of each, and the
 published figures from ``published.csv``.
 
-A paper is a value in ``anchorfl.tuning.tables.papers``; its rows follow from it and from the file, so that no figure is
-typed twice.
+A paper is a value in ``anchorfl.tuning.tables.papers``, made of its file of presets; its rows follow from it and from
+``published.csv``, so that no figure is typed twice.
 """
 
 from __future__ import annotations
@@ -53,31 +53,39 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Paper:
-    """The tables of a paper that are run again. published: its name in ``published.csv``; own: its own method, which
-    the others are tested against; data, methods: as published -> folder and file of the preset, in the order of the
-    page; reported: which figure of a run is compared, the ``last`` round's, that of the round with the ``best``
-    validation score or with the best of a named one (``best_sum``), or the mean of the ``last5``; seeds: the authors';
-    in_label: settings that belong to the method (``lambda=10``); given: those that all rows of a data set share
-    (``K=5``), which the presets have; any other belongs to the data set; quoted: methods whose figures are not run
-    again; beside: data set -> methods that it is run with beside the published ones; convention: whether communication
-    is shown as FedALC counts it, too; file: the published figures.
-    """
+    """The tables of a paper that are run again."""
 
     title: str
+    """Name and year."""
     published: str
+    """Its name in ``published.csv``."""
     tables: tuple[str, ...]
+    """Those of its tables that are run again."""
     own: str
+    """Its own method, which the others are tested against."""
     data: Mapping[str, str]
+    """Data set as published -> federation, in the order of the page."""
     methods: Mapping[str, str]
+    """Method as published -> row of the presets, in the order of the page."""
     metrics: tuple[Metric, ...]
+    """Those that it publishes, the first one first."""
     seeds: tuple[int, ...]
+    """The authors'."""
     reported: Literal["last", "best", "best_sum", "last5"] = "last"
+    """Which figure of a run is compared: the last round's, that of the round with the best validation score or with the
+    best of a named one (``best_sum``), or the mean of the last five."""
     in_label: tuple[str, ...] = ()
+    """Settings that belong to the method (``lambda=10``)."""
     given: tuple[str, ...] = ()
+    """Settings that all rows of a data set share (``K=5``); any other belongs to the data set."""
     quoted: tuple[str, ...] = ()
-    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Methods whose figures are not run again."""
+    has: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Data set -> methods that have a preset for it; those that are not published are run beside the others."""
     convention: bool = False
+    """Whether communication is shown as FedALC counts it, too."""
     file: Path = PUBLISHED
+    """The published figures."""
 
     def named(self, line: Mapping[str, str]) -> tuple[str, str]:
         """Data set and method of a line of the file, as the definition has them."""
@@ -177,8 +185,8 @@ def quoted(paper: Paper, data: str) -> list[str]:
 def rows_of(paper: Paper) -> tuple[Row, ...]:
     """Every row of the paper's tables, by data set. One that stands in several tables is one row.
 
-    ValueError where its file has a data set, method or metric that the definition lacks, or two figures for one row and
-    metric.
+    ValueError where its file has a data set, method or metric that the definition lacks, a row without a preset, or two
+    figures for one row and metric.
     """
     file = paper.file
     tables: dict[tuple[str, str], list[str]] = {}
@@ -194,7 +202,9 @@ def rows_of(paper: Paper) -> tuple[Row, ...]:
         if figures.setdefault((data, label), {}).setdefault(metric, figure) != figure:
             raise ValueError(f"{file.name}: two figures for {data}, {label}, {metric}")
         tables.setdefault((data, label), []).append(line["table"])
-    for data, labels in paper.beside.items():
+    for data, labels in paper.has.items():
+        if lacking := [label for place, label in figures if place == data and label not in labels]:
+            raise ValueError(f"{file.name}: {data}, {lacking[0]} is published and has no preset")
         for label in labels:
             figures.setdefault((data, label), {})
     return tuple(

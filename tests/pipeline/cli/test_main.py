@@ -175,14 +175,9 @@ def test_data_tells_what_is_there(here, capsys, monkeypatch):
     assert f"r8                  found in {here / 'reuters21578_r8'}" in capsys.readouterr().out
 
 
-def test_presets_are_listed(capsys):
-    assert main(["presets"]) == 0
-    assert "published macro F1 83.76" in capsys.readouterr().out
-
-
 def test_a_reader_that_has_enough(tmp_path):
-    """As ``anchorfl presets | head -1`` does."""
-    code = "from anchorfl.pipeline.cli.main import main, run_console\nrun_console(lambda: main(['presets']))"
+    """As ``anchorfl data | head -1`` does."""
+    code = "from anchorfl.pipeline.cli.main import main, run_console\nrun_console(lambda: main(['data']))"
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as asked:
         asked.stdout.close()

@@ -6,7 +6,7 @@ import pytest
 
 from anchorfl.pipeline.config.experiment import digest, flat, to_tree
 from anchorfl.pipeline.config.overrides import override
-from anchorfl.pipeline.config.presets import preset_path, read_preset
+from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.config.schema import from_tree
 from anchorfl.tasks.errors import InputError
 
@@ -53,7 +53,7 @@ def test_unknown_preset_names_the_nearest():
     with pytest.raises(
         InputError, match=r"no preset 'digits/fedalgin' \(did you mean 'digits/fedalign'\?\); there are: "
     ):
-        preset_path("digits/fedalgin")
+        read_preset("digits/fedalgin")
 
 
 def test_overrides():

@@ -68,6 +68,6 @@ def test_other_errors_of_the_system_are_not_taken_for_it(monkeypatch, tmp_path):
     def denied(*_):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("anchorfl.pipeline.cli.commands.presets", denied)
+    monkeypatch.setattr("anchorfl.pipeline.cli.commands.ui", denied)
     with pytest.raises(OSError, match="Input/output error"):
-        main(["presets"])
+        main(["ui"])

@@ -11,7 +11,7 @@ import pytest
 
 import anchorfl.tuning.search.trial as trials
 from anchorfl.pipeline.config.experiment import digest
-from anchorfl.pipeline.config.presets import preset_path, read_preset
+from anchorfl.pipeline.config.presets import read_preset, shipped_toml
 from anchorfl.pipeline.config.schema import from_tree
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.atomic_files import write_json
@@ -169,7 +169,7 @@ def test_no_password_in_a_sweeps_texts(tmp_path):
     """A preset of one's own may hold one; the text that is kept of it holds none."""
     own = tmp_path / "own.toml"
     address = "postgresql://alice:hunter2@db.example.org/mlflow"
-    own.write_text(preset_path("digits/fedavg").read_text() + f'\n[tracking]\nuri = "{address}"\n')
+    own.write_text(shipped_toml("digits/fedavg") + f'\n[tracking]\nuri = "{address}"\n')
     text = preset_text(str(own), read_preset(str(own)), overridden=False)
     assert "hunter2" not in text
     assert tomllib.loads(text)["tracking"]["uri"] == "postgresql://alice@db.example.org/mlflow"
@@ -177,7 +177,7 @@ def test_no_password_in_a_sweeps_texts(tmp_path):
 
 @pytest.mark.parametrize("header", ["[method]  # FedAlign", "[ method ]", '["method"]'])
 def test_tables_in_other_ways_of_writing(tmp_path, header):
-    text = preset_path("digits/fedalign").read_text().replace("[method]", header)
+    text = shipped_toml("digits/fedalign").replace("[method]", header)
     view = sweep(trials=(dataclasses.replace(trial(0, {}), point={"q1": 97.25}),), space={"q1": Range(90, 99.9)})
     (tmp_path / "best.toml").write_text(best_preset(view, text))
     old = read_preset("digits/fedalign")

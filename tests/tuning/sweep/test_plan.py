@@ -51,7 +51,9 @@ def test_no_sweep_without_validation():
 def test_overridden_presets_read_back(tmp_path):
     """The text that the chosen preset is made from is the preset's own, or the options with what was overridden."""
     e = read_preset("r8-8/fedalign")
-    assert preset_text("r8-8/fedalign", e, overridden=False).startswith("# FedAlign on R8-8")
+    assert preset_text("r8-8/fedalign", e, overridden=False).startswith(
+        "# r8-8/fedalign, FedAlign of FedAlign (KDD 2023).\n"
+    )
     changed = override(e, ["--method.q1", "95", "--federation.epochs", "2", "--seed", "7"])
     path = tmp_path / "own.toml"
     path.write_text(preset_text("r8-8/fedalign", changed, overridden=True))

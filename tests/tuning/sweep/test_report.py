@@ -62,9 +62,9 @@ def test_everything_is_in_one_file(tmp_path):
 
 
 def read_text(name: str) -> str:
-    from anchorfl.pipeline.config.presets import preset_path
+    from anchorfl.pipeline.config.presets import shipped_toml
 
-    return preset_path(name).read_text()
+    return shipped_toml(name)
 
 
 def test_the_same_sweep_gives_the_same_bytes(tmp_path):

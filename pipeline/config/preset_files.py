@@ -1,0 +1,264 @@
+"""The files of the shipped presets, read strictly: federations, and papers with their rows.
+
+An unknown key or option, and a value of another type than it must have, is an InputError with the file, the table and
+the nearest name. What one file says of another is checked in ``federations.py``.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from anchorfl.pipeline.config.experiment import Experiment
+from anchorfl.tasks.errors import InputError, nearest
+
+Tree = dict[str, Any]
+LARGEST_FILE, LONGEST_LINE = 1 << 18, 1 << 13
+"""Bytes of a preset's file, and of one of its lines."""
+OPTIONS: dict[str, list[str]] = {
+    name: [f.name for f in fields(hint)]
+    for name, hint in get_type_hints(Experiment).items()
+    if name != "method" and is_dataclass(hint)
+}
+"""Sections of an experiment and their options; those of [method] depend on its name."""
+SECTIONS = ("task", "method", *(name for name in OPTIONS if name != "task"))
+OF_PAPER = ("title", "published", "seeds", "data", "method", "rows")
+"""Keys of a paper's file; it needs the first four, which no federation's file has."""
+OF_FEDERATION = ("seed", *SECTIONS, "rows", "variants")
+OF_ROW = ("published", "data", "from", "cost", *SECTIONS)
+
+
+def read_toml(path: Path) -> Tree:
+    """Return the tables of a TOML file. InputError where it is none."""
+    try:
+        return tomllib.loads(_text(path))
+    except InputError:
+        raise
+    except RecursionError as error:
+        raise InputError(f"{path}: not valid TOML: brackets within brackets within brackets") from error
+    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
+        raise InputError(f"{path}: not valid TOML: {error}") from error
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file. InputError on too long a line: tomllib takes its square for a key of many dots."""
+    with path.open("rb") as stream:
+        data = stream.read(LARGEST_FILE + 1)
+    if len(data) > LARGEST_FILE or max(map(len, data.split(b"\n"))) > LONGEST_LINE:
+        raise InputError(f"{path}: a preset has at most {LARGEST_FILE} bytes and {LONGEST_LINE} of them in a line")
+    return data.decode("utf-8").replace("\r\n", "\n")
+
+
+def merged(below: Tree, above: Tree) -> Tree:
+    """Return ``below`` with the sections of ``above`` on top, option by option.
+
+    Options of one method or data set mean nothing to another: where ``above`` names another one, that section of
+    ``below`` goes.
+    """
+    out = dict(below)
+    for key, value in above.items():
+        old = out.get(key)
+        if isinstance(value, dict) and isinstance(old, dict):
+            other = key in ("method", "task") and value.get("name", old.get("name")) != old.get("name")
+            out[key] = value if other else old | value
+        else:
+            out[key] = value
+    return out
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowEntry:
+    """What a file says of a row: in a paper's file the row, in a federation's what it needs for it."""
+
+    parent: str = ""
+    """The row whose options hold where this one says nothing (``from``); empty: none."""
+    published: str = ""
+    """The method as the paper's tables call it; empty: in no table."""
+    data: tuple[str, ...] = ()
+    """Federations that have the row, with or without their variant; empty: all of the paper."""
+    cost: str = ""
+    """What a run costs, in words, where no kept record says it."""
+    tree: Tree = field(default_factory=dict)
+    """Its sections."""
+
+    @property
+    def method(self) -> Tree:
+        """Its [method]."""
+        found: Tree = self.tree.get("method", {})
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaperFile:
+    """A paper's rows and the federations that its tables have."""
+
+    name: str
+    """Of the file, as ``anchorfl table`` takes it."""
+    title: str
+    """Name and year."""
+    published: str
+    """The paper in ``published.csv``."""
+    seeds: tuple[int, ...]
+    """The authors', or as many; a preset has the first."""
+    data: Mapping[str, str]
+    """Data set as published -> federation, in the order of the tables."""
+    method: Tree
+    """Options of all rows whose method has them."""
+    rows: Mapping[str, RowEntry]
+    """By name, in the order of the tables."""
+
+    def parents(self, row: str) -> list[str]:
+        """Return the row that a row is from, the one that that is from, and so on."""
+        out = list[str]()
+        while parent := self.rows[out[-1] if out else row].parent:
+            out.append(parent)
+        return out
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Federation:
+    """Data set, partition, network and optimizer."""
+
+    name: str
+    """Of the file, with the variant where it has some: ``pbc-0.05``."""
+    file: str
+    """Of the file alone: ``pbc``."""
+    tree: Tree
+    """Its sections, without [method]."""
+    method: Tree
+    """Options of this data set for the rows whose method has them."""
+    layers: tuple[Mapping[str, RowEntry], Mapping[str, RowEntry]]
+    """What the file, then its variant, says of rows."""
+
+
+def is_paper(tree: Tree) -> bool:
+    """Tell a paper's file from a federation's by its keys."""
+    return not tree.keys().isdisjoint(OF_PAPER[:4])
+
+
+def read_paper(path: Path, tree: Tree) -> PaperFile:
+    """Return the paper of a file. InputError where it is wrong."""
+    file = _File(path)
+    file.known("", tree, OF_PAPER)
+    for key in OF_PAPER[:4]:
+        if key not in tree:
+            raise file.wrong(f"a paper's file needs {key}")
+    for label, federation in file.table("data", tree["data"]).items():
+        file.typed(f"data.{label!r}", federation, str, "the name of a federation, such as 'pbc-0.05'")
+    paper = PaperFile(
+        name=path.stem,
+        title=file.typed("title", tree["title"], str, "text, such as 'FedAlign (KDD 2023)'"),
+        published=file.typed("published", tree["published"], str, "text, such as 'FedAlign'"),
+        seeds=file.items("seeds", tree["seeds"], int, "whole numbers, such as [0, 1, 2]"),
+        data=tree["data"],
+        method=file.table("method", tree.get("method", {})),
+        rows=file.rows("rows", tree.get("rows", {})),
+    )
+    for name in paper.rows:
+        seen = [name]
+        while parent := paper.rows[seen[-1]].parent:
+            if parent not in paper.rows:
+                near = nearest(parent, paper.rows)
+                raise file.wrong(f"rows.{seen[-1]}.from = {parent!r}: no such row{near}")
+            if parent in seen:
+                raise file.wrong(f"rows.{name} is from itself, by {' and '.join(seen)}")
+            seen.append(parent)
+    return paper
+
+
+def read_federations(path: Path, tree: Tree) -> Iterator[Federation]:
+    """Yield the federation of a file, or one for every variant. InputError where it is wrong."""
+    file = _File(path)
+    file.known("", tree, OF_FEDERATION)
+    base, rows = file.sections("", tree), file.rows("rows", tree.get("rows", {}))
+    if "seed" in tree:
+        base["seed"] = tree["seed"]
+    variants: Tree = file.table("variants", tree.get("variants", {})) or {"": {}}
+    for variant, content in variants.items():
+        place = f"variants.{variant}"
+        file.known(place, content, (*SECTIONS, "rows"))
+        whole = merged(base, file.sections(place, content))
+        yield Federation(
+            name=f"{path.stem}-{variant}" if variant else path.stem,
+            file=path.stem,
+            tree={key: value for key, value in whole.items() if key != "method"},
+            method=whole.get("method", {}),
+            layers=(rows, file.rows(f"{place}.rows", content.get("rows", {}))),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file that is read, and named where it is wrong."""
+
+    path: Path
+
+    def wrong(self, what: str) -> InputError:
+        """Return an error that names the file."""
+        return InputError(f"{self.path}: {what}")
+
+    def table(self, where: str, table: Any) -> Tree:
+        """Return the table. InputError where it is none."""
+        if not isinstance(table, dict):
+            raise self.wrong(f"[{where}] must be a table, not {table!r}")
+        return table
+
+    def known(self, where: str, table: Any, keys: Collection[str]) -> Tree:
+        """Return the table. InputError where it is none or has another key."""
+        for key in self.table(where, table):
+            if key not in keys:
+                place = f" in [{where}]" if where else ""
+                raise self.wrong(f"no key {key!r}{place}{nearest(key, keys)}; there are: {', '.join(keys)}")
+        return self.table(where, table)
+
+    def typed(self, where: str, value: Any, kind: type, like: str) -> Any:
+        """Return the value. InputError, which says what it must be ``like``, where it is of another type."""
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise self.wrong(f"{where} = {value!r}: must be {like}")
+        return value
+
+    def items(self, where: str, value: Any, kind: type, like: str) -> tuple[Any, ...]:
+        """Return the values of a list that is not empty. InputError where one is of another type."""
+        if not self.typed(where, value, list, like):
+            raise self.wrong(f"{where} = []: must be {like}")
+        return tuple(self.typed(where, item, kind, like) for item in value)
+
+    def sections(self, where: str, table: Tree) -> Tree:
+        """Return the sections of an experiment in a table. InputError on an unknown option, but for [method]."""
+        out = Tree()
+        for name in SECTIONS:
+            if name in table:
+                place = f"{where}.{name}" if where else name
+                out[name] = self.table(place, table[name])
+                check_options(self.path, place, out[name], OPTIONS[name] if name in OPTIONS else out[name])
+        return out
+
+    def rows(self, where: str, table: Any) -> dict[str, RowEntry]:
+        """Return the rows of a table."""
+        out = dict[str, RowEntry]()
+        for name, content in self.table(where, table).items():
+            place = f"{where}.{name}"
+            found = self.known(place, content, OF_ROW)
+            texts = {
+                key: self.typed(f"{place}.{key}", found.get(key, ""), str, f"text, such as {like!r}")
+                for key, like in (("from", "fedavg"), ("published", "FedAvg"), ("cost", "about 20 CPU minutes"))
+            }
+            data = self.items(f"{place}.data", found["data"], str, "names, such as ['pbc']") if "data" in found else ()
+            out[name] = RowEntry(
+                parent=texts["from"],
+                published=texts["published"],
+                data=data,
+                cost=texts["cost"],
+                tree=self.sections(place, found),
+            )
+        return out
+
+
+def check_options(path: Path, where: str, section: Tree, options: Collection[str]) -> None:
+    """Refuse a section that has another option than these with an InputError."""
+    for key in section:
+        if key not in options:
+            raise InputError(f"{path}: no option {key!r} in [{where}]{nearest(key, options)}")

@@ -1,0 +1,140 @@
+"""The shipped presets in a terminal: what there is, published beside ours, and how two of them differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from textwrap import wrap
+from typing import Any
+
+from anchorfl.pipeline.config.experiment import digest, to_tree
+from anchorfl.pipeline.config.federations import PresetRow
+from anchorfl.pipeline.config.presets import own_file, preset_names, read_preset, shipped, shipped_toml
+from anchorfl.pipeline.config.schema import to_toml
+from anchorfl.tasks.errors import InputError, nearest
+from anchorfl.tuning.tables.ours import OurFigure, read_ours
+from anchorfl.tuning.tables.papers import PAPERS
+from anchorfl.tuning.tables.published import Figure, Row, plain, rows_of
+
+NONE = "-"
+"""In place of what there is not."""
+WIDTH = 120
+"""Columns of the overview."""
+
+
+def overview() -> str:
+    """Return every federation with its rows, those of equal rows in one line."""
+    lines = list[str]()
+    for paper in (*shipped().papers.values(), None):
+        rows: dict[str, list[str]] = {}
+        for preset in shipped().presets.values():
+            if preset.paper is paper:
+                rows.setdefault(preset.federation.name, []).append(preset.row)
+        order = list(paper.data.values()) if paper else list(rows)
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for federation in order:
+            having = set(rows[federation])
+            names = tuple(name for name in paper.rows if name in having) if paper else tuple(rows[federation])
+            groups.setdefault(names, []).append(federation)
+        lines.append(f"{paper.title}: anchorfl table {paper.name}" if paper else "In no paper's table")
+        for names, federations in groups.items():
+            text = f"  {', '.join(federations)}: {', '.join(names)}"
+            lines += wrap(text, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    total = f"{len(preset_names())} presets, each a federation and a row: anchorfl run r8-8/fedalign"
+    more = "Published beside ours: anchorfl presets r8-8; options: --toml r8-8/moon; --diff r8-8/fedavg r8-8/moon"
+    return "\n".join([*lines, "", total, more])
+
+
+def listing(pattern: str) -> str:
+    """Return a line per metric of the presets that a pattern fits: published figure, ours, seeds, cost.
+
+    pattern: a part of the name, or a glob for the whole of it. InputError where it fits none.
+    """
+    is_glob = any(c in pattern for c in "*?[")
+    names = [n for n in preset_names() if (fnmatchcase(n, pattern) if is_glob else pattern in n)]
+    if not names:
+        federations = {name.split("/")[0] for name in preset_names()}
+        near = nearest(pattern, [*federations, *preset_names()])
+        raise InputError(f"no preset fits {pattern!r}{near}: give a part of a name, or a glob such as 'r8-8/*'")
+    rows = {row.preset: (row, paper) for paper in PAPERS.values() for row in rows_of(paper)}
+    ours: dict[str, dict[str, OurFigure]] = {}
+    for figure in read_ours():
+        ours.setdefault(figure.preset, {})[figure.metric] = figure
+    shown = {metric.published: metric.shown for paper in PAPERS.values() for metric in paper.metrics}
+    notes: dict[str, str] = {}
+    table: list[tuple[str, ...]] = [("preset", "metric", "published", "ours", "seeds", "cost of a run")]
+    for name in _in_order(names, list(rows)):
+        row = rows[name][0] if name in rows else None
+        table += _lines(shipped().presets[name], row, ours.get(name, {}), shown, notes)
+    return "\n".join([*_columns(table), *(["", *(f"{mark} {text}" for text, mark in notes.items())] if notes else [])])
+
+
+def _in_order(names: Sequence[str], order: Sequence[str]) -> list[str]:
+    """Return the names in the order of the papers' tables, then the others."""
+    known = set(names)
+    first = [name for name in order if name in known]
+    return first + [name for name in names if name not in set(first)]
+
+
+def _lines(
+    preset: PresetRow, row: Row | None, ours: Mapping[str, OurFigure], shown: Mapping[str, str], notes: dict[str, str]
+) -> list[tuple[str, ...]]:
+    """Return a line for each metric that is published or ours; notes gets options of ours with their mark."""
+    published: Mapping[str, Figure] = row.figures if row else {}
+    metrics = [metric for metric in shown if metric in published or metric in ours]
+    out = list[tuple[str, ...]]()
+    for metric in metrics or [""]:
+        figure, our = published.get(metric), ours.get(metric)
+        mean, seeds, cost = NONE, NONE, preset.cost or NONE
+        if our is not None:
+            mean = f"{our.mean} ± {our.sd}" if our.sd else our.mean
+            mean += f" {notes.setdefault(f'with {our.options}', f'[{len(notes) + 1}]')}" if our.options else ""
+            seeds, cost = _ranges([int(seed) for seed in our.seeds.split()]), f"{our.cpu_hours} CPU hours"
+        theirs = NONE if figure is None else f"{figure.mean:.2f}" + (f" ± {figure.sd:.2f}" if figure.sd else "")
+        out.append((preset.name, shown.get(metric, NONE), theirs, mean, seeds, cost))
+    return out
+
+
+def _ranges(seeds: Sequence[int]) -> str:
+    """Return seeds as text: 0, 1, 2, 5 as 0-2, 5."""
+    runs: list[list[int]] = []
+    for seed in sorted(seeds):
+        if runs and seed == runs[-1][-1] + 1:
+            runs[-1].append(seed)
+        else:
+            runs.append([seed])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _columns(table: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in table]
+
+
+def resolved(name: str) -> str:
+    """Return a preset as one TOML file: a shipped one as its files have it, one's own with every option."""
+    return shipped_toml(name) if own_file(name) is None else to_toml(read_preset(name))
+
+
+def difference(one: str, other: str) -> str:
+    """Return the options in which two presets differ, a line for each."""
+    experiments = read_preset(one), read_preset(other)
+    trees = [dict(_flat(to_tree(experiment))) for experiment in experiments]
+    options = [
+        option for option in dict.fromkeys([*trees[0], *trees[1]]) if trees[0].get(option) != trees[1].get(option)
+    ]
+    if not options:
+        return f"{one} and {other} have the same options"
+    values = [(option, *(plain(tree.get(option, NONE)) for tree in trees)) for option in options]
+    same = digest(experiments[0]) == digest(experiments[1])
+    return "\n".join(
+        [*_columns([("option", one, other), *values]), *(["", "no result depends on these"] if same else [])]
+    )
+
+
+def _flat(tree: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from ((f"{key}.{name}", option) for name, option in value.items())
+        else:
+            yield key, value
