@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.tables.command import asked
+from anchorfl.tuning.tables.options import changing
 from anchorfl.tuning.tables.ours import OURS, csv_text, figures_of
 from anchorfl.tuning.tables.page import verdicts
 from anchorfl.tuning.tables.papers import PAPERS, paper_of
@@ -170,7 +171,7 @@ class Records:
         cells = cells_of(chosen(rows_of(paper), a.data, a.rows), a.seeds, a.overrides, a.vary)
         check_scored(paper, cells)
         finished = {digest: runs for archive in kept.archives for digest, runs in self.found(archive).finished.items()}
-        table = table_of(paper, matched(cells, Found(finished)))
+        table = table_of(paper, matched(cells, Found(finished)), options=changing(a.overrides))
         if not table.runs:
             raise InputError(f"{name}: no kept run has the options of anchorfl table {kept.arguments}")
         return table
