@@ -46,7 +46,7 @@ SEEDS = {
     "recording": b"1 2.5 nan\n2 3 4\n",
     "csv": b'a,b\n1,"two\nlines"\n2,x\n',
     "preset": b'extends = "digits/fedalign"\nseed = 3\n[method]\nq1 = 90.5\n[optimizer]\nlr = 0.1\n',
-    "checkpoint": b'{"format": 2, "round": 2, "parts": {"s": {"file": "a.safetensors", "sha256": ""}}, "notes": {}}',
+    "checkpoint": b'{"format": 3, "round": 2, "parts": {"s": {"file": "a.safetensors", "sha256": ""}}, "notes": {}}',
 }
 
 

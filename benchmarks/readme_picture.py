@@ -41,7 +41,7 @@ def federation(cache: str):
     data = prepare_data(anchorfl.read_preset("digits/fedalign", options), print)
     shape = CLIENTS, len(data.manifest.class_names)
     rows_MC, identified_MC = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool)
-    histogram = pq.read_table(data.file("held.parquet"))
+    histogram = pq.read_table(data.file("class_counts.parquet"))
     rows_MC[histogram["client"].to_numpy(), histogram["class"].to_numpy()] = histogram["rows"].to_numpy()
     for client, classes in enumerate(data.manifest.classes):
         identified_MC[client, list(classes)] = True

@@ -27,8 +27,8 @@ class EvaluationOptions:
     are scored and a round is selected: with validation); ``never`` (trials of a sweep: what is not computed cannot be
     chosen by)."""
     save_state_every: int = 0
-    """Keep the server's state after every so many rounds, and after the last, in ``rounds/`` of the run folder, for
-    ``anchorfl diagnose``; 0: none. It changes no result."""
+    """Keep the server's state after every so many rounds, and after the last, in ``server_states/`` of the run folder,
+    for ``anchorfl diagnose``; 0: none. It changes no result."""
 
     def __post_init__(self) -> None:
         if self.every < 1:

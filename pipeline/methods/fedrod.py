@@ -25,7 +25,7 @@ from anchorfl.pipeline.algorithm.parameters import log_prior
 from anchorfl.tasks.contract import Batch
 
 ROWS, BIAS = "head.weight", "head.bias"
-PERSONAL = "personal."
+PERSONAL = "personal_head."  # the optimizer "personal" has its own part of the memory
 """Prefix of the personal head in the client's memory."""
 
 

@@ -194,10 +194,10 @@ def conclude(run_spec: RunSpec, folder: Path, state: Tensors, loop: Loop) -> Res
         loop.progress.log(summary)
     write_per_class(folder)
     _draw(run_spec, folder)
-    write_atomically(folder / "plan.json", Path(run_spec.data().file("plan.json")).read_bytes())
+    write_atomically(folder / "partition.json", Path(run_spec.data().file("partition.json")).read_bytes())
     for name in (
         CONFIG,
-        "plan.json",
+        "partition.json",
         "per_class.csv",
         "report",
         *(["model"] if experiment.method.evaluate_on == "server" else []),

@@ -4,8 +4,8 @@ Layout of ``<run>/checkpoint/``: ``<part>-<round>.safetensors`` per part (the se
 memory of each client that has one) and ``checkpoint.json``, which names the parts of the last saved round with their
 SHA-256, and has one of its own. A part is written in the rounds in which it changed. ``checkpoint-<round>.json`` is the
 same for rounds before, of which some are kept: where the last one is damaged, the one before is taken. Beside it,
-``<run>/rounds/<round>.safetensors``: the server's state of the rounds that ``evaluation.save_state_every`` names, which
-stay. No pickle is read or written.
+``<run>/server_states/<round>.safetensors``: the server's state of the rounds that ``evaluation.save_state_every``
+names, which stay. No pickle is read or written.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import misfit, parsed
 
-FORMAT = 2
-ROUNDS = "rounds"
+FORMAT = 3
+SERVER_STATES = "server_states"
 """Folder of the kept states."""
 Tensors = dict[str, Tensor]
 
@@ -64,7 +64,7 @@ class Checkpoints:
     def __init__(self, run: Path, kept: int = 2) -> None:
         """kept: so many saved rounds, the last one included."""
         self.folder, self._kept = run / "checkpoint", kept
-        self.rounds = run / ROUNDS
+        self.rounds = run / SERVER_STATES
         self.index = self.folder / "checkpoint.json"
         self._last: bytes | None = None  # text of the index that the next round follows, where this process knows it
         self._pinned: set[str] = set()  # files that another thread reads

@@ -19,7 +19,7 @@ from anchorfl.tasks.files.json_schema import misfit, parsed
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 Value = str | int | float | bool
-FINAL_SCORES = "selected"
+FINAL_SCORES = "final_scores"
 """Folder of a run: the test scores of the selected round, where they were taken at the end."""
 LARGEST = 1e100
 """No finite metric is larger: losses and norms are those of float32 numbers."""

@@ -18,7 +18,7 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import misfit, parsed
 from anchorfl.tasks.options import TaskOptions
 
-FORMAT = 5
+FORMAT = 6
 """Version of the layout; part of the name of every cache folder."""
 MANIFEST = "manifest.json"
 HINT = "delete the folder and prepare the data again"

@@ -1,12 +1,12 @@
 """Prepared data on disk: one Parquet file per client, one per split of the server, the plan, and a manifest.
 
-Layout: ``<folder>/client-00000.parquet ... test.parquet validation.parquet held.parquet plan.json manifest.json``.
-Columns of ``held.parquet``: ``client``, ``class``, ``rows``, int64 (tasks/ingest/class_histogram.py); of the other
-Parquet files: ``row`` int64, ``x`` list<int32> (tokens), list<uint8> (images with levels) or list<float32> (flattened;
-sparse: number of a feature, value, ...), ``labels`` list<int32> (the positives that are disclosed), ``known``
-list<int32> (the classes whose label is given; null: all that the client identifies, or single-label all). The folder
-may lie on object storage (tasks/files/object_store.py): each file then comes to this machine when it is first asked
-for.
+Layout: ``<folder>/client-00000.parquet ... test.parquet validation.parquet class_counts.parquet partition.json
+manifest.json``. Columns of ``class_counts.parquet``: ``client``, ``class``, ``rows``, int64
+(tasks/ingest/class_histogram.py); of the other Parquet files: ``row`` int64, ``x`` list<int32> (tokens), list<uint8>
+(images with levels) or list<float32> (flattened; sparse: number of a feature, value, ...), ``labels`` list<int32> (the
+positives that are disclosed), ``known`` list<int32> (the classes whose label is given; null: all that the client
+identifies, or single-label all). The folder may lie on object storage (tasks/files/object_store.py): each file then
+comes to this machine when it is first asked for.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from anchorfl.tasks.partition.plan import Plan, digest, plan_from_json, plan_to_
 
 OWN_FORMAT = 2
 """How tables of the user's own are read; a change of it makes their prepared data anew, and no others'."""
-HELD = "held.parquet"
+HELD = "class_counts.parquet"
 GROUP_ROWS, GROUP_BYTES = 1 << 20, 1 << 30
 """Most rows, and about so many bytes, of a group of rows in a file: a group with 2^31 values cannot be read."""
 Split = Literal["test", "validation"]
@@ -138,12 +138,12 @@ class Prepared:
     def plan(self) -> Plan:
         """The partition. Raises InputError where it is not the manifest's."""
         try:
-            with open(self.file("plan.json"), encoding="utf-8") as stream:
+            with open(self.file("partition.json"), encoding="utf-8") as stream:
                 plan = plan_from_json(stream.read())
         except ValueError as error:  # an InputError, which does not say where; no UTF-8
-            raise InputError(f"{self.folder}/plan.json is damaged ({error}); {HINT}") from error
+            raise InputError(f"{self.folder}/partition.json is damaged ({error}); {HINT}") from error
         if digest(plan) != self.manifest.partition_digest:
-            raise InputError(f"{self.folder}/plan.json is not the manifest's plan; {HINT}")
+            raise InputError(f"{self.folder}/partition.json is not the manifest's plan; {HINT}")
         return plan
 
     def _dense(self, objective: Objective, known: Sequence[int] | None = None) -> Callable[[Any], ClientData]:
@@ -214,7 +214,7 @@ def file_list(clients: int) -> list[str]:
         "test.parquet",
         "validation.parquet",
         HELD,
-        "plan.json",
+        "partition.json",
     ]
 
 
@@ -237,7 +237,7 @@ def write_file(folder: str, name: str, data: bytes) -> str:
 
 def write_manifest(folder: str, manifest: Manifest, plan: Plan, held: ClassHistogram) -> None:
     """Write plan, who holds what, and manifest, synced to disk; the manifest last, as it makes the folder complete."""
-    others = {HELD: table_bytes(held.table())[0], "plan.json": plan_to_json(plan).encode()}
+    others = {HELD: table_bytes(held.table())[0], "partition.json": plan_to_json(plan).encode()}
     files = {**manifest.files, **{name: write_file(folder, name, data) for name, data in others.items()}}
     write_file(folder, MANIFEST, manifest_bytes(replace(manifest, files=files)))
     sync_folder(folder)

@@ -140,7 +140,7 @@ def at_once(method, data, rounds=3, *, options=SGD, piece=1000, chosen=range(C),
             pooling, weight_C / weight_C.sum(), rows_C, o.lr, o.weight_decay, pooling.class_embedding_lr(round_), piece
         )
         weights, loss_C = pooled_step(model, state.weights, data, step)
-        state = pooling.gather(state, weights, answered_C, server(model, cards, round_=round_))
+        state = pooling.finish_round(state, weights, answered_C, server(model, cards, round_=round_))
         out.append((state, float(loss_C[chosen].mean())))
     return out
 

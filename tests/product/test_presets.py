@@ -105,7 +105,11 @@ def test_the_options_are_those_that_the_published_label_names(name):
     if method["name"] == "fedalign":
         parts += [f"w/o {short}" for short, switch in off.items() if not method[switch]]
     assert shipped().presets[name].published == " ".join(parts)
-    expected = {"moon": {"mu": 0.001, "tau": 0.5}, "scaffold": {"server_lr": 1.0}, "fedpu": {"lam": 1.0, "prior": 0.0}}
+    expected = {
+        "moon": {"mu": 0.001, "tau": 0.5},
+        "scaffold": {"server_lr": 1.0},
+        "fedpu": {"lambda_": 1.0, "prior": 0.0},
+    }
     for option, value in expected.get(method["name"], {}).items():
         assert method[option] == value
     assert method.get("weighting", "uniform") == "uniform"  # FedAlign's tables: every client counts alike

@@ -55,7 +55,7 @@ def test_the_options_are_those_that_the_published_label_names(name):
     label, _, setting = row.label.partition("(")
     assert FOLDERS[name.split("/")[0]] == row.data
     assert method["name"] == ("fedavg-positive" if label.startswith("FedAvg") else label.lower())
-    assert (method["row_lr"] == 0.0) == (
+    assert (method["class_embedding_lr"] == 0.0) == (
         label == "FedAvg-fixed" or method["name"] in ("flag", "fedmlh", "fedalc-fixed")
     )
     if method["name"] in ("fedaws", "fedalc"):
@@ -63,7 +63,7 @@ def test_the_options_are_those_that_the_published_label_names(name):
         assert method["lambda_"] == float(lam or 10)
         all_pairs = {"coco14": 79, "voc12": 19, "voc07": 19, "flair": 50}
         assert method["neighbours"] == int(neighbours()[row.data, label, lam] or all_pairs[name.split("/")[0]])
-        assert method["form"] == ("hinge_const" if method["neighbours"] in (19, 79) else "neg_d2")
+        assert method["regularizer"] == ("hinge_const" if method["neighbours"] in (19, 79) else "neg_d2")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -71,7 +71,7 @@ def test_presets_of_a_data_set_differ_in_the_method_alone(name):
     """All rows share the local work; fixed rows of text have 500 rounds (FedALC, section V), all others 300 or 100."""
     folder, method = name.split("/")
     one, base = (to_tree(read_preset(n)) for n in (name, f"{folder}/fedavg"))
-    shared = ("server", "server_lr", "server_decay", "server_eps", "margin", "weighting")
+    shared = ("server", "server_lr", "server_lr_decay", "server_eps", "margin", "weighting")
     skipped = "weighting" if method == "flag" else ""  # its weights are what makes it FLAG
     assert {o: one["method"][o] for o in shared if o != skipped} == {
         o: base["method"][o] for o in shared if o != skipped
@@ -90,7 +90,7 @@ def test_presets_of_a_data_set_differ_in_the_method_alone(name):
 def test_fedaws_beside_fedalc_lacks_the_correlation_alone(name):
     one, other = (to_tree(read_preset(n))["method"] for n in (name, name.replace("fedalc", "fedaws")))
     common = set(one) & set(other) - {"name"}
-    assert {"lambda_", "neighbours", "form", "eta_s", "row_lr"} <= common
+    assert {"lambda_", "neighbours", "regularizer", "eta_s", "class_embedding_lr"} <= common
     assert {o: one[o] for o in common} == {o: other[o] for o in common}
 
 

@@ -76,7 +76,7 @@ def options(name):
 def test_an_ablation_changes_what_its_name_says(folder):
     whole = options(f"{folder}/fedbm")
     changes = {
-        "no-lkcc": {"lkcc": False}, "no-cgde": {"cgde": False}, "no-concepts": {"named": False},
+        "no-lkcc": {"lkcc": False}, "no-cgde": {"cgde": False}, "no-concepts": {"concept_conditions": False},
         "no-div": {"lambda_div": 0.0}, "no-dis": {"lambda_dis": 0.0}, "div-0.1": {"lambda_div": 0.1},
         "div-1": {"lambda_div": 1.0}, "div-10": {"lambda_div": 10.0}, "dis-0.1": {"lambda_dis": 0.1},
         "dis-1": {"lambda_dis": 1.0}, "dis-10": {"lambda_dis": 10.0},
@@ -100,7 +100,10 @@ def test_rows_that_are_one_experiment_are_one():
 
 def test_what_was_chosen_for_each_data_set():
     """The temperatures, weights and numbers of generated images of the reference scripts."""
-    got = {f: tuple(options(f"{f}/fedbm")[o] for o in ("tau", "lambda_dis", "generated")) for f in PAPER.data.values()}
+    got = {
+        f: tuple(options(f"{f}/fedbm")[o] for o in ("tau", "lambda_dis", "synthetic_per_batch"))
+        for f in PAPER.data.values()
+    }
     assert got["oct-c8-0.05"] == (17.5, 0.1, 16)
     assert got["oct-c8-0.1"] == (12.5, 0.1, 16)
     assert got["kvasir-v2-0.05"] == (12.5, 1.0, 32)

@@ -99,7 +99,15 @@ def test_another_seed_gives_another_result(experiment, tmp_path):
 def test_a_run_leaves_what_the_docs_promise(experiment, tmp_path):
     run(experiment("fedalign"), tmp_path / "run", quiet)
     names = {p.name for p in (tmp_path / "run").iterdir()}
-    assert {"config.json", "metrics.jsonl", "per_class.csv", "plan.json", "report", "model", "result.json"} <= names
+    assert {
+        "config.json",
+        "metrics.jsonl",
+        "per_class.csv",
+        "partition.json",
+        "report",
+        "model",
+        "result.json",
+    } <= names
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [0, 1, 2, 3]
     about = json.loads((tmp_path / "run" / "model" / "model.json").read_text())

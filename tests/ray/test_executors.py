@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module
 
 
-LESSON = {"cgde": True, "every": 1, "steps": 2, "generator_batch": 6, "generated": 3}
+LESSON = {"cgde": True, "generator_every": 1, "generator_steps": 2, "generator_batch": 6, "synthetic_per_batch": 3}
 
 
 def quiet(line: str) -> None:

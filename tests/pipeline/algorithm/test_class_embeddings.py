@@ -78,9 +78,9 @@ def test_equal_correlations_are_fedaws_bit_for_bit(form):
     """Where no two labels occur together, every pair has the same weight."""
     data = rows()
     alone = type(data)(data.x_NF, Labels.of_matrix(np.eye(C, dtype=bool)[np.arange(len(data)) % C]))
-    got, want = (explicit(m(form=form, lambda_=500.0, neighbours=2), alone) for m in (FEDALC, FEDAWS))
+    got, want = (explicit(m(regularizer=form, lambda_=500.0, neighbours=2), alone) for m in (FEDALC, FEDAWS))
     assert [messages.checksum(s.weights) for s, _ in got] == [messages.checksum(s.weights) for s, _ in want]
-    apart = [explicit(m(form=form, lambda_=500.0, neighbours=2), data) for m in (FEDALC, FEDAWS)]
+    apart = [explicit(m(regularizer=form, lambda_=500.0, neighbours=2), data) for m in (FEDALC, FEDAWS)]
     assert messages.checksum(apart[0][0][0].weights) != messages.checksum(apart[1][0][0].weights)
 
 
@@ -93,7 +93,7 @@ def test_flag_with_uniform_labels_is_fedavg_and_with_occurrences_weighs_by_rows(
 
 def test_fedmlh_with_one_part_and_a_bucket_each_is_fixed_rows():
     """One network, whose rows come from buckets: with as many buckets as draws need, no two classes share one."""
-    method = METHODS["fedmlh"](parts=1, buckets=1000)
+    method = METHODS["fedmlh"](hash_tables=1, buckets=1000)
     assert len({method.bucket(0, c) for c in range(C)}) == C
     state, _ = begun(method, network(), rows())
     fixed = METHODS["fedavg-positive"](class_embedding_lr=0.0)
@@ -105,7 +105,7 @@ def test_fedmlh_with_one_part_and_a_bucket_each_is_fixed_rows():
 
 
 def test_fedmlh_gives_classes_of_a_bucket_the_same_part():
-    method = METHODS["fedmlh"](parts=3, buckets=2)
+    method = METHODS["fedmlh"](hash_tables=3, buckets=2)
     state, _ = begun(method, network(3), rows())
     part_CRD = state.weights[ROWS].view(C, 3, D // 3)
     for r, a, b in itertools.product(range(3), range(C), range(C)):
@@ -133,7 +133,7 @@ def test_a_server_adam_step_is_adams(decay):
         g = theta - mean["encoder.0.weight"].numpy()
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
         theta = theta - 0.02 * decay ** (t - 1) * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
-        state = method.gather(state, mean, state.sent_C, replace(server(model, cards), round=t))
+        state = method.finish_round(state, mean, state.sent_C, replace(server(model, cards), round=t))
         assert np.abs(state.weights["encoder.0.weight"].numpy() - theta).max() < 1e-12
 
 
@@ -173,7 +173,7 @@ THETA = {f"weights/{n}": tuple(p.shape) for n, p in network().named_parameters()
 
 @pytest.mark.parametrize("name", ["fedalc", "fedaws", "fedavg-positive", "fedalc-fixed", "flag", "fedmlh"])
 def test_theta_and_one_row_travel_and_no_other(name):
-    method = METHODS[name](parts=1) if name == "fedmlh" else METHODS[name]()
+    method = METHODS[name](hash_tables=1) if name == "fedmlh" else METHODS[name]()
     moves = bool(method.class_embedding_lr)
     state, cards = begun(method, network(), rows())
     sent = {k: s for k, s in sent_shapes(method.broadcast(state, server(network(), cards))).items() if s != (0,)}
@@ -224,8 +224,8 @@ def test_what_clients_tell_is_a_digest_per_row():
         ("fedaws", {"class_embedding_lr": -0.1}, "class_embedding_lr must be at least 0"),
         ("fedalc", {"dp_noise": -1.0}, "noise = -1.0"),
         ("fedalc-fixed", {"class_embedding_lr": 0.1}, "does not move rows"),
-        ("fedalc-fixed", {"attract": -1.0}, "attract and repel"),
-        ("fedalc-fixed", {"rate": 0.0}, "rate above 0"),
+        ("fedalc-fixed", {"alpha": -1.0}, "alpha and beta"),
+        ("fedalc-fixed", {"lr": 0.0}, "lr above 0"),
         ("fedmlh", {"buckets": 0}, "parts and buckets"),
         ("fedmlh", {"class_embedding_lr": 0.1}, "does not move rows"),
     ],

@@ -131,7 +131,7 @@ def test_run_and_predict_images(here, capsys):
     [
         (["run", "--task.file", "none.csv", "--task.label_columns", "kind"], "none.csv: no such file"),
         (["run", "--task.file", "trees.parquet"], "say which columns hold the labels: --task.label_columns"),
-        (["run", "digits/fedavg", "--task.label_columns", "kind"], "labels is for a table of your own"),
+        (["run", "digits/fedavg", "--task.label_columns", "kind"], "label_columns is for a table of your own"),
         (
             ["run", "--task.file", "trees.parquet", "--task.label_columns", "kind", "--task.client_column", "site"],
             "federation.clients_per_round = 5 exceeds task.clients = 4: lower it",

@@ -130,7 +130,14 @@ def test_probe_writes_overrides_and_figures(here, capsys):
 
 def test_fedbm_is_measured_with_its_generator(experiment, monkeypatch):
     """Which its first rounds lack: a client keeps it, and the server trains it."""
-    options = {"cgde": True, "lambda_dis": 0.0, "every": 2, "steps": 1, "generator_batch": 2, "generated": 2}
+    options = {
+        "cgde": True,
+        "lambda_dis": 0.0,
+        "generator_every": 2,
+        "generator_steps": 1,
+        "generator_batch": 2,
+        "synthetic_per_batch": 2,
+    }
     e = experiment("fedbm", "digits", options=options)
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition="iid"))
     trained = []

@@ -16,7 +16,7 @@ clients = 4
 [model]
 width = 8
 [method]
-row_lr = 0.2
+class_embedding_lr = 0.2
 [rows.fedaws.method]
 neighbours = 7
 [rows.fedaws-2.method]
@@ -42,7 +42,7 @@ A = "toy-a"
 B = "toy-b"
 [method]
 weighting = "samples"
-row_lr = 0.3
+class_embedding_lr = 0.3
 lambda_ = 5.0
 [rows.fedavg]
 published = "FedAvg"
@@ -101,9 +101,9 @@ def test_the_nearest_says_it(tmp_path):
         ("toy", "[task]", "tracking = 3\n[task]", r"toy\.toml: \[tracking\] must be a table, not 3"),
         (
             "toy",
-            "row_lr",
-            "row_lrr",
-            r"toy\.toml: no option 'row_lrr' in \[method\] \(did you mean 'row_lr'\?\): no row",
+            "class_embedding_lr",
+            "class_embedding_lrr",
+            r"toy\.toml: no option 'class_embedding_lrr' in \[method\] \(did you mean 'class_embedding_lr'\?\): no row",
         ),
         (
             "toy",
@@ -141,7 +141,7 @@ def test_the_nearest_says_it(tmp_path):
         ("paper", 'data = ["toy-b"]', 'data = ["toy-c"]', r"rows\.fedaws-2\.data: \[data\] has no 'toy-c' \(did you"),
         ("paper", 'from = "fedaws"', 'from = "fedawz"', r"rows\.fedaws-2\.from = 'fedawz': no such row \(did you mean"),
         ("paper", 'from = "fedaws"', 'from = "fedaws-2"', r"rows\.fedaws-2 is from itself, by fedaws-2"),
-        ("paper", 'from = "fedaws"', "form = 3", r"no key 'form' in \[rows\.fedaws-2\] \(did you mean 'from'\?\)"),
+        ("paper", 'from = "fedaws"', "frm = 3", r"no key 'frm' in \[rows\.fedaws-2\] \(did you mean 'from'\?\)"),
         (
             "paper",
             "lambda_ = 2.0",

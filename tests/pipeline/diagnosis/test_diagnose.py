@@ -154,7 +154,7 @@ def test_class_rows_stand_beside_the_correlation_of_the_labels(run_of, experimen
     assert list(phi) == list(cosine)
     task = find_task("toy-multi")
     raw = task.read(None, TaskOptions())
-    plan = json.loads((folder / "plan.json").read_text())
+    plan = json.loads((folder / "partition.json").read_text())
     held = sorted({row for client in plan["clients"] for row in client["rows"]})
     at = {row: i for i, row in enumerate(raw["row"].to_pylist())}
     y_NC = np.zeros((len(held), 5))

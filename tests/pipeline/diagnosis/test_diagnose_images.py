@@ -15,7 +15,14 @@ from anchorfl.pipeline.diagnosis.study import open_study
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_record import read_records
 
-GENERATOR = {"cgde": True, "lambda_dis": 0.0, "every": 2, "steps": 2, "generator_batch": 8, "generated": 4}
+GENERATOR = {
+    "cgde": True,
+    "lambda_dis": 0.0,
+    "generator_every": 2,
+    "generator_steps": 2,
+    "generator_batch": 8,
+    "synthetic_per_batch": 4,
+}
 
 
 def quiet(line):

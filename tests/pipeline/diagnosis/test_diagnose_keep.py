@@ -20,12 +20,12 @@ def quiet(line: str) -> None:
 
 
 def kept(folder):
-    return {path.name: path.read_bytes() for path in sorted((folder / "rounds").iterdir())}
+    return {path.name: path.read_bytes() for path in sorted((folder / "server_states").iterdir())}
 
 
 def test_every_second_round_and_the_last_and_the_result_is_the_same(experiment, tmp_path):
     plain = run(experiment("fedalign", federation={"rounds": 5}), tmp_path / "plain", quiet)
-    assert not (tmp_path / "plain" / "rounds").exists()
+    assert not (tmp_path / "plain" / "server_states").exists()
     got = run(
         experiment("fedalign", federation={"rounds": 5}, evaluation={"save_state_every": 2}), tmp_path / "kept", quiet
     )
@@ -35,7 +35,7 @@ def test_every_second_round_and_the_last_and_the_result_is_the_same(experiment, 
     assert checkpoints.kept() == [2, 4, 5]
     assert final_checksum(checkpoints.read_kept(5)) == plain.checksum
     assert final_checksum(checkpoints.read_kept(4)) != plain.checksum
-    (tmp_path / "kept" / "rounds" / "00002.safetensors").write_bytes(b"half")
+    (tmp_path / "kept" / "server_states" / "00002.safetensors").write_bytes(b"half")
     with pytest.raises(InputError, match=r"00002\.safetensors is damaged"):
         checkpoints.read_kept(2)
     with pytest.raises(InputError, match=r"00003\.safetensors is missing: evaluation\.save_state_every"):

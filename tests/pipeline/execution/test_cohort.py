@@ -192,7 +192,7 @@ def test_what_went_wrong_is_counted_and_named_everywhere(experiment, tmp_path, c
         ("federation", {"backup_fraction": -0.5}, "federation.backup_fraction = -0.5: must be at least 0"),
         ("federation", {"deadline": 5.0}, "federation.deadline needs client actors"),
         ("cluster", {"checkpoint_every": 0}, "cluster.checkpoint_every = 0: must be at least 1"),
-        ("cluster", {"checkpoints": 0}, "cluster.keep_checkpoints = 0: must be at least 1"),
+        ("cluster", {"keep_checkpoints": 0}, "cluster.keep_checkpoints = 0: must be at least 1"),
     ],
 )
 def test_options_out_of_range(experiment, section, values, message):

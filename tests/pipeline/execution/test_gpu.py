@@ -54,7 +54,14 @@ def test_fedbms_generator_there_as_here(experiment):
     """It is trained on the server's device, and its images join on the clients'; here draws differ between devices, so
     what is held equal is the classifier up to the first training, and that the rest stays finite and on the CPU.
     """
-    options = {"cgde": True, "lambda_dis": 0.0, "every": 1, "steps": 2, "generator_batch": 4, "generated": 4}
+    options = {
+        "cgde": True,
+        "lambda_dis": 0.0,
+        "generator_every": 1,
+        "generator_steps": 2,
+        "generator_batch": 4,
+        "synthetic_per_batch": 4,
+    }
     e = experiment("fedbm", "digits", options=options, model={"dropout": 0.0}, federation={"epochs": 1})
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition="iid"))
     e = dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, client_gpus=1.0))

@@ -30,16 +30,16 @@ from tests.pipeline.one_class import SGD, at_once, explicit, gap, network, rows
 
 METHOD_OPTIONS = {
     "fedalc": [
-        {"form": "neg_d2", "lambda_": 300.0, "neighbours": 2},
-        {"form": "neg_d2", "lambda_": 300.0, "neighbours": 2, "class_embedding_lr_decay": 0.7},
-        {"form": "hinge_adaptive", "lambda_": 3000.0, "neighbours": 2, "weights": "gamma"},
-        {"form": "hinge_const", "lambda_": 3000.0, "weights": "sigma", "dp_noise": 0.5, "dp_clip": 0.1},
+        {"regularizer": "neg_d2", "lambda_": 300.0, "neighbours": 2},
+        {"regularizer": "neg_d2", "lambda_": 300.0, "neighbours": 2, "class_embedding_lr_decay": 0.7},
+        {"regularizer": "hinge_adaptive", "lambda_": 3000.0, "neighbours": 2, "weights": "gamma"},
+        {"regularizer": "hinge_const", "lambda_": 3000.0, "weights": "sigma", "dp_noise": 0.5, "dp_clip": 0.1},
     ],
     "fedaws": [{"lambda_": 300.0, "neighbours": 2}],
     "fedavg-positive": [{}, {"class_embedding_lr": 0.0}, {"class_embedding_lr_decay": 0.5}],
     "fedalc-fixed": [{"steps": 20}],
     "flag": [{}, {"class_embedding_lr": 0.3, "label_weights": "uniform"}],
-    "fedmlh": [{"parts": 2, "buckets": 3}],
+    "fedmlh": [{"hash_tables": 2, "buckets": 3}],
 }
 CASES = [(name, options) for name, several in METHOD_OPTIONS.items() for options in several]
 
@@ -218,7 +218,7 @@ def test_a_class_without_training_rows_has_no_client(one_class, tmp_path, name):
     columns |= {f"x{i}": rng.normal(size=60) + y_NC[:, i] for i in range(4)}
     columns["part"] = ["train"] * 45 + ["test"] * 15
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
-    e = one_class(name, {"parts": 1} if name == "fedmlh" else None)
+    e = one_class(name, {"hash_tables": 1} if name == "fedmlh" else None)
     task = TaskOptions(
         file=str(tmp_path / "t.parquet"), label_columns="is_*", split_column="part", partition="one_class", clients=0,
         validation=0.0,

@@ -39,7 +39,7 @@ from anchorfl.tasks.errors import InputError
 C, M, D, SIDE, ROWS = 3, 4, 5, 8, 10
 SINGLE = Objective("single")
 SGD = OptimizerOptions(name="sgd", lr=0.1, batch_size=4, skip_zero_rows=False, microbatch_tokens=0)
-QUICK = {"every": 2, "steps": 2, "generator_batch": 6, "generated": 3, "lambda_dis": 0.0}
+QUICK = {"generator_every": 2, "generator_steps": 2, "generator_batch": 6, "synthetic_per_batch": 3, "lambda_dis": 0.0}
 SPEC = InputSpec("image", (1, SIDE, SIDE), mean=(0.2,), std=(0.5,), levels=255)
 
 
@@ -297,7 +297,7 @@ def test_forty_trainings_leave_nothing_behind():
         ({"tau": 0.0}, "method.tau = 0.0: must be above 0"),
         ({"generator_lr": 0.0}, "method.generator_lr = 0.0"),
         ({"lambda_dis": -1.0}, "at least 0"),
-        ({"every": 0}, "at least 1"),
+        ({"generator_every": 0}, "at least 1"),
         ({"generator_batch": 1}, "generator_batch = 1: must be at least 2"),
     ],
 )

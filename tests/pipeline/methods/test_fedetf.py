@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from anchorfl.models.heads import FrameHead
-from anchorfl.pipeline.algorithm.contract import Averaging
+from anchorfl.pipeline.algorithm.contract import Averaging, HeadSpec
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.methods.fedetf import FedETF
 from anchorfl.pipeline.run.prepare import make_run_spec
@@ -33,7 +33,7 @@ class Plain(Averaging):
     """FedAvg on the network of FedETF."""
 
     name = "plain"
-    head = "frame"
+    head = HeadSpec(kind="frame")
 
 
 def framed():

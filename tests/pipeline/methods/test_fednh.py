@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from anchorfl.models.heads import PrototypeHead
-from anchorfl.pipeline.algorithm.contract import Averaging, ClientResult, Update
+from anchorfl.pipeline.algorithm.contract import Averaging, ClientResult, HeadSpec, Update
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods.fednh import FedNH
 from anchorfl.pipeline.run.prepare import make_run_spec
@@ -32,8 +32,7 @@ class Plain(Averaging):
     """FedAvg on the network of FedNH, whose prototypes it never moves."""
 
     name = "plain"
-    head = "prototype"
-    first_scale: float = 20.0
+    head = HeadSpec(kind="prototype", first_scale=20.0)
 
 
 def prototyped(scale=2.0):

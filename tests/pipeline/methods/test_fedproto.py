@@ -235,7 +235,7 @@ def test_the_exact_tensors_on_the_wire():
         assert list(compared.shapes(got.update).items()) == [("rows_KD", (2, D)), ("held_C", (C,))]
         assert got.update.held_C.tolist() == [False, True, True, False]
         assert {k: v for k, v in compared.shapes(got.memory).items() if k.startswith("personal.")} == OWN
-        assert {k.split(".")[0] for k in got.memory} == ({"own"} if kept else {"own", "all"})
+        assert {k.split(".")[0] for k in got.memory} == ({"personal"} if kept else {"personal", "all"})
 
 
 def test_bytes_are_those_of_the_prototypes(experiment):

@@ -185,7 +185,7 @@ def test_the_exact_tensors_on_the_wire(evaluate_on):
     head = {f"head/{name}": shape for name, shape in HEAD.items()} if evaluate_on == "server" else {}
     assert list(compared.shapes(got.update).items()) == list((body | head).items())
     assert {k: v for k, v in compared.shapes(got.memory).items() if k.startswith("personal.")} == OWN
-    assert {key.split(".")[0] for key in got.memory} == {"own", "head", "body"}
+    assert {key.split(".")[0] for key in got.memory} == {"personal", "head", "body"}
     reset = compared.fitted(method, state=method.broadcast(state, ctx), options=replace(compared.PLAIN, state="reset"))
     assert compared.shapes(reset.memory) == OWN
     after = method.aggregate(state, [ClientResult(compared.rows_of()[0], got.update)], ctx)

@@ -34,7 +34,7 @@ from tests.pipeline.compared import (
 )
 
 WHOLE = OptimizerOptions(name="sgd", lr=0.2, batch_size=N, skip_zero_rows=False, microbatch_tokens=0)
-OWN = {"personal.head.weight": (C, D), "personal.head.bias": (C,)}
+OWN = {"personal_head.head.weight": (C, D), "personal_head.head.bias": (C,)}
 
 
 def some_head(seed=8):
@@ -52,7 +52,8 @@ def personal(own, w, data):
     """The loss of the personal head, by its own weights alone."""
     x = data.x.numpy()
     return base_loss(
-        "single", logits(w, x) + encode(w, x) @ own["personal.head.weight"].T + own["personal.head.bias"], data
+        "single", logits(w, x) + encode(w, x) @ own["personal_head.head.weight"].T + own["personal_head.head.bias"],
+        data,
     )  # fmt: skip
 
 
@@ -62,7 +63,7 @@ def test_without_the_counts_what_is_sent_is_fedavgs_bit_for_bit(experiment, weig
     plain = compared.history(experiment("fedavg", options={"weighting": weighting}))
     got = compared.history(experiment("fedrod", options={"gamma": 0.0, "weighting": weighting}))
     compared.assert_same_bits(got, plain)
-    assert all(float(m["personal.head.weight"].abs().max()) > 0 for m in got[-1][2].values() if m)
+    assert all(float(m["personal_head.head.weight"].abs().max()) > 0 for m in got[-1][2].values() if m)
     counted = compared.history(experiment("fedrod"))
     assert any(not torch.equal(counted[0][0][name], value) for name, value in plain[0][0].items())
 
@@ -72,7 +73,7 @@ def test_the_personal_head_has_no_influence_on_what_is_sent():
     plain, other = (compared.fitted(FedROD(), memory=m) for m in ({}, some_head()))
     assert messages.checksum(plain.update) == messages.checksum(other.update)
     assert plain.loss == other.loss
-    assert not torch.equal(plain.memory["personal.head.weight"], other.memory["personal.head.weight"])
+    assert not torch.equal(plain.memory["personal_head.head.weight"], other.memory["personal_head.head.weight"])
 
 
 def test_loss_and_both_gradients_equal_numpy():

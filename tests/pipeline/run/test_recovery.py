@@ -24,7 +24,7 @@ def test_below_the_quorum_the_run_ends_with_3_and_goes_on_from_its_checkpoint(
     e = experiment("fedavg", federation={"rounds": 3, "clients_per_round": 4, "epochs": 1, "quorum": 1.0})
     expected = run(e, tmp_path / "whole", quiet)
     (tmp_path / "e.toml").write_text(to_toml(e))
-    fit, broken = "anchorfl.pipeline.training.client.ClientHost.fit", [True]
+    fit, broken = "anchorfl.pipeline.training.client.ClientRunner.fit", [True]
     from anchorfl.pipeline.training.client import ClientRunner
 
     plain = ClientRunner.fit

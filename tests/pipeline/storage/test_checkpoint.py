@@ -73,7 +73,7 @@ HARMS = {
     "No such file": lambda f: (f / "checkpoint.json").unlink(),
     "the content is a list": lambda f: (f / "checkpoint.json").write_text("[]"),
     "its checksum does not fit": lambda f: tampered(f, '"best": 3', '"best": 2'),
-    "has format 1, this version reads 2": lambda f: tampered(f, '"format": 2', '"format": 1'),
+    "has format 1, this version reads 3": lambda f: tampered(f, '"format": 3', '"format": 1'),
 }
 
 

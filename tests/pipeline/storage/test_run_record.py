@@ -72,7 +72,9 @@ def test_late_scores_of_another_run(tmp_path):
     write_final_scores(tmp_path, RoundRecord(0, 1.0, {"test/f1_macro": 0.9}, {"test/recall": {"zero": 0.25}}))
     assert with_final_scores(tmp_path)[0].per_class == {"test/f1": {"zero": 0.5}, "test/recall": {"zero": 0.25}}
     write_final_scores(tmp_path, RoundRecord(0, 1.0, {"test/f1_macro": 0.9}, {"test/recall": {"one": 0.25}}))
-    with pytest.raises(InputError, match=r"selected/metrics.jsonl has scores of other classes than the run: delete"):
+    with pytest.raises(
+        InputError, match=r"final_scores/metrics.jsonl has scores of other classes than the run: delete"
+    ):
         with_final_scores(tmp_path)
     JsonLines(tmp_path, resume_at=1).begin(about(tmp_path))
     assert (tmp_path / FINAL_SCORES).exists()

@@ -111,7 +111,9 @@ def test_loading_gives_the_same_manifest_and_data_stay_writable(made):
         again.sparse_client(-1)
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "client-00001.parquet", "test.parquet", "held.parquet", "plan.json"])
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "client-00001.parquet", "test.parquet", "class_counts.parquet", "partition.json"]
+)
 def test_a_missing_file_is_named_with_the_mend(copy, name):
     (copy / name).unlink()
     with pytest.raises(InputError, match=rf"{name} is missing.*delete the folder and prepare the data again"):
@@ -121,7 +123,7 @@ def test_a_missing_file_is_named_with_the_mend(copy, name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 0}, "has format 0, this version reads 5"),
+        ({"format": 0}, "has format 0, this version reads 6"),
         ({"seed": None, "new": 1}, "damaged"),
         ({"spec": []}, "damaged"),
     ],

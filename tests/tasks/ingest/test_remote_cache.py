@@ -65,7 +65,7 @@ def test_prepared_once_for_all_machines(s3, machine):
     assert files() == {"manifest.json", "client-00001.parquet"}  # no other client's
     second.split("test", Objective("single"))
     assert digest(second.plan()) == digest(first.plan())
-    assert files() == {"manifest.json", "client-00001.parquet", "test.parquet", "plan.json"}
+    assert files() == {"manifest.json", "client-00001.parquet", "test.parquet", "partition.json"}
 
 
 def test_each_file_is_asked_for_once(s3, machine, monkeypatch):
@@ -93,7 +93,7 @@ def test_the_manifest_comes_last(tmp_path, machine, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         shared(cache)
     clients = [f"client-0000{n}.parquet" for n in range(3)]
-    assert sorted(order) == [*clients, "held.parquet", "plan.json", "test.parquet", "validation.parquet"]
+    assert sorted(order) == [*clients, "class_counts.parquet", "partition.json", "test.parquet", "validation.parquet"]
     monkeypatch.undo()
     machine("second")
     lines = []
@@ -132,7 +132,7 @@ def test_a_run_gives_the_same_bits(experiment, s3, tmp_path, machine):
     for name in ("second", "third"):
         machine(name)
         sums.append(run(e, tmp_path / f"run-{name}", str.strip).checksum)
-        assert (tmp_path / f"run-{name}" / "plan.json").exists()
+        assert (tmp_path / f"run-{name}" / "partition.json").exists()
     assert len(set(sums)) == 1
 
 

@@ -58,10 +58,10 @@ def test_one_as_a_file(capsys, tmp_path):
     path = tmp_path / "own.toml"
     path.write_text(shown(capsys, "--toml", "r8-8/moon"))
     assert read_preset(str(path)) == read_preset("r8-8/moon")
-    assert "micro_tokens" not in path.read_text()
+    assert "microbatch_tokens" not in path.read_text()
     path.write_text("extends = 'r8-8/moon'\n[tracking]\nuri = 'postgresql://alice:hunter2@db.example.org/m'\n")
     text = shown(capsys, "--toml", str(path))
-    assert "micro_tokens" in text
+    assert "microbatch_tokens" in text
     assert "hunter2" not in text
 
 
