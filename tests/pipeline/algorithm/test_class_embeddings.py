@@ -140,8 +140,8 @@ def test_a_server_adam_step_is_adams(decay):
 def test_rows_come_to_rest_with_their_rates():
     """A step on a row and the regularizer's in round 4 at a decay of 0.5 are those of an eighth of the rates."""
     data, options = rows(), {"lambda_": 300.0, "neighbours": 2}
-    slow, eighth = (FEDAWS(class_embedding_lr=0.4, class_embedding_lr_decay=0.5, **options),)
-    FEDAWS(class_embedding_lr=0.05, **options | {"lambda_": 37.5})
+    slow = FEDAWS(class_embedding_lr=0.4, class_embedding_lr_decay=0.5, **options)
+    eighth = FEDAWS(class_embedding_lr=0.05, **options | {"lambda_": 37.5})
     model = network()
     state, cards = begun(slow, model, data)
     card, held = clients(data)[1]

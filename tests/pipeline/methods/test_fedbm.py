@@ -309,7 +309,7 @@ def test_bad_options(options, words):
 def test_what_the_generator_cannot_do_is_refused():
     method = FedBM()
     ctx = server(network(method), [client(0)[0]])
-    with pytest.raises(InputError, match=r"method\.lambda_bda_dis compares with BatchNorm's running statistics"):
+    with pytest.raises(InputError, match=r"method\.lambda_dis compares with BatchNorm's running statistics"):
         method.begin(ctx)
     tokens = replace(ctx, spec=InputSpec("tokens", (9,)))
     with pytest.raises(InputError, match=r"makes images, the input is of kind 'tokens': set method\.cgde to False"):

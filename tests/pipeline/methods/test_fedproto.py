@@ -93,7 +93,9 @@ def test_one_client_alone_is_fedavg_bit_for_bit(experiment):
     plain = compared.history(e)
     got = compared.history(replace(e, method=FedProto(lambda_=0.0)))
     for (weights, loss, memories, _), (_, loss0, memories0, _) in zip(plain, got, strict=True):
-        own = {f"weights/{k.removeprefix('own.')}": v for k, v in memories0[0].items() if k.startswith("personal.")}
+        own = {
+            f"weights/{k.removeprefix('personal.')}": v for k, v in memories0[0].items() if k.startswith("personal.")
+        }
         assert messages.checksum(own) == messages.checksum(weights)
         assert loss0 == loss
         assert all(torch.equal(memories0[0][k], v) for k, v in memories[0].items())

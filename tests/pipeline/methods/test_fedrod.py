@@ -86,7 +86,7 @@ def test_loss_and_both_gradients_equal_numpy():
     loss, got = gradient(local, micro_batches)
     assert loss == pytest.approx(balanced(at, data), abs=1e-12)
     assert_close(got, slope(lambda w: balanced(w, data), at), 1e-8)
-    mine = {f"personal.{name}": p.grad.numpy() for name, p in local.own.items()}
+    mine = {f"personal_head.{name}": p.grad.numpy() for name, p in local.own.items()}
     assert_close(mine, slope(lambda o: personal(o, at, data), own), 1e-8)
 
 

@@ -133,7 +133,7 @@ def test_options_that_would_do_nothing_are_refused(experiment, images):
         "fedalc", task="toy-multi", federation={"batched_clients": True, "epochs": 1},
         optimizer={"name": "sgd", "batch_size": 0, "crop": 1},
     )  # fmt: skip
-    with pytest.raises(InputError, match=r"pooled needs optimizer.crop = 0 and optimizer.flip = 'none'"):
+    with pytest.raises(InputError, match=r"batched_clients needs optimizer.crop = 0 and optimizer.flip = 'none'"):
         in_process(make_run_spec(e, quiet))
 
 

@@ -157,7 +157,7 @@ def test_compare_names_the_figures(ranking, experiment, tmp_path):
     assert one.values["psp_at_5_last"] == last["test/psp_at_5"]
     assert {group.label: len(group.runs) for group in result.groups} == {
         "toy-multi fedavg (evaluation.metrics=ranking)": 2,
-        "toy-multi fedavg (evaluation.metrics=decisions)": 1,
+        "toy-multi fedavg (evaluation.metrics=threshold)": 1,
     }
     with (tmp_path / "out" / "comparison.csv").open() as stream:
         rows = {row["run"]: row for row in csv.DictReader(stream)}

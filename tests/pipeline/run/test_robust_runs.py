@@ -285,7 +285,7 @@ def test_bad_options_are_refused(options, text):
             {"aggregation": "median", "quorum": 0.4},
             "federation.aggregation = 'median': the median of 2 withstands no faulty client, that of 3 does;"
             " federation.quorum = 0.4 of 5 selected clients lets a round have 2: raise quorum or clients_per_round, or"
-            " change the merge",
+            " change the aggregation",
         ),
         (
             {"aggregation": "trimmed_mean", "trim_fraction": 0.1},
