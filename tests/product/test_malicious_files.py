@@ -174,7 +174,14 @@ def test_a_run_folder_of_pickles_is_not_run(finished, tmp_path, mark, payload, m
     monkeypatch.setenv("ANCHORFL_CACHE", str(finished / "cache"))
     names = sorted(p.relative_to(finished / "stopped") for p in (finished / "stopped").rglob("*") if p.is_file())
     read = [n for n in names if readers(finished / "stopped", n)]
-    assert {n.parts[0] for n in read} == {"checkpoint", "rounds", "model", "config.json", "run.json", "metrics.jsonl"}
+    assert {n.parts[0] for n in read} == {
+        "checkpoint",
+        "server_states",
+        "model",
+        "config.json",
+        "run.json",
+        "metrics.jsonl",
+    }
     for name in read:
         folder = tmp_path / "copy" / "run"
         shutil.copytree(finished / "stopped", folder)

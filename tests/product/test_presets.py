@@ -121,7 +121,7 @@ def test_presets_of_a_data_set_differ_in_the_method_alone(name):
     one, base = (to_tree(read_preset(n)) for n in (name, f"{name.split('/')[0]}/fedavg"))
     if one["method"]["name"] == "fedalign":
         for tree in (one, base):
-            tree["model"] = {k: v for k, v in tree["model"].items() if not k.startswith("names")}
+            del tree["class_embeddings"]
     del one["method"], base["method"]
     assert one == base
 

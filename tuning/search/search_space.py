@@ -129,7 +129,7 @@ SPACES: Mapping[str, Declared] = {
     "fedalc": Declared({"lambda_": LAMBDA}, warm_up=5),
     "fedaws": Declared({"lambda_": LAMBDA}, warm_up=5),
     "fedalc-fixed": Declared(
-        {"attract": Range(1e-3, 10, "log", reason="pull of classes that occur together against the push, which is 1")}
+        {"alpha": Range(1e-3, 10, "log", reason="pull of classes that occur together against the push, which is 1")}
     ),
     "fedavg-positive": Declared(
         {
@@ -156,7 +156,7 @@ SPACES: Mapping[str, Declared] = {
         {
             "tau": Choice((7.5, 12.5, 17.5), reason="those of the reference scripts, by data set and beta"),
             "lambda_dis": Choice((0.0, 0.1, 1.0, 10.0), reason="the paper's own list, and without"),
-            "generated": Choice((8, 16, 32), reason="the paper's own list"),
+            "synthetic_per_batch": Choice((8, 16, 32), reason="the paper's own list"),
         },
         warm_up=10,  # the generator's first training is after round 5
     ),

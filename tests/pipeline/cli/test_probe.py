@@ -141,7 +141,7 @@ def test_fedbm_is_measured_with_its_generator(experiment, monkeypatch):
     e = experiment("fedbm", "digits", options=options)
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition="iid"))
     trained = []
-    monkeypatch.setattr(fedbm, "retrained", lambda values, *rest: trained.append(1) or values)
+    monkeypatch.setattr(fedbm, "retrain", lambda values, *rest: trained.append(1) or values)
     run_spec = make_run_spec(e, print)
     got = _measure(run_spec, described(run_spec, 0), [], lambda function, *arguments: function(*arguments))
     generator = messages.nbytes(server_of(run_spec).state.generator)

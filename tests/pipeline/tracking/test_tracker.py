@@ -165,7 +165,7 @@ def test_a_server_that_recovers_gets_what_it_missed(tmp_path, store, lines, monk
             raise ConnectionError("[Errno 111] refused")
         return log_batch(self)
 
-    monkeypatch.setattr(mlflow_upload.MlflowUploader, "advance", advance)
+    monkeypatch.setattr(mlflow_upload.MlflowUploader, "upload_new", advance)
     tracker = open_tracker(TrackingOptions(uri=store), folder, 0, lines.append)
     tracker.parts[1].pause_s = 0.0
     tracker.begin(about(folder))

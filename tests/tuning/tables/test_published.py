@@ -173,9 +173,14 @@ def test_the_round_with_the_best_sum(tmp_path):
         journal = JsonLines(folder)
         journal.begin(RunInfo(name=folder.name, experiment="digits", params=params, folder=folder))
         for round_, (f1, total, test) in enumerate([(0.9, 0.5, 0.1), (0.3, 0.8, 0.25), (0.2, 0.8, 0.4)], 1):
-            metrics = {"validation/f1_macro": f1, "validation/sum": total, "wire/down/bytes": 1, "wire/up/bytes": 1}
+            metrics = {
+                "validation/f1_macro": f1,
+                "validation/sum": total,
+                "communication/download_bytes": 1,
+                "communication/upload_bytes": 1,
+            }
             metrics |= {f"test/{m.name}": test for m in FAMILIES["classification"].measures}
-            metrics |= {"fault/failed": 0, "sys/client_seconds": 1.0, "sys/score_seconds": 1.0}
+            metrics |= {"failures/dropped_clients": 0, "time/clients": 1.0, "time/evaluate": 1.0}
             journal.round(RoundRecord(round_, 100.0, metrics))
         journal.end("FINISHED")
         runs[str(seed)] = load_run(folder)
