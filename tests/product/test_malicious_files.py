@@ -150,7 +150,7 @@ def readers(folder, name):
     """What reads a file of a run folder."""
     if name.parts[0] == "checkpoint":
         return [Checkpoints(folder).load]
-    if name.parts[0] == "rounds":
+    if name.parts[0] == "server_states":
         return [lambda: Checkpoints(folder).read_kept(int(name.stem))]
     if name.parts[0] == "model":
         return [lambda: load_model(folder / "model")]
