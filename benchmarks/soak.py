@@ -37,7 +37,7 @@ from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.lifecycle import open_loop
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Progress
-from anchorfl.pipeline.run.round_loop import Loop
+from anchorfl.pipeline.run.round_loop import RoundLoop
 from anchorfl.pipeline.storage.atomic_files import write_json
 from anchorfl.pipeline.storage.run_folder import held, write_config
 from anchorfl.tasks.options import TaskOptions
@@ -64,7 +64,7 @@ def experiment(options: argparse.Namespace, folder: Path) -> Experiment:
     )  # fmt: skip
 
 
-def watch(loop: Loop, reader: Reader, every: int, references_every: int, save: Callable[[], None]) -> None:
+def watch(loop: RoundLoop, reader: Reader, every: int, references_every: int, save: Callable[[], None]) -> None:
     """Run the loop to its end and read as it goes; wall seconds of a round are the median since the last reading.
     save: called when references have been counted.
     """

@@ -20,7 +20,7 @@ from anchorfl.pipeline.results.per_class import write_per_class
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Log, Progress
 from anchorfl.pipeline.run.provenance import check_records, check_same_data, run_info
-from anchorfl.pipeline.run.round_loop import Loop, final_checksum, record_of, weights_in
+from anchorfl.pipeline.run.round_loop import RoundLoop, final_checksum, record_of, weights_in
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.backup import Backup
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
@@ -103,7 +103,7 @@ def _executor(run_spec: RunSpec, actor_pools: ActorPools | None) -> Executor:
 
 def open_loop(
     run_spec: RunSpec, executor: Executor, folder: Path, progress: Progress, log: Log, parent: Path | None = None
-) -> Loop:
+) -> RoundLoop:
     """The round loop of a run folder, standing after its last completed round, with its record opened.
 
     parent: folder of the sweep that the run is a part of.
@@ -111,7 +111,7 @@ def open_loop(
     experiment = run_spec.experiment
     # The tracker needs to know where the loop goes on, so it comes after the checkpoint.
     none = Trackers([], experiment.tracking)
-    loop = Loop(
+    loop = RoundLoop(
         experiment,
         run_spec.data().manifest.class_names,
         executor,
@@ -120,7 +120,7 @@ def open_loop(
         progress,
     )
     loop.resume()
-    done, info = loop.standing.round, run_info(run_spec, folder)
+    done, info = loop.state.round, run_info(run_spec, folder)
     if done:
         check_same_data(info.tags, folder)
         check_records(folder, done)
@@ -167,15 +167,15 @@ class Result:
     scores: dict[str, dict[str, float]]
 
 
-def conclude(run_spec: RunSpec, folder: Path, state: Tensors, loop: Loop) -> Result:
+def conclude(run_spec: RunSpec, folder: Path, state: Tensors, loop: RoundLoop) -> Result:
     """Save the selected model, the result and the pictures, and hand them to the tracker."""
-    experiment, standing, tracker = run_spec.experiment, loop.standing, loop.tracker
+    experiment, standing, tracker = run_spec.experiment, loop.state, loop.tracker
     checksum = final_checksum(state)
     scores = standing.scores
     if standing.best_round:
         scores = _scores_of(folder, standing.best_round, scores)
         if experiment.tested == "last":
-            late = loop.tested(state)
+            late = loop.test_selected(state)
             scores |= {s: dict(v.values) for s, v in late.items()}
             write_final_scores(folder, record_of(standing.best_round, late, loop.class_names))
             tracker.artifact(folder / FINAL_SCORES)
@@ -190,7 +190,7 @@ def conclude(run_spec: RunSpec, folder: Path, state: Tensors, loop: Loop) -> Res
         "failed": standing.failures, "retried": standing.retries, "faults": standing.faults,
         "digest": digest(experiment),
     }  # fmt: skip
-    if summary := standing.summary(loop.recovered):
+    if summary := standing.summary(loop.restarts):
         loop.progress.log(summary)
     write_per_class(folder)
     _draw(run_spec, folder)

@@ -1,5 +1,6 @@
-"""The round loop: choose, broadcast, fit, check, merge, evaluate, record, checkpoint. It names no method and no data
-set.
+"""The round loop: select, broadcast, train, check, aggregate, evaluate, record, save.
+
+It names no method and no data set.
 """
 
 from __future__ import annotations
@@ -30,32 +31,35 @@ from anchorfl.tasks.metrics.scores import Scores
 T = TypeVar("T")
 STATE, SELECTED, MEMORY = "state", "selected", "memory-"
 """Names of a checkpoint's parts."""
-RECOVERIES = 2
-"""How often in one round a run starts what it lost anew before it gives up: what kills the server may be the round."""
+MAX_RESTARTS = 2
+"""How often in one round a run restarts what it lost before it gives up: what kills the server may be the round."""
 
 
 @dataclass
-class Standing:
-    """What the loop itself remembers between rounds, beside state and memories; saved in every checkpoint.
-
-    best: (round, validation score) of the selected model where ``evaluation.model_selection`` is by validation.
-    """
+class LoopState:
+    """The round loop's own progress, beside the server's state and clients' memories; saved in every checkpoint."""
 
     round: int = 0
+    """Rounds done; 0: only the initial weights are scored, or nothing."""
     best_round: int = 0
+    """Round of the selected model so far; 0: none, or the last round is selected."""
     best_score: float = -1.0
+    """Its validation score, in [0, 1]; -1: none."""
     seconds: float = 0.0
+    """Wall time of all rounds."""
     failures: int = 0
+    """Clients left out of a round, over all rounds."""
     retries: int = 0
+    """Attempts of clients that were made again."""
     faults: dict[str, int] = field(default_factory=dict)
     """Kind of fault -> attempts that ended so."""
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
     """split -> metric -> value of the last scored round."""
 
-    def summary(self, recovered: int = 0) -> str:
-        """A line about all that went wrong; empty where nothing did."""
+    def summary(self, restarts: int = 0) -> str:
+        """Return a line about all that went wrong; empty where nothing did."""
         parts = [f"{count} {kind}" for kind, count in self.faults.items() if count]
-        lost = f"; started anew after the loss of the server: {recovered}" if recovered else ""
+        lost = f"; started anew after the loss of the server: {restarts}" if restarts else ""
         if not parts and not lost:
             return ""
         return (
@@ -65,10 +69,8 @@ class Standing:
 
 
 @dataclass
-class Loop:
-    """The parts of a run, and its rounds. ``best``: the state of the selected model so far (path -> tensor), empty
-    where ``evaluation.model_selection`` is ``last``; ``backup``: keeps a copy of the run folder, or None.
-    """
+class RoundLoop:
+    """The parts of a run, and its rounds."""
 
     experiment: Experiment
     class_names: Sequence[str]
@@ -76,189 +78,213 @@ class Loop:
     tracker: Tracker
     checkpoints: Checkpoints
     progress: Progress
-    standing: Standing = field(default_factory=Standing)
+    state: LoopState = field(default_factory=LoopState)
+    """What is done."""
     best: Tensors = field(default_factory=dict)
+    """The server's state of the selected round so far, path -> tensor; empty where the last round is selected."""
     backup: Backup | None = None
-    recovered: int = 0
+    """Keeps a copy of the run folder."""
+    restarts: int = 0
     """How often what was lost was started anew."""
-    _told: int = 0
-    _recorded: int = -1
-    _saved: int = 0
+    _restarts_recorded: int = 0
+    _last_recorded: int = -1
+    """Last round in the record; a restarted run computes some again, with the same bits, and records none twice."""
+    _last_saved: int = 0
     """Round of the last checkpoint."""
-    _unsaved: set[int] = field(default_factory=set)
-    """Clients whose memories changed since then."""
-    _whole: bool = False
-    """Whether all rounds are computed, one after the other, by nobody but this loop."""
+    _clients_to_save: set[int] = field(default_factory=set)
+    """Clients whose memories changed since the last checkpoint."""
+    _runs_all_rounds: bool = False
+    """The next round may start early: all rounds are computed, one after the other, by nobody but this loop."""
 
     def run(self) -> Tensors:
-        """Run what is left of the rounds; the state of the selected model."""
-        self._whole = True
+        """Run what is left of the rounds; return the server's state of the selected round."""
+        self._runs_all_rounds = True
         for _ in self.steps():
             pass
-        return self.best or self._surely(self.executor.snapshot, "the end")
-
-    def tested(self, state: Tensors) -> dict[str, Scores]:
-        """The test scores of the selected model, after the last round."""
-
-        def test() -> dict[str, Scores]:
-            self.executor.restore(state, {})
-            return self.executor.scores(["test"])
-
-        return self._surely(test, "the test of the selected model")
+        return self.best or self._with_recovery(self.executor.snapshot, "the end")
 
     def steps(self) -> Iterator[int]:
-        """Run what is left of the rounds one by one; yields each round's number when it is recorded and saved, and at
-        first the round that the loop stands at.
+        """Run what is left of the rounds one by one; yield each round's number when it is recorded and saved, first the
+        round that the loop stands at.
         """
-        for round_ in range(self.standing.round, self.experiment.federation.rounds + 1):
-            self._surely(partial(self._compute, round_), f"round {round_}")
+        for round_ in range(self.state.round, self.experiment.federation.rounds + 1):
+            self._with_recovery(partial(self._run_up_to, round_), f"round {round_}")
             yield round_
 
-    def _surely(self, work: Callable[[], T], what: str) -> T:
-        """Do something; where the server is lost on the way, all since the last checkpoint again, on a new one."""
-        gone = False
-        for attempt in range(RECOVERIES + 1):
-            try:
-                if gone:
-                    self.executor.recover()
-                    self.resume()
-                return work()
-            except LostError as error:
-                if attempt == RECOVERIES:
-                    raise
-                gone = True
-                self.recovered += 1
-                self.progress.log(f"  {what}: {error}; starting it anew and going on from the last checkpoint")
-        raise AssertionError("the last attempt returns or raises")
+    def test_selected(self, server_state: Tensors) -> dict[str, Scores]:
+        """Return the test scores of the selected model, after the last round."""
 
-    def _compute(self, round_: int) -> None:
-        """All rounds up to ``round_`` that are not done; 0: score the initial weights."""
-        if round_ == 0:
-            self._begin()
-        for number in range(self.standing.round + 1, round_ + 1):
-            self._round(number)
+        def test() -> dict[str, Scores]:
+            self.executor.restore(server_state, {})
+            return self.executor.scores(["test"])
+
+        return self._with_recovery(test, "the test of the selected model")
 
     def resume(self) -> None:
-        """Go on from the last checkpoint, where there is one."""
-        self.standing, self.best, self._unsaved, self._saved = Standing(), {}, set(), 0
+        """Go back to the last checkpoint; to the start where there is none."""
+        self.state, self.best, self._clients_to_save, self._last_saved = LoopState(), {}, set(), 0
         found = self.checkpoints.load(self.progress.log)
         if found is None:
             return
         parts = dict(found.parts)
         try:
-            standing = _standing(found)
-            state, self.best = parts.pop(STATE), parts.pop(SELECTED, {})
+            state = _loop_state(found)
+            server_state, self.best = parts.pop(STATE), parts.pop(SELECTED, {})
             memories = {int(name.removeprefix(MEMORY)): memory for name, memory in parts.items()}
-            self.executor.restore(state, memories)
+            self.executor.restore(server_state, memories)
         except (ValueError, KeyError) as error:
             path = self.checkpoints.index
             raise InputError(f"{path} is not of this run ({error}); start the run anew in another --output") from error
-        self.standing, self._saved = standing, found.round
-        self._recorded = max(self._recorded, found.round)
+        self.state, self._last_saved = state, found.round
+        self._last_recorded = max(self._last_recorded, found.round)
 
-    def _begin(self) -> None:
+    def _with_recovery(self, work: Callable[[], T], what: str) -> T:
+        """Run ``work``; if the server is lost, restart it, go back to the last checkpoint and try again."""
+        restarts = 0
+        while True:
+            try:
+                if restarts:
+                    self.executor.recover()
+                    self.resume()
+                return work()
+            except LostError as error:
+                if restarts == MAX_RESTARTS:
+                    raise
+                restarts += 1
+                self.restarts += 1
+                self.progress.log(f"  {what}: {error}; starting it anew and going on from the last checkpoint")
+
+    def _run_up_to(self, round_: int) -> None:
+        """Run all rounds up to ``round_`` that are not done; 0: score the initial weights."""
+        if round_ == 0:
+            self._score_initial_weights()
+        for number in range(self.state.round + 1, round_ + 1):
+            self._run_round(number)
+
+    def _score_initial_weights(self) -> None:
         """Score the initial weights, while the first clients start: a first sign of life."""
-        began = time.perf_counter()
-        self.executor.expect(self._selected(1))
-        scores, scoring = self._scores(0)
-        seconds = time.perf_counter() - began
-        self._note(_record(0, RoundOutcome(()), scores, self.class_names, seconds, scoring))
+        started = time.perf_counter()
+        self.executor.expect(self._cohort(1))
+        scores, scoring = self._evaluate(0)
+        seconds = time.perf_counter() - started
+        self._record(0, RoundOutcome(()), scores, seconds, scoring)
         self.progress.round(0, RoundOutcome(()), scores, seconds)
 
-    def _round(self, round_: int) -> None:
-        experiment, began = self.experiment, time.perf_counter()
-        outcome = self.executor.round(
-            round_, self._selected(round_), partial(self.progress.watch, round_), self._backup_clients(round_)
-        )
-        last = round_ == experiment.federation.rounds
-        if self._whole and not last:  # what follows decides nothing of the next round, so its clients train meanwhile
-            self.executor.ahead(round_ + 1, self._selected(round_ + 1), self._backup_clients(round_ + 1))
-        elif not last:
-            self.executor.expect(self._selected(round_ + 1))
-        scored = last or round_ % experiment.evaluation.every == 0
-        scores, scoring = self._scores(round_) if scored else ({}, 0.0)
-        state = self.executor.snapshot()
-        self._stand(round_, outcome, scores, state)
-        seconds = time.perf_counter() - began
-        self.standing.seconds += seconds
-        self._unsaved |= {*outcome.answered}
-        due = last or round_ % experiment.cluster.checkpoint_every == 0
-        # All that comes from elsewhere, and may be lost there, comes before the round is written down.
-        changed = {f"{MEMORY}{c:05d}": self.executor.memory(c) for c in sorted(self._unsaved)} if due else {}
-        self._note(_record(round_, outcome, scores, self.class_names, seconds, scoring))
-        if experiment.evaluation.save_state_every and (last or round_ % experiment.evaluation.save_state_every == 0):
-            self.checkpoints.keep(round_, state)  # before the round counts as done: a kill in between does it again
-        if due:
-            if self.standing.best_round > self._saved:
-                changed[SELECTED] = self.best
-            self.checkpoints.save(round_, changed | {STATE: state}, vars(self.standing))
-            self._unsaved, self._saved = set(), round_
-            if self.backup is not None:
-                self.backup.push()
+    def _run_round(self, round_: int) -> None:
+        started = time.perf_counter()
+        # 1. Broadcast, train on the clients, aggregate on the server.
+        watch = partial(self.progress.watch, round_)
+        outcome = self.executor.round(round_, self._cohort(round_), watch, self._backup_clients(round_))
+        # 2. Let the next round's clients start: what follows decides nothing of it.
+        self._start_next(round_ + 1)
+        # 3. Evaluate; select by the validation split alone.
+        scores, scoring = self._evaluate(round_)
+        server_state = self.executor.snapshot()
+        self._update_state(round_, outcome, scores, server_state)
+        seconds = time.perf_counter() - started
+        self.state.seconds += seconds
+        # 4. Fetch all that comes from elsewhere, and may be lost there, before the round is written down.
+        memories = self._changed_memories(round_, outcome)
+        # 5. Record. A round that is recorded and not saved is computed again after a kill, with the same bits.
+        self._record(round_, outcome, scores, seconds, scoring)
+        # 6. Save.
+        self._save(round_, server_state, memories)
         self.progress.round(round_, outcome, scores, seconds)
 
-    def _note(self, record: RoundRecord) -> None:
-        """Record a round; not one that was recorded and is computed again on a new server, with the same bits."""
-        if record.round > self._recorded:
-            record.metrics["failures/server_restarts"] = self.recovered - self._told
-            self.tracker.round(record)
-            self._recorded, self._told = record.round, self.recovered
+    def _start_next(self, round_: int) -> None:
+        if round_ > self.experiment.federation.rounds:
+            return
+        if self._runs_all_rounds:
+            self.executor.ahead(round_, self._cohort(round_), self._backup_clients(round_))
+        else:
+            self.executor.expect(self._cohort(round_))
 
-    def _stand(self, round_: int, outcome: RoundOutcome, scores: dict[str, Scores], state: Tensors) -> None:
-        """Bring the standing up to date; a round is selected here, by the validation split alone."""
-        s = self.standing
-        s.round = round_
-        s.failures += len(outcome.failed)
-        s.retries += len(outcome.retried)
-        s.faults = {kind: s.faults.get(kind, 0) + outcome.kinds[kind] for kind in sorted({*s.faults, *outcome.kinds})}
+    def _evaluate(self, round_: int) -> tuple[dict[str, Scores], float]:
+        """Return the scores by split, none where the round is not scored, and the seconds that they took."""
+        experiment, started = self.experiment, time.perf_counter()
+        if not self._due(round_, experiment.evaluation.every):
+            return {}, 0.0
+        is_selected = experiment.evaluation.model_selection == "last" and round_ == experiment.federation.rounds
+        test = experiment.tested == "always" or (experiment.tested == "last" and is_selected)
+        scores = self.executor.scores(["validation", "test"] if test else ["validation"])
+        return scores, time.perf_counter() - started
+
+    def _update_state(
+        self, round_: int, outcome: RoundOutcome, scores: dict[str, Scores], server_state: Tensors
+    ) -> None:
+        """Count what went wrong, and keep the server's state where its validation score is the best so far."""
+        state = self.state
+        state.round = round_
+        state.failures += len(outcome.failed)
+        state.retries += len(outcome.retried)
+        kinds = sorted({*state.faults, *outcome.kinds})
+        state.faults = {kind: state.faults.get(kind, 0) + outcome.kinds[kind] for kind in kinds}
+        self._clients_to_save |= {*outcome.answered}
         if not scores:
             return
-        s.scores = {split: dict(v.values) for split, v in scores.items()}
+        state.scores = {split: dict(v.values) for split, v in scores.items()}
         by = self.experiment.evaluation.chosen_by
-        if by is not None and scores["validation"].values[by.name] > s.best_score:
-            s.best_round, s.best_score, self.best = round_, scores["validation"].values[by.name], state
+        if by is not None and scores["validation"].values[by.name] > state.best_score:
+            state.best_round, state.best_score = round_, scores["validation"].values[by.name]
+            self.best = server_state
 
-    def _scores(self, round_: int) -> tuple[dict[str, Scores], float]:
-        """Scores by split, and the seconds that they took."""
-        experiment, began = self.experiment, time.perf_counter()
-        selected = experiment.evaluation.model_selection == "last" and round_ == experiment.federation.rounds
-        test = experiment.tested == "always" or (experiment.tested == "last" and selected)
-        scores = self.executor.scores(["validation", "test"] if test else ["validation"])
-        return scores, time.perf_counter() - began
+    def _changed_memories(self, round_: int, outcome: RoundOutcome) -> dict[str, Tensors]:
+        """Return the memories that changed since the last checkpoint, where one is due."""
+        if not self._due(round_, self.experiment.cluster.checkpoint_every):
+            return {}
+        return {f"{MEMORY}{c:05d}": self.executor.memory(c) for c in sorted(self._clients_to_save)}
 
-    def _selected(self, round_: int) -> list[int]:
+    def _record(
+        self, round_: int, outcome: RoundOutcome, scores: dict[str, Scores], seconds: float, scoring: float
+    ) -> None:
+        """Write the round into the record, unless it was recorded before a restart."""
+        if round_ <= self._last_recorded:
+            return
+        record = record_of(round_, scores, self.class_names)
+        metrics = round_metrics(outcome, seconds, scoring)
+        metrics["failures/server_restarts"] = self.restarts - self._restarts_recorded
+        self.tracker.round(replace(record, metrics=metrics | record.metrics))
+        self._last_recorded, self._restarts_recorded = round_, self.restarts
+
+    def _save(self, round_: int, server_state: Tensors, memories: dict[str, Tensors]) -> None:
+        """Save a checkpoint where one is due; a kill before its end computes the round again, with the same bits."""
+        every = self.experiment.evaluation.save_state_every
+        if every and self._due(round_, every):
+            self.checkpoints.keep(round_, server_state)  # before the round counts as done
+        if not self._due(round_, self.experiment.cluster.checkpoint_every):
+            return
+        selected = {SELECTED: self.best} if self.state.best_round > self._last_saved else {}
+        self.checkpoints.save(round_, memories | selected | {STATE: server_state}, vars(self.state))
+        self._clients_to_save, self._last_saved = set(), round_
+        if self.backup is not None:
+            self.backup.push()
+
+    def _due(self, round_: int, every: int) -> bool:
+        """Return whether something that happens every so many rounds, and after the last, happens now."""
+        return round_ == self.experiment.federation.rounds or round_ % every == 0
+
+    def _cohort(self, round_: int) -> list[int]:
         experiment = self.experiment
         return select(experiment.task.clients, experiment.selected_clients, round_, experiment.seed)
 
     def _backup_clients(self, round_: int) -> list[int]:
-        experiment = self.experiment
-        return backup_clients(
-            experiment.task.clients,
-            self._selected(round_),
-            experiment.federation.backup_fraction,
-            round_,
-            experiment.seed,
-        )
+        experiment, cohort = self.experiment, self._cohort(round_)
+        fraction = experiment.federation.backup_fraction
+        return backup_clients(experiment.task.clients, cohort, fraction, round_, experiment.seed)
 
 
-def _standing(found: Checkpoint) -> Standing:
-    """What a checkpoint's notes say. ValueError where they cannot be."""
-    if fault := misfit(found.notes, Standing):
+def _loop_state(found: Checkpoint) -> LoopState:
+    """Return the loop's state out of a checkpoint's notes. ValueError where it cannot be."""
+    if fault := misfit(found.notes, LoopState):
         raise ValueError(f"notes: {fault}")
-    standing = Standing(**found.notes)
-    if not 0 <= standing.best_round <= standing.round == found.round:
-        raise ValueError(f"notes: round {standing.round}, best round {standing.best_round} in round {found.round}")
-    return standing
+    state = LoopState(**found.notes)
+    if not 0 <= state.best_round <= state.round == found.round:
+        raise ValueError(f"notes: round {state.round}, best round {state.best_round} in round {found.round}")
+    return state
 
 
-def _record(
-    round_: int,
-    outcome: RoundOutcome,
-    scores: dict[str, Scores],
-    class_names: Sequence[str],
-    seconds: float,
-    scoring: float,
-) -> RoundRecord:
+def round_metrics(outcome: RoundOutcome, seconds: float, scoring: float) -> dict[str, float]:
+    """Return the metrics of a round beside its scores. seconds: of the whole round; scoring: of its evaluation."""
     metrics: dict[str, float] = {
         "communication/download_bytes": outcome.bytes_down,
         "communication/upload_bytes": outcome.bytes_up,
@@ -274,14 +300,13 @@ def _record(
     }
     if outcome.answered:
         metrics["train/loss"] = outcome.loss
-    if outcome.failed:  # where stand-ins came, not the selected ones without those that failed
+    if outcome.failed:  # where backup clients came, not the selected ones without those that failed
         metrics["clients/completed"] = len(outcome.answered)
-    scored = record_of(round_, scores, class_names)
-    return replace(scored, metrics=metrics | scored.metrics)
+    return metrics
 
 
 def record_of(round_: int, scores: Mapping[str, Scores], class_names: Sequence[str]) -> RoundRecord:
-    """The record of what was scored of a round; scores: by split."""
+    """Return the record of a round's scores. scores: by split."""
     metrics: dict[str, float] = {}
     per_class: dict[str, dict[str, float]] = {}
     for split, s in scores.items():
@@ -292,11 +317,11 @@ def record_of(round_: int, scores: Mapping[str, Scores], class_names: Sequence[s
 
 
 def weights_in(state: Tensors) -> Tensors:
-    """The model's weights out of a state as path -> tensor."""
+    """Return the model's weights out of a server's state, path -> tensor."""
     prefix = "weights/"
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
 def final_checksum(state: Tensors) -> str:
-    """SHA-256 of the final weights, or of what else the server has where it has none."""
+    """Return the SHA-256 of the final weights, or of what else the server has where it has none."""
     return messages.checksum(weights_in(state) or state)

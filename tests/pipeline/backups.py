@@ -46,14 +46,14 @@ def rows(folder: Path) -> list[dict]:
 
 
 def stop_at(monkeypatch, round_: int) -> None:
-    plain = anchorfl.pipeline.run.round_loop.Loop._round
+    plain = anchorfl.pipeline.run.round_loop.RoundLoop._run_round
 
     def interrupted(self, number):
         if number == round_:
             raise KeyboardInterrupt
         plain(self, number)
 
-    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.Loop, "_round", interrupted)
+    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", interrupted)
 
 
 def whole(content: dict[str, bytes]) -> int:

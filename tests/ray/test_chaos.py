@@ -159,13 +159,13 @@ nodes = [made.add_node(num_cpus=2), made.add_node(num_cpus=2)]
 ray.init(address=made.address, logging_level="ERROR", log_to_driver=False)
 from anchorfl.pipeline.run import round_loop as rounds
 from anchorfl.pipeline.cli.main import main
-plain, lost = rounds.Loop._round, []
+plain, lost = rounds.RoundLoop._run_round, []
 def losing(self, number):
     if number == 3 and not lost:
         lost.append(number)
         threading.Timer(0.05, lambda: made.remove_node(nodes[0], allow_graceful=False)).start()
     plain(self, number)
-rounds.Loop._round = losing
+rounds.RoundLoop._run_round = losing
 words = ["--federation.rounds", "6", "--federation.epochs", "1", "--tracking.uri", "none"]
 print(main(["run", "digits/fedalign", "--output", "lost", "--cluster.clients_per_actor", "2", *words]), lost)
 print(main(["run", "digits/fedalign", "--output", "whole", "--cluster.executor", "serial", *words]))

@@ -14,7 +14,7 @@ from ray import cloudpickle
 import tests.faulty
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.run.lifecycle import Result, run
-from anchorfl.pipeline.run.round_loop import Loop
+from anchorfl.pipeline.run.round_loop import RoundLoop
 from benchmarks.chaos import rows_of
 from tests.faulty import Faulty
 
@@ -52,7 +52,7 @@ def whole(experiment, tmp_path):
 
 def interrupted(e: Experiment, folder, monkeypatch) -> Result:
     """Stopped before round 2 is computed, and gone on with."""
-    plain = Loop._round
+    plain = RoundLoop._run_round
 
     def stops(self, number):
         if number == 2:
@@ -60,7 +60,7 @@ def interrupted(e: Experiment, folder, monkeypatch) -> Result:
         plain(self, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_round", stops)
+        patch.setattr(RoundLoop, "_run_round", stops)
         with pytest.raises(KeyboardInterrupt):
             run(e, folder, quiet)
     return run(e, folder, quiet)

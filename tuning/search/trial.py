@@ -32,7 +32,7 @@ from anchorfl.pipeline.execution.pooled_executor import in_process
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.run.lifecycle import Result, federate, open_loop
 from anchorfl.pipeline.run.progress import Progress
-from anchorfl.pipeline.run.round_loop import Loop
+from anchorfl.pipeline.run.round_loop import RoundLoop
 from anchorfl.pipeline.storage.restore import place_of, restore_if_ahead
 from anchorfl.pipeline.storage.run_folder import held_soon, write_config
 from anchorfl.pipeline.storage.run_record import RoundRecord, read_records
@@ -169,7 +169,7 @@ def whole_run(run_spec: RunSpec, folder: Path, parent: Path | None = None, writt
         return federate(run_spec, executor, folder, progress, _log, parent)
 
 
-def _open(run_spec: RunSpec, folder: Path, work: Work, stack: ExitStack) -> Loop:
+def _open(run_spec: RunSpec, folder: Path, work: Work, stack: ExitStack) -> RoundLoop:
     stack.enter_context(held_soon(folder))
     run_spec = _caught_up(run_spec, folder, work)
     backup = run_spec.experiment.cluster.backup
@@ -220,8 +220,8 @@ def _layout(group: Any, shares: Sequence[Mapping[str, float]]) -> Layout:
     )
 
 
-def _advance(loop: Loop, steps: Iterator[int], round_: int) -> None:
-    while loop.standing.round < round_:
+def _advance(loop: RoundLoop, steps: Iterator[int], round_: int) -> None:
+    while loop.state.round < round_:
         next(steps)
 
 

@@ -10,7 +10,7 @@ import pytest
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.diagnosis.diagnose import diagnose
 from anchorfl.pipeline.run.lifecycle import resumed, run
-from anchorfl.pipeline.run.round_loop import Loop
+from anchorfl.pipeline.run.round_loop import RoundLoop
 from anchorfl.pipeline.tracking.mlflow_writer import send
 from tests.pipeline.compared import quiet
 from tests.pipeline.diagnosed import QUICK, table
@@ -20,7 +20,7 @@ def test_an_interrupted_run_that_kept_nothing(experiment, tmp_path, monkeypatch)
     """Its last completed round is there; diagnosed and resumed, it ends as one that was never looked at."""
     e = experiment("fedalign")
     whole = run(e, tmp_path / "whole", quiet)
-    plain = Loop._round
+    plain = RoundLoop._run_round
     with monkeypatch.context() as patched:
 
         def interrupted(self, round_):
@@ -28,7 +28,7 @@ def test_an_interrupted_run_that_kept_nothing(experiment, tmp_path, monkeypatch)
                 raise KeyboardInterrupt
             plain(self, round_)
 
-        patched.setattr(Loop, "_round", interrupted)
+        patched.setattr(RoundLoop, "_run_round", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(e, tmp_path / "parts", quiet)
     said = []

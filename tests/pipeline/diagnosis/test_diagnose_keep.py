@@ -58,14 +58,14 @@ def test_stopped_and_resumed_it_gives_the_same_files(experiment, tmp_path, monke
 
             patched.setattr(Checkpoints, "save", save)
         else:
-            step = anchorfl.pipeline.run.round_loop.Loop._round
+            step = anchorfl.pipeline.run.round_loop.RoundLoop._run_round
 
             def interrupted(self, round_):
                 if round_ == 3:
                     raise KeyboardInterrupt
                 step(self, round_)
 
-            patched.setattr(anchorfl.pipeline.run.round_loop.Loop, "_round", interrupted)
+            patched.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(e, tmp_path / "parts", quiet)
     assert list(kept(tmp_path / "parts")) == ["00002.safetensors"]

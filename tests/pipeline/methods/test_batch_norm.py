@@ -188,17 +188,17 @@ def test_two_runs_give_one_checksum_and_the_saved_model_predicts(digits, tmp_pat
 
 def test_stopped_after_a_round_and_resumed(digits, tmp_path, monkeypatch):
     whole = run(digits(), tmp_path / "whole", quiet)
-    plain = anchorfl.pipeline.run.round_loop.Loop._round
+    plain = anchorfl.pipeline.run.round_loop.RoundLoop._run_round
 
     def interrupted(self, round_):
         if round_ == 2:
             raise KeyboardInterrupt
         plain(self, round_)
 
-    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.Loop, "_round", interrupted)
+    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(digits(), tmp_path / "parts", quiet)
-    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.Loop, "_round", plain)
+    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", plain)
     assert resumed(tmp_path / "parts", quiet).checksum == whole.checksum
 
 

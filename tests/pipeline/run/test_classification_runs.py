@@ -18,7 +18,7 @@ from anchorfl.pipeline.results.compare import compare, load_run
 from anchorfl.pipeline.results.predict import predict
 from anchorfl.pipeline.run.lifecycle import resumed, run
 from anchorfl.pipeline.run.prepare import make_run_spec
-from anchorfl.pipeline.run.round_loop import Loop
+from anchorfl.pipeline.run.round_loop import RoundLoop
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.evaluation import logits_of
 from anchorfl.tasks.errors import InputError
@@ -111,9 +111,9 @@ def chosen(e, validation, test):
     """(round, asked) of a run with these scores in rounds 0, 1, 2, ..."""
     e = replace(e, federation=replace(e.federation, rounds=len(validation) - 1))
     executor = Scripted(validation, test)
-    loop = Loop(e, (), executor, Silent(), Silent(), Silent())
+    loop = RoundLoop(e, (), executor, Silent(), Silent(), Silent())
     state = loop.run()
-    assert int(state["weights/round"]) == (loop.standing.best_round or loop.standing.round)
+    assert int(state["weights/round"]) == (loop.state.best_round or loop.state.round)
     return int(state["weights/round"]), executor.asked
 
 
@@ -151,17 +151,17 @@ def test_a_chosen_round_survives_an_interruption(classed, tmp_path, monkeypatch,
     best = max(records, key=lambda r: (r.metrics[f"validation/{figure}"], -r.round))
     assert json.loads((tmp_path / "whole" / "result.json").read_text())["round"] == best.round
     assert whole.scores["test"] == {n: best.metrics[f"test/{n}"] for n in NAMES}
-    plain = Loop._round
+    plain = RoundLoop._run_round
 
     def interrupted(self, round_):
         if round_ == 3:
             raise KeyboardInterrupt
         plain(self, round_)
 
-    monkeypatch.setattr(Loop, "_round", interrupted)
+    monkeypatch.setattr(RoundLoop, "_run_round", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(e, tmp_path / "parts", quiet)
-    monkeypatch.setattr(Loop, "_round", plain)
+    monkeypatch.setattr(RoundLoop, "_run_round", plain)
     again = resumed(tmp_path / "parts", quiet)
     assert (again.checksum, again.scores) == (whole.checksum, whole.scores)
 

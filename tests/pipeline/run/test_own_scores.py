@@ -198,17 +198,17 @@ def test_stopped_and_resumed(experiment, tmp_path, monkeypatch, method, options,
     """Memories come back from the checkpoint, those of clients that never took part as none."""
     e = experiment(method, options=options, evaluation={"model_selection": select, "test": "last"}, **FEW)
     whole = run(e, tmp_path / "whole", compared.quiet)
-    plain = anchorfl.pipeline.run.round_loop.Loop._round
+    plain = anchorfl.pipeline.run.round_loop.RoundLoop._run_round
 
     def interrupted(self, round_):
         if round_ == 3:
             raise KeyboardInterrupt
         plain(self, round_)
 
-    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.Loop, "_round", interrupted)
+    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(e, tmp_path / "parts", compared.quiet)
-    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.Loop, "_round", plain)
+    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", plain)
     parts = resumed(tmp_path / "parts", compared.quiet)
     assert (parts.checksum, parts.scores) == (whole.checksum, whole.scores)
     for one, other in zip(*(read_records(tmp_path / name)[0] for name in ("whole", "parts")), strict=True):

@@ -125,17 +125,17 @@ def test_best_validation_by_p_at_1_and_resume(ranking, tmp_path, monkeypatch, me
     content = json.loads((tmp_path / "whole" / "result.json").read_text())
     assert content["round"] == best.round
     assert uninterrupted.scores["test"] == {n: best.metrics[f"test/{n}"] for n in NAMES}
-    plain = anchorfl.pipeline.run.round_loop.Loop._round
+    plain = anchorfl.pipeline.run.round_loop.RoundLoop._run_round
 
     def interrupted(self, round_):
         if round_ == 3:
             raise KeyboardInterrupt
         plain(self, round_)
 
-    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.Loop, "_round", interrupted)
+    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(e, tmp_path / "parts", quiet)
-    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.Loop, "_round", plain)
+    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", plain)
     parts = resumed(tmp_path / "parts", quiet)
     assert (parts.checksum, parts.scores) == (uninterrupted.checksum, uninterrupted.scores)
 

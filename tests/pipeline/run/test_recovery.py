@@ -11,7 +11,7 @@ from anchorfl.pipeline.cli.main import EXIT_QUORUM, main
 from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.lifecycle import run
-from anchorfl.pipeline.run.round_loop import RECOVERIES, Loop
+from anchorfl.pipeline.run.round_loop import MAX_RESTARTS, RoundLoop
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.errors import LostError
 from tests.pipeline.compared import quiet
@@ -47,7 +47,7 @@ def test_below_the_quorum_the_run_ends_with_3_and_goes_on_from_its_checkpoint(
 
 
 @pytest.mark.parametrize("every", [1, 2])
-@pytest.mark.parametrize("times", [1, RECOVERIES])
+@pytest.mark.parametrize("times", [1, MAX_RESTARTS])
 def test_a_lost_server_is_made_good_from_the_checkpoint(experiment, tmp_path, monkeypatch, every, times):
     """With the bits and the records of a run that lost nothing; even where it is lost after the merge."""
     e = experiment("fedalign", federation={"rounds": 3, "clients_per_round": 2, "epochs": 1})
@@ -114,7 +114,7 @@ def test_checkpoints_every_so_many_rounds_lose_nothing(experiment, tmp_path, mon
     expected = run(e, tmp_path / "whole", quiet)
     e = dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, checkpoint_every=every))
     for killed in range(1, 6):
-        plain = Loop._round
+        plain = RoundLoop._run_round
 
         def stops(self, number, at=killed, real=plain):
             if number == at:
@@ -123,7 +123,7 @@ def test_checkpoints_every_so_many_rounds_lose_nothing(experiment, tmp_path, mon
 
         folder = tmp_path / f"killed{killed}"
         with monkeypatch.context() as patch:
-            patch.setattr(Loop, "_round", stops)
+            patch.setattr(RoundLoop, "_run_round", stops)
             with pytest.raises(KeyboardInterrupt):
                 run(e, folder, quiet)
         got = run(e, folder, quiet)
@@ -149,7 +149,7 @@ def test_a_server_that_is_lost_after_the_last_round_is_made_good(experiment, tmp
         self.server, self.memories = type(self.server)(self.server.run_spec), {}
 
     armed = []
-    rounds = Loop.steps
+    rounds = RoundLoop.steps
 
     def steps(self):
         yield from rounds(self)
@@ -157,6 +157,6 @@ def test_a_server_that_is_lost_after_the_last_round_is_made_good(experiment, tmp
 
     monkeypatch.setattr(SerialExecutor, name, vanishing)
     monkeypatch.setattr(SerialExecutor, "recover", recover)
-    monkeypatch.setattr(Loop, "steps", steps)
+    monkeypatch.setattr(RoundLoop, "steps", steps)
     got = run(e, tmp_path / "lost", quiet)
     assert (got.checksum, got.scores, lost) == (expected.checksum, expected.scores, [1])

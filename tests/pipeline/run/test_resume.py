@@ -16,7 +16,7 @@ import pytest
 from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.lifecycle import resumed, run
-from anchorfl.pipeline.run.round_loop import Loop
+from anchorfl.pipeline.run.round_loop import RoundLoop
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.errors import InputError
 
@@ -48,7 +48,7 @@ def test_stopped_and_resumed(experiment, tmp_path, monkeypatch, method, select):
     folder = tmp_path / "parts"
     import anchorfl.pipeline.run.round_loop
 
-    plain = anchorfl.pipeline.run.round_loop.Loop._round
+    plain = anchorfl.pipeline.run.round_loop.RoundLoop._run_round
     for stop_at in (2, 3):
 
         def interrupted(self, round_, stop_at=stop_at):
@@ -56,10 +56,10 @@ def test_stopped_and_resumed(experiment, tmp_path, monkeypatch, method, select):
                 raise KeyboardInterrupt
             plain(self, round_)
 
-        monkeypatch.setattr(anchorfl.pipeline.run.round_loop.Loop, "_round", interrupted)
+        monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(e, folder, quiet) if stop_at == 2 else resumed(folder, quiet)
-    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.Loop, "_round", plain)
+    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", plain)
     parts = resumed(folder, quiet)
     assert parts.checksum == whole.checksum
     assert parts.scores == whole.scores
@@ -119,17 +119,17 @@ def test_two_processes_never_share_a_folder(experiment, tmp_path):
 
 def test_a_run_does_not_go_on_over_a_gap_in_its_records(experiment, tmp_path, monkeypatch):
     """The checkpoint says that rounds 0 to 2 are done, and the record of one is gone: nothing is changed."""
-    e, plain = experiment(), Loop._round
+    e, plain = experiment(), RoundLoop._run_round
 
     def stopping(self, number):
         if number == 3:
             raise KeyboardInterrupt
         plain(self, number)
 
-    monkeypatch.setattr(Loop, "_round", stopping)
+    monkeypatch.setattr(RoundLoop, "_run_round", stopping)
     with pytest.raises(KeyboardInterrupt):
         run(e, tmp_path / "run", quiet)
-    monkeypatch.setattr(Loop, "_round", plain)
+    monkeypatch.setattr(RoundLoop, "_run_round", plain)
     path = tmp_path / "run" / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text(lines[0] + lines[2])
