@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.aggregation import clipped, krum
 from anchorfl.pipeline.algorithm.contract import ClientResult, ServerContext, ServerState, Tensors
 from anchorfl.pipeline.algorithm.seeds import torch_rng
+from anchorfl.pipeline.algorithm.update_filters import filters_of
 from anchorfl.pipeline.training.client import CPU
 from anchorfl.pipeline.training.errors import RejectedError
 from anchorfl.pipeline.training.evaluation import Scoring, evaluate
@@ -34,6 +34,7 @@ class Server:
         self.run_spec = run_spec
         self.method = run_spec.experiment.method
         self.aggregator = run_spec.experiment.federation.aggregator
+        self.filters = filters_of(self.aggregator)
         self.objective = objective
         self.cards = data.cards()
         self.model = run_spec.model()
@@ -79,30 +80,14 @@ class Server:
         }
         if wrong := {client: fault for client, fault in faults.items() if fault}:
             raise RejectedError(wrong)
+        results: Sequence[ClientResult[Any]]
         results = [ClientResult(self.cards[c], u) for c, u in zip(clients, updates, strict=True)]
-        results, counts = self._sifted(results, sent.weights)
+        counts: dict[str, float] = {}
+        for step in self.filters:
+            results, metrics = step.apply(results, sent.weights)
+            counts |= metrics
         self.state = self.method.aggregate(self.state, results, self._context(round_))
         return counts | {"time/aggregate": time.perf_counter() - began}
-
-    def _sifted(
-        self, results: list[ClientResult[Any]], sent: Tensors
-    ) -> tuple[list[ClientResult[Any]], dict[str, float]]:
-        """What is done to updates between client and merge: steps clipped, then those that Krum chose."""
-        counts: dict[str, float] = {}
-        if self.aggregator.clip_norm:
-            short = [clipped(r.update.weights, sent, self.aggregator.clip_norm) for r in results]
-            results = [
-                replace(r, update=replace(r.update, weights=weights))
-                for r, (weights, _) in zip(results, short, strict=True)
-            ]
-            counts["aggregation/clipped"] = float(sum(changed for _, changed in short))
-        if self.aggregator.aggregation == "krum":
-            chosen = krum(
-                [r.update.weights for r in results], self.aggregator.num_malicious, self.aggregator.num_selected
-            )
-            counts["aggregation/rejected_by_krum"] = float(len(results) - len(chosen))
-            results = [results[i] for i in chosen]
-        return results, counts
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         """Scores of the current weights on ``splits`` (validation, test); a split without rows is left out."""
