@@ -1,11 +1,11 @@
-"""What a federated method is: the one file that a method's author has to read.
+"""The interface of a federated method: the one file that a method's author has to read.
 
 A method is a frozen dataclass of hyper-parameters with a server half (pure functions over a typed state) and a
-client half (an object that lives for one client in one round). Five verbs: begin, broadcast, step, update, merge.
+client half (an object that lives for one client in one round). Five verbs: begin, broadcast, step, update, aggregate.
 FedAvg is the five defaults; FedProx changes the loss; SCAFFOLD adds a tensor to each message; FedAlign labels some
-data and steps twice; FedBM trains a generator inside merge; FedALC regularizes class embeddings there.
+data and steps twice; FedBM trains a generator inside aggregate; FedALC regularizes class embeddings there.
 
-Shape suffixes: B rows, C classes, D width.
+Shape suffixes: B rows, C classes, D width, I clients, N rows of a client, P pairs of a row and a class.
 """
 
 from __future__ import annotations
@@ -32,16 +32,20 @@ Parts = Iterable[Part]  # a client's rows, some at a time, with sparse labels
 
 @dataclass(frozen=True)
 class ServerState:
-    """Server state; a method that needs more subclasses it. Every field is a tensor or a dict of tensors."""
+    """The server's state; a method that needs more subclasses it. Every field is a tensor, a dict or a dataclass of
+    tensors.
+    """
 
     weights: Tensors
+    """Of the global model, by name."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """What a client sends. Every field is a tensor or a dict of tensors."""
+    """A client's message after training. Every field is a tensor, a dict or a dataclass of tensors."""
 
     weights: Tensors
+    """Of the client's model, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +66,7 @@ class HeadSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Supports:
-    """What a method works with; a run with anything else stops before round 1 (``pipeline/run/prepare.py``)."""
+    """Tasks and options that a method works with; a run with others stops before round 1 (pipeline/run/prepare.py)."""
 
     kinds: tuple[Kind, ...] = ("single", "multi")
     """Kinds of task."""
@@ -76,7 +80,7 @@ U = TypeVar("U", bound=Update)
 
 @dataclass(frozen=True)
 class ClientResult(Generic[U]):
-    """An update with the sender's card; ``aggregate`` gets them in the order of client ids."""
+    """An update with its sender's card; ``aggregate`` gets them in the order of client ids."""
 
     card: Card
     update: U
@@ -84,22 +88,28 @@ class ClientResult(Generic[U]):
 
 @dataclass(frozen=True)
 class ServerContext:
-    """What server hooks may touch. validate: weights -> F1 per class on validation; initial_messages: what
-    ``Method.initial_message`` gave.
-    """
+    """What a method's server hooks may use."""
 
     model: Classifier
+    """A network with the run's first weights."""
     cards: Sequence[Card]
+    """Of all clients, by id."""
     objective: Objective
+    """Single- or multi-label loss, scores and decisions."""
     validate: Callable[[Tensors], Tensor]
+    """weights -> F1 per class [C] on the validation split."""
     rng: torch.Generator
+    """Seeded by the run's seed and the round."""
     round: int
+    """Counted from 1; 0 in ``begin``."""
     rounds: int
+    """Of the whole run."""
     initial_messages: Sequence[Any] = ()
+    """In ``begin``: what ``Method.initial_message`` returned for every client, by id."""
     concepts_CMD: Tensor | None = None
     """Where ``HeadSpec.concepts``: vectors of length 1 of M prompts with each class's concept (FedBM)."""
     spec: InputSpec | None = None
-    """What an input is."""
+    """Kind and shape of an input."""
     workspace: Classifier | None = None
     """A network on the server's device, for what is computed there; it holds whatever was left in it."""
     average: Average = mean_of
@@ -109,23 +119,30 @@ class ServerContext:
 
 @dataclass(frozen=True)
 class ClientContext(Generic[S]):
-    """What client hooks may touch. ``model`` holds the broadcast weights, in storage of its own; ``memory`` is what
-    this client's last ``ClientTrainer.memory`` gave (at first ``Method.first_memory``), and read only; ``infer(model,
-    data) -> z_ND`` is the encoder in evaluation mode; ``round``: counted from 1.
-    """
+    """What a method's client half may use."""
 
     model: Classifier
+    """The broadcast weights, in storage of its own. Whatever was not sent is NaN, so that using it shows at once."""
     state: S
+    """The broadcast, as received."""
     card: Card
+    """The client's own."""
     data: ClientData
+    """Its rows."""
     memory: Tensors
+    """What its last ``ClientTrainer.memory`` returned, at first ``Method.first_memory``; read only."""
     objective: Objective
+    """Single- or multi-label loss, scores and decisions."""
     optimizer: OptimizerOptions
+    """Options of this round: rates are decayed."""
     infer: Callable[[Classifier, ClientData], Tensor]
+    """(model, data) -> z_ND, the encoder in evaluation mode."""
     rng: torch.Generator
+    """Seeded by the run's seed, the client and the round."""
     client_message: Tensors = field(default_factory=dict)
     """What the server sent to this client alone (``Method.client_message``)."""
     round: int = 1
+    """Counted from 1."""
 
 
 class ClientTrainer(ABC, Generic[S, U]):
@@ -145,33 +162,33 @@ class ClientTrainer(ABC, Generic[S, U]):
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad.zero_()
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """Optimizers by name; the name is the prefix of their state in the client's memory."""
+        """Return optimizers by name; the name is the prefix of their state in the client's memory."""
         return {"all": make(self.ctx.optimizer, self.model.parameters())}
 
     def epochs(self, given: int) -> Iterable[object]:
-        """An item for every local epoch; given: ``federation.epochs``. What stands before a ``yield`` is done right
-        before that epoch (FedRep's two phases).
+        """Return an item for every local epoch; given: ``federation.epochs``. What stands before a ``yield`` is done
+        right before that epoch (FedRep's two phases).
         """
         return range(given)
 
     def data(self) -> ClientData:
-        """The rows to train on. FedAlign pseudo-labels here."""
+        """Return the rows to train on. FedAlign pseudo-labels here."""
         return self.ctx.data
 
     def active(self, data: ClientData) -> Tensor:
-        """Bool [N]: rows that can have a loss or a gradient; the others may be left out of the computation."""
+        """Return bool [N]: rows that can have a loss or a gradient; the others may be left out of the computation."""
         return (data.weight_NC != 0).any(-1)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Sum of the rows' losses over ``batch.denominator``: additive over the pieces of a mini-batch."""
+        """Return the sum of the rows' losses over ``batch.denominator``: additive over a mini-batch's micro-batches."""
         return self.ctx.objective.loss(self.model(batch.x), batch)
 
     def penalty(self) -> Tensor | None:
-        """A loss that does not depend on the rows, added once per step (FedProx)."""
+        """Return a loss that does not depend on the rows, added once per step (FedProx); None: there is none."""
         return None
 
     def gradients(self, micro_batches: Iterable[Batch]) -> Tensor:
-        """Zero the gradients, add those of all pieces and of the penalty; the loss of the mini-batch."""
+        """Zero the gradients, add those of all micro-batches and of the penalty; return the mini-batch's loss."""
         total = torch.zeros((), device=next(self.model.parameters()).device)
         for p in self.model.parameters():
             if p.grad is not None:
@@ -187,7 +204,7 @@ class ClientTrainer(ABC, Generic[S, U]):
         return total
 
     def step(self, micro_batches: Sequence[Batch]) -> Tensor:
-        """One mini-batch, given as pieces whose losses add up; returns its loss."""
+        """Train on one mini-batch, given as micro-batches whose losses add up; return its loss."""
         loss = self.gradients(micro_batches)
         for optimizer in self.optimizers.values():
             optimizer.step()
@@ -195,10 +212,10 @@ class ClientTrainer(ABC, Generic[S, U]):
 
     @abstractmethod
     def update(self) -> U:
-        """What is sent to the server."""
+        """Return what is sent to the server."""
 
     def memory(self) -> Tensors:
-        """What this client will be given again in its next round; it never leaves the run."""
+        """Return what this client will be given again in its next round; it never leaves the run."""
         if self.ctx.optimizer.state == "reset":
             return {}
         return {k: v for name, o in self.optimizers.items() for k, v in state_of(o, name).items()}
@@ -206,36 +223,37 @@ class ClientTrainer(ABC, Generic[S, U]):
 
 @dataclass(frozen=True)
 class BatchedRound(Generic[S]):
-    """A round of clients with one class each as one pass over their distinct rows
-    (pipeline/execution/pooled_executor.py).
-
-    loss(z_PD, row_PD) -> [P]: loss of every pair of a row and one of its classes, from its representation and that
-    class's row of the head. shares(rows_I) -> [I]: weights of clients in the mean, by their rows of data.
-    class_embedding_lr(round): rate of a client's step on its row, 0 for none. unit(rows): the rows at length 1.
-    client_message_bytes(state, class_I): bytes of the messages to these classes' clients. gather(state, weights,
-    answered_C, side): the state after the server's work, once theta is averaged and the rows are stacked.
-    """
+    """A round of clients with one class each as one pass over their distinct rows, with the same update."""
 
     loss: Callable[[Tensor, Tensor], Tensor]
+    """(z_PD, row_PD) -> [P]: loss of pairs of a row's representation and the head's row of one of its classes."""
     client_weights: Callable[[Tensor], Tensor]
+    """(rows_I) -> [I]: weights of clients in the mean, by their numbers of rows."""
     class_embedding_lr: Callable[[int], float]
+    """(round) -> rate of a client's step on its row of the head; 0: none."""
     unit: Callable[[Tensor], Tensor]
+    """(rows_CD) -> [C, D]: the head's rows at length 1."""
     client_message_bytes: Callable[[S, Tensor], int]
+    """(state, class_I) -> bytes of the messages to these classes' clients alone."""
     finish_round: Callable[[S, Tensors, Tensor, ServerContext], S]
+    """(state, weights, answered_C, ctx) -> the state after the server's work, given averaged weights and stacked rows.
+    """
 
 
 class Method(ABC, Generic[S, U]):
     """A frozen dataclass of hyper-parameters and five verbs. Server hooks are pure: state in, state out."""
 
+    # ---- What it is, asks for and works with.
+
     name: ClassVar[str]
     """The method's key in ``anchorfl.pipeline.methods.METHODS``, presets and records."""
     supports: ClassVar[Supports] = Supports()
-    """Kinds of task and robust aggregations that the method works with."""
+    """Kinds of task and robust aggregations that it works with."""
     sends_initial_message: ClassVar[bool] = False
     """Clients send something before round 1, beside their cards (``initial_message``)."""
     evaluate_on: Literal["server", "clients"] = "server"
-    """Whose models are scored: the server's, or every client's (``personal_model``), for the mean of their scores; then
-    there is no model to save."""
+    """Models that are scored: the server's; or every client's (``personal_model``), for the mean of their scores, and
+    then there is no model to save."""
 
     @property
     def head(self) -> HeadSpec:
@@ -244,59 +262,66 @@ class Method(ABC, Generic[S, U]):
 
     @property
     def sends_client_messages(self) -> bool:
-        """Whether some of what the server sends is for one client alone: a ``client_message`` of the class's own."""
+        """Whether the class has a ``client_message`` of its own."""
         return type(self).client_message is not Method.client_message
+
+    # ---- The server's verbs.
 
     @abstractmethod
     def begin(self, ctx: ServerContext) -> S:
-        """The state before round 1."""
+        """Return the state before round 1."""
 
     def broadcast(self, state: S, ctx: ServerContext) -> S:
-        """What is sent to the selected clients: the state, private fields blanked."""
+        """Return what is sent to the selected clients: the state, private fields blanked."""
         return state
-
-    def client_message(self, state: S, card: Card) -> Tensors:
-        """What one client gets beside the broadcast: its own row of the head, for example."""
-        return {}
-
-    def initial_message(self, card: Card, parts: Parts, key: bytes) -> object:
-        """A client's message before round 1. parts: its rows, some at a time; key: a secret that the server lacks."""
-        return {}
-
-    def first_memory(self, model: Classifier) -> Tensors:
-        """A client's memory before its first round; it makes that itself from the model's first weights."""
-        return {}
-
-    def personal_model(self, model: Classifier, sent: S, memory: Tensors) -> Classifier:
-        """A client's own model, for its scores. model: a work-space; sent: what a client would be sent now."""
-        load_sent(model, sent.weights)
-        return model
-
-    def notice(self, rounds: int) -> str:
-        """A line for the log of a run: what else must be known about it. Empty: nothing."""
-        return (
-            "" if self.evaluate_on == "server" else "scores are means over all clients of what their own models score"
-        )
-
-    def batched_round(self) -> BatchedRound[S] | None:
-        """How a round of clients with one class each is computed at once; None where it is not the same."""
-        return None
-
-    def peak_state(self, state: S, rounds: int) -> tuple[S, int]:
-        """A state and the number of a round in which a run needs most memory: what ``anchorfl probe`` measures."""
-        return state, 1
-
-    @abstractmethod
-    def trainer(self, ctx: ClientContext[S]) -> ClientTrainer[S, U]:
-        """The client half for one round."""
 
     @abstractmethod
     def aggregate(self, state: S, results: Sequence[ClientResult[U]], ctx: ServerContext) -> S:
-        """The state after a round. ``results`` is not empty and sorted by client."""
+        """Return the state after a round. ``results`` is not empty and sorted by client."""
+
+    # ---- The client's half, whose verbs are step and update.
+
+    @abstractmethod
+    def trainer(self, ctx: ClientContext[S]) -> ClientTrainer[S, U]:
+        """Return the client half for one round."""
+
+    def first_memory(self, model: Classifier) -> Tensors:
+        """Return a client's memory before its first round; it makes that itself from the model's first weights."""
+        return {}
+
+    # ---- Messages beside broadcast and update.
+
+    def initial_message(self, card: Card, parts: Parts, key: bytes) -> object:
+        """Return a client's message before round 1. parts: its rows, some at a time; key: a secret of the clients."""
+        return {}
+
+    def client_message(self, state: S, card: Card) -> Tensors:
+        """Return what one client gets beside the broadcast: its own row of the head, for example."""
+        return {}
+
+    # ---- Optional: scores of clients' models, populations, notices.
+
+    def personal_model(self, model: Classifier, sent: S, memory: Tensors) -> Classifier:
+        """Return a client's own model, for its scores. model: a work-space; sent: what it would be sent now."""
+        load_sent(model, sent.weights)
+        return model
+
+    def batched_round(self) -> BatchedRound[S] | None:
+        """Return how a round of clients with one class each is computed at once; None where that is not the same."""
+        return None
+
+    def notice(self, rounds: int) -> str:
+        """Return a line for the log of a run: what else must be known about it. Empty: nothing."""
+        own = "scores are means over all clients of what their own models score"
+        return "" if self.evaluate_on == "server" else own
+
+    def peak_state(self, state: S, rounds: int) -> tuple[S, int]:
+        """Return a state and a round's number in which a run needs most memory, for ``anchorfl probe`` to measure."""
+        return state, 1
 
 
 class AveragingTrainer(ClientTrainer[ServerState, Update]):
-    """Sends its weights; all else is the default."""
+    """A client half that sends its weights; all else is the default."""
 
     def update(self) -> Update:
         return Update(weights_of(self.model))
