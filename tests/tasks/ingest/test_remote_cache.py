@@ -93,7 +93,7 @@ def test_the_manifest_comes_last(tmp_path, machine, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         shared(cache)
     clients = [f"client-0000{n}.parquet" for n in range(3)]
-    assert sorted(order) == [*clients, "class_counts.parquet", "partition.json", "test.parquet", "validation.parquet"]
+    assert sorted(order) == ["class_counts.parquet", *clients, "partition.json", "test.parquet", "validation.parquet"]
     monkeypatch.undo()
     machine("second")
     lines = []

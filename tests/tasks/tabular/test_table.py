@@ -126,7 +126,7 @@ def test_where_the_file_lies_does_not_matter(tmp_path):
         for file in (path, names):
             if there != tmp_path:
                 shutil.copyfile(file, there / file.name)
-        chosen = {"parquet": str(there / path.name), "class_names": str(there / names.name)}
+        chosen = {"file": str(there / path.name), "class_names": str(there / names.name)}
         options = TaskOptions(label_columns="kind", partition="iid", cache=str(tmp_path / "cache"), **chosen)
         folders.append(prepare(task_of(options), options, 0, engine="local").folder)
     assert folders[0] == folders[1]
@@ -155,7 +155,7 @@ def test_clients_and_splits_come_from_columns(tmp_path):
         "t.parquet: 4 clients, one for every 'site' that has training rows",
     ]
     assert settled(TaskOptions(), said.append) == TaskOptions()
-    with pytest.raises(InputError, match=r"client is for a table of your own: name its file with --task\.file"):
+    with pytest.raises(InputError, match=r"client_column is for a table of your own: name its file with --task\.file"):
         settled(TaskOptions(client_column="site"), said.append)
 
 
