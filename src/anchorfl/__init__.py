@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from anchorfl.pipeline.algorithm.contract import Method as Method
     from anchorfl.pipeline.config.experiment import Experiment as Experiment
     from anchorfl.pipeline.run.lifecycle import Result as Result
-    from anchorfl.pipeline.storage.saved_model import load_model as load_model
+    from anchorfl.pipeline.storage.saved_model import SavedModel as SavedModel
     from anchorfl.tasks.contract import Task as Task
     from anchorfl.tasks.errors import InputError as InputError
     from anchorfl.tuning.search.results import Sweep as Sweep
@@ -31,6 +31,7 @@ __all__ = [
     "InputError",
     "Method",
     "Result",
+    "SavedModel",
     "Sweep",
     "Task",
     "__version__",
@@ -49,7 +50,7 @@ _HOME = {
     "Result": "anchorfl.pipeline.run.lifecycle",
     "Sweep": "anchorfl.tuning.search.results",
     "Task": "anchorfl.tasks.contract",
-    "load_model": "anchorfl.pipeline.storage.saved_model",
+    "SavedModel": "anchorfl.pipeline.storage.saved_model",
 }
 """Module of every public name that is not defined here."""
 
@@ -93,6 +94,13 @@ def resume(folder: str | Path, *, log: Callable[[str], None] = print) -> Result:
     from anchorfl.pipeline.run import lifecycle
 
     return lifecycle.resumed(Path(folder), log)
+
+
+def load_model(folder: str | Path) -> SavedModel:
+    """Read the model of a run folder, ``result.folder / "model"``. Errors: InputError where it is missing or damaged."""
+    from anchorfl.pipeline.storage import saved_model
+
+    return saved_model.load_model(Path(folder))
 
 
 def sweep(
