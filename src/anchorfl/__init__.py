@@ -97,7 +97,7 @@ def resume(folder: str | Path, *, log: Callable[[str], None] = print) -> Result:
 
 
 def load_model(folder: str | Path) -> SavedModel:
-    """Read the model of a run folder, ``result.folder / "model"``. Errors: InputError where it is missing or damaged."""
+    """Read the model of a run, ``result.folder / "model"``. Errors: InputError where it is missing or damaged."""
     from anchorfl.pipeline.storage import saved_model
 
     return saved_model.load_model(Path(folder))
