@@ -11,6 +11,9 @@ SYNC   := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 export RAY_USAGE_STATS_ENABLED ?= 0
 export MLFLOW_DISABLE_TELEMETRY ?= true
 
+# COVERAGE=1 measures which lines the tests that do not start Ray run, and prints it at the end, as CI does
+MEASURED := -m $(if $(COVERAGE),coverage run -m) pytest
+
 .DEFAULT_GOAL := help
 .PHONY: help setup encoder run test test-rest test-fast test-ray test-ray-shared test-ray-apart test-plain test-tuning test-slow cluster-test test-data check audit static format lint types imports spelling bench ui clean
 
@@ -37,6 +40,7 @@ run: $(STAMP) ## train FedAvg and FedAlign on a small task, compare them, say wh
 test: export OMP_NUM_THREADS ?= 1
 test: $(STAMP) ## every test but the slow ones and those that need a GPU: those that start Ray beside the others
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going $(SYNC) test-ray-shared test-ray-apart test-plain test-tuning
+	$(if $(COVERAGE),$(BIN)/coverage combine --quiet && $(BIN)/coverage report)
 
 test-rest: $(STAMP) ## the tests that do not start Ray
 	$(BIN)/python -m pytest -m "not ray and not slow and not gpu"
@@ -55,10 +59,10 @@ test-ray-apart: $(STAMP)
 	$(BIN)/python -m pytest -m "ray and (apart or cluster) and not slow and not gpu"
 
 test-plain: $(STAMP)
-	$(BIN)/python -m pytest -m "not ray and not slow and not gpu" --ignore tests/tuning
+	$(BIN)/python $(MEASURED) -m "not ray and not slow and not gpu" --ignore tests/tuning
 
 test-tuning: $(STAMP)
-	$(BIN)/python -m pytest -m "not ray and not slow and not gpu" tests/tuning
+	$(BIN)/python $(MEASURED) -m "not ray and not slow and not gpu" tests/tuning
 
 test-slow: $(STAMP) ## the slow tests, which CI leaves out
 	$(BIN)/python -m pytest -m "slow and not gpu"
@@ -102,4 +106,4 @@ ui: $(STAMP) ## show the MLflow records on this machine
 
 clean: ## remove caches and build leftovers; .venv, runs/ and data stay
 	find . -path './.venv*' -prune -o -type d -name __pycache__ -exec rm -rf {} +
-	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	rm -rf .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
