@@ -2,7 +2,7 @@
 
 Pure functions over plain dicts of tensors, whose values are finite (an update with others is refused before). A client
 counts once, whatever number of samples it says it has, in ``median_of`` and ``trimmed_mean_of``; the mean that follows
-``krum`` or ``clipped`` has the method's weights. As in ``mean_of``, integer tensors are counters and take the largest
+``krum`` or ``clip_step`` has the method's weights. As in ``mean_of``, integer tensors are counters and take the largest
 value, and floats are computed in float64 and come back in their own type. What none of this protects:
 docs/robust-aggregation.md.
 
@@ -44,10 +44,10 @@ def trimmed_mean_of(values: Sequence[Mapping[str, Tensor]], trim: float) -> dict
     It stays within the range of the others in every coordinate while no more clients than those are faulty (Yin et al.,
     ICML 2018, Definition 2; Algorithm 1, option II). ValueError where there is none.
     """
-    return _between(values, cut(len(values), trim))
+    return _between(values, trimmed_count(len(values), trim))
 
 
-def cut(answers: int, trim: float) -> int:
+def trimmed_count(answers: int, trim: float) -> int:
     """How many of N answers a trimmed mean leaves out at each side: trim * N rounded down, and never all."""
     if not 0 <= trim < 0.5:
         raise ValueError(f"trim = {trim}: must be in [0, 0.5)")
@@ -107,7 +107,7 @@ def _squared_distances(values: Sequence[Mapping[str, Tensor]]) -> Tensor:
     return square_NN + square_NN.T
 
 
-def clipped(weights: Mapping[str, Tensor], sent: Mapping[str, Tensor], norm: float) -> tuple[dict[str, Tensor], bool]:
+def clip_step(weights: Mapping[str, Tensor], sent: Mapping[str, Tensor], norm: float) -> tuple[dict[str, Tensor], bool]:
     """A client's weights with its step, the difference from what it was sent, cut to L2 norm ``norm`` over all float
     tensors at once, and whether that changed them; a shorter step comes back bit for bit.
 
@@ -172,7 +172,7 @@ class Aggregator:
         """
         if self.aggregation == "median" and answers < 3:
             return f"the median of {answers} withstands no faulty client, that of 3 does"
-        if self.aggregation == "trimmed_mean" and not cut(answers, self.trim_fraction):
+        if self.aggregation == "trimmed_mean" and not trimmed_count(answers, self.trim_fraction):
             return f"trim_fraction = {self.trim_fraction:g} of {answers} answers cuts nobody"
         if self.aggregation == "krum" and answers < 2 * self.num_malicious + 3:
             return (

@@ -40,7 +40,7 @@ BETAS = (0.5, 0.999)
 
 
 @dataclass(frozen=True)
-class Source:
+class ImageSource:
     """Where images come from. concepts_CMD: what conditions are drawn from; named: false draws them from a standard
     normal; scaling: how images of the data become a network's input.
     """
@@ -100,12 +100,12 @@ def first_generator(ctx: ServerContext, measures: bool) -> Tensors:
     return weights_of(generator) | {SHAPE: torch.tensor(spec.shape)}
 
 
-def source_of(values: Tensors, concepts_CMD: Tensor, named: bool, scaling: Scaling) -> Source:
+def image_source(values: Tensors, concepts_CMD: Tensor, named: bool, scaling: Scaling) -> ImageSource:
     """The generator of ``first_generator``'s tensors, in evaluation mode, on their device."""
     generator = Generator(concepts_CMD.shape[2], tuple(values[SHAPE].tolist()))
     generator.load_state_dict({k: v for k, v in values.items() if k != SHAPE})
     device = concepts_CMD.device
-    return Source(generator.to(device).eval(), concepts_CMD, named, scaling.to(device))
+    return ImageSource(generator.to(device).eval(), concepts_CMD, named, scaling.to(device))
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class GeneratorTraining:
 
 
 def train_generator(
-    source: Source, classifier: Classifier, training: GeneratorTraining, rng: torch.Generator
+    source: ImageSource, classifier: Classifier, training: GeneratorTraining, rng: torch.Generator
 ) -> list[float]:
     """Train the generator in place against a classifier that stays as it is (FedBM, eq. 6 to 8); the loss of every
     step. Adam is a new one each time; weights and running statistics go on from where they were.
@@ -163,13 +163,15 @@ def retrain(
     assert ctx.spec is not None
     classifier.load_state_dict(weights)
     device = next(classifier.parameters()).device
-    source = source_of({k: v.to(device) for k, v in values.items()}, concepts_CMD.to(device), named, ctx.spec.scaling())
+    source = image_source(
+        {k: v.to(device) for k, v in values.items()}, concepts_CMD.to(device), named, ctx.spec.scaling()
+    )
     train_generator(source, classifier, training, ctx.rng)
     return values | {name: value.cpu() for name, value in weights_of(source.generator).items()}
 
 
 FROZEN = ("head.mean", "head.variance", "head.tau")
-Frozen = Literal["distribution", "mean", "random"]
+FrozenKind = Literal["distribution", "mean", "random"]
 """Where the frozen classifier comes from."""
 CONCEPTS, GENERATOR = "concepts", "generator."
 
@@ -187,7 +189,7 @@ class BMState(ServerState):
 
 
 @dataclass(frozen=True)
-class Part:
+class SyntheticOptions:
     """What a client needs of the method. generated: images that join a mini-batch; named: whether their conditions are
     drawn from the concept embeddings.
     """
@@ -206,7 +208,7 @@ def row_loss(model: Classifier, x: Tensor, class_B: Tensor) -> Tensor:
 class BMTrainer(ClientTrainer[BMState, Update]):
     """Trains on its mini-batches joined with generated images, once the server has trained its generator."""
 
-    def __init__(self, ctx: ClientContext[BMState], part: Part) -> None:
+    def __init__(self, ctx: ClientContext[BMState], part: SyntheticOptions) -> None:
         self.part = part
         own = {k: v for k, v in ctx.memory.items() if k.startswith((CONCEPTS, GENERATOR, *FROZEN))}
         self.kept = own | ctx.client_message
@@ -216,9 +218,9 @@ class BMTrainer(ClientTrainer[BMState, Update]):
         super().__init__(ctx)
         self.source = self._source() if any(k.startswith(GENERATOR) for k in self.kept) else None
 
-    def _source(self) -> Source:
+    def _source(self) -> ImageSource:
         values = {k.removeprefix(GENERATOR): v for k, v in self.kept.items() if k.startswith(GENERATOR)}
-        return source_of(values, self.kept[CONCEPTS], self.part.named, self.ctx.data.scaling)
+        return image_source(values, self.kept[CONCEPTS], self.part.named, self.ctx.data.scaling)
 
     def active(self, data: ClientData) -> Tensor:
         if self.source is None:
@@ -238,18 +240,18 @@ class BMTrainer(ClientTrainer[BMState, Update]):
         return (weight_B * row_loss(self.model, x, class_B)).sum() / count
 
     def update(self) -> Update:
-        return Update(trained(weights_of(self.model)))
+        return Update(without_frozen(weights_of(self.model)))
 
     def memory(self) -> Tensors:
         return super().memory() | self.kept
 
 
-def trained(weights: Tensors) -> Tensors:
+def without_frozen(weights: Tensors) -> Tensors:
     """All but what never changes."""
     return {name: value for name, value in weights.items() if name not in FROZEN}
 
 
-def frozen(concepts_CMD: Tensor, kind: Frozen, tau: float, rng: torch.Generator) -> Tensors:
+def frozen(concepts_CMD: Tensor, kind: FrozenKind, tau: float, rng: torch.Generator) -> Tensors:
     """What never changes of the classifier: mean [C, D] and variance [C, D] of the concepts' prompts, and tau. ``mean``
     has no variances, ``random`` unit rows that say nothing.
     """

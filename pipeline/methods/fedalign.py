@@ -28,7 +28,7 @@ from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.algorithm.pseudo_labels import Thresholds, anchor_scores, pseudo_annotate
 from anchorfl.tasks.contract import Batch, ClientData
 
-ROWS = "head.table"
+CLASS_EMBEDDINGS = "head.table"
 
 
 @dataclass(frozen=True)
@@ -132,5 +132,5 @@ class FedAlign(Method[AlignState, AlignUpdate]):
         held = [
             r.card.identified_C | r.update.pseudo_C if self.aggregate_pseudo else r.card.identified_C for r in results
         ]
-        rows = [(r.update.weights[ROWS], holds_C) for r, holds_C in zip(results, held, strict=True)]
-        return replace(state, weights=theta | {ROWS: rows_by_holder(state.weights[ROWS], rows)})
+        rows = [(r.update.weights[CLASS_EMBEDDINGS], holds_C) for r, holds_C in zip(results, held, strict=True)]
+        return replace(state, weights=theta | {CLASS_EMBEDDINGS: rows_by_holder(state.weights[CLASS_EMBEDDINGS], rows)})

@@ -28,14 +28,14 @@ from anchorfl.pipeline.algorithm.generator_training import (
     GENERATOR,
     BMState,
     BMTrainer,
-    Frozen,
+    FrozenKind,
     GeneratorTraining,
-    Part,
+    SyntheticOptions,
     first_generator,
     frozen,
     retrain,
     row_loss,
-    trained,
+    without_frozen,
 )
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.tasks.contract import Card
@@ -54,7 +54,7 @@ class FedBM(Method[BMState, Update]):
     """Weight of a client in the mean: its number of samples, or 1."""
     lkcc: bool = True
     """The frozen classifier; false: a linear one, which is trained (w/o LKCC)."""
-    classifier: Frozen = "distribution"
+    classifier: FrozenKind = "distribution"
     """What is frozen: mean and variance of the concept embeddings, their mean alone, or random unit rows."""
     tau: float = 12.5
     """Inverse temperature, > 0 (reference scripts: 17.5, 12.5 or 7.5, by data set)."""
@@ -107,7 +107,7 @@ class FedBM(Method[BMState, Update]):
 
     def broadcast(self, state: BMState, ctx: ServerContext) -> BMState:
         nothing = torch.zeros(0)
-        return BMState(trained(state.weights), nothing, {}, nothing, nothing)
+        return BMState(without_frozen(state.weights), nothing, {}, nothing, nothing)
 
     def client_message(self, state: BMState, card: Card) -> Tensors:
         """What never changes, once; the generator, where the client lacks its last training."""
@@ -119,7 +119,7 @@ class FedBM(Method[BMState, Update]):
         return out
 
     def trainer(self, ctx: ClientContext[BMState]) -> BMTrainer:
-        return BMTrainer(ctx, Part(self.synthetic_per_batch, self.concept_conditions))
+        return BMTrainer(ctx, SyntheticOptions(self.synthetic_per_batch, self.concept_conditions))
 
     def peak_state(self, state: BMState, rounds: int) -> tuple[BMState, int]:
         if not self.cgde or self.generator_every >= rounds:  # the generator is never trained

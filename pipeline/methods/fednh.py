@@ -25,7 +25,7 @@ from anchorfl.pipeline.algorithm.contract import (
     Update,
 )
 
-ROWS = "head.rows"
+PROTOTYPES = "head.rows"
 
 
 class PrototypeTrainer(AveragingTrainer):
@@ -43,7 +43,7 @@ class PrototypeTrainer(AveragingTrainer):
     def update(self) -> Update:
         """The weights, with the client's own prototypes in the place of those that it was sent."""
         sent = super().update()
-        return Update(sent.weights | {ROWS: self.local_rows()})
+        return Update(sent.weights | {PROTOTYPES: self.local_rows()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class FedNH(Averaging):
 
     def aggregate(self, state: ServerState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> ServerState:
         weights = super().aggregate(state, results, ctx).weights
-        return ServerState(weights | {ROWS: self.smoothed(state.weights[ROWS], results)})
+        return ServerState(weights | {PROTOTYPES: self.smoothed(state.weights[PROTOTYPES], results)})
 
     def smoothed(self, rows_CD: Tensor, results: Sequence[ClientResult[Update]]) -> Tensor:
         """The prototypes after a round, of length 1. One stays, to the bit, where nobody has a sample of its class.
@@ -86,7 +86,7 @@ class FedNH(Averaging):
             return rows_CD  # bringing them back to length 1 would round them
         total_CD = torch.zeros(rows_CD.shape, dtype=torch.float64)
         for r in results:
-            total_CD += r.card.count_C.double()[:, None] * r.update.weights[ROWS].double()
+            total_CD += r.card.count_C.double()[:, None] * r.update.weights[PROTOTYPES].double()
         mean_CD = F.normalize(total_CD, dim=-1)
         moved_CD = F.normalize(self.rho * rows_CD.double() + (1 - self.rho) * mean_CD, dim=-1).to(rows_CD.dtype)
         return torch.where(total_CD.any(-1, keepdim=True), moved_CD, rows_CD)

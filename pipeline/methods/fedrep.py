@@ -67,11 +67,11 @@ class RepTrainer(ClientTrainer[ServerState, RepUpdate]):
         return loss
 
     def update(self) -> RepUpdate:
-        body, head = parted(weights_of(self.model))
+        body, head = split_head(weights_of(self.model))
         return RepUpdate(body, head if self.method.evaluate_on == "server" else {})
 
     def memory(self) -> Tensors:
-        return super().memory() | prefixed(PERSONAL, parted(weights_of(self.model))[1])
+        return super().memory() | prefixed(PERSONAL, split_head(weights_of(self.model))[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +98,13 @@ class FedRep(Method[ServerState, RepUpdate]):
 
     def begin(self, ctx: ServerContext) -> ServerState:
         weights = weights_of(ctx.model)
-        return ServerState(weights if self.evaluate_on == "server" else parted(weights)[0])
+        return ServerState(weights if self.evaluate_on == "server" else split_head(weights)[0])
 
     def broadcast(self, state: ServerState, ctx: ServerContext) -> ServerState:
-        return ServerState(parted(state.weights)[0])
+        return ServerState(split_head(state.weights)[0])
 
     def first_memory(self, model: Classifier) -> Tensors:
-        return prefixed(PERSONAL, parted(weights_of(model))[1])
+        return prefixed(PERSONAL, split_head(weights_of(model))[1])
 
     def personal_model(self, model: Classifier, sent: ServerState, memory: Tensors) -> Classifier:
         model.load_state_dict(sent.weights | below(PERSONAL, memory))
@@ -120,7 +120,7 @@ class FedRep(Method[ServerState, RepUpdate]):
         return ServerState(ctx.average([r.update.weights | r.update.head for r in results], client_weights))
 
 
-def parted(weights: Tensors) -> tuple[Tensors, Tensors]:
+def split_head(weights: Tensors) -> tuple[Tensors, Tensors]:
     """Body and head."""
     head = {name: value for name, value in weights.items() if name.startswith(HEAD)}
     return {name: value for name, value in weights.items() if name not in head}, head

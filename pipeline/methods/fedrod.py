@@ -24,15 +24,17 @@ from anchorfl.pipeline.algorithm.optimizers import SGD
 from anchorfl.pipeline.algorithm.parameters import log_prior
 from anchorfl.tasks.contract import Batch
 
-ROWS, BIAS = "head.weight", "head.bias"
-PERSONAL = "personal_head."  # the optimizer "personal" has its own part of the memory
+HEAD_WEIGHT, HEAD_BIAS = "head.weight", "head.bias"
+PERSONAL_HEAD = "personal_head."  # the optimizer "personal" has its own part of the memory
 """Prefix of the personal head in the client's memory."""
 
 
 class TwoHeadsTrainer(AveragingTrainer):
     def __init__(self, ctx: ClientContext[ServerState], gamma: float) -> None:
         generic = ctx.state.weights
-        self.own = {n: ctx.memory.get(PERSONAL + n, torch.zeros_like(generic[n])) for n in (ROWS, BIAS)}
+        self.own = {
+            n: ctx.memory.get(PERSONAL_HEAD + n, torch.zeros_like(generic[n])) for n in (HEAD_WEIGHT, HEAD_BIAS)
+        }
         self.own = {name: nn.Parameter(value.clone()) for name, value in self.own.items()}
         self.prior_C = log_prior(ctx.card.count_C, gamma).to(ctx.data.y_NC)
         super().__init__(ctx)
@@ -43,7 +45,7 @@ class TwoHeadsTrainer(AveragingTrainer):
 
     def personal(self, z_BD: Tensor, generic_BC: Tensor) -> Tensor:
         """The client's own logits: those of the generic head plus those of its own."""
-        return generic_BC + F.linear(z_BD, self.own[ROWS], self.own[BIAS])
+        return generic_BC + F.linear(z_BD, self.own[HEAD_WEIGHT], self.own[HEAD_BIAS])
 
     def loss(self, batch: Batch) -> Tensor:
         """The generic loss. That of the personal head is another graph, with that head alone, and goes back here."""
@@ -58,7 +60,7 @@ class TwoHeadsTrainer(AveragingTrainer):
         return super().step(micro_batches)
 
     def memory(self) -> Tensors:
-        return super().memory() | {PERSONAL + name: value.detach().clone() for name, value in self.own.items()}
+        return super().memory() | {PERSONAL_HEAD + name: value.detach().clone() for name, value in self.own.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.aggregation import clipped, krum
+from anchorfl.pipeline.algorithm.aggregation import clip_step, krum
 from anchorfl.pipeline.algorithm.contract import ClientResult, ServerContext, ServerState, Tensors
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.training.client import CPU
@@ -74,7 +74,7 @@ class Server:
         if known != round_:
             sent = self.broadcast(round_)
         faults = {
-            c: messages.misfit(u.weights, sent.weights) or messages.not_finite(u)
+            c: messages.shape_mismatch(u.weights, sent.weights) or messages.not_finite(u)
             for c, u in zip(clients, updates, strict=True)
         }
         if wrong := {client: fault for client, fault in faults.items() if fault}:
@@ -90,7 +90,7 @@ class Server:
         """What is done to updates between client and merge: steps clipped, then those that Krum chose."""
         counts: dict[str, float] = {}
         if self.aggregator.clip_norm:
-            short = [clipped(r.update.weights, sent, self.aggregator.clip_norm) for r in results]
+            short = [clip_step(r.update.weights, sent, self.aggregator.clip_norm) for r in results]
             results = [
                 replace(r, update=replace(r.update, weights=weights))
                 for r, (weights, _) in zip(results, short, strict=True)
