@@ -26,14 +26,15 @@ from anchorfl.pipeline.algorithm.contract import (
 )
 
 PROTOTYPES = "head.rows"
+"""Name of the prototypes in the model's weights."""
 
 
 class PrototypeTrainer(AveragingTrainer):
-    """The prototypes are a buffer of the head: no gradient and no optimizer reaches them."""
+    """A client whose prototypes are a buffer of the head: no gradient and no optimizer reaches them."""
 
     def local_rows(self) -> Tensor:
-        """Per class the mean direction of the client's labeled rows, by the trained encoder in evaluation mode, at
-        length 1 [C, D]; zeros where it has none.
+        """Return per class the mean direction of the client's labeled rows, by the trained encoder in evaluation mode,
+        at length 1 [C, D]; zeros where it has none.
         """
         data = self.ctx.data
         u_ND = F.normalize(self.ctx.infer(self.model, data), dim=-1)
@@ -41,7 +42,7 @@ class PrototypeTrainer(AveragingTrainer):
         return F.normalize((data.known_NC * data.y_NC).T @ u_ND, dim=-1)
 
     def update(self) -> Update:
-        """The weights, with the client's own prototypes in the place of those that it was sent."""
+        """Return the weights, with the client's own prototypes in the place of those that it was sent."""
         sent = super().update()
         return Update(sent.weights | {PROTOTYPES: self.local_rows()})
 
@@ -79,8 +80,8 @@ class FedNH(Averaging):
         return ServerState(weights | {PROTOTYPES: self.smoothed(state.weights[PROTOTYPES], results)})
 
     def smoothed(self, rows_CD: Tensor, results: Sequence[ClientResult[Update]]) -> Tensor:
-        """The prototypes after a round, of length 1. One stays, to the bit, where nobody has a sample of its class.
-        Summed in float64, in the order of clients.
+        """Return the prototypes after a round, of length 1. One stays, to the bit, where nobody has a sample of its
+        class. Summed in float64, in the order of clients.
         """
         if self.rho == 1:
             return rows_CD  # bringing them back to length 1 would round them
