@@ -23,7 +23,7 @@ from anchorfl.pipeline.algorithm.contract import ServerState
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.methods.fedavg import FedAvg
-from anchorfl.pipeline.training.local_training import Training, augmentation, batches, fit, micro_batches
+from anchorfl.pipeline.training.local_training import TrainingSpec, augmentation, batches, fit, micro_batches
 from anchorfl.pipeline.training.run_spec import one_thread
 from anchorfl.tasks.contract import Card, ClientData, InputSpec, Objective
 from anchorfl.tasks.images.pixels import LEVELS
@@ -88,7 +88,7 @@ class Contest:
         self.start = {k: v.clone() for k, v in self.model.state_dict().items()}
 
     def ours(self):
-        training = Training(FedAvg(), Objective("single"), self.options, 1, 0)
+        training = TrainingSpec(FedAvg(), Objective("single"), self.options, 1, 0)
         fitted = fit(training, self.model, self.card, self.data, ServerState(self.start), {}, 1)
         done(self.device)
         return fitted.update.weights

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from anchorfl.pipeline.algorithm.aggregation import clipped, krum, mean_of, median_of, trimmed_mean_of
+from anchorfl.pipeline.algorithm.aggregation import clip_step, krum, mean_of, median_of, trimmed_mean_of
 from anchorfl.pipeline.training.run_spec import one_thread
 
 NUMBERS, TIMES = 1_000_000, 5
@@ -35,7 +35,7 @@ def works(count: int) -> list[Callable[[], object]]:
         lambda: median_of(values),
         lambda: trimmed_mean_of(values, 0.2),
         lambda: krum(values, 1),
-        lambda: [clipped(one, sent, 1.0) for one in values],
+        lambda: [clip_step(one, sent, 1.0) for one in values],
     ]
 
 

@@ -16,7 +16,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from anchorfl.pipeline.algorithm.label_collection import SIZE, Shared, cooccurrence, digests, merge, run_key
+from anchorfl.pipeline.algorithm.label_collection import (
+    DIGEST_BYTES,
+    LabelMessage,
+    cooccurrence_counts,
+    digests,
+    merge_label_sets,
+    run_key,
+)
 from anchorfl.tasks.contract import ClientData
 
 MIB = 1 << 20
@@ -28,7 +35,7 @@ def memory(name: str) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
 
 
-def made_up(instances: int, classes: int, labels: int, rng: np.random.Generator) -> list[Shared]:
+def made_up(instances: int, classes: int, labels: int, rng: np.random.Generator) -> list[LabelMessage]:
     """What one client per class sends."""
     weight_C = 1 / (np.arange(classes) + 10.0)
     bound_C = np.cumsum(weight_C / weight_C.sum())
@@ -36,11 +43,11 @@ def made_up(instances: int, classes: int, labels: int, rng: np.random.Generator)
     row_P = np.repeat(np.arange(instances, dtype=np.int32), length_N)
     class_P = np.minimum(np.searchsorted(bound_C, rng.random(len(row_P))), classes - 1).astype(np.int32)
     pair_P = np.unique(class_P.astype(np.int64) * instances + row_P)
-    digest_N = rng.integers(0, 256, (instances, SIZE), dtype=np.uint8)
+    digest_N = rng.integers(0, 256, (instances, DIGEST_BYTES), dtype=np.uint8)
     count_C = np.bincount(pair_P // instances, minlength=classes)
     rows = np.split((pair_P % instances).astype(np.int32), np.cumsum(count_C)[:-1])
     return [
-        Shared(torch.tensor([c], dtype=torch.int32), torch.tensor([len(r)]), torch.from_numpy(digest_N[r]))
+        LabelMessage(torch.tensor([c], dtype=torch.int32), torch.tensor([len(r)]), torch.from_numpy(digest_N[r]))
         for c, r in enumerate(rows)
     ]
 
@@ -68,15 +75,15 @@ def main() -> None:
     pairs = sum(len(sent.digest_P) for sent in messages)
     before, peak_before = memory("VmRSS"), memory("VmHWM")
     began = time.perf_counter()
-    labels = merge(messages, options.classes)
+    labels = merge_label_sets(messages, options.classes)
     merged = time.perf_counter() - began
     began = time.perf_counter()
-    count_CC = cooccurrence(labels)
+    count_CC = cooccurrence_counts(labels)
     counted = time.perf_counter() - began
     held = (count_CC.data.nbytes + count_CC.indices.nbytes + count_CC.indptr.nbytes) / MIB
     print(
         f"hashed {options.hash} rows of 71 pairs in {hashed:.1f} s = {options.hash / hashed:.0f} rows/s\n"
-        f"{len(messages)} messages, {pairs / 1e6:.2f} M digests, {pairs * SIZE / MIB:.0f} MiB: merged into "
+        f"{len(messages)} messages, {pairs / 1e6:.2f} M digests, {pairs * DIGEST_BYTES / MIB:.0f} MiB: merged into "
         f"{len(labels)} label sets in {merged:.1f} s\n"
         f"co-occurrence [{options.classes}, {options.classes}] in {counted:.1f} s: {count_CC.nnz / 1e6:.2f} M entries, "
         f"{held:.0f} MiB (dense: {options.classes**2 * 8 / MIB:.0f} MiB)\n"

@@ -33,7 +33,7 @@ from anchorfl.pipeline.config.federation import FederationOptions
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.methods import METHODS
-from anchorfl.pipeline.run.prepare import make_run_spec, settled
+from anchorfl.pipeline.run.prepare import make_run_spec, resolve_options
 from anchorfl.pipeline.training.sampling import select
 from anchorfl.tasks.options import TaskOptions
 from benchmarks.bench_engine import MEGABYTE, measured, pss
@@ -74,7 +74,7 @@ def one(clients: int, rounds: int, state: Literal["keep", "reset"]) -> None:
         folder = Path(name)
         write(folder / "made.parquet", clients)
         began = time.perf_counter()
-        e = settled(experiment(folder, clients, state), lambda line: None)
+        e = resolve_options(experiment(folder, clients, state), lambda line: None)
         per_actor = -(-e.task.clients // ACTORS)
         e = dataclasses.replace(e, cluster=ClusterOptions(executor="ray", clients_per_actor=per_actor))
         ray_cluster.start(e.cluster)

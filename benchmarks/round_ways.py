@@ -14,14 +14,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from anchorfl.pipeline.algorithm.class_embeddings import ROWS
+from anchorfl.pipeline.algorithm.class_embeddings import CLASS_ROWS
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.cluster import ray_cluster
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.execution.pooled_executor import in_process
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
-from anchorfl.pipeline.run.prepare import make_run_spec, settled
+from anchorfl.pipeline.run.prepare import make_run_spec, resolve_options
 from anchorfl.pipeline.training.client import ClientRunner
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
@@ -139,7 +139,7 @@ def one_class_loop(experiment: Experiment, rounds: int) -> Round:
             optimizer = torch.optim.SGD(model.parameters(), experiment.optimizer.lr)
             optimizer.zero_grad()
             z_BD = model.encoder(rows.rows(torch.arange(len(rows))).x)
-            cosine_B = F.normalize(z_BD) @ model.get_parameter(ROWS)[class_]
+            cosine_B = F.normalize(z_BD) @ model.get_parameter(CLASS_ROWS)[class_]
             F.relu(MARGIN - cosine_B).square().mean().backward()
             optimizer.step()
             for name, value in model.state_dict().items():
@@ -151,7 +151,7 @@ def one_class_loop(experiment: Experiment, rounds: int) -> Round:
 
 def explicit(*, pooled: bool = False) -> Experiment:
     """Bibtex's 159 clients of one class each."""
-    return settled(experiment("bibtex/fedavg", federation={"batched_clients": pooled}))
+    return resolve_options(experiment("bibtex/fedavg", federation={"batched_clients": pooled}))
 
 
 def pbc() -> Experiment:

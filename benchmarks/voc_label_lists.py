@@ -31,7 +31,7 @@ from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.lifecycle import run
-from anchorfl.pipeline.run.prepare import settled
+from anchorfl.pipeline.run.prepare import resolve_options
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.images.voc import ABSENT, CLASSES, SETS, labels_of
 from anchorfl.tasks.options import TaskOptions
@@ -91,7 +91,7 @@ def main() -> None:
         table = options.out / "voc2007-lists.parquet"
         write(lists, table, options.noise)
     for method in METHOD_OPTIONS:
-        e = settled(experiment(table.resolve(), method, options.rounds))
+        e = resolve_options(experiment(table.resolve(), method, options.rounds))
         folder = options.out / method
         result = run(replace(e, output=str(folder)), folder, lambda line: None)
         scores = result.scores["test"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from anchorfl.models.concepts import keep
 from anchorfl.pipeline.config.experiment import Experiment
-from anchorfl.pipeline.training.class_vectors import asked_of
+from anchorfl.pipeline.training.class_vectors import concept_request
 from anchorfl.tasks.registry import find_task
 
 WIDTH = 6
@@ -21,7 +21,7 @@ def with_concepts(e: Experiment) -> Experiment:
     prompts = "a {name} | one {name} | the {name} | {name}"
     embeddings = dataclasses.replace(e.class_embeddings, encoder="made-up/encoder", prompts=prompts)
     e = dataclasses.replace(e, class_embeddings=embeddings)
-    asked = asked_of(e, find_task(e.task.name).class_names)
+    asked = concept_request(e, find_task(e.task.name).class_names)
     vector_CMD = np.random.default_rng(5).standard_normal((len(asked.words), 4, WIDTH))
     vector_CMD /= np.linalg.norm(vector_CMD, axis=2, keepdims=True)
     cache = Path(os.environ["ANCHORFL_CACHE"])

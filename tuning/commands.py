@@ -19,7 +19,7 @@ def sweep(arguments: list[str]) -> int:
     """Search hyper-parameters of a preset, or go on with a sweep."""
     from anchorfl.pipeline.config.overrides import override
     from anchorfl.pipeline.config.presets import read_preset, some_presets
-    from anchorfl.pipeline.run.prepare import settled
+    from anchorfl.pipeline.run.prepare import resolve_options
     from anchorfl.pipeline.storage.restore import restore_if_remote
     from anchorfl.tuning.search.backup import LEAVE, RESUME
     from anchorfl.tuning.search.search_space import space_of
@@ -35,7 +35,7 @@ def sweep(arguments: list[str]) -> int:
         raise InputError(f"sweep needs a preset: {some_presets()}; or the path of a .toml file")
     from anchorfl.tuning.search.options import SweepOptions
 
-    experiment = settled(override(read_preset(own.preset), overrides, f"anchorfl sweep {own.preset}"))
+    experiment = resolve_options(override(read_preset(own.preset), overrides, f"anchorfl sweep {own.preset}"))
     if experiment.output:
         raise InputError("--output stands for the folder of the sweep; leave it out of the preset")
     plan = Plan(

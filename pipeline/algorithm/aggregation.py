@@ -1,18 +1,19 @@
-"""Merges that a few faulty clients cannot steer: coordinate median, trimmed mean, Krum, and a clip of clients' steps.
+"""Averages of what clients send: the mean, and those that a few faulty clients cannot steer: coordinate median,
+trimmed mean, Krum, and a clip of clients' steps.
 
 Pure functions over plain dicts of tensors, whose values are finite (an update with others is refused before). A client
 counts once, whatever number of samples it says it has, in ``median_of`` and ``trimmed_mean_of``; the mean that follows
-``krum`` or ``clipped`` has the method's weights. As in ``mean_of``, integer tensors are counters and take the largest
+``krum`` or ``clip_step`` has the method's weights. As in ``mean_of``, integer tensors are counters and take the largest
 value, and floats are computed in float64 and come back in their own type. What none of this protects:
 docs/robust-aggregation.md.
 
-Shape suffixes: N answers of a round, P coordinates of a piece.
+Shape suffixes: N answers of a round, P coordinates that are sorted at once, C classes, D width.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,35 +21,39 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anchorfl.tasks.contract import Card
+
 Aggregation = Literal["mean", "median", "trimmed_mean", "krum"]
 Average = Callable[[Sequence[Mapping[str, Tensor]], Sequence[float]], dict[str, Tensor]]
 """The average of what clients send whole: (tensors of every client, weights) -> tensors."""
 ROBUST = ("median", "trimmed_mean", "krum", "clip_norm")
-"""What a run can have in place of, or before, the mean; a method says which of them it allows."""
+"""Changes that a run can make to the mean, or before it; a method says which of them it allows."""
+Weighting = Literal["samples", "uniform"]
+"""Weight of a client in a mean: its number of samples, or 1."""
 SORTED_AT_ONCE = 1 << 18
 """Coordinates that are sorted at one time, so that memory grows with answers times this and not times the model."""
 
 
 def median_of(values: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Coordinate-wise median of each tensor; the mean of the two in the middle where their number N is even.
+    """Return the coordinate-wise median of each tensor: the mean of the two in the middle where N is even.
 
     It stays within the range of the others in every coordinate while fewer than N / 2 clients are faulty (Yin et al.,
-    ICML 2018, Definition 1; Algorithm 1, option I). ValueError where there is none.
+    ICML 2018, Definition 1; Algorithm 1, option I). ValueError where there is no update.
     """
     return _between(values, (len(values) - 1) // 2)
 
 
 def trimmed_mean_of(values: Sequence[Mapping[str, Tensor]], trim: float) -> dict[str, Tensor]:
-    """Coordinate-wise mean without the ``cut(N, trim)`` largest and as many of the smallest values.
+    """Return the coordinate-wise mean without the ``trimmed_count(N, trim)`` largest and as many smallest values.
 
     It stays within the range of the others in every coordinate while no more clients than those are faulty (Yin et al.,
-    ICML 2018, Definition 2; Algorithm 1, option II). ValueError where there is none.
+    ICML 2018, Definition 2; Algorithm 1, option II). ValueError where there is no update.
     """
-    return _between(values, cut(len(values), trim))
+    return _between(values, trimmed_count(len(values), trim))
 
 
-def cut(answers: int, trim: float) -> int:
-    """How many of N answers a trimmed mean leaves out at each side: trim * N rounded down, and never all."""
+def trimmed_count(answers: int, trim: float) -> int:
+    """Return how many of N answers a trimmed mean leaves out at each side: trim * N rounded down, and never all."""
     if not 0 <= trim < 0.5:
         raise ValueError(f"trim = {trim}: must be in [0, 0.5)")
     whole = math.floor(trim * answers + 1e-9)  # 0.29 * 100 is 28.999999999999996
@@ -56,7 +61,7 @@ def cut(answers: int, trim: float) -> int:
 
 
 def _between(values: Sequence[Mapping[str, Tensor]], left_out: int) -> dict[str, Tensor]:
-    """Mean of what is left in every coordinate when the ``left_out`` smallest and largest values are gone."""
+    """Return the mean of every coordinate's values without the ``left_out`` smallest and largest."""
     if not values:
         raise ValueError("0 updates: nothing to merge")
     out: dict[str, Tensor] = {}
@@ -77,7 +82,7 @@ def _between(values: Sequence[Mapping[str, Tensor]], left_out: int) -> dict[str,
 
 
 def krum(values: Sequence[Mapping[str, Tensor]], faulty: int, keep: int = 1) -> list[int]:
-    """Places of the ``keep`` updates with the lowest scores, ascending; of equal scores the first come first.
+    """Return the indices of the ``keep`` updates with the lowest scores, ascending; of equal scores the first ones.
 
     The score of an update is the sum of its squared distances to the N - faulty - 2 nearest of the others, over all
     float tensors at once (Blanchard et al., NeurIPS 2017, section 4; keep > 1: Multi-Krum, section 6, whose mean is the
@@ -97,7 +102,10 @@ def krum(values: Sequence[Mapping[str, Tensor]], faulty: int, keep: int = 1) -> 
 
 
 def _squared_distances(values: Sequence[Mapping[str, Tensor]]) -> Tensor:
-    """Of every pair, float64 [N, N]. By differences: by products they would drown in the size of the weights."""
+    """Return the squared distance of every pair, float64 [N, N].
+
+    By differences: by products they would drown in the size of the weights.
+    """
     square_NN = torch.zeros(len(values), len(values), dtype=torch.float64)
     names = [name for name, first in values[0].items() if first.is_floating_point()]
     for i, one in enumerate(values):
@@ -107,9 +115,11 @@ def _squared_distances(values: Sequence[Mapping[str, Tensor]]) -> Tensor:
     return square_NN + square_NN.T
 
 
-def clipped(weights: Mapping[str, Tensor], sent: Mapping[str, Tensor], norm: float) -> tuple[dict[str, Tensor], bool]:
-    """A client's weights with its step, the difference from what it was sent, cut to L2 norm ``norm`` over all float
-    tensors at once, and whether that changed them; a shorter step comes back bit for bit.
+def clip_step(weights: Mapping[str, Tensor], sent: Mapping[str, Tensor], norm: float) -> tuple[dict[str, Tensor], bool]:
+    """Return a client's weights with its step cut to L2 norm ``norm``, and whether that changed them.
+
+    The step is the difference from what it was sent, over all float tensors at once; a shorter one comes back bit for
+    bit.
 
     ``sent + step / max(1, |step| / norm)`` (Sun et al., arXiv 1911.07963: norm thresholding of updates). BatchNorm's
     statistics are float tensors and count.
@@ -126,13 +136,18 @@ def clipped(weights: Mapping[str, Tensor], sent: Mapping[str, Tensor], norm: flo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Aggregator:
-    """How a run aggregates: five options of [federation], which name its errors (ValueError)."""
+    """The aggregation of a run: five options of [federation], whose names stand in its errors (ValueError)."""
 
     aggregation: Aggregation = "mean"
+    """Average of what clients send whole."""
     trim_fraction: float = 0.2
+    """Share of the answers that a trimmed mean cuts at each side, in [0, 0.5)."""
     num_malicious: int = 1
+    """Faulty clients that Krum withstands, >= 1."""
     num_selected: int = 1
+    """Updates that Krum keeps, >= 1."""
     clip_norm: float = 0.0
+    """Longest step of a client, >= 0; 0: none is cut."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.trim_fraction < 0.5:
@@ -147,7 +162,7 @@ class Aggregator:
 
     @property
     def uses(self) -> tuple[tuple[str, str], ...]:
-        """Which of ``ROBUST`` are on, each with how the options say so."""
+        """The members of ``ROBUST`` that are on, each with the option that says so."""
         rule = (
             ()
             if self.aggregation == "mean"
@@ -157,8 +172,8 @@ class Aggregator:
 
     @property
     def average(self) -> Average:
-        """The average of what clients send whole: ``mean_of`` itself, also of those that Krum chose; or one that takes
-        no notice of the weights.
+        """The average of what clients send whole: ``mean_of`` itself, also of those that Krum chose; or one that
+        takes no notice of the weights.
         """
         if self.aggregation == "median":
             return lambda values, _: median_of(values)
@@ -167,12 +182,12 @@ class Aggregator:
         return mean_of
 
     def lack(self, answers: int) -> str:
-        """Why a round of so many answers would not withstand a single faulty client, '' where it does or where the
-        aggregation is the mean.
+        """Return why a round of so many answers would not withstand a single faulty client; '' where it does, or where
+        the aggregation is the mean.
         """
         if self.aggregation == "median" and answers < 3:
             return f"the median of {answers} withstands no faulty client, that of 3 does"
-        if self.aggregation == "trimmed_mean" and not cut(answers, self.trim_fraction):
+        if self.aggregation == "trimmed_mean" and not trimmed_count(answers, self.trim_fraction):
             return f"trim_fraction = {self.trim_fraction:g} of {answers} answers cuts nobody"
         if self.aggregation == "krum" and answers < 2 * self.num_malicious + 3:
             return (
@@ -191,10 +206,16 @@ AVERAGED_AT_ONCE = 1 << 15
 """Values of a tensor that are averaged at a time: 256 KB in float64."""
 
 
-def mean_of(values: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
-    """Weighted mean of each tensor, summed in float64 in the given order; integer tensors take the largest value.
+def client_weights(cards: Iterable[Card], weighting: Weighting) -> list[int]:
+    """Return the weight of every client in a mean, of any sum."""
+    return [card.num_examples if weighting == "samples" else 1 for card in cards]
 
-    ``shares`` are renormalized to sum to 1. Integer tensors are counters (BatchNorm's batches), which have no mean.
+
+def mean_of(values: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
+    """Return the weighted mean of each tensor, summed in float64 in the given order.
+
+    ``shares`` are renormalized to sum to 1. Integer tensors take the largest value: they are counters (BatchNorm's
+    batches), which have no mean.
     """
     total = float(sum(shares))
     if not total > 0 or len(values) != len(shares):
@@ -204,7 +225,9 @@ def mean_of(values: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> 
 
 
 def _mean(values: Sequence[Tensor], parts: Sequence[float]) -> Tensor:
-    """Of one tensor of every client, piece by piece, so that sum and term stay in the processor's cache."""
+    """Return the mean of one tensor of every client, computed piece by piece: sum and term stay in the processor's
+    cache.
+    """
     if unlike := [v for v in values if v.shape != values[0].shape or v.dtype != values[0].dtype]:
         (first, *_), other = values, unlike[0]
         raise ValueError(f"no mean of {first.dtype} {tuple(first.shape)} and {other.dtype} {tuple(other.shape)}")
@@ -223,14 +246,14 @@ def _mean(values: Sequence[Tensor], parts: Sequence[float]) -> Tensor:
     return out.view(values[0].shape)
 
 
-def rows_by_holder(rows_CD: Tensor, reports: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Per class, the mean row over those who hold the class; a class that nobody holds keeps its row.
+def rows_by_holder(rows_CD: Tensor, results: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return per class the mean row over the clients that hold the class; a class that nobody holds keeps its row.
 
-    ``rows_CD``: the rows before; ``reports``: (rows_CD, holds_C bool) of every client, in order. Summed in float64.
+    ``rows_CD``: the rows before; ``results``: (rows_CD, holds_C bool) of every client, in order. Summed in float64.
     """
     total_CD = torch.zeros(rows_CD.shape, dtype=torch.float64, device=rows_CD.device)
     count_C = torch.zeros(len(rows_CD), dtype=torch.float64, device=rows_CD.device)
-    for theirs_CD, holds_C in reports:
+    for theirs_CD, holds_C in results:
         total_CD[holds_C] += theirs_CD[holds_C].double()
         count_C += holds_C.double()
     mean_CD = total_CD / count_C.clamp(min=1)[:, None]

@@ -1,4 +1,4 @@
-"""One client per class: what FedAwS, FedALC and the methods that they are compared with have in common.
+"""One client per class: the common part of FedAwS, FedALC and the methods that they are compared with.
 
 A client has rows of one class and trains the encoder theta and that class's unit row with the one term that it can
 compute (arXiv 2404.15598, eq. 14): ``max(0, margin - cos(g_theta(x), w_y))^2``. The server takes the mean of theta,
@@ -31,55 +31,60 @@ from anchorfl.pipeline.algorithm.contract import (
     Tensors,
     Update,
 )
+from anchorfl.pipeline.algorithm.cooccurrence import LabelCooccurrence
 from anchorfl.pipeline.algorithm.optimizers import SGD, Adam, make, restore, state_of
 from anchorfl.pipeline.algorithm.parameters import weights_of
-from anchorfl.pipeline.algorithm.spreadout import Form, gradient, nearest, slope
+from anchorfl.pipeline.algorithm.spreadout import Regularizer, gradient, nearest_rows, slope
 from anchorfl.tasks.contract import Batch, Card
 from anchorfl.tasks.errors import InputError
 
-ROWS = "head.rows"
-MOMENTS = "theta"
-"""Prefix of the server optimizer's state."""
+CLASS_ROWS = "head.rows"
+"""Name of the class rows in the model's weights."""
+THETA = "theta"
+"""Prefix of the state of theta's optimizers: a client's, and the server's."""
+ROW = "row"
+"""Name of one row: in the message to its client, in the client's memory and among its optimizers."""
 
 
 @dataclass(frozen=True)
 class RowsState(ServerState):
-    """weights: theta and all rows; moments: of the server's optimizer; sent_C: bool, classes whose client has its row,
-    where rows never change; known: what the method keeps of what the clients sent before round 1. Clients get theta
-    alone.
-    """
+    """The server's state; ``weights``: theta and all rows. Clients get theta alone."""
 
     moments: Tensors
+    """State of the server's optimizer."""
     sent_C: Tensor
-    known: Tensors
+    """bool: classes whose client has its row, where rows never change."""
+    cooccurrence: LabelCooccurrence
+    """What the clients' messages before round 1 say of their labels; empty where the method collects none."""
 
 
 @dataclass(frozen=True)
 class RowUpdate(Update):
-    """weights: theta; row_D: the client's row, empty where rows are fixed."""
+    """A client's update; ``weights``: theta."""
 
     row_D: Tensor
+    """The client's row; empty where rows are fixed."""
 
 
 def class_of(card: Card) -> int:
-    """The one class that a client identifies."""
+    """Return the one class that a client identifies."""
     return int(card.identified_C.nonzero())
 
 
 def positive_loss(z_PD: Tensor, row_PD: Tensor, margin: float, parts: int) -> Tensor:
-    """``max(0, margin - cos)^2`` of every pair, summed over the parts (one, except FedMLH): [P]. Rows are unit."""
+    """Return ``max(0, margin - cos)^2`` of every pair [P], over all parts (one, except FedMLH). Rows are unit."""
     product_PD = unit(z_PD, parts) * row_PD
     cosine_PR = product_PD.view(len(product_PD), parts, -1).sum(-1)
     return F.relu(margin - cosine_PR).square().sum(-1)
 
 
 class RowTrainer(ClientTrainer[RowsState, RowUpdate]):
-    """Trains theta and one row. Its row comes with every broadcast, or once where rows are fixed."""
+    """A client that trains theta and one row. The row comes in every round, or once where rows are fixed."""
 
     def __init__(self, ctx: ClientContext[RowsState], method: OneClass) -> None:
         self.method = method
         self.fixed = not method.class_embedding_lr
-        row_D = ctx.client_message.get("row", ctx.memory.get("row"))
+        row_D = ctx.client_message.get(ROW, ctx.memory.get(ROW))
         if row_D is None:
             raise ValueError("the client was sent no row of its class")
         self.row_D = nn.Parameter(row_D.clone(), requires_grad=not self.fixed)
@@ -87,10 +92,10 @@ class RowTrainer(ClientTrainer[RowsState, RowUpdate]):
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         # without the rows of the head, which this client is never sent
-        theta = make(self.ctx.optimizer, [p for name, p in self.model.named_parameters() if name != ROWS])
+        theta = make(self.ctx.optimizer, [p for name, p in self.model.named_parameters() if name != CLASS_ROWS])
         if self.fixed:
-            return {MOMENTS: theta}
-        return {MOMENTS: theta, "row": SGD([self.row_D], lr=self.method.row_rate(self.ctx.round))}
+            return {THETA: theta}
+        return {THETA: theta, ROW: SGD([self.row_D], lr=self.method.row_rate(self.ctx.round))}
 
     def loss(self, batch: Batch) -> Tensor:
         z_BD = self.model.encoder(batch.x)
@@ -110,12 +115,12 @@ class RowTrainer(ClientTrainer[RowsState, RowUpdate]):
         return RowUpdate(theta_of(weights_of(self.model)), row_D.new_zeros(0) if self.fixed else row_D.clone())
 
     def memory(self) -> Tensors:
-        return super().memory() | ({"row": self.row_D.detach().clone()} if self.fixed else {})
+        return super().memory() | ({ROW: self.row_D.detach().clone()} if self.fixed else {})
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneClass(Method[RowsState, RowUpdate]):
-    """Server and client of one-class federations; a method says what becomes of the rows."""
+    """A method for one client per class; a subclass says what becomes of the rows (``update_class_rows``)."""
 
     margin: float = 0.9
     """Cosine above which a row has no loss (FedALC, eq. 14)."""
@@ -146,51 +151,51 @@ class OneClass(Method[RowsState, RowUpdate]):
                 raise ValueError(f"method.{name} = {getattr(self, name)}: must be in (0, 1]")
 
     def lr_factor(self, round_: int) -> float:
-        """What is left of the rows' rates in a round."""
+        """Return the factor on the rows' rates in a round: ``class_embedding_lr_decay ** (round - 1)``."""
         return self.class_embedding_lr_decay ** max(0, round_ - 1)
 
     def row_rate(self, round_: int) -> float:
-        """Rate of a client's step on its row in a round."""
+        """Return the rate of a client's step on its row in a round."""
         return self.class_embedding_lr * self.lr_factor(round_)
 
     def client_weights(self, rows_I: Tensor) -> Tensor:
-        """Weights of clients in the mean, by their rows of data: float64 [I], of any sum."""
+        """Return the clients' weights in the mean, by their rows of data: float64 [I], of any sum."""
         return rows_I.double() if self.weighting == "samples" else torch.ones(len(rows_I), dtype=torch.float64)
 
     @abstractmethod
     def update_class_rows(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
-        """The rows after a round, from those that the clients sent: the regularizer's step."""
+        """Return the rows after a round, from those that the clients sent: the regularizer's step."""
 
     @property
     def head(self) -> HeadSpec:
         return HeadSpec(kind="cosine")
 
-    def first_rows(self, rows_CD: Tensor, known: Tensors, ctx: ServerContext) -> Tensor:
-        """The rows before round 1, from random unit ones."""
+    def first_rows(self, rows_CD: Tensor, cooccurrence: LabelCooccurrence, ctx: ServerContext) -> Tensor:
+        """Return the rows before round 1, from random unit ones."""
         return rows_CD
 
-    def initial_statistics(self, ctx: ServerContext) -> Tensors:
-        """What is kept of what the clients sent before round 1."""
-        return {}
+    def initial_statistics(self, ctx: ServerContext) -> LabelCooccurrence:
+        """Return what is kept of the clients' messages before round 1."""
+        return LabelCooccurrence.empty()
 
     def begin(self, ctx: ServerContext) -> RowsState:
         _one_class_each(ctx.cards)
-        weights, known = weights_of(ctx.model), self.initial_statistics(ctx)
-        weights[ROWS] = self.first_rows(weights[ROWS], known, ctx)
-        sent_C = torch.zeros(len(weights[ROWS]), dtype=torch.bool)
-        state = RowsState(weights, {}, sent_C, known)
+        weights, cooccurrence = weights_of(ctx.model), self.initial_statistics(ctx)
+        weights[CLASS_ROWS] = self.first_rows(weights[CLASS_ROWS], cooccurrence, ctx)
+        sent_C = torch.zeros(len(weights[CLASS_ROWS]), dtype=torch.bool)
+        state = RowsState(weights, {}, sent_C, cooccurrence)
         return replace(state, moments=self._first_moments(state, ctx))
 
     def broadcast(self, state: RowsState, ctx: ServerContext) -> RowsState:
-        return RowsState(theta_of(state.weights), {}, torch.zeros(0, dtype=torch.bool), {})
+        return RowsState(theta_of(state.weights), {}, torch.zeros(0, dtype=torch.bool), LabelCooccurrence.empty())
 
     def client_message(self, state: RowsState, card: Card) -> Tensors:
         c = class_of(card)
-        return {} if bool(state.sent_C[c]) else {"row": state.weights[ROWS][c].clone()}
+        return {} if bool(state.sent_C[c]) else {ROW: state.weights[CLASS_ROWS][c].clone()}
 
     def client_message_bytes(self, state: RowsState, class_I: Tensor) -> int:
-        """Count the bytes of the messages to these classes' clients, without making thousands of them."""
-        row_D = state.weights[ROWS][0]
+        """Return the bytes of the messages to these classes' clients, without making thousands of them."""
+        row_D = state.weights[CLASS_ROWS][0]
         return int((~state.sent_C[class_I]).sum()) * row_D.numel() * row_D.element_size()
 
     def trainer(self, ctx: ClientContext[RowsState]) -> RowTrainer:
@@ -199,12 +204,12 @@ class OneClass(Method[RowsState, RowUpdate]):
     def aggregate(self, state: RowsState, results: Sequence[ClientResult[RowUpdate]], ctx: ServerContext) -> RowsState:
         weight_I = self.client_weights(torch.tensor([r.card.num_examples for r in results]))
         weights = ctx.average([r.update.weights for r in results], weight_I.tolist())
-        answered_C, rows_CD = torch.zeros_like(state.sent_C), state.weights[ROWS].clone()
+        answered_C, rows_CD = torch.zeros_like(state.sent_C), state.weights[CLASS_ROWS].clone()
         for r in results:
             answered_C[class_of(r.card)] = True
             if self.class_embedding_lr:
                 rows_CD[class_of(r.card)] = r.update.row_D
-        return self.finish_round(state, weights | {ROWS: rows_CD}, answered_C, ctx)
+        return self.finish_round(state, weights | {CLASS_ROWS: rows_CD}, answered_C, ctx)
 
     def batched_round(self) -> BatchedRound[RowsState]:
         return BatchedRound(
@@ -212,42 +217,42 @@ class OneClass(Method[RowsState, RowUpdate]):
         )
 
     def finish_round(self, state: RowsState, weights: Tensors, answered_C: Tensor, ctx: ServerContext) -> RowsState:
-        """The state after a round, from the mean of theta and the rows that came back."""
+        """Return the state after a round, from the mean of theta and the rows that came back."""
         theta, moments = self._server_step(state, theta_of(weights), ctx)
-        rows_CD = self.update_class_rows(weights[ROWS], state, ctx)
+        rows_CD = self.update_class_rows(weights[CLASS_ROWS], state, ctx)
         sent_C = state.sent_C if self.class_embedding_lr else state.sent_C | answered_C
-        return replace(state, weights=theta | {ROWS: rows_CD}, moments=moments, sent_C=sent_C)
+        return replace(state, weights=theta | {CLASS_ROWS: rows_CD}, moments=moments, sent_C=sent_C)
 
     def _pair_loss(self, z_PD: Tensor, row_PD: Tensor) -> Tensor:
         return positive_loss(z_PD, row_PD, self.margin, self.head.parts)
 
     def unit(self, rows_CD: Tensor) -> Tensor:
-        """Rows brought back to length 1."""
+        """Return rows brought back to length 1."""
         return unit(rows_CD, self.head.parts)
 
     def _server_step(self, state: RowsState, mean: Tensors, ctx: ServerContext) -> tuple[Tensors, Tensors]:
-        """Theta and the moments, from the mean of the clients' theta."""
+        """Return theta and the moments after a round, from the mean of the clients' theta."""
         if self.server == "average":
             return mean, state.moments
-        names = [name for name, _ in ctx.model.named_parameters() if name != ROWS]
+        names = [name for name, _ in ctx.model.named_parameters() if name != CLASS_ROWS]
         before = {name: nn.Parameter(state.weights[name].clone()) for name in names}
         for name, p in before.items():
             p.grad = state.weights[name] - mean[name]
         rate = self.server_lr * self.server_lr_decay ** max(0, ctx.round - 1)
         adam = Adam(before.values(), lr=rate, eps=self.server_eps)
-        restore(adam, MOMENTS, state.moments)
+        restore(adam, THETA, state.moments)
         adam.step()
-        return mean | {name: p.detach() for name, p in before.items()}, state_of(adam, MOMENTS)
+        return mean | {name: p.detach() for name, p in before.items()}, state_of(adam, THETA)
 
     def _first_moments(self, state: RowsState, ctx: ServerContext) -> Tensors:
-        """Moments of zero: a state has the same tensors in every round."""
+        """Return moments of zero: a state has the same tensors in every round."""
         _, moments = self._server_step(state, theta_of(state.weights), ctx)
         return {name: torch.zeros_like(value) for name, value in moments.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spreadout(OneClass):
-    """Server: one step per round that moves every row and its K nearest apart."""
+    """A method whose server moves every row and its K nearest apart, by one step per round."""
 
     lambda_: float = 10.0
     """Weight of the regularizer, >= 0; 0 is FedAvg on positive labels."""
@@ -255,7 +260,7 @@ class Spreadout(OneClass):
     """Step of the server, which lambda_ multiplies (FedALC, section V: 1e-4)."""
     neighbours: int = 5
     """K: nearest rows that are pushed (FedALC: 5 for Bibtex, 10 for EURLex-4K, 50 for the larger sets)."""
-    regularizer: Form = "neg_d2"
+    regularizer: Regularizer = "neg_d2"
     """Term of a pair: ``neg_d2``: -d^2 (FedAwS, eq. 7); ``hinge_adaptive``: max(0, nu - d)^2, nu the distance of the
     (K+1)-th nearest (FedALC, eq. 11); ``hinge_const``: nu as given (FedAwS, eq. 6)."""
     nu: float = 1.0
@@ -268,30 +273,31 @@ class Spreadout(OneClass):
         if self.neighbours < 1 or not 0 < self.nu <= 2:
             raise ValueError("method: neighbours must be at least 1, nu in (0, 2]")
 
-    def pair_weights(self, index_CK: Tensor, known: Tensors) -> Tensor:
-        """Weight of every pair, [C, K]."""
+    def pair_weights(self, index_CK: Tensor, cooccurrence: LabelCooccurrence) -> Tensor:
+        """Return the weight of every pair, [C, K]."""
         return torch.ones(index_CK.shape)
 
     def direction(self, rows_CD: Tensor, index_CK: Tensor, slope_CK: Tensor, ctx: ServerContext) -> Tensor:
-        """Gradient [C, D] of the regularizer."""
+        """Return the gradient [C, D] of the regularizer."""
         return gradient(rows_CD, index_CK, slope_CK)
 
     def update_class_rows(self, rows_CD: Tensor, state: RowsState, ctx: ServerContext) -> Tensor:
         if not self.lambda_:
             return rows_CD
-        index_CK, cosine_CK, after_C = nearest(rows_CD, self.neighbours)
-        slope_CK = self.pair_weights(index_CK, state.known) * slope(self.regularizer, cosine_CK, after_C, self.nu)
+        index_CK, cosine_CK, after_C = nearest_rows(rows_CD, self.neighbours)
+        weight_CK = self.pair_weights(index_CK, state.cooccurrence)
+        slope_CK = weight_CK * slope(self.regularizer, cosine_CK, after_C, self.nu)
         rate = self.lambda_ * self.eta_s * self.lr_factor(ctx.round)
         return self.unit(rows_CD - rate * self.direction(rows_CD, index_CK, slope_CK, ctx))
 
 
 def theta_of(weights: Tensors) -> Tensors:
-    """All weights but the rows."""
-    return {name: value for name, value in weights.items() if name != ROWS}
+    """Return all weights but the rows."""
+    return {name: value for name, value in weights.items() if name != CLASS_ROWS}
 
 
 def _one_class_each(cards: Sequence[Card]) -> None:
-    """InputError unless every client identifies one class, and no two the same; a class may have no client."""
+    """Raise InputError unless every client identifies one class, and no two the same; a class may have no client."""
     known = [card.identified_C.nonzero().flatten().tolist() for card in cards]
     if any(len(one) != 1 for one in known) or len({one[0] for one in known}) < len(known):
         raise InputError(

@@ -99,7 +99,7 @@ def _scale(term: Terms, clip: float) -> Tensor:
     return scale_U
 
 
-def spent(noise: float, rounds: int, delta: float) -> float:
+def spent_epsilon(noise: float, rounds: int, delta: float) -> float:
     """The epsilon of ``rounds`` releases at ``delta``; inf without noise, 0 before the first.
 
     Each release is a Gaussian mechanism of sensitivity 1 and deviation ``noise``. Any number of them, each chosen after
@@ -122,11 +122,13 @@ def spent(noise: float, rounds: int, delta: float) -> float:
         return float(gaussian_mechanism.get_epsilon_gaussian(noise / math.sqrt(rounds), delta))
 
 
-def describe(options: PrivacyOptions, rounds: int) -> str:
-    """The line for the log: epsilon after ``rounds`` releases, and what it assumes. Raises InputError as ``spent``."""
+def privacy_notice(options: PrivacyOptions, rounds: int) -> str:
+    """Return the line for the log: epsilon after ``rounds`` releases, and what it assumes. InputError as in
+    ``spent_epsilon``.
+    """
     if not options.noise:
         return "no DP guarantee (method.dp_noise = 0)"
-    epsilon = spent(options.noise, rounds, options.delta)
+    epsilon = spent_epsilon(options.noise, rounds, options.delta)
     return (
         f"DP of the class rows: epsilon {epsilon:.4g} at delta {options.delta:g} after {rounds} rounds (Gaussian noise "
         f"{options.noise:g} x clip {options.clip:g}, every class in every round), for the label correlations of one "

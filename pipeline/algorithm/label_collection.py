@@ -24,6 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from anchorfl.pipeline.algorithm.cooccurrence import LabelCooccurrence
 from anchorfl.pipeline.algorithm.seeds import seed_for
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.arrays.sparse_rows import Part
@@ -32,37 +33,39 @@ from anchorfl.tasks.contract import ClientData
 Matching = Literal["hmac", "sha256"]
 """``hmac``: HMAC-SHA-256 with a key that the clients share and the server does not have. ``sha256``: plain SHA-256,
 obfuscation only."""
-SIZE = 32
+DIGEST_BYTES = 32
 """Bytes of a digest."""
-SHORTEST_KEY = 16
+MIN_KEY_BYTES = 16
 """Bytes; a shorter key could be found by trying."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """What one client sends: for each of its classes, the digests of the rows that carry it, sorted and each once, so
-    that neither the order of its rows nor how often one stands there is told.
+class LabelMessage:
+    """A client's message before round 1: for each of its classes, the digests of the rows that carry it, sorted and
+    each once, so that it says neither the order of its rows nor how often one stands there.
 
-    class_K: int32, ascending; count_K: int64, digests of each class; digest_P: uint8 [P, 32], class after class. A
-    client of one class sends 32 bytes per instance and 12 more.
+    A client of one class sends 32 bytes per instance and 12 more.
     """
 
     class_K: Tensor
+    """int32, ascending: classes of the client."""
     count_K: Tensor
+    """int64: digests of each class."""
     digest_P: Tensor
+    """uint8 [P, 32]: the digests, class after class."""
 
 
 def run_key(seed: int) -> bytes:
-    """The clients' key in a simulation, out of the run's seed: 32 bytes, for the client side alone.
+    """Return the clients' key in a simulation, out of the run's seed: 32 bytes, for the client side alone.
 
     It is as secret as the seed, so it stands for a key and is none. Clients of a real federation draw one at random and
     pass it on without the server.
     """
-    return b"".join(seed_for("label-sets", "key", part, seed).to_bytes(8, "big") for part in range(SIZE // 8))
+    return b"".join(seed_for("label-sets", "key", part, seed).to_bytes(8, "big") for part in range(DIGEST_BYTES // 8))
 
 
 def canonical(data: ClientData) -> Iterator[bytes]:
-    """The bytes of every encoded instance: equal for equal instances, whatever the other rows and their padding.
+    """Yield the bytes of every encoded instance: equal for equal instances, whatever the other rows and their padding.
 
     Sparse: its pairs by ascending feature, without padding and zeros; tokens: ids without padding; images and series:
     shape, type and values. A head tells the kinds apart. Little-endian on every machine.
@@ -81,7 +84,7 @@ def canonical(data: ClientData) -> Iterator[bytes]:
 
 
 def _pairs(x_NL2: npt.NDArray[np.float32]) -> Iterator[bytes]:
-    """Sparse rows, P pairs in all; a pair of value 0 says no more than a missing one."""
+    """Yield the bytes of sparse rows, P pairs in all; a pair of value 0 says no more than a missing one."""
     there_NL = (x_NL2[..., 0] != 0) & (x_NL2[..., 1] != 0)
     number_P, value_P = (x_NL2[..., i][there_NL].astype(kind) for i, kind in enumerate(("<i4", "<f4")))
     length_N = there_NL.sum(1)
@@ -97,7 +100,7 @@ def _pairs(x_NL2: npt.NDArray[np.float32]) -> Iterator[bytes]:
 
 
 def digests(data: ClientData, matching: Matching = "hmac", key: bytes = b"") -> list[bytes]:
-    """32 bytes per row. key: of ``hmac``, at least 16 bytes, equal on all clients; empty for ``sha256``.
+    """Return 32 bytes per row. key: of ``hmac``, at least 16 bytes, equal on all clients; empty for ``sha256``.
 
     Raises ValueError on a key that is too short, or that would not be used.
     """
@@ -106,48 +109,51 @@ def digests(data: ClientData, matching: Matching = "hmac", key: bytes = b"") -> 
             msg = "plain sha256 uses no key, so its digests would be open to guessing; use matching = 'hmac'"
             raise ValueError(msg)
         return [hashlib.sha256(instance).digest() for instance in canonical(data)]
-    if len(key) < SHORTEST_KEY:
-        msg = f"the key of hmac has {len(key)} bytes; give at least {SHORTEST_KEY}, drawn at random, without the server"
+    if len(key) < MIN_KEY_BYTES:
+        msg = (
+            f"the key of hmac has {len(key)} bytes; give at least {MIN_KEY_BYTES}, drawn at random, without the server"
+        )
         raise ValueError(msg)
     return [hmac.digest(key, instance, "sha256") for instance in canonical(data)]
 
 
-def share(parts: Iterable[Part], matching: Matching = "hmac", key: bytes = b"") -> Shared:
-    """A client's message: its known positives. parts: its rows. Errors as ``digests``."""
-    digest_of, class_of = [np.zeros((0, SIZE), np.uint8)], [np.zeros(0, np.int32)]
+def label_message(parts: Iterable[Part], matching: Matching = "hmac", key: bytes = b"") -> LabelMessage:
+    """Return a client's message: its known positives. parts: its rows. Errors as ``digests``."""
+    digest_of, class_of = [np.zeros((0, DIGEST_BYTES), np.uint8)], [np.zeros(0, np.int32)]
     for part in parts:
         given = part.labels
         if part.known_BC is not None:
             given = given.where(part.known_BC[given.row_P, given.class_P])
-        digest_B = np.frombuffer(b"".join(digests(part.data, matching, key)), np.uint8).reshape(-1, SIZE)
+        digest_B = np.frombuffer(b"".join(digests(part.data, matching, key)), np.uint8).reshape(-1, DIGEST_BYTES)
         digest_of.append(digest_B[given.row_P])
         class_of.append(given.class_P)
-    return message(np.concatenate(digest_of), np.concatenate(class_of))
+    return message_of_pairs(np.concatenate(digest_of), np.concatenate(class_of))
 
 
-def message(digest_P: npt.NDArray[np.uint8], class_P: npt.NDArray[Any]) -> Shared:
-    """The message that tells these (digest, class) pairs, in any order. digest_P: [P, 32]."""
-    name_P = np.ascontiguousarray(digest_P).view(f"S{SIZE}").ravel()
+def message_of_pairs(digest_P: npt.NDArray[np.uint8], class_P: npt.NDArray[Any]) -> LabelMessage:
+    """Return the message with these (digest, class) pairs, in any order. digest_P: [P, 32]."""
+    name_P = np.ascontiguousarray(digest_P).view(f"S{DIGEST_BYTES}").ravel()
     order_P = np.lexsort((name_P, class_P))
     name_P, class_P = name_P[order_P], class_P[order_P]
     new_P = np.ones(len(name_P), dtype=np.bool_)
     new_P[1:] = (name_P[1:] != name_P[:-1]) | (class_P[1:] != class_P[:-1])
     class_K, count_K = np.unique(class_P[new_P], return_counts=True)
     kept_P = digest_P[order_P[new_P]]
-    return Shared(*(torch.from_numpy(a) for a in (class_K.astype(np.int32), count_K.astype(np.int64), kept_P)))
+    return LabelMessage(*(torch.from_numpy(a) for a in (class_K.astype(np.int32), count_K.astype(np.int64), kept_P)))
 
 
-def merge(messages: Sequence[Shared], classes: int) -> Labels:
-    """The label sets: one row per digest that differs from the others, in the order of the digests, so that nothing
-    depends on who sent when; its labels ascending. A label that several clients, or one twice, send for a digest
-    counts once. Equal instances are one row (they are counted once: n_all of eq. 9).
+def merge_label_sets(messages: Sequence[LabelMessage], classes: int) -> Labels:
+    """Return the label sets: one row per digest that differs from the others, its labels ascending.
+
+    Rows are in the order of the digests, so that nothing depends on who sent when. A label that several clients, or
+    one twice, send for a digest counts once. Equal instances are one row (they are counted once: n_all of eq. 9).
 
     Raises ValueError on a message whose parts do not fit, or with a class outside 0..classes-1.
     """
     for sender, sent in enumerate(messages):
         _check(sent, sender, classes)
     parts = [sent.digest_P.numpy() for sent in messages]
-    name_P = np.concatenate([np.zeros((0, SIZE), np.uint8), *parts]).view(f"S{SIZE}").ravel()
+    name_P = np.concatenate([np.zeros((0, DIGEST_BYTES), np.uint8), *parts]).view(f"S{DIGEST_BYTES}").ravel()
     class_P = np.concatenate(
         [np.zeros(0, np.int64), *(np.repeat(sent.class_K.numpy(), sent.count_K.numpy()) for sent in messages)]
     )
@@ -162,10 +168,10 @@ def merge(messages: Sequence[Shared], classes: int) -> Labels:
     return Labels((pair_P % classes).astype(np.int32), offset_G1, classes)
 
 
-def _check(sent: Shared, sender: int, classes: int) -> None:
+def _check(sent: LabelMessage, sender: int, classes: int) -> None:
     class_K, count_K, digest_P = sent.class_K, sent.count_K, sent.digest_P
-    if digest_P.dtype != torch.uint8 or digest_P.ndim != 2 or digest_P.shape[1] != SIZE:
-        msg = f"message {sender}: digests are {digest_P.dtype} {tuple(digest_P.shape)}, not uint8 [P, {SIZE}]"
+    if digest_P.dtype != torch.uint8 or digest_P.ndim != 2 or digest_P.shape[1] != DIGEST_BYTES:
+        msg = f"message {sender}: digests are {digest_P.dtype} {tuple(digest_P.shape)}, not uint8 [P, {DIGEST_BYTES}]"
         raise ValueError(msg)
     if class_K.shape != count_K.shape or (count_K < 0).any() or int(count_K.sum()) != len(digest_P):
         msg = f"message {sender}: {len(class_K)} classes, {len(count_K)} counts and {len(digest_P)} digests do not fit"
@@ -175,8 +181,8 @@ def _check(sent: Shared, sender: int, classes: int) -> None:
         raise ValueError(msg)
 
 
-def cooccurrence(labels: Labels) -> Any:
-    """``Y^T Y`` as a SciPy CSR array [C, C] of int64: rows that have both classes; on the diagonal, rows of a class.
+def cooccurrence_counts(labels: Labels) -> Any:
+    """Return ``Y^T Y`` as a SciPy CSR array [C, C] of int64: rows with both classes; on the diagonal, rows of a class.
 
     Only pairs that occur are held, so that memory follows the number of label pairs and not C squared.
     """
@@ -188,3 +194,9 @@ def cooccurrence(labels: Labels) -> Any:
     count_CC = (y_NC.T @ y_NC).tocsr()
     count_CC.sort_indices()
     return count_CC
+
+
+def collect_labels(messages: Sequence[LabelMessage], classes: int) -> LabelCooccurrence:
+    """Return how often labels occur together, by the clients' messages. Errors as ``merge_label_sets``."""
+    labels = merge_label_sets(messages, classes)
+    return LabelCooccurrence.from_counts(cooccurrence_counts(labels), len(labels))

@@ -82,7 +82,7 @@ def fill(template: M, values: Mapping[str, Tensor]) -> M:
     return rebuild(template, lambda path, _: values[path])
 
 
-def misfit(message: object, template: object) -> str:
+def shape_mismatch(message: object, template: object) -> str:
     """How a message is not like another one, '' where it is: a tensor missing, extra, of another shape or type."""
     got, expected = dict(tensors(message)), dict(tensors(template))
     if expected and not got:

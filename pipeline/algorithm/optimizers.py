@@ -10,10 +10,10 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
 
-def without_compiler(kind: type[Kind]) -> type[Kind]:
+def without_compiler(kind: type[OptimizerT]) -> type[OptimizerT]:
     """A kind of torch's optimizers that makes the same steps, but whose first use does not import torch's compiler.
 
     torch wraps its optimizers' methods so that ``torch.compile`` meets them prepared; the wrappers import 800 modules,
@@ -23,7 +23,7 @@ def without_compiler(kind: type[Kind]) -> type[Kind]:
     plain = {name: inspect.unwrap(f) for name, f in wrapped.items()}
     # the one wrapper that does something: a step is not differentiated
     plain["step"] = torch.no_grad()(plain["step"])
-    light: type[Kind] = type(kind.__name__, (kind,), plain)
+    light: type[OptimizerT] = type(kind.__name__, (kind,), plain)
     return light
 
 

@@ -10,19 +10,22 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+PERSONAL = "personal."
+"""Prefix of a client's own weights in its memory."""
+
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Every weight and buffer of the model's state dict, copied; those of a type one behind the other in one storage,
-    as they travel (``tree.joined``).
+    """Return a copy of every weight and buffer of the model's state dict; those of a type lie one behind the other in
+    one storage, as they travel (``messages.joined``).
     """
     values = {name: value.detach() for name, value in model.state_dict().items()}
     kinds = dict.fromkeys((value.dtype, value.device) for value in values.values())
     out = dict[str, Tensor]()
     for kind in kinds:
-        own = {name: value for name, value in values.items() if (value.dtype, value.device) == kind}
-        flat = torch.cat([value.reshape(-1) for value in own.values()])
-        parts = torch.split(flat, [value.numel() for value in own.values()])
-        out |= {name: part.view(value.shape) for (name, value), part in zip(own.items(), parts, strict=True)}
+        alike = {name: value for name, value in values.items() if (value.dtype, value.device) == kind}
+        flat = torch.cat([value.reshape(-1) for value in alike.values()])
+        parts = torch.split(flat, [value.numel() for value in alike.values()])
+        out |= {name: part.view(value.shape) for (name, value), part in zip(alike.items(), parts, strict=True)}
     return {name: out[name] for name in values}
 
 
@@ -30,10 +33,10 @@ def load_sent(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy weights into the model's own storage; parameters that were not sent become NaN, so that whoever uses one
     shows it. ValueError where a weight is not the model's.
     """
-    own = model.state_dict()  # not load_state_dict, whose walk over the modules takes longer than the copy of 2 MB
-    if strange := [name for name, value in weights.items() if name not in own or own[name].shape != value.shape]:
+    values = model.state_dict()  # not load_state_dict, whose walk over the modules takes longer than the copy of 2 MB
+    if strange := [name for name, value in weights.items() if name not in values or values[name].shape != value.shape]:
         raise ValueError(f"not weights of this model: {strange[:3]}")
-    for name, value in own.items():
+    for name, value in values.items():
         if name in weights:
             value.copy_(weights[name])
         elif value.is_floating_point():
@@ -41,18 +44,20 @@ def load_sent(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """With a prefix to every name: a part of a client's memory."""
+    """Return tensors with a prefix to every name: a part of a client's memory."""
     return {prefix + name: value for name, value in tensors.items()}
 
 
 def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those whose names have the prefix, without it."""
+    """Return the tensors whose names have the prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def log_prior(count_C: Tensor, gamma: float) -> Tensor:
-    """What balanced softmax adds to the logits in training: ``gamma log n_c`` with counts of at least 1, float64 [C]
-    (Ren et al., NeurIPS 2020; gamma: FedROD). A class that a client lacks is pushed down by as much as one
-    sample would be; log 0 would cut it out of the softmax instead.
+    """Return the term that balanced softmax adds to the logits in training: ``gamma log n_c`` with counts of at least
+    1, float64 [C] (Ren et al., NeurIPS 2020; gamma: FedROD).
+
+    A class that a client lacks is pushed down by as much as one sample would be; log 0 would cut it out of the softmax
+    instead.
     """
     return gamma * count_C.clamp(min=1).double().log()

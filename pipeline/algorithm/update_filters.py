@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from anchorfl.pipeline.algorithm.aggregation import Aggregator, clipped, krum
+from anchorfl.pipeline.algorithm.aggregation import Aggregator, clip_step, krum
 from anchorfl.pipeline.algorithm.contract import ClientResult, Tensors
 
 Results = Sequence[ClientResult[Any]]
@@ -30,14 +30,14 @@ class UpdateFilter(ABC):
 
 @dataclass(frozen=True)
 class ClipNorm(UpdateFilter):
-    """Cut every client's step to an L2 norm (``clipped``)."""
+    """Cut every client's step to an L2 norm (``clip_step``)."""
 
     norm: float
     """Largest norm, above 0."""
 
     def apply(self, results: Results, sent: Tensors) -> tuple[Results, dict[str, float]]:
         """Return every result with its step cut, and how many that changed."""
-        cut = [clipped(r.update.weights, sent, self.norm) for r in results]
+        cut = [clip_step(r.update.weights, sent, self.norm) for r in results]
         kept = [replace(r, update=replace(r.update, weights=w)) for r, (w, _) in zip(results, cut, strict=True)]
         return kept, {"aggregation/clipped": float(sum(changed for _, changed in cut))}
 

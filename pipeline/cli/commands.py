@@ -21,13 +21,13 @@ def run(arguments: list[str]) -> int:
     """Presets first, overrides after; all are read and their data looked for before the first run starts."""
     from anchorfl.pipeline.config.overrides import override
     from anchorfl.pipeline.config.presets import read_preset, some_presets
-    from anchorfl.pipeline.run.prepare import asked, base, label_of, settled
+    from anchorfl.pipeline.run.prepare import is_table_run, resolve_options, table_experiment, table_run_name
 
     split = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
     presets, overrides = arguments[:split], arguments[split:]
-    if not presets and asked(overrides):
-        experiment = settled(override(base(), overrides, "anchorfl run"))
-        return _train([label_of(experiment)], [experiment])
+    if not presets and is_table_run(overrides):
+        experiment = resolve_options(override(table_experiment(), overrides, "anchorfl run"))
+        return _train([table_run_name(experiment)], [experiment])
     if not presets:
         if overrides in (["--help"], ["-h"]):
             print("usage: anchorfl run PRESET [PRESET ...] [--section.option value ...]")
@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> int:
             print("a table of your own needs no preset: anchorfl run --task.file FILE --task.label_columns COLUMNS")
             return 0
         raise InputError(f"run needs a preset: {some_presets()}; or the path of a .toml file")
-    experiments = [settled(override(read_preset(p), overrides, f"anchorfl run {p}")) for p in presets]
+    experiments = [resolve_options(override(read_preset(p), overrides, f"anchorfl run {p}")) for p in presets]
     if len(presets) > 1 and experiments[0].output:
         raise InputError("--output names one folder: give it with one preset at a time")
     if len({experiment.cluster.address for experiment in experiments if experiment.cluster.executor == "ray"}) > 1:
@@ -76,15 +76,15 @@ def _train(presets: list[str], experiments: list[Experiment]) -> int:
 
 
 def _records(experiment: Experiment, folder: Path) -> str:
-    from anchorfl.pipeline.config.redaction import shown
+    from anchorfl.pipeline.config.redaction import redact
     from anchorfl.pipeline.tracking.mlflow_store import store_uri
 
     uri = store_uri(experiment.tracking.uri, folder)
     if not uri:
         return f"MLflow was off (tracking.uri = none); the records are in {folder}"
     if uri.startswith("http"):
-        return f"MLflow records: {shown(uri)} (open it in a browser)"
-    where = shown(uri)
+        return f"MLflow records: {redact(uri)} (open it in a browser)"
+    where = redact(uri)
     return f"MLflow records: {where}; look at them with: anchorfl ui" + (
         f" --uri {where}" if experiment.tracking.uri else ""
     )
@@ -93,11 +93,11 @@ def _records(experiment: Experiment, folder: Path) -> str:
 def resume(options: argparse.Namespace) -> int:
     """Go on with an interrupted run."""
     from anchorfl.pipeline.results.compare import compare
-    from anchorfl.pipeline.run.lifecycle import resumed
+    from anchorfl.pipeline.run.lifecycle import resume
     from anchorfl.pipeline.storage.restore import restore_if_remote
 
     folder = restore_if_remote(str(options.run), print)
-    result = resumed(folder)
+    result = resume(folder)
     print(f"{folder}: done, weights sha256 {result.checksum}\n\n{compare([folder], None)}")
     return 0
 

@@ -13,7 +13,7 @@ from anchorfl.pipeline.config.overrides import override
 from anchorfl.pipeline.config.presets import preset_names, read_preset
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.results.partition_plot import draw_partition, fits
-from anchorfl.pipeline.run.prepare import base, settled
+from anchorfl.pipeline.run.prepare import resolve_options, table_experiment
 from anchorfl.tasks.contract import Task
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.raw_files import other_forms, status
@@ -117,7 +117,7 @@ def _experiment(arguments: list[str]) -> Experiment:
     else:
         raise InputError(f"{name!r} is no data set and no preset{nearest(name, [*TASKS, *preset_names()])}")
     e = replace(e, cluster=replace(e.cluster, executor="serial"))
-    return settled(override(e, overrides, f"anchorfl data prepare {name}"))
+    return resolve_options(override(e, overrides, f"anchorfl data prepare {name}"))
 
 
 def demo(arguments: list[str]) -> int:
@@ -172,6 +172,10 @@ def check(arguments: list[str]) -> int:
     found = look(options)
     print(found.text())
     blocked = len(found.stops) > found.bad_rows
-    step = "mend what stops a run" if blocked else next_command(options, found, base().federation.clients_per_round)
+    step = (
+        "mend what stops a run"
+        if blocked
+        else next_command(options, found, table_experiment().federation.clients_per_round)
+    )
     print(f"\nnext: {step}")
     return 2 if found.stops else 0

@@ -32,7 +32,7 @@ from anchorfl.pipeline.config.presets import read_preset, some_presets
 from anchorfl.pipeline.execution import memory_probe
 from anchorfl.pipeline.execution.executor import server_of
 from anchorfl.pipeline.execution.memory_probe import ClientUse, ServerUse
-from anchorfl.pipeline.run.prepare import make_run_spec, settled
+from anchorfl.pipeline.run.prepare import make_run_spec, resolve_options
 from anchorfl.pipeline.run.provenance import version_of
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.training.run_spec import RunSpec
@@ -78,7 +78,7 @@ def probe(arguments: list[str]) -> int:
         print(USAGE)
         return 0
     preset, own, overrides = _split(arguments)
-    experiment = settled(override(read_preset(preset), overrides, f"anchorfl probe {preset}"))
+    experiment = resolve_options(override(read_preset(preset), overrides, f"anchorfl probe {preset}"))
     _check(own, experiment)
     with ExitStack() as stack:
         places, apart = _where(experiment, own.cpu, stack)

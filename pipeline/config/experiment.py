@@ -13,8 +13,8 @@ from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.evaluation import EvaluationOptions
-from anchorfl.pipeline.config.federation import FederationOptions, needed
-from anchorfl.pipeline.config.redaction import recorded
+from anchorfl.pipeline.config.federation import FederationOptions, quorum_size
+from anchorfl.pipeline.config.redaction import redact_uri
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.tasks.options import TaskOptions
 
@@ -60,7 +60,7 @@ class Experiment:
                 "federation.deadline needs client actors, which can be ended: set cluster.executor to 'ray' and"
                 " federation.batched_clients to false, or leave the deadline out"
             )
-        least = needed(self.federation.quorum, self.selected_clients)
+        least = quorum_size(self.federation.quorum, self.selected_clients)
         if not unsettled and (lack := self.federation.aggregator.lack(least)):
             raise ValueError(
                 f"federation.aggregation = {self.federation.aggregation!r}: {lack}; federation.quorum ="
@@ -102,10 +102,10 @@ def to_tree(experiment: Experiment) -> dict[str, Any]:
     return tree
 
 
-def recorded_tree(experiment: Experiment) -> dict[str, Any]:
+def redacted_tree(experiment: Experiment) -> dict[str, Any]:
     """``to_tree`` as it may stand in a file: the address of the MLflow store without a password."""
     tree = to_tree(experiment)
-    tree["tracking"]["uri"] = recorded(tree["tracking"]["uri"])
+    tree["tracking"]["uri"] = redact_uri(tree["tracking"]["uri"])
     return tree
 
 
@@ -148,7 +148,7 @@ def _changed(node: Any) -> dict[str, Any]:
 
 def flat(experiment: Experiment) -> dict[str, str | int | float | bool]:
     """Flat parameters for MLflow: the method's own names stay short (q1, q2, alpha), others are ``section.name``."""
-    tree = recorded_tree(experiment)
+    tree = redacted_tree(experiment)
     out: dict[str, str | int | float | bool] = {"method": tree["method"].pop("name")}
     out |= {k: "none" if v is None else v for k, v in tree.pop("method").items()}
     for section, values in tree.items():

@@ -91,7 +91,7 @@ class FederationOptions:
         )
 
 
-def needed(quorum: float, selected: int) -> int:
+def quorum_size(quorum: float, selected: int) -> int:
     """How many of the selected clients must answer: the share of them rounded up, at least one. 0.28 of 25 are 7,
     though 0.28 * 25 is a little more.
     """

@@ -28,7 +28,7 @@ from anchorfl.pipeline.config.preset_files import (
     Tree,
     check_options,
     is_paper,
-    merged,
+    merge_sections,
     read_federations,
     read_paper,
     read_toml,
@@ -114,11 +114,11 @@ class Catalog:
         federation, paper = preset.federation, preset.paper
         row = Tree()
         for _, _, entry in self._chain(preset):
-            row = merged(row, entry.tree)
+            row = merge_sections(row, entry.tree)
         method = row.pop("method")
         known = _options_of(method["name"])
         shared = (paper.method if paper else {}) | federation.method
-        tree = merged(federation.tree, row)
+        tree = merge_sections(federation.tree, row)
         tree["method"] = {"name": method["name"], **{k: v for k, v in shared.items() if k in known}} | method
         if paper is not None:
             tree["seed"] = paper.seeds[0]

@@ -16,7 +16,7 @@ from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.tasks.errors import InputError, nearest
 
 Tree = dict[str, Any]
-LARGEST_FILE, LONGEST_LINE = 1 << 18, 1 << 13
+MAX_PRESET_BYTES, MAX_LINE_BYTES = 1 << 18, 1 << 13
 """Bytes of a preset's file, and of one of its lines."""
 OPTIONS: dict[str, list[str]] = {
     name: [f.name for f in fields(hint)]
@@ -46,13 +46,15 @@ def read_toml(path: Path) -> Tree:
 def _text(path: Path) -> str:
     """Return the text of a file. InputError on too long a line: tomllib takes its square for a key of many dots."""
     with path.open("rb") as stream:
-        data = stream.read(LARGEST_FILE + 1)
-    if len(data) > LARGEST_FILE or max(map(len, data.split(b"\n"))) > LONGEST_LINE:
-        raise InputError(f"{path}: a preset has at most {LARGEST_FILE} bytes and {LONGEST_LINE} of them in a line")
+        data = stream.read(MAX_PRESET_BYTES + 1)
+    if len(data) > MAX_PRESET_BYTES or max(map(len, data.split(b"\n"))) > MAX_LINE_BYTES:
+        raise InputError(
+            f"{path}: a preset has at most {MAX_PRESET_BYTES} bytes and {MAX_LINE_BYTES} of them in a line"
+        )
     return data.decode("utf-8").replace("\r\n", "\n")
 
 
-def merged(below: Tree, above: Tree) -> Tree:
+def merge_sections(below: Tree, above: Tree) -> Tree:
     """Return ``below`` with the sections of ``above`` on top, option by option.
 
     Options of one method or data set mean nothing to another: where ``above`` names another one, that section of
@@ -180,7 +182,7 @@ def read_federations(path: Path, tree: Tree) -> Iterator[Federation]:
     for variant, content in variants.items():
         place = f"variants.{variant}"
         file.known(place, content, (*SECTIONS, "rows"))
-        whole = merged(base, file.sections(place, content))
+        whole = merge_sections(base, file.sections(place, content))
         yield Federation(
             name=f"{path.stem}-{variant}" if variant else path.stem,
             file=path.stem,

@@ -8,7 +8,7 @@ from typing import Any
 
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.federations import Catalog
-from anchorfl.pipeline.config.preset_files import merged, read_toml
+from anchorfl.pipeline.config.preset_files import merge_sections, read_toml
 from anchorfl.pipeline.config.schema import from_tree, toml_of
 from anchorfl.tasks.errors import InputError, nearest
 
@@ -88,4 +88,4 @@ def _tables(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     except InputError as error:
         raise InputError(f"{path}: extends: {error}") from error
     below = shipped().tree(base) if found is None else _tables(found, (*seen, path.resolve()))
-    return merged(below, tree)
+    return merge_sections(below, tree)

@@ -15,7 +15,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from anchorfl.pipeline.config.experiment import Experiment, recorded_tree, to_tree
+from anchorfl.pipeline.config.experiment import Experiment, redacted_tree, to_tree
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.json_schema import LARGEST
@@ -134,7 +134,7 @@ def with_options(experiment: Experiment, values: Mapping[str, Any]) -> Experimen
 
 def to_toml(experiment: Experiment) -> str:
     """The text of a preset that ``read_preset`` turns into ``experiment``, without ``output`` and any password."""
-    return toml_of({k: v for k, v in recorded_tree(experiment).items() if k != "output"})
+    return toml_of({k: v for k, v in redacted_tree(experiment).items() if k != "output"})
 
 
 def toml_of(tree: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from anchorfl.pipeline.diagnosis.figures import PHI, PMI, draw_matrices
 from anchorfl.pipeline.diagnosis.result import Floats, Part, write_table
 from anchorfl.pipeline.diagnosis.study import Study
 from anchorfl.pipeline.diagnosis.truth import read_truth
-from anchorfl.pipeline.training.class_vectors import names_table
+from anchorfl.pipeline.training.class_vectors import cooccurrence_table
 from anchorfl.tasks.arrays.arrow import Ints
 
 
@@ -65,7 +65,7 @@ def associations(study: Study) -> Floats | None:
     experiment = study.run_spec.experiment
     if experiment.class_embeddings.init != "cooccurrence" or not experiment.method.head.semantic:
         return None
-    table, known = names_table(experiment, study.class_names)
+    table, known = cooccurrence_table(experiment, study.class_names)
     row_C = [table.names.index(name) for name in known]
     return np.asarray(table.weight_KK[np.ix_(row_C, row_C)], dtype=np.float64)
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from anchorfl.pipeline.algorithm.generator_training import BMState, source_of
+from anchorfl.pipeline.algorithm.generator_training import BMState, image_source
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.diagnosis.figures import draw_images
 from anchorfl.pipeline.diagnosis.result import Part, write_table
@@ -64,7 +64,7 @@ def _source(study: Study, round_: int) -> Any:
     assert isinstance(state, BMState)
     assert isinstance(method, FedBM)
     scaling = study.prepared.manifest.spec.scaling()
-    return source_of(state.generator, state.concepts_CMD, method.concept_conditions, scaling)
+    return image_source(state.generator, state.concepts_CMD, method.concept_conditions, scaling)
 
 
 @torch.no_grad()

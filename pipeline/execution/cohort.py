@@ -11,8 +11,8 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from anchorfl.pipeline.config.federation import needed
-from anchorfl.pipeline.training.errors import Kind, QuorumError, RejectedError
+from anchorfl.pipeline.config.federation import quorum_size
+from anchorfl.pipeline.training.errors import FaultKind, QuorumError, RejectedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Failure:
 
     client: int
     reason: str
-    kind: Kind = "exception"
+    kind: FaultKind = "exception"
 
 
 WITHOUT_GPU = "system/without_gpu"
@@ -115,7 +115,7 @@ class Cohort:
     def check_quorum(self) -> None:
         """QuorumError where fewer than the quorum of the selected clients, or of their stand-ins, answered."""
         answered, selected = len(self.answers), len(self.selected)
-        if answered < needed(self.quorum, selected):
+        if answered < quorum_size(self.quorum, selected):
             reasons = "; ".join(f"client {f.client}: {f.reason}" for f in self.failed)
             raise QuorumError(f"{answered} of {selected} selected clients answered, quorum {self.quorum:g}: {reasons}")
 

@@ -14,9 +14,9 @@ from anchorfl.pipeline.algorithm.contract import Tensors
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import Answer, Cohort, Failure, RoundOutcome
 from anchorfl.pipeline.training.client import CPU, ClientRunner, device_for
-from anchorfl.pipeline.training.errors import RejectedError, kind_of, one_line
+from anchorfl.pipeline.training.errors import RejectedError, fault_kind, one_line
 from anchorfl.pipeline.training.evaluation import mean_of_models
-from anchorfl.pipeline.training.local_training import Fitted
+from anchorfl.pipeline.training.local_training import FitResult
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.metrics.scores import Scores
@@ -143,7 +143,7 @@ class SerialExecutor(InProcess):
     ) -> RoundOutcome:
         sent = self.server.broadcast(round_)
         cohort = Cohort(selected, backup_clients, self.federation.retries, self.federation.quorum)
-        fitted: dict[int, Fitted[Any]] = {}
+        fitted: dict[int, FitResult[Any]] = {}
         merged = False
         while not merged:
             for client in cohort.take():
@@ -154,7 +154,7 @@ class SerialExecutor(InProcess):
                         client, round_, sent, self.memories.get(client, {}), client_message
                     )
                 except Exception as error:  # any fault of a client costs that client only
-                    cohort.fault(Failure(client, one_line(error), kind_of(error)))
+                    cohort.fault(Failure(client, one_line(error), fault_kind(error)))
                     continue
                 cohort.answers[client] = Answer(
                     one.loss, one.seconds, messages.nbytes(one.update), messages.nbytes(client_message)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.class_embeddings import ROWS, class_of, theta_of
+from anchorfl.pipeline.algorithm.class_embeddings import CLASS_ROWS, class_of, theta_of
 from anchorfl.pipeline.algorithm.contract import BatchedRound, Tensors
 from anchorfl.pipeline.algorithm.optimizers import in_round
 from anchorfl.pipeline.algorithm.parameters import load_sent
@@ -61,7 +61,7 @@ def pooled_step(model: Classifier, weights: Tensors, pool: Pool, step: Step) -> 
     """
     load_sent(model, weights)
     model.train().requires_grad_(True).zero_grad(set_to_none=True)
-    rows_CD = model.get_parameter(ROWS)
+    rows_CD = model.get_parameter(CLASS_ROWS)
     pair_C = (step.weight_C / step.rows_C).to(rows_CD)
     device = rows_CD.device
     loss_C = torch.zeros(len(rows_CD), dtype=torch.float64)
@@ -87,7 +87,7 @@ def _stepped(model: Classifier, weights: Tensors, step: Step) -> Tensors:
     for name, p in model.named_parameters():
         if p.grad is None:  # no row of data takes part, or the parameter has no part in the loss
             continue
-        if name != ROWS:
+        if name != CLASS_ROWS:
             out[name] = p - step.lr * (p.grad + step.weight_decay * p)
             continue
         if step.class_embedding_lr:
@@ -134,7 +134,7 @@ class PooledExecutor(InProcess):
         answered_C = torch.zeros(len(self.rows_C), dtype=torch.bool)
         answered_C[classes] = True
         self.server.finish_round(round_, weights, answered_C)
-        up = messages.nbytes(theta_of(weights)) + (messages.nbytes(weights[ROWS][0]) if class_embedding_lr else 0)
+        up = messages.nbytes(theta_of(weights)) + (messages.nbytes(weights[CLASS_ROWS][0]) if class_embedding_lr else 0)
         return RoundOutcome(
             tuple(selected), bytes_down=messages.nbytes(sent) * len(selected) + sent_alone, bytes_up=up * len(selected),
             loss=float(loss_C[classes].mean()), busy_seconds=time.perf_counter() - began,

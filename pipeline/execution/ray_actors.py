@@ -17,7 +17,7 @@ from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Answer, Failure
 from anchorfl.pipeline.training.client import ClientRunner, device_for
-from anchorfl.pipeline.training.errors import kind_of, one_line
+from anchorfl.pipeline.training.errors import fault_kind, one_line
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
 from anchorfl.tasks.metrics.scores import Scores
@@ -123,7 +123,7 @@ class ClientActor:
             try:
                 fitted = self.runners[run].fit(client, round_, messages.unpack(sent), memory, client_message)
             except Exception as error:  # any fault of a client costs that client only
-                failure = Failure(client, one_line(error), kind_of(error))
+                failure = Failure(client, one_line(error), fault_kind(error))
                 break
             sizes = [messages.nbytes(m) for m in (fitted.update, client_message, fitted.memory)]
             updates.append(messages.pack(fitted.update, copy=False))

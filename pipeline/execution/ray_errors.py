@@ -16,7 +16,7 @@ from ray.exceptions import (
 )
 
 from anchorfl.pipeline.training import errors
-from anchorfl.pipeline.training.errors import Kind, LostError, kind_of
+from anchorfl.pipeline.training.errors import FaultKind, LostError, fault_kind
 
 
 def is_lost(error: RayError, actor: Any = None) -> bool:
@@ -42,10 +42,10 @@ def lost(error: RayError) -> LostError:
     )
 
 
-def ray_kind(error: RayError) -> Kind:
+def ray_kind(error: RayError) -> FaultKind:
     """The kind of fault that an error of a client's call is."""
     if isinstance(error, RayTaskError):
-        return kind_of(error.cause)
+        return fault_kind(error.cause)
     if isinstance(error, (OutOfMemoryError, ObjectStoreFullError, OutOfDiskError)):
         return "memory"
     return "crash"

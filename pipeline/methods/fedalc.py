@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm.class_embeddings import Spreadout
-from anchorfl.pipeline.algorithm.contract import Parts, ServerContext, Tensors
-from anchorfl.pipeline.algorithm.differential_privacy import PrivacyOptions, Terms, describe, noisy_sum
-from anchorfl.pipeline.algorithm.label_collection import Matching, Shared, cooccurrence, merge, share
-from anchorfl.pipeline.algorithm.spreadout import BLOCK, counts_at, gradient, kept_counts, terms
+from anchorfl.pipeline.algorithm.contract import Parts, ServerContext
+from anchorfl.pipeline.algorithm.cooccurrence import LabelCooccurrence
+from anchorfl.pipeline.algorithm.differential_privacy import PrivacyOptions, Terms, noisy_sum, privacy_notice
+from anchorfl.pipeline.algorithm.label_collection import LabelMessage, Matching, collect_labels, label_message
+from anchorfl.pipeline.algorithm.spreadout import ROWS_PER_BLOCK, gradient, terms
 from anchorfl.tasks.contract import Card
 
 
@@ -47,33 +48,33 @@ class FedALC(Spreadout):
         self.privacy()
 
     def privacy(self) -> PrivacyOptions:
-        """ValueError on bad options."""
+        """Return the options of differential privacy. ValueError where they are bad."""
         return PrivacyOptions(noise=self.dp_noise, clip=self.dp_clip, delta=self.dp_delta)
 
     def notice(self, rounds: int) -> str:
-        return describe(self.privacy(), rounds)
+        return privacy_notice(self.privacy(), rounds)
 
-    def initial_message(self, card: Card, parts: Parts, key: bytes) -> Shared:
-        return share(parts, self.matching, key if self.matching == "hmac" else b"")
+    def initial_message(self, card: Card, parts: Parts, key: bytes) -> LabelMessage:
+        return label_message(parts, self.matching, key if self.matching == "hmac" else b"")
 
-    def initial_statistics(self, ctx: ServerContext) -> Tensors:
-        labels = merge(ctx.initial_messages, len(ctx.cards[0].identified_C))
-        return kept_counts(cooccurrence(labels), len(labels))
+    def initial_statistics(self, ctx: ServerContext) -> LabelCooccurrence:
+        return collect_labels(ctx.initial_messages, len(ctx.cards[0].identified_C))
 
-    def pair_weights(self, index_CK: Tensor, known: Tensors) -> Tensor:
-        """omega; a class that never occurs without its neighbours pushes none of them."""
-        own_C, instances = known["own"].double(), known["instances"].double()
-        sigma_CK = (own_C[:, None] - counts_at(known, index_CK, len(own_C))) / instances
+    def pair_weights(self, index_CK: Tensor, cooccurrence: LabelCooccurrence) -> Tensor:
+        """Return omega [C, K]; a class that never occurs without its neighbours pushes none of them."""
+        count_C, instances = cooccurrence.class_count_C.double(), cooccurrence.instances.double()
+        sigma_CK = (count_C[:, None] - cooccurrence.counts_of_pairs(index_CK)) / instances
         if self.weights == "sigma":
             return sigma_CK.float()
         scale_C1 = sigma_CK.mean(1, keepdim=True)
         if self.weights == "gamma":
-            scale_C1 = (((len(own_C) - 1) * own_C - known["with_others"].double()) / instances)[:, None]
+            without_C = (len(count_C) - 1) * count_C - cooccurrence.with_others_C.double()
+            scale_C1 = (without_C / instances)[:, None]
         return torch.where(scale_C1 > 0, sigma_CK / scale_C1, 0.0).float()
 
     def direction(self, rows_CD: Tensor, index_CK: Tensor, slope_CK: Tensor, ctx: ServerContext) -> Tensor:
         if not self.dp_noise:
             return gradient(rows_CD, index_CK, slope_CK)
-        blocks = (slice(start, start + BLOCK) for start in range(0, len(rows_CD), BLOCK))
+        blocks = (slice(start, start + ROWS_PER_BLOCK) for start in range(0, len(rows_CD), ROWS_PER_BLOCK))
         every = (Terms(*terms(rows_CD, index_CK, slope_CK, block)) for block in blocks)
         return noisy_sum(every, len(rows_CD), clip=self.dp_clip, noise=self.dp_noise, generator=ctx.rng)

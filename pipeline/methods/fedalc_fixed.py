@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsState
-from anchorfl.pipeline.algorithm.contract import Parts, ServerContext, Tensors
-from anchorfl.pipeline.algorithm.differential_privacy import PrivacyOptions, describe
-from anchorfl.pipeline.algorithm.label_collection import Matching, Shared, cooccurrence, merge, share
-from anchorfl.pipeline.algorithm.spreadout import fixed_gradient, kept_counts
+from anchorfl.pipeline.algorithm.contract import Parts, ServerContext
+from anchorfl.pipeline.algorithm.cooccurrence import LabelCooccurrence
+from anchorfl.pipeline.algorithm.differential_privacy import PrivacyOptions, privacy_notice
+from anchorfl.pipeline.algorithm.label_collection import LabelMessage, Matching, collect_labels, label_message
+from anchorfl.pipeline.algorithm.spreadout import fixed_gradient
 from anchorfl.tasks.contract import Card
 
 
@@ -53,21 +54,20 @@ class FedALCFixed(OneClass):
             raise ValueError("method: steps and tolerance must be at least 0, lr above 0")
 
     def notice(self, rounds: int) -> str:
-        return describe(PrivacyOptions(), rounds)
+        return privacy_notice(PrivacyOptions(), rounds)
 
-    def initial_message(self, card: Card, parts: Parts, key: bytes) -> Shared:
-        return share(parts, self.matching, key if self.matching == "hmac" else b"")
+    def initial_message(self, card: Card, parts: Parts, key: bytes) -> LabelMessage:
+        return label_message(parts, self.matching, key if self.matching == "hmac" else b"")
 
-    def initial_statistics(self, ctx: ServerContext) -> Tensors:
-        labels = merge(ctx.initial_messages, len(ctx.cards[0].identified_C))
-        return kept_counts(cooccurrence(labels), len(labels))
+    def initial_statistics(self, ctx: ServerContext) -> LabelCooccurrence:
+        return collect_labels(ctx.initial_messages, len(ctx.cards[0].identified_C))
 
-    def first_rows(self, rows_CD: Tensor, known: Tensors, ctx: ServerContext) -> Tensor:
+    def first_rows(self, rows_CD: Tensor, cooccurrence: LabelCooccurrence, ctx: ServerContext) -> Tensor:
         rate, weights = self.lr * len(rows_CD), (self.alpha, self.beta, self.nu)
-        value, total_CD = fixed_gradient(rows_CD, known, *weights)
+        value, total_CD = fixed_gradient(rows_CD, cooccurrence, *weights)
         for _ in range(self.steps):
             tried_CD = self.unit(rows_CD - rate * total_CD)
-            now, total_there_CD = fixed_gradient(tried_CD, known, *weights)
+            now, total_there_CD = fixed_gradient(tried_CD, cooccurrence, *weights)
             if now > value:
                 rate /= 2
                 continue

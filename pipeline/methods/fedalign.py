@@ -28,17 +28,20 @@ from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.algorithm.pseudo_labels import Thresholds, anchor_scores, pseudo_annotate
 from anchorfl.tasks.contract import Batch, ClientData
 
-ROWS = "head.table"
+CLASS_EMBEDDINGS = "head.table"
+"""Name of the class embeddings in the model's weights."""
 
 
 @dataclass(frozen=True)
 class AlignState(ServerState):
-    score_C: Tensor  # the server's validation F1 per class, which gates pseudo-positives; empty without a gate
+    score_C: Tensor
+    """The server's validation F1 per class, which gates pseudo-positives; empty without a gate."""
 
 
 @dataclass(frozen=True)
 class AlignUpdate(Update):
-    pseudo_C: Tensor  # bool: classes that got a pseudo-positive; empty unless ``aggregate_pseudo``
+    pseudo_C: Tensor
+    """bool: classes that got a pseudo-positive; empty unless ``aggregate_pseudo``."""
 
 
 class AlignTrainer(ClientTrainer[AlignState, AlignUpdate]):
@@ -48,18 +51,20 @@ class AlignTrainer(ClientTrainer[AlignState, AlignUpdate]):
         super().__init__(ctx)
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        ctx, m = self.ctx, self.method
-        theta = make(ctx.optimizer, self.model.encoder.parameters(), m.data_lr, ctx.round)
-        return {"theta": theta, "omega": make(ctx.optimizer, self.model.head.parameters(), m.label_lr, ctx.round)}
+        ctx, method = self.ctx, self.method
+        theta = make(ctx.optimizer, self.model.encoder.parameters(), method.data_lr, ctx.round)
+        omega = make(ctx.optimizer, self.model.head.parameters(), method.label_lr, ctx.round)
+        return {"theta": theta, "omega": omega}
 
     def data(self) -> ClientData:
-        m, ctx = self.method, self.ctx
-        if not m.alignment:
+        method, ctx = self.method, self.ctx
+        if not method.alignment:
             return ctx.data
-        kind = m.anchor_score if m.semantic else "confidence"
+        kind = method.anchor_score if method.semantic else "confidence"
         score_NC = anchor_scores(kind, self.model.head, ctx.infer(self.model, ctx.data), ctx.objective)
-        allowed_C = None if m.positive_f1_gate is None else ctx.state.score_C > m.positive_f1_gate
-        rows, got_C = pseudo_annotate(ctx.data, score_NC, ctx.card.identified_C, ctx.objective, m.limits(allowed_C))
+        allowed_C = None if method.positive_f1_gate is None else ctx.state.score_C > method.positive_f1_gate
+        thresholds = method.thresholds(allowed_C)
+        rows, got_C = pseudo_annotate(ctx.data, score_NC, ctx.card.identified_C, ctx.objective, thresholds)
         self.pseudo_C = self.pseudo_C | got_C
         return rows
 
@@ -83,29 +88,40 @@ class FedAlign(Method[AlignState, AlignUpdate]):
 
     name = "fedalign"
 
-    q1: float = 99.0  # percentile of SIMILARITY above which a row is positive for a locally-unaware class, in (0, 100)
-    q2: float = 50.0  # percentile of similarity below which it is negative; q2 <= q1
-    alpha: float = 1.0  # weight of the alignment loss L' (preprint; KDD version and reference code: 1), >= 0
-    data_lr: float = 0.001  # learning rate of the data encoder theta
-    label_lr: float = 0.005  # learning rate of the label encoder omega (ExtraSensory: 0.001)
-    anchor_score: Literal["cosine", "dot"] = "cosine"  # dot: reference, multi-label; thresholds on their side of 0.5
+    q1: float = 99.0
+    """Percentile of SIMILARITY above which a row is positive for a locally-unaware class, in (0, 100)."""
+    q2: float = 50.0
+    """Percentile of similarity below which it is negative; q2 <= q1."""
+    alpha: float = 1.0
+    """Weight of the alignment loss L' (preprint; KDD version and reference code: 1), >= 0."""
+    data_lr: float = 0.001
+    """Learning rate of the data encoder theta."""
+    label_lr: float = 0.005
+    """Learning rate of the label encoder omega (ExtraSensory: 0.001)."""
+    anchor_score: Literal["cosine", "dot"] = "cosine"
+    """Similarity of a row and an anchor; dot: reference, multi-label, with thresholds on their side of 0.5."""
     positive_f1_gate: float | None = None
     """A class gets positives only where its validation F1 exceeds this (reference, multi-label: 0.75; paper: none)."""
-    refresh: Literal["round", "epoch"] = "round"  # annotate before training (text, reference) or each epoch (Alg. 1)
+    refresh: Literal["round", "epoch"] = "round"
+    """Annotate before training (text, reference) or before each epoch (Alg. 1)."""
     aggregate_pseudo: bool = False
     """Average row c also over clients that pseudo-annotated c; false: those that identify it (paper, reference)."""
-    skip_unlabeled_clients: bool = True  # leave clients without a labeled row out of the mean of theta (reference)
-    alignment: bool = True  # False: "w/o AL" of Table 3, no pseudo-annotation
+    skip_unlabeled_clients: bool = True
+    """Leave clients without a labeled row out of the mean of theta (reference)."""
+    alignment: bool = True
+    """False: "w/o AL" of Table 3, no pseudo-annotation."""
     semantic: bool = True
     """False: "w/o SE", class embeddings start from random vectors, and annotation is by predicted confidence."""
-    alternating: bool = True  # False: "w/o AT", both encoders updated in one step
+    alternating: bool = True
+    """False: "w/o AT", both encoders updated in one step."""
 
     def __post_init__(self) -> None:
-        self.limits(None)  # checks q1, q2 and alpha
+        self.thresholds(None)  # checks q1, q2 and alpha
         if not (self.data_lr > 0 and self.label_lr > 0):
             raise ValueError(f"method.data_lr = {self.data_lr}, method.label_lr = {self.label_lr}: must be above 0")
 
-    def limits(self, allowed_C: Tensor | None) -> Thresholds:
+    def thresholds(self, allowed_C: Tensor | None) -> Thresholds:
+        """Return the rule of pseudo-annotation. allowed_C: classes that may get positives; None: all."""
         clamp = None if self.anchor_score != "dot" else (0.5 if self.semantic else 0.0)  # a confidence of 0.5
         return Thresholds(self.q1, self.q2, self.alpha, clamp=clamp, allowed_C=allowed_C)
 
@@ -129,8 +145,11 @@ class FedAlign(Method[AlignState, AlignUpdate]):
         labeled = [r for r in results if bool(r.card.count_C.any())]
         counted = labeled if self.skip_unlabeled_clients and labeled else results
         theta = ctx.average([r.update.weights for r in counted], [1] * len(counted))
-        held = [
-            r.card.identified_C | r.update.pseudo_C if self.aggregate_pseudo else r.card.identified_C for r in results
-        ]
-        rows = [(r.update.weights[ROWS], holds_C) for r, holds_C in zip(results, held, strict=True)]
-        return replace(state, weights=theta | {ROWS: rows_by_holder(state.weights[ROWS], rows)})
+        rows = [(r.update.weights[CLASS_EMBEDDINGS], self.classes_of(r)) for r in results]
+        rows_CD = rows_by_holder(state.weights[CLASS_EMBEDDINGS], rows)
+        return replace(state, weights=theta | {CLASS_EMBEDDINGS: rows_CD})
+
+    def classes_of(self, result: ClientResult[AlignUpdate]) -> Tensor:
+        """Return the classes whose embeddings a client's update counts for, bool [C]."""
+        identified_C = result.card.identified_C
+        return identified_C | result.update.pseudo_C if self.aggregate_pseudo else identified_C

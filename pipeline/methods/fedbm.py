@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 
+from anchorfl.pipeline.algorithm.aggregation import Weighting, client_weights
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
     ClientResult,
@@ -24,20 +24,20 @@ from anchorfl.pipeline.algorithm.contract import (
 )
 from anchorfl.pipeline.algorithm.generator_training import (
     CONCEPTS,
-    FROZEN,
     GENERATOR,
     BMState,
     BMTrainer,
-    Frozen,
+    FrozenKind,
     GeneratorTraining,
-    Part,
+    SyntheticOptions,
     first_generator,
-    frozen,
+    frozen_classifier,
+    frozen_part,
     retrain,
     row_loss,
-    trained,
+    without_frozen,
 )
-from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.pipeline.algorithm.parameters import prefixed, weights_of
 from anchorfl.tasks.contract import Card
 
 
@@ -50,18 +50,18 @@ class FedBM(Method[BMState, Update]):
     name = "fedbm"
     supports = Supports(kinds=("single",))
 
-    weighting: Literal["samples", "uniform"] = "samples"
+    weighting: Weighting = "samples"
     """Weight of a client in the mean: its number of samples, or 1."""
     lkcc: bool = True
     """The frozen classifier; false: a linear one, which is trained (w/o LKCC)."""
-    classifier: Frozen = "distribution"
+    classifier: FrozenKind = "distribution"
     """What is frozen: mean and variance of the concept embeddings, their mean alone, or random unit rows."""
     tau: float = 12.5
     """Inverse temperature, > 0 (reference scripts: 17.5, 12.5 or 7.5, by data set)."""
     cgde: bool = True
     """The generator; false: none (w/o CGDE)."""
     concept_conditions: bool = True
-    """Conditions from the concept embeddings; false: standard normal (w/o concept conditions)."""
+    """Draw conditions from the concept embeddings; false: standard normal (w/o concept conditions)."""
     lambda_div: float = 1.0
     """Weight of the diversity of generated images, >= 0."""
     lambda_dis: float = 0.1
@@ -100,26 +100,29 @@ class FedBM(Method[BMState, Update]):
         if concepts_CMD is None:  # neither half: FedAvg
             concepts_CMD = torch.zeros(0)
         elif self.lkcc:
-            weights |= frozen(concepts_CMD, self.classifier, self.tau, ctx.rng)
+            weights |= frozen_classifier(concepts_CMD, self.classifier, self.tau, ctx.rng)
         generator = first_generator(ctx, self.lambda_dis > 0) if self.cgde else {}
-        nobody_I = torch.zeros(len(ctx.cards), dtype=torch.int64)
-        return BMState(weights, concepts_CMD, generator, torch.zeros((), dtype=torch.int64), nobody_I)
+        never_I = torch.full((len(ctx.cards),), -1)
+        return BMState(weights, concepts_CMD, generator, torch.zeros((), dtype=torch.int64), never_I)
 
     def broadcast(self, state: BMState, ctx: ServerContext) -> BMState:
         nothing = torch.zeros(0)
-        return BMState(trained(state.weights), nothing, {}, nothing, nothing)
+        return BMState(without_frozen(state.weights), nothing, {}, nothing, nothing)
 
     def client_message(self, state: BMState, card: Card) -> Tensors:
-        """What never changes, once; the generator, where the client lacks its last training."""
-        has, version = int(state.has_I[card.client]), int(state.version)
-        out = {} if has else {name: state.weights[name] for name in FROZEN if name in state.weights}
-        if version and not has > version:
-            out |= {GENERATOR + name: value for name, value in state.generator.items()}
-            out |= {} if has > 1 else {CONCEPTS: state.concepts_CMD}
-        return out
+        """Return the frozen classifier at first contact, and the generator after each of its trainings; with the
+        first generator, the concepts.
+        """
+        seen = int(state.seen_version_I[card.client])
+        message = frozen_part(state.weights) if seen < 0 else {}
+        if int(state.version) > max(seen, 0):
+            message |= prefixed(GENERATOR, state.generator)
+            if seen <= 0:
+                message[CONCEPTS] = state.concepts_CMD
+        return message
 
     def trainer(self, ctx: ClientContext[BMState]) -> BMTrainer:
-        return BMTrainer(ctx, Part(self.synthetic_per_batch, self.concept_conditions))
+        return BMTrainer(ctx, SyntheticOptions(self.synthetic_per_batch, self.concept_conditions))
 
     def peak_state(self, state: BMState, rounds: int) -> tuple[BMState, int]:
         if not self.cgde or self.generator_every >= rounds:  # the generator is never trained
@@ -127,12 +130,12 @@ class FedBM(Method[BMState, Update]):
         return replace(state, version=torch.ones_like(state.version)), self.generator_every
 
     def aggregate(self, state: BMState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> BMState:
-        client_weights = [r.card.num_examples if self.weighting == "samples" else 1 for r in results]
-        frozen = {name: value for name, value in state.weights.items() if name in FROZEN}
-        weights = ctx.average([r.update.weights for r in results], client_weights) | frozen
-        has_I = state.has_I.clone()
-        has_I[[r.card.client for r in results]] = state.version + 1
-        state = replace(state, weights=weights, has_I=has_I)
+        weight_of = client_weights([r.card for r in results], self.weighting)
+        mean = ctx.average([r.update.weights for r in results], weight_of)
+        weights = mean | frozen_part(state.weights)
+        seen_version_I = state.seen_version_I.clone()
+        seen_version_I[[r.card.client for r in results]] = state.version
+        state = replace(state, weights=weights, seen_version_I=seen_version_I)
         # after the last round nobody would see what it learns
         if not self.cgde or ctx.round % self.generator_every or ctx.round == ctx.rounds:
             return state

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.aggregation import mean_of
+from anchorfl.pipeline.algorithm.aggregation import Weighting, client_weights, mean_of
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
     ClientResult,
@@ -25,7 +24,7 @@ from anchorfl.pipeline.algorithm.contract import (
     Tensors,
     Update,
 )
-from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.pipeline.algorithm.parameters import below, prefixed, weights_of
 
 GRADIENT = "gradient."
 """Prefix of g_k in the client's memory."""
@@ -33,33 +32,37 @@ GRADIENT = "gradient."
 
 @dataclass(frozen=True)
 class DynState(ServerState):
-    """``weights``: the mean of the clients' weights, which is scored and saved. It is not what clients start from."""
+    """The server's state; ``weights``: the mean of the clients' weights, which is scored and saved. Clients do not
+    start from it.
+    """
 
-    drift: Tensors  # h, by name of the parameter; stays on the server
+    drift: Tensors
+    """h, by name of the parameter; stays on the server."""
 
 
 class DynTrainer(ClientTrainer[DynState, Update]):
     def __init__(self, ctx: ClientContext[DynState], alpha: float) -> None:
         super().__init__(ctx)
         self.alpha = alpha
-        self.own = {n: ctx.memory.get(GRADIENT + n, torch.zeros_like(p)) for n, p in self.model.named_parameters()}
+        zeros = {name: torch.zeros_like(p) for name, p in self.model.named_parameters()}
+        self.gradient = zeros | below(GRADIENT, ctx.memory)
 
     def gaps(self) -> Tensors:
-        """The way y - x that every parameter has gone in this round."""
+        """Return the way y - x that every parameter has gone in this round."""
         return {name: p - self.ctx.state.weights[name] for name, p in self.model.named_parameters()}
 
     def penalty(self) -> Tensor:
-        """alpha/2 |y - x|^2 - <g_k, y - x>: up to a constant, the two terms of eq. 1."""
-        terms = [self.alpha / 2 * gap.pow(2).sum() - (self.own[n] * gap).sum() for n, gap in self.gaps().items()]
+        """Return alpha/2 |y - x|^2 - <g_k, y - x>: up to a constant, the two terms of eq. 1."""
+        terms = [self.alpha / 2 * gap.pow(2).sum() - (self.gradient[n] * gap).sum() for n, gap in self.gaps().items()]
         return torch.stack(terms).sum()
 
     def update(self) -> Update:
         return Update(weights_of(self.model))
 
     def memory(self) -> Tensors:
-        """g_k <- g_k - alpha (y - x): where the local loss is at its minimum, the gradient of F_k there."""
-        own = {GRADIENT + n: self.own[n] - self.alpha * gap.detach() for n, gap in self.gaps().items()}
-        return super().memory() | own
+        """Return g_k <- g_k - alpha (y - x): where the local loss is at its minimum, the gradient of F_k there."""
+        gradient = {name: self.gradient[name] - self.alpha * gap.detach() for name, gap in self.gaps().items()}
+        return super().memory() | prefixed(GRADIENT, gradient)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +77,7 @@ class FedDyn(Method[DynState, Update]):
 
     alpha: float = 0.01
     """Weight of the pull, > 0 (authors: 0.1, 0.01, 0.001)."""
-    weighting: Literal["samples", "uniform"] = "uniform"
+    weighting: Weighting = "uniform"
     """What counts in mean and sum: clients (paper; the least mean of the clients' losses is sought), or samples (that
     of the samples' losses, as in FedAvg)."""
 
@@ -87,7 +90,7 @@ class FedDyn(Method[DynState, Update]):
         return DynState(weights_of(ctx.model), zeros)
 
     def sent(self, state: DynState) -> Tensors:
-        """x: what clients start from; buffers are those of the mean."""
+        """Return x, which clients start from; buffers are those of the mean."""
         return state.weights | {name: state.weights[name] - h / self.alpha for name, h in state.drift.items()}
 
     def broadcast(self, state: DynState, ctx: ServerContext) -> DynState:
@@ -97,11 +100,11 @@ class FedDyn(Method[DynState, Update]):
         return DynTrainer(ctx, self.alpha)
 
     def aggregate(self, state: DynState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> DynState:
-        rows = [r.card.num_examples for r in results]
-        by_samples = self.weighting == "samples"
-        share = sum(rows) / sum(c.num_examples for c in ctx.cards) if by_samples else len(results) / len(ctx.cards)
-        weights = mean_of([r.update.weights for r in results], rows)
-        mean = weights if by_samples else mean_of([r.update.weights for r in results], [1] * len(results))
+        cards, trained = [r.card for r in results], [r.update.weights for r in results]
+        weight_of = client_weights(cards, self.weighting)
+        share = sum(weight_of) / sum(client_weights(ctx.cards, self.weighting))
+        weights = mean_of(trained, client_weights(cards, "samples"))
+        mean = weights if self.weighting == "samples" else mean_of(trained, weight_of)
         x = self.sent(state)
         drift = {name: h - self.alpha * share * (mean[name] - x[name]) for name, h in state.drift.items()}
         return DynState(weights | {name: mean[name] for name in drift}, drift)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm.class_embeddings import OneClass, RowsState
-from anchorfl.pipeline.algorithm.contract import HeadSpec, ServerContext, Tensors
+from anchorfl.pipeline.algorithm.contract import HeadSpec, ServerContext
+from anchorfl.pipeline.algorithm.cooccurrence import LabelCooccurrence
 from anchorfl.pipeline.algorithm.seeds import seed_for
 
 
@@ -34,7 +35,7 @@ class FedMLH(OneClass):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.hash_tables < 1 or self.buckets < 1:
-            raise ValueError("method: parts and buckets must be at least 1")
+            raise ValueError("method: hash_tables and buckets must be at least 1")
         if self.class_embedding_lr:
             raise ValueError("method.class_embedding_lr: fedmlh does not move rows: set it to 0")
 
@@ -43,10 +44,10 @@ class FedMLH(OneClass):
         return HeadSpec(kind="cosine", parts=self.hash_tables)
 
     def bucket(self, part: int, class_: int) -> int:
-        """h_r(c), the same in every run."""
+        """Return h_r(c), the same in every run."""
         return seed_for("fedmlh", part, class_) % self.buckets
 
-    def first_rows(self, rows_CD: Tensor, known: Tensors, ctx: ServerContext) -> Tensor:
+    def first_rows(self, rows_CD: Tensor, cooccurrence: LabelCooccurrence, ctx: ServerContext) -> Tensor:
         drawn_HD = torch.randn(self.buckets, rows_CD.shape[1], generator=ctx.rng).to(rows_CD)
         rows_HRD = self.unit(drawn_HD).view(self.buckets, self.hash_tables, -1)
         of_CR = torch.tensor([[self.bucket(r, c) for r in range(self.hash_tables)] for c in range(len(rows_CD))])

@@ -25,15 +25,16 @@ from anchorfl.pipeline.algorithm.contract import (
     Update,
 )
 
-ROWS = "head.rows"
+PROTOTYPES = "head.rows"
+"""Name of the prototypes in the model's weights."""
 
 
 class PrototypeTrainer(AveragingTrainer):
-    """The prototypes are a buffer of the head: no gradient and no optimizer reaches them."""
+    """A client whose prototypes are a buffer of the head: no gradient and no optimizer reaches them."""
 
     def local_rows(self) -> Tensor:
-        """Per class the mean direction of the client's labeled rows, by the trained encoder in evaluation mode, at
-        length 1 [C, D]; zeros where it has none.
+        """Return per class the mean direction of the client's labeled rows, by the trained encoder in evaluation mode,
+        at length 1 [C, D]; zeros where it has none.
         """
         data = self.ctx.data
         u_ND = F.normalize(self.ctx.infer(self.model, data), dim=-1)
@@ -41,9 +42,9 @@ class PrototypeTrainer(AveragingTrainer):
         return F.normalize((data.known_NC * data.y_NC).T @ u_ND, dim=-1)
 
     def update(self) -> Update:
-        """The weights, with the client's own prototypes in the place of those that it was sent."""
+        """Return the weights, with the client's own prototypes in the place of those that it was sent."""
         sent = super().update()
-        return Update(sent.weights | {ROWS: self.local_rows()})
+        return Update(sent.weights | {PROTOTYPES: self.local_rows()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,17 +77,17 @@ class FedNH(Averaging):
 
     def aggregate(self, state: ServerState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> ServerState:
         weights = super().aggregate(state, results, ctx).weights
-        return ServerState(weights | {ROWS: self.smoothed(state.weights[ROWS], results)})
+        return ServerState(weights | {PROTOTYPES: self.smoothed(state.weights[PROTOTYPES], results)})
 
     def smoothed(self, rows_CD: Tensor, results: Sequence[ClientResult[Update]]) -> Tensor:
-        """The prototypes after a round, of length 1. One stays, to the bit, where nobody has a sample of its class.
-        Summed in float64, in the order of clients.
+        """Return the prototypes after a round, of length 1. One stays, to the bit, where nobody has a sample of its
+        class. Summed in float64, in the order of clients.
         """
         if self.rho == 1:
             return rows_CD  # bringing them back to length 1 would round them
         total_CD = torch.zeros(rows_CD.shape, dtype=torch.float64)
         for r in results:
-            total_CD += r.card.count_C.double()[:, None] * r.update.weights[ROWS].double()
+            total_CD += r.card.count_C.double()[:, None] * r.update.weights[PROTOTYPES].double()
         mean_CD = F.normalize(total_CD, dim=-1)
         moved_CD = F.normalize(self.rho * rows_CD.double() + (1 - self.rho) * mean_CD, dim=-1).to(rows_CD.dtype)
         return torch.where(total_CD.any(-1, keepdim=True), moved_CD, rows_CD)

@@ -1,7 +1,7 @@
 """FedProto (Tan et al., AAAI 2022): clients share the mean representations of their classes, and no weights.
 
-Facts, and where paper and codes differ: docs/methods/fedproto.md. Suffixes: N rows of the client, B rows of a piece,
-C classes, K classes that the client has rows of, D width.
+Facts, and where paper and codes differ: docs/methods/fedproto.md. Suffixes: N rows of the client, B rows of a
+micro-batch, C classes, K classes that the client has rows of, D width.
 """
 
 from __future__ import annotations
@@ -26,27 +26,34 @@ from anchorfl.pipeline.algorithm.contract import (
     Tensors,
     Update,
 )
-from anchorfl.pipeline.algorithm.parameters import below, prefixed, weights_of
+from anchorfl.pipeline.algorithm.parameters import PERSONAL, below, prefixed, weights_of
 from anchorfl.tasks.contract import Batch
 
-PERSONAL = "personal."
-"""Prefix of the client's weights in its memory."""
+
+@dataclass(frozen=True)
+class ProtoState(ServerState):
+    """The server's state; ``weights``: none."""
+
+    rows_CD: Tensor
+    """Prototype of every class."""
+    held_C: Tensor
+    """bool: classes that have one; the others have zeros."""
 
 
 @dataclass(frozen=True)
-class ProtoState(ServerState):  # weights: none
-    rows_CD: Tensor  # prototype of every class
-    held_C: Tensor  # bool: whether it has one; zeros stand where not
+class ProtoUpdate(Update):
+    """A client's update; ``weights``: none."""
 
-
-@dataclass(frozen=True)
-class ProtoUpdate(Update):  # weights: none
-    rows_KD: Tensor  # mean representation of the client's rows of a class
-    held_C: Tensor  # bool: of which classes, in order
+    rows_KD: Tensor
+    """Mean representation of the client's rows of a class."""
+    held_C: Tensor
+    """bool: the classes of ``rows_KD``, in order."""
 
 
 class Nearest(nn.Module):
-    """Minus the mean squared distance to each prototype, less what is the same for all; a class without one is last."""
+    """A head without parameters: minus the mean squared distance to each prototype, less the part that all classes
+    share; a class without a prototype comes last.
+    """
 
     def __init__(self, state: ProtoState) -> None:
         super().__init__()

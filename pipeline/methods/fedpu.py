@@ -1,7 +1,7 @@
 """FedPU (Lin et al., ICML 2022): positive and unlabeled learning where each client labels some of the classes.
 
 By the estimator, not by the authors' code, in which one term is never reached: docs/methods/fedpu.md derives it.
-Suffixes: B rows of a piece, C classes.
+Suffixes: B rows of a micro-batch, C classes.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class PositiveUnlabeledTrainer(AveragingTrainer):
         self.lambda_ = lambda_ if ctx.objective.kind == "single" else 0.0
         labeled = int(ctx.data.y_NC.any(-1).sum())
         unlabeled = len(ctx.data) - labeled
-        own_C = ctx.card.identified_C.to(ctx.data.y_NC)
-        other_C = 1 - own_C
+        identified_C = ctx.card.identified_C.to(ctx.data.y_NC)
+        other_C = 1 - identified_C
         # in a mini-batch every mean is over all rows, so |P|/N of the risk: a row of P counts 1, one of U |P|/|U|
-        self.unlabeled_C = labeled / max(1, unlabeled) * own_C / own_C.sum().clamp(min=1)
+        self.unlabeled_C = labeled / max(1, unlabeled) * identified_C / identified_C.sum().clamp(min=1)
         self.labeled_C = other_C / other_C.sum().clamp(min=1)
-        self.prior = prior / float(own_C.sum().clamp(min=1))
+        self.prior = prior / float(identified_C.sum().clamp(min=1))
 
     def active(self, data: ClientData) -> Tensor:
         if not self.lambda_:

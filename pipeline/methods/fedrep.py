@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from anchorfl.models.classifier import Classifier
+from anchorfl.pipeline.algorithm.aggregation import Weighting, client_weights
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
     ClientResult,
@@ -25,23 +26,24 @@ from anchorfl.pipeline.algorithm.contract import (
     Update,
 )
 from anchorfl.pipeline.algorithm.optimizers import make
-from anchorfl.pipeline.algorithm.parameters import below, prefixed, weights_of
+from anchorfl.pipeline.algorithm.parameters import PERSONAL, below, prefixed, weights_of
 from anchorfl.tasks.contract import Batch
 
-HEAD, PERSONAL = "head.", "personal."
-"""How the names of the head begin, and what stands before them in the client's memory."""
+HEAD = "head."
+"""Prefix of the head in the model's weights."""
 
 
 @dataclass(frozen=True)
 class RepUpdate(Update):
-    """weights: the body."""
+    """A client's update; ``weights``: the body."""
 
-    head: Tensors  # for the server's score alone, never sent on; empty where clients are scored
+    head: Tensors
+    """The head, for the server's score alone: never sent on, and empty where clients are scored."""
 
 
 class RepTrainer(ClientTrainer[ServerState, RepUpdate]):
-    """First the head on a fixed body, then the body under the fixed head; an optimizer for each, so that neither
-    momentum nor weight decay moves what is fixed.
+    """A client that trains its head on a fixed body, then the body under the fixed head. Each has an optimizer of its
+    own, so that neither momentum nor weight decay moves the fixed one.
     """
 
     def __init__(self, ctx: ClientContext[ServerState], method: FedRep) -> None:
@@ -67,11 +69,11 @@ class RepTrainer(ClientTrainer[ServerState, RepUpdate]):
         return loss
 
     def update(self) -> RepUpdate:
-        body, head = parted(weights_of(self.model))
+        body, head = split_head(weights_of(self.model))
         return RepUpdate(body, head if self.method.evaluate_on == "server" else {})
 
     def memory(self) -> Tensors:
-        return super().memory() | prefixed(PERSONAL, parted(weights_of(self.model))[1])
+        return super().memory() | prefixed(PERSONAL, split_head(weights_of(self.model))[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,7 @@ class FedRep(Method[ServerState, RepUpdate]):
     head_epochs: int = 10
     """Local epochs of the head, >= 0, before those of the body, which are federation.epochs (the authors' code: 10,
     then 1 or 5)."""
-    weighting: Literal["samples", "uniform"] = "samples"
+    weighting: Weighting = "samples"
     """Weight of a client in the mean: its number of samples, or 1 (paper)."""
     evaluate_on: Literal["server", "clients"] = "server"
     """``server``: the mean of the bodies with the mean of the participants' heads, which travel for that alone;
@@ -98,13 +100,13 @@ class FedRep(Method[ServerState, RepUpdate]):
 
     def begin(self, ctx: ServerContext) -> ServerState:
         weights = weights_of(ctx.model)
-        return ServerState(weights if self.evaluate_on == "server" else parted(weights)[0])
+        return ServerState(weights if self.evaluate_on == "server" else split_head(weights)[0])
 
     def broadcast(self, state: ServerState, ctx: ServerContext) -> ServerState:
-        return ServerState(parted(state.weights)[0])
+        return ServerState(split_head(state.weights)[0])
 
     def first_memory(self, model: Classifier) -> Tensors:
-        return prefixed(PERSONAL, parted(weights_of(model))[1])
+        return prefixed(PERSONAL, split_head(weights_of(model))[1])
 
     def personal_model(self, model: Classifier, sent: ServerState, memory: Tensors) -> Classifier:
         model.load_state_dict(sent.weights | below(PERSONAL, memory))
@@ -116,11 +118,11 @@ class FedRep(Method[ServerState, RepUpdate]):
     def aggregate(
         self, state: ServerState, results: Sequence[ClientResult[RepUpdate]], ctx: ServerContext
     ) -> ServerState:
-        client_weights = [r.card.num_examples if self.weighting == "samples" else 1 for r in results]
-        return ServerState(ctx.average([r.update.weights | r.update.head for r in results], client_weights))
+        weight_of = client_weights([r.card for r in results], self.weighting)
+        return ServerState(ctx.average([r.update.weights | r.update.head for r in results], weight_of))
 
 
-def parted(weights: Tensors) -> tuple[Tensors, Tensors]:
-    """Body and head."""
+def split_head(weights: Tensors) -> tuple[Tensors, Tensors]:
+    """Return body and head."""
     head = {name: value for name, value in weights.items() if name.startswith(HEAD)}
     return {name: value for name, value in weights.items() if name not in head}, head

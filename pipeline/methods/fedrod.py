@@ -21,36 +21,39 @@ from anchorfl.pipeline.algorithm.contract import (
     Tensors,
 )
 from anchorfl.pipeline.algorithm.optimizers import SGD
-from anchorfl.pipeline.algorithm.parameters import log_prior
+from anchorfl.pipeline.algorithm.parameters import below, log_prior, prefixed
 from anchorfl.tasks.contract import Batch
 
-ROWS, BIAS = "head.weight", "head.bias"
-PERSONAL = "personal_head."  # the optimizer "personal" has its own part of the memory
+HEAD_WEIGHT, HEAD_BIAS = "head.weight", "head.bias"
+"""Names of a head's parameters, the generic one's and the personal one's."""
+PERSONAL_HEAD = "personal_head."  # the optimizer "personal" has its own part of the memory
 """Prefix of the personal head in the client's memory."""
 
 
 class TwoHeadsTrainer(AveragingTrainer):
     def __init__(self, ctx: ClientContext[ServerState], gamma: float) -> None:
-        generic = ctx.state.weights
-        self.own = {n: ctx.memory.get(PERSONAL + n, torch.zeros_like(generic[n])) for n in (ROWS, BIAS)}
-        self.own = {name: nn.Parameter(value.clone()) for name, value in self.own.items()}
+        zeros = {name: torch.zeros_like(ctx.state.weights[name]) for name in (HEAD_WEIGHT, HEAD_BIAS)}
+        head = zeros | below(PERSONAL_HEAD, ctx.memory)
+        self.personal_head = {name: nn.Parameter(value.clone()) for name, value in head.items()}
         self.prior_C = log_prior(ctx.card.count_C, gamma).to(ctx.data.y_NC)
         super().__init__(ctx)
 
     def make_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        personal = SGD(self.own.values(), lr=self.ctx.optimizer.lr)
+        personal = SGD(self.personal_head.values(), lr=self.ctx.optimizer.lr)
         return super().make_optimizers() | {"personal": personal}
 
     def personal(self, z_BD: Tensor, generic_BC: Tensor) -> Tensor:
-        """The client's own logits: those of the generic head plus those of its own."""
-        return generic_BC + F.linear(z_BD, self.own[ROWS], self.own[BIAS])
+        """Return the client's own logits: those of the generic head plus those of its own."""
+        return generic_BC + F.linear(z_BD, self.personal_head[HEAD_WEIGHT], self.personal_head[HEAD_BIAS])
 
     def loss(self, batch: Batch) -> Tensor:
-        """The generic loss. That of the personal head is another graph, with that head alone, and goes back here."""
+        """Return the generic loss. That of the personal head is another graph, with that head alone, and goes back
+        here.
+        """
         z_BD = self.model.encoder(batch.x)
         generic_BC = self.model.head(z_BD)
-        own = self.ctx.objective.loss(self.personal(z_BD.detach(), generic_BC.detach()), batch)
-        own.backward()  # type: ignore[no-untyped-call]
+        personal = self.ctx.objective.loss(self.personal(z_BD.detach(), generic_BC.detach()), batch)
+        personal.backward()  # type: ignore[no-untyped-call]
         return self.ctx.objective.loss(generic_BC + self.prior_C, batch)
 
     def step(self, micro_batches: Sequence[Batch]) -> Tensor:
@@ -58,7 +61,8 @@ class TwoHeadsTrainer(AveragingTrainer):
         return super().step(micro_batches)
 
     def memory(self) -> Tensors:
-        return super().memory() | {PERSONAL + name: value.detach().clone() for name, value in self.own.items()}
+        head = {name: value.detach().clone() for name, value in self.personal_head.items()}
+        return super().memory() | prefixed(PERSONAL_HEAD, head)
 
 
 @dataclass(frozen=True, kw_only=True)

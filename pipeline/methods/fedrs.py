@@ -42,7 +42,7 @@ class FedRS(Averaging):
             raise ValueError(f"method.alpha = {self.alpha}: must be in [0, 1]")
 
     def scale(self, card: Card) -> Tensor:
-        """Scale of every logit, float64 [C]."""
+        """Return the scale of every logit, float64 [C]."""
         share_C = card.count_C.double() / card.count_C.max().clamp(min=1)
         if self.scaling == "binary":
             share_C = (card.count_C > 0).double()

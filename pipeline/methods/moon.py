@@ -1,8 +1,8 @@
 """MOON (Li, He and Song, CVPR 2021): a client's representations are drawn to those of the server's model and away from
 those of the client's own last model.
 
-The representation is what the encoder gives; FedAlign's tables have no projection head. Facts, and where paper and code
-differ: docs/methods/moon.md. Suffixes: N rows of the client, B rows of a piece, D width.
+The representation is the encoder's output; FedAlign's tables have no projection head. Facts, and where paper and code
+differ: docs/methods/moon.md. Suffixes: N rows of the client, B rows of a micro-batch, D width.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ServerState, Tensors
-from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.pipeline.algorithm.parameters import below, prefixed, weights_of
 from anchorfl.tasks.contract import Batch, ClientData
 
 LAST = "last."
@@ -26,7 +26,7 @@ class MoonTrainer(AveragingTrainer):
         super().__init__(ctx)
         self.mu, self.tau = mu, tau
         self.sent_ND: Tensor | None = None
-        last = {name.removeprefix(LAST): value for name, value in ctx.memory.items() if name.startswith(LAST)}
+        last = below(LAST, ctx.memory)
         if mu and last:  # both encoders are frozen and without dropout, so once a round is enough
             self.sent_ND = ctx.infer(self.model, ctx.data)
             self.model.encoder.load_state_dict(last)
@@ -48,7 +48,7 @@ class MoonTrainer(AveragingTrainer):
         return self.ctx.objective.loss(self.model.head(z_BD), batch) + self.mu * contrast
 
     def memory(self) -> Tensors:
-        return super().memory() | {LAST + name: value for name, value in weights_of(self.model.encoder).items()}
+        return super().memory() | prefixed(LAST, weights_of(self.model.encoder))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from anchorfl.pipeline.algorithm.aggregation import mean_of
+from anchorfl.pipeline.algorithm.aggregation import Weighting, client_weights, mean_of
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
     ClientResult,
@@ -24,7 +23,7 @@ from anchorfl.pipeline.algorithm.contract import (
     Tensors,
     Update,
 )
-from anchorfl.pipeline.algorithm.parameters import weights_of
+from anchorfl.pipeline.algorithm.parameters import below, prefixed, weights_of
 from anchorfl.tasks.contract import Batch
 
 CONTROL = "control."
@@ -33,19 +32,21 @@ CONTROL = "control."
 
 @dataclass(frozen=True)
 class ControlState(ServerState):
-    control: Tensors  # c: the server's estimate of the mean gradient, by name of the parameter
+    control: Tensors
+    """c: the server's estimate of the mean gradient, by name of the parameter."""
 
 
 @dataclass(frozen=True)
 class ControlUpdate(Update):
-    control: Tensors  # change of the client's own control variate c_i
+    control: Tensors
+    """Change of the client's own control variate c_i."""
 
 
 class ScaffoldTrainer(ClientTrainer[ControlState, ControlUpdate]):
     def __init__(self, ctx: ClientContext[ControlState]) -> None:
         super().__init__(ctx)
-        self.own = {n: ctx.memory.get(CONTROL + n, torch.zeros_like(p)) for n, p in self.model.named_parameters()}
-        self.total = {n: torch.zeros_like(p) for n, p in self.model.named_parameters()}
+        self.total = {name: torch.zeros_like(p) for name, p in self.model.named_parameters()}
+        self.control = {name: zero.clone() for name, zero in self.total.items()} | below(CONTROL, ctx.memory)
         self.steps = 0
 
     def gradients(self, micro_batches: Iterable[Batch]) -> Tensor:
@@ -54,26 +55,28 @@ class ScaffoldTrainer(ClientTrainer[ControlState, ControlUpdate]):
         for name, p in self.model.named_parameters():
             assert p.grad is not None  # ``ClientTrainer`` starts with zeros
             self.total[name] += p.grad
-            p.grad += self.ctx.state.control[name] - self.own[name]
+            p.grad += self.ctx.state.control[name] - self.control[name]
         return loss
 
     def next_control(self) -> Tensors:
-        """c_i after the round. Plain SGD: option II, from the way gone. Else the mean of the raw gradients, which is
-        what option II gives with plain SGD and no longer gives with Adam, momentum or weight decay.
+        """Return c_i after the round. Plain SGD: option II, from the way gone.
+
+        Else the mean of the raw gradients, which is what option II gives with plain SGD and no longer gives with Adam,
+        momentum or weight decay.
         """
-        o, state = self.ctx.optimizer, self.ctx.state
-        if o.name != "sgd" or o.momentum or o.weight_decay:
+        options, state = self.ctx.optimizer, self.ctx.state
+        if options.name != "sgd" or options.momentum or options.weight_decay:
             return {name: total / self.steps for name, total in self.total.items()}
-        way = self.steps * o.lr
+        way = self.steps * options.lr
         now = {n: p.detach() for n, p in self.model.named_parameters()}
-        return {n: own - state.control[n] + (state.weights[n] - now[n]) / way for n, own in self.own.items()}
+        return {n: c_i - state.control[n] + (state.weights[n] - now[n]) / way for n, c_i in self.control.items()}
 
     def update(self) -> ControlUpdate:
-        change = {name: value - self.own[name] for name, value in self.next_control().items()}
+        change = {name: value - self.control[name] for name, value in self.next_control().items()}
         return ControlUpdate(weights_of(self.model), change)
 
     def memory(self) -> Tensors:
-        return super().memory() | {CONTROL + name: value for name, value in self.next_control().items()}
+        return super().memory() | prefixed(CONTROL, self.next_control())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +91,7 @@ class Scaffold(Method[ControlState, ControlUpdate]):
 
     server_lr: float = 1.0
     """Global step size eta_g, > 0."""
-    weighting: Literal["samples", "uniform"] = "uniform"
+    weighting: Weighting = "uniform"
     """What counts in both means: clients (paper; the least mean of the clients' losses is sought), or samples (that of
     the samples' losses, as in FedAvg)."""
 
@@ -106,12 +109,11 @@ class Scaffold(Method[ControlState, ControlUpdate]):
     def aggregate(
         self, state: ControlState, results: Sequence[ClientResult[ControlUpdate]], ctx: ServerContext
     ) -> ControlState:
-        by_samples = self.weighting == "samples"
-        weight_of = [r.card.num_examples if by_samples else 1 for r in results]
+        weight_of = client_weights([r.card for r in results], self.weighting)
         weights = mean_of([r.update.weights for r in results], weight_of)
         if self.server_lr != 1:
             for name in state.control:
                 weights[name] = torch.lerp(state.weights[name], weights[name], self.server_lr)
         change = mean_of([r.update.control for r in results], weight_of)
-        share = sum(weight_of) / sum(c.num_examples if by_samples else 1 for c in ctx.cards)
+        share = sum(weight_of) / sum(client_weights(ctx.cards, self.weighting))
         return ControlState(weights, {name: c + share * change[name] for name, c in state.control.items()})

@@ -15,7 +15,7 @@ import torch
 
 from anchorfl.pipeline.storage.run_folder import CONFIG, read_experiment
 from anchorfl.pipeline.storage.saved_model import ABOUT, NO_MODEL, SavedModel, load_model
-from anchorfl.pipeline.training.evaluation import figures, logits_of, ranked
+from anchorfl.pipeline.training.evaluation import logits_of, ranking_scores, score_logits
 from anchorfl.pipeline.training.run_spec import one_thread
 from anchorfl.tasks.arrays.tensors import client_data
 from anchorfl.tasks.contract import ClientData, Encode
@@ -68,10 +68,10 @@ def predict(model_folder: Path, file: Path) -> Prediction:
         rows, labeled = encoded(saved, payload, labels), labels is not None
     logits_NC = logits_of(saved.model, rows)
     if saved.metrics == "ranking":
-        predicted = first_places(ranked(saved.objective, logits_NC).numpy(), max(CUTS)).tolist()
+        predicted = first_places(ranking_scores(saved.objective, logits_NC).numpy(), max(CUTS)).tolist()
     else:
         predicted = [row.nonzero().flatten().tolist() for row in saved.objective.predict(logits_NC)]
-    truth = figures(saved.metrics, saved.objective, logits_NC, rows) if labeled else None
+    truth = score_logits(saved.metrics, saved.objective, logits_NC, rows) if labeled else None
     return Prediction(saved.class_names, saved.objective.scores(logits_NC), predicted, truth)
 
 

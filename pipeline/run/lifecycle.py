@@ -63,7 +63,7 @@ def run(experiment: Experiment, folder: Path, log: Log = print, actor_pools: Act
         return federate(run_spec, executor, folder, Progress(experiment.federation.rounds), log)
 
 
-def resumed(folder: Path, log: Log = print) -> Result:
+def resume(folder: Path, log: Log = print) -> Result:
     """Continue an interrupted run from its last completed round; a finished one gives its result again."""
     experiment = read_experiment(folder)
     done = folder / RESULT

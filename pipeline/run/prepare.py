@@ -10,7 +10,7 @@ from pathlib import Path
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.run.progress import Log
-from anchorfl.pipeline.training.class_vectors import concept_vectors, encoder_start, look_for_encoder, name_vectors
+from anchorfl.pipeline.training.class_vectors import check_encoder, concept_vectors, encoder_start, name_vectors
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.ingest import prepare
@@ -25,10 +25,10 @@ def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = 
     the caller has them. InputError where network, data and weights do not fit each other.
     """
     if not experiment.task.clients:
-        raise ValueError("task.clients = 0: count the clients first (anchorfl.pipeline.run.prepare.settled)")
+        raise ValueError("task.clients = 0: count the clients first (anchorfl.pipeline.run.prepare.resolve_options)")
     start = encoder_start(experiment, log)
     if prepared is None:
-        look_for_encoder(experiment)
+        check_encoder(experiment)
     data = prepared or prepare_data(experiment, log)
     if data.manifest.kind not in experiment.method.supports.kinds:
         raise InputError(
@@ -84,27 +84,27 @@ def prepare_data(experiment: Experiment, log: Log) -> Prepared:
     return prepare(task, experiment.task, experiment.seed, engine=engine, log=log)  # type: ignore[arg-type]
 
 
-BASE = "digits/fedalign"
+TABLE_PRESET = "digits/fedalign"
 """Whose method, network and rounds a run on a table has where no preset is named."""
 
 
-def asked(overrides: Sequence[str]) -> bool:
+def is_table_run(overrides: Sequence[str]) -> bool:
     """Whether overrides name a table, so that a run needs no preset."""
     return any(word.partition("=")[0] == "--task.file" for word in overrides)
 
 
-def base() -> Experiment:
+def table_experiment() -> Experiment:
     """The experiment to override where no preset is named."""
-    return replace(read_preset(BASE), task=TaskOptions(min_count=2, max_tokens=256))
+    return replace(read_preset(TABLE_PRESET), task=TaskOptions(min_count=2, max_tokens=256))
 
 
-def label_of(experiment: Experiment) -> str:
+def table_run_name(experiment: Experiment) -> str:
     """What a run on a table without a preset is called."""
     stem = Path(experiment.task.file).name.split(".")[0]
     return f"{re.sub(r'[^A-Za-z0-9]+', '-', stem).strip('-') or 'table'}-{experiment.method.name}"
 
 
-def settled(experiment: Experiment, log: Callable[[str], None] = print, *, count: bool = True) -> Experiment:
+def resolve_options(experiment: Experiment, log: Callable[[str], None] = print, *, count: bool = True) -> Experiment:
     """The experiment with what its data say about clients. count: prepare the data where that takes it, for the clients
     of ``one_class``; else their number stays 0. InputError where the two do not fit.
     """

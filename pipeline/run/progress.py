@@ -10,7 +10,7 @@ from typing import TextIO
 from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, RoundOutcome
 from anchorfl.tasks.metrics.scores import Scores
 
-BARE = (
+NO_GPU_NOTE = (
     "  cluster: workers that have a share of a GPU by Ray train on the CPU, since their torch sees none: set"
     " --cluster.client_gpus and --cluster.server_gpus to 0, or install torch for CUDA on the nodes"
 )
@@ -59,8 +59,8 @@ class Progress:
         faults = f", {len(outcome.failed)} failed" if outcome.failed else ""
         self.log(
             f"round {round_:>{len(str(self.rounds))}}/{self.rounds}  {self.last}  loss {outcome.loss:.4f}"
-            f"  clients {len(outcome.answered)} done{faults}  {in_bytes(self.moved)} moved"
-            f"  {seconds:.1f} s  {clock(left)} left"
+            f"  clients {len(outcome.answered)} done{faults}  {format_bytes(self.moved)} moved"
+            f"  {seconds:.1f} s  {format_duration(left)} left"
         )
         for failure in outcome.retried:
             self.log(f"  client {failure.client} tried again in round {round_} ({failure.kind}): {failure.reason}")
@@ -68,7 +68,7 @@ class Progress:
             self.log(f"  client {failure.client} left out of round {round_} ({failure.kind}): {failure.reason}")
         for client in outcome.backups:
             self.log(f"  client {client} stood in")
-        self._notes(scores, [BARE] if WITHOUT_GPU in outcome.counts else [])
+        self._notes(scores, [NO_GPU_NOTE] if WITHOUT_GPU in outcome.counts else [])
 
     def _notes(self, scores: Mapping[str, Scores], more: Sequence[str] = ()) -> None:
         """What a person must know to read the scores, and of the run, each note once."""
@@ -84,14 +84,14 @@ class Progress:
             print("\r\x1b[2K", end="", file=self.out)
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Seconds as m:ss or h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def in_bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Bytes in the unit that shows one to three digits before the point, MB at least."""
     for unit, size in (("MB", 1e6), ("GB", 1e9)):
         if count < 999.95 * size:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypedDict
 
-from anchorfl.pipeline.config.experiment import Experiment, digest, recorded_tree
+from anchorfl.pipeline.config.experiment import Experiment, digest, redacted_tree
 from anchorfl.pipeline.config.schema import from_tree
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.tasks.errors import InputError
@@ -84,7 +84,7 @@ def held_soon(folder: Path, patience_s: float = 60.0) -> Iterator[None]:
 
 def write_config(folder: Path, experiment: Experiment) -> None:
     """The resolved options; its presence makes the folder a run."""
-    content = {"digest": digest(experiment), **recorded_tree(experiment)}
+    content = {"digest": digest(experiment), **redacted_tree(experiment)}
     write_atomically(folder / CONFIG, json.dumps(content, indent=1).encode())
 
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from anchorfl.pipeline.config.redaction import shown
+from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.storage.run_record import RoundRecord
 from anchorfl.tasks.metrics.scores import FAMILIES
 
@@ -48,7 +48,7 @@ def metrics(record: RoundRecord) -> list[Any]:
 
 def params(about: dict[str, Any]) -> dict[str, str]:
     """The resolved configuration of run.json."""
-    return {key(name): shown(str(value))[:VALUE_LENGTH] for name, value in about["params"].items()}
+    return {key(name): redact(str(value))[:VALUE_LENGTH] for name, value in about["params"].items()}
 
 
 def tags(about: dict[str, Any]) -> dict[str, str]:

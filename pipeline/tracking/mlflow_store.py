@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from anchorfl.pipeline.config.redaction import shown
+from anchorfl.pipeline.config.redaction import redact
 from anchorfl.tasks.errors import InputError
 
 QUIET = {
@@ -55,7 +55,7 @@ def store_uri(uri: str, folder: Path) -> str:
     if colon and scheme.split("+")[0] in {"http", "https", "postgresql", "mysql", "mssql"}:
         return uri
     raise InputError(
-        f"tracking.uri {shown(uri)!r} is no store that MLflow accepts (it refuses plain folders and file:); write "
+        f"tracking.uri {redact(uri)!r} is no store that MLflow accepts (it refuses plain folders and file:); write "
         "sqlite:///<file>.db, postgresql://<user>@<host>/<database> or http://<host>:<port>, or 'none', or leave it "
         "empty for mlflow.db beside the run"
     )
@@ -73,12 +73,12 @@ def check_driver(uri: str) -> None:
     driver = named or ("psycopg" if recent else "psycopg2")
     if importlib.util.find_spec(driver) is None:
         package = {"psycopg": "'psycopg[binary]'", "psycopg2": "psycopg2-binary"}.get(driver, driver)
-        raise InputError(f"{shown(uri)} needs the Python package {driver}: pip install {package}")
+        raise InputError(f"{redact(uri)} needs the Python package {driver}: pip install {package}")
 
 
 def reason(error: BaseException) -> str:
     """Why it failed, in one short line: the system's own words where an exception wraps them."""
-    text = shown(" ".join(str(error).split())) or type(error).__name__
+    text = redact(" ".join(str(error).split())) or type(error).__name__
     low_level = re.search(r"\[Errno -?\d+\] [^'\")]+", text)
     return low_level.group(0) if low_level else text[:160]
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from anchorfl.pipeline.config.redaction import shown
+from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.storage.run_folder import RUNS
 from anchorfl.pipeline.tracking.mlflow_store import check_driver, is_postgres, open_store, reason
 from anchorfl.tasks.errors import InputError
@@ -58,13 +58,13 @@ def server_command(uri: str, port: int, host: str = LOOPBACK, *, explicit_host: 
 def _store(uri: str) -> tuple[list[str], Path]:
     """The option that names the store, and the folder beside which artifacts belong."""
     if uri.startswith(("http://", "https://")):
-        raise InputError(f"{shown(uri)} is a server already; open it in a browser")
+        raise InputError(f"{redact(uri)} is a server already; open it in a browser")
     if is_postgres(uri):
         check_driver(uri)
         return [], RUNS.absolute()
     if not uri.startswith("sqlite:///"):
         raise InputError(
-            f"cannot show {shown(uri)!r}; write --uri sqlite:///<folder of the runs>/mlflow.db or"
+            f"cannot show {redact(uri)!r}; write --uri sqlite:///<folder of the runs>/mlflow.db or"
             " postgresql://<user>@<host>/<database>"
         )
     file = Path(uri.removeprefix("sqlite:///")).resolve()
@@ -80,7 +80,7 @@ def _reach(uri: str) -> None:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"{shown(uri)} cannot be shown: {reason(error)}") from error
+        raise InputError(f"{redact(uri)} cannot be shown: {reason(error)}") from error
 
 
 def _is_loopback(host: str) -> bool:

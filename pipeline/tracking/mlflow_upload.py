@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from anchorfl.pipeline.config.redaction import shown
+from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.storage.atomic_files import read_json, write_json
 from anchorfl.pipeline.storage.run_record import RoundRecord, read_about, read_records, with_final_scores
 from anchorfl.pipeline.tracking import mlflow_entities, mlflow_store
@@ -89,7 +89,7 @@ class MlflowUploader:
         gone.
         """
         about, notes = read_about(self.folder), read_notes(self.folder)
-        mine, gone = notes[shown(self.uri)], []
+        mine, gone = notes[redact(self.uri)], []
         sent = mine.setdefault("artifacts", {})
         for name in [*about["artifacts"], "metrics.jsonl"]:
             path = self.folder / name
@@ -130,13 +130,13 @@ class MlflowUploader:
 
     def _send(self, path: Path, inside: str | None) -> None:
         """An artifact; a JSON file that names this store goes without the password in its address."""
-        text = path.read_text(encoding="utf-8") if path.suffix == ".json" and shown(self.uri) != self.uri else ""
+        text = path.read_text(encoding="utf-8") if path.suffix == ".json" and redact(self.uri) != self.uri else ""
         if self.uri not in text:
             self._client.log_artifact(self.run_id, str(path), inside)
             return
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(shutil.copy(path, folder))
-            copy.write_text(text.replace(self.uri, shown(self.uri)), encoding="utf-8")
+            copy.write_text(text.replace(self.uri, redact(self.uri)), encoding="utf-8")
             self._client.log_artifact(self.run_id, str(copy), inside)
 
     def _connect(self, about: dict[str, Any]) -> None:
@@ -152,7 +152,7 @@ class MlflowUploader:
             own |= mlflow_entities.first_tags(about)
             run = self._client.create_run(experiment, int(about["created"] * 1000), own, about["name"])
         notes = read_notes(self.folder)
-        notes.setdefault(shown(self.uri), {})["run_id"] = run.info.run_id
+        notes.setdefault(redact(self.uri), {})["run_id"] = run.info.run_id
         write_json(self.folder / NOTES, notes)
         if run.info.status != "RUNNING" and about["status"] == "RUNNING":
             self._client.update_run(run.info.run_id, status="RUNNING")
@@ -196,7 +196,7 @@ class MlflowUploader:
         """The MLflow run of this folder: by the id in tracking.json, else by tag (killed before the id was written)."""
         from mlflow.exceptions import MlflowException
 
-        known = read_notes(self.folder).get(shown(self.uri), {}).get("run_id")
+        known = read_notes(self.folder).get(redact(self.uri), {}).get("run_id")
         if known:
             try:
                 run = self._client.get_run(known)

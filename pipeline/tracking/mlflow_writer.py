@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from anchorfl.pipeline.config.redaction import shown
+from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about
 from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader, parts_of
 from anchorfl.pipeline.tracking.mlflow_store import reason, store_uri
@@ -125,13 +125,13 @@ class MlflowWriter:
             if gone:
                 self.log(f"MLflow did not get {', '.join(gone)}: no longer in {self.folder}")
             if ending and self._said:
-                self.log(f"MLflow at {shown(self.uri)} has everything now ({self.failures} attempts failed)")
+                self.log(f"MLflow at {redact(self.uri)} has everything now ({self.failures} attempts failed)")
 
     def _complain(self, why: str) -> None:
         if not self._said:
             self._said = True
             self.log(
-                f"MLflow at {shown(self.uri)} cannot be reached ({why}); the run goes on, metrics are kept in "
+                f"MLflow at {redact(self.uri)} cannot be reached ({why}); the run goes on, metrics are kept in "
                 f"{self.folder / 'metrics.jsonl'}; send them later with: anchorfl sync {self.folder}"
             )
 
@@ -159,5 +159,5 @@ def send(folder: Path, uri: str = "") -> int:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"MLflow at {shown(store)} took {uploader.last + 1} rounds, then: {reason(error)}") from error
+        raise InputError(f"MLflow at {redact(store)} took {uploader.last + 1} rounds, then: {reason(error)}") from error
     return count

@@ -43,7 +43,7 @@ def name_vectors(experiment: Experiment, prepared: Prepared, log: Log) -> Tensor
             cache=cache,
             log=log,
         ).vectors_CD  # fmt: skip
-    table, known = names_table(experiment, names)
+    table, known = cooccurrence_table(experiment, names)
     got = from_cooccurrence(table, known, width=experiment.class_embeddings.width, seed=seed, cache=cache, log=log)
     alone = [name for name, found in zip(names, known, strict=True) if found in got.without_edge]
     if alone:
@@ -51,7 +51,7 @@ def name_vectors(experiment: Experiment, prepared: Prepared, log: Log) -> Tensor
     return got.vectors_CD
 
 
-def names_table(experiment: Experiment, names: Sequence[str]) -> tuple[Cooccurrence, list[str]]:
+def cooccurrence_table(experiment: Experiment, names: Sequence[str]) -> tuple[Cooccurrence, list[str]]:
     """The co-occurrence table of a run, and what it calls the classes. InputError where there is no such file."""
     table, others = read_table(_table(experiment)), task_of(experiment.task).table_names
     return table, [others[name] if name not in table.names and name in others else name for name in names]
@@ -96,9 +96,9 @@ def concept_vectors(experiment: Experiment, prepared: Prepared, log: Log) -> Ten
     """
     if not experiment.method.head.concepts:
         return None
-    asked = asked_of(experiment, prepared.manifest.class_names)
+    asked = concept_request(experiment, prepared.manifest.class_names)
     found = concepts(asked, Path(prepared.folder).parent, log)
-    chosen = share_of(len(asked.prompts), experiment.class_embeddings.prompt_fraction, experiment.seed)
+    chosen = draw_prompts(len(asked.prompts), experiment.class_embeddings.prompt_fraction, experiment.seed)
     vectors_CMD = found.vectors_CMD[:, chosen].contiguous()
     classes, prompts, width = vectors_CMD.shape
     checksum = messages.checksum({"concepts": vectors_CMD})[:12]
@@ -107,16 +107,16 @@ def concept_vectors(experiment: Experiment, prepared: Prepared, log: Log) -> Ten
     return vectors_CMD
 
 
-def look_for_encoder(experiment: Experiment) -> None:
+def check_encoder(experiment: Experiment) -> None:
     """NamesError where the run will lack its text encoder, before its data are prepared. Where only the raw files say
     which classes there are, it is told afterwards.
     """
     names = task_of(experiment.task).class_names
     if experiment.method.head.concepts and names and not object_store.is_remote(experiment.task.cache):
-        look_for(asked_of(experiment, names), cache_root(experiment.task.cache))
+        look_for(concept_request(experiment, names), cache_root(experiment.task.cache))
 
 
-def asked_of(experiment: Experiment, class_names: tuple[str, ...]) -> Asked:
+def concept_request(experiment: Experiment, class_names: tuple[str, ...]) -> Asked:
     """What a run asks of its text encoder. Raises InputError without a model, or without prompts."""
     if not experiment.class_embeddings.encoder:
         raise InputError(
@@ -138,7 +138,7 @@ def asked_of(experiment: Experiment, class_names: tuple[str, ...]) -> Asked:
     return Asked(words, asked, experiment.class_embeddings.encoder, experiment.class_embeddings.pooling)
 
 
-def share_of(prompts: int, share: float, seed: int) -> list[int]:
+def draw_prompts(prompts: int, share: float, seed: int) -> list[int]:
     """Places of the prompts that a run uses, ascending: the first ``ceil(share * prompts)`` of an order drawn from the
     run's seed, so that with one seed a smaller share is a part of a larger one.
     """

@@ -14,14 +14,14 @@ from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import ServerState, Tensors
 from anchorfl.pipeline.algorithm.label_collection import run_key
 from anchorfl.pipeline.training.evaluation import Scoring
-from anchorfl.pipeline.training.local_training import Fitted, fit
+from anchorfl.pipeline.training.local_training import FitResult, fit
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.contract import Card, ClientData
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.scores import Scores
 
 CPU = torch.device("cpu")
-TOLD_ROWS = 1 << 13
+MESSAGE_ROWS = 1 << 13
 """Rows at a time from which a client makes its message before round 1."""
 
 
@@ -58,7 +58,7 @@ class ClientRunner:
 
     def fit(
         self, client: int, round_: int, broadcast: ServerState, memory: Tensors, client_message: Tensors | None = None
-    ) -> Fitted[Any]:
+    ) -> FitResult[Any]:
         """One client's round; a pure function of the arguments. Its result lies on the CPU."""
         card, rows = self._client(client)
         sent, own, alone = (
@@ -92,7 +92,7 @@ class ClientRunner:
     def initial_message(self, client: int) -> object:
         """The message of a client before round 1."""
         rows = self.prepared.sparse_client(client)
-        parts = (rows.part(start, start + TOLD_ROWS) for start in range(0, len(rows), TOLD_ROWS))
+        parts = (rows.part(start, start + MESSAGE_ROWS) for start in range(0, len(rows), MESSAGE_ROWS))
         return self.training.method.initial_message(self.all_cards[client], parts, run_key(self.training.seed))
 
     def _client(self, client: int) -> tuple[Card, ClientData]:
@@ -106,7 +106,7 @@ class ClientRunner:
         return card, replace(rows, **moved, scaling=rows.scaling.to(self.device))
 
 
-Rows = tuple[Card, ClientData]
+ClientRows = tuple[Card, ClientData]
 MEGABYTE = 1e6
 
 
@@ -118,12 +118,12 @@ class RowCache:
     def __init__(self, megabytes: float) -> None:
         self.most = int(megabytes * MEGABYTE)
         self.held = 0
-        self._rows: OrderedDict[int, Rows] = OrderedDict()
+        self._rows: OrderedDict[int, ClientRows] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def get(self, client: int, read: Callable[[], Rows]) -> Rows:
+    def get(self, client: int, read: Callable[[], ClientRows]) -> ClientRows:
         """A client's card and rows; ``read`` gives them where they are not here."""
         if client in self._rows:
             self._rows.move_to_end(client)
@@ -137,7 +137,7 @@ class RowCache:
         return made
 
 
-def _size(rows: Rows) -> int:
+def _size(rows: ClientRows) -> int:
     card, data = rows
     held = {"count_C": card.count_C, "identified_C": card.identified_C, "x": data.x, "y_NC": data.y_NC}
     return messages.nbytes(held | {"known_NC": data.known_NC, "weight_NC": data.weight_NC})

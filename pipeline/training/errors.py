@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-Kind = Literal["exception", "crash", "deadline", "memory", "rejected"]
+FaultKind = Literal["exception", "crash", "deadline", "memory", "rejected"]
 """Of a fault: the client raised; its process died; it did not answer in time; it ran out of memory; its update cannot
 be merged."""
 
@@ -35,7 +35,7 @@ class LostError(RuntimeError):
     """The server, or an object that only a lost node had, is gone; the last completed round is on the disk."""
 
 
-def kind_of(error: BaseException) -> Kind:
+def fault_kind(error: BaseException) -> FaultKind:
     """The kind of fault that an exception of a client is."""
     if isinstance(error, UpdateError):
         return "rejected"

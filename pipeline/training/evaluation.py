@@ -20,7 +20,7 @@ from anchorfl.tasks.metrics.decisions import Decisions, score
 from anchorfl.tasks.metrics.ranking import Ranking, propensities
 from anchorfl.tasks.metrics.scores import Metrics, Scores
 
-ROWS, LOGITS = 512, 2**24
+ROWS_AT_ONCE, LOGITS_AT_ONCE = 512, 2**24
 """Rows that are scored at a time in a ranking, fewer where they have more logits than that."""
 
 
@@ -47,7 +47,7 @@ def decisions_of(model: Classifier, data: ClientData, objective: Objective) -> D
     return score(objective.kind, predicted_NC.numpy(), data.y_NC.numpy(), data.known_NC.numpy())
 
 
-def ranked(objective: Objective, logits_NC: Tensor) -> Tensor:
+def ranking_scores(objective: Objective, logits_NC: Tensor) -> Tensor:
     """What orders classes and rows: the logits (multi-label), or the logarithm of softmax, which compares rows too.
 
     Both are in the order of ``Objective.scores``, and unlike these do not become equal where they are far out.
@@ -55,18 +55,18 @@ def ranked(objective: Objective, logits_NC: Tensor) -> Tensor:
     return logits_NC.log_softmax(-1) if objective.kind == "single" else logits_NC
 
 
-def figures(metrics: Metrics, objective: Objective, logits_NC: Tensor, rows: ClientData) -> Scores:
+def score_logits(metrics: Metrics, objective: Objective, logits_NC: Tensor, rows: ClientData) -> Scores:
     """The figures of a family from the logits of all rows, on the CPU; PSP@k excepted, which needs counts of the
     training rows. InputError where the model has diverged and the figures need an order.
     """
     y_NC, known_NC = rows.y_NC.numpy(), rows.known_NC.numpy()
     if metrics == "ranking":
         ranking = Ranking(*logits_NC.shape)
-        ranking.add(ranked(objective, logits_NC).numpy(), Labels.of_matrix(y_NC == 1), known_NC == 1)
+        ranking.add(ranking_scores(objective, logits_NC).numpy(), Labels.of_matrix(y_NC == 1), known_NC == 1)
         return ranking.scores()
     predicted_NC = objective.predict(logits_NC).numpy()
     if metrics == "classification":
-        return classification(predicted_NC, ranked(objective, logits_NC).numpy(), y_NC, known_NC)
+        return classification(predicted_NC, ranking_scores(objective, logits_NC).numpy(), y_NC, known_NC)
     return score(objective.kind, predicted_NC, y_NC, known_NC).scores()
 
 
@@ -85,11 +85,11 @@ class DenseSplits(dict[Split, ClientData]):
 class RankedSplits:
     """The server's splits to be scored as rankings, a part at a time and without a matrix of labels."""
 
-    def __init__(self, data: Prepared, objective: Objective, rows: int = ROWS) -> None:
+    def __init__(self, data: Prepared, objective: Objective, rows: int = ROWS_AT_ONCE) -> None:
         self.splits: dict[Split, SparseRows] = {name: data.sparse_split(name) for name in SPLITS}
         self.objective = objective
         self.classes = len(data.manifest.class_names)
-        self.rows = max(1, min(rows, LOGITS // self.classes))
+        self.rows = max(1, min(rows, LOGITS_AT_ONCE // self.classes))
         held, count_C = training_counts(data)
         self.propensity_C = propensities(count_C, held)
 
@@ -99,7 +99,7 @@ class RankedSplits:
         ranking = Ranking(len(split), self.classes, self.propensity_C)
         for start in range(0, len(split), self.rows):
             part = split.part(start, start + self.rows)
-            logits_BC = ranked(self.objective, logits_of(model, part.data)).cpu()
+            logits_BC = ranking_scores(self.objective, logits_of(model, part.data)).cpu()
             ranking.add(logits_BC.numpy(), part.labels, part.known_BC)
         return ranking.scores()
 
@@ -121,7 +121,7 @@ class Scoring:
         if self.ranked is not None:
             return self.ranked.of(model, name)
         rows = self.dense[name]
-        return figures(self.metrics, self.objective, logits_of(model, rows).cpu(), rows)
+        return score_logits(self.metrics, self.objective, logits_of(model, rows).cpu(), rows)
 
 
 def mean_of_models(models: Sequence[Mapping[str, Scores]]) -> dict[str, Scores]:

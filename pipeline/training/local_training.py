@@ -27,18 +27,18 @@ from anchorfl.pipeline.training.errors import UpdateError
 from anchorfl.tasks.contract import Batch, Card, ClientData, Objective
 
 INFERENCE_POSITIONS = 1024
-SPARSE = 64
+SPARSE_FACTOR = 64
 """So many times more positions in one pass where they are features of sparse rows: the time is in the layers behind."""
 INFERENCE_ROWS, INFERENCE_VALUES = 512, 512 * 3 * 28 * 28
 """Rows without a length, and values of images, in one pass at most. ResNet-18 takes half a gigabyte for 512 images of
 28 pixels a side, and would take 2.6 for 512 of 64.
 """
-Change = Callable[[Tensor], Tensor]
+Augmentation = Callable[[Tensor], Tensor]
 """Of the stored inputs of a batch."""
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingSpec:
     """What stays the same for every client and round of a run."""
 
     method: Method[Any, Any]
@@ -49,7 +49,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Fitted(Generic[U]):
+class FitResult(Generic[U]):
     """Result of one client in one round; ``loss``: mean over the mini-batches of the last epoch; ``seconds``: wall
     time.
     """
@@ -61,7 +61,7 @@ class Fitted(Generic[U]):
 
 
 def fit(
-    training: Training,
+    training: TrainingSpec,
     model: Classifier,
     card: Card,
     data: ClientData,
@@ -69,7 +69,7 @@ def fit(
     memory: Tensors,
     round_: int,
     client_message: Tensors | None = None,
-) -> Fitted[Any]:
+) -> FitResult[Any]:
     """Train client ``card.client`` in round ``round_``. Pure: nothing of the arguments changes but ``model``, a
     work-space.
 
@@ -92,13 +92,13 @@ def fit(
     change = augmentation(training.optimizer, torch_rng(seed, "client", client, "round", round_, "augment"))
     loss = _epochs(trainer, training, order_rng, change)
     update = trainer.update()
-    wrong = messages.misfit(update.weights, broadcast.weights) or messages.not_finite(update)
+    wrong = messages.shape_mismatch(update.weights, broadcast.weights) or messages.not_finite(update)
     if wrong:
         raise UpdateError(f"client {client}, round {round_}: {wrong}")
-    return Fitted(update, trainer.memory(), loss, time.perf_counter() - began)
+    return FitResult(update, trainer.memory(), loss, time.perf_counter() - began)
 
 
-def augmentation(options: OptimizerOptions, rng: torch.Generator) -> Change | None:
+def augmentation(options: OptimizerOptions, rng: torch.Generator) -> Augmentation | None:
     """What is done to the images of a mini-batch before they are trained on; None where nothing is."""
     if not options.augments:
         return None
@@ -107,7 +107,7 @@ def augmentation(options: OptimizerOptions, rng: torch.Generator) -> Change | No
 
 
 def _epochs(
-    trainer: ClientTrainer[Any, Any], training: Training, order_rng: torch.Generator, change: Change | None
+    trainer: ClientTrainer[Any, Any], training: TrainingSpec, order_rng: torch.Generator, change: Augmentation | None
 ) -> float:
     rows = trainer.data()
     mean, size = 0.0, training.optimizer.batch_size or len(rows)
@@ -139,7 +139,7 @@ def micro_batches(
     active_N: Tensor,
     options: OptimizerOptions,
     model: Classifier,
-    change: Change | None = None,
+    change: Augmentation | None = None,
 ) -> list[Batch]:
     """A mini-batch as pieces whose losses, over the denominator of the whole, add up to its mean; maybe none. change:
     of its stored inputs.
@@ -158,7 +158,7 @@ def micro_batches(
         return []
     if not options.microbatch_tokens or data.length_N is None:
         return [data.rows(index_B, whole, change)]
-    positions = options.microbatch_tokens * (SPARSE if model.looks_up else 1)
+    positions = options.microbatch_tokens * (SPARSE_FACTOR if model.looks_up else 1)
     return [data.rows(part, whole, change) for part in by_length(index_B, data.length_N, positions)]
 
 
@@ -186,7 +186,7 @@ def infer(model: Classifier, data: ClientData) -> Tensor:
         most = INFERENCE_VALUES // math.prod(data.x.shape[1:]) if data.x.dim() == 4 else INFERENCE_ROWS
         parts: list[Tensor] = list(torch.split(index_N, min(INFERENCE_ROWS, max(1, most))))
     else:
-        positions = INFERENCE_POSITIONS * (SPARSE if model.looks_up else 1)
+        positions = INFERENCE_POSITIONS * (SPARSE_FACTOR if model.looks_up else 1)
         parts = list(by_length(index_N, data.length_N, positions))
     device = next(model.parameters()).device  # which the server's rows are not on
     scaling = data.scaling.to(device)

@@ -16,7 +16,7 @@ from anchorfl.models.onednn import use_onednn
 from anchorfl.pipeline.algorithm.messages import checksum
 from anchorfl.pipeline.algorithm.seeds import seed_for
 from anchorfl.pipeline.config.experiment import Experiment
-from anchorfl.pipeline.training.local_training import Training
+from anchorfl.pipeline.training.local_training import TrainingSpec
 from anchorfl.tasks.contract import Objective
 from anchorfl.tasks.ingest.prepared import Prepared
 
@@ -72,10 +72,10 @@ class RunSpec:
             use_bfloat16(model.encoder)
         return model
 
-    def training(self) -> Training:
+    def training(self) -> TrainingSpec:
         """What every client of the run shares."""
         experiment = self.experiment
-        return Training(
+        return TrainingSpec(
             experiment.method, self.objective(), experiment.optimizer, experiment.federation.epochs, experiment.seed
         )
 

@@ -75,7 +75,7 @@ class Server:
         if known != round_:
             sent = self.broadcast(round_)
         faults = {
-            c: messages.misfit(u.weights, sent.weights) or messages.not_finite(u)
+            c: messages.shape_mismatch(u.weights, sent.weights) or messages.not_finite(u)
             for c, u in zip(clients, updates, strict=True)
         }
         if wrong := {client: fault for client, fault in faults.items() if fault}:

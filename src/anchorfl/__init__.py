@@ -73,9 +73,9 @@ def read_preset(name: str, options: Mapping[str, Any] | None = None) -> Experime
     Errors: InputError where there is no such preset or option, or a value is refused.
     """
     from anchorfl.pipeline.config import presets, schema
-    from anchorfl.pipeline.run.prepare import settled
+    from anchorfl.pipeline.run.prepare import resolve_options
 
-    return settled(schema.with_options(presets.read_preset(name), options or {}))
+    return resolve_options(schema.with_options(presets.read_preset(name), options or {}))
 
 
 def run(experiment: Experiment, folder: str | Path = "", *, log: Callable[[str], None] = print) -> Result:
@@ -93,7 +93,7 @@ def resume(folder: str | Path, *, log: Callable[[str], None] = print) -> Result:
     """Go on with an interrupted run; a finished one returns its result again."""
     from anchorfl.pipeline.run import lifecycle
 
-    return lifecycle.resumed(Path(folder), log)
+    return lifecycle.resume(Path(folder), log)
 
 
 def load_model(folder: str | Path) -> SavedModel:

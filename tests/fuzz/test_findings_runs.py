@@ -16,7 +16,7 @@ from anchorfl.models.start import StartError, read_start
 from anchorfl.pipeline.cli.main import run_main
 from anchorfl.pipeline.results.compare import compare
 from anchorfl.pipeline.results.predict import model_of, predict
-from anchorfl.pipeline.run.lifecycle import resumed
+from anchorfl.pipeline.run.lifecycle import resume
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
 from anchorfl.pipeline.storage.run_folder import read_experiment
 from anchorfl.pipeline.storage.run_record import read_records
@@ -52,7 +52,7 @@ def run(done, tmp_path):
 def test_json_that_is_none_or_something_else(run, text):
     """ValueError, AttributeError, KeyError, RecursionError."""
     for name, read in (
-        ("result.json", lambda: resumed(run, quiet)),
+        ("result.json", lambda: resume(run, quiet)),
         ("config.json", lambda: read_experiment(run)),
         ("run.json", lambda: compare([run], None)),
         ("model/model.json", lambda: predict(model_of(run), run / "none.txt")),
@@ -119,7 +119,7 @@ def test_a_checkpoint_that_names_other_things(stopped, tmp_path, values):
     folder = shutil.copytree(stopped, tmp_path / "run")
     changed(folder / "checkpoint/checkpoint.json", **values)
     seal(folder / "checkpoint/checkpoint.json")
-    refused(lambda: resumed(folder, quiet), "checkpoint.json")
+    refused(lambda: resume(folder, quiet), "checkpoint.json")
 
 
 def test_records_that_disagree_on_the_classes(run):

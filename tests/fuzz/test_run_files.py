@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from anchorfl.pipeline.diagnosis.study import open_study
 from anchorfl.pipeline.results.compare import compare
 from anchorfl.pipeline.results.predict import model_of, predict, write_to
-from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
 from anchorfl.pipeline.storage.restore import fetch, standing
 from anchorfl.pipeline.storage.run_folder import read_experiment
@@ -69,15 +69,15 @@ PARSERS = [
     # read only: what is asked for may be a run of years, and on Ray
     Parser("config.json", unfinished, lambda folder, made: read_experiment(folder), ("config.json",)),
     Parser(
-        "resume, checkpoint", unfinished, lambda folder, made: resumed(folder, quiet),
+        "resume, checkpoint", unfinished, lambda folder, made: resume(folder, quiet),
         ("checkpoint.json", "*.safetensors"), mended,
     ),
     Parser(
-        "resume, checkpoint before", partial(unfinished, kept=2), lambda folder, made: resumed(folder, quiet),
+        "resume, checkpoint before", partial(unfinished, kept=2), lambda folder, made: resume(folder, quiet),
         ("checkpoint*.json", "*.safetensors"),
     ),
-    Parser("resume, records", unfinished, lambda folder, made: resumed(folder, quiet), ("run.json", "metrics.jsonl")),
-    Parser("resume, result", finished, lambda folder, made: resumed(folder, quiet), ("result.json",)),
+    Parser("resume, records", unfinished, lambda folder, made: resume(folder, quiet), ("run.json", "metrics.jsonl")),
+    Parser("resume, result", finished, lambda folder, made: resume(folder, quiet), ("result.json",)),
     Parser("kept rounds", finished, kept, ("0*.safetensors",)),
     Parser(
         "compare", finished, lambda folder, made: compare([folder], made),

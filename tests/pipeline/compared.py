@@ -22,7 +22,7 @@ from anchorfl.pipeline.algorithm.contract import ClientContext, ClientResult, Se
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.prepare import make_run_spec
-from anchorfl.pipeline.training.local_training import Training, fit, infer
+from anchorfl.pipeline.training.local_training import TrainingSpec, fit, infer
 from anchorfl.pipeline.training.run_spec import one_thread
 from anchorfl.pipeline.training.sampling import select
 from anchorfl.tasks.contract import Card, ClientData, Objective
@@ -159,7 +159,7 @@ def fitted(method, kind="single", *, memory=None, state=None, options=PLAIN, epo
     model = dense() if model is None else model
     ctx = server(model, [card])
     sent = method.broadcast(method.begin(ctx), ctx) if state is None else state
-    training = Training(method, Objective(kind), options, epochs, 3)
+    training = TrainingSpec(method, Objective(kind), options, epochs, 3)
     return fit(training, model, card, data, sent, memory or method.first_memory(model), round_)
 
 
@@ -195,7 +195,7 @@ def trained(method, options, *, dropout=0.0, double=False):
     model = model.double() if double else model
     ctx = server(model, [card for card, _ in clients])
     state, memories = method.begin(ctx), [method.first_memory(model) for _ in clients]
-    training = Training(method, Objective("single"), options, 2, 5)
+    training = TrainingSpec(method, Objective("single"), options, 2, 5)
     for round_ in (1, 2):
         sent = method.broadcast(state, ctx)
         got = [fit(training, model, *clients[i], sent, memories[i], round_) for i in (0, 1)]

@@ -16,12 +16,12 @@ from anchorfl.models.classifier import Classifier
 from anchorfl.models.dropout import MaskSource
 from anchorfl.models.heads import CosineHead
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.class_embeddings import ROWS
+from anchorfl.pipeline.algorithm.class_embeddings import CLASS_ROWS
 from anchorfl.pipeline.algorithm.contract import ClientResult, ServerContext
 from anchorfl.pipeline.algorithm.label_collection import run_key
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, in_round
 from anchorfl.pipeline.execution.pooled_executor import Step, pooled_step
-from anchorfl.pipeline.training.local_training import Training, fit
+from anchorfl.pipeline.training.local_training import TrainingSpec, fit
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.arrays.sparse_rows import Part
 from anchorfl.tasks.contract import Card, ClientData, Objective
@@ -108,7 +108,7 @@ def explicit(method, data, rounds=3, *, options=SGD, epochs=1, chosen=range(C), 
     """States after every round and mean losses, client by client."""
     model = model or network(method.head.parts)
     state, cards = begun(method, model, data)
-    held, training, memories, out = clients(data), Training(method, Objective("multi"), options, epochs, 5), {}, []
+    held, training, memories, out = clients(data), TrainingSpec(method, Objective("multi"), options, epochs, 5), {}, []
     for round_ in range(1, rounds + 1):
         ctx, results, losses = server(model, cards, round_=round_), [], []
         sent = method.broadcast(state, ctx)
@@ -161,8 +161,8 @@ def sent_shapes(message):
 
 
 __all__ = [
+    "CLASS_ROWS",
     "ETA",
-    "ROWS",
     "SGD",
     "C",
     "D",

@@ -18,8 +18,8 @@ from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.methods import fedprox
 from anchorfl.pipeline.run.lifecycle import run
-from anchorfl.pipeline.run.prepare import settled
-from anchorfl.pipeline.training.class_vectors import asked_of
+from anchorfl.pipeline.run.prepare import resolve_options
+from anchorfl.pipeline.training.class_vectors import concept_request
 from anchorfl.tasks.contract import Objective
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.ingest import prepare
@@ -81,7 +81,7 @@ def test_one_class_preset_of_the_page_runs(tmp_path):
         e, task=dataclasses.replace(e.task, name="toy-multi"), tracking=TrackingOptions(uri="none"),
         federation=dataclasses.replace(e.federation, rounds=2), cluster=ClusterOptions(executor="serial"),
     )  # fmt: skip
-    result = run(settled(e, quiet), tmp_path / "run", quiet)
+    result = run(resolve_options(e, quiet), tmp_path / "run", quiet)
     assert 0 < result.scores["test"]["p_at_1"] <= 1
 
 
@@ -104,7 +104,7 @@ def test_concepts_of_the_page_are_what_a_run_asks_for(example, experiment, tmp_p
     model = saved_bert(tmp_path)
     file = example("concepts.md", "concepts").write("digits", str(model), tmp_path / "out")
     e = experiment("fedavg", "digits", class_embeddings={"encoder": str(model)})
-    asked = asked_of(e, find_task("digits").class_names)
+    asked = concept_request(e, find_task("digits").class_names)
     assert file == asked.file(tmp_path / "out")
     assert file.is_file()
 

@@ -21,7 +21,7 @@ from anchorfl.models.start import read_start
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.diagnosis.study import open_study
 from anchorfl.pipeline.results.compare import compare as compare_runs
-from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.run.prepare import prepare_data
 from anchorfl.pipeline.storage.atomic_files import read_json
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
@@ -155,7 +155,7 @@ def readers(folder, name):
     if name.parts[0] == "model":
         return [lambda: load_model(folder / "model")]
     if name.name == "config.json":
-        return [lambda: resumed(folder, quiet), lambda: open_study(folder, quiet)]
+        return [lambda: resume(folder, quiet), lambda: open_study(folder, quiet)]
     if name.name in ("run.json", "metrics.jsonl"):
         return [
             lambda: read_json(folder / "run.json"),

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from anchorfl.pipeline.cli.main import EXIT_INTERRUPT
 from anchorfl.pipeline.cluster import auth_token
-from anchorfl.pipeline.config.redaction import shown
+from anchorfl.pipeline.config.redaction import redact
 from anchorfl.tasks.errors import InputError
 
 DEFAULT = "http://127.0.0.1:8265"
@@ -52,7 +52,7 @@ def submit(options: argparse.Namespace) -> int:
     address = resolve_address(options.address)
     client = _connect(address)
     job = _asked(address, lambda: client.submit_job(entrypoint=command, runtime_env=environment))
-    print(f"job {job} at {address}: {shown(command)}", flush=True)
+    print(f"job {job} at {address}: {redact(command)}", flush=True)
     if options.no_wait:
         print(f"{_ray_job('logs', address, job)} --follow\n{_ray_job('stop', address, job)}")
         return 0

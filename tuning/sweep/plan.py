@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from anchorfl.pipeline.config.experiment import Experiment, recorded_tree, to_tree
+from anchorfl.pipeline.config.experiment import Experiment, redacted_tree, to_tree
 from anchorfl.pipeline.config.presets import own_file, shipped_toml
 from anchorfl.pipeline.config.schema import from_tree, options_of, to_toml
 from anchorfl.pipeline.storage.atomic_files import write_atomically
@@ -90,7 +90,7 @@ class Plan:
             "preset": self.preset,
             "options": asdict(self.options),
             "space": {n: {"kind": type(d).__name__, **asdict(d)} for n, d in self.space.items()},
-            "experiment": recorded_tree(self.experiment),
+            "experiment": redacted_tree(self.experiment),
             "text": self.text,
         }
         write_atomically(folder / FILE, json.dumps(content, indent=1).encode())
@@ -128,7 +128,7 @@ def preset_text(preset: str, experiment: Experiment, overridden: bool) -> str:
     """
     path = own_file(preset)
     text = shipped_toml(preset) if path is None else path.read_text(encoding="utf-8")
-    secret = to_tree(experiment) != recorded_tree(experiment)
+    secret = to_tree(experiment) != redacted_tree(experiment)
     if not (overridden or secret or "extends" in tomllib.loads(text)):
         return text
     return f"# {preset}, with options from the command line.\n{to_toml(experiment)}"

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from anchorfl.pipeline.run.progress import clock
+from anchorfl.pipeline.run.progress import format_duration
 from anchorfl.tuning.search.study import Entry
 
 
@@ -66,7 +66,7 @@ class Watch:
         ended = [s for s in self.status.values() if s != "running"]
         best = f"best {100 * self.best[0]:.2f} (trial {self.best[1]})  " if self.best else ""
         left = max(0, self.count - len(ended)) * statistics.fmean(self.spent) / self.at_once if self.spent else 0.0
-        return f"{best}{len(ended)}/{self.count} done" + (f"  about {clock(left)} left" if left else "")
+        return f"{best}{len(ended)}/{self.count} done" + (f"  about {format_duration(left)} left" if left else "")
 
 
 def named(point: Mapping[str, object]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from anchorfl.pipeline.run.progress import clock
+from anchorfl.pipeline.run.progress import format_duration
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.tuning.search.results import Final, Sweep, Trial
 from anchorfl.tuning.search.search_space import Range, describe
@@ -69,7 +69,7 @@ def _facts(sweep: Sweep) -> list[list[str]]:
         ["rounds of a trial", str(sweep.rounds)],
         ["seeds", ", ".join(map(str, sweep.seeds))],
         ["score", f"validation {sweep.metric}, {sweep.rule}, mean over seeds"],
-        ["wall time of the search", clock(sweep.seconds)],
+        ["wall time of the search", format_duration(sweep.seconds)],
     ]
     for name, dimension in sweep.space.items():
         spec = describe(dimension).rpartition(":")[0] if isinstance(dimension, Range) else describe(dimension)

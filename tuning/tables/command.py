@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from anchorfl.pipeline.config.redaction import shown
+from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.storage.run_folder import held
 from anchorfl.pipeline.storage.run_record import Status
@@ -92,7 +92,7 @@ def asked(arguments: Sequence[str]) -> Asked:
     return Asked(
         name, _words(own.data), _words(own.rows), _seeds(own.seeds) or list(paper.seeds), own.runs,
         Path(own.out) if own.out else own.runs / page, own.parallel, own.show, overrides,
-        shlex.join(["anchorfl", "table", *(shown(word) for word in arguments if word != "--show")]), vary,
+        shlex.join(["anchorfl", "table", *(redact(word) for word in arguments if word != "--show")]), vary,
     )  # fmt: skip
 
 
@@ -179,7 +179,7 @@ class Call:
         rows = list(dict.fromkeys(cell.row.preset for cell in self.cells))
         params: dict[str, str | int] = {
             "table": a.name, "rows": " ".join(rows), "seeds": ",".join(map(str, a.seeds)),
-            "options": shown(" ".join(a.overrides)), "command": a.command,
+            "options": redact(" ".join(a.overrides)), "command": a.command,
         }  # fmt: skip
         if a.vary:
             params["vary"] = a.vary.text

@@ -16,7 +16,7 @@ from typing import Any
 from ray import tune
 from ray.tune import Callback
 
-from anchorfl.pipeline.run.progress import clock
+from anchorfl.pipeline.run.progress import format_duration
 from anchorfl.pipeline.storage.restore import place_of, restore_if_ahead
 from anchorfl.pipeline.storage.run_folder import RESULT, read_result
 from anchorfl.pipeline.training.run_spec import RunSpec
@@ -106,7 +106,7 @@ class Watch(Unsaved, Callback):
         if not left or not self.spent:
             return f"{self.over}/{len(self.jobs)} done"
         rounds = -(-left // self.at_once)  # runs go side by side
-        return f"{self.over}/{len(self.jobs)} done  about {clock(rounds * statistics.fmean(self.spent))} left"
+        return f"{self.over}/{len(self.jobs)} done  about {format_duration(rounds * statistics.fmean(self.spent))} left"
 
 
 def run_jobs(

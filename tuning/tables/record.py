@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from anchorfl.pipeline.config.redaction import shown
+from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.run.provenance import version_of
 from anchorfl.pipeline.storage.atomic_files import read_json
 from anchorfl.pipeline.storage.run_folder import CONFIG
@@ -63,7 +63,7 @@ class TableRecord:
         """
         for folder in folders if self.writer is not None else ():
             tracking = read_json(folder / CONFIG).get("tracking", {})
-            sent = read_notes(folder).get(shown(self.uri), {}).get("artifacts", {})
+            sent = read_notes(folder).get(redact(self.uri), {}).get("artifacts", {})
             if "metrics.jsonl" not in sent and store_uri(tracking.get("uri", "none"), folder) == self.uri:
                 self.notify(folder)
 

@@ -14,7 +14,7 @@ from anchorfl.pipeline.config.experiment import Experiment, digest
 from anchorfl.pipeline.config.overrides import override
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.config.schema import options_of
-from anchorfl.pipeline.run.prepare import make_run_spec, prepare_data, settled
+from anchorfl.pipeline.run.prepare import make_run_spec, prepare_data, resolve_options
 from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.storage.atomic_files import read_json
 from anchorfl.pipeline.storage.restore import place_of, restore_if_ahead
@@ -109,7 +109,9 @@ def _experiments(
     for value in vary.values if vary else (None,):
         words = [*overrides, vary.override(value)] if vary and value is not None else overrides
         try:
-            experiment = settled(override(preset, words, f"anchorfl table ... (options of {row.preset})"), count=False)
+            experiment = resolve_options(
+                override(preset, words, f"anchorfl table ... (options of {row.preset})"), count=False
+            )
         except InputError as error:
             raise InputError(f"{row.preset}: {error} (--rows leaves rows out)") from error
         out.append((with_change(row, vary.option, experiment, preset) if vary else row, experiment))
@@ -285,7 +287,7 @@ def _prepared(experiment: Experiment, log: Log) -> tuple[TaskOptions, Prepared] 
     once for all runs that need them.
     """
     try:
-        experiment = settled(experiment, log)
+        experiment = resolve_options(experiment, log)
         return experiment.task, prepare_data(experiment, log)
     except InputError as error:
         return error

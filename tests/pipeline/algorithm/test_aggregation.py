@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from scipy.stats import trim_mean
 
 from anchorfl.pipeline.algorithm import aggregation
-from anchorfl.pipeline.algorithm.aggregation import Aggregator, clipped, cut, mean_of, median_of, trimmed_mean_of
+from anchorfl.pipeline.algorithm.aggregation import (
+    Aggregator,
+    clip_step,
+    mean_of,
+    median_of,
+    trimmed_count,
+    trimmed_mean_of,
+)
 from tests.pipeline.updates import QUICK, SEEDS, SHAPES, answers, poisoned
 
 
@@ -138,8 +145,11 @@ def test_what_comes_out_is_a_copy():
 def test_how_many_are_cut():
     """Against exact arithmetic; ``int(0.29 * 100)`` is 28."""
     for hundredths, count in itertools.product(range(50), range(1, 120)):
-        assert cut(count, hundredths / 100) == min(hundredths * count // 100, (count - 1) // 2), (hundredths, count)
-    assert cut(2, math.nextafter(0.5, 0)) == 0  # never all
+        assert trimmed_count(count, hundredths / 100) == min(hundredths * count // 100, (count - 1) // 2), (
+            hundredths,
+            count,
+        )
+    assert trimmed_count(2, math.nextafter(0.5, 0)) == 0  # never all
 
 
 @pytest.mark.parametrize("trim", [-0.1, 0.5, 1.0, math.nan])
@@ -161,7 +171,7 @@ def test_nothing_to_merge_is_an_error():
 @given(SEEDS, st.floats(1e-3, 20), st.sampled_from([1e-2, 1.0, 1e30]))
 def test_a_clip_equals_numpy(seed, norm, scale):
     sent, weights = answers(seed, 2, scale)
-    got, changed = clipped(weights, sent, norm)
+    got, changed = clip_step(weights, sent, norm)
     step = np.concatenate([(array([weights], n) - array([sent], n)).ravel() for n in SHAPES])
     length = np.sqrt((step**2).sum())
     assert changed == (length > norm)
@@ -174,7 +184,7 @@ def test_a_clip_equals_numpy(seed, norm, scale):
 
 def test_a_short_step_comes_back_bit_for_bit():
     sent, weights = answers(1, 2)
-    got, changed = clipped(weights, sent, 1e3)
+    got, changed = clip_step(weights, sent, 1e3)
     assert not changed
     assert all(torch.equal(got[name], weights[name]) for name in weights)
 
@@ -182,7 +192,7 @@ def test_a_short_step_comes_back_bit_for_bit():
 def test_a_clip_changes_no_argument():
     sent, weights = answers(1, 2)
     before = [{n: t.clone() for n, t in one.items()} for one in (sent, weights)]
-    got, changed = clipped(weights, sent, 0.1)
+    got, changed = clip_step(weights, sent, 0.1)
     assert changed
     got["w"].fill_(9.0)
     for one, held in zip((sent, weights), before, strict=True):

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.class_embeddings import ROWS
+from anchorfl.pipeline.algorithm.class_embeddings import CLASS_ROWS
 from anchorfl.pipeline.methods import METHODS
-from anchorfl.pipeline.training.local_training import Training, fit
+from anchorfl.pipeline.training.local_training import TrainingSpec, fit
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import Objective
 from tests.pipeline.compared import assert_close
@@ -34,8 +34,8 @@ def test_a_client_takes_one_step_on_theta_and_its_row():
     model = network()
     state, cards = begun(method, model, data)
     card, held = clients(data)[1]
-    names = [n for n, _ in model.named_parameters() if n != ROWS]
-    w = {n: state.weights[n].numpy().copy() for n in names} | {"row": state.weights[ROWS][1].numpy().copy()}
+    names = [n for n, _ in model.named_parameters() if n != CLASS_ROWS]
+    w = {n: state.weights[n].numpy().copy() for n in names} | {"row": state.weights[CLASS_ROWS][1].numpy().copy()}
     x = held.x.numpy()
 
     def risk(w):
@@ -46,7 +46,7 @@ def test_a_client_takes_one_step_on_theta_and_its_row():
     grad = differences(risk, w)
     want = {n: w[n] - ETA * grad[n] for n in names}
     row = w["row"] - 0.3 * grad["row"]
-    training = Training(method, Objective("multi"), SGD, 1, 0)
+    training = TrainingSpec(method, Objective("multi"), SGD, 1, 0)
     sent = method.broadcast(state, server(model, cards))
     got = fit(training, model, card, held, sent, {}, 1, method.client_message(state, card))
     assert got.loss == pytest.approx(risk(w), abs=1e-12)
@@ -99,7 +99,7 @@ def test_fedmlh_with_one_part_and_a_bucket_each_is_fixed_rows():
     fixed = METHODS["fedavg-positive"](class_embedding_lr=0.0)
     model = network()
     with torch.no_grad():
-        model.get_parameter(ROWS).copy_(state.weights[ROWS])
+        model.get_parameter(CLASS_ROWS).copy_(state.weights[CLASS_ROWS])
     got, want = explicit(method, rows()), explicit(fixed, rows(), model=model)
     assert [messages.checksum(s.weights) for s, _ in got] == [messages.checksum(s.weights) for s, _ in want]
 
@@ -107,7 +107,7 @@ def test_fedmlh_with_one_part_and_a_bucket_each_is_fixed_rows():
 def test_fedmlh_gives_classes_of_a_bucket_the_same_part():
     method = METHODS["fedmlh"](hash_tables=3, buckets=2)
     state, _ = begun(method, network(3), rows())
-    part_CRD = state.weights[ROWS].view(C, 3, D // 3)
+    part_CRD = state.weights[CLASS_ROWS].view(C, 3, D // 3)
     for r, a, b in itertools.product(range(3), range(C), range(C)):
         same = method.bucket(r, a) == method.bucket(r, b)
         assert torch.equal(part_CRD[a, r], part_CRD[b, r]) == same
@@ -146,15 +146,16 @@ def test_rows_come_to_rest_with_their_rates():
     state, cards = begun(slow, model, data)
     card, held = clients(data)[1]
     sent = slow.broadcast(state, server(model, cards))
-    training = [Training(method, Objective("multi"), SGD, 1, 5) for method in (slow, eighth)]
+    training = [TrainingSpec(method, Objective("multi"), SGD, 1, 5) for method in (slow, eighth)]
     moved = [fit(t, model, card, held, sent, {}, 4, slow.client_message(state, card)).update.row_D for t in training]
     assert torch.equal(*moved)
     settled = [
-        m.update_class_rows(state.weights[ROWS], state, replace(server(model, cards), round=4)) for m in (slow, eighth)
+        m.update_class_rows(state.weights[CLASS_ROWS], state, replace(server(model, cards), round=4))
+        for m in (slow, eighth)
     ]
     assert torch.equal(*settled)
     assert not torch.equal(
-        settled[0], slow.update_class_rows(state.weights[ROWS], state, replace(server(model, cards), round=1))
+        settled[0], slow.update_class_rows(state.weights[CLASS_ROWS], state, replace(server(model, cards), round=1))
     )
 
 
@@ -168,7 +169,7 @@ def test_a_decay_out_of_range_is_refused(name, decay):
 # --------------------------------------------------------------------------------------------------------- what travels
 
 
-THETA = {f"weights/{n}": tuple(p.shape) for n, p in network().named_parameters() if n != ROWS}
+THETA = {f"weights/{n}": tuple(p.shape) for n, p in network().named_parameters() if n != CLASS_ROWS}
 
 
 @pytest.mark.parametrize("name", ["fedalc", "fedaws", "fedavg-positive", "fedalc-fixed", "flag", "fedmlh"])
@@ -179,7 +180,7 @@ def test_theta_and_one_row_travel_and_no_other(name):
     sent = {k: s for k, s in sent_shapes(method.broadcast(state, server(network(), cards))).items() if s != (0,)}
     assert sent == THETA
     assert sent_shapes(method.client_message(state, cards[2])) == {"row": (D,)}
-    assert torch.equal(method.client_message(state, cards[2])["row"], state.weights[ROWS][2])
+    assert torch.equal(method.client_message(state, cards[2])["row"], state.weights[CLASS_ROWS][2])
     later = explicit(method, rows(), 1)[0][0]
     assert sent_shapes(method.client_message(later, cards[2])) == ({"row": (D,)} if moves else {}), (
         "a fixed row goes once"
@@ -226,7 +227,7 @@ def test_what_clients_tell_is_a_digest_per_row():
         ("fedalc-fixed", {"class_embedding_lr": 0.1}, "does not move rows"),
         ("fedalc-fixed", {"alpha": -1.0}, "alpha and beta"),
         ("fedalc-fixed", {"lr": 0.0}, "lr above 0"),
-        ("fedmlh", {"buckets": 0}, "parts and buckets"),
+        ("fedmlh", {"buckets": 0}, "hash_tables and buckets"),
         ("fedmlh", {"class_embedding_lr": 0.1}, "does not move rows"),
     ],
 )

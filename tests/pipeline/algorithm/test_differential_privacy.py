@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-from anchorfl.pipeline.algorithm.differential_privacy import PrivacyOptions, Terms, describe, noisy_sum, spent
+from anchorfl.pipeline.algorithm.differential_privacy import (
+    PrivacyOptions,
+    Terms,
+    noisy_sum,
+    privacy_notice,
+    spent_epsilon,
+)
 from anchorfl.tasks.errors import InputError
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -114,7 +120,9 @@ def analytic(noise, delta):
 @pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-8])
 @pytest.mark.parametrize(("noise", "rounds"), [(1.0, 1), (5.0, 100), (20.0, 300), (100.0, 50), (0.5, 2), (1e7, 1)])
 def test_epsilon_is_that_of_one_gaussian_mechanism_of_less_noise(noise, rounds, delta):
-    assert spent(noise, rounds, delta) == pytest.approx(analytic(noise / math.sqrt(rounds), delta), rel=1e-6, abs=1e-9)
+    assert spent_epsilon(noise, rounds, delta) == pytest.approx(
+        analytic(noise / math.sqrt(rounds), delta), rel=1e-6, abs=1e-9
+    )
 
 
 @ACCOUNTANT
@@ -125,29 +133,29 @@ def test_epsilon_is_that_of_the_composed_privacy_losses(noise, rounds):
 
     loss = pld.privacy_loss_distribution.from_gaussian_mechanism(noise, value_discretization_interval=1e-3)
     composed = loss.self_compose(rounds).get_epsilon_for_delta(1e-5)
-    assert 0 <= composed - spent(noise, rounds, 1e-5) < 0.3
+    assert 0 <= composed - spent_epsilon(noise, rounds, 1e-5) < 0.3
 
 
 @ACCOUNTANT
 def test_epsilon_grows_with_rounds_and_falls_with_noise():
-    by_rounds = [spent(10.0, rounds, 1e-5) for rounds in (0, 1, 10, 100)]
+    by_rounds = [spent_epsilon(10.0, rounds, 1e-5) for rounds in (0, 1, 10, 100)]
     assert by_rounds[0] == 0
     assert by_rounds == sorted(set(by_rounds))
-    by_noise = [spent(noise, 10, 1e-5) for noise in (0.0, 1.0, 10.0)]
+    by_noise = [spent_epsilon(noise, 10, 1e-5) for noise in (0.0, 1.0, 10.0)]
     assert by_noise[0] == math.inf
     assert by_noise == sorted(set(by_noise), reverse=True)
 
 
 def test_without_the_library_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    assert describe(PrivacyOptions(), 5) == "no DP guarantee (method.dp_noise = 0)"
+    assert privacy_notice(PrivacyOptions(), 5) == "no DP guarantee (method.dp_noise = 0)"
     with pytest.raises(InputError, match=r"pip install 'anchorfl\[dp\]'"):
-        describe(PrivacyOptions(noise=1.0), 5)
+        privacy_notice(PrivacyOptions(noise=1.0), 5)
 
 
 @ACCOUNTANT
 def test_the_line_for_the_log():
-    line = describe(PrivacyOptions(noise=20.0, clip=0.1, delta=1e-6), 300)
+    line = privacy_notice(PrivacyOptions(noise=20.0, clip=0.1, delta=1e-6), 300)
     epsilon = analytic(20 / math.sqrt(300), 1e-6)
     for part in (f"epsilon {epsilon:.4g}", "delta 1e-06", "300 rounds", "noise 20 x clip 0.1", "one class", "not cov"):
         assert part in line
@@ -183,4 +191,4 @@ def test_what_breaks_the_bound_is_refused():
         noisy_sum([], CLASSES, clip=1.0, noise=0.0, generator=None)
     for arguments in ((-1.0, 1, 0.1), (math.nan, 1, 0.1), (1.0, -1, 0.1), (1.0, 1, 0.0)):
         with pytest.raises(ValueError, match="must be at least 0"):
-            spent(*arguments)
+            spent_epsilon(*arguments)

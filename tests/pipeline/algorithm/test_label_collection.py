@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from anchorfl.pipeline.algorithm import messages as tree
 from anchorfl.pipeline.algorithm.label_collection import (
-    SIZE,
+    DIGEST_BYTES,
     canonical,
-    cooccurrence,
+    cooccurrence_counts,
     digests,
-    merge,
-    message,
+    label_message,
+    merge_label_sets,
+    message_of_pairs,
     run_key,
-    share,
 )
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import ClientData
@@ -69,8 +69,8 @@ def clients(rows, y_NC, rng, pad=False):
 def collected(rows, y_NC, seed=0, key=KEY, matching="hmac"):
     """Label sets, the clients answering in an order of the seed's."""
     rng = np.random.default_rng(seed)
-    sent = [share(parts(data), matching, key) for data in clients(rows, y_NC, rng, pad=True)]
-    return merge([sent[at] for at in rng.permutation(len(sent))], y_NC.shape[1])
+    sent = [label_message(parts(data), matching, key) for data in clients(rows, y_NC, rng, pad=True)]
+    return merge_label_sets([sent[at] for at in rng.permutation(len(sent))], y_NC.shape[1])
 
 
 def unique_rows(rows, y_NC):
@@ -90,7 +90,7 @@ def test_digests_and_direct_counting_give_the_same_cooccurrence(seed):
         labels = collected(rows, y_NC, seed, key, matching)
         assert len(labels) == len(direct)
         assert sorted(labels.matrix().tolist()) == sorted((direct > 0).tolist())
-        assert (cooccurrence(labels).toarray() == direct.T @ direct).all()
+        assert (cooccurrence_counts(labels).toarray() == direct.T @ direct).all()
 
 
 @QUICK
@@ -109,7 +109,10 @@ def test_another_key_gives_other_digests_and_the_same_counts(seed):
     data = sparse(rows, y_NC)
     assert not set(digests(data, "hmac", KEY)) & set(digests(data, "hmac", run_key(2)))
     assert not set(digests(data, "hmac", KEY)) & set(digests(data, "sha256"))
-    same = cooccurrence(collected(rows, y_NC, key=KEY)), cooccurrence(collected(rows, y_NC, key=run_key(2)))
+    same = (
+        cooccurrence_counts(collected(rows, y_NC, key=KEY)),
+        cooccurrence_counts(collected(rows, y_NC, key=run_key(2))),
+    )
     assert (same[0].toarray() == same[1].toarray()).all()
 
 
@@ -121,33 +124,33 @@ def test_equal_instances_become_one_row_with_the_labels_of_all():
     by_rows = y_NC.astype(int).T @ y_NC.astype(int)  # counts the twins twice, and never as 0 with 1
     assert by_rows[2, 2] == 3
     assert by_rows[0, 1] == 0
-    counted = cooccurrence(labels)
+    counted = cooccurrence_counts(labels)
     assert counted.dtype == np.int64
     assert counted.toarray().tolist() == [[1, 1, 1], [1, 1, 1], [1, 1, 2]]
     assert Labels.of_lists(labels.lists(), 3).counts().tolist() == [1, 1, 2]
 
 
 def test_a_digest_that_is_sent_twice_counts_once():
-    digest = np.full((1, SIZE), 7, np.uint8)
-    sent = message(digest, np.array([1]))
+    digest = np.full((1, DIGEST_BYTES), 7, np.uint8)
+    sent = message_of_pairs(digest, np.array([1]))
     twice = type(sent)(sent.class_K, sent.count_K * 2, sent.digest_P.repeat(2, 1))
     for messages in ([sent, sent], [twice], [twice, sent]):
-        labels = merge(messages, 3)
+        labels = merge_label_sets(messages, 3)
         assert labels.lists().to_pylist() == [[1]]
-        assert cooccurrence(labels).toarray().tolist() == [[0, 0, 0], [0, 1, 0], [0, 0, 0]]
+        assert cooccurrence_counts(labels).toarray().tolist() == [[0, 0, 0], [0, 1, 0], [0, 0, 0]]
 
 
 def test_rows_stand_in_the_order_of_the_digests():
-    digest = np.zeros((4, SIZE), np.uint8)
+    digest = np.zeros((4, DIGEST_BYTES), np.uint8)
     digest[:, 0], digest[:, -1] = [200, 3, 200, 3], [0, 1, 1, 0]  # ends that are zero must count, and bytes be unsigned
-    labels = merge([message(digest[[k]], np.array([k])) for k in (0, 1, 2, 3)], 4)
+    labels = merge_label_sets([message_of_pairs(digest[[k]], np.array([k])) for k in (0, 1, 2, 3)], 4)
     assert labels.lists().to_pylist() == [[3], [1], [0], [2]]
 
 
 def test_a_message_costs_32_bytes_per_instance_and_tells_no_order():
     rows = [((k + 1, 1.0),) for k in range(50)]
     data = sparse(rows, np.ones((50, 1)))
-    sent = share(parts(data), "hmac", KEY)
+    sent = label_message(parts(data), "hmac", KEY)
     assert tree.nbytes(sent) == 50 * 32 + 12
     initial_messages = [bytes(row) for row in sent.digest_P.numpy()]
     assert initial_messages == sorted(digests(data, "hmac", KEY)) != digests(data, "hmac", KEY)
@@ -156,15 +159,15 @@ def test_a_message_costs_32_bytes_per_instance_and_tells_no_order():
 def test_only_known_positives_are_sent():
     rows = [((1, 1.0),), ((2, 1.0),), ((3, 1.0),)]
     y_NC, known_NC = [[1, 1], [0, 1], [0, 0]], [[1, 0], [1, 1], [1, 1]]
-    sent = share(parts(sparse(rows, y_NC, known_NC=known_NC)), "hmac", KEY)
+    sent = label_message(parts(sparse(rows, y_NC, known_NC=known_NC)), "hmac", KEY)
     expected = digests(sparse(rows, y_NC), "hmac", KEY)
     assert sent.class_K.tolist() == [0, 1]
     assert sent.count_K.tolist() == [1, 1]
     assert [bytes(row) for row in sent.digest_P.numpy()] == expected[:2]
-    nothing = share(parts(sparse(rows, np.zeros((3, 2)))), "hmac", KEY)
+    nothing = label_message(parts(sparse(rows, np.zeros((3, 2)))), "hmac", KEY)
     assert tree.nbytes(nothing) == 0
-    assert len(merge([nothing], 2)) == len(merge([], 2)) == 0
-    assert cooccurrence(merge([nothing], 2)).toarray().tolist() == [[0, 0], [0, 0]]
+    assert len(merge_label_sets([nothing], 2)) == len(merge_label_sets([], 2)) == 0
+    assert cooccurrence_counts(merge_label_sets([nothing], 2)).toarray().tolist() == [[0, 0], [0, 0]]
 
 
 def test_the_bytes_of_an_instance_do_not_depend_on_its_padding():
@@ -205,7 +208,7 @@ def test_plain_digests_of_few_possible_inputs_are_guessed_and_keyed_ones_are_not
 
 
 def test_keys():
-    assert len(run_key(3)) == SIZE
+    assert len(run_key(3)) == DIGEST_BYTES
     assert run_key(3) == run_key(3) != run_key(4)
     data = sparse([[(1, 1.0)]], [[1]])
     with pytest.raises(ValueError, match="the key of hmac has 3 bytes; give at least 16"):
@@ -225,6 +228,6 @@ def test_keys():
     ],
 )
 def test_a_message_that_does_not_fit_is_refused(change, why):
-    sent = share(parts(sparse([[(1, 1.0)]], [[1, 0]])), "hmac", KEY)
+    sent = label_message(parts(sparse([[(1, 1.0)]], [[1, 0]])), "hmac", KEY)
     with pytest.raises(ValueError, match=why):
-        merge([sent, type(sent)(*change(sent))], 2)
+        merge_label_sets([sent, type(sent)(*change(sent))], 2)

@@ -159,12 +159,12 @@ def test_what_is_wrong_is_said(change, text):
     template = {"a": torch.ones(2, 3), "b": torch.tensor(4)}
     message = {k: v.float() if k == "a" and v.dtype == torch.float64 and "float64" not in text else v
                for k, v in (template | change).items() if v is not None}  # fmt: skip
-    assert (messages.misfit(message, template) or messages.not_finite(message)) == text
+    assert (messages.shape_mismatch(message, template) or messages.not_finite(message)) == text
 
 
 def test_nothing_is_wrong_with_a_sound_update():
     for message in (example(), {"e": torch.empty(0, 3)}, {}):  # FedProto sends no weights
-        assert messages.misfit(message, message) == messages.not_finite(message) == ""
+        assert messages.shape_mismatch(message, message) == messages.not_finite(message) == ""
 
 
 def test_a_sum_that_overflows_is_finite_and_complex_numbers_are_looked_at():

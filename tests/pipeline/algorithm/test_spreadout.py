@@ -12,8 +12,9 @@ import pytest
 import torch
 from scipy import sparse
 
-from anchorfl.pipeline.algorithm.class_embeddings import ROWS
-from anchorfl.pipeline.algorithm.spreadout import fixed_gradient, gradient, kept_counts, nearest, slope
+from anchorfl.pipeline.algorithm.class_embeddings import CLASS_ROWS
+from anchorfl.pipeline.algorithm.cooccurrence import LabelCooccurrence
+from anchorfl.pipeline.algorithm.spreadout import fixed_gradient, gradient, nearest_rows, slope
 from anchorfl.pipeline.methods import METHODS
 from tests.pipeline.compared import assert_close
 from tests.pipeline.compared import slope as differences
@@ -50,7 +51,7 @@ def test_the_regulariser_is_the_sum_as_written(form, nu, k):
         return value
 
     rows_CD = torch.from_numpy(w)
-    index_CK, cosine_CK, after_C = nearest(rows_CD, k)
+    index_CK, cosine_CK, after_C = nearest_rows(rows_CD, k)
     assert index_CK.tolist() == [row[:k_] for row in near]
     slope_CK = torch.from_numpy(np.take_along_axis(weight, index_CK.numpy(), 1)) * slope(form, cosine_CK, after_C, nu)
     assert_close({"w": gradient(rows_CD, index_CK, slope_CK)}, differences(total, {"w": w}), 1e-8)
@@ -59,7 +60,7 @@ def test_the_regulariser_is_the_sum_as_written(form, nu, k):
 def test_an_adaptive_hinge_pushes_the_neighbours_and_nobody_else():
     w = torch.from_numpy(unit_rows(30, 4))
     for k in (1, 5, 12):
-        index_CK, cosine_CK, after_C = nearest(w, k)
+        index_CK, cosine_CK, after_C = nearest_rows(w, k)
         assert (slope("hinge_adaptive", cosine_CK, after_C, 1.0) > 0).all()
         beyond = torch.ones(30, 30, dtype=torch.bool).scatter(1, index_CK, False).fill_diagonal_(False)
         active = slope("hinge_adaptive", w @ w.T, after_C, 1.0) > 1e-12
@@ -68,9 +69,9 @@ def test_an_adaptive_hinge_pushes_the_neighbours_and_nobody_else():
 
 def test_neighbours_are_exact_whatever_the_blocks(monkeypatch):
     w = torch.from_numpy(unit_rows(50, 6))
-    whole = nearest(w, 5)
-    monkeypatch.setattr("anchorfl.pipeline.algorithm.spreadout.BLOCK", 7)
-    for one, other in zip(nearest(w, 5), whole, strict=True):
+    whole = nearest_rows(w, 5)
+    monkeypatch.setattr("anchorfl.pipeline.algorithm.spreadout.ROWS_PER_BLOCK", 7)
+    for one, other in zip(nearest_rows(w, 5), whole, strict=True):
         assert torch.allclose(one.double(), other.double(), atol=1e-15)
     similar = (w @ w.T).fill_diagonal_(-2)
     assert whole[0].tolist() == similar.argsort(1, descending=True)[:, :5].tolist()
@@ -81,12 +82,12 @@ def test_rows_move_apart_and_those_of_classes_that_go_together_less():
     y_NC = np.zeros((40, 4), dtype=bool)
     y_NC[:10, 0] = y_NC[:10, 1] = True
     y_NC[10:20, 0] = y_NC[20:30, 2] = y_NC[30:, 3] = y_NC[10:12, 1] = True
-    known = known_of(y_NC)
+    cooccurrence = cooccurrence_of(y_NC)
     angle = torch.tensor([0.0, 0.3, np.pi, np.pi + 0.3], dtype=torch.float64)
     w = torch.stack([angle.cos(), angle.sin()], 1)
     method = FEDALC(weights="gamma")
-    index_CK, cosine_CK, after_C = nearest(w, 1)
-    push_CK = method.pair_weights(index_CK, known) * slope("neg_d2", cosine_CK, after_C, 1.0)
+    index_CK, cosine_CK, after_C = nearest_rows(w, 1)
+    push_CK = method.pair_weights(index_CK, cooccurrence) * slope("neg_d2", cosine_CK, after_C, 1.0)
     moved = method.unit(w - 1.0 * gradient(w, index_CK, push_CK))
     before, after = w @ w.T, moved @ moved.T
     assert after[0, 1] < before[0, 1]
@@ -96,9 +97,9 @@ def test_rows_move_apart_and_those_of_classes_that_go_together_less():
 # --------------------------------------------------------------------------------------------------- label correlations
 
 
-def known_of(y_NC):
+def cooccurrence_of(y_NC):
     counts = y_NC.T.astype(np.int64) @ y_NC.astype(np.int64)
-    return kept_counts(sparse.csr_array(counts), len(y_NC))
+    return LabelCooccurrence.from_counts(sparse.csr_array(counts), len(y_NC))
 
 
 @pytest.mark.parametrize("weights", ["sigma", "gamma", "mined"])
@@ -111,27 +112,27 @@ def test_the_weights_are_those_of_a_count_instance_by_instance(weights):
     for j, u, v in itertools.product(range(60), range(6), range(6)):
         if u != v and y_NC[j, u] and not y_NC[j, v]:
             sigma[u, v] += 1 / 60
-    index_CK, _, _ = nearest(torch.from_numpy(unit_rows(6, 3)), 3)
+    index_CK, _, _ = nearest_rows(torch.from_numpy(unit_rows(6, 3)), 3)
     want = np.take_along_axis(sigma, index_CK.numpy(), 1)
     if weights == "gamma":
         want = want / sigma.sum(1, keepdims=True)
     elif weights == "mined":
         want = want / want.mean(1, keepdims=True)
-    got = FEDALC(weights=weights).pair_weights(index_CK, known_of(y_NC))
+    got = FEDALC(weights=weights).pair_weights(index_CK, cooccurrence_of(y_NC))
     assert np.abs(got.numpy() - want).max() < 1e-6
     assert sigma[5, 4] == 0
 
 
 def test_a_class_that_is_always_with_its_neighbours_pushes_nobody():
     y_NC = np.ones((5, 3), dtype=bool)
-    index_CK, _, _ = nearest(torch.from_numpy(unit_rows(3, 3)), 2)
+    index_CK, _, _ = nearest_rows(torch.from_numpy(unit_rows(3, 3)), 2)
     for weights in ("mined", "gamma", "sigma"):
-        assert FEDALC(weights=weights).pair_weights(index_CK, known_of(y_NC)).tolist() == [[0, 0]] * 3
+        assert FEDALC(weights=weights).pair_weights(index_CK, cooccurrence_of(y_NC)).tolist() == [[0, 0]] * 3
 
 
 def test_without_any_pair_of_labels_all_weights_are_one():
-    index_CK, _, _ = nearest(torch.from_numpy(unit_rows(5, 3)), 2)
-    assert FEDALC().pair_weights(index_CK, known_of(np.eye(5, dtype=bool))).tolist() == [[1, 1]] * 5
+    index_CK, _, _ = nearest_rows(torch.from_numpy(unit_rows(5, 3)), 2)
+    assert FEDALC().pair_weights(index_CK, cooccurrence_of(np.eye(5, dtype=bool))).tolist() == [[1, 1]] * 5
 
 
 @pytest.mark.parametrize(("alpha", "beta", "nu"), [(1.0, 1.0, 1.0), (0.0, 2.0, 1.3), (0.5, 0.0, 1.0)])
@@ -156,8 +157,8 @@ def test_the_fixed_rows_minimise_eq_12(alpha, beta, nu, monkeypatch):
                 value += beta * max(0, nu - d) ** 2 / apart
         return value / len(y_NC) / len(pairs)
 
-    monkeypatch.setattr("anchorfl.pipeline.algorithm.spreadout.BLOCK", 2)
-    value, total_CD = fixed_gradient(torch.from_numpy(w), known_of(y_NC), alpha, beta, nu)
+    monkeypatch.setattr("anchorfl.pipeline.algorithm.spreadout.ROWS_PER_BLOCK", 2)
+    value, total_CD = fixed_gradient(torch.from_numpy(w), cooccurrence_of(y_NC), alpha, beta, nu)
     assert value == pytest.approx(eq_12({"w": w}), abs=1e-12)
     assert_close({"w": total_CD}, differences(eq_12, {"w": w}), 1e-8)
 
@@ -165,9 +166,9 @@ def test_the_fixed_rows_minimise_eq_12(alpha, beta, nu, monkeypatch):
 def test_fixed_rows_are_found_before_round_1_and_stay():
     method = METHODS["fedalc-fixed"](steps=50)
     state, _ = begun(method, network(), rows())
-    random = network().get_parameter(ROWS).detach()
-    start, _ = fixed_gradient(random, state.known, 1.0, 1.0, 1.0)
-    end, _ = fixed_gradient(state.weights[ROWS], state.known, 1.0, 1.0, 1.0)
+    random = network().get_parameter(CLASS_ROWS).detach()
+    start, _ = fixed_gradient(random, state.cooccurrence, 1.0, 1.0, 1.0)
+    end, _ = fixed_gradient(state.weights[CLASS_ROWS], state.cooccurrence, 1.0, 1.0, 1.0)
     assert end < 0.8 * start
     later = explicit(method, rows(), 2)
-    assert torch.equal(later[-1][0].weights[ROWS], state.weights[ROWS])
+    assert torch.equal(later[-1][0].weights[CLASS_ROWS], state.weights[CLASS_ROWS])

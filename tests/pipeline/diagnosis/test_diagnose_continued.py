@@ -9,7 +9,7 @@ import pytest
 
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.diagnosis.diagnose import diagnose
-from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.run.round_loop import RoundLoop
 from anchorfl.pipeline.tracking.mlflow_writer import send
 from tests.pipeline.compared import quiet
@@ -35,7 +35,7 @@ def test_an_interrupted_run_that_kept_nothing(experiment, tmp_path, monkeypatch)
     diagnose(tmp_path / "parts", QUICK, said.append)
     assert any("only round 1 is there; --evaluation.save_state_every 1" in line for line in said)
     assert {r["round"] for r in table(tmp_path / "parts/diagnosis/divergence.csv")} == {"1"}
-    assert resumed(tmp_path / "parts", quiet).checksum == whole.checksum
+    assert resume(tmp_path / "parts", quiet).checksum == whole.checksum
     assert "diagnosis" in json.loads((tmp_path / "parts/run.json").read_text())["artifacts"]
 
 

@@ -9,7 +9,7 @@ from anchorfl.pipeline.config.experiment import digest
 from anchorfl.pipeline.config.overrides import override
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.results.compare import compare
-from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.run.round_loop import final_checksum
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
 from anchorfl.tasks.errors import InputError
@@ -69,7 +69,7 @@ def test_stopped_and_resumed_it_gives_the_same_files(experiment, tmp_path, monke
         with pytest.raises(KeyboardInterrupt):
             run(e, tmp_path / "parts", quiet)
     assert list(kept(tmp_path / "parts")) == ["00002.safetensors"]
-    resumed(tmp_path / "parts", quiet)
+    resume(tmp_path / "parts", quiet)
     assert kept(tmp_path / "parts") == kept(tmp_path / "whole")
 
 

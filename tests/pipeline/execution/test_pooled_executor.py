@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.class_embeddings import ROWS
+from anchorfl.pipeline.algorithm.class_embeddings import CLASS_ROWS
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.config.evaluation import EvaluationOptions
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.execution.pooled_executor import PooledExecutor, in_process
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.lifecycle import run
-from anchorfl.pipeline.run.prepare import make_run_spec, settled
+from anchorfl.pipeline.run.prepare import make_run_spec, resolve_options
 from anchorfl.pipeline.training.client import device_for
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
@@ -57,7 +57,7 @@ def test_equal_to_explicit_clients(name, options, weighting, piece):
     assert gap(got, want) < 1e-10
     assert gap(want[1:], want[:-1]) > 1e-4, "something moves"
     for state, _ in got:
-        length_CR = state.weights[ROWS].view(len(state.weights[ROWS]), method.head.parts, -1).norm(dim=-1)
+        length_CR = state.weights[CLASS_ROWS].view(len(state.weights[CLASS_ROWS]), method.head.parts, -1).norm(dim=-1)
         assert torch.allclose(length_CR, torch.ones_like(length_CR), atol=1e-12)
 
 
@@ -68,8 +68,8 @@ def test_equal_with_some_clients_weight_decay_and_a_server_optimiser(server, cho
     options = replace(SGD, weight_decay=0.05)
     got = at_once(method, data, options=options, chosen=chosen)
     assert gap(got, explicit(method, data, options=options, chosen=chosen)) < 1e-10
-    first = network().get_parameter(ROWS).detach()
-    same_C = [bool((got[0][0].weights[ROWS][c] == first[c]).all()) for c in range(4)]
+    first = network().get_parameter(CLASS_ROWS).detach()
+    same_C = [bool((got[0][0].weights[CLASS_ROWS][c] == first[c]).all()) for c in range(4)]
     if server == "average" and chosen == [2]:
         assert not same_C[2]
 
@@ -189,7 +189,7 @@ def test_a_client_keeps_nothing_of_rows_that_it_never_had(one_class):
     executor = in_process(make_run_spec(e, quiet))
     executor.round(1, [0, 1], nobody)
     memory = executor.memories[0]
-    head = next(value for name, value in executor.snapshot().items() if name.endswith(ROWS))
+    head = next(value for name, value in executor.snapshot().items() if name.endswith(CLASS_ROWS))
     assert memory
     assert all(bool(value.isfinite().all()) for value in memory.values())
     assert not any(value.shape == head.shape for value in memory.values())
@@ -224,12 +224,14 @@ def test_a_class_without_training_rows_has_no_client(one_class, tmp_path, name):
         validation=0.0,
     )  # fmt: skip
     federation = replace(e.federation, clients_per_round=0)
-    e = settled(replace(e, task=task, federation=federation, evaluation=EvaluationOptions(metrics="ranking")), quiet)
+    e = resolve_options(
+        replace(e, task=task, federation=federation, evaluation=EvaluationOptions(metrics="ranking")), quiet
+    )
     assert (e.task.clients, e.selected_clients) == (3, 3)
     results = [run(x, tmp_path / str(i), quiet) for i, x in enumerate((e, replace_pooled(e)))]
     ends = [load_file(result.folder / "model" / "weights.safetensors") for result in results]
     for path, value in ends[1].items():
         assert torch.allclose(ends[0][path], value, atol=2e-5), path
-    assert not torch.isnan(ends[0][ROWS]).any()
+    assert not torch.isnan(ends[0][CLASS_ROWS]).any()
     with pytest.raises(InputError, match=r"clients = 4, but 3 of the 4 classes .* set clients = 3, or 0"):
         make_run_spec(replace(e, task=replace(task, clients=4)), quiet)

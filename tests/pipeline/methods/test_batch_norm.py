@@ -21,11 +21,11 @@ from anchorfl.pipeline.config.overrides import override
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.results.predict import predict
-from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.saved_model import load_model, save_model
 from anchorfl.pipeline.training.evaluation import logits_of
-from anchorfl.pipeline.training.local_training import INFERENCE_VALUES, Training, batches, fit, infer
+from anchorfl.pipeline.training.local_training import INFERENCE_VALUES, TrainingSpec, batches, fit, infer
 from anchorfl.pipeline.training.run_spec import one_thread
 from anchorfl.tasks.contract import Card, ClientData, Objective
 from anchorfl.tasks.errors import InputError
@@ -59,7 +59,7 @@ def client(rows, size=8, seed=0):
 def fitted(model, rows, batch_size=4, epochs=1, seed=0):
     one_thread()
     options = OptimizerOptions(name="sgd", lr=0.01, batch_size=batch_size, skip_zero_rows=False, microbatch_tokens=0)
-    training = Training(FedAvg(), Objective("single"), options, epochs, 0)
+    training = TrainingSpec(FedAvg(), Objective("single"), options, epochs, 0)
     start = {name: value.clone() for name, value in network().state_dict().items()}
     return fit(training, model, *client(rows, seed=seed), FedAvg().begin(Side(start)), {}, 1, {}).update
 
@@ -111,9 +111,9 @@ def test_a_faulty_statistic_is_named():
         ("encoder.norm1.running_var", torch.full((64,), float("inf")), "holds 64 non-finite values"),
     ):
         update = Update(good | {name: value})
-        assert text in (messages.misfit(update, Update(good)) or messages.not_finite(update))
+        assert text in (messages.shape_mismatch(update, Update(good)) or messages.not_finite(update))
     del good["encoder.norm1.running_mean"]
-    assert "is missing" in messages.misfit(Update(good), Update(weights_of(network())))
+    assert "is missing" in messages.shape_mismatch(Update(good), Update(weights_of(network())))
 
 
 def test_statistics_travel_packed_and_filled_as_they_are():
@@ -199,7 +199,7 @@ def test_stopped_after_a_round_and_resumed(digits, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run(digits(), tmp_path / "parts", quiet)
     monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", plain)
-    assert resumed(tmp_path / "parts", quiet).checksum == whole.checksum
+    assert resume(tmp_path / "parts", quiet).checksum == whole.checksum
 
 
 def test_frozen_statistics_of_a_file_end_as_they_began(digits, tmp_path):

@@ -19,7 +19,7 @@ from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods import fedalign
 from anchorfl.pipeline.methods.fedalign import AlignState, AlignUpdate, FedAlign
 from anchorfl.pipeline.methods.fedavg import FedAvg
-from anchorfl.pipeline.training.local_training import Training, fit, infer
+from anchorfl.pipeline.training.local_training import TrainingSpec, fit, infer
 from anchorfl.tasks.contract import Card, ClientData, Objective
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True, database=None)
@@ -77,7 +77,7 @@ def run(method, kind="single", epochs=2, model=None):
     model = network() if model is None else model
     card, data = client(kind)
     state = AlignState(weights_of(model), torch.zeros(0))
-    return fit(Training(method, Objective(kind), OPTIONS, epochs, 3), model, card, data, state, {}, 1)
+    return fit(TrainingSpec(method, Objective(kind), OPTIONS, epochs, 3), model, card, data, state, {}, 1)
 
 
 # ---------------------------------------------------------------------------------------------------- alternating steps
@@ -203,7 +203,7 @@ def test_without_alignment_and_alternation_it_is_fedavg_on_the_same_network():
     got = run(method, model=model)
     options = replace(OPTIONS, lr=0.002)
     start = ServerState(weights_of(network()))
-    want = fit(Training(FedAvg(), SINGLE, options, 2, 3), model, card, data, start, {}, 1)
+    want = fit(TrainingSpec(FedAvg(), SINGLE, options, 2, 3), model, card, data, start, {}, 1)
     assert messages.checksum(got.update.weights) == messages.checksum(want.update.weights)
     assert got.loss == want.loss
 
@@ -281,7 +281,7 @@ def test_the_exact_tensors_on_the_wire(method, got):
 def test_the_exact_tensors_of_fedavg_on_the_wire():
     model = network("linear")
     card, data = client()
-    got = fit(Training(FedAvg(), SINGLE, OPTIONS, 1, 3), model, card, data, ServerState(weights_of(model)), {}, 1)
+    got = fit(TrainingSpec(FedAvg(), SINGLE, OPTIONS, 1, 3), model, card, data, ServerState(weights_of(model)), {}, 1)
     assert isinstance(got.update, Update)
     assert [path for path, _ in messages.tensors(got.update)] == [
         f"weights/{n}" for n in (*ENCODER, "head.weight", "head.bias")

@@ -24,15 +24,15 @@ from anchorfl.pipeline.algorithm.generator_training import (
     FROZEN,
     GENERATOR,
     GeneratorTraining,
+    image_source,
     row_loss,
-    source_of,
     train_generator,
-    trained,
+    without_frozen,
 )
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.methods.fedbm import FedBM
-from anchorfl.pipeline.training.local_training import Training, fit, infer
+from anchorfl.pipeline.training.local_training import TrainingSpec, fit, infer
 from anchorfl.tasks.contract import Card, ClientData, InputSpec, Objective
 from anchorfl.tasks.errors import InputError
 
@@ -80,7 +80,7 @@ def federation(method, rounds, *, chosen=None, options=SGD, model=None):
     clients = [client(0), client(1, 7)]
     cards = [card for card, _ in clients]
     state, memories, states, received = method.begin(server(model, cards)), [{}, {}], [], []
-    training = Training(method, SINGLE, options, 1, 5)
+    training = TrainingSpec(method, SINGLE, options, 1, 5)
     for round_ in range(1, rounds + 1):
         ctx, results = server(model, cards, round_, rounds), []
         sent = method.broadcast(state, ctx)
@@ -122,7 +122,7 @@ def test_generated_images_join_mini_batches_without_a_labeled_row():
         state, round_ = FedBM(**QUICK).peak_state(state, 10)
         assert round_ == 2
         method = FedBM(**QUICK)
-        training = Training(method, SINGLE, options, 2, 5)
+        training = TrainingSpec(method, SINGLE, options, 2, 5)
         return fit(training, model, card, data, method.broadcast(state, server(model, [card])), {}, 1,
                    method.client_message(state, card)).update.weights  # fmt: skip
 
@@ -185,7 +185,7 @@ def test_a_clients_step_on_rows_and_generated_images():
         method.client_message(state, card),
     )  # fmt: skip
     local = method.trainer(ctx)
-    source = source_of(state.generator, state.concepts_CMD, True, data.scaling)
+    source = image_source(state.generator, state.concepts_CMD, True, data.scaling)
     source.generator.double()
     local.source.generator.double()
     batch = data.rows(torch.arange(4), 4)
@@ -236,7 +236,9 @@ def test_what_is_sent_down_and_up_in_every_round():
     every = set(model.state_dict()) - set(FROZEN)
     assert set(sent.weights) == every
     assert {path for path, t in messages.tensors(sent) if t.numel()} == {f"weights/{name}" for name in every}
-    got = fit(Training(method, SINGLE, SGD, 1, 5), model, card, data, sent, {}, 1, method.client_message(state, card))
+    got = fit(
+        TrainingSpec(method, SINGLE, SGD, 1, 5), model, card, data, sent, {}, 1, method.client_message(state, card)
+    )
     assert {path for path, _ in messages.tensors(got.update)} == {f"weights/{name}" for name in every}
 
 
@@ -253,7 +255,7 @@ def test_training_goes_on_from_the_last_and_moves_the_generator_alone():
     state = method.begin(server(model, [client(0)[0]]))
     model.load_state_dict(state.weights)
     before = {n: v.clone() for n, v in model.state_dict().items()}
-    source = source_of(state.generator, state.concepts_CMD, True, SPEC.scaling())
+    source = image_source(state.generator, state.concepts_CMD, True, SPEC.scaling())
     training = GeneratorTraining(row_loss, 1.0, 0.0, 30, 16, 3e-3)
     losses = train_generator(source, model, training, rng(3))
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
@@ -267,7 +269,7 @@ def test_the_room_of_a_crop_grows_with_the_image(pixels, room):
     spec = InputSpec("image", (1, pixels, pixels), mean=(0.0,), std=(1.0,), levels=255)
     method = FedBM(**QUICK)
     values = method.begin(replace(server(network(method), [client(0)[0]]), spec=spec)).generator
-    source = source_of(values, concepts(), True, spec.scaling())
+    source = image_source(values, concepts(), True, spec.scaling())
     seen = source.prepared(torch.ones(60, 1, pixels, pixels), rng(1))[:, 0]
     black = torch.cat([(seen.sum(2) == 0).sum(1), (seen.sum(1) == 0).sum(1)])
     assert int(black.max()) == room
@@ -279,7 +281,7 @@ def test_forty_trainings_leave_nothing_behind():
     layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 6)
     model = Classifier(nn.Sequential(*layers), ConceptHead(C, 6, D), MaskSource())
     state = method.begin(server(model, [client(0)[0]]))
-    report = ClientResult(client(0)[0], type("Sent", (), {"weights": trained(state.weights)})())
+    report = ClientResult(client(0)[0], type("Sent", (), {"weights": without_frozen(state.weights)})())
     alive = {}
     for round_ in range(1, 41):
         state = method.aggregate(state, [report], server(model, [client(0)[0]], round_, 50))

@@ -22,7 +22,7 @@ from anchorfl.pipeline.algorithm.parameters import load_sent, weights_of
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.methods.fedproto import FedProto, ProtoState
 from anchorfl.pipeline.run.prepare import make_run_spec
-from anchorfl.pipeline.training.local_training import Training, fit, infer
+from anchorfl.pipeline.training.local_training import TrainingSpec, fit, infer
 from anchorfl.tasks.contract import Card, ClientData, Objective
 from tests.pipeline import compared
 from tests.pipeline.compared import (
@@ -133,7 +133,7 @@ def test_four_rounds_equal_numpy():
     method, selected = FedProto(lambda_=0.7), [(0, 2), (0, 1), (1, 2), (0,)]
     clients = [client_of(i) for i in range(3)]
     ctx = compared.server(compared.dense(), [card for card, _ in clients])
-    state, training = method.begin(ctx), Training(method, Objective("single"), WHOLE, 2, 3)
+    state, training = method.begin(ctx), TrainingSpec(method, Objective("single"), WHOLE, 2, 3)
     memory = [method.first_memory(compared.dense()) for _ in clients]
     own = [arrays(compared.dense().state_dict()) for _ in clients]
     rows, held = np.zeros((C, D)), set()
@@ -202,7 +202,7 @@ def test_means_are_of_the_network_in_evaluation():
     """Dropout 0.5: the means that are sent are those of the weights that are kept, and draw no mask."""
     model = compared.network(dropout=0.5)
     method, (card, data) = FedProto(), compared.texts()
-    training = Training(method, Objective("single"), compared.PLAIN, 1, 3)
+    training = TrainingSpec(method, Objective("single"), compared.PLAIN, 1, 3)
     state = method.begin(compared.server(model, [card]))
     got = fit(training, model, card, data, state, method.first_memory(model), 1)
     model.load_state_dict({k.removeprefix("personal."): v for k, v in got.memory.items() if k.startswith("personal.")})
@@ -232,7 +232,7 @@ def test_the_exact_tensors_on_the_wire():
     assert list(compared.shapes(method.broadcast(state, None)).items()) == list(down.items())
     assert not state.held_C.any()
     for options, kept in ((WHOLE, OWN), (compared.PLAIN, None)):
-        training = Training(method, Objective("single"), options, 2, 3)
+        training = TrainingSpec(method, Objective("single"), options, 2, 3)
         got = fit(training, compared.dense(), card, data, state, method.first_memory(compared.dense()), 1)
         assert list(compared.shapes(got.update).items()) == [("rows_KD", (2, D)), ("held_C", (C,))]
         assert got.update.held_C.tolist() == [False, True, True, False]
@@ -260,7 +260,7 @@ def test_the_savings_change_nothing(double):
         method = FedProto()
         ctx = compared.server(model, [card])
         state, memory = method.begin(ctx), method.first_memory(model)
-        training = Training(method, Objective("single"), replace(options, state="reset"), 2, 5)
+        training = TrainingSpec(method, Objective("single"), replace(options, state="reset"), 2, 5)
         for round_ in (1, 2, 3):
             got = fit(training, model, card, data, state, memory, round_)
             state, memory = method.aggregate(state, [ClientResult(card, got.update)], ctx), got.memory

@@ -86,7 +86,7 @@ def test_loss_and_both_gradients_equal_numpy():
     loss, got = gradient(local, micro_batches)
     assert loss == pytest.approx(balanced(at, data), abs=1e-12)
     assert_close(got, slope(lambda w: balanced(w, data), at), 1e-8)
-    mine = {f"personal_head.{name}": p.grad.numpy() for name, p in local.own.items()}
+    mine = {f"personal_head.{name}": p.grad.numpy() for name, p in local.personal_head.items()}
     assert_close(mine, slope(lambda o: personal(o, at, data), own), 1e-8)
 
 
@@ -124,9 +124,9 @@ def test_the_personal_head_goes_by_plain_sgd_whatever_the_body_goes_by():
 def test_a_mini_batch_without_a_labeled_row_leaves_the_personal_head():
     local, micro_batches = compared.started(FedROD(), memory=some_head())
     local.step(micro_batches)
-    before = {name: value.detach().clone() for name, value in local.own.items()}
+    before = {name: value.detach().clone() for name, value in local.personal_head.items()}
     local.step([])
-    assert all(torch.equal(before[name], value) for name, value in local.own.items())
+    assert all(torch.equal(before[name], value) for name, value in local.personal_head.items())
 
 
 def test_heads_of_clients_that_rest_stay(experiment):

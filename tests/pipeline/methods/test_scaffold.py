@@ -112,7 +112,7 @@ def test_plain_sgd_option_two_is_the_mean_raw_gradient():
             local.step(micro_batches)
         mean = {name: total / local.steps for name, total in local.total.items()}
         sent, now = state.weights, dict(local.model.named_parameters())
-        way = {n: local.own[n] - state.control[n] + (sent[n] - now[n].detach()) / (4 * options.lr) for n in mean}
+        way = {n: local.control[n] - state.control[n] + (sent[n] - now[n].detach()) / (4 * options.lr) for n in mean}
         far = max(float((way[n] - mean[n]).abs().max()) for n in mean)
         assert (far < 1e-13) is same
         assert_close(arrays(local.next_control()), arrays(mean), 1e-13)

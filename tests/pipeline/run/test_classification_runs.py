@@ -16,7 +16,7 @@ from anchorfl.pipeline.config.schema import with_options
 from anchorfl.pipeline.execution.executor import RoundOutcome, SerialExecutor
 from anchorfl.pipeline.results.compare import compare, load_run
 from anchorfl.pipeline.results.predict import predict
-from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.round_loop import RoundLoop
 from anchorfl.pipeline.storage.run_record import read_records
@@ -162,7 +162,7 @@ def test_a_chosen_round_survives_an_interruption(classed, tmp_path, monkeypatch,
     with pytest.raises(KeyboardInterrupt):
         run(e, tmp_path / "parts", quiet)
     monkeypatch.setattr(RoundLoop, "_run_round", plain)
-    again = resumed(tmp_path / "parts", quiet)
+    again = resume(tmp_path / "parts", quiet)
     assert (again.checksum, again.scores) == (whole.checksum, whole.scores)
 
 

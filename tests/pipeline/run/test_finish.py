@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, in_round, make
-from anchorfl.pipeline.config.federation import needed
+from anchorfl.pipeline.config.federation import quorum_size
 from anchorfl.pipeline.results.compare import load_run
 from anchorfl.pipeline.run import lifecycle as running
-from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.storage.atomic_files import write_json
 from anchorfl.pipeline.storage.run_record import FINAL_SCORES, read_about, read_records, with_final_scores
 from anchorfl.tasks.errors import InputError
@@ -55,7 +55,7 @@ def test_resuming_a_finished_run_closes_its_record_and_sends_the_rest(experiment
     config = json.loads((folder / "config.json").read_text())
     monkeypatch.setattr(running, "store_uri", lambda uri, where: "http://127.0.0.1:1")
     monkeypatch.setattr(running, "send", lambda where, uri: sent.append((where, uri)))
-    assert resumed(folder, quiet).checksum == result.checksum
+    assert resume(folder, quiet).checksum == result.checksum
     about = read_about(folder)
     assert about["status"] == "FINISHED"
     assert about["ended"] >= about["begun"]
@@ -66,7 +66,7 @@ def test_resuming_a_finished_run_closes_its_record_and_sends_the_rest(experiment
 
     monkeypatch.setattr(running, "send", away)
     said = []
-    resumed(folder, said.append)
+    resume(folder, said.append)
     assert said[-1] == (
         f"MLflow at http://127.0.0.1:1 took 0 rounds, then: refused; send it later with: anchorfl sync {folder}"
     )
@@ -85,7 +85,7 @@ def test_selection_without_a_validation_row_is_refused_before_training(experimen
     [(0.28, 25, 7), (0.56, 25, 14), (0.14, 50, 7), (0.07, 100, 7), (0.5, 5, 3), (0.01, 5, 1), (1.0, 8, 8)],
 )
 def test_a_quorum_is_met_by_its_share(quorum, selected, count):
-    assert needed(quorum, selected) == count
+    assert quorum_size(quorum, selected) == count
 
 
 def test_rates_of_a_methods_own_decay_as_the_options():

@@ -14,7 +14,7 @@ from anchorfl.pipeline.cli.main import main
 from anchorfl.pipeline.execution.executor import SerialExecutor, scored_as
 from anchorfl.pipeline.execution.memory_probe import measure_client, measure_server
 from anchorfl.pipeline.methods import METHODS
-from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.evaluation import evaluate, mean_of_models
@@ -142,7 +142,7 @@ def test_a_run_ends_without_a_model_and_says_so(experiment, tmp_path, capsys, me
     assert content["scores"] == result.scores
     assert {f"{s}/{m}": v for s, values in result.scores.items() for m, v in values.items()}.items() <= last.items()
     assert {"metrics.jsonl", "per_class.csv", "partition.json", "report"} <= {p.name for p in folder.iterdir()}
-    assert resumed(folder, compared.quiet).scores == result.scores
+    assert resume(folder, compared.quiet).scores == result.scores
     (tmp_path / "samples.txt").write_text("one text\n")
     for command, end in ((["predict", str(folder), str(tmp_path / "samples.txt")], "predict with"),
                          (["diagnose", str(folder)], "diagnose")):  # fmt: skip
@@ -209,7 +209,7 @@ def test_stopped_and_resumed(experiment, tmp_path, monkeypatch, method, options,
     with pytest.raises(KeyboardInterrupt):
         run(e, tmp_path / "parts", compared.quiet)
     monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", plain)
-    parts = resumed(tmp_path / "parts", compared.quiet)
+    parts = resume(tmp_path / "parts", compared.quiet)
     assert (parts.checksum, parts.scores) == (whole.checksum, whole.scores)
     for one, other in zip(*(read_records(tmp_path / name)[0] for name in ("whole", "parts")), strict=True):
         shown = [{k: v for k, v in r.metrics.items() if not k.startswith(("system", "time"))} for r in (one, other)]

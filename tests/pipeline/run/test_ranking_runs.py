@@ -18,11 +18,11 @@ from anchorfl.pipeline.config.experiment import digest
 from anchorfl.pipeline.execution.executor import RoundOutcome, SerialExecutor
 from anchorfl.pipeline.results.compare import compare, load_run
 from anchorfl.pipeline.results.predict import predict
-from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.storage.run_record import read_records
-from anchorfl.pipeline.training.evaluation import RankedSplits, logits_of, ranked
+from anchorfl.pipeline.training.evaluation import RankedSplits, logits_of, ranking_scores
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import Objective
 from anchorfl.tasks.ingest.ingest import prepare
@@ -55,7 +55,7 @@ def whole(executor, name):
     server = executor.server
     rows = server.splits[name]
     server.model.load_state_dict(server.state.weights)
-    score_NC = ranked(server.objective, logits_of(server.model, rows)).numpy()
+    score_NC = ranking_scores(server.objective, logits_of(server.model, rows)).numpy()
     held, count_C = training_counts(server.data)
     got = Ranking(*score_NC.shape, propensities(count_C, held))
     got.add(score_NC, Labels.of_matrix(rows.y_NC.numpy() == 1), rows.known_NC.numpy() == 1)
@@ -136,7 +136,7 @@ def test_best_validation_by_p_at_1_and_resume(ranking, tmp_path, monkeypatch, me
     with pytest.raises(KeyboardInterrupt):
         run(e, tmp_path / "parts", quiet)
     monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", plain)
-    parts = resumed(tmp_path / "parts", quiet)
+    parts = resume(tmp_path / "parts", quiet)
     assert (parts.checksum, parts.scores) == (uninterrupted.checksum, uninterrupted.scores)
 
 
@@ -246,7 +246,7 @@ def test_nothing_saturates_before_it_is_ranked():
     logits = torch.tensor([[40.0, 41.0, -200.0], [39.0, 60.0, 0.0]])
     multi = Objective("multi")
     assert multi.scores(logits)[0, 0] == multi.scores(logits)[0, 1]
-    assert ranked(multi, logits).argsort(-1)[:, -1].tolist() == [1, 1]
-    rows = ranked(Objective("single"), torch.tensor([[100.0, 100.0], [1.0, -1.0]]))
+    assert ranking_scores(multi, logits).argsort(-1)[:, -1].tolist() == [1, 1]
+    rows = ranking_scores(Objective("single"), torch.tensor([[100.0, 100.0], [1.0, -1.0]]))
     assert rows[0, 0] == pytest.approx(math.log(0.5))
     assert rows[1, 0] > rows[0, 0]

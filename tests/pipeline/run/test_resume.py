@@ -15,7 +15,7 @@ import pytest
 
 from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.methods import METHODS
-from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.run.round_loop import RoundLoop
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.errors import InputError
@@ -58,13 +58,13 @@ def test_stopped_and_resumed(experiment, tmp_path, monkeypatch, method, select):
 
         monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run(e, folder, quiet) if stop_at == 2 else resumed(folder, quiet)
+            run(e, folder, quiet) if stop_at == 2 else resume(folder, quiet)
     monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", plain)
-    parts = resumed(folder, quiet)
+    parts = resume(folder, quiet)
     assert parts.checksum == whole.checksum
     assert parts.scores == whole.scores
     assert rows(folder) == rows(tmp_path / "whole")
-    assert resumed(folder, quiet).checksum == whole.checksum  # finished: told so, not trained again
+    assert resume(folder, quiet).checksum == whole.checksum  # finished: told so, not trained again
 
 
 def test_killed_with_sigkill_and_resumed(experiment, tmp_path):
@@ -88,7 +88,7 @@ def test_killed_with_sigkill_and_resumed(experiment, tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (folder / "result.json").exists()
-    got = resumed(folder, quiet)
+    got = resume(folder, quiet)
     assert got.checksum == whole.checksum
     assert rows(folder) == rows(tmp_path / "whole")
 
@@ -102,12 +102,12 @@ def test_a_checkpoint_of_another_method_is_refused(experiment, tmp_path, monkeyp
 
     (folder / "config.json").write_text(json.dumps(config | {"method": to_tree(experiment("fedalign"))["method"]}))
     with pytest.raises(ValueError, match="tensors do not fit the state"):
-        resumed(folder, quiet)
+        resume(folder, quiet)
 
 
 def test_resume_of_nothing(tmp_path):
     with pytest.raises(InputError, match=r"holds no run \(config.json is missing\)"):
-        resumed(tmp_path, quiet)
+        resume(tmp_path, quiet)
 
 
 def test_two_processes_never_share_a_folder(experiment, tmp_path):
@@ -134,8 +134,8 @@ def test_a_run_does_not_go_on_over_a_gap_in_its_records(experiment, tmp_path, mo
     lines = path.read_text().splitlines(keepends=True)
     path.write_text(lines[0] + lines[2])
     with pytest.raises(InputError, match=r"metrics.jsonl lacks round 1 \(1 that are done by the checkpoint\); restore"):
-        resumed(tmp_path / "run", quiet)
+        resume(tmp_path / "run", quiet)
     assert path.read_text() == lines[0] + lines[2]
     path.write_text("".join(lines))
-    resumed(tmp_path / "run", quiet)
+    resume(tmp_path / "run", quiet)
     assert [record.round for record in read_records(tmp_path / "run")[0]] == [0, 1, 2, 3]

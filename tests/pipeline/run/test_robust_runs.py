@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.algorithm.aggregation import ROBUST, clipped, krum, mean_of, median_of, trimmed_mean_of
+from anchorfl.pipeline.algorithm.aggregation import ROBUST, clip_step, krum, mean_of, median_of, trimmed_mean_of
 from anchorfl.pipeline.algorithm.contract import Averaging, AveragingTrainer, ClientContext, ServerState, Update
 from anchorfl.pipeline.config.experiment import digest, to_tree
 from anchorfl.pipeline.config.federation import FederationOptions
@@ -209,7 +209,7 @@ def test_krum_merges_those_that_it_chose(answered):
 def test_a_clip_cuts_what_is_merged(answered):
     e, run_spec, updates = answered
     sent = server_of(run_spec).broadcast(1).weights
-    short = [replace(u, weights=clipped(u.weights, sent, 0.05)[0]) for u in updates]
+    short = [replace(u, weights=clip_step(u.weights, sent, 0.05)[0]) for u in updates]
     got, counts = merged(run_spec, e, updates, clip_norm=0.05)
     assert counts == {"aggregation/clipped": float(len(updates))}
     assert messages.checksum(got) == messages.checksum(merged(run_spec, e, short)[0])

@@ -16,7 +16,7 @@ import pytest
 
 from anchorfl.pipeline.cli.main import main
 from anchorfl.pipeline.config.schema import to_toml
-from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.storage.restore import restore_if_remote
 from anchorfl.tasks.files import object_store
 from tests.pipeline.backups import Outage, backed_up, contents, files, quiet, rows, stop_at, whole
@@ -48,12 +48,12 @@ def test_a_fresh_machine_goes_on(experiment, tmp_path, monkeypatch, backup, meth
         (tmp_path / "second").mkdir()
         patch.chdir(tmp_path / "second")
         with pytest.raises(KeyboardInterrupt):
-            resumed(restore_if_remote(copy, quiet), quiet)
+            resume(restore_if_remote(copy, quiet), quiet)
         assert len(rows(Path("runs/run"))) == 4
     (tmp_path / "third").mkdir()
     monkeypatch.chdir(tmp_path / "third")
     lines = []
-    got = resumed(restore_if_remote(copy, lines.append), quiet)
+    got = resume(restore_if_remote(copy, lines.append), quiet)
     assert lines == [f"{copy} (at 3) fetched into runs/run"]
     assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
     assert rows(Path("runs/run")) == rows(tmp_path / "expected")
@@ -101,7 +101,7 @@ def test_whole_after_every_single_step(experiment, tmp_path, monkeypatch):
             run(e, tmp_path / "run", quiet)
     (tmp_path / "second").mkdir()
     monkeypatch.chdir(tmp_path / "second")
-    resumed(restore_if_remote("file:///backup/run", quiet), quiet)
+    resume(restore_if_remote("file:///backup/run", quiet), quiet)
     rounds = [whole({name: data for name, data in state.items() if not name.startswith(".")}) for state in states]
     assert rounds == sorted(rounds)
     assert rounds[-1] == 4
@@ -173,11 +173,11 @@ def test_a_run_whose_backup_is_lost_is_a_run(experiment, tmp_path, monkeypatch):
     assert run(e, folder, log).checksum == expected.checksum
     assert lines[-1].startswith(f"error: the backup file://{tmp_path}/backup/run is not up to date after ")
     assert lines[-1].endswith(f"{folder} is whole: resume it when the store answers")
-    assert resumed(folder, lines.append).checksum == expected.checksum  # still down: said, no more
+    assert resume(folder, lines.append).checksum == expected.checksum  # still down: said, no more
     assert lines[-1].startswith("error: ")
     store.down = False
-    assert resumed(folder, quiet).checksum == expected.checksum
+    assert resume(folder, quiet).checksum == expected.checksum
     assert contents(f"file://{tmp_path}/backup/run") == files(folder)
     before = store.asked
-    resumed(folder, quiet)
+    resume(folder, quiet)
     assert store.asked == before + 1  # the probe

@@ -9,7 +9,7 @@ import pytest
 
 from anchorfl.pipeline.cli.main import main
 from anchorfl.pipeline.config.schema import to_toml
-from anchorfl.pipeline.run.lifecycle import resumed, run
+from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.storage.restore import fetch, restore_if_ahead, restore_if_remote
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
@@ -50,11 +50,11 @@ def test_who_is_further_wins(experiment, tmp_path, monkeypatch):
         (tmp_path / "second").mkdir()
         patch.chdir(tmp_path / "second")
         with pytest.raises(KeyboardInterrupt):
-            resumed(restore_if_remote(copy, quiet), quiet)
+            resume(restore_if_remote(copy, quiet), quiet)
     with pytest.raises(
         InputError, match=r"is further \(at 3\) than runs/run \(at 1\): move runs/run away, and go on with"
     ):
-        resumed(Path("runs/run"), quiet)
+        resume(Path("runs/run"), quiet)
     assert files(Path("runs/run")) == old
     assert restore_if_remote(copy, quiet) == Path("runs/run")  # behind, so it is brought up to date
     assert json.loads(Path("runs/run/checkpoint/checkpoint.json").read_text())["round"] == 3

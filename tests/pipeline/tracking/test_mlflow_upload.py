@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from anchorfl.pipeline.config.redaction import recorded, shown
+from anchorfl.pipeline.config.redaction import redact, redact_uri
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.run.lifecycle import open_tracker
 from anchorfl.pipeline.tracking import mlflow_store
@@ -66,18 +66,18 @@ def test_where_artifacts_go(tmp_path):
 
 
 def test_no_password_is_said():
-    assert shown("at postgresql://me:secret@host/db") == "at postgresql://***@host/db"
+    assert redact("at postgresql://me:secret@host/db") == "at postgresql://***@host/db"
     assert reason(OSError("connect to http://me:secret@host\n  failed")) == "connect to http://***@host failed"
     assert reason(ValueError()) == "ValueError"
     for uri in (
         "postgresql://me:se@cr/et@host/db", "http://me:secret@host:5000", "https://secret@host/x",
         "postgresql://host/db?user=me&password=secret&sslmode=require", "mysql+pymysql://me:secret@host/db?charset=utf8",
     ):  # fmt: skip
-        told = shown(f"cannot reach '{uri}' now")
+        told = redact(f"cannot reach '{uri}' now")
         assert "host" in told, told
         assert not any(part in told for part in ("secret", "se@", "cr/et")), told
     for harmless in ("http://host:5000/#/experiments", "s3://bucket/runs", "sqlite:////tmp/a/mlflow.db", "a@b.org"):
-        assert shown(harmless) == harmless
+        assert redact(harmless) == harmless
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_no_password_is_said():
     ],
 )
 def test_what_is_recorded_of_an_address_can_be_used_and_has_no_password(uri, kept):
-    assert recorded(uri) == kept
-    assert recorded(kept) == kept
+    assert redact_uri(uri) == kept
+    assert redact_uri(kept) == kept
 
 
 def test_stores(tmp_path):

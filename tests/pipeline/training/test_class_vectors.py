@@ -18,7 +18,7 @@ from anchorfl.pipeline.methods.fedavg import FedAvg
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec, prepare_data
 from anchorfl.pipeline.run.provenance import run_info
-from anchorfl.pipeline.training.class_vectors import asked_of, share_of
+from anchorfl.pipeline.training.class_vectors import concept_request, draw_prompts
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.registry import find_task
 from tests.tiny_bert import WIDTH, saved_bert
@@ -78,7 +78,7 @@ def test_a_run_has_the_vectors_of_its_encoder(named, own_cache, tmp_path):
 def test_a_run_without_library_or_model_uses_the_file(named, own_cache, monkeypatch, tmp_path):
     """One that somebody copied into the cache folder of a machine that has never seen the model."""
     e = named(encoder="somebody/encoder")
-    asked = asked_of(e, find_task("digits").class_names)
+    asked = concept_request(e, find_task("digits").class_names)
     assert len(asked.prompts) == 25
     assert asked.words[3] == "digit three"
     keep(asked, asked.file(own_cache), made_up(asked), "an encoder", quiet)
@@ -91,7 +91,7 @@ def test_a_run_without_library_or_model_uses_the_file(named, own_cache, monkeypa
 def test_a_record_tells_vectors_apart_that_options_do_not(named, own_cache, tmp_path):
     """Two files that were made under one name of a model: one digest of options, two of vectors."""
     e, tags = named(encoder="somebody/encoder"), []
-    asked = asked_of(e, find_task("digits").class_names)
+    asked = concept_request(e, find_task("digits").class_names)
     for seed in (0, 1, 1):
         keep(asked, asked.file(own_cache), made_up(asked, seed), "an encoder", quiet)
         tags.append(run_info(make_run_spec(e, quiet), tmp_path / "run").tags)
@@ -113,27 +113,27 @@ def test_a_missing_encoder_is_told_before_the_data_are_prepared(named, own_cache
 def test_rows_follow_the_classes_that_the_data_have(named):
     """A class less, as after task.min_positives, and the others in another order."""
     e = named(encoder="m")
-    asked = asked_of(e, ("nine", "two"))
+    asked = concept_request(e, ("nine", "two"))
     assert asked.words == ("digit nine", "digit two")
-    assert asked_of(named("toy-single", encoder="m", prompts=PROMPTS), ("a_b",)).words == ("a_b",)
+    assert concept_request(named("toy-single", encoder="m", prompts=PROMPTS), ("a_b",)).words == ("a_b",)
 
 
 def test_a_share_of_the_prompts_is_cut_out_of_one_file(named, own_cache):
     every = named(encoder="m")
-    asked = asked_of(every, find_task("digits").class_names)
+    asked = concept_request(every, find_task("digits").class_names)
     keep(asked, asked.file(own_cache), made_up(asked), "an encoder", quiet)
     whole_CMD, before = make_run_spec(every, quiet).concepts_CMD, set()
     for share, count in ((0.25, 7), (0.5, 13), (0.75, 19), (1.0, 25)):
         e = named(encoder="m", prompt_fraction=share)
-        chosen = share_of(25, share, e.seed)
+        chosen = draw_prompts(25, share, e.seed)
         assert len(chosen) == count == len(set(chosen))
         assert before <= set(chosen), "a smaller share is a part of a larger one"
         assert torch.equal(make_run_spec(e, quiet).concepts_CMD, whole_CMD[:, chosen])
         before = set(chosen)
-    assert share_of(25, 0.25, 1) != share_of(25, 0.25, 2)
+    assert draw_prompts(25, 0.25, 1) != draw_prompts(25, 0.25, 2)
     assert len(list(own_cache.glob("concepts-*.npz"))) == 1
-    assert len(share_of(100, 0.07, 1)) == 7
-    assert len(share_of(3, 0.01, 1)) == 1
+    assert len(draw_prompts(100, 0.07, 1)) == 7
+    assert len(draw_prompts(3, 0.01, 1)) == 1
 
 
 def test_what_is_missing_is_named(named):

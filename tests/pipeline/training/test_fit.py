@@ -16,13 +16,13 @@ from anchorfl.pipeline.algorithm.contract import ServerState
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods.fedavg import FedAvg
-from anchorfl.pipeline.training.local_training import Training, UpdateError, fit, infer
+from anchorfl.pipeline.training.local_training import TrainingSpec, UpdateError, fit, infer
 from tests.pipeline.ragged import METHODS, PLAIN, SAVINGS, SINGLE, client, images, network, state_of
 
 
 def once(method, model, who, state, memory, round_=2, options=SAVINGS["both"], seed=5):
     card, data = client(who)
-    return fit(Training(method, SINGLE, options, 2, seed), model, card, data, state, memory, round_)
+    return fit(TrainingSpec(method, SINGLE, options, 2, seed), model, card, data, state, memory, round_)
 
 
 def digest(fitted):
@@ -78,7 +78,7 @@ def test_the_rate_falls_from_round_to_round():
     card, data = client()
     halving = replace(PLAIN, name="sgd", lr=0.1, lr_decay=0.5)
     got, want = (
-        fit(Training(method, SINGLE, options, 1, 5), model, card, data, state_of(method, network(method)), {}, 3)
+        fit(TrainingSpec(method, SINGLE, options, 1, 5), model, card, data, state_of(method, network(method)), {}, 3)
         for options in (halving, replace(halving, lr=0.025, lr_decay=1.0))
     )
     assert all(torch.equal(got.update.weights[n], value) for n, value in want.update.weights.items())
@@ -90,7 +90,7 @@ def test_an_update_that_is_not_finite_is_refused(fill):
     card, data = images(fill=fill)
     state = ServerState(weights_of(model))
     with pytest.raises(UpdateError, match=r"^client 3, round 7: tensor 'weights/[a-z.]+' holds \d+ non-finite values$"):
-        fit(Training(FedAvg(), SINGLE, OptimizerOptions(), 1, 0), model, card, data, state, {}, 7)
+        fit(TrainingSpec(FedAvg(), SINGLE, OptimizerOptions(), 1, 0), model, card, data, state, {}, 7)
 
 
 def test_inference_keeps_the_order_of_rows_and_the_mode():

@@ -19,7 +19,7 @@ from anchorfl.pipeline.algorithm.contract import ClientContext, ServerState
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.methods.fedavg import FedAvg
-from anchorfl.pipeline.training.local_training import Training, fit, infer, micro_batches
+from anchorfl.pipeline.training.local_training import TrainingSpec, fit, infer, micro_batches
 from anchorfl.tasks.contract import ClientData
 from tests.pipeline.ragged import METHODS, PLAIN, SAVINGS, SINGLE, D, client, images, network, state_of
 
@@ -32,7 +32,7 @@ def trained(method, options, *, double=False, rounds=2, who=0):
     card, data = client(who)
     state, memory = state_of(method, model), {}
     for round_ in range(1, rounds + 1):
-        got = fit(Training(method, SINGLE, options, 3, 5), model, card, data, state, memory, round_)
+        got = fit(TrainingSpec(method, SINGLE, options, 3, 5), model, card, data, state, memory, round_)
         state, memory = replace(state, weights=got.update.weights), got.memory
     return got
 
@@ -174,6 +174,6 @@ def test_batch_norm_with_a_saving_is_refused(saving):
     card, data = images()
     state = ServerState(weights_of(model))
     with pytest.raises(ValueError, match=r"--optimizer.skip_zero_rows False --optimizer.microbatch_tokens 0$"):
-        fit(Training(FedAvg(), SINGLE, SAVINGS[saving], 1, 0), model, card, data, state, {}, 1)
-    got = fit(Training(FedAvg(), SINGLE, PLAIN, 2, 0), model, card, data, state, {}, 1)
+        fit(TrainingSpec(FedAvg(), SINGLE, SAVINGS[saving], 1, 0), model, card, data, state, {}, 1)
+    got = fit(TrainingSpec(FedAvg(), SINGLE, PLAIN, 2, 0), model, card, data, state, {}, 1)
     assert int(got.update.weights["encoder.num_batches_tracked"]) == 2

@@ -6,7 +6,7 @@ import pytest
 
 from anchorfl.pipeline.config.experiment import digest
 from anchorfl.pipeline.run.lifecycle import run
-from anchorfl.pipeline.run.prepare import settled
+from anchorfl.pipeline.run.prepare import resolve_options
 from anchorfl.tuning.tables.page import write_page
 from anchorfl.tuning.tables.papers import paper_of
 from anchorfl.tuning.tables.published import chosen, rows_of
@@ -42,7 +42,7 @@ def cells(tmp_path, monkeypatch):
 
 def test_what_was_asked_for_and_what_was_counted_are_one_experiment(cells):
     e = cells[0].experiment
-    counted = settled(e, quiet)
+    counted = resolve_options(e, quiet)
     assert (e.task.clients, counted.task.clients) == (0, CLASSES)
     assert digest(e) == digest(counted)
 
