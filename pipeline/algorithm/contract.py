@@ -207,7 +207,7 @@ class ClientTrainer(ABC, Generic[S, U]):
 @dataclass(frozen=True)
 class BatchedRound(Generic[S]):
     """A round of clients with one class each as one pass over their distinct rows
-    (pipeline/execution/pooled_executor.py).
+    (pipeline/execution/batched_executor.py).
 
     loss(z_PD, row_PD) -> [P]: loss of every pair of a row and one of its classes, from its representation and that
     class's row of the head. shares(rows_I) -> [I]: weights of clients in the mean, by their rows of data.

@@ -59,8 +59,7 @@ def _train(presets: list[str], experiments: list[Experiment]) -> int:
             from anchorfl.pipeline.cluster import ray_cluster
             from anchorfl.pipeline.execution.actor_pool import ActorPools
 
-            if ray_cluster.start(ray_options):  # one Ray for all runs of the command
-                stack.callback(ray_cluster.stop)
+            stack.enter_context(ray_cluster.session(ray_options))  # one Ray for all runs of the command
             actor_pools = ActorPools()
             stack.callback(actor_pools.close)
         for preset, e in zip(presets, experiments, strict=True):

@@ -146,8 +146,7 @@ def _counted(options: argparse.Namespace, scanner: Scanner) -> Found:
             from anchorfl.pipeline.cluster import ray_cluster
             from anchorfl.pipeline.config.cluster import ClusterOptions
 
-            if ray_cluster.start(ClusterOptions(address=options.address)):
-                stack.callback(ray_cluster.stop)
+            stack.enter_context(ray_cluster.session(ClusterOptions(address=options.address)))
         return count_names(
             options.corpus, scanner, options.field, engine="local" if options.serial else "ray",
             log=lambda line: print(line, flush=True),

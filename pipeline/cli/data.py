@@ -84,12 +84,8 @@ def prepare(arguments: list[str]) -> int:
     if experiment.cluster.executor == "ray":
         from anchorfl.pipeline.cluster import ray_cluster
 
-        started = ray_cluster.start(experiment.cluster)
-        try:
+        with ray_cluster.session(experiment.cluster):
             prepared = prepare_task(task, experiment.task, experiment.seed, engine="ray", log=print)
-        finally:
-            if started:
-                ray_cluster.stop()
     else:
         prepared = prepare_task(task, experiment.task, experiment.seed, engine="local", log=print)
     m = prepared.manifest

@@ -137,8 +137,7 @@ def _where(experiment: Experiment, cpu: bool, stack: ExitStack) -> tuple[list[Pl
         return [Place(node, float(memory_probe.free_memory()))], memory_probe.apart
     from anchorfl.pipeline.cluster import layout, ray_cluster
 
-    if ray_cluster.start(experiment.cluster):
-        stack.callback(ray_cluster.stop)
+    stack.enter_context(ray_cluster.session(experiment.cluster))
     found = [Place(Node(n.cpus) if cpu else n, memory) for n, memory in layout.with_memory()]
     gpus = float(has_gpu(found))
 

@@ -26,6 +26,17 @@ LONGEST = 41
 """Characters of the folder around Ray's own, so that the path of a socket in it stays within Linux's 107."""
 
 
+@contextmanager
+def session(options: ClusterOptions) -> Iterator[None]:
+    """Run the block with Ray; a Ray that is started or joined for it ends with the block."""
+    started = start(options)
+    try:
+        yield
+    finally:
+        if started:
+            stop()
+
+
 def start(options: ClusterOptions) -> bool:
     """Connect to Ray; True if this call started or joined it (then ``stop`` is for the caller to call)."""
     if ray.is_initialized():

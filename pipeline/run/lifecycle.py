@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from anchorfl.pipeline.algorithm.contract import Tensors
 from anchorfl.pipeline.config.experiment import Experiment, digest
 from anchorfl.pipeline.config.tracking import TrackingOptions
-from anchorfl.pipeline.execution.executor import Executor
-from anchorfl.pipeline.execution.pooled_executor import in_process
+from anchorfl.pipeline.execution.executor import Executor, executor_for
 from anchorfl.pipeline.results.per_class import write_per_class
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Log, Progress
@@ -36,7 +35,7 @@ from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 
 if TYPE_CHECKING:
-    from anchorfl.pipeline.execution.actor_pool import ActorPools
+    from anchorfl.pipeline.execution.actor_pool import ActorPool, ActorPools
 
 
 def run(experiment: Experiment, folder: Path, log: Log = print, actor_pools: ActorPools | None = None) -> Result:
@@ -52,8 +51,7 @@ def run(experiment: Experiment, folder: Path, log: Log = print, actor_pools: Act
         if experiment.cluster.executor == "ray":
             from anchorfl.pipeline.cluster import ray_cluster  # serial runs need no Ray
 
-            if ray_cluster.start(experiment.cluster):
-                stack.callback(ray_cluster.stop)
+            stack.enter_context(ray_cluster.session(experiment.cluster))
         run_spec = make_run_spec(experiment, log)
         executor = _executor(run_spec, actor_pools)
         stack.callback(executor.close)
@@ -89,16 +87,16 @@ def _deliver(experiment: Experiment, folder: Path, log: Log) -> None:
 
 
 def _executor(run_spec: RunSpec, actor_pools: ActorPools | None) -> Executor:
-    experiment = run_spec.experiment
-    if experiment.cluster.executor == "serial" or experiment.federation.batched_clients:
-        return in_process(run_spec)
-    from anchorfl.pipeline.cluster.layout import layout
-    from anchorfl.pipeline.execution.ray_executor import RayExecutor
+    if actor_pools is None:
+        return executor_for(run_spec)
 
-    return RayExecutor(
-        run_spec,
-        None if actor_pools is None else actor_pools.actor_pool(layout(experiment.cluster, experiment.task.clients)),
-    )
+    def shared() -> ActorPool:
+        from anchorfl.pipeline.cluster.layout import layout  # serial runs need no Ray
+
+        experiment = run_spec.experiment
+        return actor_pools.actor_pool(layout(experiment.cluster, experiment.task.clients))
+
+    return executor_for(run_spec, shared)
 
 
 def open_loop(

@@ -159,7 +159,7 @@ class Loop:
     def _begin(self) -> None:
         """Score the initial weights, while the first clients start: a first sign of life."""
         began = time.perf_counter()
-        self.executor.expect(self._selected(1))
+        self.executor.warm_up(self._selected(1))
         scores, scoring = self._scores(0)
         seconds = time.perf_counter() - began
         self._note(_record(0, RoundOutcome(()), scores, self.class_names, seconds, scoring))
@@ -172,9 +172,9 @@ class Loop:
         )
         last = round_ == experiment.federation.rounds
         if self._whole and not last:  # what follows decides nothing of the next round, so its clients train meanwhile
-            self.executor.ahead(round_ + 1, self._selected(round_ + 1), self._backup_clients(round_ + 1))
+            self.executor.start_next_round(round_ + 1, self._selected(round_ + 1), self._backup_clients(round_ + 1))
         elif not last:
-            self.executor.expect(self._selected(round_ + 1))
+            self.executor.warm_up(self._selected(round_ + 1))
         scored = last or round_ % experiment.evaluation.every == 0
         scores, scoring = self._scores(round_) if scored else ({}, 0.0)
         state = self.executor.snapshot()

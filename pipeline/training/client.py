@@ -14,7 +14,7 @@ from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import ServerState, Tensors
 from anchorfl.pipeline.algorithm.label_collection import run_key
 from anchorfl.pipeline.training.evaluation import Scoring
-from anchorfl.pipeline.training.local_training import Fitted, fit
+from anchorfl.pipeline.training.local_training import FitResult, fit
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.contract import Card, ClientData
 from anchorfl.tasks.errors import InputError
@@ -58,7 +58,7 @@ class ClientRunner:
 
     def fit(
         self, client: int, round_: int, broadcast: ServerState, memory: Tensors, client_message: Tensors | None = None
-    ) -> Fitted[Any]:
+    ) -> FitResult[Any]:
         """One client's round; a pure function of the arguments. Its result lies on the CPU."""
         card, rows = self._client(client)
         sent, own, alone = (

@@ -49,15 +49,16 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Fitted(Generic[U]):
-    """Result of one client in one round; ``loss``: mean over the mini-batches of the last epoch; ``seconds``: wall
-    time.
-    """
+class FitResult(Generic[U]):
+    """Result of one client's local training in one round."""
 
     update: U
     memory: Tensors
+    """What the client keeps for the next round; {} where the method keeps nothing."""
     loss: float
+    """Mean over the mini-batches of the last epoch."""
     seconds: float
+    """Wall time."""
 
 
 def fit(
@@ -69,7 +70,7 @@ def fit(
     memory: Tensors,
     round_: int,
     client_message: Tensors | None = None,
-) -> Fitted[Any]:
+) -> FitResult[Any]:
     """Train client ``card.client`` in round ``round_``. Pure: nothing of the arguments changes but ``model``, a
     work-space.
 
@@ -95,7 +96,7 @@ def fit(
     wrong = messages.misfit(update.weights, broadcast.weights) or messages.not_finite(update)
     if wrong:
         raise UpdateError(f"client {client}, round {round_}: {wrong}")
-    return Fitted(update, trainer.memory(), loss, time.perf_counter() - began)
+    return FitResult(update, trainer.memory(), loss, time.perf_counter() - began)
 
 
 def augmentation(options: OptimizerOptions, rng: torch.Generator) -> Change | None:

@@ -48,8 +48,7 @@ def run_sweep(plan: Plan, folder: Path, log: Log = print) -> Sweep:
     with ExitStack() as stack:
         stack.enter_context(held(folder))
         sweep_backup = SweepBackup(plan.experiment.cluster.backup, folder, LEDGER, log)
-        if ray_cluster.start(plan.experiment.cluster):
-            stack.callback(ray_cluster.stop)
+        stack.enter_context(ray_cluster.session(plan.experiment.cluster))
         at_once = room(bundles(plan.experiment.cluster, plan.options), plan.options.concurrent)
         # Here and once: a trial that prepared data would wait for CPUs that the trials themselves hold.
         everywhere = {s: make_run_spec(replace(plan.experiment, seed=s), log) for s in (*plan.seeds, *plan.fresh)}

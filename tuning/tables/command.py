@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -226,9 +225,7 @@ class Call:
         from anchorfl.pipeline.cluster import ray_cluster  # Ray, which the page alone does without
         from anchorfl.tuning.tables.launch import run_jobs
 
-        with ExitStack() as stack:
-            if ray_cluster.start(jobs[0].cell.experiment.cluster):
-                stack.callback(ray_cluster.stop)
+        with ray_cluster.session(jobs[0].cell.experiment.cluster):
             ready = prepare_all(jobs, self.log)
             self.failed |= ready.failures
             able = [job for job in jobs if job.cell.digest in ready.run_specs]
