@@ -14,11 +14,12 @@ from anchorfl.pipeline.algorithm.contract import Tensors
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import Cohort, Failure, FitMetrics, RoundOutcome
 from anchorfl.pipeline.training.client import CPU, ClientRunner, device_for
-from anchorfl.pipeline.training.errors import RejectedError, kind_of, one_line
+from anchorfl.pipeline.training.errors import RejectedError, kind_of
 from anchorfl.pipeline.training.evaluation import mean_of_models
 from anchorfl.pipeline.training.local_training import FitResult
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
+from anchorfl.tasks.errors import first_line
 from anchorfl.tasks.metrics.scores import Scores
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class SerialExecutor(InProcess):
                     client_message = self.server.client_message(client)
                     result = self.runner.fit(client, round_, broadcast, self.memories.get(client, {}), client_message)
                 except Exception as error:  # any fault of a client costs that client only
-                    cohort.fail(Failure(client, one_line(error), kind_of(error)))
+                    cohort.fail(Failure(client, first_line(error), kind_of(error)))
                     continue
                 results[client] = result
                 cohort.metrics[client] = FitMetrics(

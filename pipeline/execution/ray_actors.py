@@ -17,9 +17,10 @@ from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Failure, FitMetrics
 from anchorfl.pipeline.training.client import ClientRunner, device_for
-from anchorfl.pipeline.training.errors import kind_of, one_line
+from anchorfl.pipeline.training.errors import kind_of
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
+from anchorfl.tasks.errors import first_line
 from anchorfl.tasks.metrics.scores import Scores
 
 
@@ -141,7 +142,7 @@ class ClientActor:
                 # each client gets a copy of its own
                 result = self.runners[run].fit(client, round_, messages.unpack(packed), memory, client_message)
             except Exception as error:  # any fault of a client costs that client only
-                failure = Failure(client, one_line(error), kind_of(error))
+                failure = Failure(client, first_line(error), kind_of(error))
                 break
             sizes = [messages.nbytes(m) for m in (result.update, client_message, result.memory)]
             updates.append(messages.pack(result.update, copy=False))

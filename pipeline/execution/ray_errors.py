@@ -15,13 +15,19 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from anchorfl.pipeline.training import errors
 from anchorfl.pipeline.training.errors import Kind, LostError, kind_of
+from anchorfl.tasks.errors import first_line
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return the error without Ray's wrapper, which holds the remote traceback."""
+    cause: BaseException = error.cause if isinstance(error, RayTaskError) else error
+    return cause
 
 
 def is_lost(error: RayError, actor: Any = None) -> bool:
     """Return whether an error says that something is gone that ``actor``, or any other, only used."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
+    cause = cause_of(error)
     if isinstance(cause, (ActorDiedError, ActorUnavailableError)):
         return actor is None or cause.actor_id not in (None, actor._actor_id.hex())
     return isinstance(cause, ObjectLostError)
@@ -39,7 +45,7 @@ def lost(error: RayError) -> LostError:
     """Return the LostError that such an error becomes."""
     return LostError(
         "the server actor, a client that told it of its data, or an object on a node that left, is gone"
-        f" ({one_line(error)})"
+        f" ({first_line(cause_of(error))})"
     )
 
 
@@ -50,8 +56,3 @@ def ray_kind(error: RayError) -> Kind:
     if isinstance(error, (OutOfMemoryError, ObjectStoreFullError, OutOfDiskError)):
         return "memory"
     return "crash"
-
-
-def one_line(error: BaseException) -> str:
-    """Return what happened in one line, without the remote traceback."""
-    return errors.one_line(error.cause if isinstance(error, RayTaskError) else error)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Tensors
@@ -21,7 +21,7 @@ from anchorfl.pipeline.execution.actor_pool import ActorPool
 from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Cohort, Failure, RoundOutcome
 from anchorfl.pipeline.execution.executor import NEXT, OnProgress, scored_as
 from anchorfl.pipeline.execution.ray_actors import CallReply, UpdateRef
-from anchorfl.pipeline.execution.ray_errors import is_lost, lost, node_died, one_line, ray_kind
+from anchorfl.pipeline.execution.ray_errors import cause_of, is_lost, lost, node_died, ray_kind
 from anchorfl.pipeline.execution.scheduler import (
     LOOK_EVERY,
     Dispatch,
@@ -34,6 +34,7 @@ from anchorfl.pipeline.execution.scheduler import (
 from anchorfl.pipeline.training.errors import LostError, QuorumError, RejectedError
 from anchorfl.pipeline.training.evaluation import mean_of_models
 from anchorfl.pipeline.training.run_spec import RunSpec
+from anchorfl.tasks.errors import first_line
 from anchorfl.tasks.metrics.scores import Scores
 
 
@@ -221,7 +222,7 @@ class RayExecutor:
             return
         if is_lost(error, call.actor):
             raise lost(error)
-        reason = one_line(error)
+        reason = first_line(cause_of(error))
         if others:  # whose fault it was will show when each has a call of its own
             reason += f" (or a fault of clients {', '.join(map(str, others))}, of the same call)"
             self.dispatch.isolate(call.clients)
@@ -242,7 +243,7 @@ class RayExecutor:
         except RayError as error:
             if is_lost(error):
                 raise lost(error) from error
-            raise (error.cause if isinstance(error, RayTaskError) else error) from error
+            raise cause_of(error) from error
 
     def _ask(self, verb: str, *arguments: Any) -> Any:
         """Call the server once it is open, and return its answer: before, the call would have a fault of its own."""
