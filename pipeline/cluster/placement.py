@@ -15,7 +15,7 @@ ActorShares = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What is free on a node."""
+    """The free resources of a node."""
 
     cpus: float
     devices: tuple[float, ...] = ()

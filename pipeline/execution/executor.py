@@ -34,7 +34,7 @@ OnProgress = Callable[[int, int, int], None]
 
 
 class Executor(Protocol):
-    """What the round loop needs of the place where a run happens."""
+    """The interface between the round loop and the processes in which a run happens."""
 
     def round(
         self, round_: int, selected: Sequence[int], on_progress: OnProgress, backup_clients: Sequence[int] = ()

@@ -41,7 +41,7 @@ CGROUPS = (
 
 @dataclass(frozen=True, slots=True)
 class ClientUse:
-    """What one client needed."""
+    """Memory and time that one client needed."""
 
     baseline: int
     """Resident memory when ready to train."""
@@ -61,7 +61,7 @@ class ClientUse:
 
 @dataclass(frozen=True, slots=True)
 class ServerUse:
-    """What the server needed for one client's update."""
+    """Memory and time that the server needed for one client's update."""
 
     baseline: int
     """Resident memory when ready."""

@@ -26,7 +26,7 @@ from anchorfl.tasks.metrics.scores import Scores
 
 @dataclass(frozen=True, slots=True)
 class UpdateRef:
-    """Where a client's update lies among the batches of updates that the server is given, one batch per call."""
+    """The position of a client's update in the batches of updates that the server is given, one batch per call."""
 
     batch: int
     """Index of the batch."""

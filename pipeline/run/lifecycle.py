@@ -23,8 +23,8 @@ from anchorfl.pipeline.run.round_loop import Loop, final_checksum, record_of, we
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.backup import Backup
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
-from anchorfl.pipeline.storage.restore import check_backup_owner, place_of, update_backup
-from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, held, read_experiment, read_result, write_config
+from anchorfl.pipeline.storage.restore import backup_uri, check_backup_owner, update_backup
+from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, lock_run, read_experiment, read_result, write_config
 from anchorfl.pipeline.storage.run_record import FINAL_SCORES, Status, note_finished, read_records, write_final_scores
 from anchorfl.pipeline.storage.saved_model import NO_MODEL, save_model
 from anchorfl.pipeline.tracking.jsonl import JsonLines
@@ -45,9 +45,9 @@ def run(experiment: Experiment, folder: Path, log: Log = print, actor_pools: Act
     """
     store_uri(experiment.tracking.uri, folder)  # a store that MLflow refuses is refused before anything is written
     with ExitStack() as stack:
-        stack.enter_context(held(folder))
+        stack.enter_context(lock_run(folder))
         if experiment.cluster.backup:
-            check_backup_owner(place_of(experiment.cluster.backup, folder), folder, log)
+            check_backup_owner(backup_uri(experiment.cluster.backup, folder), folder, log)
         if experiment.cluster.executor == "ray":
             from anchorfl.pipeline.cluster import ray_cluster  # serial runs need no Ray
 
@@ -70,14 +70,14 @@ def resumed(folder: Path, log: Log = print) -> Result:
         log(f"{folder} is finished: nothing to train")
         _deliver(experiment, folder, log)
         if experiment.cluster.backup:
-            update_backup(place_of(experiment.cluster.backup, folder), folder, log)
+            update_backup(backup_uri(experiment.cluster.backup, folder), folder, log)
         return Result(folder, content["checksum"], content["scores"])
     return run(experiment, folder, log)
 
 
 def _deliver(experiment: Experiment, folder: Path, log: Log) -> None:
     """Close the record of a finished run and send MLflow what it lacks: a kill may have come before the end of that."""
-    with held(folder):
+    with lock_run(folder):
         note_finished(folder)
         try:
             if uri := store_uri(experiment.tracking.uri, folder):
@@ -125,7 +125,7 @@ def open_loop(
     loop.tracker = open_tracker(experiment.tracking, folder, done + 1 if done else 0, log)
     loop.tracker.begin(replace(info, parent=parent))
     if experiment.cluster.backup:
-        loop.backup = Backup(folder, place_of(experiment.cluster.backup, folder), log, loop.checkpoints)
+        loop.backup = Backup(folder, backup_uri(experiment.cluster.backup, folder), log, loop.checkpoints)
     if done:
         progress.start = done
         progress.log(f"going on after round {done}")

@@ -31,8 +31,8 @@ from anchorfl.pipeline.execution.executor import executor_for
 from anchorfl.pipeline.run.lifecycle import Result, federate, open_loop
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.run.round_loop import Loop
-from anchorfl.pipeline.storage.restore import place_of, restore_if_ahead
-from anchorfl.pipeline.storage.run_folder import held_soon, write_config
+from anchorfl.pipeline.storage.restore import backup_uri, restore_if_ahead
+from anchorfl.pipeline.storage.run_folder import lock_run_soon, write_config
 from anchorfl.pipeline.storage.run_record import RoundRecord, read_records
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
@@ -155,11 +155,11 @@ def whole_run(run_spec: RunSpec, folder: Path, parent: Path | None = None, writt
     elsewhere, where those are not what it runs with here.
     """
     with ExitStack() as stack:
-        stack.enter_context(held_soon(folder))
+        stack.enter_context(lock_run_soon(folder))
         backup = run_spec.experiment.cluster.backup
         if backup:
-            restore_if_ahead(place_of(backup, folder), folder, _log)
-        set_aside(folder, written or run_spec.experiment, place_of(backup, folder) if backup else "", _log)
+            restore_if_ahead(backup_uri(backup, folder), folder, _log)
+        set_aside(folder, written or run_spec.experiment, backup_uri(backup, folder) if backup else "", _log)
         executor = executor_for(run_spec, _actor_pool)
         stack.callback(executor.close)
         write_config(folder, written or run_spec.experiment)
@@ -168,10 +168,10 @@ def whole_run(run_spec: RunSpec, folder: Path, parent: Path | None = None, writt
 
 
 def _open(run_spec: RunSpec, folder: Path, work: Work, stack: ExitStack) -> Loop:
-    stack.enter_context(held_soon(folder))
+    stack.enter_context(lock_run_soon(folder))
     run_spec = _caught_up(run_spec, folder, work)
     backup = run_spec.experiment.cluster.backup
-    set_aside(folder, run_spec.experiment, place_of(backup, folder) if backup else "", _log)
+    set_aside(folder, run_spec.experiment, backup_uri(backup, folder) if backup else "", _log)
     executor = executor_for(run_spec, _actor_pool)
     stack.callback(executor.close)
     write_config(folder, run_spec.experiment)
@@ -188,7 +188,7 @@ def _caught_up(run_spec: RunSpec, folder: Path, work: Work) -> RunSpec:
     if not experiment.cluster.backup:
         return run_spec
     backup = backup_of(experiment.cluster.backup, sweep, folder)
-    restore_if_ahead(place_of(backup, folder), folder, _log)
+    restore_if_ahead(backup_uri(backup, folder), folder, _log)
     return replace(run_spec, experiment=replace(experiment, cluster=replace(experiment.cluster, backup=backup)))
 
 

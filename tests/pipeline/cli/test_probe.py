@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.cli.main import OWN, run_main
+from anchorfl.pipeline.cli.main import RAW_COMMANDS, run_main
 from anchorfl.pipeline.cli.probe import _measure, described, largest, probe
 from anchorfl.pipeline.cluster.sizing import GpuNeed
 from anchorfl.pipeline.config.overrides import override
@@ -30,7 +30,7 @@ SERIAL = ["--cluster.executor", "serial", "--federation.epochs", "1"]
 
 
 def main(arguments):
-    return run_main(arguments, {**OWN, "probe": probe})
+    return run_main(arguments, {**RAW_COMMANDS, "probe": probe})
 
 
 @pytest.fixture
