@@ -79,7 +79,7 @@ def round_seconds(case: Case) -> tuple[list[float], float, int]:
     executor = no_op_executor(case.population, case.clients, case.megabytes, case.actors)
     taken, first, size = [], 0.0, 0
     try:
-        executor.expect(clients_of(case, 1))  # as the round loop does
+        executor.warm_up(clients_of(case, 1))  # as the round loop does
         for round_ in range(1, case.rounds + 1):
             began = time.perf_counter()
             outcome = executor.round(round_, clients_of(case, round_), lambda busy, done, failed: None)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, read_result
-from anchorfl.pipeline.storage.run_record import line_of, read_about, with_final_scores
+from anchorfl.pipeline.storage.run_record import line_of, read_metadata, with_final_scores
 from anchorfl.tasks.errors import InputError
 
 RECORDS = ("run.json", CONFIG, RESULT, "metrics.jsonl")
@@ -32,7 +32,7 @@ PLACES = ("output", "task.root", "task.cache", "cluster.backup", "tracking.uri")
 
 def slim(folder: Path) -> dict[str, bytes]:
     """The four files of a run, by name."""
-    about = {key: value for key, value in read_about(folder).items() if key != "user"}
+    about = {key: value for key, value in read_metadata(folder).items() if key != "user"}
     about |= {"folder": folder.name, "artifacts": [], "parent": None}
     about["params"] = {key: "" if key in PLACES else value for key, value in about["params"].items()}
     lines = [json.dumps(_round(json.loads(line_of(record)))) for record in with_final_scores(folder)]

@@ -30,8 +30,7 @@ from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.federation import FederationOptions
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.execution import system_metrics
-from anchorfl.pipeline.execution.executor import Executor
-from anchorfl.pipeline.execution.pooled_executor import in_process
+from anchorfl.pipeline.execution.executor import Executor, executor_for
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.training.run_spec import RunSpec
@@ -112,7 +111,7 @@ def main() -> None:
         run_spec = make_run_spec(e, print)
         print(f"prepared in {time.perf_counter() - began:.1f} s, peak {peak():.0f} MB")
         began = time.perf_counter()
-        pooled = in_process(run_spec)
+        pooled = executor_for(run_spec)
         print(f"pool of {options.rows} rows and {e.task.clients} clients made in {time.perf_counter() - began:.1f} s")
         parameters = sum(p.numel() for p in pooled.model.parameters())  # type: ignore[attr-defined]
         seconds = rounds(pooled, e.task.clients, 3)
@@ -129,7 +128,7 @@ def main() -> None:
         each = ", ".join(f"{s:.1f}" for s in after)
         print(f"explicit actors: {taken:.1f} s a round (of {each}; the first, with their start: {warm:.1f} s)")
         print(f"ratio: {taken / once:.0f}")
-        two = in_process(run_spec)
+        two = executor_for(run_spec)
         rounds(two, e.task.clients, 4)
         got, want = two.snapshot(), actors.snapshot()
         gaps = {k: float((got[k].double() - want[k].double()).abs().max()) for k in want if k.startswith("weights/")}

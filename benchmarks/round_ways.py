@@ -19,7 +19,7 @@ from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.cluster import ray_cluster
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.presets import read_preset
-from anchorfl.pipeline.execution.pooled_executor import in_process
+from anchorfl.pipeline.execution.executor import executor_for
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.run.prepare import make_run_spec, resolve_options
 from anchorfl.pipeline.training.client import ClientRunner
@@ -72,7 +72,7 @@ def on_ray(experiment: Experiment, rounds: int) -> Round:
 
 def serial(experiment: Experiment, rounds: int) -> Round:
     experiment = dataclasses.replace(experiment, cluster=dataclasses.replace(experiment.cluster, executor="serial"))
-    executor, clients = in_process(make_run_spec(experiment, quiet)), chosen(experiment, rounds)
+    executor, clients = executor_for(make_run_spec(experiment, quiet)), chosen(experiment, rounds)
     return lambda round_: check(executor.round(round_, clients[round_ - 1], nobody))
 
 

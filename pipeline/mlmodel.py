@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from anchorfl.pipeline.results.predict import encoded
-from anchorfl.pipeline.storage.saved_model import ABOUT, FORMAT, WEIGHTS, SavedModel, load_model
+from anchorfl.pipeline.storage.saved_model import FORMAT, METADATA, WEIGHTS, SavedModel, load_model
 from anchorfl.pipeline.tracking.mlflow_model import TEXT
 from anchorfl.pipeline.training.evaluation import logits_of
 from anchorfl.pipeline.training.run_spec import one_thread
@@ -48,21 +48,21 @@ class Classes:
 
 def _load_pyfunc(path: str) -> Classes:
     """Load the folder that ``pack`` gave MLflow as data; also one that version 0.1 logged (``pipeline.mlmodel``)."""
-    about = json.loads((Path(path) / ABOUT).read_bytes())
-    if about.get("format") != 1:
+    metadata = json.loads((Path(path) / METADATA).read_bytes())
+    if metadata.get("format") != 1:
         return Classes(load_model(Path(path)))
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copy(Path(path) / WEIGHTS, scratch)
-        (Path(scratch) / ABOUT).write_text(json.dumps(_as_format_2(about)), encoding="utf-8")
+        (Path(scratch) / METADATA).write_text(json.dumps(_as_format_2(metadata)), encoding="utf-8")
         return Classes(load_model(Path(scratch)))
 
 
-def _as_format_2(about: dict[str, Any]) -> dict[str, Any]:
+def _as_format_2(metadata: dict[str, Any]) -> dict[str, Any]:
     """Rename what format 2 calls otherwise; the values are the same."""
-    new = {key: value for key, value in about.items() if key != "names_width"}
-    new |= {"format": FORMAT, "class_embedding_width": about["names_width"]}
-    new["model"] = {key: value for key, value in about["model"].items() if not key.startswith("names")}
-    if about.get("metrics") == "decisions":
+    new = {key: value for key, value in metadata.items() if key != "names_width"}
+    new |= {"format": FORMAT, "class_embedding_width": metadata["names_width"]}
+    new["model"] = {key: value for key, value in metadata["model"].items() if not key.startswith("names")}
+    if metadata.get("metrics") == "decisions":
         new["metrics"] = "threshold"
     return new
 

@@ -24,6 +24,15 @@ class InputError(ValueError):
         return plain_line(super().__str__())
 
 
+def first_line(error: BaseException, if_empty: str = "") -> str:
+    """Return an exception as one line: its type and the first line of its message.
+
+    if_empty: stands for an empty message; "": the type alone.
+    """
+    line = (str(error).strip().splitlines() or [if_empty])[0]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
 LONGEST_WORD = 200
 """Characters of a word that may be another one misspelt."""
 

@@ -16,13 +16,18 @@ from anchorfl.tuning import commands
 from anchorfl.tuning.clusters import check as cloud
 from anchorfl.tuning.clusters import submit
 
-OWN = {**anchorfl.pipeline.cli.main.OWN, "sweep": commands.sweep, "probe": probe, "table": commands.table}
+RAW_COMMANDS = {
+    **anchorfl.pipeline.cli.main.RAW_COMMANDS,
+    "sweep": commands.sweep,
+    "probe": probe,
+    "table": commands.table,
+}
 """Commands that take a preset and overrides, and so parse their own arguments."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; exit codes as in ``anchorfl.pipeline.cli.main``."""
-    return run_main(list(sys.argv[1:] if argv is None else argv), OWN, _more)
+    return run_main(list(sys.argv[1:] if argv is None else argv), RAW_COMMANDS, _more)
 
 
 def console() -> None:

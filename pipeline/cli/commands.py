@@ -1,6 +1,4 @@
-"""What each ``anchorfl`` command does. Slow libraries are imported where a command needs them: ``--help`` answers at
-once.
-"""
+"""The ``anchorfl`` commands. Slow libraries are imported where a command needs them: ``--help`` answers at once."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: list[str]) -> int:
-    """Presets first, overrides after; all are read and their data looked for before the first run starts."""
+    """Train: presets first, overrides after. All are read and their data looked for before the first run starts."""
     from anchorfl.pipeline.config.overrides import override
     from anchorfl.pipeline.config.presets import read_preset, some_presets
     from anchorfl.pipeline.run.prepare import is_table_run, resolve_options, table_experiment, table_run_name
@@ -50,23 +48,23 @@ def _train(presets: list[str], experiments: list[Experiment]) -> int:
     from anchorfl.tasks.files.raw_files import raw_folder
     from anchorfl.tasks.registry import task_of
 
-    for e in experiments:
-        raw_folder(task_of(e.task), e.task)
+    for experiment in experiments:
+        raw_folder(task_of(experiment.task), experiment.task)
     folders = []
     with ExitStack() as stack:
-        ray_options, actor_pools = next((e.cluster for e in experiments if e.cluster.executor == "ray"), None), None
-        if ray_options is not None:
+        clusters = [experiment.cluster for experiment in experiments if experiment.cluster.executor == "ray"]
+        actor_pools = None
+        if clusters:
             from anchorfl.pipeline.cluster import ray_cluster
             from anchorfl.pipeline.execution.actor_pool import ActorPools
 
-            if ray_cluster.start(ray_options):  # one Ray for all runs of the command
-                stack.callback(ray_cluster.stop)
+            stack.enter_context(ray_cluster.session(clusters[0]))  # one Ray for all runs of the command
             actor_pools = ActorPools()
             stack.callback(actor_pools.close)
-        for preset, e in zip(presets, experiments, strict=True):
-            folder = new_folder(e, Path(preset).stem if preset.endswith(".toml") else preset)
+        for preset, experiment in zip(presets, experiments, strict=True):
+            folder = new_folder(experiment, Path(preset).stem if preset.endswith(".toml") else preset)
             print(f"{preset}: run folder {folder}", flush=True)
-            result = run_one(e, folder, actor_pools=actor_pools)
+            result = run_one(experiment, folder, actor_pools=actor_pools)
             print(f"{preset}: done, weights sha256 {result.checksum}", flush=True)
             folders.append(folder)
     out = RUNS / "comparison" if len(folders) > 1 else folders[0] / "report"
@@ -103,18 +101,17 @@ def resume(options: argparse.Namespace) -> int:
 
 
 def data(arguments: list[str]) -> int:
-    """Status of the data sets, and the commands of ``anchorfl data``."""
+    """Show the status of the data sets, or run a command of ``anchorfl data``."""
     from anchorfl.pipeline.cli import data as data_sets
-    from anchorfl.pipeline.cli import data as own_data
 
-    inner = {"prepare": data_sets.prepare, "demo": data_sets.demo, "check": own_data.check}
+    inner = {"prepare": data_sets.prepare, "demo": data_sets.demo, "check": data_sets.check}
     if arguments and arguments[0] in inner:
         return inner[arguments[0]](arguments[1:])
     return data_sets.show(arguments)
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Table and curves of several runs."""
+    """Write table and curves of several runs."""
     from anchorfl.pipeline.results.compare import compare as compare_runs
 
     out = options.out or (RUNS / "comparison" if len(options.runs) > 1 else options.runs[0] / "report")
@@ -123,7 +120,7 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Scores per class name for the samples of a file; with labels in the file, the scores of the model too."""
+    """Write scores per class name for the samples of a file; with labels in the file, print the model's scores too."""
     from anchorfl.pipeline.results.predict import model_of, write_to
     from anchorfl.pipeline.results.predict import predict as predict_file
     from anchorfl.tasks.metrics.scores import MEASURES
@@ -139,7 +136,7 @@ def predict(options: argparse.Namespace) -> int:
 
 
 def diagnose(options: argparse.Namespace) -> int:
-    """What the runs' numbers do not show, run by run."""
+    """Measure what the runs' numbers do not show, run by run."""
     from anchorfl.pipeline.diagnosis.diagnose import DiagnoseOptions
     from anchorfl.pipeline.diagnosis.diagnose import diagnose as diagnose_run
 
@@ -149,12 +146,12 @@ def diagnose(options: argparse.Namespace) -> int:
         if len(numbers) != 2 or not all(n.strip().isdecimal() for n in numbers):
             raise InputError(f"--clients {options.clients}: give two clients as numbers, such as 0,3")
         clients = int(numbers[0]), int(numbers[1])
-    asked = DiagnoseOptions(
+    diagnose_options = DiagnoseOptions(
         parts=tuple(options.parts.split(",")), clients=clients, rows=options.rows, pairs=options.pairs,
         cap=options.cap, clusters=options.clusters,
     )  # fmt: skip
     for run in options.runs:
-        lines = diagnose_run(run, asked)
+        lines = diagnose_run(run, diagnose_options)
         print("\n".join([f"\n{run}:", *(f"- {line}" for line in lines), f"Tables and figures: {run / 'diagnosis'}"]))
     return 0
 
@@ -168,7 +165,7 @@ def sync(options: argparse.Namespace) -> int:
 
 
 def ui(options: argparse.Namespace) -> NoReturn:
-    """MLflow's pages."""
+    """Show MLflow's pages."""
     from anchorfl.pipeline.tracking.mlflow_store import store_uri
     from anchorfl.pipeline.tracking.mlflow_ui import serve
 

@@ -1,6 +1,4 @@
-"""``anchorfl cooccurrence``: a corpus and the class names of a task -> their co-occurrence table
-(docs/label-names.md).
-"""
+"""``anchorfl cooccurrence``: count where class names of a task occur together in a corpus (docs/label-names.md)."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ if TYPE_CHECKING:  # slow to import, and ``--help`` needs none of it
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the command's options to ``parser``."""
     parser.add_argument(
         "corpus",
         nargs="+",
@@ -81,13 +79,14 @@ def cooccurrence(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """The table that was written. weight_KK: as ``Counts.weights``."""
+    """The table that was written."""
 
     names: tuple[str, ...]
     weight_KK: npt.NDArray[np.float64]
+    """As ``Counts.weights``."""
 
     def summary(self, found: Found) -> str:
-        """What was found, and which names will keep random vectors."""
+        """Return what was found, and which names will keep random vectors."""
         import numpy as np
 
         edge_KK = np.nan_to_num(self.weight_KK) > 0
@@ -105,7 +104,7 @@ class Table:
         return "\n".join(lines)
 
     def text(self) -> str:
-        """CSV, as ``anchorfl.models.label_names.read_table`` reads it."""
+        """Return the CSV that ``anchorfl.models.label_names.read_table`` reads."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(["label", *self.names])
@@ -131,7 +130,7 @@ def _class_names(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _check_out(out: Path) -> None:
-    """Before hours of work: a name that the counts can stand beside, in a folder that there is."""
+    """Raise InputError, before hours of work, where the counts cannot lie beside the table or no folder is there."""
     if out.suffix == ".json" or out.is_dir():
         raise InputError(f"--out {out}: give the name of a file, for example names.csv")
     if not out.parent.is_dir():
@@ -146,8 +145,7 @@ def _counted(options: argparse.Namespace, scanner: Scanner) -> Found:
             from anchorfl.pipeline.cluster import ray_cluster
             from anchorfl.pipeline.config.cluster import ClusterOptions
 
-            if ray_cluster.start(ClusterOptions(address=options.address)):
-                stack.callback(ray_cluster.stop)
+            stack.enter_context(ray_cluster.session(ClusterOptions(address=options.address)))
         return count_names(
             options.corpus, scanner, options.field, engine="local" if options.serial else "ray",
             log=lambda line: print(line, flush=True),
@@ -155,23 +153,23 @@ def _counted(options: argparse.Namespace, scanner: Scanner) -> Found:
 
 
 def _write(options: argparse.Namespace, scanner: Scanner, found: Found) -> Table:
-    """The table, and beside it how it was made."""
+    """Write the table, and beside it how it was made."""
     from anchorfl.pipeline.storage.atomic_files import write_atomically
 
     table = Table(scanner.names, found.counts.weights())
-    about: dict[str, Any] = {
+    counts: dict[str, Any] = {
         "corpus": options.corpus, "bytes": found.size, "segment": scanner.segment, "layout": scanner.layout,
         "window": scanner.window, "stem": scanner.stem, "segments": found.counts.segments,
         "with_name": dict(zip(scanner.names, found.counts.pair_KK.diagonal().tolist(), strict=True)),
         "with_pair": _pairs(scanner.names, found.counts.pair_KK.tolist()),
     }  # fmt: skip
     write_atomically(options.out, table.text().encode())
-    write_atomically(options.out.with_suffix(".json"), json.dumps(about, indent=1, ensure_ascii=False).encode())
+    write_atomically(options.out.with_suffix(".json"), json.dumps(counts, indent=1, ensure_ascii=False).encode())
     return table
 
 
 def _pairs(names: Sequence[str], pair_KK: list[list[int]]) -> dict[str, dict[str, int]]:
-    """Each pair once, below the name that comes first."""
+    """Return each pair once, below the name that comes first."""
     rows = {
         name: {names[j]: n for j, n in enumerate(row) if j > i and n}
         for i, (name, row) in enumerate(zip(names, pair_KK, strict=True))

@@ -1,4 +1,4 @@
-"""``anchorfl data``: which data sets there are and where they lie, prepare one ahead of a run, write a made-up one."""
+"""``anchorfl data``: list the data sets, prepare one ahead of a run, write a made-up one, check a table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ USAGE = "usage: anchorfl data prepare PRESET|NAME [--task.option value ...] [--s
 
 
 def show(arguments: list[str]) -> int:
-    """Status of every data set, or of those that are named."""
+    """Print the status of every data set, or of those that are named."""
     parser = argparse.ArgumentParser(
         prog="anchorfl data",
         description="every data set: found or missing, where to get it, licence and terms, size, digest, presets",
@@ -40,11 +40,12 @@ def show(arguments: list[str]) -> int:
     presets = _presets()
     for name in names:
         task = find_task(name)
-        print("\n".join(_about(task, presets.get(task.name, []))) + "\n")
+        print("\n".join(_describe(task, presets.get(task.name, []))) + "\n")
     return 0
 
 
-def _about(task: Task, presets: list[str]) -> list[str]:
+def _describe(task: Task, presets: list[str]) -> list[str]:
+    """Return lines about a data set: its files, where they lie or come from, and its presets."""
     options = TaskOptions(name=task.name)
     state, indent = status(task, options), " " * 20
     word = "bundled" if not task.source.files else "found" if state.found else "missing"
@@ -67,7 +68,7 @@ def _about(task: Task, presets: list[str]) -> list[str]:
 
 
 def _presets() -> dict[str, list[str]]:
-    """The shipped presets by the data set that they need."""
+    """Return the shipped presets by the data set that they need."""
     found: dict[str, list[str]] = {}
     for name in preset_names():
         found.setdefault(read_preset(name).task.name, []).append(name)
@@ -84,12 +85,8 @@ def prepare(arguments: list[str]) -> int:
     if experiment.cluster.executor == "ray":
         from anchorfl.pipeline.cluster import ray_cluster
 
-        started = ray_cluster.start(experiment.cluster)
-        try:
+        with ray_cluster.session(experiment.cluster):
             prepared = prepare_task(task, experiment.task, experiment.seed, engine="ray", log=print)
-        finally:
-            if started:
-                ray_cluster.stop()
     else:
         prepared = prepare_task(task, experiment.task, experiment.seed, engine="local", log=print)
     m = prepared.manifest
@@ -105,19 +102,22 @@ def prepare(arguments: list[str]) -> int:
 
 
 def _experiment(arguments: list[str]) -> Experiment:
-    """The preset or data set that is named first, with the overrides; in one process unless they say otherwise."""
+    """Return the experiment of the preset or data set that is named first, with the overrides.
+
+    It runs in one process unless they say otherwise.
+    """
     if not arguments or arguments[0].startswith("-"):
         raise InputError(USAGE)
     name, overrides = arguments[0], arguments[1:]
     if name in TASKS:
         federation = FederationOptions(clients_per_round=1)  # nobody trains; any number of clients will do
-        e = Experiment(task=TaskOptions(name=name), method=METHODS["fedavg"](), federation=federation)
+        experiment = Experiment(task=TaskOptions(name=name), method=METHODS["fedavg"](), federation=federation)
     elif name in preset_names() or name.endswith(".toml"):
-        e = read_preset(name)
+        experiment = read_preset(name)
     else:
         raise InputError(f"{name!r} is no data set and no preset{nearest(name, [*TASKS, *preset_names()])}")
-    e = replace(e, cluster=replace(e.cluster, executor="serial"))
-    return resolve_options(override(e, overrides, f"anchorfl data prepare {name}"))
+    experiment = replace(experiment, cluster=replace(experiment.cluster, executor="serial"))
+    return resolve_options(override(experiment, overrides, f"anchorfl data prepare {name}"))
 
 
 def demo(arguments: list[str]) -> int:
@@ -150,13 +150,13 @@ def demo(arguments: list[str]) -> int:
 
 
 def check(arguments: list[str]) -> int:
-    """What a table holds and what will be a problem; 2 where a run would stop."""
+    """Print what a table holds and what will be a problem; return 2 where a run would stop."""
     parser = argparse.ArgumentParser(
         prog="anchorfl data check",
         description="Say what a Parquet or CSV file holds, by class and by client, before anything trains.",
     )
     parser.add_argument("file", metavar="FILE", help=".parquet, .csv or .csv.gz")
-    abouts = {
+    helps = {
         "label_columns": "columns of 0 and 1 (names, patterns, with commas), or a column of classes or of lists",
         "input_columns": "columns of numbers, or one column of texts, lists or paths of images; default: guess",
         "client_column": "column that says whose row it is",
@@ -164,8 +164,8 @@ def check(arguments: list[str]) -> int:
         "class_names": "file with a class name a line, or id<TAB>name",
         "root": "folder below which FILE lies",
     }
-    for name, about in abouts.items():
-        parser.add_argument(f"--{name}", default="", help=about)
+    for name, text in helps.items():
+        parser.add_argument(f"--{name}", default="", help=text)
     parser.add_argument("--on_bad_row", choices=("error", "skip"), default="error")
     given = vars(parser.parse_args(arguments))
     options = TaskOptions(file=given.pop("file"), **given)

@@ -18,29 +18,34 @@ from anchorfl.pipeline.training.errors import LostError, QuorumError
 from anchorfl.tasks.errors import InputError
 
 Command = Callable[[argparse.Namespace], int]
-Own = Mapping[str, Callable[[list[str]], int]]
+RawCommands = Mapping[str, Callable[[list[str]], int]]
+"""Commands that parse their own arguments: name -> function of the arguments behind the name."""
 Add = Callable[[str, Command | None, str], argparse.ArgumentParser]
 """Adds a command (name, function, one line about it); None: it has commands of its own."""
 EXIT_INPUT, EXIT_QUORUM, EXIT_INTERRUPT, EXIT_PIPE, EXIT_TERMINATED = 2, 3, 130, 141, 143
 FULL = errno.ENOSPC, errno.EDQUOT
 """Errors of a disk that has no room, or no room for this user."""
-
-
-OWN: Own = {"run": commands.run, "data": commands.data}
-"""Commands that take presets and overrides, or have commands of their own, and so parse their own arguments."""
+RAW_COMMANDS: RawCommands = {"run": commands.run, "data": commands.data}
+"""Commands that take presets and overrides, or have commands of their own."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code: 0, 2 (bad input), 3 (too few clients answered, the server was lost again and
-    again, or the disk is full; ``anchorfl resume`` goes on) or 130 (interrupted; the console script: 143 by SIGTERM).
+    """Run a command and return its exit code.
+
+    - 0: done
+    - 2: bad input
+    - 3: too few clients answered, the server was lost again and again, or the disk is full; ``anchorfl resume`` goes on
+    - 130: interrupted; the console script: 143 by SIGTERM
     """
     return run_main(list(sys.argv[1:] if argv is None else argv))
 
 
-def run_main(arguments: list[str], own: Own = OWN, more: Callable[[Add], None] | None = None) -> int:
-    """``main`` with further commands: ``own`` parse their own arguments, ``more`` adds those that do not."""
+def run_main(arguments: list[str], raw: RawCommands = RAW_COMMANDS, more: Callable[[Add], None] | None = None) -> int:
+    """Run a command as ``main`` does, with further ones: ``raw`` parse their own arguments, ``more`` adds those that do
+    not.
+    """
     try:
-        return _dispatch(arguments, own, more)
+        return _dispatch(arguments, raw, more)
     except (InputError, NamesError) as error:
         print(f"anchorfl: {InputError(str(error))}", file=sys.stderr)
         return EXIT_INPUT
@@ -60,7 +65,7 @@ def run_main(arguments: list[str], own: Own = OWN, more: Callable[[Add], None] |
 
 
 def _full(error: OSError) -> str:
-    """One line about a disk that is full."""
+    """Return one line about a disk that is full."""
     where = f" ({error.filename})" if error.filename else ""
     return f"{error.strerror}{where}: make room; what was saved is whole, and a run goes on with 'anchorfl resume'"
 
@@ -80,9 +85,9 @@ def run_console(main: Callable[[], int]) -> None:
     sys.exit(EXIT_TERMINATED if code == EXIT_INTERRUPT and signals.received() else code)
 
 
-def _dispatch(arguments: list[str], own: Own, more: Callable[[Add], None] | None) -> int:
-    if arguments and arguments[0] in own:
-        return own[arguments[0]](arguments[1:])
+def _dispatch(arguments: list[str], raw: RawCommands, more: Callable[[Add], None] | None) -> int:
+    if arguments and arguments[0] in raw:
+        return raw[arguments[0]](arguments[1:])
     parser = _parser(more)
     options = parser.parse_args(arguments)
     command: Command | None = getattr(options, "command", None)
@@ -100,8 +105,8 @@ def _parser(more: Callable[[Add], None] | None) -> argparse.ArgumentParser:
     subs = parser.add_subparsers(metavar="COMMAND")
     subs.add_parser("run", help="train: anchorfl run PRESET [PRESET ...] [--section.option value ...]", add_help=False)
 
-    def add(name: str, command: Command | None, about: str) -> argparse.ArgumentParser:
-        sub = subs.add_parser(name, help=about, description=about)
+    def add(name: str, command: Command | None, summary: str) -> argparse.ArgumentParser:
+        sub = subs.add_parser(name, help=summary, description=summary)
         sub.set_defaults(command=command)
         return sub
 

@@ -1,4 +1,4 @@
-"""``anchorfl probe``: trains one client of a preset alone, and says how many fit the cluster at a time."""
+"""``anchorfl probe``: train one client of a preset alone, and say how many fit the cluster at a time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from anchorfl.pipeline.cluster.sizing import (
     GPU_MARGIN,
     MEMORY_MARGIN,
     Need,
-    Place,
-    Shares,
+    Sizing,
     number,
     share_out,
     size,
@@ -45,25 +44,25 @@ USAGE = """usage: anchorfl probe PRESET [--section.option value ...] [--client N
                it, as .json
 all overrides: anchorfl probe PRESET --help"""
 
-Apart = Callable[..., Any]
+InFreshProcess = Callable[..., Any]
 """Runs a function in a fresh process: (function, *arguments) -> what it gave."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The client that is trained; active: rows that have a label before training; longest: its longest row (1 where
-    rows have no length).
-    """
+    """The client that is trained, and the size of its data."""
 
     client: int
     rows: int
     active: int
+    """Rows that have a label before training."""
     longest: int
+    """Length of its longest row; 1 where rows have no length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the client and the server needed."""
+    """The client that was trained, and what it and the server needed."""
 
     chosen: Chosen
     client: ClientUse
@@ -71,106 +70,108 @@ class Measured:
 
 
 def probe(arguments: list[str]) -> int:
-    """The command; InputError where an argument is wrong, a measurement fails, or nothing fits."""
+    """Measure, print and write. Raise InputError where an argument is wrong, a measurement fails, or nothing fits."""
     if not arguments or arguments[0] in ("--help", "-h"):
         if not arguments:
             raise InputError(f"probe needs a preset: {some_presets()}; or the path of a .toml file")
         print(USAGE)
         return 0
-    preset, own, overrides = _split(arguments)
+    preset, options, overrides = _split(arguments)
     experiment = resolve_options(override(read_preset(preset), overrides, f"anchorfl probe {preset}"))
-    _check(own, experiment)
+    _check(options, experiment)
     with ExitStack() as stack:
-        places, apart = _where(experiment, own.cpu, stack)
-        whole_cpus(places)  # before the work starts
+        nodes, run_apart = _nodes(experiment, options.cpu, stack)
+        whole_cpus(nodes)  # before the work starts
         run_spec = make_run_spec(experiment, print)
-        chosen = largest(run_spec) if own.client is None else described(run_spec, own.client)
-        measured = _measure(run_spec, chosen, places, apart)
+        chosen = largest(run_spec) if options.client is None else described(run_spec, options.client)
+        measured = _measure(run_spec, chosen, nodes, run_apart)
     need = need_of(measured, experiment.selected_clients)
     print(f"\n{needs(measured, need, experiment)}")
-    shares = share_out(places, need, experiment.task.clients, experiment.cluster.server_gpus)
-    print(limits(places, shares))
-    _write(own.out, preset, experiment, measured, need, places, shares)
+    sizing = share_out(nodes, need, experiment.task.clients, experiment.cluster.server_gpus)
+    print(limits(nodes, sizing))
+    _write(options.out, preset, experiment, measured, need, nodes, sizing)
     return 0
 
 
-def _check(own: argparse.Namespace, experiment: Experiment) -> None:
-    if own.out.suffix == ".json" or not own.out.parent.is_dir():
-        raise InputError(f"--out {own.out}: must be a file in a folder that exists, and not end in .json")
-    if own.client is not None and not 0 <= own.client < experiment.task.clients:
-        raise InputError(f"--client {own.client}: the clients are 0..{experiment.task.clients - 1}")
+def _check(options: argparse.Namespace, experiment: Experiment) -> None:
+    if options.out.suffix == ".json" or not options.out.parent.is_dir():
+        raise InputError(f"--out {options.out}: must be a file in a folder that exists, and not end in .json")
+    if options.client is not None and not 0 <= options.client < experiment.task.clients:
+        raise InputError(f"--client {options.client}: the clients are 0..{experiment.task.clients - 1}")
 
 
 def _write(
-    out: Path, preset: str, experiment: Experiment, measured: Measured, need: Need, places: list[Place], shares: Shares
+    out: Path, preset: str, experiment: Experiment, measured: Measured, need: Need, nodes: list[Node], sizing: Sizing
 ) -> None:
-    """The overrides, and beside them all figures."""
-    text, figures = overrides_of(shares), out.with_suffix(".json")
+    """Write the overrides, and beside them all figures."""
+    text, figures = overrides_of(sizing), out.with_suffix(".json")
     write_atomically(out, f"{text}\n".encode())
     content = {
         "preset": preset, "config_digest": digest(experiment), **asdict(measured), "need": asdict(need),
-        "places": [asdict(p) for p in places], "margins": {"memory": MEMORY_MARGIN, "gpu": GPU_MARGIN},
-        "shares": asdict(shares), "overrides": text, "torch": version_of("torch"), "ray": version_of("ray"),
+        "places": [{"node": {"cpus": n.cpus, "devices": n.devices}, "memory": n.memory} for n in nodes],
+        "margins": {"memory": MEMORY_MARGIN, "gpu": GPU_MARGIN},
+        "shares": asdict(sizing), "overrides": text, "torch": version_of("torch"), "ray": version_of("ray"),
     }  # fmt: skip
     write_atomically(figures, json.dumps(content, indent=1).encode())
     print(f"\n{text}\n\nanchorfl run {preset} $(cat {out})   # all figures: {figures}")
 
 
 def _split(arguments: list[str]) -> tuple[str, argparse.Namespace, list[str]]:
-    """Preset, the command's own options, and the overrides."""
+    """Return preset, the command's own options, and the overrides."""
     parser = argparse.ArgumentParser(prog="anchorfl probe", add_help=False, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--client", type=int, default=None)
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("probe.txt"))
     try:
-        own, overrides = parser.parse_known_args(arguments[1:])
+        options, overrides = parser.parse_known_args(arguments[1:])
     except argparse.ArgumentError as error:
         raise InputError(f"probe: {error}") from error
-    return arguments[0], own, overrides
+    return arguments[0], options, overrides
 
 
-def _where(experiment: Experiment, cpu: bool, stack: ExitStack) -> tuple[list[Place], Apart]:
-    """Nodes that runs would use, and how to run something there in a fresh process."""
+def _nodes(experiment: Experiment, cpu: bool, stack: ExitStack) -> tuple[list[Node], InFreshProcess]:
+    """Return the nodes that runs would use, and what runs something there in a fresh process."""
     if experiment.cluster.executor == "serial":
         devices = 0 if cpu else torch.cuda.device_count()
-        node = Node(memory_probe.own_cpus(), (1.0,) * devices)
-        return [Place(node, float(memory_probe.free_memory()))], memory_probe.apart
+        here = Node(memory_probe.own_cpus(), (1.0,) * devices, float(memory_probe.free_memory()))
+        return [here], memory_probe.in_fresh_process
     from anchorfl.pipeline.cluster import layout, ray_cluster
 
-    if ray_cluster.start(experiment.cluster):
-        stack.callback(ray_cluster.stop)
-    found = [Place(Node(n.cpus) if cpu else n, memory) for n, memory in layout.with_memory()]
+    stack.enter_context(ray_cluster.session(experiment.cluster))
+    found = [Node(n.cpus, memory=n.memory) if cpu else n for n in layout.nodes()]
     gpus = float(has_gpu(found))
 
-    def apart(function: Callable[..., Any], *arguments: Any) -> Any:
-        return layout.apart(function, *arguments, gpus=gpus if function is memory_probe.measure_client else 0.0)
+    def run_apart(function: Callable[..., Any], *arguments: Any) -> Any:
+        share = gpus if function is memory_probe.measure_client else 0.0
+        return layout.in_fresh_worker(function, *arguments, gpus=share)
 
-    return found, apart
+    return found, run_apart
 
 
-def has_gpu(places: list[Place]) -> bool:
-    """Whether a client actor can have a GPU: it needs a CPU on the same node."""
-    return any(p.node.devices for p in usable(places))
+def has_gpu(nodes: list[Node]) -> bool:
+    """Return whether a client actor can have a GPU: it needs a CPU on the same node."""
+    return any(node.devices for node in usable(nodes))
 
 
 def largest(run_spec: RunSpec) -> Chosen:
-    """The client expected to need most: the product of its rows that can have a loss and its longest row is largest;
-    among equals the one with most rows, then the first.
+    """Return the client expected to need most.
+
+    Its rows that can have a loss times its longest row is largest; among equals the one with most rows, then the first.
     """
     every = [described(run_spec, client) for client in range(run_spec.experiment.task.clients)]
     return max(every, key=lambda c: (c.active * c.longest, c.rows, -c.client))
 
 
 def described(run_spec: RunSpec, client: int) -> Chosen:
-    """A client's size."""
+    """Return the size of a client's data."""
     rows = run_spec.data().client(client, run_spec.objective())
     longest = 1 if rows.length_N is None or not len(rows) else int(rows.length_N.max())
     return Chosen(client, len(rows), int((rows.weight_NC != 0).any(-1).sum()), longest)
 
 
-def _measure(run_spec: RunSpec, chosen: Chosen, places: list[Place], apart: Apart) -> Measured:
-    """Train it and merge its update, each in a fresh process."""
-    on_gpu = has_gpu(places)
+def _measure(run_spec: RunSpec, chosen: Chosen, nodes: list[Node], run_apart: InFreshProcess) -> Measured:
+    """Train the client and aggregate its update, each in a fresh process."""
+    on_gpu = has_gpu(nodes)
     device = "a GPU, as soon as one is free" if on_gpu else "the CPU"
     print(f"training client {chosen.client} alone for {memory_probe.ROUNDS} rounds on {device}", flush=True)
     sender, experiment = server_of(run_spec), run_spec.experiment
@@ -178,9 +179,9 @@ def _measure(run_spec: RunSpec, chosen: Chosen, places: list[Place], apart: Apar
     sent = messages.pack({"broadcast": sender.broadcast(1), "client_message": sender.client_message(chosen.client)})
     what = f"client {chosen.client}"
     try:
-        client, update = apart(memory_probe.measure_client, run_spec, chosen.client, sent, on_gpu)
+        client, update = run_apart(memory_probe.measure_client, run_spec, chosen.client, sent, on_gpu)
         what = "the server"
-        server: ServerUse = apart(memory_probe.measure_server, run_spec, chosen.client, update)
+        server: ServerUse = run_apart(memory_probe.measure_server, run_spec, chosen.client, update)
     except RuntimeError as error:
         hint = " (--cpu leaves GPUs out)" if on_gpu else ""
         raise InputError(f"{what} could not be measured: {error}{hint}") from error
@@ -188,22 +189,25 @@ def _measure(run_spec: RunSpec, chosen: Chosen, places: list[Place], apart: Apar
 
 
 def need_of(measured: Measured, per_round: int) -> Need:
-    """What an actor and the server of a run need: the server holds the updates of a whole round, not of one client."""
+    """Return what an actor and the server of a run need.
+
+    The server holds the updates of a whole round, not of one client.
+    """
     client, server = measured.client, measured.server
     return Need(client.peak, client.rows, server.peak + (per_round - 1) * client.update, client.gpu)
 
 
-def overrides_of(shares: Shares) -> str:
-    """The arguments that put a run on the cluster with these shares."""
+def overrides_of(sizing: Sizing) -> str:
+    """Return the arguments that put a run on the cluster with these shares."""
     return (
-        f"--cluster.clients_per_actor {shares.clients_per_actor} --cluster.client_cpus {number(shares.client_cpus)}"
-        f" --cluster.client_gpus {number(shares.client_gpus)}"
+        f"--cluster.clients_per_actor {sizing.clients_per_actor} --cluster.client_cpus {number(sizing.client_cpus)}"
+        f" --cluster.client_gpus {number(sizing.client_gpus)}"
     )
 
 
-def needs(m: Measured, need: Need, experiment: Experiment) -> str:
-    """What was measured, for the eye."""
-    chosen, client, server, gpu = m.chosen, m.client, m.server, m.client.gpu
+def needs(measured: Measured, need: Need, experiment: Experiment) -> str:
+    """Return what was measured, for the eye."""
+    chosen, client, server, gpu = measured.chosen, measured.client, measured.server, measured.client.gpu
     labeled = f"{chosen.rows} rows, {chosen.active} of them labeled, longest {chosen.longest}"
     further = f"{size(client.rows)} for each further client of an actor"
     merging = f"{size(need.server)} with the updates of {experiment.selected_clients} clients"
@@ -223,22 +227,24 @@ def needs(m: Measured, need: Need, experiment: Experiment) -> str:
     return aligned(lines)
 
 
-def limits(places: list[Place], s: Shares) -> str:
-    """What limits the number of actors, with the margins, and the result, for the eye."""
-    nodes = usable(places)
-    cpus, memory = sum(p.node.cpus for p in nodes), sum(p.memory for p in nodes)
+def limits(nodes: list[Node], sizing: Sizing) -> str:
+    """Return what limits the number of actors, with the margins, and the result, for the eye."""
+    nodes = usable(nodes)
+    cpus, memory = sum(node.cpus for node in nodes), sum(node.memory for node in nodes)
     given = f"{MEMORY_MARGIN:.0%} of {size(memory)} free, the server's share on each node left out"
     lines = [
-        ("by CPUs", f"{s.by_cpus} actors: one to each of {number(cpus)} CPUs on {len(nodes)} node(s)"),
-        ("by memory", f"{s.by_memory} actors in {given}"),
+        ("by CPUs", f"{sizing.by_cpus} actors: one to each of {number(cpus)} CPUs on {len(nodes)} node(s)"),
+        ("by memory", f"{sizing.by_memory} actors in {given}"),
     ]
-    if s.by_gpus is not None:
-        lines.append(("by GPUs", f"{s.by_gpus} actors: {s.per_gpu} in {GPU_MARGIN:.0%} of the memory of each GPU"))
-    shares = f"{number(s.client_cpus)} CPU and {number(s.client_gpus)} GPU"
-    lines.append(("result", f"{s.actors} actors of {shares}, {s.clients_per_actor} client(s) each"))
+    if sizing.by_gpus is not None:
+        lines.append(
+            ("by GPUs", f"{sizing.by_gpus} actors: {sizing.per_gpu} in {GPU_MARGIN:.0%} of the memory of each GPU")
+        )
+    shares = f"{number(sizing.client_cpus)} CPU and {number(sizing.client_gpus)} GPU"
+    lines.append(("result", f"{sizing.actors} actors of {shares}, {sizing.clients_per_actor} client(s) each"))
     return aligned(lines)
 
 
 def aligned(lines: list[tuple[str, str]]) -> str:
-    """Names and texts as two columns."""
+    """Return names and texts as two columns."""
     return "\n".join(f"{name:<16}{text}" for name, text in lines)

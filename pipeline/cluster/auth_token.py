@@ -20,28 +20,28 @@ OTHERS = 0o077
 """Bits of a mode that let anybody but the owner in."""
 
 
-def usual() -> Path:
-    """Where Ray looks for the token unless a variable says otherwise."""
+def default_path() -> Path:
+    """Return the path at which Ray looks for the token unless a variable says otherwise."""
     return Path.home() / ".ray" / "auth_token"
 
 
-def made() -> None:
-    """There is a token, for a Ray that is started now; ``RAY_AUTH_MODE`` other than ``token`` wants none.
+def ensure_token() -> None:
+    """Make a token where a Ray that is started now has none; ``RAY_AUTH_MODE`` other than ``token`` wants none.
 
-    Raises InputError as ``closed``, and where ``RAY_AUTH_TOKEN_PATH`` names no file.
+    Raises InputError as ``restrict_mode``, and where ``RAY_AUTH_TOKEN_PATH`` names no file.
     """
     if os.environ.get(MODE, "token").lower() != "token" or os.environ.get(TOKEN):
         return
-    path = Path(os.environ.get(PATH) or usual())
+    path = Path(os.environ.get(PATH) or default_path())
     if not path.exists():
         if os.environ.get(PATH):
             raise InputError(f"{PATH} = {path}: there is no such file; unset it, or write a token there with mode 600")
         create(path)
-    closed(path)
+    restrict_mode(path)
 
 
 def create(path: Path) -> None:
-    """A new token of 256 bits at ``path``; of several processes that do this at once, one makes it for all."""
+    """Write a new token of 256 bits to ``path``; of several processes that do this at once, one makes it for all."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -58,13 +58,15 @@ def create(path: Path) -> None:
         draft.unlink()
 
 
-def closed(path: Path | None = None) -> None:
-    """Close a token file that others can read, and say so; no matter where there is none. path: None: the one in use.
+def restrict_mode(path: Path | None = None) -> None:
+    """Close a token file that others can read, and say so; do nothing where there is none.
+
+    path: None: the one in use.
 
     Mended and not refused, since Ray itself leaves it open: everybody who has used Ray has such a file. Raises
     InputError where it cannot be closed, because it belongs to somebody else or lies on a disk without modes.
     """
-    path = path or Path(os.environ.get(PATH) or usual())
+    path = path or Path(os.environ.get(PATH) or default_path())
     if not path.exists():
         return
     found = path.stat()

@@ -1,4 +1,4 @@
-"""How a run lies on a Ray cluster: client actors, their shares of CPUs and GPUs, placement groups."""
+"""Layout of a run on a Ray cluster: client actors, their shares of CPUs and GPUs, placement groups."""
 
 from __future__ import annotations
 
@@ -11,37 +11,46 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from anchorfl.pipeline.cluster.placement import Node, largest_share, wherever
+from anchorfl.pipeline.cluster.placement import Node, fits_wherever, largest_share
 from anchorfl.pipeline.config.cluster import ClusterOptions
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import InputError, first_line
 
 T = TypeVar("T")
 PER_CLIENT_ACTORS_UP_TO = 32
+"""Clients up to which each has an actor of its own, where ``cluster.clients_per_actor`` leaves it open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a run lies on the cluster: number of client actors, their shares, and how many may train at one time."""
+    """The client actors and the server of a run on the cluster."""
 
     actors: int
+    """Number of client actors."""
     client_cpus: float
+    """Share of each client actor."""
     client_gpus: float
+    """Share of each client actor."""
     server_cpus: float
     server_gpus: float
     concurrent: int
+    """Calls to client actors in flight at a time, at most."""
     group: Any = None
     """Placement group with bundle 0 for the server and one more per client actor; None: anywhere on the cluster."""
 
 
 def nodes() -> list[Node]:
-    """What each node of the cluster has, free or not."""
+    """Return what each node of the cluster has, free or not. Memory: free when Ray started, less its object store."""
     everywhere: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # ray has no annotation here
     shares = [node["Resources"] for node in everywhere if node["Alive"]]
-    return [Node(float(s.get("CPU", 0.0)), (1.0,) * int(s.get("GPU", 0.0))) for s in shares]
+    return [
+        Node(float(s.get("CPU", 0.0)), (1.0,) * int(s.get("GPU", 0.0)), float(s.get("memory", 0.0))) for s in shares
+    ]
 
 
 def layout(options: ClusterOptions, clients: int) -> Layout:
-    """Shares that fit the cluster, or InputError: actors that never get their share would wait for ever."""
+    """Return shares that fit the cluster. Raise InputError where none do: actors that never get their share would wait
+    for ever.
+    """
     have = nodes()
     cpus, gpus = sum(node.cpus for node in have), sum(len(node.devices) for node in have)
     if options.clients_per_actor:
@@ -57,7 +66,7 @@ def layout(options: ClusterOptions, clients: int) -> Layout:
         )
 
     def fits(share: float, server: float) -> bool:
-        return wherever(have, (server, options.server_gpus), [(share, options.client_gpus)] * actors)
+        return fits_wherever(have, (server, options.server_gpus), [(share, options.client_gpus)] * actors)
 
     share = options.client_cpus or largest_share(have, actors + 1, lambda s: fits(s, s))
     left = max(0.0, min(1.0, cpus - actors * share)) if options.client_cpus else share
@@ -80,20 +89,10 @@ def _too_many(actors: int, share: float, options: ClusterOptions, have: Sequence
     )
 
 
-def with_memory() -> list[tuple[Node, float]]:
-    """What each node has, as in ``nodes``, and the bytes that actors may take there: free when Ray started, less its
-    object store.
-    """
-    everywhere: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # ray has no annotation here
-    shares = [node["Resources"] for node in everywhere if node["Alive"]]
-    return [
-        (Node(float(s.get("CPU", 0.0)), (1.0,) * int(s.get("GPU", 0.0))), float(s.get("memory", 0.0))) for s in shares
-    ]
+def in_fresh_worker(function: Callable[..., T], *arguments: Any, gpus: float = 0.0) -> T:
+    """Run ``function`` in a fresh worker process of the cluster and return what it gives.
 
-
-def apart(function: Callable[..., T], *arguments: Any, gpus: float = 0.0) -> T:
-    """What ``function`` gives in a fresh worker process of the cluster; RuntimeError with one line where it gives
-    nothing.
+    Raises RuntimeError with one line where it gives nothing.
     """
     # A worker serves only tasks of its own environment, so none that has worked before gets this one.
     fresh = {"env_vars": {"ANCHORFL_APART": uuid.uuid4().hex}}
@@ -102,5 +101,4 @@ def apart(function: Callable[..., T], *arguments: Any, gpus: float = 0.0) -> T:
         return ray.get(task.remote(*arguments))  # type: ignore[no-any-return]  # what ``function`` returned there
     except RayError as error:
         cause = error.cause if isinstance(error, RayTaskError) else error
-        text = str(cause).strip().splitlines()
-        raise RuntimeError(f"{type(cause).__name__}: {text[0] if text else 'no message'}") from error
+        raise RuntimeError(first_line(cause, "no message")) from error

@@ -1,26 +1,32 @@
-"""What fits a cluster: an actor lies on one node, and a share of a GPU on one device, so totals do not tell."""
+"""Placement of actors on the nodes of a cluster: each lies on one node, and a share of a GPU on one device, so totals
+do not tell.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 SLACK = 1e-9
-Shares = tuple[float, float]
+ActorShares = tuple[float, float]
 """CPUs and GPUs of an actor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What is free on a node; devices: of each GPU, from 0 to 1."""
+    """The free resources of a node."""
 
     cpus: float
     devices: tuple[float, ...] = ()
+    """What is free of each GPU, 0 to 1."""
+    memory: float = field(default=0.0, compare=False)
+    """Bytes that actors may take. Nodes that differ in it alone are equal: Ray places actors by CPUs and GPUs."""
 
-    def less(self, shares: Shares) -> Node | None:
-        """The node with an actor of these shares on it; None: it has no room. A share below 1 GPU takes the fullest
-        device that has room; 1 and more take whole devices.
+    def less(self, shares: ActorShares) -> Node | None:
+        """Return the node with an actor of these shares on it; None: it has no room.
+
+        A share below 1 GPU takes the fullest device that has room; 1 and more take whole devices.
         """
         cpus, gpus = shares
         if cpus > self.cpus + SLACK:
@@ -36,11 +42,11 @@ class Node:
             if sum(free >= 1 - SLACK for free in devices) < whole:
                 return None
             devices = devices[:-whole]
-        return Node(self.cpus - cpus, tuple(devices))
+        return Node(self.cpus - cpus, tuple(devices), self.memory)
 
 
-def placed(nodes: Sequence[Node], actors: Iterable[Shares]) -> list[Node] | None:
-    """What is free after each actor went to the first node that has room; None: one finds none."""
+def place(nodes: Sequence[Node], actors: Iterable[ActorShares]) -> list[Node] | None:
+    """Put each actor on the first node that has room; return what is then free, or None where one finds none."""
     left = list(nodes)
     for shares in actors:
         for i, node in enumerate(left):
@@ -53,22 +59,22 @@ def placed(nodes: Sequence[Node], actors: Iterable[Shares]) -> list[Node] | None
     return left
 
 
-def copies(nodes: Sequence[Node], group: Sequence[Shares], most: int) -> int:
-    """How often a group of actors fits, the largest actors first, at most ``most`` times."""
+def count_groups(nodes: Sequence[Node], group: Sequence[ActorShares], most: int) -> int:
+    """Return how often a group of actors fits, the largest actors first, at most ``most`` times."""
     order = sorted((s for s in group if s != (0.0, 0.0)), key=lambda s: (s[1], s[0]), reverse=True)
-    left, count = placed(nodes, order), 0
+    left, count = place(nodes, order), 0
     while left is not None and count < most:
-        left, count = placed(left, order), count + 1
+        left, count = place(left, order), count + 1
     return count
 
 
-def wherever(nodes: Sequence[Node], first: Shares, others: Sequence[Shares]) -> bool:
-    """Whether ``others`` find room whichever node the first actor goes to: which, is for Ray to choose."""
+def fits_wherever(nodes: Sequence[Node], first: ActorShares, others: Sequence[ActorShares]) -> bool:
+    """Return whether ``others`` find room whichever node the first actor goes to: which, is for Ray to choose."""
     choices = [node for node in set(nodes) if node.less(first) is not None]
-    return bool(choices) and all(placed(_with(nodes, node, first), others) is not None for node in choices)
+    return bool(choices) and all(place(_with(nodes, node, first), others) is not None for node in choices)
 
 
-def _with(nodes: Sequence[Node], node: Node, shares: Shares) -> list[Node]:
+def _with(nodes: Sequence[Node], node: Node, shares: ActorShares) -> list[Node]:
     left, at = list(nodes), list(nodes).index(node)
     after = node.less(shares)
     assert after is not None
@@ -77,7 +83,7 @@ def _with(nodes: Sequence[Node], node: Node, shares: Shares) -> list[Node]:
 
 
 def largest_share(nodes: Sequence[Node], actors: int, fits: Callable[[float], bool]) -> float:
-    """The largest CPU share up to 1, in steps of 1/10,000, with which ``actors`` actors fit; 0: none."""
+    """Return the largest CPU share up to 1, in steps of 1/10,000, with which ``actors`` actors fit; 0: none."""
     parts = {node.cpus / k for node in set(nodes) for k in range(1, actors + 1)}
     rounded = sorted({math.floor(1e4 * min(1.0, part) + SLACK) / 1e4 for part in parts} - {0.0})
     low, high = 0, len(rounded)  # what fits with one share fits with every smaller one

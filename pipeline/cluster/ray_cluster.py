@@ -1,4 +1,4 @@
-"""Ray itself: starting one of our own or joining a running one, and how its resources are shared out."""
+"""Ray itself: start one of our own, join a running one, wait for its nodes, and leave it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,17 @@ LONGEST = 41
 """Characters of the folder around Ray's own, so that the path of a socket in it stays within Linux's 107."""
 
 
+@contextmanager
+def session(options: ClusterOptions) -> Iterator[None]:
+    """Run the block with Ray; a Ray that is started or joined for it ends with the block."""
+    started = start(options)
+    try:
+        yield
+    finally:
+        if started:
+            stop()
+
+
 def start(options: ClusterOptions) -> bool:
     """Connect to Ray; True if this call started or joined it (then ``stop`` is for the caller to call)."""
     if ray.is_initialized():
@@ -45,7 +56,7 @@ def start(options: ClusterOptions) -> bool:
         _start_own(quiet)
         signals.renew()
         return True
-    auth_token.closed()
+    auth_token.restrict_mode()
     try:
         ray.init(address=options.address, **quiet)
     except ConnectionError as error:
@@ -58,13 +69,13 @@ def start(options: ClusterOptions) -> bool:
         _tell(
             f"the Ray cluster at {options.address} wants no token: whoever reaches it can run code on it (SECURITY.md)"
         )
-    gather(options)
+    wait_for_nodes(options)
     if not sum(node.cpus for node in nodes()):
         raise InputError(
             f"the cluster at {options.address!r} has no CPUs now: start workers, or have its autoscaler start them with"
             " --cluster.wait_for_cpus or --cluster.wait_for_gpus"
         )
-    if line := busy(sum(node.cpus for node in nodes())):
+    if line := busy_line(sum(node.cpus for node in nodes())):
         _tell(line)
     return True
 
@@ -86,12 +97,12 @@ def stop() -> None:
 
 
 def _start_own(quiet: dict[str, Any]) -> None:
-    """A Ray that only this user of this machine can reach: on loopback, with a token, in a folder of his own.
+    """Start a Ray that only this user of this machine can reach: on loopback, with a token, in a folder of his own.
 
-    InputError where one of the three cannot be had; ``RAY_AUTH_MODE=disabled`` and ``RAY_TMPDIR`` are the user's own
-    decisions, and stand.
+    Raises InputError where one of the three cannot be had. ``RAY_AUTH_MODE=disabled`` and ``RAY_TMPDIR`` are the user's
+    own decisions, and stand.
     """
-    auth_token.made()
+    auth_token.ensure_token()
     # Without a dashboard nobody asks what tasks have run, of which Ray would keep 100,000 at 3 kB each.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     with _loopback_only(), _few_processes():
@@ -110,7 +121,7 @@ def _start_own(quiet: dict[str, Any]) -> None:
 
 @contextmanager
 def _loopback_only() -> Iterator[None]:
-    """Ray started in this block listens on loopback.
+    """Make a Ray that is started in the block listen on loopback.
 
     Ray 2.60 takes 127.0.0.1 as a node's address for a slip and puts the machine's own in its place, except where it
     makes no clusters, as on macOS and Windows by default (RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER, read once, at the import).
@@ -127,8 +138,10 @@ def _loopback_only() -> Iterator[None]:
 
 @contextmanager
 def _few_processes() -> Iterator[None]:
-    """Ray started in this block does without three processes that nobody here asks anything: the API server behind the
-    dashboard, the autoscaler's monitor, and the monitor of workers' logs, which are not shown.
+    """Make a Ray that is started in the block do without three processes that nobody here asks anything.
+
+    They are the API server behind the dashboard, the autoscaler's monitor, and the monitor of workers' logs, which are
+    not shown.
 
     It is there 2 s sooner and takes 180 MB less (docs/speed.md). ``ray.init`` has no options for them.
     """
@@ -149,7 +162,7 @@ def _few_processes() -> Iterator[None]:
 
 
 def _own_folder() -> str | None:
-    """Folder for the sockets, logs and spilled objects of a Ray of our own; None: ``RAY_TMPDIR`` names one.
+    """Return the folder for the sockets, logs and spilled objects of a Ray of our own; None: ``RAY_TMPDIR`` names one.
 
     Ray opens its folders to everybody for writing (``/tmp/ray``, mode 0777), so that another user could put his socket
     in the place of ours; hence a folder around it that he cannot enter. Names are short, as paths of sockets must be.
@@ -172,7 +185,10 @@ def _own_folder() -> str | None:
 
 
 def _wants_token() -> bool:
-    """Whether Ray, which is connected, speaks only to who has the token: Ray sets the variable where it decides so."""
+    """Return whether Ray, which is connected, speaks only to who has the token.
+
+    Ray sets the variable where it decides so.
+    """
     return os.environ.get(auth_token.MODE, "").lower() == "token"
 
 
@@ -180,9 +196,11 @@ def _tell(line: str) -> None:
     print(f"anchorfl: {line}", file=sys.stderr, flush=True)
 
 
-def gather(options: ClusterOptions, pause_s: float = 2.0) -> None:
+def wait_for_nodes(options: ClusterOptions, pause_s: float = 2.0) -> None:
     """Wait until the cluster has the CPUs and GPUs that ``options`` ask for, and tell its autoscaler to make nodes for
-    them. InputError where they do not come in time.
+    them.
+
+    Raises InputError where they do not come in time.
     """
     wanted = {"CPU": options.wait_for_cpus, "GPU": options.wait_for_gpus}
     if not any(wanted.values()):
@@ -208,9 +226,10 @@ def gather(options: ClusterOptions, pause_s: float = 2.0) -> None:
         request_resources(bundles=[])  # a request outlives its maker, and would keep paid nodes for ever
 
 
-def busy(total: float) -> str:
-    """A line where others use some of the cluster's CPUs; "" where nobody does. A run's layout counts on all of them,
-    and Ray lets actors wait for ever.
+def busy_line(total: float) -> str:
+    """Return a line where others use some of the cluster's CPUs, of which there are ``total``; "" where nobody does.
+
+    A run's layout counts on all of them, and Ray lets actors wait for ever.
     """
     resources: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]  # no annotation
     used = total - resources.get("CPU", 0.0)

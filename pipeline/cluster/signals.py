@@ -1,4 +1,4 @@
-"""SIGTERM ends a command as Ctrl-C does.
+"""The handler by which SIGTERM ends a command as Ctrl-C does.
 
 It is what schedulers, containers and ``ray job stop`` send before they take the machine: a run then keeps its last
 completed round, closes its records as KILLED, and says how to go on. Only the console script asks for that; a program
@@ -16,21 +16,22 @@ _received: list[bool] = []
 
 
 def as_ctrl_c() -> None:
-    """From now on SIGTERM interrupts; a second one ends the process at once."""
+    """Let SIGTERM interrupt from now on; a second one ends the process at once."""
     _asked.append(True)
     renew()
 
 
 def renew() -> None:
-    """Set the handler again, where ``as_ctrl_c`` was asked for: Ray, as it starts, puts in its own, which prints the
-    stack and aborts.
+    """Set the handler again, where ``as_ctrl_c`` was asked for.
+
+    Ray, as it starts, puts in its own, which prints the stack and aborts.
     """
     if _asked and not _received and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _interrupt)
 
 
 def received() -> bool:
-    """Whether a SIGTERM interrupted this process."""
+    """Return whether a SIGTERM interrupted this process."""
     return bool(_received)
 
 

@@ -23,7 +23,7 @@ class FederationOptions:
     """Local epochs E."""
     batched_clients: bool = False
     """Compute a round of clients with one class each as one pass over their rows
-    (pipeline/execution/pooled_executor.py): the same update up to float rounding, for methods that have it."""
+    (pipeline/execution/batched_executor.py): the same update up to float rounding, for methods that have it."""
     batch_rows: int = 1024
     """Rows of one piece of such a pass; the pieces add up."""
     quorum: float = 0.5

@@ -1,1 +1,1 @@
-"""Parts of ``anchorfl diagnose``: what is measured of a run after its training."""
+"""Parts of ``anchorfl diagnose``: measures of a run after its training."""

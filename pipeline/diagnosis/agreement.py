@@ -1,4 +1,5 @@
-"""Whether local models put the classes where the global one does: three models in one frame (FedAlign, Figure 6).
+"""Agreement of local models and the global one about where the classes are: three models in one frame (FedAlign,
+Figure 6).
 
 Two clients train for one round from the last state, with the memory that they have; the test rows are represented by
 the global model and by both local ones. Shape suffixes: K models (global, a, b), N test rows, D width, C classes, P
@@ -20,7 +21,7 @@ from sklearn.metrics import silhouette_samples
 from anchorfl.pipeline.algorithm.seeds import numpy_rng, seed_for
 from anchorfl.pipeline.diagnosis.divergence import LEAST, proxy_a_distance
 from anchorfl.pipeline.diagnosis.figures import draw_frames
-from anchorfl.pipeline.diagnosis.result import Floats, Part, write_table
+from anchorfl.pipeline.diagnosis.result import Floats, PartResult, write_table
 from anchorfl.pipeline.diagnosis.study import Study, part_of
 from anchorfl.tasks.arrays.arrow import Bools, Ints
 from anchorfl.tasks.arrays.labels import Labels
@@ -31,9 +32,11 @@ PAIRS = ("global_a", "global_b", "a_b")
 """Pairs of models, in the order of ``combinations``."""
 
 
-def chosen_rows(y_NC: Bools, most: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """Places of at most ``most`` rows, ascending, and the class of each: its rarest. Rows without a class are left out;
-    of every class there are as many, as far as it has them, so that rare ones can be seen.
+def select_rows(y_NC: Bools, most: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """Return the indices of at most ``most`` rows, ascending, and the class of each: its rarest.
+
+    Rows without a class are left out. Of every class there are as many, as far as it has them, so that rare ones can be
+    seen.
     """
     class_N = Labels.of_matrix(y_NC).rarest()
     count_C = np.bincount(class_N[class_N >= 0], minlength=y_NC.shape[1])
@@ -43,26 +46,29 @@ def chosen_rows(y_NC: Bools, most: int, rng: np.random.Generator) -> tuple[Ints,
     parts = [
         rng.permutation(np.flatnonzero(class_N == c))[:take] for c, take in zip(occurs.tolist(), quota, strict=True)
     ]
-    place_N = np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
-    return place_N, class_N[place_N]
+    index_N = np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
+    return index_N, class_N[index_N]
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Per class that occurs (``classes``, [C]) and pair of models (``PAIRS``): cosine_PC of the class's centroids, as
-    seen from the mean of the whole frame; match_PC: share of the class's rows that lie nearest to the centroid of their
-    own class in the *other* model, mean of both ways. silhouette_C: mean over its points of all three models together.
-    """
+    """The agreement of three models, per class that occurs and pair of models (``PAIRS``)."""
 
     classes: Ints
+    """Index of every class that occurs, [C]."""
     rows_C: Ints
+    """Rows of the class."""
     cosine_PC: Floats
+    """Cosine of the class's centroids in both models, as seen from the mean of the whole frame."""
     match_PC: Floats
+    """Share of the class's rows that lie nearest to the centroid of their own class in the *other* model, mean of both
+    ways."""
     silhouette_C: Floats
+    """Mean over the class's points of all three models together; NaN where there is one class only."""
 
 
 def agreement_of(z_KND: Floats, class_N: Ints) -> Agreement:
-    """How far the three models agree about where the classes are. Silhouettes are NaN where there is one class only."""
+    """Return how far the three models agree about where the classes are."""
     classes, at_N, rows_C = np.unique(class_N, return_inverse=True, return_counts=True)
     member_CN = (np.arange(len(classes))[:, None] == at_N).astype(np.float64)
     centred_KND = z_KND - z_KND.mean((0, 1))
@@ -84,37 +90,37 @@ def agreement_of(z_KND: Floats, class_N: Ints) -> Agreement:
     return Agreement(classes, rows_C, cosine_PC, match_PC, silhouette_C)
 
 
-def embedded(z_KND: Floats, seed: int) -> Floats:
-    """All points of all models in one plane [K, N, 2] by t-SNE (van der Maaten and Hinton, 2008)."""
+def embed(z_KND: Floats, seed: int) -> Floats:
+    """Return all points of all models in one plane [K, N, 2] by t-SNE (van der Maaten and Hinton, 2008)."""
     flat = z_KND.reshape(-1, z_KND.shape[-1])
     perplexity = min(30.0, (len(flat) - 1) / 3)
     plane = TSNE(n_components=2, init="pca", perplexity=perplexity, random_state=seed % 2**32).fit_transform(flat)
     return np.asarray(plane, dtype=np.float64).reshape(*z_KND.shape[:2], 2)
 
 
-def agreement(study: Study, out: Path, *, clients: tuple[int, int], rows: int) -> Part:
-    """``agreement.csv``, ``representations.csv`` and ``representations.png``, after the last completed round."""
+def agreement(study: Study, out: Path, *, clients: tuple[int, int], rows: int) -> PartResult:
+    """Write ``agreement.csv``, ``representations.csv`` and ``representations.png``, after the last completed round."""
     cards, test = study.server.cards, study.server.splits["test"]
     a, b = clients
     y_NC = (test.y_NC.numpy() > 0) & (test.known_NC.numpy() > 0)
-    place_N, class_N = chosen_rows(y_NC, rows, numpy_rng(study.seed, "diagnosis", "test rows"))
-    if len(place_N) < LEAST:
-        raise InputError(f"{study.folder}: only {len(place_N)} labeled test rows: leave 'agreement' out of --parts")
-    shown = part_of(test, torch.from_numpy(place_N))
+    index_N, class_N = select_rows(y_NC, rows, numpy_rng(study.seed, "diagnosis", "test rows"))
+    if len(index_N) < LEAST:
+        raise InputError(f"{study.folder}: only {len(index_N)} labeled test rows: leave 'agreement' out of --parts")
+    shown = part_of(test, torch.from_numpy(index_N))
     locals_ = [study.local_weights(study.last.round, m, study.memory(m)) for m in (a, b)]
     weights = [study.at(study.last.round).state.weights, *locals_]
     z_KND = np.stack([study.represent(w, shown).double().numpy() for w in weights])
     found = agreement_of(z_KND, class_N)
-    plane_KN2 = embedded(z_KND, seed_for(study.seed, "diagnosis", "t-sne"))
+    plane_KN2 = embed(z_KND, seed_for(study.seed, "diagnosis", "t-sne"))
     aware_KC = np.stack([np.ones(len(study.class_names), np.bool_), *(cards[m].identified_C.numpy() for m in (a, b))])
     titles = ("global model", f"client {a}'s model", f"client {b}'s model")
     draw_frames(plane_KN2, class_N, study.class_names, aware_KC, titles, out / "representations.png")
-    _write(study.class_names, found, aware_KC, plane_KN2, place_N, class_N, out)
-    return _told(study, found, _apart(z_KND, study.seed), (a, b), len(place_N))
+    _write(study.class_names, found, aware_KC, plane_KN2, index_N, class_N, out)
+    return _summarize(study, found, _model_distances(z_KND, study.seed), (a, b), len(index_N))
 
 
-def _apart(z_KND: Floats, seed: int) -> dict[str, float]:
-    """Proxy A-distance between models: one half of the test rows by one of them against the other half by the other."""
+def _model_distances(z_KND: Floats, seed: int) -> dict[str, float]:
+    """Return the proxy A-distances between models: half of the test rows by one against the other half by the other."""
     order_N, half = numpy_rng(seed, "diagnosis", "models").permutation(z_KND.shape[1]), z_KND.shape[1] // 2
     return {
         f"a_distance/{name}": proxy_a_distance(
@@ -125,7 +131,7 @@ def _apart(z_KND: Floats, seed: int) -> dict[str, float]:
 
 
 def _write(
-    names: Sequence[str], found: Agreement, aware_KC: Bools, plane_KN2: Floats, place_N: Ints, class_N: Ints, out: Path
+    names: Sequence[str], found: Agreement, aware_KC: Bools, plane_KN2: Floats, index_N: Ints, class_N: Ints, out: Path
 ) -> None:
     header = ["class", "rows", "known_to_a", "known_to_b"]
     header += [f"{what}_{pair}" for what in ("cosine", "match") for pair in PAIRS] + ["silhouette"]
@@ -138,23 +144,25 @@ def _write(
     ]  # fmt: skip
     write_table(out / "agreement.csv", header, table)
     points = (
-        [model, place, names[c], *point]
+        [model, index, names[c], *point]
         for model, plane_N2 in zip(("global", "a", "b"), plane_KN2, strict=True)
-        for place, c, point in zip(place_N.tolist(), class_N.tolist(), plane_N2, strict=True)
+        for index, c, point in zip(index_N.tolist(), class_N.tolist(), plane_N2, strict=True)
     )
     write_table(out / "representations.csv", ("model", "test_row", "class", "x", "y"), points)
 
 
-def _told(study: Study, found: Agreement, apart: dict[str, float], clients: tuple[int, int], rows: int) -> Part:
+def _summarize(
+    study: Study, found: Agreement, distances: dict[str, float], clients: tuple[int, int], rows: int
+) -> PartResult:
     values = {f"cosine/{pair}": float(v) for pair, v in zip(PAIRS, found.cosine_PC.mean(1), strict=True)}
     values |= {f"match/{pair}": float(v) for pair, v in zip(PAIRS, found.match_PC.mean(1), strict=True)}
     agreed = int((found.match_PC[2] > 0.5).sum())
-    values |= {"agreed_classes": float(agreed), "silhouette": float(found.silhouette_C.mean())} | apart
+    values |= {"agreed_classes": float(agreed), "silhouette": float(found.silhouette_C.mean())} | distances
     lines = (
         f"local models of clients {clients[0]} and {clients[1]} after round {study.last.round + 1}, {rows} test rows:"
         f" they agree on {agreed} of {len(found.classes)} classes (match above 0.5), cosine of their class centroids"
         f" {values['cosine/a_b']:.3f}, match {values['match/a_b']:.3f}, joint silhouette {values['silhouette']:.3f}",
     )
     metrics = {f"agreement/{n}": v for n, v in values.items() if np.isfinite(v)}
-    measured = {name: value for name, value in apart.items() if np.isfinite(value)}
-    return Part({study.last.round: metrics}, lines, {"clients": list(clients), "test_rows": rows} | measured)
+    measured = {name: value for name, value in distances.items() if np.isfinite(value)}
+    return PartResult({study.last.round: metrics}, lines, {"clients": list(clients), "test_rows": rows} | measured)

@@ -1,4 +1,4 @@
-"""Which two clients' local models are compared."""
+"""Choice of the two clients whose local models are compared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ MOST = 1000
 
 
 def farthest(cards: Sequence[Card]) -> tuple[int, int]:
-    """The two clients that share fewest identified classes; among equals, those that identify most, then the first.
+    """Return the two clients that share fewest identified classes; among equals, those that identify most, then the
+    first.
 
     Raises InputError where fewer than two clients have rows, or too many to look at all pairs.
     """
@@ -38,8 +39,8 @@ def farthest(cards: Sequence[Card]) -> tuple[int, int]:
     return with_rows[a].client, with_rows[b].client
 
 
-def checked(clients: tuple[int, int], cards: Sequence[Card]) -> tuple[int, int]:
-    """The user's choice. Raises InputError where one of them is no client with rows."""
+def check_clients(clients: tuple[int, int], cards: Sequence[Card]) -> tuple[int, int]:
+    """Return the user's choice. Raise InputError where one of them is no client with rows."""
     for client in clients:
         if not 0 <= client < len(cards) or not cards[client].num_examples:
             told = f"no client {client} with rows; the clients are 0..{len(cards) - 1}"

@@ -1,4 +1,4 @@
-"""Which class the global model takes the rows of each class for. Shape suffixes: N test rows, C classes."""
+"""Confusion matrix of the global model: true class by decision. Shape suffixes: N test rows, C classes."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ from pathlib import Path
 import numpy as np
 
 from anchorfl.pipeline.diagnosis.figures import draw_confusion
-from anchorfl.pipeline.diagnosis.result import Part, write_table
+from anchorfl.pipeline.diagnosis.result import PartResult, write_table
 from anchorfl.pipeline.diagnosis.study import Study
 from anchorfl.pipeline.training.evaluation import logits_of
 from anchorfl.tasks.arrays.arrow import Ints
 
 
-def counted(true_N: Ints, predicted_N: Ints, classes: int) -> Ints:
-    """Rows of each true class (first axis) that were taken for each class: [C, C]."""
+def count_confusion(true_N: Ints, predicted_N: Ints, classes: int) -> Ints:
+    """Count the rows of each true class (first axis) that were taken for each class: [C, C]."""
     return np.bincount(true_N * classes + predicted_N, minlength=classes * classes).reshape(classes, classes)
 
 
-def confusion(study: Study, out: Path) -> Part:
-    """``confusion.csv``: test rows by true class and decision, ``confusion.png``: as shares of the true class; after
-    the last completed round. Single-label tasks.
+def confusion(study: Study, out: Path) -> PartResult:
+    """Write ``confusion.csv``, test rows by true class and decision, and ``confusion.png``, shares of the true class.
+
+    After the last completed round; for single-label tasks.
     """
     if study.prepared.manifest.kind != "single":
-        return Part({}, ("confusion: classes of this task do not exclude each other",))
+        return PartResult({}, ("confusion: classes of this task do not exclude each other",))
     server = study.at(study.last.round)
     rows = study.prepared.split("test", server.objective)
     known_N = (rows.y_NC * rows.known_NC).any(-1)
     server.model.load_state_dict(server.state.weights)
     predicted_N = logits_of(server.model, rows).argmax(-1)[known_N]
-    count_CC = counted(rows.y_NC[known_N].argmax(-1).numpy(), predicted_N.numpy(), len(study.class_names))
+    count_CC = count_confusion(rows.y_NC[known_N].argmax(-1).numpy(), predicted_N.numpy(), len(study.class_names))
     table = ([name, *line] for name, line in zip(study.class_names, count_CC.tolist(), strict=True))
     write_table(out / "confusion.csv", ("true class", *study.class_names), table)
     draw_confusion(count_CC, study.class_names, out / "confusion.png")
@@ -40,4 +41,4 @@ def confusion(study: Study, out: Path) -> Part:
     if off_CC.any():
         names = study.class_names
         told += f"; most often {names[true]} is taken for {names[taken]} ({off_CC[true, taken]} rows)"
-    return Part({}, (told,))
+    return PartResult({}, (told,))

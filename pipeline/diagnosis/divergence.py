@@ -1,5 +1,5 @@
-"""Proxy A-distance: how well a linear classifier tells the representations of two clients, or of a client and of all,
-apart.
+"""Proxy A-distance: how well a linear classifier tells apart the representations of two clients, or of a client and of
+all.
 
 d = 2 (1 - 2 err), err its error on rows that it was not trained on: 0 where they cannot be told apart, 2 where they
 always can (Ben-David et al., NIPS 2006, section 4; Machine Learning 79, 2010). It stands in for the divergence between
@@ -25,7 +25,7 @@ from anchorfl.pipeline.algorithm.contract import Tensors
 from anchorfl.pipeline.algorithm.seeds import numpy_rng
 from anchorfl.pipeline.diagnosis.clients import MOST
 from anchorfl.pipeline.diagnosis.figures import draw_divergence
-from anchorfl.pipeline.diagnosis.result import Part, write_table
+from anchorfl.pipeline.diagnosis.result import PartResult, write_table
 from anchorfl.pipeline.diagnosis.study import Study
 from anchorfl.tasks.arrays.arrow import Ints
 from anchorfl.tasks.ingest.prepared import Prepared, client_file
@@ -38,9 +38,9 @@ LEAST = 20
 def proxy_a_distance(
     a_ND: npt.NDArray[np.floating[Any]], b_ND: npt.NDArray[np.floating[Any]], rng: np.random.Generator
 ) -> float:
-    """2 (1 - 2 err) between two samples of the same size without a row in common, in [-2, 2].
+    """Return 2 (1 - 2 err) between two samples of the same size without a row in common, in [-2, 2].
 
-    Half of either trains a logistic regression on standardised features, the other half measures its error. Not cut
+    Half of either trains a logistic regression on standardized features, the other half measures its error. Not cut
     off at 0: the mean of many comparisons of equal samples then is 0, too. Raises ValueError where sizes differ.
     """
     if len(a_ND) != len(b_ND) or len(a_ND) < 4:
@@ -61,60 +61,66 @@ KINDS = {"pair": "two clients", "pooled": "a client and all", "local": "two loca
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """Two samples of one size. kind ``pair``: rows of ``client`` and of ``other``; ``pooled``: rows of ``client`` and
-    of all clients together, each with its share (``other`` is -1); ``local``: as ``pair``, but each client's rows by
-    its own model after local training. a_R, b_R: places among the sampled rows.
-    """
+    """Two samples of one size that are compared."""
 
     kind: Literal["pair", "pooled", "local"]
+    """``pair``: rows of ``client`` and of ``other``; ``pooled``: rows of ``client`` and of all clients together, each
+    with its share; ``local``: as ``pair``, but each client's rows by its own model after local training."""
     client: int
     other: int
+    """-1 for ``pooled``."""
     a_R: Ints
+    """Indices among the sampled rows of all clients."""
     b_R: Ints
+    """Indices among the sampled rows of all clients."""
 
 
 def contrasts(ids: Sequence[Ints], sizes: Sequence[int], pairs: int, rng: np.random.Generator) -> list[Contrast]:
-    """What is compared. ids: row ids of every client's sample, in random order; the places count through them all.
-    sizes: rows of every client; pairs: at most so many pairs, drawn among all. No row is on both sides.
+    """Return what is compared. No row is on both sides.
+
+    ids: row ids of every client's sample, in random order; indices count through them all. sizes: rows of every client.
+    pairs: at most so many pairs, drawn among all.
     """
     start = np.concatenate([[0], np.cumsum([len(i) for i in ids])]).astype(np.int64)
-    place = [np.arange(start[m], start[m + 1]) for m in range(len(ids))]
+    index_M = [np.arange(start[m], start[m + 1]) for m in range(len(ids))]
     every = list(combinations(range(len(ids)), 2))
     if len(every) > pairs:
         every = [every[k] for k in np.sort(rng.choice(len(every), size=pairs, replace=False))]
     found = []
     for i, j in every:
-        free = place[j][~np.isin(ids[j], ids[i])]
-        size = min(len(place[i]), len(free))
-        found.append(Contrast("pair", i, j, place[i][:size], free[:size]))
+        free = index_M[j][~np.isin(ids[j], ids[i])]
+        size = min(len(index_M[i]), len(free))
+        found.append(Contrast("pair", i, j, index_M[i][:size], free[:size]))
     share_M = np.array(sizes) / max(1, sum(sizes))
     for i in range(len(ids) if len(ids) > 1 else 0):
-        size = int(len(place[i]) / (1 + share_M[i]))  # what is left of the client's own rows is its share of the pool
+        size = int(len(index_M[i]) / (1 + share_M[i]))  # what is left of the client's own rows is its share of the pool
         own = ids[i][:size]
-        free_M = [place[j][~np.isin(ids[j], own)] for j in range(len(ids))]
+        free_M = [index_M[j][~np.isin(ids[j], own)] for j in range(len(ids))]
         room_M = np.array([len(free) for free in free_M])
         size = min(size, int(room_M.sum()))
         take_M = largest_remainder(share_M * size, size, room_M)
         pool = np.concatenate([free[:take] for free, take in zip(free_M, take_M, strict=True)])
-        found.append(Contrast("pooled", i, -1, place[i][:size], pool))
+        found.append(Contrast("pooled", i, -1, index_M[i][:size], pool))
     return [c for c in found if len(c.a_R) >= LEAST]
 
 
 def row_ids(prepared: Prepared, client: int) -> Ints:
-    """Ids of a client's rows, in the order of its data."""
+    """Return the ids of a client's rows, in the order of its data."""
     table = pq.read_table(prepared.file(client_file(client)), columns=["row"], partitioning=None)
     return np.asarray(table["row"].to_numpy(), dtype=np.int64)
 
 
-def divergence(study: Study, out: Path, *, clients: tuple[int, int], pairs: int, cap: int) -> Part:
-    """``divergence.csv`` and ``divergence.png``: every comparison in every round whose state is there, always of the
-    same rows; local models in those from which they can be trained (``Study.trainable``).
+def divergence(study: Study, out: Path, *, clients: tuple[int, int], pairs: int, cap: int) -> PartResult:
+    """Write ``divergence.csv`` and ``divergence.png``: every comparison in every round whose state is there.
 
-    clients: whose local models are compared, too; cap: rows that are sampled of a client at most.
+    The rows are always the same. Local models are compared in rounds from which they can be trained
+    (``Study.trainable``).
+
+    clients: whose local models are compared, too. cap: rows that are sampled of a client at most.
     """
     sizes = study.prepared.manifest.examples
     if len(sizes) > MOST:  # each is compared with all
-        return Part({}, (f"A-distance: {len(sizes)} clients are too many to compare (at most {MOST})",))
+        return PartResult({}, (f"A-distance: {len(sizes)} clients are too many to compare (at most {MOST})",))
     order = [numpy_rng(study.seed, "diagnosis", "sample", m).permutation(size)[:cap] for m, size in enumerate(sizes)]
     ids = [row_ids(study.prepared, m)[order[m]] for m in range(len(sizes))]
     drawn = numpy_rng(study.seed, "diagnosis", "pairs")
@@ -125,17 +131,19 @@ def divergence(study: Study, out: Path, *, clients: tuple[int, int], pairs: int,
     trained = study.trainable()
     for round_ in study.rounds():
         weights = study.at(round_).state.weights
-        z_RD = _represented(study, {m: weights for m in range(len(sizes))}, order)
+        z_RD = _represent(study, {m: weights for m in range(len(sizes))}, order)
         rows += [(round_, c, _distance(study, c, z_RD)) for c in planned]
         if round_ not in trained:
             continue
-        z_RD = _represented(study, {m: study.local_weights(round_, m, study.lasting(m)) for m in clients}, order)
+        z_RD = _represent(study, {m: study.local_weights(round_, m, study.lasting(m)) for m in clients}, order)
         rows += [(round_, replace(c, client=clients[0], other=clients[1]), _distance(study, c, z_RD)) for c in local]
-    return _written(rows, out, {"clients": list(clients), "rows_per_client_at_most": cap})
+    return _write(rows, out, {"clients": list(clients), "rows_per_client_at_most": cap})
 
 
-def _represented(study: Study, weights: Mapping[int, Tensors], order: Sequence[Ints]) -> npt.NDArray[np.float32]:
-    """The sampled rows of these clients, one client after the other, each by a model of its own."""
+def _represent(study: Study, weights: Mapping[int, Tensors], order: Sequence[Ints]) -> npt.NDArray[np.float32]:
+    """Return representations of the sampled rows of these clients, one client after the other, each by a model of its
+    own.
+    """
     parts = [
         study.represent(own, study.rows(m), torch.from_numpy(order[m])).numpy()
         for m, own in weights.items()
@@ -149,7 +157,7 @@ def _distance(study: Study, c: Contrast, z_RD: npt.NDArray[np.float32]) -> float
     return proxy_a_distance(z_RD[c.a_R], z_RD[c.b_R], halves)
 
 
-def _written(rows: Sequence[tuple[int, Contrast, float]], out: Path, facts: dict[str, object]) -> Part:
+def _write(rows: Sequence[tuple[int, Contrast, float]], out: Path, facts: dict[str, object]) -> PartResult:
     write_table(
         out / "divergence.csv",
         ("round", "kind", "client", "other", "rows", "error", "a_distance"),
@@ -169,4 +177,4 @@ def _written(rows: Sequence[tuple[int, Contrast, float]], out: Path, facts: dict
         + ", ".join(f"{KINDS[n.removeprefix('a_distance/')]} {v:.3f}" for n, v in metrics[r].items())
         for r in dict.fromkeys([*list(metrics)[:1], *list(metrics)[-1:]])
     ]
-    return Part(metrics, tuple(lines) or (f"proxy A-distance: no client has {LEAST} rows to compare",), facts)
+    return PartResult(metrics, tuple(lines) or (f"proxy A-distance: no client has {LEAST} rows to compare",), facts)

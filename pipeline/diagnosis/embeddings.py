@@ -1,5 +1,6 @@
-"""Class embeddings beside what the text says of the classes (FedAlign, Figure 7), or what the labels do: do classes
-whose names, or which themselves, occur together end up close?
+"""Class embeddings beside the co-occurrence of the classes' names in text (FedAlign, Figure 7), or of the labels.
+
+Do classes whose names, or which themselves, occur together end up close?
 
 Shape suffixes: C classes, D width.
 """
@@ -18,7 +19,7 @@ from sklearn.manifold import spectral_embedding
 from anchorfl.models.heads import CosineHead, LabelHead, PrototypeHead
 from anchorfl.pipeline.algorithm.seeds import seed_for
 from anchorfl.pipeline.diagnosis.figures import PHI, PMI, draw_matrices
-from anchorfl.pipeline.diagnosis.result import Floats, Part, write_table
+from anchorfl.pipeline.diagnosis.result import Floats, PartResult, write_table
 from anchorfl.pipeline.diagnosis.study import Study
 from anchorfl.pipeline.diagnosis.truth import read_truth
 from anchorfl.pipeline.training.class_vectors import cooccurrence_table
@@ -26,13 +27,13 @@ from anchorfl.tasks.arrays.arrow import Ints
 
 
 def cosines(head: LabelHead | CosineHead | PrototypeHead) -> Floats:
-    """Cosine of every two class representations [C, C]."""
+    """Return the cosine of every two class representations [C, C]."""
     unit_CD = F.normalize(head.classes().detach().double(), dim=-1)
     return np.asarray((unit_CD @ unit_CD.T).numpy(), dtype=np.float64)
 
 
-def ordered(cosine_CC: Floats, clusters: int, seed: int) -> tuple[Ints, Ints]:
-    """Order of the classes that puts similar ones side by side, and the cluster of each class [C].
+def order_classes(cosine_CC: Floats, clusters: int, seed: int) -> tuple[Ints, Ints]:
+    """Return an order of the classes that puts similar ones side by side, and the cluster of each class [C].
 
     Spectral clustering of (1 + cosine) / 2; clusters, and the classes in each, follow the second eigenvector of its
     Laplacian (the Fiedler vector). Up to three classes: the order that they have, one cluster.
@@ -50,7 +51,7 @@ def ordered(cosine_CC: Floats, clusters: int, seed: int) -> tuple[Ints, Ints]:
 
 
 def rank_correlation(a_CC: Floats, b_CC: Floats) -> float:
-    """Spearman's rank correlation over the pairs of classes; NaN where one of them is the same for all pairs."""
+    """Return Spearman's rank correlation over the pairs of classes; NaN where one of them is the same for all pairs."""
     upper = np.triu_indices(len(a_CC), 1)
     a_P, b_P = a_CC[upper], b_CC[upper]
     if len(a_P) < 2 or np.ptp(a_P) == 0 or np.ptp(b_P) == 0:
@@ -59,8 +60,8 @@ def rank_correlation(a_CC: Floats, b_CC: Floats) -> float:
 
 
 def associations(study: Study) -> Floats | None:
-    """What the co-occurrence table says of every two classes [C, C]: its edges' weights (PMI less its mean), 0 where
-    there is no edge; None where the run had no table.
+    """Return the weights of the co-occurrence table's edges for every two classes [C, C]: PMI less its mean, 0 where
+    there is no edge. None where the run had no table.
     """
     experiment = study.run_spec.experiment
     if experiment.class_embeddings.init != "cooccurrence" or not experiment.method.head.semantic:
@@ -71,8 +72,10 @@ def associations(study: Study) -> Floats | None:
 
 
 def correlations(study: Study, log: Callable[[str], None]) -> Floats | None:
-    """Correlation (phi) of every two labels over the clients' rows, [C, C], from the raw data: each pair over the rows
-    where both are given, 0 where one of them is always or never there. None for single-label tasks.
+    """Return the correlation (phi) of every two labels over the clients' rows, [C, C], from the raw data.
+
+    Each pair is taken over the rows where both are given; 0 where one of them is always or never there. None for
+    single-label tasks.
     """
     if study.prepared.manifest.kind == "single":
         return None
@@ -86,18 +89,19 @@ def correlations(study: Study, log: Callable[[str], None]) -> Floats | None:
     return phi_CC
 
 
-def embeddings(study: Study, out: Path, *, clusters: int, log: Callable[[str], None]) -> Part:
-    """``class_cosine.csv``, beside it ``class_pmi.csv`` where the run has a table of names, else ``class_phi.csv``
-    where rows have several labels, all in the order of the clusters, and ``class_embeddings.png``; after the last
-    completed round. clusters: 0 for the root of the number of classes.
+def embeddings(study: Study, out: Path, *, clusters: int, log: Callable[[str], None]) -> PartResult:
+    """Write ``class_cosine.csv`` and ``class_embeddings.png``, after the last completed round.
+
+    Beside them stands ``class_pmi.csv`` where the run has a table of names, else ``class_phi.csv`` where rows have
+    several labels. All are in the order of the clusters. clusters: 0 for the root of the number of classes.
     """
     server = study.at(study.last.round)
     server.model.load_state_dict(server.state.weights)
     if not isinstance(server.model.head, LabelHead | CosineHead | PrototypeHead):
-        return Part({}, (f"class embeddings: {study.run_spec.experiment.method.name} has none",))
+        return PartResult({}, (f"class embeddings: {study.run_spec.experiment.method.name} has none",))
     cosine_CC, names = cosines(server.model.head), study.class_names
     number = min(clusters or max(2, round(len(names) ** 0.5)), len(names))
-    order_C, cluster_C = ordered(cosine_CC, number, seed_for(study.seed, "diagnosis", "clusters"))
+    order_C, cluster_C = order_classes(cosine_CC, number, seed_for(study.seed, "diagnosis", "clusters"))
     pmi_CC, in_order = associations(study), [names[c] for c in order_C]
     beside, beside_CC = (PMI, pmi_CC) if pmi_CC is not None else (PHI, correlations(study, log))
     told = [f"class embeddings after round {study.last.round}: {len(set(cluster_C.tolist()))} spectral clusters"]
@@ -111,4 +115,4 @@ def embeddings(study: Study, out: Path, *, clusters: int, log: Callable[[str], N
         told.append(f"Spearman's rank correlation of cosine and {beside.short} over pairs of classes {rho:.3f}")
         metrics = {"classes/spearman": rho} if np.isfinite(rho) else {}
     draw_matrices(cosine_CC, beside_CC, beside, order_C, cluster_C, names, metrics.get("classes/spearman"), out)
-    return Part({study.last.round: metrics} if metrics else {}, ("; ".join(told),), {"order": in_order})
+    return PartResult({study.last.round: metrics} if metrics else {}, ("; ".join(told),), {"order": in_order})

@@ -23,7 +23,7 @@ from anchorfl.pipeline.results.curves import short
 from anchorfl.tasks.arrays.arrow import Bools, Ints
 
 Pixels = npt.NDArray[np.uint8]
-COLOURED, LABELS, NAME = 20, 60, 24
+COLORED, LABELS, NAME = 20, 60, 24
 """Classes with a color of their own, the others are grey; names at axes with so few ticks; longer names are cut."""
 CELLS = 400
 """Numbers stand in the cells of so small a matrix."""
@@ -40,7 +40,10 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def draw_divergence(values: Mapping[str, Mapping[int, Floats]], path: Path) -> None:
-    """values: what is compared -> round -> distances. Mean as a line, least to largest as a band."""
+    """Draw distances against rounds: mean as a line, least to largest as a band.
+
+    values: what is compared -> round -> distances.
+    """
     figure = _figure(6.4, 4.0)
     ax = figure.subplots()
     for number, (label, by_round) in enumerate(values.items()):
@@ -63,7 +66,7 @@ def draw_divergence(values: Mapping[str, Mapping[int, Floats]], path: Path) -> N
 def draw_precision(
     rounds: Sequence[int], whole: Mapping[str, Floats], precision_RC: Floats, names: Sequence[str], path: Path
 ) -> None:
-    """Left: precision, coverage and chance over all classes against rounds; right: precision of every class."""
+    """Draw precision, coverage and chance over all classes against rounds, and beside them precision of every class."""
     figure = _figure(11.0, 2.4 + min(10.0, max(2.0, 0.2 * len(names))))
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.3))
     for (label, values_R), style in zip(whole.items(), ("o-", "s--", "^:"), strict=True):
@@ -92,7 +95,7 @@ def draw_precision(
 
 
 def _numbers(ax: Axes, values_AB: Floats, form: str, dark_AB: Bools) -> None:
-    """The values in their cells, white where the cell is dark."""
+    """Write the values into their cells, white where the cell is dark."""
     for a, b in np.argwhere(np.isfinite(values_AB)):
         color = "white" if dark_AB[a, b] else "black"
         ax.text(b, a, form.format(values_AB[a, b]), ha="center", va="center", size=6, color=color)
@@ -101,14 +104,14 @@ def _numbers(ax: Axes, values_AB: Floats, form: str, dark_AB: Bools) -> None:
 def draw_frames(
     plane_KN2: Floats, class_N: Ints, names: Sequence[str], aware_KC: Bools, titles: Sequence[str], path: Path
 ) -> None:
-    """One panel per model, all in one frame: colors are classes, the points of the other models are grey behind.
+    """Draw one panel per model, all in one frame: colors are classes, the points of the other models are grey behind.
 
     aware_KC: classes that a model's client identifies are dots, the others crosses.
     """
     classes, count_C = np.unique(class_N, return_counts=True)
-    colored = np.sort(classes[np.argsort(-count_C, kind="stable")][:COLOURED])
+    colored = np.sort(classes[np.argsort(-count_C, kind="stable")][:COLORED])
     palette = colormaps["tab10" if len(colored) <= 10 else "tab20"]
-    colour_of = {int(c): palette(k) for k, c in enumerate(colored)}
+    color_of = {int(c): palette(k) for k, c in enumerate(colored)}
     figure = _figure(4.3 * len(titles), 5.2 + 0.17 * np.ceil(len(colored) / 5))
     axes = figure.subplots(1, len(titles), sharex=True, sharey=True, squeeze=False)[0]
     size = 9 if len(class_N) < 800 else 5
@@ -119,13 +122,11 @@ def draw_frames(
         for c in classes.tolist():
             known = bool(aware_KC[model, c])
             style = {"marker": "o", "linewidths": 0} if known else {"marker": "x", "linewidths": 0.7}
-            color = colour_of.get(c, (0.55, 0.55, 0.55, 1.0))
+            color = color_of.get(c, (0.55, 0.55, 0.55, 1.0))
             ax.scatter(*plane_KN2[model][class_N == c].T, s=size if known else 1.6 * size, color=color, **style)
         ax.set(title=title, xticks=[], yticks=[])
     handles = [
-        Line2D(
-            [], [], color=colour_of[int(c)], marker="o", linestyle="", markersize=5, label=short(names[int(c)], NAME)
-        )
+        Line2D([], [], color=color_of[int(c)], marker="o", linestyle="", markersize=5, label=short(names[int(c)], NAME))
         for c in colored
     ]
     more = f"; {len(classes) - len(colored)} more classes are grey" if len(classes) > len(colored) else ""
@@ -139,12 +140,16 @@ def draw_frames(
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What is laid beside the cosines of class embeddings. name: of its file; signed: whether 0 is its middle."""
+    """A measure that is laid beside the cosines of class embeddings."""
 
     name: str
+    """In the name of its file."""
     short: str
+    """In the lines that a person is told."""
     title: str
+    """Of its panel."""
     signed: bool
+    """0 is its middle."""
 
 
 PMI = Beside("pmi", "PMI", "PMI of the names, edges only", False)
@@ -161,8 +166,9 @@ def draw_matrices(
     rho: float | None,
     out: Path,
 ) -> None:
-    """``class_embeddings.png``: cosines of class embeddings and what is laid beside them, if anything, in the same
-    order; lines between spectral clusters.
+    """Draw ``class_embeddings.png``: cosines of class embeddings and what is laid beside them, if anything.
+
+    Both are in the same order, with lines between spectral clusters.
     """
     classes, panels = len(order_C), 1 if beside_CC is None else 2
     side = min(11.0, max(4.2, 0.34 * classes + 1.6))
@@ -192,7 +198,7 @@ def _matrix(
     cluster_C: Ints,
     names: Sequence[str],
 ) -> None:
-    """One matrix in the order of the clusters, without its diagonal."""
+    """Draw one matrix in the order of the clusters, without its diagonal."""
     inner_CC, classes = values_CC[np.ix_(order_C, order_C)].copy(), len(order_C)
     np.fill_diagonal(inner_CC, np.nan)
     cmap = colormaps[colors].with_extremes(bad="0.85")
@@ -211,7 +217,7 @@ def _matrix(
 
 
 def draw_images(images_TC: Pixels, names: Sequence[str], heads: Sequence[str], path: Path) -> None:
-    """A row for each class, a column for each head. images_TC: [T, C, channels, H, W], 0..255, grey or color."""
+    """Draw a row for each class, a column for each head. images_TC: [T, C, channels, H, W], 0..255, grey or color."""
     columns, classes = images_TC.shape[:2]
     figure = _figure(0.9 * columns + 1.8, 0.9 * classes + 0.4)
     for (c, t), ax in np.ndenumerate(figure.subplots(classes, columns, squeeze=False)):
@@ -228,7 +234,7 @@ def draw_images(images_TC: Pixels, names: Sequence[str], heads: Sequence[str], p
 
 
 def draw_confusion(count_CC: Ints, names: Sequence[str], path: Path) -> None:
-    """Shares of each true class (a row); numbers in the cells where there are few classes."""
+    """Draw shares of each true class (a row); numbers in the cells where there are few classes."""
     classes = len(names)
     share_CC = count_CC / np.maximum(1, count_CC.sum(1, keepdims=True))
     side = min(11.0, max(4.2, 0.4 * classes + 1.8))

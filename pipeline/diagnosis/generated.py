@@ -1,4 +1,4 @@
-"""What FedBM's generator draws for each class, from training to training.
+"""Images that FedBM's generator draws for each class, from training to training.
 
 Shape suffixes: T trainings, C classes, K images of a class; images are [channels, H, W].
 """
@@ -15,7 +15,7 @@ import torch
 from anchorfl.pipeline.algorithm.generator_training import BMState, image_source
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.diagnosis.figures import draw_images
-from anchorfl.pipeline.diagnosis.result import Part, write_table
+from anchorfl.pipeline.diagnosis.result import PartResult, write_table
 from anchorfl.pipeline.diagnosis.study import Study
 from anchorfl.pipeline.methods.fedbm import FedBM
 
@@ -25,14 +25,17 @@ JUDGED = 64
 """Images of each class that the classifier is asked about."""
 
 
-def generated(study: Study, out: Path) -> Part:
-    """``generated.png``: an image of every class after each training, from the same draw of its condition;
-    ``generated_last.png``: several of each class after the last; ``generated.npz``: both as numbers 0..255;
-    ``generated.csv``: the share of a class's images that the global model takes for that class.
+def generated(study: Study, out: Path) -> PartResult:
+    """Write images of the generator and how the global model judges them.
+
+    - ``generated.png``: an image of every class after each training, from the same draw of its condition
+    - ``generated_last.png``: several of each class after the last
+    - ``generated.npz``: both as numbers 0..255
+    - ``generated.csv``: the share of a class's images that the global model takes for that class
     """
     rounds = trainings(study)
     if not rounds:
-        return Part({}, (f"generated images: {study.run_spec.experiment.method.name} has trained no generator",))
+        return PartResult({}, (f"generated images: {study.run_spec.experiment.method.name} has trained no generator",))
     drawn = {round_: images_of(study, round_) for round_ in rounds}
     shares = {round_: recognized(study, round_) for round_ in rounds}
     shown = [rounds[i] for i in np.unique(np.linspace(0, len(rounds) - 1, COLUMNS).round().astype(int))]
@@ -45,11 +48,11 @@ def generated(study: Study, out: Path) -> Part:
     write_table(out / "generated.csv", ("round", "class", "recognized"), rows)
     metrics = {r: {"generated/recognized": float(share_C.mean())} for r, share_C in shares.items()}
     told = f"generated images: the global model takes {100 * shares[rounds[-1]].mean():.1f} % for their class"
-    return Part(metrics, (f"{told} after round {rounds[-1]}",), {"trainings": rounds})
+    return PartResult(metrics, (f"{told} after round {rounds[-1]}",), {"trainings": rounds})
 
 
 def trainings(study: Study) -> list[int]:
-    """The first round at hand with each state of the generator, ascending."""
+    """Return the first round at hand with each state of the generator, ascending."""
     out: dict[int, int] = {}
     for round_ in study.rounds():
         state = study.at(round_).state
@@ -69,7 +72,7 @@ def _source(study: Study, round_: int) -> Any:
 
 @torch.no_grad()
 def images_of(study: Study, round_: int) -> npt.NDArray[np.uint8]:
-    """Some images of every class, as the generator gives them: [C, K, channels, H, W], 0..255."""
+    """Return some images of every class, as the generator gives them: [C, K, channels, H, W], 0..255."""
     source, rng = _source(study, round_), torch_rng(study.seed, "diagnosis", "generated")
     class_B = torch.arange(len(study.class_names)).repeat_interleave(COLUMNS)
     x_B = source.generator(source.conditions(class_B, rng))
@@ -79,7 +82,10 @@ def images_of(study: Study, round_: int) -> npt.NDArray[np.uint8]:
 
 @torch.no_grad()
 def recognized(study: Study, round_: int) -> npt.NDArray[np.float64]:
-    """Per class the share of its images, prepared as for training, that the global model of that round takes for it."""
+    """Return per class the share of its images that the global model of that round takes for it.
+
+    The images are prepared as for training.
+    """
     source, rng = _source(study, round_), torch_rng(study.seed, "diagnosis", "recognized")
     model = study.server.model
     model.load_state_dict(study.server.state.weights)

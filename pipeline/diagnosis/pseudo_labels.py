@@ -1,4 +1,4 @@
-"""How right pseudo-labels are: every client annotates its data with the state of a round, and the hidden truth judges.
+"""Precision of pseudo-labels: every client annotates its data with the state of a round, and the hidden truth judges.
 
 The annotation is the method's own code (``ClientTrainer.data``), in a work-space. Shape suffixes: N rows of a client, C
 classes.
@@ -18,9 +18,9 @@ from anchorfl.pipeline.algorithm.parameters import load_sent
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.diagnosis.divergence import row_ids
 from anchorfl.pipeline.diagnosis.figures import draw_precision
-from anchorfl.pipeline.diagnosis.result import Floats, Part, write_table
+from anchorfl.pipeline.diagnosis.result import Floats, PartResult, write_table
 from anchorfl.pipeline.diagnosis.study import Study
-from anchorfl.pipeline.diagnosis.truth import Truth, check, read_truth
+from anchorfl.pipeline.diagnosis.truth import Truth, check_labels, read_truth
 from anchorfl.pipeline.training.local_training import infer
 from anchorfl.tasks.arrays.arrow import Bools, Ints
 from anchorfl.tasks.contract import Card, ClientData
@@ -33,29 +33,38 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Entries (row, class) per class, int64 [C]. open: without a label, in classes that the client is unaware of;
-    hidden: those of them that are truly positive; positive, negative: pseudo-labels; right, negative_right: true ones;
-    unjudged: pseudo-labels whose truth the raw data do not have; no other figure counts such entries.
+    """Numbers of entries (row, class) per class, int64 [C].
+
+    Only ``unjudged`` counts entries whose truth the raw data do not have.
     """
 
     open: Ints
+    """Without a label, in classes that the client does not identify."""
     hidden: Ints
+    """Those of ``open`` that are truly positive."""
     positive: Ints
+    """Positive pseudo-labels."""
     right: Ints
+    """Those of ``positive`` that are true."""
     negative: Ints
+    """Negative pseudo-labels."""
     negative_right: Ints
+    """Those of ``negative`` that are true."""
     unjudged: Ints
+    """Pseudo-labels whose truth the raw data do not have."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, n) + getattr(other, n) for n in self.__slots__))
 
     def total(self) -> Counts:
-        """All classes as one."""
+        """Return the counts of all classes as one."""
         return Counts(*(getattr(self, n).sum(keepdims=True) for n in self.__slots__))
 
     def table(self) -> dict[str, Ints | Floats]:
-        """The counts and their shares [C], NaN where there is nothing to divide by. precision: right / positive;
-        coverage: right / hidden; chance: hidden / open, the precision of labels given at random.
+        """Return the counts and their shares [C], NaN where there is nothing to divide by.
+
+        precision: right / positive. coverage: right / hidden. chance: hidden / open, the precision of labels given at
+        random.
         """
         shares = {
             "precision": _ratio(self.right, self.positive),
@@ -93,7 +102,7 @@ def judge(given: ClientData, annotated: ClientData, identified_C: Bools, y_NC: B
 
 
 def annotate(study: Study, round_: int, client: int, card: Card, sent: Any) -> ClientData:
-    """The client's rows as it would train on them at the start of round ``round_ + 1``."""
+    """Return the client's rows as it would train on them at the start of round ``round_ + 1``."""
     server, experiment = study.server, study.run_spec.experiment
     load_sent(server.model, sent.weights)
     ctx = ClientContext(
@@ -106,8 +115,8 @@ def annotate(study: Study, round_: int, client: int, card: Card, sent: Any) -> C
     return trainer.data()
 
 
-def pseudo_labels(study: Study, out: Path, log: Callable[[str], None]) -> Part:
-    """``pseudo_labels.csv``: counts and shares per class, and in all, in every round from which clients can go on
+def pseudo_labels(study: Study, out: Path, log: Callable[[str], None]) -> PartResult:
+    """Write ``pseudo_labels.csv``: counts and shares per class, and in all, in every round from which clients can go on
     (``Study.trainable``).
     """
     clients = [c for c in study.server.cards if c.num_examples]
@@ -124,17 +133,17 @@ def pseudo_labels(study: Study, out: Path, log: Callable[[str], None]) -> Part:
                 continue
             truth = truth or read_truth(study, log)
             y_NC, truth_NC = truth.of(ids[card.client])
-            check(given, y_NC, f"{study.folder}, client {card.client}")
+            check_labels(given, y_NC, f"{study.folder}, client {card.client}")
             counts = judge(given, rows, card.identified_C.numpy(), y_NC, truth_NC)
             total = counts if total is None else total + counts
         if total is not None:
             found[round_] = total
     if not found:
-        return Part({}, (f"pseudo-labels: {study.run_spec.experiment.method.name} makes none here",))
-    return _written(study.class_names, found, out)
+        return PartResult({}, (f"pseudo-labels: {study.run_spec.experiment.method.name} makes none here",))
+    return _write(study.class_names, found, out)
 
 
-def _written(names: tuple[str, ...], found: dict[int, Counts], out: Path) -> Part:
+def _write(names: tuple[str, ...], found: dict[int, Counts], out: Path) -> PartResult:
     rows: list[list[object]] = []
     metrics: dict[int, dict[str, float]] = {}
     for round_, counts in found.items():
@@ -157,4 +166,4 @@ def _written(names: tuple[str, ...], found: dict[int, Counts], out: Path) -> Par
             f"pseudo-positives after round {round_}: {t['right']} of {t['positive']} right"
             f" (precision {t['precision']:.3f}; at random {t['chance']:.3f}), {t['coverage']:.3f} of the hidden ones"
         )
-    return Part(metrics, tuple(lines))
+    return PartResult(metrics, tuple(lines))

@@ -1,4 +1,4 @@
-"""What a part of a diagnosis gives, and how it is written: tables as CSV, numbers per round for the records."""
+"""The result of a part of a diagnosis: tables as CSV, and numbers per round for the records."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """metrics: round -> name -> value, for MLflow; lines: what a person is told; facts: what to keep beside the tables
-    (which clients, how many rows).
-    """
+class PartResult:
+    """The result of one part of a diagnosis, beside the files that it wrote."""
 
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Round -> name -> value, for MLflow."""
     lines: tuple[str, ...] = ()
+    """What a person is told."""
     facts: dict[str, object] = field(default_factory=dict)
+    """What to keep beside the tables: which clients, how many rows."""
 
 
 def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A CSV file; numbers to 6 significant digits, nothing where a value is NaN."""
+    """Write a CSV file; numbers to 6 significant digits, nothing where a value is NaN."""
     with path.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(header)

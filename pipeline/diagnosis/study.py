@@ -18,7 +18,7 @@ from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.round_loop import MEMORY, STATE
 from anchorfl.pipeline.storage.checkpoint import Checkpoint, Checkpoints
 from anchorfl.pipeline.storage.run_folder import read_experiment
-from anchorfl.pipeline.storage.run_record import read_about
+from anchorfl.pipeline.storage.run_record import read_metadata
 from anchorfl.pipeline.storage.saved_model import NO_MODEL
 from anchorfl.pipeline.training.client import ClientRunner
 from anchorfl.pipeline.training.local_training import infer
@@ -31,11 +31,12 @@ from anchorfl.tasks.ingest.prepared import Prepared
 
 @dataclass(frozen=True)
 class Study:
-    """folder: of the run; last: its last completed round."""
+    """A run folder opened for analysis."""
 
     folder: Path
     run_spec: RunSpec
     last: Checkpoint
+    """The last completed round."""
     _rows: dict[int, ClientData] = field(default_factory=dict)
 
     @cached_property
@@ -45,7 +46,7 @@ class Study:
 
     @cached_property
     def server(self) -> Server:
-        """A server of its own, whose state is that of the round that ``at`` named last."""
+        """A server of the analysis alone, whose state is that of the round that ``at`` named last."""
         return server_of(self.run_spec)
 
     @property
@@ -59,55 +60,58 @@ class Study:
         return self.run_spec.experiment.seed
 
     def rounds(self) -> list[int]:
-        """The rounds whose state is there, ascending: those that were kept, and the last completed one."""
+        """Return the rounds whose state is there, ascending: those that were kept, and the last completed one."""
         return sorted({*Checkpoints(self.folder).kept(), self.last.round})
 
     def at(self, round_: int) -> Server:
-        """The server as it was after a round."""
+        """Return the server as it was after a round."""
         state = self.last.parts[STATE] if round_ == self.last.round else Checkpoints(self.folder).read_kept(round_)
         self.server.restore(state)
         return self.server
 
     def rows(self, client: int) -> ClientData:
-        """A client's data as it has them, read once."""
+        """Return a client's data as it has them, read once."""
         if client not in self._rows:
             self._rows[client] = self.prepared.client(client, self.server.objective)
         return self._rows[client]
 
     def memory(self, client: int) -> Tensors:
-        """The client's memory after the last completed round; empty where it was never selected."""
+        """Return the client's memory after the last completed round; empty where it was never selected."""
         return self.last.parts.get(f"{MEMORY}{client:05d}", {})
 
     def lasting(self, client: int) -> Tensors:
-        """``memory`` without the moments of optimizers: what the method itself keeps at the client (FedRep's head)."""
+        """Return ``memory`` without the moments of optimizers: what the method itself keeps at the client (FedRep's
+        head).
+        """
         return without_moments(self.memory(client)) or self.runner.first_memory
 
     def trainable(self) -> list[int]:
-        """The rounds from which local training can be repeated. Memories are there of the last one alone, so earlier
-        ones are out where clients keep more than moments.
+        """Return the rounds from which local training can be repeated.
+
+        Memories are there of the last one alone, so earlier ones are out where clients keep more than moments.
         """
         alone = any(self.lasting(card.client) for card in self.server.cards)
         return [self.last.round] if alone else self.rounds()
 
     @cached_property
     def runner(self) -> ClientRunner:
-        """Trains clients in a work-space of its own."""
+        """A runner that trains clients in a work-space of its own."""
         return ClientRunner(self.run_spec)
 
     def local_weights(self, round_: int, client: int, memory: Tensors) -> Tensors:
-        """Weights of one client after local training from the state of a round: what it would be in the next one."""
+        """Return one client's weights after local training from the state of a round, as in the round after it."""
         server = self.at(round_)
         self.runner.fit(client, round_ + 1, server.broadcast(round_ + 1), memory, server.client_message(client))
         return weights_of(self.runner.model)
 
     def represent(self, weights: Tensors, data: ClientData, index_B: Tensor | None = None) -> Tensor:
-        """Representations [B, D] of some rows (None: all) by the encoder with these weights."""
+        """Return representations [B, D] of some rows (None: all) by the encoder with these weights."""
         self.server.model.load_state_dict(weights)
         return infer(self.server.model, data if index_B is None else part_of(data, index_B))
 
 
 def part_of(data: ClientData, index_B: Tensor) -> ClientData:
-    """Some rows, in that order."""
+    """Return some rows, in that order."""
     length_N = None if data.length_N is None else data.length_N[index_B]
     taken = {name: getattr(data, name)[index_B] for name in ("x", "y_NC", "known_NC", "weight_NC")}
     return replace(data, length_N=length_N, **taken)
@@ -127,7 +131,7 @@ def open_study(folder: Path, log: Callable[[str], None]) -> Study:
     if last is None:
         raise InputError(f"{folder} holds no completed round: go on with 'anchorfl resume {folder}'")
     run_spec = make_run_spec(replace(experiment, cluster=ClusterOptions(executor="serial")), log)
-    manifest, tags = run_spec.data().manifest, read_about(folder).get("tags", {})
+    manifest, tags = run_spec.data().manifest, read_metadata(folder).get("tags", {})
     for name in ("data_digest", "partition_digest"):
         if tags.get(name, getattr(manifest, name)) != getattr(manifest, name):
             raise InputError(

@@ -22,21 +22,24 @@ from anchorfl.tasks.registry import task_of
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """row_N: ids, ascending; labels, given: of these rows (given None: every label is)."""
+    """The labels of the raw data."""
 
     row_N: Ints
+    """Ids of the rows, ascending."""
     labels: Labels
+    """Positive labels of these rows."""
     given: Labels | None
+    """Labels that the raw data have, positive or negative; None: all."""
 
     def of(self, row_B: Ints) -> tuple[Bools, Bools]:
-        """Labels and whether the raw data have them, [B, C], of the rows with these ids."""
+        """Return labels, and whether the raw data have them, [B, C], of the rows with these ids."""
         at_B = np.searchsorted(self.row_N, row_B)
         y_BC = self.labels.take(at_B).matrix()
         return y_BC, np.ones_like(y_BC) if self.given is None else self.given.take(at_B).matrix()
 
 
 def read_truth(study: Study, log: Callable[[str], None]) -> Truth:
-    """Read the raw rows. Raises InputError where they are missing, or not those that the run was prepared from."""
+    """Read the raw rows. Raise InputError where they are missing, or not those that the run was prepared from."""
     experiment, manifest = study.run_spec.experiment, study.prepared.manifest
     task = task_of(experiment.task)
     options = resolved(task, experiment.task, experiment.seed)
@@ -49,8 +52,8 @@ def read_truth(study: Study, log: Callable[[str], None]) -> Truth:
     return Truth(np.asarray(table["row"].to_numpy(), dtype=np.int64), labels, given_labels(table, labels.classes))
 
 
-def check(data: ClientData, y_NC: Bools, who: str) -> None:
-    """InputError where the truth contradicts a label that a client was given: it is not that of these rows."""
+def check_labels(data: ClientData, y_NC: Bools, who: str) -> None:
+    """Raise InputError where the truth contradicts a label that a client was given: it is not that of these rows."""
     known_NC = data.known_NC.numpy() > 0
     if ((data.y_NC.numpy() > 0) != y_NC)[known_NC].any():
         raise InputError(f"{who}: its labels are not those of the raw data: prepare the data again and repeat the run")

@@ -19,34 +19,35 @@ MIN_CPU_SHARE = 0.001
 
 
 def cluster_cpus() -> float:
-    """CPUs of all nodes that are alive."""
+    """Return the CPUs of all nodes that are alive."""
     return sum(node.cpus for node in nodes())
 
 
 @dataclass
 class _PooledActor:
-    """A client actor; little: it asks for hardly any CPU; opened: run -> reference that is there once the actor is
-    ready for it.
-    """
+    """A client actor and the runs that it is warmed up for."""
 
     actor: Any
     reduced_cpu: bool
+    """It asks for hardly any CPU (``MIN_CPU_SHARE``)."""
     opened: dict[str, Any] = field(default_factory=dict)
+    """Run -> reference that is there once the actor is ready for it."""
 
 
 class ActorPool:
-    """The server actor and the client actors of a run, or of several that take turns on them; each is started when it
-    is first needed, and a dead one is replaced.
+    """The server actor and the client actors of a run, or of several that take turns on them.
+
+    Each is started when it is first needed, and a dead one is replaced. A slot is the number of a client actor.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout, self._cpus = layout, cluster_cpus()
-        self.run_specs: dict[str, list[Any]] = {}  # run -> reference of its setup
+        self.run_specs: dict[str, list[Any]] = {}  # run -> reference of its RunSpec
         self._clients: dict[int, _PooledActor] = {}  # by slot
         self.server = self._server()
 
     def open(self, run_spec: RunSpec) -> tuple[str, Any]:
-        """Make a run known: its key, and the reference that tells when the server is ready for it."""
+        """Make a run known; return its key, and the reference that tells when the server is ready for it."""
         run, experiment = uuid.uuid4().hex, run_spec.experiment
         self.run_specs[run] = [ray.put(run_spec)]
         clients = range(experiment.task.clients) if experiment.method.sends_initial_message else ()
@@ -58,7 +59,7 @@ class ActorPool:
         return run, self.server.open.remote(run, self.run_specs[run][0], *initial_messages)
 
     def client(self, slot: int, run: str) -> Any:
-        """The actor of a slot, warmed up for ``run``."""
+        """Return the actor of a slot, warmed up for ``run``."""
         if slot not in self._clients:
             remote: Any = ClientActor
             shares = self._shares(self.layout.client_cpus, self.layout.client_gpus)
@@ -70,12 +71,12 @@ class ActorPool:
         return member.actor
 
     @property
-    def up(self) -> Collection[int]:
+    def started_slots(self) -> Collection[int]:
         """Slots whose actors are started."""
         return self._clients.keys()
 
     def unschedulable(self, slot: int) -> bool:
-        """Whether the actor of a slot waits for CPUs that left with a node: a fresh one would not."""
+        """Return whether the actor of a slot waits for CPUs that left with a node: a fresh one would not."""
         member = self._clients[slot]
         if member.reduced_cpu or not self._shrunk():
             return False
@@ -83,7 +84,7 @@ class ActorPool:
 
     @property
     def server_stuck(self) -> bool:
-        """Whether the server may wait for CPUs that left with a node."""
+        """True where the server may wait for CPUs that left with a node."""
         return not self._server_reduced_cpu and self._shrunk()
 
     def restart_server(self, server: Any) -> None:
@@ -120,13 +121,18 @@ class ActorPool:
         return self.layout.group is None and cluster_cpus() < self._cpus
 
     def _shares(self, cpus: float, gpus: float) -> dict[str, float]:
-        """What to ask Ray for. Where a node left, actors in place of lost ones share the CPUs of those that are there;
-        GPUs cannot be shared further, so such an actor waits for its GPU.
+        """Return the options with which to ask Ray for these shares.
+
+        Where a node left, actors in place of lost ones share the CPUs of those that are there; GPUs cannot be shared
+        further, so such an actor waits for its GPU.
         """
         return {"num_cpus": min(cpus, MIN_CPU_SHARE) if self._shrunk() else cpus, "num_gpus": gpus}
 
     def _place(self, bundle: int) -> dict[str, Any]:
-        """Where the layout names a placement group: the bundle for the server (0) or for a slot."""
+        """Return the option that puts an actor into a bundle, where the layout names a placement group.
+
+        bundle: 0 for the server, 1 + slot for a client actor.
+        """
         group = self.layout.group
         if group is None:
             return {}
@@ -134,23 +140,24 @@ class ActorPool:
 
 
 class ActorPools:
-    """The crew of the runs of one command, one after the other: a run with the layout of the one before it finds its
-    actors started.
+    """The actor pools of the runs of one command, one after the other.
+
+    A run with the layout of the one before it finds its actors started.
     """
 
     def __init__(self) -> None:
-        self._crew: ActorPool | None = None
+        self._pool: ActorPool | None = None
 
     def actor_pool(self, layout: Layout) -> ActorPool:
-        """For a run of this layout; that of a run with another one ends."""
-        if self._crew is not None and self._crew.layout != layout:
+        """Return the pool for a run of this layout; the pool of a run with another one ends."""
+        if self._pool is not None and self._pool.layout != layout:
             self.close()
-        if self._crew is None:
-            self._crew = ActorPool(layout)
-        return self._crew
+        if self._pool is None:
+            self._pool = ActorPool(layout)
+        return self._pool
 
     def close(self) -> None:
-        """End its actors."""
-        if self._crew is not None:
-            self._crew.close()
-        self._crew = None
+        """End the actors of the pool."""
+        if self._pool is not None:
+            self._pool.close()
+        self._pool = None

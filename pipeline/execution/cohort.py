@@ -1,8 +1,8 @@
-"""What can go wrong in a round, and who takes part in it after all.
+"""The clients of a round: who is still to be asked, who has answered, and who is given up.
 
-An attempt of a client that goes wrong is made good by another one, up to ``federation.retries`` times; then the client
-is given up for the round and, where ``federation.backup_fraction`` drew stand-ins, the next of them takes its place.
-Which clients answer so depends on the faults alone, never on who was faster.
+An attempt of a client that goes wrong is made good by another one, up to ``federation.retries`` times. Then the client
+is given up for the round and, where ``federation.backup_fraction`` drew backup clients, the next of them takes its
+place. Which clients answer so depends on the faults alone, never on who was faster.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from anchorfl.pipeline.training.errors import FaultKind, QuorumError, RejectedEr
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an attempt of a client gave nothing: one line."""
+    """An attempt of a client that gave nothing."""
 
     client: int
     reason: str
+    """One line."""
     kind: FaultKind = "exception"
 
 
@@ -30,69 +31,88 @@ WITHOUT_GPU = "system/without_gpu"
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """answered: clients whose updates were merged, ascending; failed: those left out; retried: attempts that went
-    wrong and were made again; bytes: over all answering clients; loss: mean of their last local epoch; busy_seconds:
-    sum of their training.
-    """
+    """The training half of a round, as the round's record needs it."""
 
     answered: tuple[int, ...]
+    """Clients whose updates were aggregated, ascending."""
     failed: tuple[Failure, ...] = ()
+    """The last failure of each client that was left out, by client."""
     retried: tuple[Failure, ...] = ()
+    """Attempts that went wrong and were made again, by client."""
     bytes_down: int = 0
+    """Sent to all clients that answered."""
     bytes_up: int = 0
+    """Sent by all clients that answered."""
     loss: float = float("nan")
+    """Mean over the clients that answered of the loss of their last local epoch."""
     busy_seconds: float = 0.0
+    """Sum of the training times of the clients that answered."""
     memory: Mapping[str, float] = field(default_factory=dict)
     """Peak memory by worker so far, in MB: name of the worker -> resident memory; ``<name>_gpu`` where it has one."""
     backups: tuple[int, ...] = ()
-    """Those of ``answered`` that were drawn as stand-ins."""
+    """Those of ``answered`` that were drawn as backup clients."""
     counts: Mapping[str, float] = field(default_factory=dict)
     """What ``Server.aggregate`` counted, by the name of its metric; ``WITHOUT_GPU``."""
 
     @property
     def kinds(self) -> Counter[str]:
-        """How many attempts went wrong, by kind."""
+        """Number of attempts that went wrong, by kind."""
         return Counter(f.kind for f in (*self.failed, *self.retried))
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What the round's record needs of a client's answer."""
+class FitMetrics:
+    """The numbers of one client's training that the round's record needs."""
 
     loss: float
+    """Mean over the mini-batches of its last local epoch."""
     seconds: float
+    """Wall time of its training."""
     bytes_up: int
-    bytes_letter: int
+    """Size of its update."""
+    bytes_client_message: int
+    """Size of the message that the server sent to it alone."""
     bytes_kept: int = 0
-    """Of the client's memory."""
+    """Size of its memory."""
 
 
 @dataclass
 class Cohort:
-    """Who is still to be asked in a round, and what came of those who were. ``waiting``: clients in the order in which
-    they are asked.
-    """
+    """The clients of one round, and what came of those that were asked."""
 
     selected: Sequence[int]
     backup_clients: Sequence[int]
+    """Clients that take the place of those that are given up, in this order."""
     retries: int
+    """Attempts that a client has beside the first."""
     quorum: float
-    answers: dict[int, Answer] = field(default_factory=dict)
+    """Share of ``selected`` that must answer, 0 to 1."""
+    metrics: dict[int, FitMetrics] = field(default_factory=dict)
+    """Of the clients that have answered."""
     failed: list[Failure] = field(default_factory=list)
+    """The last failure of each client that is given up."""
     retried: list[Failure] = field(default_factory=list)
+    """Attempts that went wrong and are made again."""
     waiting: deque[int] = field(init=False)
+    """Clients in the order in which they are asked."""
 
     def __post_init__(self) -> None:
         self.waiting = deque(self.selected)
         self._backup_clients = deque(self.backup_clients)
         self._attempts: Counter[int] = Counter()
 
-    def fault(self, failure: Failure, counted: bool = True) -> None:
-        """An attempt went wrong: ask the client again, or give it up and ask the next stand-in. counted: among its
-        attempts; not where its node was lost.
+    @property
+    def answered(self) -> tuple[int, ...]:
+        """Clients that have answered, ascending."""
+        return tuple(sorted(self.metrics))
+
+    def fail(self, failure: Failure, counted: bool = True) -> None:
+        """Ask the client of a failed attempt again, or give it up and ask the next backup client.
+
+        counted: the attempt is one of the client's; it is not where its node was lost.
         """
         client = failure.client
-        self.answers.pop(client, None)  # the server may refuse what had come
+        self.metrics.pop(client, None)  # the server may refuse what had come
         self._attempts[client] += counted
         if self._attempts[client] <= self.retries:
             self.retried.append(failure)
@@ -102,19 +122,19 @@ class Cohort:
         if self._backup_clients:
             self.waiting.append(self._backup_clients.popleft())
 
-    def take(self) -> Iterator[int]:
-        """Those who wait, one after the other, until nobody does."""
+    def drain(self) -> Iterator[int]:
+        """Take those who wait, one after the other, until nobody does."""
         while self.waiting:
             yield self.waiting.popleft()
 
-    def refuse(self, error: RejectedError) -> None:
-        """The server refused some updates."""
+    def reject(self, error: RejectedError) -> None:
+        """Note the clients whose updates the server refused as failed attempts."""
         for client, reason in error.reasons.items():
-            self.fault(Failure(client, reason, "rejected"))
+            self.fail(Failure(client, reason, "rejected"))
 
     def check_quorum(self) -> None:
-        """QuorumError where fewer than the quorum of the selected clients, or of their stand-ins, answered."""
-        answered, selected = len(self.answers), len(self.selected)
+        """Raise QuorumError where fewer than the quorum of the selected clients, or of their backups, answered."""
+        answered, selected = len(self.metrics), len(self.selected)
         if answered < quorum_size(self.quorum, selected):
             reasons = "; ".join(f"client {f.client}: {f.reason}" for f in self.failed)
             raise QuorumError(f"{answered} of {selected} selected clients answered, quorum {self.quorum:g}: {reasons}")
@@ -122,18 +142,21 @@ class Cohort:
     def outcome(
         self, bytes_down_each: int, memory: Mapping[str, float], counts: Mapping[str, float] | None = None
     ) -> RoundOutcome:
-        """The round's outcome, once all has come in. counts: of ``Server.aggregate``."""
-        answered = tuple(sorted(self.answers))
-        given = [self.answers[client] for client in answered]
+        """Return the round's outcome, once all has come in.
+
+        bytes_down_each: size of the broadcast; memory, counts: as in ``RoundOutcome``.
+        """
+        answered = self.answered
+        metrics = [self.metrics[client] for client in answered]
         return RoundOutcome(
             answered,
-            tuple(sorted(self.failed, key=lambda f: f.client)),
-            tuple(sorted(self.retried, key=lambda f: f.client)),
-            bytes_down_each * len(given) + sum(a.bytes_letter for a in given),
-            sum(a.bytes_up for a in given),
-            sum(a.loss for a in given) / len(given) if given else float("nan"),
-            sum(a.seconds for a in given),
-            memory,
-            tuple(client for client in answered if client not in set(self.selected)),
-            counts or {},
+            failed=tuple(sorted(self.failed, key=lambda f: f.client)),
+            retried=tuple(sorted(self.retried, key=lambda f: f.client)),
+            bytes_down=bytes_down_each * len(metrics) + sum(m.bytes_client_message for m in metrics),
+            bytes_up=sum(m.bytes_up for m in metrics),
+            loss=sum(m.loss for m in metrics) / len(metrics) if metrics else float("nan"),
+            busy_seconds=sum(m.seconds for m in metrics),
+            memory=memory,
+            backups=tuple(client for client in answered if client not in set(self.selected)),
+            counts=counts or {},
         )

@@ -7,70 +7,95 @@ gives the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Tensors
 from anchorfl.pipeline.execution import system_metrics
-from anchorfl.pipeline.execution.cohort import Answer, Cohort, Failure, RoundOutcome
+from anchorfl.pipeline.execution.cohort import Cohort, Failure, FitMetrics, RoundOutcome
 from anchorfl.pipeline.training.client import CPU, ClientRunner, device_for
-from anchorfl.pipeline.training.errors import RejectedError, fault_kind, one_line
+from anchorfl.pipeline.training.errors import RejectedError, fault_kind
 from anchorfl.pipeline.training.evaluation import mean_of_models
 from anchorfl.pipeline.training.local_training import FitResult
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
+from anchorfl.tasks.errors import first_line
 from anchorfl.tasks.metrics.scores import Scores
+
+if TYPE_CHECKING:
+    from anchorfl.pipeline.execution.actor_pool import ActorPool
 
 NEXT = 0
 """Round of a broadcast that is for no training: what clients would be sent now, to score their own models with."""
 
 
-Watch = Callable[[int, int, int], None]
+OnProgress = Callable[[int, int, int], None]
 """Called while a round goes: (clients busy, done, failed)."""
 
 
 class Executor(Protocol):
-    """What the round loop needs of the place where a run happens."""
+    """The interface between the round loop and the processes in which a run happens."""
 
     def round(
-        self, round_: int, selected: Sequence[int], watch: Watch, backup_clients: Sequence[int] = ()
+        self, round_: int, selected: Sequence[int], on_progress: OnProgress, backup_clients: Sequence[int] = ()
     ) -> RoundOutcome:
-        """Broadcast, fit the selected clients, merge what came back. stand_ins: who takes the place of those that are
-        given up, in this order. QuorumError below the quorum, state unchanged; LostError where the server is gone.
+        """Broadcast, train the selected clients, aggregate what came back.
+
+        backup_clients: take the place of those that are given up, in this order. Raises QuorumError below the quorum,
+        state unchanged; LostError where the server is gone.
         """
 
-    def expect(self, clients: Sequence[int]) -> None:
-        """These clients come next: start what they need, without waiting for it."""
+    def warm_up(self, clients: Sequence[int]) -> None:
+        """Start what these clients, which come next, need, without waiting for it."""
 
-    def ahead(self, round_: int, selected: Sequence[int], backup_clients: Sequence[int] = ()) -> None:
-        """This round comes next, for certain: begin it, without waiting for it. Scores, snapshot and memories are still
-        those of the round before, and may be asked for meanwhile.
+    def start_next_round(self, round_: int, selected: Sequence[int], backup_clients: Sequence[int] = ()) -> None:
+        """Begin a round that comes next for certain, without waiting for it.
+
+        Scores, snapshot and memories are still those of the round before, and may be asked for meanwhile.
         """
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
-        """Scores on these of the server's splits: of the current weights, or the mean over all clients of their own
-        models' (``Method.evaluate_on``).
+        """Return scores on these of the server's splits: of the current weights, or the mean over all clients of their
+        own models' (``Method.evaluate_on``).
         """
 
     def snapshot(self) -> Tensors:
-        """The server's state as path -> tensor."""
+        """Return the server's state as path -> tensor."""
 
     def memory(self, client: int) -> Tensors:
-        """The client's memory as the run keeps it."""
+        """Return the client's memory as the run keeps it."""
 
     def restore(self, state: Tensors, memories: dict[int, Tensors]) -> None:
         """Continue from a checkpoint."""
 
     def recover(self) -> None:
-        """After a LostError: what was lost is there again, as it was before round 1."""
+        """Start again, after a LostError, what was lost; it is then as it was before round 1."""
 
     def close(self) -> None:
         """Give back workers and memory."""
 
 
+def executor_for(run_spec: RunSpec, actor_pool: Callable[[], ActorPool] | None = None) -> Executor:
+    """Return the executor that a run's options ask for: batched, client by client in this process, or on Ray actors.
+
+    actor_pool: gives the pool to share with other runs, called only where the run needs one; None: a pool of its own.
+    """
+    experiment = run_spec.experiment
+    if experiment.federation.batched_clients:
+        from anchorfl.pipeline.execution.batched_executor import BatchedExecutor  # imports this module
+
+        return BatchedExecutor(run_spec)
+    if experiment.cluster.executor == "serial":
+        return SerialExecutor(run_spec)
+    from anchorfl.pipeline.execution.ray_executor import RayExecutor  # runs in this process need no Ray
+
+    return RayExecutor(run_spec, None if actor_pool is None else actor_pool())
+
+
 def server_of(run_spec: RunSpec, runner: ClientRunner | None = None) -> Server:
-    """A server in this process that has the clients' initial messages. host: of all clients, where the caller has
-    one.
+    """Return a server in this process that has the clients' initial messages.
+
+    runner: of all clients, where the caller has one.
     """
     device = runner.device if runner else CPU
     if not run_spec.experiment.method.sends_initial_message:
@@ -81,32 +106,36 @@ def server_of(run_spec: RunSpec, runner: ClientRunner | None = None) -> Server:
 
 
 def runner_of(run_spec: RunSpec) -> ClientRunner:
-    """Of all clients in this process: on the GPU where the options give clients or server a share of one. InputError
-    where there is none.
+    """Return the runner of all clients in this process, on the GPU where client or server has a share of one.
+
+    Raises InputError where there is no GPU.
     """
     cluster = run_spec.experiment.cluster
     return ClientRunner(run_spec, device_for(max(cluster.client_gpus, cluster.server_gpus), must=True))
 
 
 def scored_as(clients: int, memories: Mapping[int, Any]) -> list[int]:
-    """For every client, the one whose model is scored for it: itself, or, of those that have not been trained yet and
-    so have equal models, the first.
+    """Return for every client the one whose model is scored for it.
+
+    That is the client itself, or, of those that have not been trained yet and so have equal models, the first.
     """
     untrained = [client for client in range(clients) if client not in memories]
     return [client if client in memories else untrained[0] for client in range(clients)]
 
 
 class InProcess:
-    """What executors in this process have in common: a server and what clients keep, nothing to start or give back."""
+    """An executor's half that all executors in this process share: a server and what clients keep, nothing to start or
+    give back.
+    """
 
     server: Server
     memories: dict[int, Tensors]
 
-    def expect(self, clients: Sequence[int]) -> None:
-        """Nothing to start."""
+    def warm_up(self, clients: Sequence[int]) -> None:
+        """Do nothing: there is nothing to start."""
 
-    def ahead(self, round_: int, selected: Sequence[int], backup_clients: Sequence[int] = ()) -> None:
-        """One thing after the other."""
+    def start_next_round(self, round_: int, selected: Sequence[int], backup_clients: Sequence[int] = ()) -> None:
+        """Do nothing: one thing goes after the other here."""
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         return self.server.scores(splits)
@@ -122,10 +151,10 @@ class InProcess:
         self.memories = dict(memories)
 
     def recover(self) -> None:
-        """Nothing is ever lost."""
+        """Do nothing: nothing is ever lost here."""
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to give back."""
 
 
 class SerialExecutor(InProcess):
@@ -139,35 +168,33 @@ class SerialExecutor(InProcess):
         self.memories: dict[int, Tensors] = {}
 
     def round(
-        self, round_: int, selected: Sequence[int], watch: Watch, backup_clients: Sequence[int] = ()
+        self, round_: int, selected: Sequence[int], on_progress: OnProgress, backup_clients: Sequence[int] = ()
     ) -> RoundOutcome:
-        sent = self.server.broadcast(round_)
+        broadcast = self.server.broadcast(round_)
         cohort = Cohort(selected, backup_clients, self.federation.retries, self.federation.quorum)
-        fitted: dict[int, FitResult[Any]] = {}
-        merged = False
-        while not merged:
-            for client in cohort.take():
-                watch(1, len(cohort.answers), len(cohort.failed))
+        results: dict[int, FitResult[Any]] = {}
+        while True:
+            for client in cohort.drain():
+                on_progress(1, len(cohort.metrics), len(cohort.failed))
                 try:
                     client_message = self.server.client_message(client)
-                    fitted[client] = one = self.runner.fit(
-                        client, round_, sent, self.memories.get(client, {}), client_message
-                    )
+                    result = self.runner.fit(client, round_, broadcast, self.memories.get(client, {}), client_message)
                 except Exception as error:  # any fault of a client costs that client only
-                    cohort.fault(Failure(client, one_line(error), fault_kind(error)))
+                    cohort.fail(Failure(client, first_line(error), fault_kind(error)))
                     continue
-                cohort.answers[client] = Answer(
-                    one.loss, one.seconds, messages.nbytes(one.update), messages.nbytes(client_message)
+                results[client] = result
+                cohort.metrics[client] = FitMetrics(
+                    result.loss, result.seconds, messages.nbytes(result.update), messages.nbytes(client_message)
                 )
             cohort.check_quorum()
-            answered = sorted(cohort.answers)
+            answered = cohort.answered
             try:
-                counts = self.server.aggregate(round_, answered, [fitted[c].update for c in answered])
-                merged = True
+                counts = self.server.aggregate(round_, answered, [results[c].update for c in answered])
+                break
             except RejectedError as error:
-                cohort.refuse(error)
-        self.memories |= {c: fitted[c].memory for c in answered}
-        return cohort.outcome(messages.nbytes(sent), system_metrics.peak("process"), counts)
+                cohort.reject(error)
+        self.memories |= {c: results[c].memory for c in answered}
+        return cohort.outcome(messages.nbytes(broadcast), system_metrics.peak("process"), counts)
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         if self.server.method.evaluate_on == "server":

@@ -1,5 +1,6 @@
-"""What one client, and the server, need: memory and time, measured in a process that does nothing else. Plain torch, no
-Ray. All sizes are bytes.
+"""Memory and time that one client, and the server, need, measured in a process that does nothing else.
+
+Plain torch, no Ray. All sizes are bytes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from anchorfl.pipeline.execution.executor import server_of
 from anchorfl.pipeline.execution.system_metrics import peak_resident
 from anchorfl.pipeline.training.client import ClientRunner
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
+from anchorfl.tasks.errors import first_line
 from anchorfl.tasks.ingest.prepared import SPLITS
 
 T = TypeVar("T")
@@ -39,33 +41,40 @@ CGROUPS = (
 
 @dataclass(frozen=True, slots=True)
 class ClientUse:
-    """baseline, peak: resident memory when ready to train, and at most; rows: of its data, which an actor keeps for
-    every client that it serves; update, kept: what it sends, and what is kept for it between rounds; seconds: of each
-    round.
-    """
+    """Memory and time that one client needed."""
 
     baseline: int
+    """Resident memory when ready to train."""
     peak: int
+    """Resident memory at most."""
     rows: int
+    """Size of its data, which an actor keeps for every client that it serves."""
     update: int
+    """Size of what it sends."""
     kept: int
+    """Size of what is kept for it between rounds."""
     seconds: tuple[float, ...]
+    """Of each round."""
     gpu: GpuNeed | None = None
+    """None: it trained on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerUse:
-    """Resident memory as in ``ClientUse``; seconds: to merge one update, and to score both splits where it does."""
+    """Memory and time that the server needed for one client's update."""
 
     baseline: int
+    """Resident memory when ready."""
     peak: int
+    """Resident memory at most."""
     seconds: float
+    """To aggregate one update, and to score both splits where it does."""
 
 
 def measure_client(
     run_spec: RunSpec, client: int, sent: messages.Packed, on_gpu: bool
 ) -> tuple[ClientUse, messages.Packed]:
-    """Train one client alone, as its actor would; call it in a fresh process. Its needs and its last update.
+    """Train one client alone, as its actor would; return its needs and its last update. Call it in a fresh process.
 
     sent: ``broadcast`` and ``client_message``, what the server sends to all and to this client.
     """
@@ -88,7 +97,7 @@ def measure_client(
 
 
 def measure_server(run_spec: RunSpec, client: int, update: messages.Packed) -> ServerUse:
-    """Merge one client's update and score both splits, as the server's actor would, in a fresh process."""
+    """Aggregate one client's update and score both splits, as the server's actor would. Call it in a fresh process."""
     one_thread()
     server = server_of(run_spec)
     experiment = run_spec.experiment
@@ -102,14 +111,17 @@ def measure_server(run_spec: RunSpec, client: int, update: messages.Packed) -> S
 
 
 def data_bytes(run_spec: RunSpec, client: int) -> int:
-    """Size of a client's tensors."""
+    """Return the size of a client's tensors."""
     rows = run_spec.data().client(client, run_spec.objective())
     parts = (rows.x, rows.y_NC, rows.known_NC, rows.weight_NC, rows.length_N)
     return sum(messages.nbytes(t) for t in parts if t is not None)
 
 
-def apart(function: Callable[..., T], *arguments: Any) -> T:
-    """What ``function`` gives in a fresh Python process; RuntimeError with one line where it gives nothing."""
+def in_fresh_process(function: Callable[..., T], *arguments: Any) -> T:
+    """Run ``function`` in a fresh Python process and return what it gives.
+
+    Raises RuntimeError with one line where it gives nothing.
+    """
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe(duplex=False)
     # As bytes: left to multiprocessing, torch would move tensors into shared memory, which counts as resident.
@@ -121,7 +133,7 @@ def apart(function: Callable[..., T], *arguments: Any) -> T:
         good, content = pickle.loads(ours.recv_bytes())
     except EOFError:
         process.join()
-        raise RuntimeError(ended(process.exitcode or 0)) from None
+        raise RuntimeError(exit_reason(process.exitcode or 0)) from None
     finally:
         process.kill()  # on an interrupt; one that has answered has nothing left to do
         process.join()
@@ -136,13 +148,12 @@ def _answer(pipe: Any, call: bytes) -> None:
     try:
         answer = (True, function(*arguments))
     except Exception as error:  # any fault of the measured code is the answer
-        text = str(error).strip().splitlines()
-        answer = (False, f"{type(error).__name__}: {text[0] if text else 'no message'}")
+        answer = (False, first_line(error, "no message"))
     pipe.send_bytes(pickle.dumps(answer))
 
 
-def ended(code: int) -> str:
-    """What the exit code of a process that gave no answer says."""
+def exit_reason(code: int) -> str:
+    """Return what the exit code of a process that gave no answer says."""
     if code >= 0:
         return f"the process ended with exit code {code}"
     why = ", most often because memory ran out" if code == -signal.SIGKILL else ""
@@ -150,13 +161,15 @@ def ended(code: int) -> str:
 
 
 def resident() -> int:
-    """Resident memory of this process now."""
+    """Return the resident memory of this process now."""
     return int(psutil.Process().memory_info().rss)
 
 
 def gpu_use(total: int, before: int, after: int, own: int, reserved: int, peak: int) -> GpuNeed:
-    """From readings to needs. before, after: what another process sees free before this one touches the GPU, and when
-    it has trained; own: what this one then sees free; reserved, peak: of its allocator, now and at most.
+    """Return what a client needs of a GPU, from readings.
+
+    total: of the device. before, after: what another process sees free before this one touches the GPU, and when it has
+    trained. own: what this one then sees free. reserved, peak: of its allocator, now and at most.
     """
     theirs = own - after  # the context of the other process, which it sees as used
     return GpuNeed(total, max(0, total - before - theirs), peak, max(theirs, before - after - reserved))
@@ -170,17 +183,20 @@ def _read_gpu(before: int) -> GpuNeed:
 
 
 def free_elsewhere() -> int:
-    """Free memory of the GPU as another process sees it: to ask is to make a context, so this process must not."""
+    """Return the free memory of the GPU as another process sees it.
+
+    To ask is to make a context, so this process must not.
+    """
     code = "import torch; print(torch.cuda.mem_get_info()[0])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
-        said = done.stderr.strip().splitlines() or [ended(done.returncode)]
+        said = done.stderr.strip().splitlines() or [exit_reason(done.returncode)]
         raise RuntimeError(f"the GPU's free memory cannot be read: {said[-1]}")
     return int(done.stdout)
 
 
 def free_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory that new processes may take on this machine, or in the container that this process is in."""
+    """Return the memory that new processes may take on this machine, or in the container that this process is in."""
     free = int(psutil.virtual_memory().available)
     for limit, used, stat, cached in CGROUPS:
         if not (root / limit).exists():
@@ -194,7 +210,7 @@ def free_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def own_cpus(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """CPUs that this process may use."""
+    """Return the CPUs that this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = root / "cpu.max"
     share = quota.read_text(encoding="ascii").split() if quota.exists() else ["max"]

@@ -15,12 +15,23 @@ import ray
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.execution import system_metrics
-from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Answer, Failure
+from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Failure, FitMetrics
 from anchorfl.pipeline.training.client import ClientRunner, device_for
-from anchorfl.pipeline.training.errors import fault_kind, one_line
+from anchorfl.pipeline.training.errors import fault_kind
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.pipeline.training.server import Server
+from anchorfl.tasks.errors import first_line
 from anchorfl.tasks.metrics.scores import Scores
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRef:
+    """The position of a client's update in the batches of updates that the server is given, one batch per call."""
+
+    batch: int
+    """Index of the batch."""
+    index: int
+    """Index of the update in the batch."""
 
 
 @ray.remote
@@ -46,11 +57,15 @@ class ServerActor:
         return messages.pack(self.servers[run].client_message(client))
 
     def aggregate(
-        self, run: str, round_: int, places: dict[int, tuple[int, int]], *calls: Sequence[messages.Packed]
+        self, run: str, round_: int, refs: dict[int, UpdateRef], *batches: Sequence[messages.Packed]
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """calls: the updates of every call; places: client -> which call, and which update of it."""
-        clients = sorted(places)
-        packed = [calls[call][place] for call, place in (places[c] for c in clients)]
+        """Aggregate the updates of the clients of ``refs``; return the server's counts and the peak memory of its
+        process.
+
+        batches: top-level arguments, because Ray resolves only those.
+        """
+        clients = sorted(refs)
+        packed = [batches[refs[client].batch][refs[client].index] for client in clients]
         # read where they lie in the object store, which nobody else will read any more
         counts = self.servers[run].aggregate(round_, clients, [messages.unpack(u, copy=False) for u in packed])
         return counts | ({WITHOUT_GPU: 1.0} if self.without_gpu else {}), system_metrics.peak("server")
@@ -69,16 +84,17 @@ class ServerActor:
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
-    """The small part of what a call gives, which the driver reads. answers: of its clients, in their order, up to the
-    first that failed; failure: of that one; memory: of the process; without_gpu: it has a share of one by Ray, and its
-    torch sees none.
-    """
+class CallReply:
+    """The small part of what a call gives, which the driver reads."""
 
-    answers: tuple[Answer, ...]
+    metrics: tuple[FitMetrics, ...]
+    """Of its clients, in their order, up to the first that failed."""
     failure: Failure | None
+    """Of the client that failed; those after it have not been trained."""
     memory: dict[str, float]
+    """Peak memory of the process in MB, as ``RoundOutcome.memory``, under the name ``client``."""
     without_gpu: bool
+    """The process has a share of a GPU by Ray, and its torch sees none."""
 
 
 @ray.remote
@@ -90,11 +106,12 @@ class ClientActor:
         self.device = device_for(gpus)
         self.without_gpu = gpus > 0 and self.device.type == "cpu"
         self.runners: dict[str, ClientRunner] = {}
-        self._sent: tuple[str, int, Any] = ("", -1, None)
+        self._broadcast: tuple[str, int, Any] = ("", -1, None)  # run, round, what is sent in it
 
     def open(self, run: str, run_spec: list[Any]) -> None:
-        """Get ready for ``run``, ahead of ``fit``, which meets any error again and reports it. ``run_spec``: a
-        reference, in a list so that Ray does not fetch it for every call.
+        """Get ready for ``run``, ahead of ``fit``, which meets any error again and reports it.
+
+        run_spec: a reference, in a list so that Ray does not fetch it for every call.
         """
         if run not in self.runners:
             self.runners[run] = ClientRunner(ray.get(run_spec[0]), self.device)
@@ -106,36 +123,39 @@ class ClientActor:
         clients: Sequence[int],
         round_: int,
         broadcast: list[Any],
-        *own: messages.Packed | None,
+        *inputs: messages.Packed | None,
     ) -> tuple[Any, ...]:
-        """Updates of the clients, then the memory of each, then ``Stats``. broadcast: a reference in a list, like
-        ``run_spec``, which is fetched once a round; own: every client's memory, then, where there are any, the messages
-        to each alone.
+        """Return the updates of the clients, then the memory of each, then a ``CallReply``.
+
+        broadcast: a reference in a list, like ``run_spec``, which is fetched once a round. inputs: every client's
+        memory, None where it has none yet; then, where the method sends any, the message to each client alone. They
+        are top-level arguments, because Ray resolves only those.
         """
         self.open(run, run_spec)
-        sent = self._broadcast(run, round_, broadcast)
-        updates, answers = list[messages.Packed](), list[Answer]()
-        memories: list[messages.Packed | None] = [None] * len(clients)
-        failure = None
-        for place, client in enumerate(clients):
-            given = [*own[place :: len(clients)], None]
-            memory, client_message = ({} if m is None else messages.unpack(m) for m in given[:2])
+        memories, client_messages = _split(inputs, len(clients))
+        packed = self._fetch_broadcast(run, round_, broadcast)
+        updates, metrics, failure = list[messages.Packed](), list[FitMetrics](), None
+        new_memories: list[messages.Packed | None] = [None] * len(clients)
+        for index, client in enumerate(clients):
+            memory, client_message = _unpack(memories[index]), _unpack(client_messages[index])
             try:
-                fitted = self.runners[run].fit(client, round_, messages.unpack(sent), memory, client_message)
+                # each client gets a copy of its own
+                result = self.runners[run].fit(client, round_, messages.unpack(packed), memory, client_message)
             except Exception as error:  # any fault of a client costs that client only
-                failure = Failure(client, one_line(error), fault_kind(error))
+                failure = Failure(client, first_line(error), fault_kind(error))
                 break
-            sizes = [messages.nbytes(m) for m in (fitted.update, client_message, fitted.memory)]
-            updates.append(messages.pack(fitted.update, copy=False))
-            memories[place] = messages.pack(fitted.memory, copy=False)
-            answers.append(Answer(fitted.loss, fitted.seconds, *sizes))
-        return updates, *memories, Stats(tuple(answers), failure, system_metrics.peak("client"), self.without_gpu)
+            sizes = [messages.nbytes(m) for m in (result.update, client_message, result.memory)]
+            updates.append(messages.pack(result.update, copy=False))
+            new_memories[index] = messages.pack(result.memory, copy=False)
+            metrics.append(FitMetrics(result.loss, result.seconds, *sizes))
+        reply = CallReply(tuple(metrics), failure, system_metrics.peak("client"), self.without_gpu)
+        return updates, *new_memories, reply
 
-    def _broadcast(self, run: str, round_: int, reference: list[Any]) -> messages.Packed:
-        """What the server sends in a round, fetched once; each client gets a copy of its own."""
-        if self._sent[:2] != (run, round_):
-            self._sent = run, round_, ray.get(reference[0])
-        out: messages.Packed = self._sent[2]
+    def _fetch_broadcast(self, run: str, round_: int, reference: list[Any]) -> messages.Packed:
+        """Return what the server sends in a round, fetched once."""
+        if self._broadcast[:2] != (run, round_):
+            self._broadcast = run, round_, ray.get(reference[0])
+        out: messages.Packed = self._broadcast[2]
         return out
 
     def scores(
@@ -147,8 +167,7 @@ class ClientActor:
         splits: Sequence[str],
     ) -> dict[str, Scores]:
         self.open(run, run_spec)
-        own = {} if memory is None else messages.unpack(memory)
-        return self.runners[run].scores(messages.unpack(sent), own, splits)
+        return self.runners[run].scores(messages.unpack(sent), _unpack(memory), splits)
 
     def initial_message(self, run: str, run_spec: list[Any], client: int) -> messages.Packed:
         self.open(run, run_spec)
@@ -156,4 +175,15 @@ class ClientActor:
 
     def release_run(self, run: str) -> None:
         self.runners.pop(run, None)
-        self._sent = ("", -1, None)
+        self._broadcast = ("", -1, None)
+
+
+def _split(
+    inputs: Sequence[messages.Packed | None], clients: int
+) -> tuple[Sequence[messages.Packed | None], Sequence[messages.Packed | None]]:
+    """Return the memories and the messages of so many clients out of ``ClientActor.fit``'s inputs."""
+    return inputs[:clients], inputs[clients:] or [None] * clients
+
+
+def _unpack(packed: messages.Packed | None) -> Any:
+    return {} if packed is None else messages.unpack(packed)

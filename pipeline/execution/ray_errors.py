@@ -1,4 +1,4 @@
-"""What an error of Ray says about a call: whose fault it is, of which kind, and in one line what happened."""
+"""Errors of Ray as faults of a round: whose fault it is, of which kind, and in one line what happened."""
 
 from __future__ import annotations
 
@@ -15,42 +15,44 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from anchorfl.pipeline.training import errors
 from anchorfl.pipeline.training.errors import FaultKind, LostError, fault_kind
+from anchorfl.tasks.errors import first_line
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return the error without Ray's wrapper, which holds the remote traceback."""
+    cause: BaseException = error.cause if isinstance(error, RayTaskError) else error
+    return cause
 
 
 def is_lost(error: RayError, actor: Any = None) -> bool:
-    """Whether an error says that something is gone that ``actor``, or any other, only used."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
+    """Return whether an error says that something is gone that ``actor``, or any other, only used."""
+    cause = cause_of(error)
     if isinstance(cause, (ActorDiedError, ActorUnavailableError)):
         return actor is None or cause.actor_id not in (None, actor._actor_id.hex())
     return isinstance(cause, ObjectLostError)
 
 
 def node_died(error: RayError) -> bool:
-    """Whether an actor is gone because its node is: a fresh one may be put on the same node for as long as Ray has not
-    noticed, so several attempts may end like this. Ray says it in words alone.
+    """Return whether an actor is gone because its node is. Ray says it in words alone.
+
+    A fresh one may be put on the same node for as long as Ray has not noticed, so several attempts may end like this.
     """
     return isinstance(error, ActorDiedError) and "its node has died" in str(error)
 
 
 def lost(error: RayError) -> LostError:
-    """The error that such a one becomes."""
+    """Return the LostError that such an error becomes."""
     return LostError(
         "the server actor, a client that told it of its data, or an object on a node that left, is gone"
-        f" ({one_line(error)})"
+        f" ({first_line(cause_of(error))})"
     )
 
 
 def ray_kind(error: RayError) -> FaultKind:
-    """The kind of fault that an error of a client's call is."""
+    """Return the kind of fault that an error of a client's call is."""
     if isinstance(error, RayTaskError):
         return fault_kind(error.cause)
     if isinstance(error, (OutOfMemoryError, ObjectStoreFullError, OutOfDiskError)):
         return "memory"
     return "crash"
-
-
-def one_line(error: BaseException) -> str:
-    """What happened, without the remote traceback."""
-    return errors.one_line(error.cause if isinstance(error, RayTaskError) else error)

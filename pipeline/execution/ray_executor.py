@@ -12,42 +12,47 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Tensors
 from anchorfl.pipeline.cluster.layout import layout
 from anchorfl.pipeline.execution.actor_pool import ActorPool
 from anchorfl.pipeline.execution.cohort import WITHOUT_GPU, Cohort, Failure, RoundOutcome
-from anchorfl.pipeline.execution.executor import NEXT, Watch, scored_as
-from anchorfl.pipeline.execution.ray_actors import Stats
-from anchorfl.pipeline.execution.ray_errors import is_lost, lost, node_died, one_line, ray_kind
-from anchorfl.pipeline.execution.scheduler import LOOK_EVERY, Dispatch, Given, Job, Round, Start, patience
+from anchorfl.pipeline.execution.executor import NEXT, OnProgress, scored_as
+from anchorfl.pipeline.execution.ray_actors import CallReply, UpdateRef
+from anchorfl.pipeline.execution.ray_errors import cause_of, is_lost, lost, node_died, ray_kind
+from anchorfl.pipeline.execution.scheduler import (
+    LOOK_EVERY,
+    Dispatch,
+    FitRefs,
+    InFlightCall,
+    PendingRound,
+    StartCall,
+    patience,
+)
 from anchorfl.pipeline.training.errors import LostError, QuorumError, RejectedError
 from anchorfl.pipeline.training.evaluation import mean_of_models
 from anchorfl.pipeline.training.run_spec import RunSpec
+from anchorfl.tasks.errors import first_line
 from anchorfl.tasks.metrics.scores import Scores
 
 
 class RayExecutor:
-    """One run on a crew. Same bits as SerialExecutor on CPUs.
-
-    crew: shared with other runs, and left to its owner; None: a crew of its own, which ends with the run.
-    """
+    """One run on a pool of actors. Same bits as SerialExecutor on CPUs."""
 
     def __init__(self, run_spec: RunSpec, actor_pool: ActorPool | None = None) -> None:
+        """actor_pool: shared with other runs, and left to its owner; None: one of its own, which ends with the run."""
         experiment = run_spec.experiment
         self.run_spec, self.federation, self.clients = run_spec, experiment.federation, experiment.task.clients
-        self.sends_client_messages, self.at_clients = (
-            experiment.method.sends_client_messages,
-            experiment.method.evaluate_on == "clients",
-        )
-        self.own = actor_pool is None
+        self.sends_client_messages = experiment.method.sends_client_messages
+        self.at_clients = experiment.method.evaluate_on == "clients"
+        self.owns_pool = actor_pool is None
         self.actor_pool = actor_pool or ActorPool(layout(experiment.cluster, experiment.task.clients))
         self.layout = self.actor_pool.layout
         self.rows = run_spec.data().cards().rows
         self.dispatch = self._dispatch(several=not experiment.federation.deadline)
-        self._next: Round | None = None
+        self._next: PendingRound | None = None
         self._open()
 
     def _dispatch(self, *, several: bool) -> Dispatch:
@@ -58,155 +63,177 @@ class RayExecutor:
         self.server = self.actor_pool.server
         self.memories: dict[int, Any] = {}
 
-    def ahead(self, round_: int, selected: Sequence[int], backup_clients: Sequence[int] = ()) -> None:
+    def start_next_round(self, round_: int, selected: Sequence[int], backup_clients: Sequence[int] = ()) -> None:
         if self.at_clients:  # they are about to score their models
-            return self.expect(selected)
+            return self.warm_up(selected)
         self._next = self._begin(round_, selected, backup_clients)
         self._submit(self._next.cohort.waiting, self._next.running, self.dispatch, self._next.fit)
         return None
 
-    def _begin(self, round_: int, selected: Sequence[int], backup_clients: Sequence[int]) -> Round:
-        sent, size = self.server.broadcast.options(num_returns=2).remote(self.run, round_)
+    def _begin(self, round_: int, selected: Sequence[int], backup_clients: Sequence[int]) -> PendingRound:
+        broadcast, size = self.server.broadcast.options(num_returns=2).remote(self.run, round_)
 
         def fit(actor: Any, clients: Sequence[int]) -> Sequence[Any]:
-            own = [self.memories.get(c) for c in clients]
-            own += (
-                [self.server.client_message.remote(self.run, c) for c in clients] if self.sends_client_messages else []
-            )
+            inputs = [self.memories.get(c) for c in clients]
+            if self.sends_client_messages:
+                inputs += [self.server.client_message.remote(self.run, c) for c in clients]
             refs: Sequence[Any] = actor.fit.options(num_returns=2 + len(clients)).remote(
-                self.run, self.actor_pool.run_specs[self.run], clients, round_, [sent], *own
+                self.run, self.actor_pool.run_specs[self.run], clients, round_, [broadcast], *inputs
             )
             return refs
 
         cohort = Cohort(selected, backup_clients, self.federation.retries, self.federation.quorum)
         cohort.waiting = self.dispatch.ordered(selected)
-        return Round(round_, cohort, fit, self._get(size))  # a fault of the server is none of a client
+        return PendingRound(round_, cohort, fit, self._get(size))  # a fault of the server is none of a client
 
     def round(
-        self, round_: int, selected: Sequence[int], watch: Watch, backup_clients: Sequence[int] = ()
+        self, round_: int, selected: Sequence[int], on_progress: OnProgress, backup_clients: Sequence[int] = ()
     ) -> RoundOutcome:
-        if self._next is not None and self._next.number != round_:
-            self._drop()
-        going, self._next = self._next or self._begin(round_, selected, backup_clients), None
-        cohort, given, peak, merged = going.cohort, dict[int, Given](), dict[str, float](), None
-        without_gpu = set[int]()
-        while merged is None:
-            for job, stats in self._answers(cohort, self.dispatch, going.fit, going.running, watch):
-                given |= self._take(job, stats, cohort)
-                peak |= {k.replace("client", f"actor_{job.slot:03d}"): v for k, v in stats.memory.items()}
-                without_gpu |= {job.slot} if stats.without_gpu else set()
+        pending = self._take_prefetched(round_) or self._begin(round_, selected, backup_clients)
+        cohort, results = pending.cohort, dict[int, FitRefs]()
+        peaks, without_gpu = dict[str, float](), set[int]()
+        while True:
+            for call, reply in self._replies(cohort, self.dispatch, pending.fit, pending.running, on_progress):
+                results |= self._record(call, reply, cohort)
+                peaks |= {k.replace("client", f"actor_{call.slot:03d}"): v for k, v in reply.memory.items()}
+                without_gpu |= {call.slot} if reply.without_gpu else set()
             cohort.check_quorum()
             try:
-                merged = self._merge(round_, {c: given[c] for c in sorted(cohort.answers)})
+                counts, server_peak = self._aggregate(round_, {c: results[c] for c in cohort.answered})
+                break
             except RejectedError as error:
-                cohort.refuse(error)
-        self.memories |= {c: given[c].memory for c in cohort.answers}
-        self.dispatch.learn(cohort.answers.values())
-        counts, of_server = merged
+                cohort.reject(error)
+        self.memories |= {c: results[c].memory for c in cohort.metrics}
+        self.dispatch.update_timings(cohort.metrics.values())
         if without_gpu:
             counts = counts | {WITHOUT_GPU: len(without_gpu) + counts.get(WITHOUT_GPU, 0.0)}
-        return cohort.outcome(going.sent, peak | of_server, counts)
+        return cohort.outcome(pending.sent, peaks | server_peak, counts)
 
-    def _take(self, job: Job, stats: Stats, cohort: Cohort) -> dict[int, Given]:
-        """The answers of a call. Where a client failed, those after it have not been asked yet."""
-        cohort.answers |= dict(zip(job.clients, stats.answers, strict=False))
-        if stats.failure is not None:
-            self.actor_pool.kill_actor(job.slot)  # the next attempt gets a fresh process
-            cohort.fault(stats.failure)
-            cohort.waiting.extend(job.clients[len(stats.answers) + 1 :])
-        updates, *memories = job.parts
-        return {c: Given(updates, place, memories[place]) for place, c in enumerate(job.clients[: len(stats.answers)])}
+    def _take_prefetched(self, round_: int) -> PendingRound | None:
+        """Return the round that was begun ahead, if it is this one; cancel another one."""
+        if self._next is not None and self._next.number != round_:
+            self._cancel_prefetched()
+        pending, self._next = self._next, None
+        return pending
 
-    def _merge(self, round_: int, given: Mapping[int, Given]) -> Any:
-        """Of the server, over what these clients gave."""
-        calls = list(dict.fromkeys(g.updates for g in given.values()))
-        places = {client: (calls.index(g.updates), g.place) for client, g in given.items()}
-        return self._get(self.server.aggregate.remote(self.run, round_, places, *calls))
+    def _record(self, call: InFlightCall, reply: CallReply, cohort: Cohort) -> dict[int, FitRefs]:
+        """Note in the cohort what a call gave; return the references of its clients' results.
 
-    def _answers(
+        Where a client failed, those after it have not been trained yet, and wait again.
+        """
+        done = len(reply.metrics)
+        cohort.metrics |= dict(zip(call.clients, reply.metrics, strict=False))
+        if reply.failure is not None:
+            self.actor_pool.kill_actor(call.slot)  # the next attempt gets a fresh process
+            cohort.fail(reply.failure)
+            cohort.waiting.extend(call.clients[done + 1 :])
+        updates, *memories = call.parts
+        return {client: FitRefs(updates, index, memories[index]) for index, client in enumerate(call.clients[:done])}
+
+    def _aggregate(self, round_: int, results: Mapping[int, FitRefs]) -> tuple[dict[str, float], dict[str, float]]:
+        """Ask the server to aggregate these clients' updates; return its counts and its peak memory."""
+        batches = list(dict.fromkeys(result.updates for result in results.values()))
+        refs = {client: UpdateRef(batches.index(result.updates), result.index) for client, result in results.items()}
+        out: tuple[dict[str, float], dict[str, float]]
+        out = self._get(self.server.aggregate.remote(self.run, round_, refs, *batches))
+        return out
+
+    def _replies(
         self,
         cohort: Cohort,
         dispatch: Dispatch,
-        start: Start,
-        running: dict[Any, Job],
-        watch: Watch | None = None,
-    ) -> Iterator[tuple[Job, Any]]:
-        """Call the actors of all who wait and yield the answers as they come in, also of the calls that are running
-        already; the roster gets the faults. LostError where a fault is none of a client; no call is left running then,
-        nor when the caller stops.
+        start: StartCall,
+        running: dict[Any, InFlightCall],
+        on_progress: OnProgress | None = None,
+    ) -> Iterator[tuple[InFlightCall, Any]]:
+        """Call the actors of all who wait and yield the replies as they come in, also of the calls that are running
+        already. The cohort gets the faults.
+
+        Raises LostError where a fault is none of a client; no call is left running then, nor when the caller stops.
         """
         try:
             while cohort.waiting or running:
                 self._submit(cohort.waiting, running, dispatch, start)
-                if watch is not None:
-                    watch(sum(len(job.clients) for job in running.values()), len(cohort.answers), len(cohort.failed))
+                if on_progress is not None:
+                    busy = sum(len(call.clients) for call in running.values())
+                    on_progress(busy, len(cohort.metrics), len(cohort.failed))
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=patience(running))
                 if not ready:
-                    self._overdue(running, cohort)
+                    self._end_overdue(running, cohort)
                     continue
-                job = running.pop(ready[0])
+                call = running.pop(ready[0])
                 try:
-                    answer = ray.get(ready[0])
+                    reply = ray.get(ready[0])
                 except RayError as error:
-                    self._fault(job, cohort, error)
+                    self._fail(call, cohort, error)
                     continue
-                yield job, answer
+                yield call, reply
         finally:
-            self._end(running)
+            self._end_calls(running)
 
-    def _end(self, running: dict[Any, Job]) -> None:
-        """Calls in flight, and their processes with them."""
-        for job in running.values():
-            self.actor_pool.kill_actor(job.slot)
+    def _end_calls(self, running: dict[Any, InFlightCall]) -> None:
+        """End calls in flight, and their processes with them."""
+        for call in running.values():
+            self.actor_pool.kill_actor(call.slot)
         running.clear()
 
-    def _drop(self) -> None:
-        """A round that was begun ahead, and will not be asked for."""
+    def _cancel_prefetched(self) -> None:
+        """Cancel the round that was begun ahead, if there is one."""
         if self._next is not None:
-            self._end(self._next.running)
+            self._end_calls(self._next.running)
         self._next = None
 
-    def _overdue(self, running: dict[Any, Job], cohort: Cohort) -> None:
-        """Nothing came for a while: look for answers that are overdue, and for actors that can never start."""
-        for ref, job in list(running.items()):
-            if time.monotonic() >= job.until:
-                self._fault(running.pop(ref), cohort, None)
-            elif self.actor_pool.unschedulable(job.slot):  # no fault of the client's
-                running.pop(ref)
-                self.actor_pool.kill_actor(job.slot)
-                cohort.waiting.extend(job.clients)
+    def _end_overdue(self, running: dict[Any, InFlightCall], cohort: Cohort) -> None:
+        """End the calls whose replies are overdue, and those to actors that can never start.
 
-    def _submit(self, waiting: deque[int], running: dict[Any, Job], dispatch: Dispatch, start: Start) -> None:
+        Called where no reply came for a while.
+        """
+        for ref, call in list(running.items()):
+            if time.monotonic() >= call.until:
+                self._fail(running.pop(ref), cohort, None)
+            elif self.actor_pool.unschedulable(call.slot):  # no fault of the client's
+                running.pop(ref)
+                self.actor_pool.kill_actor(call.slot)
+                cohort.waiting.extend(call.clients)
+
+    def _submit(
+        self, waiting: deque[int], running: dict[Any, InFlightCall], dispatch: Dispatch, start: StartCall
+    ) -> None:
         """Hand out work: at most one call per actor in flight, at most ``concurrent`` in all."""
-        busy = {job.slot for job in running.values()}
-        while (call := dispatch.next(waiting, busy, self.actor_pool.up)) is not None:
-            slot, clients = call
+        busy = {call.slot for call in running.values()}
+        while (chosen := dispatch.next(waiting, busy, self.actor_pool.started_slots)) is not None:
+            slot, clients = chosen
             busy.add(slot)
             actor = self.actor_pool.client(slot, self.run)
-            *parts, answer = start(actor, clients)
+            *parts, reply = start(actor, clients)
             until = time.monotonic() + (self.federation.deadline or math.inf)
-            running[answer] = Job(clients, slot, actor, tuple(parts), until)
+            running[reply] = InFlightCall(clients, slot, actor, tuple(parts), until)
 
-    def _fault(self, job: Job, cohort: Cohort, error: RayError | None) -> None:
-        """Retire the actor, whatever happened to it: the next attempt gets a fresh process. error: None where the
-        answer is overdue.
+    def _fail(self, call: InFlightCall, cohort: Cohort, error: RayError | None) -> None:
+        """Retire the actor, whatever happened to it: the next attempt gets a fresh process.
+
+        error: None where the reply is overdue.
         """
-        self.actor_pool.kill_actor(job.slot)
-        first, *others = job.clients
+        self.actor_pool.kill_actor(call.slot)
+        first, *others = call.clients
         if error is None:
             reason = f"no answer within {self.federation.deadline:g} s"
-            cohort.fault(Failure(first, reason, "deadline"))
+            cohort.fail(Failure(first, reason, "deadline"))
             return
-        if is_lost(error, job.actor):
+        if is_lost(error, call.actor):
             raise lost(error)
-        reason = one_line(error)
+        reason = first_line(cause_of(error))
         if others:  # whose fault it was will show when each has a call of its own
             reason += f" (or a fault of clients {', '.join(map(str, others))}, of the same call)"
-            self.dispatch.part(job.clients)
+            self.dispatch.isolate(call.clients)
             cohort.waiting.extend(others)
-        cohort.fault(Failure(first, reason, ray_kind(error)), counted=not others and not node_died(error))
+        cohort.fail(Failure(first, reason, ray_kind(error)), counted=not others and not node_died(error))
 
     def _get(self, ref: Any) -> Any:
+        """Return what a call of the server gives, once the server is ready for this run.
+
+        Raises LostError where the server or an object is gone; else the error of the server itself.
+        """
         try:
             while not ray.wait([self._opened], timeout=LOOK_EVERY)[0]:
                 if self.actor_pool.server_stuck:
@@ -216,49 +243,49 @@ class RayExecutor:
         except RayError as error:
             if is_lost(error):
                 raise lost(error) from error
-            raise (error.cause if isinstance(error, RayTaskError) else error) from error
+            raise cause_of(error) from error
 
     def _ask(self, verb: str, *arguments: Any) -> Any:
-        """What the server says. It is asked once it is open: before, the call would have a fault of its own."""
+        """Call the server once it is open, and return its answer: before, the call would have a fault of its own."""
         self._get(self._opened)
         return self._get(getattr(self.server, verb).remote(self.run, *arguments))
 
     def recover(self) -> None:
-        self._drop()
-        if (
-            self.run_spec.experiment.method.sends_initial_message
-        ):  # what is gone may be a client that sent an initial message
-            for slot in list(self.actor_pool.up):
+        self._cancel_prefetched()
+        if self.run_spec.experiment.method.sends_initial_message:
+            # what is gone may be a client that sent an initial message
+            for slot in list(self.actor_pool.started_slots):
                 self.actor_pool.kill_actor(slot)
         self.actor_pool.restart_server(self.server)
         self.actor_pool.release_run(self.run)
         self._open()
 
-    def expect(self, clients: Sequence[int]) -> None:
+    def warm_up(self, clients: Sequence[int]) -> None:
         waiting, busy = self.dispatch.ordered(clients), set[int]()
-        while (call := self.dispatch.next(waiting, busy, self.actor_pool.up)) is not None:
-            busy.add(call[0])
-            self.actor_pool.client(call[0], self.run)
+        while (chosen := self.dispatch.next(waiting, busy, self.actor_pool.started_slots)) is not None:
+            slot, _ = chosen
+            busy.add(slot)
+            self.actor_pool.client(slot, self.run)
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
         if self.at_clients:
-            return self._own_scores(splits)
+            return self._scores_at_clients(splits)
         out: dict[str, Scores] = self._ask("scores", list(splits))
         return out
 
-    def _own_scores(self, splits: Sequence[str]) -> dict[str, Scores]:
-        """Of the clients' own models, where they are; QuorumError where one of them cannot be scored."""
-        sent, size = self.server.broadcast.options(num_returns=2).remote(self.run, NEXT)
+    def _scores_at_clients(self, splits: Sequence[str]) -> dict[str, Scores]:
+        """Score the clients' own models where they are. Raise QuorumError where one of them cannot be scored."""
+        broadcast, size = self.server.broadcast.options(num_returns=2).remote(self.run, NEXT)
         self._get(size)  # a fault of the server is none of a client
         models = scored_as(self.clients, self.memories)
         cohort = Cohort(list(dict.fromkeys(models)), (), self.federation.retries, 1.0)
 
         def score(actor: Any, clients: Sequence[int]) -> Sequence[Any]:
             memory, run_spec = self.memories.get(clients[0]), self.actor_pool.run_specs[self.run]
-            return [actor.scores.remote(self.run, run_spec, sent, memory, list(splits))]
+            return [actor.scores.remote(self.run, run_spec, broadcast, memory, list(splits))]
 
         alone = self._dispatch(several=False)
-        each = {job.clients[0]: scores for job, scores in self._answers(cohort, alone, score, {})}
+        each = {call.clients[0]: scores for call, scores in self._replies(cohort, alone, score, {})}
         for failure in cohort.failed:
             raise QuorumError(f"client {failure.client}'s model could not be scored: {failure.reason}")
         return mean_of_models([each[c] for c in models])
@@ -277,9 +304,9 @@ class RayExecutor:
         self.memories = {c: ray.put(messages.pack(m)) for c, m in memories.items()}
 
     def close(self) -> None:
-        self._drop()
+        self._cancel_prefetched()
         self.memories.clear()
-        if self.own:
+        if self.owns_pool:
             self.actor_pool.close()
         else:
             self.actor_pool.release_run(self.run)

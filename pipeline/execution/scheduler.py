@@ -11,50 +11,57 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
-from anchorfl.pipeline.execution.cohort import Answer, Cohort
+from anchorfl.pipeline.execution.cohort import Cohort, FitMetrics
 
 CALL_SECONDS = 0.1
-"""Of training that one call of several clients should take: many times what the call costs, and little to lose."""
+"""Training time, in seconds, that one call of several clients should take: many times what the call itself costs, and
+little to lose."""
 CALL_BYTES = 1 << 25
-"""Of answers that one call of several clients may return."""
+"""Bytes that one call of several clients may return."""
 
 
 @dataclass
 class Dispatch:
-    """actors: how many there can be; concurrent: calls in flight; rows: of every client; several: whether a call may be
-    for more than one client (not under a deadline, which is one client's).
-    """
+    """The choice of the next call: an actor and its clients."""
 
     actors: int
+    """Number of actors that there can be."""
     concurrent: int
+    """Calls in flight at a time, at most."""
     rows: Sequence[int]
+    """Rows of data of every client."""
     several: bool = True
+    """A call may be for more than one client; not under a deadline, which is one client's."""
     _each: tuple[float, int] | None = None  # of a client in the last round: median seconds, most bytes
     _alone: set[int] = field(default_factory=set)
 
-    def learn(self, answers: Iterable[Answer]) -> None:
-        """After a round: what its clients took tells how many share a call in the next one."""
-        given = list(answers)
-        self._each = median(a.seconds for a in given), max(a.bytes_up + a.bytes_kept for a in given)
+    def update_timings(self, metrics: Iterable[FitMetrics]) -> None:
+        """Learn from a finished round how many clients may share a call in the next one."""
+        given = list(metrics)
+        self._each = median(m.seconds for m in given), max(m.bytes_up + m.bytes_kept for m in given)
         self._alone.clear()
 
-    def part(self, clients: Iterable[int]) -> None:
-        """A call for these ended with its process, and one of them may be why: each gets a call of its own."""
+    def isolate(self, clients: Iterable[int]) -> None:
+        """Give each of these a call of its own: one for all ended with its process, and one of them may be why."""
         self._alone.update(clients)
 
     def ordered(self, clients: Iterable[int]) -> deque[int]:
-        """Clients that wait, in the order in which they are called: the largest first."""
+        """Return clients that wait in the order in which they are called: the largest first."""
         return deque(sorted(clients, key=lambda c: (-self.rows[c], c)))
 
-    def next(self, waiting: deque[int], busy: Collection[int], up: Collection[int]) -> tuple[int, list[int]] | None:
-        """The actor to call now and its clients, taken from the left of ``waiting``; None where all have enough to do.
-        busy: actors with a call in flight; up: those that run.
+    def next(
+        self, waiting: deque[int], busy: Collection[int], started: Collection[int]
+    ) -> tuple[int, list[int]] | None:
+        """Return the slot of the actor to call now and its clients, which are taken from the left of ``waiting``; None
+        where all have enough to do.
+
+        busy: slots with a call in flight; started: slots whose actors run.
         """
         if not waiting or len(busy) >= self.concurrent:
             return None
-        slot = self._slot(waiting[0] % self.actors, busy, up)
+        slot = self._slot(waiting[0] % self.actors, busy, started)
         if slot is None:
             return None
         # no more than leave as many for every other idle actor
@@ -64,18 +71,19 @@ class Dispatch:
             clients.append(waiting.popleft())
         return slot, clients
 
-    def _slot(self, own: int, busy: Collection[int], up: Collection[int]) -> int | None:
-        """The client's own actor if it is up and idle, else another one that is: a process that need not be started.
-        Else the own, or another one that does not run yet.
+    def _slot(self, own: int, busy: Collection[int], started: Collection[int]) -> int | None:
+        """Return the client's own slot if its actor is started and idle, else another such one: a process that need not
+        be started. Else the own, or another one that does not run yet.
         """
-        idle = sorted(set(up) - set(busy))
-        down = sorted(set(range(self.actors)) - set(up) - set(busy))
+        idle = sorted(set(started) - set(busy))
+        down = sorted(set(range(self.actors)) - set(started) - set(busy))
         for choice in (idle, down):
             if choice:
                 return own if own in choice else choice[0]
         return None
 
     def _most(self) -> int:
+        """Return how many clients may share a call."""
         if self._each is None or not self.several:
             return 1
         seconds, size = self._each
@@ -87,42 +95,47 @@ LOOK_EVERY = 10.0
 
 
 @dataclass(slots=True)
-class Job:
-    """A call to an actor; parts: references of what it gives beside its answer, which the driver reads; until: when its
-    answer is overdue.
-    """
+class InFlightCall:
+    """A call to an actor that has not been answered yet."""
 
     clients: Sequence[int]
     slot: int
     actor: Any
     parts: tuple[Any, ...]
+    """References of what it gives beside its reply, which the driver reads."""
     until: float
+    """When its reply is overdue, by ``time.monotonic``."""
 
 
-class Given(NamedTuple):
-    """References of what a client gave: the updates of its call, its place there, and its memory."""
+@dataclass(frozen=True, slots=True)
+class FitRefs:
+    """References of what a client's training gave; the driver never fetches them."""
 
     updates: Any
-    place: int
+    """Updates of all clients of its call."""
+    index: int
+    """Index of its update among them."""
     memory: Any
 
 
-Start = Callable[[Any, Sequence[int]], Sequence[Any]]
-"""Calls an actor for clients: (actor, clients) -> references, the answer's last."""
+StartCall = Callable[[Any, Sequence[int]], Sequence[Any]]
+"""Calls an actor for clients: (actor, clients) -> references, the reply's last."""
 
 
 @dataclass(slots=True)
-class Round:
-    """A round that has begun. sent: bytes to every client; running: its calls in flight, by the answer's reference."""
+class PendingRound:
+    """A round that has begun."""
 
     number: int
     cohort: Cohort
-    fit: Start
+    fit: StartCall
     sent: int
-    running: dict[Any, Job] = field(default_factory=dict)
+    """Bytes of the broadcast, to every client."""
+    running: dict[Any, InFlightCall] = field(default_factory=dict)
+    """Its calls in flight, by the reference of the reply."""
 
 
-def patience(running: Mapping[Any, Job]) -> float:
-    """Seconds to wait for an answer before looking what became of those that are awaited."""
-    until = min(job.until for job in running.values())
+def patience(running: Mapping[Any, InFlightCall]) -> float:
+    """Return the seconds to wait for a reply before looking what became of those that are awaited."""
+    until = min(call.until for call in running.values())
     return min(LOOK_EVERY, max(0.0, until - time.monotonic()))

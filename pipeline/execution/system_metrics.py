@@ -1,6 +1,4 @@
-"""Memory and load: what a worker has needed so far, and how busy this machine is. In the names of MLflow's page of
-system metrics.
-"""
+"""Memory of workers so far, and load of this machine, under the names of MLflow's page of system metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ MEGABYTE = 1e6
 
 
 def peak(worker: str) -> dict[str, float]:
-    """Peak resident memory of this process in MB under the worker's name, and of its GPU's allocator under
+    """Return the peak memory of this process in MB: resident under the worker's name, and of its GPU's allocator under
     ``<worker>_gpu``.
     """
     out = {worker: peak_resident() / MEGABYTE}
@@ -25,7 +23,7 @@ def peak(worker: str) -> dict[str, float]:
 
 
 def peak_resident() -> int:
-    """Peak resident memory of this process in bytes."""
+    """Return the peak resident memory of this process in bytes."""
     # Linux's ru_maxrss outlives exec: a child of a large process starts with the peak of its parent. VmHWM does not.
     status = Path("/proc/self/status")
     lines = status.read_text(encoding="ascii").splitlines() if status.exists() else []
@@ -37,7 +35,7 @@ def peak_resident() -> int:
 
 
 def machine() -> dict[str, float]:
-    """Load of this machine since the last call (percent of all CPUs) and its memory in use."""
+    """Return the load of this machine since the last call, in percent of all CPUs, and its memory in use."""
     memory = psutil.virtual_memory()
     return {
         "system/cpu_utilization_percentage": psutil.cpu_percent(interval=None),

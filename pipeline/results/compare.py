@@ -16,7 +16,7 @@ from typing import Any
 
 from anchorfl.pipeline.results.curves import draw
 from anchorfl.pipeline.storage.run_folder import read_result
-from anchorfl.pipeline.storage.run_record import RoundRecord, read_about, with_final_scores
+from anchorfl.pipeline.storage.run_record import RoundRecord, read_metadata, with_final_scores
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.scores import FAMILIES, Family, Measure
 
@@ -25,8 +25,9 @@ COMMUNICATION = ("communication/download_bytes", "communication/upload_bytes")
 FREE = ("seed", "output", "task.root", "task.cache", "tracking.", "cluster.", "evaluation.save_state_every")
 """Params, or how they begin, in which the runs of one group may differ: none but the seed changes a result."""
 ROUNDS = {"last": "last", "best": "best", "last5": "mean5"}
-"""Of which rounds a score is: how its name in ``RunSummary.values`` ends, and the head of its column."""
+"""Rounds of which a score is: end of its name in ``RunSummary.values`` -> head of its column."""
 COSTS = {"megabytes": "MB", "seconds": "s/round"}
+"""Name in ``RunSummary.values`` -> head of its column."""
 LEGEND = (
     "Scores: test split, percent. last: last evaluated round; best: the round with the best validation {primary}{also};"
     " mean5: mean of the last five evaluated rounds.\nMB: moved both ways; s/round: median."
@@ -35,9 +36,7 @@ LEGEND = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSummary:
-    """A run in numbers. values: of every measure of its family and every one of ``rounds_of`` it (``f1_last``, 0 to 1),
-    and of ``COSTS``; None where the run has no such number.
-    """
+    """A run in numbers."""
 
     folder: Path
     name: str
@@ -48,58 +47,66 @@ class RunSummary:
     params: dict[str, Any]
     records: tuple[RoundRecord, ...]
     values: dict[str, float | None]
+    """Of every measure of its family and every one of ``rounds_of`` it (``f1_last``, 0 to 1), and of ``COSTS``; None
+    where the run has no such number."""
     result: dict[str, Any]
     """result.json, {} where the run has none."""
 
     @property
     def family(self) -> Family:
-        """The figures by which it was scored."""
+        """The figures by which the run was scored."""
         return _family(self.params)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Runs that differ only in their seed. mean, sd (ddof 1): as ``RunSummary.values``; sd None for a single run."""
+    """Runs that differ only in their seed."""
 
     label: str
     runs: tuple[RunSummary, ...]
     mean: dict[str, float | None]
+    """As ``RunSummary.values``."""
     sd: dict[str, float | None]
+    """Standard deviation (ddof 1) as ``RunSummary.values``; None for a single run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Runs and groups with their table as text and as Markdown; files: what was written; notes: what to know."""
+    """Runs and groups, and their tables."""
 
     runs: tuple[RunSummary, ...]
     groups: tuple[Group, ...]
     text: str
+    """The tables as text."""
     markdown: str
+    """The tables as Markdown."""
     notes: tuple[str, ...]
+    """What a reader has to know of the runs."""
     files: tuple[Path, ...] = ()
+    """What was written."""
 
     def __str__(self) -> str:
         return self.text
 
 
 def load_run(folder: Path) -> RunSummary:
-    """A run folder in numbers. Errors: InputError where there is no run or no finished round."""
-    about = read_about(folder)
-    if not about:
+    """Read a run folder in numbers. Raise InputError where there is no run or no finished round."""
+    metadata = read_metadata(folder)
+    if not metadata:
         raise InputError(
             f"{folder} is no run folder (run.json is not there); name folders such as runs/<name of the run>"
         )
     records = tuple(with_final_scores(folder))
     if not records:
         raise InputError(f"{folder} holds no finished round (metrics.jsonl); go on with: anchorfl resume {folder}")
-    params: dict[str, Any] = about["params"]
+    params: dict[str, Any] = metadata["params"]
     return RunSummary(
         folder=folder,
-        name=about["name"],
-        task=str(_first(params, "task.name", "task", default=about["experiment"])),
+        name=metadata["name"],
+        task=str(_first(params, "task.name", "task", default=metadata["experiment"])),
         method=str(_first(params, "method.name", "method", default="?")),
         seed=_first(params, "seed", default="?"),
-        status=about["status"],
+        status=metadata["status"],
         params=params,
         records=records,
         values=_values(records, _family(params)),
@@ -108,9 +115,9 @@ def load_run(folder: Path) -> RunSummary:
 
 
 def compare(folders: Iterable[Path], out: Path | None) -> Comparison:
-    """The runs as a table; with ``out`` also comparison.md, comparison.csv and curves.png there.
+    """Compare runs in a table; with ``out`` also write comparison.md, comparison.csv and curves.png there.
 
-    Errors: InputError where a folder holds no run, or no folder is given.
+    Raises InputError where a folder holds no run, or no folder is given.
     """
     runs = tuple(load_run(folder) for folder in dict.fromkeys(folder.resolve() for folder in folders))
     if not runs:
@@ -137,17 +144,20 @@ def _family(params: dict[str, Any]) -> Family:
 
 
 def _families(runs: Sequence[RunSummary]) -> list[Family]:
-    """Those that some run has, in a fixed order."""
+    """Return the families that some run has, in a fixed order."""
     return [family for family in FAMILIES.values() if any(run.family is family for run in runs)]
 
 
 def rounds_of(family: Family) -> dict[str, str]:
-    """``ROUNDS`` with those that are chosen by a figure of its name (``best_sum``)."""
+    """Return ``ROUNDS`` with those that are chosen by another figure of the family (``best_sum``)."""
     return ROUNDS | {f"best_{measure.value}": f"best {measure.short}" for measure in family.also}
 
 
 def _heads(families: Sequence[Family], every: bool = False) -> dict[str, str]:
-    """Name among ``RunSummary.values`` -> head of its column; every: of all measures, not of those in tables alone."""
+    """Return name among ``RunSummary.values`` -> head of its column.
+
+    every: of all measures, not of those in tables alone.
+    """
     ends = {end: head for family in families for end, head in rounds_of(family).items()}
     return {
         f"{m.value}_{end}": f"{m.short} {head}"
@@ -159,7 +169,7 @@ def _heads(families: Sequence[Family], every: bool = False) -> dict[str, str]:
 
 
 def _values(records: Sequence[RoundRecord], family: Family) -> dict[str, float | None]:
-    """Numbers of a run. Bytes are those of each round; the median second leaves out the pause before a resume."""
+    """Return the numbers of a run. The median second leaves out the pause before a resume."""
     records = [record for record in records if record.round] or records  # round 0: the initial weights
     scored = [record for record in records if any(name.startswith(SPLITS) for name in record.metrics)]
     values: dict[str, float | None] = {}
@@ -180,7 +190,7 @@ def _values(records: Sequence[RoundRecord], family: Family) -> dict[str, float |
 
 
 def _best(records: Sequence[RoundRecord], by: Measure) -> RoundRecord | None:
-    """The first round with the best validation figure; its test scores are missing where it was not tested."""
+    """Return the first round with the best validation figure; its test scores are missing where it was not tested."""
     select = f"validation/{by.name}"
     chosen = [record for record in records if select in record.metrics]
     return max(chosen, key=lambda record: (record.metrics[select], -record.round), default=None)
@@ -245,7 +255,7 @@ def _rows(runs: Sequence[RunSummary]) -> list[list[str]]:
 
 
 def _grouped_rows(groups: Sequence[Group], heads: dict[str, str]) -> list[list[str]]:
-    """Rows of the groups with several runs; [] where there are none. heads: of the scores."""
+    """Return the rows of the groups with several runs; [] where there are none. heads: of the scores."""
     several = [group for group in groups if len(group.runs) > 1]
     heads = heads | COSTS
     rows = [["mean and sd", "runs", *heads.values()]] if several else []
@@ -284,8 +294,8 @@ def _write(out: Path, runs: Sequence[RunSummary], groups: Sequence[Group], markd
         for run in runs:
             known = [run.values.get(name) for name in (*names, *COSTS)]
             cells = ["" if v is None else _shown(n, v) for n, v in zip((*names, *COSTS), known, strict=True)]
-            about = [run.name, run.folder, run.task, run.method, run.seed, run.status, run.records[-1].round]
-            writer.writerow([*about, *cells])
+            facts = [run.name, run.folder, run.task, run.method, run.seed, run.status, run.records[-1].round]
+            writer.writerow([*facts, *cells])
     panels = {f"test/{m.name}": f"{m.shown} (%)" for family in _families(runs) for m in family.compared}
     curves = {
         group.label: [

@@ -20,12 +20,12 @@ NAME = 28
 
 
 def verbatim(text: str) -> str:
-    """A user's text for a picture: matplotlib would read what stands between two dollar signs as a formula."""
+    """Escape a user's text for a picture: matplotlib would read what stands between two dollar signs as a formula."""
     return text.replace("$", r"\$")
 
 
 def short(name: str, most: int = NAME) -> str:
-    """A name for an axis."""
+    """Return a name for an axis, cut to ``most`` characters."""
     return verbatim(name if len(name) <= most else f"{name[: most - 1]}\u2026")
 
 
@@ -58,7 +58,7 @@ def _label(name: str, runs: int) -> str:
 
 
 def _band(ax: Axes, curves: Sequence[Curve], number: int) -> None:
-    """One line, empty where the runs share no round, so that every panel has every group's handle."""
+    """Draw one line and its band, empty where the runs share no round, so that every panel has every group's handle."""
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     scores_RK = 100 * np.array([[curve[r] for r in rounds] for curve in curves], dtype=float).reshape(len(curves), -1)
     color, style = colormaps["tab10"](number % 10), STYLES[number // 10 % len(STYLES)]

@@ -1,4 +1,4 @@
-"""A partition as pictures: who holds how many rows of which class, and how unequal the classes are."""
+"""Pictures of a partition: rows of each class at each client, and how unequal the classes are."""
 
 from __future__ import annotations
 
@@ -26,45 +26,47 @@ IDENTIFIED, UNKNOWN = colormaps["Blues"], colormaps["Greys"]
 
 
 def fits(manifest: Manifest) -> bool:
-    """Whether there are so few clients and classes that a picture shows them."""
+    """Return whether there are so few clients and classes that a picture shows them."""
     return len(manifest.examples) * len(manifest.class_names) <= LARGEST
 
 
-def draw_partition(manifest: Manifest, held: ClassHistogram, path: Path, title: str = "") -> None:
-    """Write a PNG: on the left clients x classes, blue where the client identifies the class, grey where it holds rows
-    of it without knowing; on the right the rows of each class in descending order.
+def draw_partition(manifest: Manifest, histogram: ClassHistogram, path: Path, title: str = "") -> None:
+    """Write a PNG of a partition. The same federation gives the same bytes.
 
-    The same federation gives the same bytes.
+    Left: clients x classes, blue where the client identifies the class, grey where it holds rows of it without knowing.
+    Right: the rows of each class in descending order.
     """
     clients, classes = len(manifest.examples), len(manifest.class_names)
-    held_MC = held.matrix(clients, classes)
-    aware_MC = np.zeros((clients, classes), dtype=np.bool_)
+    rows_MC = histogram.matrix(clients, classes)
+    identified_MC = np.zeros((clients, classes), dtype=np.bool_)
     for client, known in enumerate(manifest.classes):
-        aware_MC[client, list(known)] = True
+        identified_MC[client, list(known)] = True
     wide = 2.2 + min(16.0, max(3.0, 0.27 * classes))
     figure = Figure(figsize=(wide + 4.2, 1.9 + min(12.0, max(1.6, 0.25 * clients))), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, width_ratios=(wide, 4.2))
-    _cells(left, held_MC, aware_MC, manifest.class_names)
-    _imbalance(right, held_MC)
+    _cells(left, rows_MC, identified_MC, manifest.class_names)
+    _imbalance(right, rows_MC)
     if title:
         figure.suptitle(verbatim(title))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130, metadata={"Software": None})
 
 
-def _cells(ax: Axes, held_MC: npt.NDArray[np.int64], aware_MC: npt.NDArray[np.bool_], names: tuple[str, ...]) -> None:
-    scale = LogNorm(0.5, max(2, held_MC.max(initial=0)))
-    share_MC = np.asarray(scale(np.maximum(held_MC, 0.5)))
-    colour_MC4 = np.where(aware_MC[..., None], IDENTIFIED(share_MC), UNKNOWN(0.7 * share_MC))
-    colour_MC4[held_MC == 0] = 1.0
-    colour_MC4[(held_MC == 0) & aware_MC] = (0.87, 0.92, 0.98, 1.0)  # identified, but no row of it is here
-    ax.imshow(colour_MC4, aspect="auto", interpolation="nearest")
-    clients, classes = held_MC.shape
-    if held_MC.size <= CELLS:
-        for client, class_ in np.argwhere(held_MC):
-            dark = share_MC[client, class_] > (0.6 if aware_MC[client, class_] else 0.8)
-            text = str(held_MC[client, class_])
+def _cells(
+    ax: Axes, rows_MC: npt.NDArray[np.int64], identified_MC: npt.NDArray[np.bool_], names: tuple[str, ...]
+) -> None:
+    scale = LogNorm(0.5, max(2, rows_MC.max(initial=0)))
+    share_MC = np.asarray(scale(np.maximum(rows_MC, 0.5)))
+    color_MC4 = np.where(identified_MC[..., None], IDENTIFIED(share_MC), UNKNOWN(0.7 * share_MC))
+    color_MC4[rows_MC == 0] = 1.0
+    color_MC4[(rows_MC == 0) & identified_MC] = (0.87, 0.92, 0.98, 1.0)  # identified, but no row of it is here
+    ax.imshow(color_MC4, aspect="auto", interpolation="nearest")
+    clients, classes = rows_MC.shape
+    if rows_MC.size <= CELLS:
+        for client, class_ in np.argwhere(rows_MC):
+            dark = share_MC[client, class_] > (0.6 if identified_MC[client, class_] else 0.8)
+            text = str(rows_MC[client, class_])
             ax.text(class_, client, text, ha="center", va="center", size=6, color="white" if dark else "black")
     else:
         shades = ScalarMappable(scale, IDENTIFIED)
@@ -81,8 +83,8 @@ def _cells(ax: Axes, held_MC: npt.NDArray[np.int64], aware_MC: npt.NDArray[np.bo
     ax.legend(handles=patches, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=7)
 
 
-def _imbalance(ax: Axes, held_MC: npt.NDArray[np.int64]) -> None:
-    count_C = np.sort(held_MC.sum(0))[::-1]
+def _imbalance(ax: Axes, rows_MC: npt.NDArray[np.int64]) -> None:
+    count_C = np.sort(rows_MC.sum(0))[::-1]
     ax.plot(np.arange(1, len(count_C) + 1), count_C, marker="o" if len(count_C) <= LABELS else "", markersize=3)
     ax.set(xlabel="rank of the class", ylabel="rows of all clients", ylim=(0.8, 2 * max(1, count_C.max(initial=1))))
     ax.set_yscale("log")

@@ -9,7 +9,7 @@ from anchorfl.pipeline.storage.run_record import with_final_scores
 
 
 def write_per_class(folder: Path) -> None:
-    """``per_class.csv``: one line per round and class, one column per score."""
+    """Write ``per_class.csv``: one line per round and class, one column per score."""
     records = [r for r in with_final_scores(folder) if r.per_class]
     columns = sorted({key for r in records for key in r.per_class})
     with (folder / "per_class.csv").open("w", encoding="utf-8", newline="") as stream:

@@ -1,4 +1,4 @@
-"""A trained model on new samples: a file in, one row of scores per sample out."""
+"""Predictions of a trained model on new samples: a file in, one row of scores per sample out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 
 from anchorfl.pipeline.storage.run_folder import CONFIG, read_experiment
-from anchorfl.pipeline.storage.saved_model import ABOUT, NO_MODEL, SavedModel, load_model
+from anchorfl.pipeline.storage.saved_model import METADATA, NO_MODEL, SavedModel, load_model
 from anchorfl.pipeline.training.evaluation import logits_of, ranking_scores, score_logits
 from anchorfl.pipeline.training.run_spec import one_thread
 from anchorfl.tasks.arrays.tensors import client_data
@@ -30,22 +30,23 @@ from anchorfl.tasks.tabular.table import samples_of
 
 @dataclass(frozen=True)
 class Prediction:
-    """scores_NC: confidence per class; predicted: classes of every sample, in the order of the classes, or of a model
-    that was scored by its ranking the five best, best first; truth: scores against the file's labels, None where it has
-    none.
-    """
+    """Predictions for the N samples of a file."""
 
     class_names: tuple[str, ...]
     scores_NC: torch.Tensor
+    """Confidence per class, 0 to 1."""
     predicted: list[list[int]]
+    """Classes of every sample, in the order of the classes; of a model that was scored by its ranking the five best,
+    best first."""
     truth: Scores | None
+    """Scores against the file's labels; None where it has none."""
 
 
 def model_of(run: Path) -> Path:
-    """Where the model of a run folder is; a model's own folder is where it is. InputError where a run has none."""
-    if (run / ABOUT).exists():
+    """Return the folder of a run's model, which may be ``run`` itself. Raise InputError where a run has none."""
+    if (run / METADATA).exists():
         return run
-    if not (run / "model" / ABOUT).exists() and (run / CONFIG).exists():
+    if not (run / "model" / METADATA).exists() and (run / CONFIG).exists():
         method = read_experiment(run).method
         if method.evaluate_on == "clients":
             raise InputError(f"{run}: {method.name} {NO_MODEL}: there is none to predict with")
@@ -53,11 +54,12 @@ def model_of(run: Path) -> Path:
 
 
 def predict(model_folder: Path, file: Path) -> Prediction:
-    """Scores of every sample in ``file``.
+    """Predict the classes of every sample in ``file``. Raise InputError that names file and line.
 
-    Token models: one text per line, or ``label<TAB>text`` on every line. Image models: CSV with a header; a column
-    ``label`` is optional, the other columns are the values of one sample in order. Plain or gzip. Models of a user's
-    table: Parquet or CSV with the same input columns, the label columns optional. InputError names file and line.
+    - Token models: one text per line, or ``label<TAB>text`` on every line; plain or gzip.
+    - Image models: CSV with a header, plain or gzip. A column ``label`` is optional, the other columns are the values
+      of one sample in order.
+    - Models of a user's table: Parquet or CSV with the same input columns, the label columns optional.
     """
     one_thread()
     saved = load_model(model_folder)
@@ -76,8 +78,9 @@ def predict(model_folder: Path, file: Path) -> Prediction:
 
 
 def encoded(saved: SavedModel, payload: Sequence[Any], labels: Sequence[int] | None = None) -> ClientData:
-    """Samples as the model takes them. payload: N texts, or N lists with the values of one sample; labels: class
-    index of every sample.
+    """Return samples as the model takes them.
+
+    payload: N texts, or N lists with the values of one sample. labels: class index of every sample.
     """
     name, _ = _encoder(saved)
     known = [[] if labels is None else [labels[i]] for i in range(len(payload))]
@@ -92,7 +95,7 @@ def encoded(saved: SavedModel, payload: Sequence[Any], labels: Sequence[int] | N
 
 
 def _encoder(saved: SavedModel) -> tuple[str, Encode]:
-    """Payload column, and what encodes it."""
+    """Return the payload column, and what encodes it."""
     if saved.spec.columns is not None:
         return table_encoder(saved.spec.kind)
     task = find_task(saved.task)
@@ -100,19 +103,19 @@ def _encoder(saved: SavedModel) -> tuple[str, Encode]:
 
 
 def _tensors(saved: SavedModel, table: Any) -> ClientData:
-    """table: row, labels, known, and the payload."""
+    """Return a table with the columns row, labels, known and the payload as the model takes it."""
     classes = len(saved.class_names)
     return client_data(_encoder(saved)[1](table, saved.spec), saved.spec, classes, saved.objective, range(classes))
 
 
 def _table(file: Path, saved: SavedModel) -> tuple[ClientData, bool]:
-    """The rows of a table like the one that the model was trained on, and whether they have labels."""
+    """Return the rows of a table like the one that the model was trained on, and whether they have labels."""
     found = samples_of(file, saved.spec, saved.kind, saved.class_names)
     return _tensors(saved, found.table), found.labeled
 
 
 def write(prediction: Prediction, out: TextIO) -> None:
-    """CSV: sample number from 1, predicted class names joined by '|', one score per class name."""
+    """Write CSV: sample number from 1, predicted class names joined by '|', one score per class name."""
     writer = csv.writer(out)
     writer.writerow(["sample", "predicted", *prediction.class_names])
     for number, (scores, classes) in enumerate(zip(prediction.scores_NC, prediction.predicted, strict=True), 1):
@@ -121,7 +124,7 @@ def write(prediction: Prediction, out: TextIO) -> None:
 
 
 def write_to(prediction: Prediction, path: str) -> None:
-    """``write`` to a file, or to standard output for ''."""
+    """Write to a file, or to standard output for '', as ``write`` does."""
     if not path:
         write(prediction, sys.stdout)
         return

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from anchorfl.pipeline.algorithm.contract import Tensors
 from anchorfl.pipeline.config.experiment import Experiment, digest
 from anchorfl.pipeline.config.tracking import TrackingOptions
-from anchorfl.pipeline.execution.executor import Executor
-from anchorfl.pipeline.execution.pooled_executor import in_process
+from anchorfl.pipeline.execution.executor import Executor, executor_for
 from anchorfl.pipeline.results.per_class import write_per_class
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Log, Progress
@@ -24,8 +23,8 @@ from anchorfl.pipeline.run.round_loop import RoundLoop, final_checksum, record_o
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.backup import Backup
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
-from anchorfl.pipeline.storage.restore import check_backup_owner, place_of, update_backup
-from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, held, read_experiment, read_result, write_config
+from anchorfl.pipeline.storage.restore import backup_uri, check_backup_owner, update_backup
+from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, lock_run, read_experiment, read_result, write_config
 from anchorfl.pipeline.storage.run_record import FINAL_SCORES, Status, note_finished, read_records, write_final_scores
 from anchorfl.pipeline.storage.saved_model import NO_MODEL, save_model
 from anchorfl.pipeline.tracking.jsonl import JsonLines
@@ -36,7 +35,7 @@ from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 
 if TYPE_CHECKING:
-    from anchorfl.pipeline.execution.actor_pool import ActorPools
+    from anchorfl.pipeline.execution.actor_pool import ActorPool, ActorPools
 
 
 def run(experiment: Experiment, folder: Path, log: Log = print, actor_pools: ActorPools | None = None) -> Result:
@@ -46,14 +45,13 @@ def run(experiment: Experiment, folder: Path, log: Log = print, actor_pools: Act
     """
     store_uri(experiment.tracking.uri, folder)  # a store that MLflow refuses is refused before anything is written
     with ExitStack() as stack:
-        stack.enter_context(held(folder))
+        stack.enter_context(lock_run(folder))
         if experiment.cluster.backup:
-            check_backup_owner(place_of(experiment.cluster.backup, folder), folder, log)
+            check_backup_owner(backup_uri(experiment.cluster.backup, folder), folder, log)
         if experiment.cluster.executor == "ray":
             from anchorfl.pipeline.cluster import ray_cluster  # serial runs need no Ray
 
-            if ray_cluster.start(experiment.cluster):
-                stack.callback(ray_cluster.stop)
+            stack.enter_context(ray_cluster.session(experiment.cluster))
         run_spec = make_run_spec(experiment, log)
         executor = _executor(run_spec, actor_pools)
         stack.callback(executor.close)
@@ -72,14 +70,14 @@ def resume(folder: Path, log: Log = print) -> Result:
         log(f"{folder} is finished: nothing to train")
         _deliver(experiment, folder, log)
         if experiment.cluster.backup:
-            update_backup(place_of(experiment.cluster.backup, folder), folder, log)
+            update_backup(backup_uri(experiment.cluster.backup, folder), folder, log)
         return Result(folder, content["checksum"], content["scores"])
     return run(experiment, folder, log)
 
 
 def _deliver(experiment: Experiment, folder: Path, log: Log) -> None:
     """Close the record of a finished run and send MLflow what it lacks: a kill may have come before the end of that."""
-    with held(folder):
+    with lock_run(folder):
         note_finished(folder)
         try:
             if uri := store_uri(experiment.tracking.uri, folder):
@@ -89,16 +87,16 @@ def _deliver(experiment: Experiment, folder: Path, log: Log) -> None:
 
 
 def _executor(run_spec: RunSpec, actor_pools: ActorPools | None) -> Executor:
-    experiment = run_spec.experiment
-    if experiment.cluster.executor == "serial" or experiment.federation.batched_clients:
-        return in_process(run_spec)
-    from anchorfl.pipeline.cluster.layout import layout
-    from anchorfl.pipeline.execution.ray_executor import RayExecutor
+    if actor_pools is None:
+        return executor_for(run_spec)
 
-    return RayExecutor(
-        run_spec,
-        None if actor_pools is None else actor_pools.actor_pool(layout(experiment.cluster, experiment.task.clients)),
-    )
+    def shared() -> ActorPool:
+        from anchorfl.pipeline.cluster.layout import layout  # serial runs need no Ray
+
+        experiment = run_spec.experiment
+        return actor_pools.actor_pool(layout(experiment.cluster, experiment.task.clients))
+
+    return executor_for(run_spec, shared)
 
 
 def open_loop(
@@ -127,7 +125,7 @@ def open_loop(
     loop.tracker = open_tracker(experiment.tracking, folder, done + 1 if done else 0, log)
     loop.tracker.begin(replace(info, parent=parent))
     if experiment.cluster.backup:
-        loop.backup = Backup(folder, place_of(experiment.cluster.backup, folder), log, loop.checkpoints)
+        loop.backup = Backup(folder, backup_uri(experiment.cluster.backup, folder), log, loop.checkpoints)
     if done:
         progress.start = done
         progress.log(f"going on after round {done}")

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from anchorfl.pipeline.config.experiment import digest, flat
-from anchorfl.pipeline.storage.run_record import RunInfo, read_about, read_records
+from anchorfl.pipeline.storage.run_record import RunInfo, read_metadata, read_records
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 
@@ -27,7 +27,7 @@ def check_same_data(now: Mapping[str, str], folder: Path) -> None:
     """InputError where a run would go on with other data than it began with: a version of this package may prepare the
     same options otherwise (CHANGELOG.md, *Numbers*), and raw files may have changed. now: tags of ``run_info``.
     """
-    tags = read_about(folder).get("tags", {})
+    tags = read_metadata(folder).get("tags", {})
     for name in ("data_digest", "partition_digest"):
         if tags.get(name, now[name]) != now[name]:
             raise InputError(

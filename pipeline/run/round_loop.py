@@ -164,7 +164,7 @@ class RoundLoop:
     def _score_initial_weights(self) -> None:
         """Score the initial weights, while the first clients start: a first sign of life."""
         started = time.perf_counter()
-        self.executor.expect(self._cohort(1))
+        self.executor.warm_up(self._cohort(1))
         scores, scoring = self._evaluate(0)
         seconds = time.perf_counter() - started
         self._record(0, RoundOutcome(()), scores, seconds, scoring)
@@ -195,9 +195,9 @@ class RoundLoop:
         if round_ > self.experiment.federation.rounds:
             return
         if self._runs_all_rounds:
-            self.executor.ahead(round_, self._cohort(round_), self._backup_clients(round_))
+            self.executor.start_next_round(round_, self._cohort(round_), self._backup_clients(round_))
         else:
-            self.executor.expect(self._cohort(round_))
+            self.executor.warm_up(self._cohort(round_))
 
     def _evaluate(self, round_: int) -> tuple[dict[str, Scores], float]:
         """Return the scores by split, none where the round is not scored, and the seconds that they took."""

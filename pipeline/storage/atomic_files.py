@@ -12,20 +12,11 @@ from anchorfl.tasks.files.json_schema import parsed
 
 def write_json(path: Path, content: object) -> None:
     """Replace a JSON file so that a reader, or a kill, meets the old or the new one and never half of one."""
-    _replace(path, json.dumps(content, indent=1))
-
-
-def _replace(path: Path, text: str) -> None:
-    draft = path.with_name(path.name + ".tmp")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    write_atomically(path, json.dumps(content, indent=1).encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; {} where there is no file. Errors: InputError where it is not a JSON object."""
+    """Return a JSON object from a file; {} where there is no file. Raise InputError where it is not a JSON object."""
     try:
         content: dict[str, Any] = parsed(path.read_bytes(), dict[str, Any], path, "restore it from a copy")
     except FileNotFoundError:

@@ -34,17 +34,15 @@ Stamp = tuple[int, int]
 
 
 class Backup:
-    """Keeps the copy of ``folder`` at ``place`` up to date.
+    """The copy of ``folder`` at ``uri``, kept up to date by a thread.
 
-    say: takes one line, from any thread. checkpoints: those of the folder; None: it has none. last: files that are read
-    first and copied last, as they say what the others hold. leave: patterns of names that are somebody else's to copy.
-    pause_s: rest between two copies. patience_s: wait after a failure at the end. failures: attempts that failed.
+    ``failures``: attempts that failed.
     """
 
     def __init__(
         self,
         folder: Path,
-        place: str,
+        uri: str,
         log: Callable[[str], None],
         checkpoints: Checkpoints | None = None,
         *,
@@ -53,7 +51,15 @@ class Backup:
         pause_s: float = 0.0,
         patience_s: float = 5.0,
     ) -> None:
-        self.folder, self.place, self.log, self.checkpoints = folder, place, log, checkpoints
+        """log: takes one line, from any thread.
+
+        checkpoints: those of the folder; None: it has none.
+        last: files that are read first and copied last, as they say what the others hold.
+        leave: patterns of names that are somebody else's to copy.
+        pause_s: rest between two copies.
+        patience_s: wait after a failure at the end.
+        """
+        self.folder, self.uri, self.log, self.checkpoints = folder, uri, log, checkpoints
         self.last, self.leave, self.pause_s, self.patience_s = last, leave, pause_s, patience_s
         self.failures = 0
         self._error = ""  # of the last attempt
@@ -64,13 +70,16 @@ class Backup:
         self._thread = threading.Thread(target=self._work, name=f"backup {folder.name}", daemon=True)
 
     def push(self) -> None:
-        """There is more to copy; returns at once. One copy goes at a time, and takes in all that came meanwhile."""
+        """Tell the thread that there is more to copy, and return at once.
+
+        One copy goes at a time, and takes in all that came meanwhile.
+        """
         if self._thread.ident is None:
             self._thread.start()
         self._wake.set()
 
     def close(self) -> bool:
-        """Copy what is left and wait for it; whether the copy is complete. A second call does nothing."""
+        """Copy what is left and wait for it; return whether the copy is complete. A second call does nothing."""
         if not self._ending.is_set():
             self._moved = time.monotonic()
             self._ending.set()
@@ -78,7 +87,7 @@ class Backup:
             self._wait()
             if self._error:
                 self.log(
-                    f"error: the backup {object_store.shown(self.place)} is not up to date after {self.failures} failed"
+                    f"error: the backup {object_store.shown(self.uri)} is not up to date after {self.failures} failed"
                     f" attempts ({self._error}); {self.folder} is whole: resume it when the store answers"
                 )
             if self.checkpoints is not None and not self._thread.is_alive():
@@ -86,12 +95,15 @@ class Backup:
         return not self._error
 
     def send(self) -> None:
-        """Bring the copy up to date, in this thread. InputError: the store cannot be used, or the folder is gone."""
+        """Bring the copy up to date, in this thread.
+
+        Raises InputError where the store cannot be used, or the folder is gone.
+        """
         if not self.folder.is_dir():
-            raise InputError(f"{self.folder} is gone; its copy {object_store.shown(self.place)} stays as it is")
+            raise InputError(f"{self.folder} is gone; its copy {object_store.shown(self.uri)} stays as it is")
         texts = {name: data for name in self.last if (data := _content(self.folder / name)) is not None}
         with self.checkpoints.pinned() if self.checkpoints else nullcontext() as index:
-            parts = parts_of(index, self.folder / INDEX)
+            parts = checkpoint_files(index, self.folder / INDEX)
             if not self._looked:
                 self._look(parts, index)
             names = [*self._files(), *(f"{CHECKPOINT}/{file}" for file in parts)]
@@ -102,23 +114,22 @@ class Backup:
                 self._write(name, data, (len(data), hash(data)))
         for name in self._known.keys() - {*names, *texts}:
             if index and name.startswith(f"{CHECKPOINT}/"):
-                object_store.delete(object_store.join(self.place, name))
+                object_store.delete(object_store.join(self.uri, name))
                 del self._known[name]
 
     def _look(self, parts: dict[str, str], own: bytes | None) -> None:
         """Learn what the copy holds: parts of a checkpoint by their checksum; of other files only that they exist.
-        InputError where its checkpoint is further: the store did not answer when the run began to go on.
+
+        Raises InputError where its checkpoint is further: the store did not answer when the run began to go on.
         """
-        there = object_store.sizes(self.place)
+        there = object_store.sizes(self.uri)
         self._known = {name: None for name in there if not is_left(name, self.leave)}
-        index = object_store.read_bytes(object_store.join(self.place, INDEX)) if INDEX in there else None
-        old, (here, further) = (
-            parts_of(index, f"{object_store.shown(self.place)}/{INDEX}"),
-            map(_round_of, (own, index)),
-        )
+        index = object_store.read_bytes(object_store.join(self.uri, INDEX)) if INDEX in there else None
+        old = checkpoint_files(index, f"{object_store.shown(self.uri)}/{INDEX}")
+        here, further = _round_of(own), _round_of(index)
         if further > here:
             raise InputError(
-                f"{object_store.shown(self.place)} is further (at {further}) than {self.folder} (at {here}), and stays"
+                f"{object_store.shown(self.uri)} is further (at {further}) than {self.folder} (at {here}), and stays"
                 " as it is until that is as far: stop here and go on with the copy"
             )
         for file in parts.keys() & old.keys():
@@ -128,7 +139,7 @@ class Backup:
         self._looked = True
 
     def _files(self) -> list[str]:
-        """Names of what is to be copied, but for the checkpoint and what comes last."""
+        """Return the names of what is to be copied, but for the checkpoint and what comes last."""
         found = list[str]()
         for folder, folders, files in os.walk(self.folder):
             start = Path(folder).relative_to(self.folder)
@@ -150,7 +161,7 @@ class Backup:
     def _write(self, name: str, data: bytes, stamp: Stamp) -> None:
         if self._known.get(name) != stamp:
             self._known[name] = None  # whatever becomes of the next line
-            object_store.write_bytes(object_store.join(self.place, name), data)
+            object_store.write_bytes(object_store.join(self.uri, name), data)
             self._known[name] = stamp
             self._moved = time.monotonic()
 
@@ -179,7 +190,7 @@ class Backup:
             return False
         self._error = ""
         if before:
-            self.log(f"backup: {object_store.shown(self.place)} is up to date again ({self.failures} attempts failed)")
+            self.log(f"backup: {object_store.shown(self.uri)} is up to date again ({self.failures} attempts failed)")
         return True
 
     def _wait(self) -> None:
@@ -189,35 +200,38 @@ class Backup:
             now = time.monotonic()
             if not told and now - began > LONG_S:
                 told = True
-                self.log(f"waiting for the backup {object_store.shown(self.place)}")
+                self.log(f"waiting for the backup {object_store.shown(self.uri)}")
             if now - self._moved > STALL_S:
                 self._error = f"no file was copied in {STALL_S:g} s"
                 return
 
 
-def parts_of(index: bytes | None, where: object) -> dict[str, str]:
-    """The files that the text of a checkpoint's index names, with their SHA-256; {} without an index. InputError where
-    it is damaged.
+def checkpoint_files(index: bytes | None, where: object) -> dict[str, str]:
+    """Return the files that the text of a checkpoint's index names, with their SHA-256; {} without an index.
+
+    Raises InputError where it is damaged.
     """
     entries = index_of(index, where, "restore it from a copy")["parts"].values() if index else ()
     return {entry["file"]: entry["sha256"] for entry in entries}
 
 
 def _round_of(index: bytes | None) -> int:
-    """Of a checkpoint that a parse of its parts has found whole; -1 without one."""
+    """Return the round of a checkpoint that a parse of its parts has found whole; -1 without one."""
     return int(json.loads(index)["round"]) if index else -1
 
 
 def is_left(name: str, leave: tuple[str, ...]) -> bool:
-    """Whether a file (or, with a slash at its end, a folder) is not to be copied: hidden, a draft, or in ``leave``."""
+    """Return whether a file (or, with a slash at its end, a folder) is not to be copied: hidden, a draft, or in
+    ``leave``.
+    """
     inner = name.rstrip("/").split("/")
     draft = inner[-1].endswith(object_store.DRAFT) or any(part.startswith(".") for part in inner)
     return draft or any(fnmatchcase(name, pattern) for pattern in leave)
 
 
 def _stamp(path: Path) -> Stamp:
-    about = path.stat()
-    return about.st_size, about.st_mtime_ns
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _content(path: Path) -> bytes | None:

@@ -33,29 +33,31 @@ SERVER_STATES = "server_states"
 Tensors = dict[str, Tensor]
 
 
-class Entry(TypedDict):
-    """A part, as the index has it."""
+class PartEntry(TypedDict):
+    """A part of a checkpoint, as the index has it."""
 
     file: str
     sha256: str
 
 
 class Index(TypedDict):
-    """What an index holds, its own checksum aside."""
+    """The content of an index, its own checksum aside."""
 
     format: int
     round: int
-    parts: dict[str, Entry]
+    parts: dict[str, PartEntry]
     notes: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A completed round: its parts by name, and what the loop itself has to remember."""
+    """A completed round."""
 
     round: int
     parts: dict[str, Tensors]
+    """Name of the part -> name of the tensor -> tensor."""
     notes: dict[str, Any]
+    """What the round loop itself has to remember."""
 
 
 class Checkpoints:
@@ -71,15 +73,16 @@ class Checkpoints:
         self._lock = threading.Lock()
 
     def save(self, round_: int, changed: Mapping[str, Tensors], notes: dict[str, Any]) -> None:
-        """Write round ``round_``; ``changed``: the parts that changed in it, the others stay as they were saved. A part
-        without a tensor is none.
+        """Write round ``round_``.
+
+        changed: the parts that changed in it; the others stay as they were saved. A part without a tensor is none.
 
         Order matters: new files first, then the index that names them, then the files that nothing names any more.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         before = self._last or (self.index.read_bytes() if self.index.exists() else None)
         old = index_of(before, self.index) if before else None
-        parts: dict[str, Entry] = dict(old["parts"]) if old else {}
+        parts: dict[str, PartEntry] = dict(old["parts"]) if old else {}
         for name, part in changed.items():
             if part:
                 parts[name] = self._write(f"{name}-{round_:06d}.safetensors", part)
@@ -102,11 +105,11 @@ class Checkpoints:
         write_atomically(self.rounds / f"{round_:05d}.safetensors", _bytes(state))
 
     def kept(self) -> list[int]:
-        """The rounds whose state was kept, ascending."""
+        """Return the rounds whose state was kept, ascending."""
         return sorted(int(path.stem) for path in self.rounds.glob("[0-9]*.safetensors"))
 
     def read_kept(self, round_: int) -> Tensors:
-        """A kept state. InputError where the file is missing or damaged."""
+        """Return a kept state. Raise InputError where the file is missing or damaged."""
         path = self.rounds / f"{round_:05d}.safetensors"
         try:
             return tensors(path.read_bytes())
@@ -117,8 +120,9 @@ class Checkpoints:
 
     @contextmanager
     def pinned(self) -> Iterator[bytes | None]:
-        """For another thread than the one that saves: the text of the index, None where there is none; the files that
-        it names stay as they are within the block, whatever is saved meanwhile.
+        """Keep the files of the checkpoint as they are within the block, whatever is saved meanwhile.
+
+        For another thread than the one that saves. Yields the text of the index, None where there is none.
         """
         with self._lock:
             index = self._index()
@@ -149,8 +153,9 @@ class Checkpoints:
                 path.unlink()
 
     def load(self, log: Callable[[str], None] = print) -> Checkpoint | None:
-        """The last saved round that is whole, or None where none was saved; ``log`` hears of damaged ones.
-        InputError where all are damaged.
+        """Return the last saved round that is whole, or None where none was saved; ``log`` hears of damaged ones.
+
+        Raises InputError where all are damaged.
         """
         errors: list[Exception] = []
         earlier = self._earlier()
@@ -171,18 +176,18 @@ class Checkpoints:
         raise InputError(f"{errors[0]}; start the run anew in another --output")
 
     def _earlier(self) -> list[Path]:
-        """Indices of rounds before the last, the latest first."""
+        """Return the indices of rounds before the last, the latest first."""
         return sorted(self.folder.glob("checkpoint-[0-9]*.json"), reverse=True)
 
     def _index(self) -> Index | None:
         return index_of(self.index.read_bytes(), self.index) if self.index.exists() else None
 
-    def _write(self, name: str, part: Tensors) -> Entry:
+    def _write(self, name: str, part: Tensors) -> PartEntry:
         data = _bytes(part)
         write_atomically(self.folder / name, data)
         return {"file": name, "sha256": hashlib.sha256(data).hexdigest()}
 
-    def _read(self, entry: Entry) -> Tensors:
+    def _read(self, entry: PartEntry) -> Tensors:
         path = self.folder / entry["file"]
         try:
             data = path.read_bytes()
@@ -197,8 +202,10 @@ class Checkpoints:
 
 
 def index_of(data: bytes, where: object, hint: str = "") -> Index:
-    """What the bytes of an index say. InputError where they are damaged, of another format, or name a file that does
-    not lie beside them. mend: what can be done about it.
+    """Return the index that these bytes are.
+
+    hint: what can be done about damage. Raises InputError where they are damaged, of another format, or name a file
+    that does not lie beside them.
     """
     content = parsed(data, dict[str, Any], where, hint)
     if content.get("format", FORMAT) != FORMAT:
@@ -218,7 +225,7 @@ def _beside(name: str) -> bool:
 
 
 def seal(index: Mapping[str, Any]) -> str:
-    """SHA-256 of an index, without that of its own."""
+    """Return the SHA-256 of an index, without that of its own."""
     return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
 
 

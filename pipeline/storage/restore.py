@@ -1,4 +1,4 @@
-"""The way back from the copy of a run folder (``pipeline/storage/backup.py``), and whose copy it is."""
+"""Restore a run folder from its copy (``pipeline/storage/backup.py``), and check whose copy it is."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from anchorfl.pipeline.storage.atomic_files import write_atomically
-from anchorfl.pipeline.storage.backup import CHECKPOINT, INDEX, Backup, is_left, parts_of
+from anchorfl.pipeline.storage.backup import CHECKPOINT, INDEX, Backup, checkpoint_files, is_left
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
-from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, RUNS, held
+from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, RUNS, lock_run
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
 from anchorfl.tasks.files.json_schema import misfit, parsed
@@ -20,62 +20,64 @@ Log = Callable[[str], None]
 ATTEMPTS = 3
 """A copy that another machine brings up to date meanwhile is read so many times."""
 PROBE = ".writable"
+"""File that is written and deleted to see whether the store can be written."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How far a run folder or its copy is. run: its identity, "" where there is none; round: that of the checkpoint;
-    without one, of the last record (in a sweep: the trials that ended).
-    """
+class BackupStatus:
+    """The progress of a run folder or of its copy."""
 
     run: str
+    """Identity of the run; "" where there is none."""
     finished: bool
     round: int
+    """Round of the checkpoint; without one, of the last record (in a sweep: the trials that ended)."""
 
     @property
     def progress(self) -> tuple[bool, int]:
-        """Larger is further."""
+        """A key that is larger for what is further."""
         return self.finished, self.round
 
     def __str__(self) -> str:
         return "finished" if self.finished else f"at {self.round}" if self.round >= 0 else "not begun"
 
 
-def standing(place: str) -> Standing:
-    """How far the run at a place is. InputError where the store cannot be used."""
-    run, round_ = _json(place, "run.json").get("id", ""), _json(place, INDEX).get("round")
+def backup_status(uri: str) -> BackupStatus:
+    """Return how far the run at ``uri`` is. Raise InputError where the store cannot be used."""
+    run, round_ = _read_json(uri, "run.json").get("id", ""), _read_json(uri, INDEX).get("round")
     if fault := misfit(run, str, "id") or misfit(round_, int | None, "round"):
-        raise InputError(
-            f"{object_store.shown(place)}: run.json or {INDEX} is damaged ({fault}); restore it from a copy"
-        )
+        raise InputError(f"{object_store.shown(uri)}: run.json or {INDEX} is damaged ({fault}); restore it from a copy")
     if round_ is None:
-        round_ = (_read(place, "metrics.jsonl") or b"").count(b"\n") - 1
-    return Standing(run, object_store.exists(object_store.join(place, RESULT)), round_)
+        round_ = (_read(uri, "metrics.jsonl") or b"").count(b"\n") - 1
+    return BackupStatus(run, object_store.exists(object_store.join(uri, RESULT)), round_)
 
 
-def digest_at(place: str) -> str | None:
-    """Digest of the options of the run at a place; None where it has none. InputError: as for ``standing``."""
-    found = _json(place, CONFIG).get("digest")
+def digest_at(uri: str) -> str | None:
+    """Return the digest of the options of the run at ``uri``; None where it has none.
+
+    Raises InputError as ``backup_status``.
+    """
+    found = _read_json(uri, CONFIG).get("digest")
     return found if isinstance(found, str) else None
 
 
-def place_of(backup: str, folder: Path) -> str:
-    """Where the copy of a run folder belongs."""
+def backup_uri(backup: str, folder: Path) -> str:
+    """Return the URI of the copy of a run folder."""
     return object_store.join(backup, folder.resolve().name)
 
 
-def check_backup_owner(place: str, folder: Path, log: Log, again: str = "anchorfl resume") -> None:
-    """See to it that the copy at ``place`` is this folder's, and that it can be written. ``again``: the command that
-    goes on with a copy.
+def check_backup_owner(uri: str, folder: Path, log: Log, again: str = "anchorfl resume") -> None:
+    """Check that the copy at ``uri`` is this folder's, and that it can be written.
 
-    InputError where the copy is another run's, or further than the folder; for a new run also where the store cannot be
-    used, which is only said where a run goes on: it has its work to lose.
+    again: the command that goes on with a copy. Raises InputError where the copy is another run's, or further than the
+    folder; for a new run also where the store cannot be used. Where a run goes on that is only said: it has its work to
+    lose.
     """
-    here, where = standing(str(folder)), object_store.shown(place)
+    here, where = backup_status(str(folder)), object_store.shown(uri)
     try:
-        there = standing(place)
-        object_store.write_bytes(object_store.join(place, PROBE), b"")
-        object_store.delete(object_store.join(place, PROBE))
+        there = backup_status(uri)
+        object_store.write_bytes(object_store.join(uri, PROBE), b"")
+        object_store.delete(object_store.join(uri, PROBE))
     except InputError as error:
         if not here.run:
             raise
@@ -91,12 +93,12 @@ def check_backup_owner(place: str, folder: Path, log: Log, again: str = "anchorf
         )
 
 
-def update_backup(place: str, folder: Path, log: Log) -> None:
-    """Bring the copy of a finished run up to date, where it is not. InputError: as for ``check_backup_owner``."""
-    check_backup_owner(place, folder, log)
-    backup = Backup(folder, place, log, Checkpoints(folder))
+def update_backup(uri: str, folder: Path, log: Log) -> None:
+    """Bring the copy of a finished run up to date, where it is not. Raise InputError as ``check_backup_owner``."""
+    check_backup_owner(uri, folder, log)
+    backup = Backup(folder, uri, log, Checkpoints(folder))
     try:
-        same = all(_read(place, name) == _read(str(folder), name) for name in ("run.json", RESULT))
+        same = all(_read(uri, name) == _read(str(folder), name) for name in ("run.json", RESULT))
     except InputError:  # said by now; close counts it and says what it means
         same = False
     if not same:
@@ -104,10 +106,10 @@ def update_backup(place: str, folder: Path, log: Log) -> None:
 
 
 def restore_if_remote(source: str, log: Log, again: str = "anchorfl resume", **scope: Any) -> Path:
-    """The folder of a run that is named by its folder, or by its copy, which is fetched into ``runs/`` where it is
-    further. scope: as for ``fetch``.
+    """Return the folder of a run that is named by its folder or by its copy.
 
-    InputError where there is no copy, or the folder in ``runs/`` is further, in use, or another run's.
+    The copy is fetched into ``runs/`` where it is further. scope: as for ``fetch_run``. Raises InputError where there
+    is no copy, or the folder in ``runs/`` is further, in use, or another run's.
     """
     if not object_store.is_remote(source):
         return Path(source)
@@ -116,8 +118,8 @@ def restore_if_remote(source: str, log: Log, again: str = "anchorfl resume", **s
     folder = RUNS / object_store.last_name(source)
     if marker not in object_store.sizes(source):  # which says where the bucket itself is missing
         raise InputError(f"{where} holds no copy to go on with ({marker} is missing)")
-    with held(folder):
-        there, here = standing(source), standing(str(folder))
+    with lock_run(folder):
+        there, here = backup_status(source), backup_status(str(folder))
         if here.run and here.run != there.run:
             raise InputError(f"{folder} is another run than {where}: move it away, or start in another directory")
         if here.progress > there.progress:
@@ -125,29 +127,31 @@ def restore_if_remote(source: str, log: Log, again: str = "anchorfl resume", **s
                 f"{folder} is further ({here}) than {where} ({there}): go on with '{again} {folder}', or move it away"
             )
         if there.progress > here.progress or not (folder / marker).exists():
-            fetch(source, folder, **scope)
+            fetch_run(source, folder, **scope)
             log(f"{where} ({there}) fetched into {folder}")
     return folder
 
 
-def restore_if_ahead(place: str, folder: Path, log: Log, *, finished: bool = False) -> None:
-    """Fetch the copy where it is further than the folder, or there is no folder; ``finished``: only that of a finished
-    run. A store that cannot be used is said: rounds that were done elsewhere are then done again, with the same result.
+def restore_if_ahead(uri: str, folder: Path, log: Log, *, finished: bool = False) -> None:
+    """Fetch the copy where it is further than the folder, or there is no folder.
+
+    finished: only that of a finished run. A store that cannot be used is said: rounds that were done elsewhere are then
+    done again, with the same result.
     """
     try:
-        there = standing(place)
-        if (there.finished or not finished) and there.progress > standing(str(folder)).progress:
-            fetch(place, folder)
-            log(f"{object_store.shown(place)} fetched into {folder}")
+        there = backup_status(uri)
+        if (there.finished or not finished) and there.progress > backup_status(str(folder)).progress:
+            fetch_run(uri, folder)
+            log(f"{object_store.shown(uri)} fetched into {folder}")
     except InputError as error:
         log(f"backup: {error}; going on with what {folder} holds")
 
 
-def fetch(place: str, folder: Path, *, marker: str = CONFIG, leave: tuple[str, ...] = ()) -> None:
-    """Bring a copy into ``folder``, in an order that leaves the folder whole if this process is killed. ``marker``: the
-    file that makes it a run, which comes last; ``leave``: as for ``Backup``.
+def fetch_run(uri: str, folder: Path, *, marker: str = CONFIG, leave: tuple[str, ...] = ()) -> None:
+    """Bring a copy into ``folder``, in an order that leaves the folder whole if this process is killed.
 
-    InputError where a part is missing or damaged, or the store cannot be used.
+    marker: the file that makes it a run, which comes last. leave: as for ``Backup``. Raises InputError where a part is
+    missing or damaged, or the store cannot be used.
     """
 
     def bring(name: str, data: bytes | None) -> None:
@@ -155,26 +159,26 @@ def fetch(place: str, folder: Path, *, marker: str = CONFIG, leave: tuple[str, .
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / name, data)
 
-    index = _fetch_checkpoint(place, folder / CHECKPOINT)
-    late = (RESULT, marker)
-    for name in sorted(object_store.sizes(place).keys() - {*late}):
+    index = _fetch_checkpoint(uri, folder / CHECKPOINT)
+    last = (RESULT, marker)
+    for name in sorted(object_store.sizes(uri).keys() - {*last}):
         if not name.startswith(f"{CHECKPOINT}/") and not is_left(name, leave):
-            bring(name, _read(place, name))
+            bring(name, _read(uri, name))
     bring(INDEX, index)  # the records are here: now the rounds may count
-    for name in late:
-        bring(name, _read(place, name))
+    for name in last:
+        bring(name, _read(uri, name))
 
 
-def _fetch_checkpoint(place: str, folder: Path) -> bytes | None:
-    """Bring the parts of a checkpoint; the text of its index, which is not written yet, or None where it has none."""
+def _fetch_checkpoint(uri: str, folder: Path) -> bytes | None:
+    """Bring the parts of a checkpoint; return the text of its index, which is not written yet, or None without one."""
     lost = ""
     for _ in range(ATTEMPTS):
-        index = _read(place, INDEX)
-        for file, checksum in parts_of(index, f"{object_store.shown(place)}/{INDEX}").items():
+        index = _read(uri, INDEX)
+        for file, checksum in checkpoint_files(index, f"{object_store.shown(uri)}/{INDEX}").items():
             path = folder / file
             if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == checksum:
                 continue
-            data = _read(place, f"{CHECKPOINT}/{file}")
+            data = _read(uri, f"{CHECKPOINT}/{file}")
             if data is None or hashlib.sha256(data).hexdigest() != checksum:
                 lost = file
                 break
@@ -182,22 +186,20 @@ def _fetch_checkpoint(place: str, folder: Path) -> bytes | None:
             write_atomically(path, data)
         else:
             return index
-    raise InputError(f"{object_store.shown(place)}/{CHECKPOINT}: {lost} is missing or damaged; go on from another copy")
+    raise InputError(f"{object_store.shown(uri)}/{CHECKPOINT}: {lost} is missing or damaged; go on from another copy")
 
 
-def _read(place: str, name: str) -> bytes | None:
+def _read(uri: str, name: str) -> bytes | None:
     try:
-        return object_store.read_bytes(object_store.join(place, name))
+        return object_store.read_bytes(object_store.join(uri, name))
     except FileNotFoundError:
         return None
 
 
-def _json(place: str, name: str) -> dict[str, Any]:
-    """A JSON object at a place; {} where there is none."""
-    data = _read(place, name)
+def _read_json(uri: str, name: str) -> dict[str, Any]:
+    """Return a JSON object of the folder at ``uri``; {} where there is none."""
+    data = _read(uri, name)
     if not data:
         return {}
-    found: dict[str, Any] = parsed(
-        data, dict[str, Any], f"{object_store.shown(place)}/{name}", "restore it from a copy"
-    )
+    found: dict[str, Any] = parsed(data, dict[str, Any], f"{object_store.shown(uri)}/{name}", "restore it from a copy")
     return found

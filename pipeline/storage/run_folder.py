@@ -1,4 +1,4 @@
-"""The folder of a run: its name, who may write to it, and what stands in it."""
+"""The folder of a run: its name, its lock, its configuration and its result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypedDict
 
-from anchorfl.pipeline.config.experiment import Experiment, digest, redacted_tree
+from anchorfl.pipeline.config.experiment import Experiment, digest
 from anchorfl.pipeline.config.schema import from_tree
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.tasks.errors import InputError
@@ -22,7 +22,7 @@ CONFIG, RESULT, LOCK = "config.json", "result.json", ".lock"
 
 
 def new_folder(experiment: Experiment, label: str = "", runs: Path = RUNS) -> Path:
-    """A folder for a new run: ``output`` if given and empty, else one below ``runs`` that does not exist yet.
+    """Return a folder for a new run: ``output`` if given and empty, else one below ``runs`` that does not exist yet.
 
     Raises InputError where ``output`` holds a run already.
     """
@@ -40,8 +40,8 @@ def new_folder(experiment: Experiment, label: str = "", runs: Path = RUNS) -> Pa
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold the run folder for this process; InputError where another live process holds it.
+def lock_run(folder: Path) -> Iterator[None]:
+    """Hold the run folder for this process. Raise InputError where another live process holds it.
 
     The operating system drops the lock with the process, so that a kill leaves nothing to clean up.
     """
@@ -66,13 +66,15 @@ def held(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def held_soon(folder: Path, patience_s: float = 60.0) -> Iterator[None]:
-    """As ``held``, but waits: a process that was killed from afar may take some seconds to die."""
+def lock_run_soon(folder: Path, patience_s: float = 60.0) -> Iterator[None]:
+    """Lock as ``lock_run`` does, but wait for the lock: a process that was killed from afar may take some seconds to
+    die.
+    """
     deadline = time.monotonic() + patience_s
     while True:
         stack = ExitStack()
         try:
-            stack.enter_context(held(folder))
+            stack.enter_context(lock_run(folder))
             break
         except InputError:
             if time.monotonic() > deadline:
@@ -83,13 +85,16 @@ def held_soon(folder: Path, patience_s: float = 60.0) -> Iterator[None]:
 
 
 def write_config(folder: Path, experiment: Experiment) -> None:
-    """The resolved options; its presence makes the folder a run."""
+    """Write the resolved options into a file whose presence makes the folder a run."""
     content = {"digest": digest(experiment), **redacted_tree(experiment)}
     write_atomically(folder / CONFIG, json.dumps(content, indent=1).encode())
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The resolved options of a run, as ``to_tree`` gave them. InputError where the folder holds no run."""
+    """Return the resolved options of a run, as ``to_tree`` gave them.
+
+    Raises InputError where the folder holds no run.
+    """
     try:
         text, hint = (folder / CONFIG).read_bytes(), "start the run anew in another --output"
     except FileNotFoundError as error:
@@ -102,8 +107,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     return tree
 
 
-class Outcome(TypedDict, total=False):
-    """What ``result.json`` holds, as far as it is read again."""
+class ResultFile(TypedDict, total=False):
+    """The content of ``result.json``, as far as it is read again."""
 
     checksum: str
     scores: dict[str, dict[str, float]]
@@ -113,20 +118,24 @@ class Outcome(TypedDict, total=False):
 
 
 def read_result(folder: Path, *needed: str) -> dict[str, Any]:
-    """``result.json`` of a run folder (the fields of ``Outcome``); {} where there is none. needed: fields that are
-    used. InputError where it is damaged.
+    """Return ``result.json`` of a run folder (the fields of ``ResultFile``); {} where there is none.
+
+    needed: fields that are used. Raises InputError where it is damaged or lacks one of them.
     """
     path, hint = folder / RESULT, "delete it, and 'anchorfl resume' writes it again"
     if not path.exists():
         return {}
-    found: dict[str, Any] = parsed(path.read_bytes(), Outcome, path, hint)
+    found: dict[str, Any] = parsed(path.read_bytes(), ResultFile, path, hint)
     if lacking := [name for name in needed if name not in found]:
         raise InputError(f"{path} is damaged ({lacking[0]} is missing); {hint}")
     return found
 
 
 def read_experiment(folder: Path) -> Experiment:
-    """The experiment of a run folder. InputError where it holds no run, or its options are not of this version."""
+    """Return the experiment of a run folder.
+
+    Raises InputError where it holds no run, or its options are not of this version.
+    """
     tree = read_config(folder)
     try:
         return from_tree(tree)

@@ -1,4 +1,4 @@
-"""The folder of a run, which is the truth about it: run.json (what it is) and metrics.jsonl (one line per round).
+"""The record of a run, which is the truth about it: run.json (what it is) and metrics.jsonl (one line per round).
 
 Everything else that shows a run (MLflow, tables, curves) is made from these two files, so it can be made again.
 """
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from anchorfl.pipeline.storage.atomic_files import _replace, read_json, write_json
+from anchorfl.pipeline.storage.atomic_files import read_json, write_atomically, write_json
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import misfit, parsed
 
@@ -27,7 +27,7 @@ LARGEST = 1e100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunInfo:
-    """What a run is, before its first round."""
+    """A run before its first round: its name, configuration and place among other runs."""
 
     name: str
     experiment: str
@@ -37,6 +37,7 @@ class RunInfo:
     datasets: Sequence[tuple[str, str, str, str]] = ()
     """(name, digest, split, source) of every split."""
     folder: Path
+    """The run folder."""
     parent: Path | None = None
     """Folder of the run that this one is a part of (a sweep); in run.json relative to ``folder``, so that both can be
     moved together."""
@@ -48,16 +49,19 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """What one round gave. time: Unix seconds at its end; per_class: metric -> class name -> score."""
+    """The metrics of one round."""
 
     round: int
+    """0: before training."""
     time: float
+    """Unix seconds at its end."""
     metrics: dict[str, float]
     per_class: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Metric -> class name -> score."""
 
 
-class About(TypedDict):
-    """What ``run.json`` holds, as far as it is read again."""
+class RunMetadata(TypedDict):
+    """The content of ``run.json``, as far as it is read again."""
 
     id: str
     name: str
@@ -77,21 +81,24 @@ class About(TypedDict):
     register: NotRequired[str]
 
 
-def read_about(folder: Path) -> dict[str, Any]:
-    """``run.json`` of a run folder (the fields of ``About``); {} where there is none. InputError where damaged."""
-    about = read_json(folder / "run.json")
-    if about and (fault := misfit(about, About)):
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """Return ``run.json`` of a run folder (the fields of ``RunMetadata``); {} where there is none.
+
+    Raises InputError where it is damaged.
+    """
+    metadata = read_json(folder / "run.json")
+    if metadata and (fault := misfit(metadata, RunMetadata)):
         raise InputError(f"{folder / 'run.json'} is damaged ({fault}); restore it from a copy")
-    return about
+    return metadata
 
 
 def _portable(value: float) -> float | str:
-    """JSON has no NaN and no infinity: they go as text, which ``float`` reads back."""
+    """Return NaN and infinity, which JSON does not have, as text, which ``float`` reads back; any other as it is."""
     return value if math.isfinite(value) else str(float(value))
 
 
 def line_of(record: RoundRecord) -> str:
-    """A round as a line of metrics.jsonl."""
+    """Return a round as a line of metrics.jsonl."""
     content = asdict(record)
     content["metrics"] = {key: _portable(value) for key, value in record.metrics.items()}
     content["per_class"] = {k: {c: _portable(v) for c, v in row.items()} for k, row in record.per_class.items()}
@@ -108,7 +115,9 @@ class Line(TypedDict):
 
 
 def _figure(value: float | str) -> float:
-    """A metric of a line. What no run can have measured is refused: the sums and percentages of it would overflow."""
+    """Return a metric of a line. Raise ValueError for one that no run can have measured: sums and percentages of it
+    would overflow.
+    """
     figure = float(value)
     if math.isfinite(figure) and abs(figure) > LARGEST:
         raise ValueError(f"{figure} as a metric")
@@ -125,9 +134,9 @@ def _record(line: bytes) -> RoundRecord:
 
 
 def read_records(folder: Path, offset: int = 0) -> tuple[list[RoundRecord], int]:
-    """Rounds in metrics.jsonl from byte ``offset`` on, and the offset behind them, without a half-written last line.
+    """Return the rounds in metrics.jsonl from byte ``offset`` on, and the offset behind them.
 
-    Errors: InputError names a damaged line before the last.
+    A half-written last line is left out. Raises InputError that names a damaged line before the last.
     """
     path = folder / "metrics.jsonl"
     if not path.exists():
@@ -154,28 +163,28 @@ def read_records(folder: Path, offset: int = 0) -> tuple[list[RoundRecord], int]
 
 def write_records(folder: Path, records: Sequence[RoundRecord]) -> None:
     """Write metrics.jsonl of a folder, in place of an older one."""
-    _replace(folder / "metrics.jsonl", "".join(map(line_of, records)))
+    write_atomically(folder / "metrics.jsonl", "".join(map(line_of, records)).encode())
 
 
 def note_artifact(folder: Path, name: str) -> None:
     """Note a file or folder of a run that nobody writes just now in its run.json, as ``JsonLines.artifact``."""
-    about = read_about(folder)
-    if about and name not in about["artifacts"]:
-        write_json(folder / "run.json", about | {"artifacts": [*about["artifacts"], name]})
+    metadata = read_metadata(folder)
+    if metadata and name not in metadata["artifacts"]:
+        write_json(folder / "run.json", metadata | {"artifacts": [*metadata["artifacts"], name]})
 
 
 def note_finished(folder: Path) -> None:
     """Close the record of a run that has its result, where a kill kept ``JsonLines.end`` from it."""
-    about = read_about(folder)
-    if about and about["status"] != "FINISHED":
-        write_json(folder / "run.json", about | {"status": "FINISHED", "ended": time.time()})
+    metadata = read_metadata(folder)
+    if metadata and metadata["status"] != "FINISHED":
+        write_json(folder / "run.json", metadata | {"status": "FINISHED", "ended": time.time()})
 
 
 def note_register(folder: Path, name: str) -> None:
-    """Note under which name the model of a run becomes a version in MLflow's registry, once it was named later."""
-    about = read_about(folder)
-    if about and about.get("register", "") != name:
-        write_json(folder / "run.json", about | {"register": name})
+    """Note a name in MLflow's registry for the model of a run that was named after the run."""
+    metadata = read_metadata(folder)
+    if metadata and metadata.get("register", "") != name:
+        write_json(folder / "run.json", metadata | {"register": name})
 
 
 def write_final_scores(folder: Path, record: RoundRecord) -> None:
@@ -185,18 +194,18 @@ def write_final_scores(folder: Path, record: RoundRecord) -> None:
 
 
 def with_final_scores(folder: Path) -> list[RoundRecord]:
-    """The rounds of a run, each with what was measured of it late."""
-    late = {record.round: record for record in read_records(folder / FINAL_SCORES)[0]}
-    return [_joined(record, late.get(record.round), folder) for record in read_records(folder)[0]]
+    """Return the rounds of a run, each with what was measured of it after the last one."""
+    final = {record.round: record for record in read_records(folder / FINAL_SCORES)[0]}
+    return [_joined(record, final.get(record.round), folder) for record in read_records(folder)[0]]
 
 
-def _joined(record: RoundRecord, late: RoundRecord | None, folder: Path) -> RoundRecord:
-    if late is None:
+def _joined(record: RoundRecord, final: RoundRecord | None, folder: Path) -> RoundRecord:
+    if final is None:
         return record
-    classes = [next(iter(r.per_class.values()), {}).keys() for r in (record, late)]
+    classes = [next(iter(r.per_class.values()), {}).keys() for r in (record, final)]
     if all(classes) and classes[0] != classes[1]:
         raise InputError(
             f"{folder / FINAL_SCORES / 'metrics.jsonl'} has scores of other classes than the run: delete"
             f" {FINAL_SCORES}/"
         )
-    return replace(record, metrics=record.metrics | late.metrics, per_class=record.per_class | late.per_class)
+    return replace(record, metrics=record.metrics | final.metrics, per_class=record.per_class | final.per_class)

@@ -24,11 +24,11 @@ from anchorfl.tasks.files.json_schema import misfit, parsed
 from anchorfl.tasks.metrics.scores import Metrics
 
 FORMAT = 2
-WEIGHTS, ABOUT = "weights.safetensors", "model.json"
+WEIGHTS, METADATA = "weights.safetensors", "model.json"
 LARGEST = 2**31
 """Numbers of a sample's positions in the network, at most."""
 NO_MODEL = "trains no global model"
-"""Told of a method that is scored at its clients."""
+"""Said of a method that is scored at its clients."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,18 @@ class SavedModel:
     class_names: tuple[str, ...]
     kind: Kind
     spec: InputSpec
+    """What a sample is, and how it is scaled."""
     metrics: Metrics = "threshold"
-    """By which figures the run was scored."""
+    """Figures by which the run was scored."""
 
     @property
     def objective(self) -> Objective:
-        """Single- or multi-label."""
+        """The single- or multi-label objective of the task."""
         return Objective(self.kind)
 
 
-def save_model(folder: Path, run_spec: RunSpec, weights: Tensors, about: dict[str, Any]) -> None:
-    """Write ``weights.safetensors`` and ``model.json`` into ``folder``; ``about``: facts of the run to keep with it."""
+def save_model(folder: Path, run_spec: RunSpec, weights: Tensors, metadata: dict[str, Any]) -> None:
+    """Write ``weights.safetensors`` and ``model.json`` into ``folder``. metadata: facts of the run to keep with it."""
     folder.mkdir(parents=True, exist_ok=True)
     manifest, experiment = run_spec.data().manifest, run_spec.experiment
     content = {
@@ -66,14 +67,14 @@ def save_model(folder: Path, run_spec: RunSpec, weights: Tensors, about: dict[st
         "concept_width": 0 if run_spec.concepts_CMD is None else run_spec.concepts_CMD.shape[2],
         "metrics": experiment.evaluation.metrics,
         "checksum": messages.checksum(weights),
-        **about,
+        **metadata,
     }
     write_atomically(folder / WEIGHTS, save({k: v.contiguous() for k, v in weights.items()}))
-    write_atomically(folder / ABOUT, json.dumps(content, indent=1).encode())
+    write_atomically(folder / METADATA, json.dumps(content, indent=1).encode())
 
 
-class About(TypedDict):
-    """What ``model.json`` holds, as far as it takes to use the weights."""
+class ModelMetadata(TypedDict):
+    """The content of ``model.json``, as far as it takes to use the weights."""
 
     task: str
     class_names: list[str]
@@ -89,44 +90,44 @@ class About(TypedDict):
 
 
 def load_model(folder: Path) -> SavedModel:
-    """Read a saved model, or InputError: missing, damaged, or of another format."""
+    """Read a saved model. Raise InputError where it is missing, damaged, or of another format."""
     hint = "is the run finished? 'anchorfl resume' ends one that was interrupted"
     try:
-        about = _about((folder / ABOUT).read_bytes(), folder / ABOUT, hint)
+        metadata = _read_metadata((folder / METADATA).read_bytes(), folder / METADATA, hint)
         weights = tensors((folder / WEIGHTS).read_bytes())
     except FileNotFoundError as error:
         raise InputError(f"{folder} holds no trained model ({error.filename} is missing); {hint}") from error
     except WeightsError as error:
         raise InputError(f"{folder / WEIGHTS} is damaged ({error}); {hint}") from error
-    if messages.checksum(weights) != about["checksum"]:
-        raise InputError(f"{folder / WEIGHTS} does not have the checksum that {ABOUT} states; copy the model again")
+    if messages.checksum(weights) != metadata["checksum"]:
+        raise InputError(f"{folder / WEIGHTS} does not have the checksum that {METADATA} states; copy the model again")
     try:
-        spec, model = _built(about, weights)
+        spec, model = _built(metadata, weights)
     except (ValueError, RuntimeError) as error:
-        raise InputError(f"{folder / ABOUT} does not fit {WEIGHTS} ({error}); copy the model again") from error
-    names, metrics = tuple(about["class_names"]), about.get("metrics", "threshold")
-    return SavedModel(model.eval(), about["task"], names, about["kind"], spec, metrics)
+        raise InputError(f"{folder / METADATA} does not fit {WEIGHTS} ({error}); copy the model again") from error
+    names, metrics = tuple(metadata["class_names"]), metadata.get("metrics", "threshold")
+    return SavedModel(model.eval(), metadata["task"], names, metadata["kind"], spec, metrics)
 
 
-def _about(data: bytes, where: Path, hint: str) -> About:
-    about = parsed(data, dict[str, Any], where, hint)
-    if about.get("format") != FORMAT:
-        raise InputError(f"{where} has format {about.get('format')}, this version reads {FORMAT}")
-    fault = misfit(about, About) or misfit(about["input"], InputSpec, "input")
-    if fault := fault or misfit(about["model"], ModelOptions, "model"):
+def _read_metadata(data: bytes, where: Path, hint: str) -> ModelMetadata:
+    metadata = parsed(data, dict[str, Any], where, hint)
+    if metadata.get("format") != FORMAT:
+        raise InputError(f"{where} has format {metadata.get('format')}, this version reads {FORMAT}")
+    fault = misfit(metadata, ModelMetadata) or misfit(metadata["input"], InputSpec, "input")
+    if fault := fault or misfit(metadata["model"], ModelOptions, "model"):
         raise InputError(f"{where} is damaged ({fault}); {hint}")
-    found: About = about
+    found: ModelMetadata = metadata
     return found
 
 
-def _built(about: About, weights: Tensors) -> tuple[InputSpec, Classifier]:
-    """The network with its weights. ValueError or RuntimeError where the two do not fit.
+def _built(metadata: ModelMetadata, weights: Tensors) -> tuple[InputSpec, Classifier]:
+    """Build the network with its weights. Raise ValueError or RuntimeError where the two do not fit.
 
     It is first built without memory for its values (torch's device ``meta``) and held against ``weights``: a
     description of a network of terabytes costs nothing.
     """
-    spec, classes = InputSpec.of(about["input"]), len(about["class_names"])
-    options, width = ModelOptions(**about["model"]), about["class_embedding_width"]
+    spec, classes = InputSpec.of(metadata["input"]), len(metadata["class_names"])
+    options, width = ModelOptions(**metadata["model"]), metadata["class_embedding_width"]
     if min(spec.shape, default=0) < 1 or math.prod(spec.shape) * options.width > LARGEST:
         raise ValueError(f"a sample of shape {spec.shape} cannot be")
     if len(spec.shape) != {"image": 3, "series": 2}.get(spec.kind, 1):
@@ -136,15 +137,15 @@ def _built(about: About, weights: Tensors) -> tuple[InputSpec, Classifier]:
         raise ValueError(f"{len(spec.mean)} means and {len(spec.std)} deviations do not fit the shape {spec.shape}")
     if not all(0 < deviation < math.inf for deviation in spec.std) or not 0 <= spec.levels <= 255:
         raise ValueError("a deviation must be above 0, and levels 0 to 255")
-    if not 1 <= about.get("parts", 1) <= len(weights) or not 0 <= about.get("concept_width", 0) <= LARGEST:
+    if not 1 <= metadata.get("parts", 1) <= len(weights) or not 0 <= metadata.get("concept_width", 0) <= LARGEST:
         raise ValueError("there are not so many parts")
     for device in ("meta", "cpu"):
         with torch.device(device):
             model = build(
                 options, input_kind=spec.kind, shape=spec.shape, vocabulary=len(spec.vocabulary), classes=classes,
-                head=about["head"], unit=about["kind"] == "single", seed=0, parts=about.get("parts", 1),
+                head=metadata["head"], unit=metadata["kind"] == "single", seed=0, parts=metadata.get("parts", 1),
                 vectors_CP=None if width is None else torch.zeros(classes, width),
-                concept_width=about.get("concept_width", 0),
+                concept_width=metadata.get("concept_width", 0),
             )  # fmt: skip
         messages.fill(model.state_dict(), weights)  # the same names, shapes and types
     model.load_state_dict(weights)

@@ -1,4 +1,4 @@
-"""The tracker that every run has: one JSON line a round in its folder."""
+"""The tracker that every run has: one JSON line per round in its folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from anchorfl.pipeline.storage.run_record import (
     Status,
     Value,
     line_of,
-    read_about,
+    read_metadata,
     read_records,
     write_records,
 )
@@ -34,20 +34,21 @@ def _user() -> str:
 
 
 def _agree(old: Mapping[str, Value], new: Mapping[str, Value]) -> bool:
-    """Whether two runs have the same value of every parameter that both know."""
+    """Return whether two runs have the same value of every parameter that both know."""
     shared = old.keys() & new.keys()
     return bool(shared) and all(old[name] == new[name] for name in shared)
 
 
 class JsonLines:
-    """The tracker that keeps run.json and metrics.jsonl; ``resume_at`` is the round that will be computed next.
+    """The tracker that keeps run.json and metrics.jsonl.
 
-    A resumed run keeps the rounds before ``resume_at`` and its identity; so does one that starts again at 0 with the
-    same parameters (it was killed before its first checkpoint; those that another version does not know do not count).
-    Any other is a new run.
+    A resumed run keeps the rounds before ``resume_at`` and its identity. So does one that starts again at 0 with the
+    same parameters: it was killed before its first checkpoint. Parameters that another version does not know do not
+    count. Any other is a new run.
     """
 
     def __init__(self, folder: Path, resume_at: int = 0) -> None:
+        """resume_at: the round that will be computed next."""
         self.folder = folder
         self.resume_at = resume_at
         self._run: dict[str, Any] = {}
@@ -55,7 +56,7 @@ class JsonLines:
     def begin(self, info: RunInfo) -> None:
         """Write run.json and drop what will be computed again from metrics.jsonl."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        old = read_about(self.folder)
+        old = read_metadata(self.folder)
         same = bool(old) and (self.resume_at > 0 or _agree(old.get("params", {}), info.params))
         if not same:
             (self.folder / "tracking.json").unlink(missing_ok=True)
@@ -63,9 +64,9 @@ class JsonLines:
                 shutil.rmtree(self.folder / FINAL_SCORES)
             old = {"id": uuid.uuid4().hex, "created": time.time(), "artifacts": []}
         parent = info.parent and os.path.relpath(info.parent.resolve(), self.folder.resolve())
-        about = asdict(replace(info, datasets=list(info.datasets))) | {"folder": str(info.folder), "parent": parent}
-        about |= {"status": "RUNNING", "begun": time.time(), "user": _user()}
-        self._run = {key: old[key] for key in ("id", "created", "artifacts")} | about
+        metadata = asdict(replace(info, datasets=list(info.datasets))) | {"folder": str(info.folder), "parent": parent}
+        metadata |= {"status": "RUNNING", "begun": time.time(), "user": _user()}
+        self._run = {key: old[key] for key in ("id", "created", "artifacts")} | metadata
         kept = [record for record in read_records(self.folder)[0] if record.round < self.resume_at]
         write_records(self.folder, kept)
         write_json(self.folder / "run.json", self._run)

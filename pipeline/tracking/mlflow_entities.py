@@ -1,4 +1,4 @@
-"""A run folder in MLflow's words: params, tags, data sets and metrics, within MLflow's limits."""
+"""A run folder as MLflow's entities: params, tags, data sets and metrics, within MLflow's limits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUN_TAG, PARENT_TAG = "anchorfl.run", "mlflow.parentRunId"
 
 
 def key(name: str) -> str:
-    """A name as MLflow accepts it."""
+    """Return a name as MLflow accepts it."""
     return re.sub(r"[^\w./: -]", "_", name)[:KEY_LENGTH]
 
 
@@ -46,36 +46,36 @@ def metrics(record: RoundRecord) -> list[Any]:
     return [Metric(key(name), value, when, record.round) for name, value in (finite | {ROUND_COMPLETE: 1.0}).items()]
 
 
-def params(about: dict[str, Any]) -> dict[str, str]:
-    """The resolved configuration of run.json."""
-    return {key(name): redact(str(value))[:VALUE_LENGTH] for name, value in about["params"].items()}
+def params(metadata: dict[str, Any]) -> dict[str, str]:
+    """Return the resolved configuration of run.json as params."""
+    return {key(name): redact(str(value))[:VALUE_LENGTH] for name, value in metadata["params"].items()}
 
 
-def tags(about: dict[str, Any]) -> dict[str, str]:
-    """The tags of run.json, and those that fill the columns *source* and *version* of MLflow's pages."""
-    commit, _, dirty = str(about["tags"].get("git_commit", "")).partition("-")
+def tags(metadata: dict[str, Any]) -> dict[str, str]:
+    """Return the tags of run.json, and those that fill the columns *source* and *version* of MLflow's pages."""
+    commit, _, dirty = str(metadata["tags"].get("git_commit", "")).partition("-")
     own = {"mlflow.source.name": "anchorfl", "mlflow.source.type": "LOCAL"}
-    if about["params"].get("cluster.address"):  # a run on a cluster that others started and share
+    if metadata["params"].get("cluster.address"):  # a run on a cluster that others started and share
         own["mlflow.source.type"] = "JOB"
     if re.fullmatch(r"[0-9a-f]{7,64}", commit):
         own |= {"mlflow.source.git.commit": commit, "mlflow.source.git.dirty": "true" if dirty else "false"}
-    return {key(name): str(value)[:VALUE_LENGTH] for name, value in (own | about["tags"]).items()}
+    return {key(name): str(value)[:VALUE_LENGTH] for name, value in (own | metadata["tags"]).items()}
 
 
-def first_tags(about: dict[str, Any]) -> dict[str, str]:
-    """Tags that are set once and then belong to the reader of the page, who may have changed them."""
-    values = about["params"]
+def first_tags(metadata: dict[str, Any]) -> dict[str, str]:
+    """Return the tags that are set once and then belong to the reader of the page, who may have changed them."""
+    values = metadata["params"]
     words = [f"{values['method']} on {values['task']}"] if {"method", "task"} <= set(values) else []
     words += [f"seed {values['seed']}"] if "seed" in values else []
     note = f"{', '.join(words)}. " if words else ""
-    own = {"mlflow.note.content": f"{note}Run folder `{Path(about['folder']).name}`."}
-    if about.get("user"):
-        own["mlflow.user"] = about["user"]
+    own = {"mlflow.note.content": f"{note}Run folder `{Path(metadata['folder']).name}`."}
+    if metadata.get("user"):
+        own["mlflow.user"] = metadata["user"]
     return own
 
 
-def datasets(about: dict[str, Any]) -> list[Any]:
-    """One data set per split; the split is its context."""
+def datasets(metadata: dict[str, Any]) -> list[Any]:
+    """Return one data set per split; the split is its context."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     return [
@@ -83,5 +83,5 @@ def datasets(about: dict[str, Any]) -> list[Any]:
             Dataset(name, digest[:DIGEST_LENGTH], "local", json.dumps({"uri": source})),
             [InputTag("mlflow.data.context", split)],
         )
-        for name, digest, split, source in about["datasets"]
+        for name, digest, split, source in metadata["datasets"]
     ]

@@ -1,6 +1,6 @@
 """The trained model of a run folder as a model of MLflow: linked to its run, with its scores, and once in the registry.
 
-Every step asks first what is there, so a delivery that is repeated or was killed makes no second model.
+Every step asks first what is there, so an upload that is repeated or was killed makes no second model.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ NAME = "model"
 
 
 def send_model(
-    client: Any, run_id: str, folder: Path, about: dict[str, Any], records: Sequence[RoundRecord] = ()
+    client: Any, run_id: str, folder: Path, metadata: dict[str, Any], records: Sequence[RoundRecord] = ()
 ) -> str:
-    """Log the model in ``folder`` (``saved.py``) and, where run.json names it, register it; returns MLflow's model id.
+    """Log the model in ``folder`` (``saved_model.py``) and, where run.json names it, register it; return MLflow's model
+    id.
 
-    client: ``MlflowClient``; about: run.json; records: the rounds of the run, for the scores of the selected one.
+    client: ``MlflowClient``. metadata: run.json. records: the rounds of the run, for the scores of the selected one.
     """
     from mlflow.entities import LoggedModelOutput
 
@@ -38,19 +39,19 @@ def send_model(
     run = client.get_run(run_id)
     model = _find(client, run, what["checksum"])
     if model is None:
-        tags = {RUN_TAG: about["id"], CHECKSUM_TAG: what["checksum"]}
+        tags = {RUN_TAG: metadata["id"], CHECKSUM_TAG: what["checksum"]}
         model = client.create_logged_model(run.info.experiment_id, NAME, run_id, tags, model_type="classifier")
     linked = run.outputs.model_outputs if run.outputs else []
     if model.model_id not in {output.model_id for output in linked}:
         client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=int(what["round"]))])
     if model.status != "READY":
         _upload(client, run_id, model.model_id, folder)
-        scores = _scores(model.model_id, run_id, what, about, records)
+        scores = _scores(model.model_id, run_id, what, metadata, records)
         if scores:
             client.log_batch(run_id, metrics=scores)
         client.finalize_logged_model(model.model_id, "READY")
-    if about.get("register"):
-        _register(client, about["register"], run_id, model)
+    if metadata.get("register"):
+        _register(client, metadata["register"], run_id, model)
     return str(model.model_id)
 
 
@@ -61,7 +62,6 @@ def _find(client: Any, run: Any, checksum: str) -> Any:
 
 
 def _upload(client: Any, run_id: str, model_id: str, folder: Path) -> None:
-
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch) / NAME
         pack(folder, target, run_id=run_id, model_id=model_id)
@@ -69,14 +69,15 @@ def _upload(client: Any, run_id: str, model_id: str, folder: Path) -> None:
 
 
 def _scores(
-    model_id: str, run_id: str, what: dict[str, Any], about: dict[str, Any], records: Sequence[RoundRecord]
+    model_id: str, run_id: str, what: dict[str, Any], metadata: dict[str, Any], records: Sequence[RoundRecord]
 ) -> list[Any]:
-    """Scores of the selected round, tied to the model and to the data set of their split. The run has them already:
-    same key, step and time, so they stay one row there.
+    """Return the scores of the selected round, tied to the model and to the data set of their split.
+
+    The run has them already: same key, step and time, so they stay one row there.
     """
     from mlflow.entities import Metric
 
-    sets = {split: (name, digest[:DIGEST_LENGTH]) for name, digest, split, _ in about["datasets"]}
+    sets = {split: (name, digest[:DIGEST_LENGTH]) for name, digest, split, _ in metadata["datasets"]}
     rows = []
     for record in records:
         for name, value in record.metrics.items() if record.round == what["round"] else ():
@@ -92,7 +93,7 @@ def _scores(
 
 
 def _register(client: Any, name: str, run_id: str, model: Any) -> None:
-    """A version from this model with the alias; both once, since the alias may have been moved by hand since.
+    """Make a version from this model, with the alias; both once, since the alias may have been moved by hand since.
 
     The source is the model's location: ``models:/<id>`` would be looked up in MLflow's active store, which is another.
     """
@@ -106,23 +107,24 @@ def _register(client: Any, name: str, run_id: str, model: Any) -> None:
     there = client.search_model_versions(f"name = '{name}' AND run_id = '{run_id}'")
     version = next((v for v in there if v.tags.get(MODEL_TAG) == model.model_id), None)
     if version is None:
-        tags, place = {MODEL_TAG: model.model_id}, model.artifact_location
-        version = client.create_model_version(name, place, run_id, tags, model_id=model.model_id)
+        tags, source = {MODEL_TAG: model.model_id}, model.artifact_location
+        version = client.create_model_version(name, source, run_id, tags, model_id=model.model_id)
     if ALIAS_TAG not in version.tags:
         client.set_registered_model_alias(name, ALIAS, version.version)
         client.set_model_version_tag(name, version.version, ALIAS_TAG, ALIAS)
 
 
 LOADER = "anchorfl.pipeline.mlmodel"
-"""By name only: it reads every kind of input, so it knows the data sets, which whoever tracks a run must not."""
+"""Module that loads a logged model, by name only: it reads every kind of input, so it knows the data sets, which
+whoever tracks a run must not."""
 TEXT = "text"
 """Input column of token models."""
 PACKAGES = ("anchorfl", "mlflow", "numpy", "pandas", "pyarrow", "safetensors", "scikit-learn", "torch")
-"""What it takes to load and use a model, besides what these require themselves."""
+"""Packages that it takes to load and use a model, besides what these require themselves."""
 
 
 def pack(folder: Path, target: Path, *, run_id: str | None = None, model_id: str | None = None) -> None:
-    """Write the model of ``folder`` (``saved.py``) to ``target``, which must not exist, as an MLflow model.
+    """Write the model of ``folder`` (``saved_model.py``) to ``target``, which must not exist, as an MLflow model.
 
     The input example is made up: no row of the data leaves with a model.
     """
@@ -147,7 +149,7 @@ def pack(folder: Path, target: Path, *, run_id: str | None = None, model_id: str
 
 
 def requirements() -> list[str]:
-    """The installed versions of ``PACKAGES``; no index is asked. One that is not installed as a package is left out."""
+    """Return the installed versions of ``PACKAGES``; no index is asked. One that is not installed is left out."""
     lines = []
     for name in PACKAGES:
         try:
@@ -158,7 +160,7 @@ def requirements() -> list[str]:
 
 
 def _example(saved: SavedModel) -> tuple[Any, Any]:
-    """A made-up sample, and the signature: (DataFrame or array [1, values], ``ModelSignature``)."""
+    """Return a made-up sample, and the signature: (DataFrame or array [1, values], ``ModelSignature``)."""
     import pandas as pd  # type: ignore[import-untyped]  # carries no types
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema, TensorSpec

@@ -1,4 +1,4 @@
-"""The way of a sweep into MLflow: the folder of the parent run and those of its child runs, one after the other."""
+"""Upload a sweep to MLflow: the folder of the parent run and those of its child runs, one after the other."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from anchorfl.pipeline.storage.run_record import read_about
+from anchorfl.pipeline.storage.run_record import read_metadata
 from anchorfl.pipeline.tracking.mlflow_upload import MlflowUploader
 
 
 class MlflowTreeUploader:
-    """A parent folder and any number of child folders on their way into one store, with the steps of a
+    """The uploader of a parent folder and any number of child folders into one store, with the steps of a
     ``MlflowUploader``.
 
     One thread sends; any thread may ``add``. Like a ``MlflowUploader`` it may be made anew at any time, for example
@@ -33,18 +33,19 @@ class MlflowTreeUploader:
         return self._parent.last
 
     def add(self, folder: Path) -> None:
-        """Make a child known, or one that ended and goes on; again and again does no harm. It may come before the child
-        has written its run.json.
+        """Make a child known, or one that ended and goes on; again and again does no harm.
+
+        It may come before the child has written its run.json.
         """
         with self._lock:
             self._added.add(folder.resolve())
 
     def lock(self) -> AbstractContextManager[object]:
-        """What to hold while sending."""
+        """Return the lock to hold while sending."""
         return self._parent.lock()
 
     def upload_new(self) -> int:
-        """Send what MLflow lacks of the parent, then of each child; returns how many rounds.
+        """Send what MLflow lacks of the parent, then of each child; return the number of rounds.
 
         A child that ended is finished here and then left alone. After an error the child that caused it comes last,
         so that it does not hold up the others.
@@ -53,16 +54,16 @@ class MlflowTreeUploader:
         count = self._parent.upload_new()
         for folder in list(self._children):
             try:
-                count += self._advance(folder)
+                count += self._upload_child(folder)
             except Exception:
                 self._children[folder] = self._children.pop(folder)
                 raise
         return count
 
     def upload_final(self) -> list[str]:
-        """End the children that are left, then the parent; returns the artifacts that are gone.
+        """End the children that are left, then the parent; return the artifacts that are gone.
 
-        Errors: the first one, after all have had their turn.
+        Raises the first error, after all have had their turn.
         """
         gone: list[str] = []
         errors: list[Exception] = []
@@ -77,32 +78,34 @@ class MlflowTreeUploader:
         return gone
 
     def _take_in(self) -> None:
+        """Make an uploader for each child that was added since the last call."""
         with self._lock:
             added, self._added = self._added, set()
         for folder in sorted(added):
             self._children.setdefault(folder, MlflowUploader(folder, self.uri))
 
-    def _advance(self, folder: Path) -> int:
-        child, about = self._children[folder], read_about(folder)
-        if not about:  # not begun yet
+    def _upload_child(self, folder: Path) -> int:
+        """Send what MLflow lacks of a child, and end it where it has ended; return the number of rounds."""
+        child, metadata = self._children[folder], read_metadata(folder)
+        if not metadata:  # not begun yet
             return 0
-        if about == self._done.get(folder):  # named again, and nothing happened since
+        if metadata == self._done.get(folder):  # named again, and nothing happened since
             del self._children[folder]
             return 0
         count = child.upload_new()
         # As it stood before its rounds were sent: one that ended since then may have written more of them.
-        if about["status"] != "RUNNING":
+        if metadata["status"] != "RUNNING":
             child.upload_final()
             del self._children[folder]
-            self._done[folder] = about
+            self._done[folder] = metadata
         return count
 
 
-def parts_of(folder: Path) -> list[Path]:
-    """The run folders below ``folder`` that name it as their parent."""
+def child_runs(folder: Path) -> list[Path]:
+    """Return the run folders below ``folder`` that name it as their parent."""
     found = []
     for path in sorted(folder.rglob("run.json")):
-        parent = read_about(path.parent).get("parent")
+        parent = read_metadata(path.parent).get("parent")
         if parent and (path.parent / parent).resolve() == folder.resolve():
             found.append(path.parent)
     return found

@@ -36,11 +36,11 @@ _SQLITE = threading.Lock()  # SQLite has one writer; the runs of this process ta
 
 
 def store_uri(uri: str, folder: Path) -> str:
-    """The MLflow store that ``TrackingOptions.uri`` means for a run folder; "" for ``none``; SQLite paths absolute.
-    Empty: $MLFLOW_TRACKING_URI, and without that mlflow.db beside the run.
+    """Return the MLflow store that ``TrackingOptions.uri`` means for a run folder; "" for ``none``.
 
-    Errors: InputError for a file store, which MLflow refuses, for an unknown scheme, and for a PostgreSQL driver that
-    is not installed.
+    An empty uri means $MLFLOW_TRACKING_URI, and without that mlflow.db beside the run. SQLite paths become absolute.
+    Raises InputError for a file store, which MLflow refuses, for an unknown scheme, and for a PostgreSQL driver that is
+    not installed.
     """
     if uri == "none":
         return ""
@@ -62,12 +62,12 @@ def store_uri(uri: str, folder: Path) -> str:
 
 
 def is_postgres(uri: str) -> bool:
-    """True for ``postgresql://`` and ``postgresql+<driver>://``."""
+    """Return True for ``postgresql://`` and ``postgresql+<driver>://``."""
     return uri.startswith(("postgresql://", "postgresql+"))
 
 
 def check_driver(uri: str) -> None:
-    """InputError where the Python package that speaks to this PostgreSQL server is not installed."""
+    """Raise InputError where the Python package that speaks to this PostgreSQL server is not installed."""
     named = uri.partition("://")[0].partition("+")[2]
     recent = tuple(map(int, version("sqlalchemy").split(".")[:2])) >= (2, 1)  # the default changed with 2.1
     driver = named or ("psycopg" if recent else "psycopg2")
@@ -77,20 +77,22 @@ def check_driver(uri: str) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """Why it failed, in one short line: the system's own words where an exception wraps them."""
+    """Return why it failed, in one short line: the system's own words where an exception wraps them."""
     text = redact(" ".join(str(error).split())) or type(error).__name__
     low_level = re.search(r"\[Errno -?\d+\] [^'\")]+", text)
     return low_level.group(0) if low_level else text[:160]
 
 
 def lock(uri: str) -> AbstractContextManager[object]:
-    """What to hold while writing to a store."""
+    """Return the lock to hold while writing to a store."""
     return _SQLITE if uri.startswith("sqlite") else nullcontext()
 
 
-def artifact_place(uri: str, folder: Path, experiment: str) -> str | None:
-    """Where a new experiment keeps its artifacts: beside the SQLite file, beside the run folder for another database;
-    None where a server decides. MLflow's own default would be ./mlruns of whatever folder the run started in.
+def artifact_uri(uri: str, folder: Path, experiment: str) -> str | None:
+    """Return the URI where a new experiment keeps its artifacts; None where a server decides.
+
+    That is beside the SQLite file, or beside the run folder for another database. MLflow's own default would be
+    ./mlruns of whatever folder the run started in.
     """
     if uri.startswith("http"):
         return None
@@ -99,7 +101,7 @@ def artifact_place(uri: str, folder: Path, experiment: str) -> str | None:
 
 
 def open_store(uri: str) -> Any:
-    """An ``MlflowClient``. The import costs seconds, so it stands here, on the thread that sends."""
+    """Return an ``MlflowClient``. The import costs seconds, so it stands here, on the thread that sends."""
     for key, value in QUIET.items():
         os.environ.setdefault(key, value)
     with _IMPORT:
@@ -115,7 +117,7 @@ def open_store(uri: str) -> Any:
 
 
 def _open_postgres(uri: str, client: Callable[..., Any]) -> Any:
-    """A client of a PostgreSQL store, whose tables are made by one process at a time.
+    """Return a client of a PostgreSQL store, whose tables are made by one process at a time.
 
     MLflow guards its first migration with a file of this machine only, so two machines could run it at once; a killed
     one is rolled back. The own connection also fails at once where MLflow would try again for two minutes.
@@ -133,7 +135,7 @@ def _open_postgres(uri: str, client: Callable[..., Any]) -> Any:
 
 
 def make_database(path: Path, client: Callable[..., Any]) -> None:
-    """A new SQLite database, there whole or not at all.
+    """Make a new SQLite database, there whole or not at all.
 
     MLflow's first migration takes seconds, and one that is killed leaves a file that MLflow can never open again
     (measured with 3.17.2).

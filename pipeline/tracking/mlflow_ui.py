@@ -21,7 +21,7 @@ def serve(uri: str, port: int, host: str = LOOPBACK, *, explicit_host: bool = Fa
     """Become the MLflow server of ``uri`` (``sqlite:///...`` or ``postgresql://...``) and print its address.
 
     explicit_host: the user typed ``--host``. MLflow has no login by default, so any other way to a host that is not
-    loopback is refused. Errors: InputError for that, for a database that does not exist or does not answer, and for a
+    loopback is refused. Raises InputError for that, for a database that does not exist or does not answer, and for a
     port that is taken.
     """
     command = server_command(uri, port, host, explicit_host=explicit_host)
@@ -37,7 +37,7 @@ def serve(uri: str, port: int, host: str = LOOPBACK, *, explicit_host: bool = Fa
 
 
 def server_command(uri: str, port: int, host: str = LOOPBACK, *, explicit_host: bool = False) -> list[str]:
-    """The command that ``serve`` becomes, after its checks; a PostgreSQL address is left to the environment."""
+    """Return the command that ``serve`` becomes, after its checks; a PostgreSQL address is left to the environment."""
     store, base = _store(uri)
     if not _is_loopback(host) and not explicit_host:
         raise InputError(f"{host} can be reached by others and MLflow has no login; ask for it with: --host {host}")
@@ -56,7 +56,7 @@ def server_command(uri: str, port: int, host: str = LOOPBACK, *, explicit_host: 
 
 
 def _store(uri: str) -> tuple[list[str], Path]:
-    """The option that names the store, and the folder beside which artifacts belong."""
+    """Return the option that names the store, and the folder beside which artifacts belong."""
     if uri.startswith(("http://", "https://")):
         raise InputError(f"{redact(uri)} is a server already; open it in a browser")
     if is_postgres(uri):

@@ -1,4 +1,4 @@
-"""The way of a run folder (``journal.py``) into MLflow: what is missing there, and no row twice.
+"""Upload a run folder to MLflow, exactly once, resuming where the last upload stopped.
 
 Only ``MlflowClient`` is used, never MLflow's active run, so several runs of one process do not meet.
 """
@@ -15,7 +15,7 @@ from typing import Any, NotRequired, TypedDict
 
 from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.storage.atomic_files import read_json, write_json
-from anchorfl.pipeline.storage.run_record import RoundRecord, read_about, read_records, with_final_scores
+from anchorfl.pipeline.storage.run_record import RoundRecord, read_metadata, read_records, with_final_scores
 from anchorfl.pipeline.tracking import mlflow_entities, mlflow_store
 from anchorfl.pipeline.tracking.mlflow_entities import (
     KEY_LENGTH,
@@ -26,32 +26,38 @@ from anchorfl.pipeline.tracking.mlflow_entities import (
     RUN_TAG,
 )
 from anchorfl.pipeline.tracking.mlflow_model import send_model
-from anchorfl.pipeline.tracking.mlflow_store import artifact_place, open_store
+from anchorfl.pipeline.tracking.mlflow_store import artifact_uri, open_store
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import misfit
 
 NOTES = "tracking.json"
-"""What was sent where: store -> id of the MLflow run, artifacts with their stamps, id of the model."""
+"""File of a run folder that says what was sent where."""
 
 
-class Sent(TypedDict):
-    """What ``tracking.json`` holds of a store."""
+class SentNotes(TypedDict):
+    """The content of ``tracking.json`` for one store."""
 
     run_id: NotRequired[str]
+    """Id of the MLflow run."""
     artifacts: NotRequired[dict[str, list[Any]]]
+    """Artifact -> stamp of its files when it was sent."""
     model: NotRequired[str]
+    """Id of the MLflow model."""
 
 
 def read_notes(folder: Path) -> dict[str, Any]:
-    """``tracking.json`` of a run folder; {} where there is none. InputError where it is damaged."""
+    """Return ``tracking.json`` of a run folder: store -> ``SentNotes``; {} where there is none.
+
+    Raises InputError where it is damaged.
+    """
     notes = read_json(folder / NOTES)
-    if fault := misfit(notes, dict[str, Sent]):
+    if fault := misfit(notes, dict[str, SentNotes]):
         raise InputError(f"{folder / NOTES} is damaged ({fault}); delete it: runs are found by their tags, too")
     return notes
 
 
 class MlflowUploader:
-    """The way of one run folder into one MLflow store. Every step may be repeated: it sends only what is not there."""
+    """The uploader of one run folder into one MLflow store. Every step may be repeated: it sends what is missing."""
 
     def __init__(self, folder: Path, uri: str) -> None:
         self.folder, self.uri = folder, uri
@@ -59,23 +65,23 @@ class MlflowUploader:
         self.run_id = ""
         self._client: Any = None
         self._begun: float | None = None  # when the run that we know was begun or resumed
-        self._journal = 0  # inode of the journal that the offset belongs to
+        self._inode = 0  # of the metrics.jsonl that the offset belongs to
         self._offset = 0
         self._resumed = False
 
     def lock(self) -> AbstractContextManager[object]:
-        """What to hold while sending."""
+        """Return the lock to hold while sending."""
         return mlflow_store.lock(self.uri)
 
     def upload_new(self) -> int:
-        """Send all rounds that MLflow lacks; returns how many. Nothing new: no request."""
-        about = read_about(self.folder)
-        if not self.run_id or about.get("begun") != self._begun:
-            self._connect(about)
+        """Send all rounds that MLflow lacks; return their number. Nothing new: no request."""
+        metadata = read_metadata(self.folder)
+        if not self.run_id or metadata.get("begun") != self._begun:
+            self._connect(metadata)
         path = self.folder / "metrics.jsonl"
-        journal = path.stat().st_ino if path.exists() else 0
-        if journal != self._journal:  # a run that is resumed writes its journal anew
-            self._journal, self._offset = journal, 0
+        inode = path.stat().st_ino if path.exists() else 0
+        if inode != self._inode:  # a run that is resumed writes its records anew
+            self._inode, self._offset = inode, 0
         records, offset = read_records(self.folder, self._offset)
         missing = [record for record in records if record.round > self.last]
         for batch in self._batches(missing):
@@ -85,38 +91,39 @@ class MlflowUploader:
         return len(missing)
 
     def upload_final(self) -> list[str]:
-        """Send the model, the artifacts that are new or changed and the run's status; returns the artifacts that are
+        """Send the model, the artifacts that are new or changed and the run's status; return the artifacts that are
         gone.
         """
-        about, notes = read_about(self.folder), read_notes(self.folder)
+        metadata, notes = read_metadata(self.folder), read_notes(self.folder)
         mine, gone = notes[redact(self.uri)], []
         sent = mine.setdefault("artifacts", {})
-        for name in [*about["artifacts"], "metrics.jsonl"]:
+        for name in [*metadata["artifacts"], "metrics.jsonl"]:
             path = self.folder / name
             if not path.exists():
                 gone.append(name)
                 continue
             stamp = [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in sorted([path, *path.rglob("*")])]
-            is_model = about.get("log_model", True) and (path / "model.json").is_file()
+            is_model = metadata.get("log_model", True) and (path / "model.json").is_file()
             if is_model:
-                stamp.append(["register", about.get("register", "")])
+                stamp.append(["register", metadata.get("register", "")])
             if sent.get(name) == stamp:
                 continue
             if is_model:
-                mine["model"] = send_model(self._client, self.run_id, path, about, with_final_scores(self.folder))
+                mine["model"] = send_model(self._client, self.run_id, path, metadata, with_final_scores(self.folder))
             else:
                 self._send_metrics(path)
                 inside = "" if Path(name).is_absolute() else Path(name).parent.as_posix().removeprefix(".")
                 self._send(path, inside or None)
             sent[name] = stamp
             write_json(self.folder / NOTES, notes)
-        if about["status"] != "RUNNING":
-            self._client.set_terminated(self.run_id, about["status"], int(about["ended"] * 1000))
+        if metadata["status"] != "RUNNING":
+            self._client.set_terminated(self.run_id, metadata["status"], int(metadata["ended"] * 1000))
         return gone
 
     def _send_metrics(self, path: Path) -> None:
-        """What a folder of the run measured afterwards (``pipeline/diagnosis/diagnose.py``): its metrics.jsonl, without
-        what is there already.
+        """Send the metrics.jsonl of what was measured after the run, without what MLflow has already.
+
+        ``pipeline/diagnosis/diagnose.py`` writes such a folder.
         """
         records = read_records(path)[0] if path.is_dir() else []
         rows = [row for record in records for row in mlflow_entities.metrics(record) if row.key != ROUND_COMPLETE]
@@ -129,7 +136,7 @@ class MlflowUploader:
             self._client.log_batch(self.run_id, metrics=missing[start : start + METRICS_PER_BATCH])
 
     def _send(self, path: Path, inside: str | None) -> None:
-        """An artifact; a JSON file that names this store goes without the password in its address."""
+        """Send an artifact; a JSON file that names this store goes without the password in its address."""
         text = path.read_text(encoding="utf-8") if path.suffix == ".json" and redact(self.uri) != self.uri else ""
         if self.uri not in text:
             self._client.log_artifact(self.run_id, str(path), inside)
@@ -139,28 +146,28 @@ class MlflowUploader:
             copy.write_text(text.replace(self.uri, redact(self.uri)), encoding="utf-8")
             self._client.log_artifact(self.run_id, str(copy), inside)
 
-    def _connect(self, about: dict[str, Any]) -> None:
+    def _connect(self, metadata: dict[str, Any]) -> None:
         """Open the store, find or make the run, log what it is, and ask how far it got."""
         self.run_id = ""
         if self._client is None:
             self._client = open_store(self.uri)
-        experiment = self._experiment(about["experiment"])
-        own = {RUN_TAG: about["id"]} | self._parent(about, experiment)
-        run = self._find(about, experiment)
+        experiment = self._experiment(metadata["experiment"])
+        own = {RUN_TAG: metadata["id"]} | self._parent(metadata, experiment)
+        run = self._find(metadata, experiment)
         self._resumed = run is not None
         if run is None:
-            own |= mlflow_entities.first_tags(about)
-            run = self._client.create_run(experiment, int(about["created"] * 1000), own, about["name"])
+            own |= mlflow_entities.first_tags(metadata)
+            run = self._client.create_run(experiment, int(metadata["created"] * 1000), own, metadata["name"])
         notes = read_notes(self.folder)
         notes.setdefault(redact(self.uri), {})["run_id"] = run.info.run_id
         write_json(self.folder / NOTES, notes)
-        if run.info.status != "RUNNING" and about["status"] == "RUNNING":
+        if run.info.status != "RUNNING" and metadata["status"] == "RUNNING":
             self._client.update_run(run.info.run_id, status="RUNNING")
-        self._describe(run, about, own)
+        self._describe(run, metadata, own)
         history = self._client.get_metric_history(run.info.run_id, ROUND_COMPLETE) if self._resumed else []
         self.last = max((row.step for row in history), default=-1)
-        self._journal = self._offset = 0
-        self.run_id, self._begun = run.info.run_id, about.get("begun")
+        self._inode = self._offset = 0
+        self.run_id, self._begun = run.info.run_id, metadata.get("begun")
 
     def _experiment(self, name: str) -> str:
         from mlflow.exceptions import MlflowException
@@ -168,19 +175,22 @@ class MlflowUploader:
         found = self._client.get_experiment_by_name(name)
         if found is None:
             try:
-                return str(self._client.create_experiment(name, artifact_place(self.uri, self.folder, name)))
+                return str(self._client.create_experiment(name, artifact_uri(self.uri, self.folder, name)))
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
                 found = self._client.get_experiment_by_name(name)  # another run made it in between
         return str(found.experiment_id)
 
-    def _parent(self, about: dict[str, Any], experiment: str) -> dict[str, str]:
-        """The tag that puts a run below its parent; {} where it has none. LookupError: the parent is not there yet."""
-        if not about.get("parent"):
+    def _parent(self, metadata: dict[str, Any], experiment: str) -> dict[str, str]:
+        """Return the tag that puts a run below its parent; {} where it has none.
+
+        Raises LookupError where the parent is not there yet.
+        """
+        if not metadata.get("parent"):
             return {}
-        folder = self.folder / about["parent"]
-        above = read_about(folder)
+        folder = self.folder / metadata["parent"]
+        above = read_metadata(folder)
         if not above:
             raise InputError(f"{folder} has no run.json, but {self.folder / 'run.json'} names it as the parent run")
         found = self._search(above["id"], experiment)
@@ -192,8 +202,10 @@ class MlflowUploader:
         found = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{identity}'", max_results=1)
         return found[0] if found else None
 
-    def _find(self, about: dict[str, Any], experiment: str) -> Any:
-        """The MLflow run of this folder: by the id in tracking.json, else by tag (killed before the id was written)."""
+    def _find(self, metadata: dict[str, Any], experiment: str) -> Any:
+        """Return the MLflow run of this folder: by the id in tracking.json, else by tag (killed before the id was
+        written).
+        """
         from mlflow.exceptions import MlflowException
 
         known = read_notes(self.folder).get(redact(self.uri), {}).get("run_id")
@@ -206,31 +218,38 @@ class MlflowUploader:
             else:
                 if run.info.lifecycle_stage == "active":
                     return run
-        return self._search(about["id"], experiment)
+        return self._search(metadata["id"], experiment)
 
-    def _describe(self, run: Any, about: dict[str, Any], own: dict[str, str]) -> None:
-        """Params, tags and data sets. A param of a resumed run that changed becomes a tag, as params cannot change."""
+    def _describe(self, run: Any, metadata: dict[str, Any], own: dict[str, str]) -> None:
+        """Log params, tags and data sets.
+
+        A param of a resumed run that changed becomes a tag, as params cannot change.
+        """
         from mlflow.entities import Param, RunTag
 
-        old, params = run.data.params, mlflow_entities.params(about)
+        old, params = run.data.params, mlflow_entities.params(metadata)
         changed = {name: value for name, value in params.items() if old.get(name, value) != value}
-        tags = own | mlflow_entities.tags(about) | {f"resumed/{name}"[:KEY_LENGTH]: changed[name] for name in changed}
+        resumed = {f"resumed/{name}"[:KEY_LENGTH]: value for name, value in changed.items()}
+        tags = own | mlflow_entities.tags(metadata) | resumed
         rows = [Param(name, value) for name, value in params.items() if name not in old]
         labels = [RunTag(name, value) for name, value in tags.items() if run.data.tags.get(name) != value]
         for start in range(0, max(len(rows), len(labels)), PARAMS_PER_BATCH):
             stop = start + PARAMS_PER_BATCH
             self._client.log_batch(run.info.run_id, params=rows[start:stop], tags=labels[start:stop])
-        inputs = mlflow_entities.datasets(about)
+        inputs = mlflow_entities.datasets(metadata)
         if inputs and not run.inputs.dataset_inputs:
             self._client.log_inputs(run.info.run_id, inputs)
 
     def _batches(self, records: list[RoundRecord]) -> Iterator[list[Any]]:
-        """Metrics of many rounds in few requests: rounds stay whole unless one alone is over MLflow's limit."""
+        """Yield the metrics of many rounds in few requests.
+
+        Rounds stay whole unless one alone is over MLflow's limit.
+        """
         pending: list[Any] = []
         for record in records:
             rows = mlflow_entities.metrics(record)
             if self._resumed and len(rows) > METRICS_PER_BATCH and record is records[0]:  # may be there in part
-                rows = rows[bisect_left(rows, True, key=lambda row: not self._has(row)) :]  # what came is a prefix
+                rows = rows[self._count_logged(rows) :]
             if pending and len(pending) + len(rows) > METRICS_PER_BATCH:
                 yield pending
                 pending = []
@@ -241,5 +260,9 @@ class MlflowUploader:
         if pending:
             yield pending
 
-    def _has(self, row: Any) -> bool:
+    def _count_logged(self, rows: list[Any]) -> int:
+        """Return how many of a round's metrics MLflow has, by binary search: what came of them is a prefix."""
+        return bisect_left(rows, True, key=lambda row: not self._is_logged(row))
+
+    def _is_logged(self, row: Any) -> bool:
         return any(old.step == row.step for old in self._client.get_metric_history(self.run_id, row.key))

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from anchorfl.pipeline.config.redaction import redact
-from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about
-from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader, parts_of
+from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_metadata
+from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader, child_runs
 from anchorfl.pipeline.tracking.mlflow_store import reason, store_uri
 from anchorfl.pipeline.tracking.mlflow_upload import MlflowUploader
 from anchorfl.tasks.errors import InputError
@@ -22,31 +22,29 @@ LOCAL_WAIT_S, SERVER_WAIT_S = 60.0, 20.0
 
 
 class Sender(Protocol):
-    """What brings run folders to MLflow: ``MlflowUploader`` one, ``MlflowTreeUploader`` a sweep."""
+    """The uploader of run folders to MLflow: ``MlflowUploader`` of one, ``MlflowTreeUploader`` of a sweep."""
 
     folder: Path
     uri: str
 
     @property
     def last(self) -> int:
-        """Last round of ``folder`` that stands in MLflow."""
+        """The last round of ``folder`` that stands in MLflow."""
 
     def lock(self) -> AbstractContextManager[object]:
-        """What to hold while sending."""
+        """Return the lock to hold while sending."""
 
     def upload_new(self) -> int:
-        """Send what is missing; returns the number of rounds."""
+        """Send what is missing; return the number of rounds."""
 
     def upload_final(self) -> list[str]:
-        """Send what comes at the end; returns the artifacts that are gone."""
+        """Send what comes at the end; return the artifacts that are gone."""
 
 
 class MlflowWriter:
     """The tracker that feeds MLflow from the run folder, which ``JsonLines`` must have written before each call.
 
-    say: takes one line, from any thread. delivery: what sends, on the writer's one thread; None: this run folder
-    alone. pause_s: first wait after a failure, doubled by each further one. timeout_s: how long ``end`` waits for the
-    rest at most. failures: attempts that failed.
+    ``failures``: attempts that failed.
     """
 
     def __init__(
@@ -59,6 +57,12 @@ class MlflowWriter:
         pause_s: float = 5.0,
         timeout_s: float = SERVER_WAIT_S,
     ) -> None:
+        """log: takes one line, from any thread.
+
+        uploader: sends, on the writer's one thread; None: this run folder alone.
+        pause_s: first wait after a failure, doubled by each further one.
+        timeout_s: how long ``end`` waits for the rest at most.
+        """
         self.folder, self.uri, self.log = folder, uri, log
         self.uploader = uploader or MlflowUploader(folder, uri)
         self.pause_s, self.timeout_s = pause_s, timeout_s
@@ -74,7 +78,7 @@ class MlflowWriter:
         self._thread.start()
 
     def round(self, record: RoundRecord) -> None:
-        """Let the thread know that there is more; it reads the journal itself. Round 0 waits for round 1."""
+        """Let the thread know that there is more; it reads the run record itself. Round 0 waits for round 1."""
         if record.round:
             self.wake()
 
@@ -83,14 +87,14 @@ class MlflowWriter:
         self._wake.set()
 
     def artifact(self, path: Path) -> None:
-        """Nothing yet: artifacts are sent at the end, from run.json."""
+        """Do nothing yet: artifacts are sent at the end, from run.json."""
 
     def end(self, status: Status) -> None:
         """Send the rest."""
         self.close(self.timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` for the thread to send what is left; true if it ended."""
+        """Wait at most ``timeout_s`` for the thread to send what is left; return whether it ended."""
         self._ending.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -113,9 +117,8 @@ class MlflowWriter:
             with self.uploader.lock():
                 self.uploader.upload_new()
                 gone = self.uploader.upload_final() if ending else []
-        except (
-            Exception
-        ) as error:  # whatever goes wrong with tracking: it is said, counted, tried again; the run goes on
+        except Exception as error:
+            # whatever goes wrong with tracking: it is said, counted, tried again; the run goes on
             self.failures += 1
             self._in_a_row += 1
             self._retry_at = time.monotonic() + min(self.pause_s * 2 ** (self._in_a_row - 1), LONGEST_PAUSE_S)
@@ -137,12 +140,12 @@ class MlflowWriter:
 
 
 def send(folder: Path, uri: str = "") -> int:
-    """Send to MLflow what it lacks of a run folder, and of the runs in it that are its parts; returns the number of
-    rounds. ``uri`` as in ``TrackingOptions``.
+    """Send to MLflow what it lacks of a run folder and of its child runs; return the number of rounds.
 
-    Errors: InputError where there is no run, no store is named, or the store cannot be reached.
+    uri: as in ``TrackingOptions``. Raises InputError where there is no run, no store is named, or the store cannot be
+    reached.
     """
-    if not read_about(folder):
+    if not read_metadata(folder):
         raise InputError(
             f"{folder} is no run folder (run.json is not there); name a folder like runs/digits-fedavg-s0-..."
         )
@@ -150,8 +153,8 @@ def send(folder: Path, uri: str = "") -> int:
     if not store:
         raise InputError("tracking.uri is 'none'; say where to send with --tracking.uri")
     uploader = MlflowTreeUploader(folder, store)
-    for part in parts_of(folder):
-        uploader.add(part)
+    for child in child_runs(folder):
+        uploader.add(child)
     try:
         with uploader.lock():
             count = uploader.upload_new()

@@ -1,4 +1,4 @@
-"""Where a run's numbers go: first to its own folder, which is the truth (``journal.py``), and from there to MLflow.
+"""Trackers of a run's numbers: first its own folder, which is the truth (``run_record.py``), and from there MLflow.
 
 One background thread per run sends what MLflow lacks, so that a slow or dead server never slows or stops a run.
 Sending is idempotent: how far it got is asked of MLflow. tracking.json says which MLflow run a folder became.
@@ -15,7 +15,7 @@ from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status
 
 
 class Tracker(Protocol):
-    """Receives a run: ``begin``, then ``round`` and ``artifact`` in any order, then ``end``."""
+    """A receiver of a run: ``begin``, then ``round`` and ``artifact`` in any order, then ``end``."""
 
     def begin(self, info: RunInfo) -> None:
         """Open the record of a run, new or resumed."""
@@ -31,7 +31,7 @@ class Tracker(Protocol):
 
 
 class Trackers:
-    """Several trackers as one, told in order; the options' names for experiment and run hold for all."""
+    """Several trackers as one, called in order; the options' names for experiment and run hold for all."""
 
     def __init__(self, parts: list[Tracker], options: TrackingOptions) -> None:
         self.parts = parts

@@ -36,13 +36,7 @@ class LostError(RuntimeError):
 
 
 def fault_kind(error: BaseException) -> FaultKind:
-    """The kind of fault that an exception of a client is."""
+    """Return the kind of fault that an exception of a client is."""
     if isinstance(error, UpdateError):
         return "rejected"
     return "memory" if isinstance(error, (MemoryError, torch.OutOfMemoryError)) else "exception"
-
-
-def one_line(error: BaseException) -> str:
-    """What happened."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

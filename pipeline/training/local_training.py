@@ -50,14 +50,15 @@ class TrainingSpec:
 
 @dataclass(frozen=True)
 class FitResult(Generic[U]):
-    """Result of one client in one round; ``loss``: mean over the mini-batches of the last epoch; ``seconds``: wall
-    time.
-    """
+    """Result of one client's local training in one round."""
 
     update: U
     memory: Tensors
+    """What the client keeps for the next round; {} where the method keeps nothing."""
     loss: float
+    """Mean over the mini-batches of the last epoch."""
     seconds: float
+    """Wall time."""
 
 
 def fit(

@@ -1,5 +1,5 @@
 """All rows of a federation at once, each once, with the clients that hold it: for rounds that are computed in one pass
-(pipeline/execution/pooled_executor.py). A simulation's view; no server has it.
+(pipeline/execution/batched_executor.py). A simulation's view; no server has it.
 
 Shape suffixes: N distinct rows, P pairs of a row and a client that holds it, B rows of a piece.
 """

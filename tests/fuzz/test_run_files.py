@@ -20,7 +20,7 @@ from anchorfl.pipeline.results.compare import compare
 from anchorfl.pipeline.results.predict import model_of, predict, write_to
 from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
-from anchorfl.pipeline.storage.restore import fetch, standing
+from anchorfl.pipeline.storage.restore import backup_status, fetch_run
 from anchorfl.pipeline.storage.run_folder import read_experiment
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.contract import Objective
@@ -61,8 +61,8 @@ def tables(folder: Path, made: Path) -> None:
 
 
 def restore_if_remote(folder: Path, made: Path) -> None:
-    standing(str(folder))
-    fetch(str(folder), made)
+    backup_status(str(folder))
+    fetch_run(str(folder), made)
 
 
 PARSERS = [

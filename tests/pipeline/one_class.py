@@ -20,7 +20,7 @@ from anchorfl.pipeline.algorithm.class_embeddings import CLASS_ROWS
 from anchorfl.pipeline.algorithm.contract import ClientResult, ServerContext
 from anchorfl.pipeline.algorithm.label_collection import run_key
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, in_round
-from anchorfl.pipeline.execution.pooled_executor import Step, pooled_step
+from anchorfl.pipeline.execution.batched_executor import BatchedStep, batched_step
 from anchorfl.pipeline.training.local_training import TrainingSpec, fit
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.arrays.sparse_rows import Part
@@ -136,10 +136,10 @@ def at_once(method, data, rounds=3, *, options=SGD, piece=1000, chosen=range(C),
     answered_C[chosen] = True
     for round_ in range(1, rounds + 1):
         o = in_round(options, round_)
-        step = Step(
+        step = BatchedStep(
             pooling, weight_C / weight_C.sum(), rows_C, o.lr, o.weight_decay, pooling.class_embedding_lr(round_), piece
         )
-        weights, loss_C = pooled_step(model, state.weights, data, step)
+        weights, loss_C = batched_step(model, state.weights, data, step)
         state = pooling.finish_round(state, weights, answered_C, server(model, cards, round_=round_))
         out.append((state, float(loss_C[chosen].mean())))
     return out

@@ -13,10 +13,8 @@ from anchorfl.pipeline.config.schema import to_toml
 
 @pytest.fixture(scope="session")
 def ray_running():
-    started = ray_cluster.start(ClusterOptions())
-    yield
-    if started:
-        ray_cluster.stop()
+    with ray_cluster.session(ClusterOptions()):
+        yield
 
 
 @pytest.fixture

@@ -101,19 +101,19 @@ def test_messages_harmed_or_lost_between_client_and_server(experiment, tmp_path,
         e, model=dataclasses.replace(e.model, width=256, feedforward=256),
         class_embeddings=dataclasses.replace(e.class_embeddings, width=256),
     )  # fmt: skip
-    expected, harms, plain = run(e, tmp_path / "serial", quiet), [], RayExecutor._answers
+    expected, harms, plain = run(e, tmp_path / "serial", quiet), [], RayExecutor._replies
 
     def on_the_way(self, *given):
-        for job, answer in plain(self, *given):
-            if not harms and 2 in job.clients and self.memories:  # in round 2
+        for call, reply in plain(self, *given):
+            if not harms and 2 in call.clients and self.memories:  # in round 2
                 harms.append(harm)
-                parts, place = list(job.parts), list(job.clients).index(2)
-                at = part and 1 + place
-                parts[at] = harm(parts[at], place)
-                job.parts = tuple(parts)
-            yield job, answer
+                parts, index = list(call.parts), list(call.clients).index(2)
+                at = part and 1 + index
+                parts[at] = harm(parts[at], index)
+                call.parts = tuple(parts)
+            yield call, reply
 
-    monkeypatch.setattr(RayExecutor, "_answers", on_the_way)
+    monkeypatch.setattr(RayExecutor, "_replies", on_the_way)
     got = run(on_ray(e), tmp_path / "ray", quiet)
     assert harms == [harm]
     assert (got.checksum, got.scores) == (expected.checksum, expected.scores)

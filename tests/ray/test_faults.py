@@ -12,7 +12,7 @@ from ray import cloudpickle
 
 import tests.faulty
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.execution.cohort import Answer
+from anchorfl.pipeline.execution.cohort import FitMetrics
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.run.lifecycle import run
@@ -182,7 +182,7 @@ def test_a_fault_in_a_call_of_several_clients_costs_the_one_who_has_it(faulty, k
     """Whose fault a dead process was shows when each has a call of its own."""
     run_spec = faulty((2,), kind, 1)
     executor = RayExecutor(run_spec)
-    executor.dispatch.learn([Answer(0.0, 1e-4, 1000, 0)] * 4)
+    executor.dispatch.update_timings([FitMetrics(0.0, 1e-4, 1000, 0)] * 4)
     outcomes = [executor.round(r, ALL, nobody) for r in (1, 2)]
     assert messages.checksum(executor.snapshot()) == serial(run_spec)
     executor.close()
@@ -197,7 +197,7 @@ def test_a_fault_in_a_call_of_several_clients_costs_the_one_who_has_it(faulty, k
 def test_a_client_that_ends_its_process_again_and_again_is_left_out_and_nobody_beside_it(faulty):
     run_spec = faulty((2,), "exit", 3)
     executor = RayExecutor(run_spec)
-    executor.dispatch.learn([Answer(0.0, 1e-4, 1000, 0)] * 4)
+    executor.dispatch.update_timings([FitMetrics(0.0, 1e-4, 1000, 0)] * 4)
     first, second = (executor.round(r, ALL, nobody) for r in (1, 2))
     assert messages.checksum(executor.snapshot()) == serial(run_spec, absent=(2,))
     executor.close()

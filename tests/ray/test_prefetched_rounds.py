@@ -59,8 +59,8 @@ def seen(executor):
 
 def test_scores_state_and_memories_are_those_of_the_round_before(executor, reference):
     executor.round(1, ALL, nobody)
-    executor.ahead(2, ALL)
-    assert sum(len(job.clients) for job in executor._next.running.values()) >= 2
+    executor.start_next_round(2, ALL)
+    assert sum(len(call.clients) for call in executor._next.running.values()) >= 2
     assert seen(executor) == reference[0]
     executor.round(2, ALL, nobody)
     assert seen(executor) == reference[1]
@@ -68,10 +68,10 @@ def test_scores_state_and_memories_are_those_of_the_round_before(executor, refer
 
 def test_a_round_that_is_not_asked_for_after_all_leaves_no_trace(executor, reference):
     executor.round(1, ALL, nobody)
-    executor.ahead(3, [0, 2])
+    executor.start_next_round(3, [0, 2])
     executor.round(2, ALL, nobody)
     assert seen(executor) == reference[1]
-    executor.ahead(3, ALL)
+    executor.start_next_round(3, ALL)
     executor.recover()
     assert executor._next is None
     for round_ in (1, 2):

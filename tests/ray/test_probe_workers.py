@@ -43,14 +43,14 @@ def ballast(n):
 def wrong():
     raise MemoryError('too much\\nand more')
 used = ray.get(ray.remote(num_cpus=1)(ballast).remote(900_000_000))
-pid, peak = cluster.apart(ballast, 1)
+pid, peak = cluster.in_fresh_worker(ballast, 1)
 print('GAVE', used[0] != pid, used[1] > 900e6 > peak)
 for call in ((wrong,), (signal.raise_signal, signal.SIGKILL)):
     try:
-        cluster.apart(lambda f, *a: f(*a), *call)
+        cluster.in_fresh_worker(lambda f, *a: f(*a), *call)
     except RuntimeError as error:
         print('GAVE', error)
-print('GAVE', all(memory > 1e8 and node.cpus >= 1 for node, memory in cluster.with_memory()))
+print('GAVE', all(node.memory > 1e8 and node.cpus >= 1 for node in cluster.nodes()))
 """
     done = python(code, tmp_path)
     # Ray prints lines of its own when a worker is killed.

@@ -180,7 +180,7 @@ def test_a_folder_that_others_may_enter_is_refused(tmp_path, monkeypatch):
 def test_a_ray_that_listens_elsewhere_is_ended(monkeypatch):
     """As other versions of Ray may do."""
     ended = []
-    monkeypatch.setattr(ray_cluster.token_file, "made", lambda: None)
+    monkeypatch.setattr(ray_cluster.auth_token, "ensure_token", lambda: None)
     monkeypatch.setattr(ray_cluster, "_own_folder", lambda: None)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **_: None)

@@ -27,10 +27,8 @@ def one_ray():
     from anchorfl.pipeline.cluster import ray_cluster
     from anchorfl.pipeline.config.cluster import ClusterOptions
 
-    started = ray_cluster.start(ClusterOptions())
-    yield
-    if started:
-        ray_cluster.stop()
+    with ray_cluster.session(ClusterOptions()):
+        yield
 
 
 def test_trials_are_runs(preset, one_ray):

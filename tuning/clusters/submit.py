@@ -144,12 +144,12 @@ def _probe(address: str) -> None:
 def _use_token(address: str) -> None:
     """Send a token where there is one, as ``ray start`` does: Ray's job client by itself does so only if told."""
     named = os.environ.get(auth_token.TOKEN) or os.environ.get(auth_token.PATH)
-    if named or auth_token.usual().exists():
+    if named or auth_token.default_path().exists():
         os.environ.setdefault(auth_token.MODE, "token")
     if os.environ.get(auth_token.MODE, "").lower() != "token":
         return
     if not os.environ.get(auth_token.TOKEN):
-        auth_token.closed()
+        auth_token.restrict_mode()
     url = urlsplit(address)
     if url.scheme == "http" and not _on_loopback(url.hostname or ""):
         print(

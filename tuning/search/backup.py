@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from anchorfl.pipeline.config.experiment import Experiment, digest
 from anchorfl.pipeline.storage.atomic_files import read_json
 from anchorfl.pipeline.storage.backup import Backup
-from anchorfl.pipeline.storage.restore import check_backup_owner, digest_at, fetch, place_of, restore_if_ahead
+from anchorfl.pipeline.storage.restore import backup_uri, check_backup_owner, digest_at, fetch_run, restore_if_ahead
 from anchorfl.pipeline.storage.run_folder import CONFIG, LOCK, RESULT
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
@@ -36,7 +36,7 @@ def backup_of(backup: str, sweep: Path, folder: Path) -> str:
 def bring(backup: str, sweep: Path, folder: Path, log: Callable[[str], None]) -> None:
     """Fetch a run that another node has finished, where it is not here."""
     if backup and not (folder / RESULT).exists():
-        restore_if_ahead(place_of(backup_of(backup, sweep, folder), folder), folder, log, finished=True)
+        restore_if_ahead(backup_uri(backup_of(backup, sweep, folder), folder), folder, log, finished=True)
 
 
 def move_aside(folder: Path, names: Iterable[str]) -> Path:
@@ -63,7 +63,7 @@ def set_aside(folder: Path, experiment: Experiment, place: str, log: Callable[[s
         return
     try:
         if digest_at(place) == wanted:  # another node has begun it
-            fetch(place, folder)
+            fetch_run(place, folder)
         else:
             for name in sorted(object_store.sizes(place), key=lambda name: name == CONFIG):
                 object_store.delete(object_store.join(place, name))
@@ -79,7 +79,7 @@ class SweepBackup:
     def __init__(self, backup: str, folder: Path, last: str, log: Callable[[str], None]) -> None:
         self.backup: Backup | None = None
         if backup:
-            place = place_of(backup, folder)
+            place = backup_uri(backup, folder)
             check_backup_owner(place, folder, log, RESUME)
             self.backup = Backup(folder, place, log, last=(last,), leave=LEAVE, pause_s=PAUSE_S)
 

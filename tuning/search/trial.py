@@ -27,14 +27,12 @@ from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.schema import with_options
 from anchorfl.pipeline.execution.actor_pool import ActorPool
-from anchorfl.pipeline.execution.executor import Executor
-from anchorfl.pipeline.execution.pooled_executor import in_process
-from anchorfl.pipeline.execution.ray_executor import RayExecutor
+from anchorfl.pipeline.execution.executor import executor_for
 from anchorfl.pipeline.run.lifecycle import Result, federate, open_loop
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.run.round_loop import RoundLoop
-from anchorfl.pipeline.storage.restore import place_of, restore_if_ahead
-from anchorfl.pipeline.storage.run_folder import held_soon, write_config
+from anchorfl.pipeline.storage.restore import backup_uri, restore_if_ahead
+from anchorfl.pipeline.storage.run_folder import lock_run_soon, write_config
 from anchorfl.pipeline.storage.run_record import RoundRecord, read_records
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
@@ -46,7 +44,7 @@ from anchorfl.tuning.search.tune_adapter import ERROR
 SERVER_CPUS = 0.1
 """CPU share of a trial's server: it works while the clients wait."""
 _ACTOR_POOLS: dict[str, ActorPool] = {}
-"""The crew of this process by placement group: a process that Tune gives another trial keeps its actors."""
+"""The actor pool of this process by placement group: a process that Tune gives another trial keeps its actors."""
 
 
 @dataclass(frozen=True)
@@ -157,12 +155,12 @@ def whole_run(run_spec: RunSpec, folder: Path, parent: Path | None = None, writt
     elsewhere, where those are not what it runs with here.
     """
     with ExitStack() as stack:
-        stack.enter_context(held_soon(folder))
+        stack.enter_context(lock_run_soon(folder))
         backup = run_spec.experiment.cluster.backup
         if backup:
-            restore_if_ahead(place_of(backup, folder), folder, _log)
-        set_aside(folder, written or run_spec.experiment, place_of(backup, folder) if backup else "", _log)
-        executor = _executor(run_spec)
+            restore_if_ahead(backup_uri(backup, folder), folder, _log)
+        set_aside(folder, written or run_spec.experiment, backup_uri(backup, folder) if backup else "", _log)
+        executor = executor_for(run_spec, _actor_pool)
         stack.callback(executor.close)
         write_config(folder, written or run_spec.experiment)
         progress = Progress(run_spec.experiment.federation.rounds, out=io.StringIO())
@@ -170,11 +168,11 @@ def whole_run(run_spec: RunSpec, folder: Path, parent: Path | None = None, writt
 
 
 def _open(run_spec: RunSpec, folder: Path, work: Work, stack: ExitStack) -> RoundLoop:
-    stack.enter_context(held_soon(folder))
+    stack.enter_context(lock_run_soon(folder))
     run_spec = _caught_up(run_spec, folder, work)
     backup = run_spec.experiment.cluster.backup
-    set_aside(folder, run_spec.experiment, place_of(backup, folder) if backup else "", _log)
-    executor = _executor(run_spec)
+    set_aside(folder, run_spec.experiment, backup_uri(backup, folder) if backup else "", _log)
+    executor = executor_for(run_spec, _actor_pool)
     stack.callback(executor.close)
     write_config(folder, run_spec.experiment)
     progress = Progress(run_spec.experiment.federation.rounds, out=io.StringIO())
@@ -190,21 +188,19 @@ def _caught_up(run_spec: RunSpec, folder: Path, work: Work) -> RunSpec:
     if not experiment.cluster.backup:
         return run_spec
     backup = backup_of(experiment.cluster.backup, sweep, folder)
-    restore_if_ahead(place_of(backup, folder), folder, _log)
+    restore_if_ahead(backup_uri(backup, folder), folder, _log)
     return replace(run_spec, experiment=replace(experiment, cluster=replace(experiment.cluster, backup=backup)))
 
 
-def _executor(run_spec: RunSpec) -> Executor:
-    """The executor of a run inside this trial: in the trial's process, or on the crew of its placement group."""
-    if run_spec.experiment.cluster.executor == "serial" or run_spec.experiment.federation.batched_clients:
-        return in_process(run_spec)
+def _actor_pool() -> ActorPool:
+    """Return the actor pool of this trial's placement group."""
     group = get_current_placement_group()
     if group is None:
         raise RuntimeError("a trial needs the placement group that Tune gives it")
     key = group.id.hex()
     if key not in _ACTOR_POOLS:
         _ACTOR_POOLS[key] = ActorPool(_layout(group, group.bundle_specs))
-    return RayExecutor(run_spec, _ACTOR_POOLS[key])
+    return _ACTOR_POOLS[key]
 
 
 def _layout(group: Any, shares: Sequence[Mapping[str, float]]) -> Layout:

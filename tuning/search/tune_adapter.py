@@ -22,7 +22,7 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
 from anchorfl.pipeline.cluster.layout import nodes
-from anchorfl.pipeline.cluster.placement import copies
+from anchorfl.pipeline.cluster.placement import count_groups
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.search.searchers import SCORE
 from anchorfl.tuning.search.study import Conductor, Entry
@@ -187,7 +187,7 @@ def room(resources: Sequence[Mapping[str, float]], wanted: int) -> int:
     have = nodes()
     shares = [(bundle.get("CPU", 0.0), bundle.get("GPU", 0.0)) for bundle in resources]
     most = wanted or 1 + int(sum(node.cpus for node in have) / max(sum(cpus for cpus, _ in shares), 1e-4))
-    fits = copies(have, shares, most)
+    fits = count_groups(have, shares, most)
     if not fits:
         each = ", ".join(f"{node.cpus:g} CPUs and {len(node.devices)} GPUs" for node in have)
         asked = " + ".join(f"({cpus:g} CPU, {gpus:g} GPU)" for cpus, gpus in shares if cpus or gpus)

@@ -11,11 +11,11 @@ from ray import tune
 from ray.tune import Callback
 
 from anchorfl.pipeline.config.experiment import digest
-from anchorfl.pipeline.execution.ray_errors import one_line
+from anchorfl.pipeline.execution.ray_errors import cause_of
 from anchorfl.pipeline.run.provenance import check_same_data, run_info
 from anchorfl.pipeline.storage.run_folder import RESULT, read_result
 from anchorfl.pipeline.storage.run_record import note_register
-from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.errors import InputError, first_line
 from anchorfl.tuning.search.backup import bring
 from anchorfl.tuning.search.results import Final
 from anchorfl.tuning.search.search_space import Value
@@ -107,7 +107,7 @@ def has_result(folder: Path, wanted: str) -> bool:
 def why(result: Any, folder: Path) -> str:
     """Why a run in ``folder`` failed, by what Tune says of it, in a line; "" where it did not."""
     if result.error:
-        return one_line(result.error)
+        return first_line(cause_of(result.error))
     told = result.metrics or {}
     if "scores" in told and not (folder / RESULT).exists():
         return "it ended on another node and its folder is not here: set --cluster.backup, or mend it and go on"

@@ -15,7 +15,7 @@ from typing import Any
 
 from anchorfl.pipeline.config.experiment import Experiment, digest, flat
 from anchorfl.pipeline.run.provenance import check_same_data, run_info
-from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about, read_records
+from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_metadata, read_records
 from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader
 from anchorfl.pipeline.tracking.mlflow_store import store_uri
@@ -76,7 +76,7 @@ class Records:
     def suggested(self, entry: Entry) -> None:
         """Open the record of a trial; one that an earlier start closed stays as it is."""
         folder, experiment, base = self.trial_folder(entry.number), self.experiment_of(entry.point), self._base()
-        about = read_about(folder)
+        about = read_metadata(folder)
         if about and about["tags"].get("config_digest", digest(experiment)) != digest(
             experiment
         ):  # the end of a ledger was lost

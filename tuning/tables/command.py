@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.run.progress import Log
-from anchorfl.pipeline.storage.run_folder import held
+from anchorfl.pipeline.storage.run_folder import lock_run
 from anchorfl.pipeline.storage.run_record import Status
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.tables.options import Vary, changing, of_one_method, vary_of, without_own
@@ -120,7 +119,7 @@ def table(arguments: list[str]) -> int:
     if ask.show:
         made, files = call.show()
     else:
-        with held(ask.out.resolve()):
+        with lock_run(ask.out.resolve()):
             made, files = call.run()
     print(f"\n{page_text(made)}\n\n{total(made)}" if made.rows else "\nno finished run of this table yet")
     for note in made.notes:
@@ -226,9 +225,7 @@ class Call:
         from anchorfl.pipeline.cluster import ray_cluster  # Ray, which the page alone does without
         from anchorfl.tuning.tables.launch import run_jobs
 
-        with ExitStack() as stack:
-            if ray_cluster.start(jobs[0].cell.experiment.cluster):
-                stack.callback(ray_cluster.stop)
+        with ray_cluster.session(jobs[0].cell.experiment.cluster):
             ready = prepare_all(jobs, self.log)
             self.failed |= ready.failures
             able = [job for job in jobs if job.cell.digest in ready.run_specs]

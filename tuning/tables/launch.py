@@ -17,7 +17,7 @@ from ray import tune
 from ray.tune import Callback
 
 from anchorfl.pipeline.run.progress import format_duration
-from anchorfl.pipeline.storage.restore import place_of, restore_if_ahead
+from anchorfl.pipeline.storage.restore import backup_uri, restore_if_ahead
 from anchorfl.pipeline.storage.run_folder import RESULT, read_result
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tuning.search.options import SweepOptions
@@ -88,7 +88,7 @@ class Watch(Unsaved, Callback):
     def _ended(self, job: Job) -> None:
         backup = job.cell.experiment.cluster.backup
         if backup and not (job.folder / RESULT).exists():
-            restore_if_ahead(place_of(backup, job.folder), job.folder, self.log, finished=True)
+            restore_if_ahead(backup_uri(backup, job.folder), job.folder, self.log, finished=True)
         self.over += 1
         now = time.monotonic()
         seconds = now - self.began.get(job.cell.digest, now)  # one whose process never came up has not started

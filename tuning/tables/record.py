@@ -10,7 +10,7 @@ from anchorfl.pipeline.config.redaction import redact
 from anchorfl.pipeline.run.provenance import version_of
 from anchorfl.pipeline.storage.atomic_files import read_json
 from anchorfl.pipeline.storage.run_folder import CONFIG
-from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_about, read_records
+from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo, Status, read_metadata, read_records
 from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader
 from anchorfl.pipeline.tracking.mlflow_store import store_uri
@@ -38,7 +38,7 @@ class TableRecord:
         self.folder, self.uri = out, store_uri(uri, runs / "any")
         tags = {"kind": "table", "table": str(params["table"]), "anchorfl": version_of("anchorfl")}
         info = RunInfo(name=out.name, experiment=EXPERIMENT, params=dict(params), tags=tags, folder=out)
-        rows = read_records(out)[0] if read_about(out).get("params") == info.params else []
+        rows = read_records(out)[0] if read_metadata(out).get("params") == info.params else []
         self.last = max((record.round for record in rows), default=-1)
         self.metrics = rows[-1].metrics if rows else {}
         self.journal = JsonLines(out, self.last + 1)

@@ -17,9 +17,9 @@ from anchorfl.pipeline.config.schema import options_of
 from anchorfl.pipeline.run.prepare import make_run_spec, prepare_data, resolve_options
 from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.storage.atomic_files import read_json
-from anchorfl.pipeline.storage.restore import place_of, restore_if_ahead
+from anchorfl.pipeline.storage.restore import backup_uri, restore_if_ahead
 from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, new_folder, read_result
-from anchorfl.pipeline.storage.run_record import read_about
+from anchorfl.pipeline.storage.run_record import read_metadata
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.raw_files import raw_folder
@@ -178,7 +178,7 @@ def look(runs: Path) -> Found:
         result = read_result(folder)
         if result:
             found.finished.setdefault(str(result.get("digest")), []).append(folder)
-        elif (folder / CONFIG).exists() and not read_about(folder).get("parent"):
+        elif (folder / CONFIG).exists() and not read_metadata(folder).get("parent"):
             found.begun.setdefault(str(read_json(folder / CONFIG).get("digest")), folder)
     return found
 
@@ -195,7 +195,7 @@ def of_other_data(cells: Sequence[Cell]) -> list[str]:
     groups: dict[tuple[str, str, int], dict[str, list[Path]]] = {}
     for cell in cells:
         if cell.folder is not None:
-            made = read_about(cell.folder).get("tags", {}).get("data_digest", "")
+            made = read_metadata(cell.folder).get("tags", {}).get("data_digest", "")
             key = (cell.row.data, repr(cell.experiment.task), cell.seed)
             groups.setdefault(key, {}).setdefault(made, []).append(cell.folder)
     out = []
@@ -228,7 +228,7 @@ def jobs_of(cells: Sequence[Cell], found: Found, runs: Path, log: Log) -> list[J
         folder = found.begun.get(cell.digest) or new_folder(cell.experiment, label, runs)
         backup = cell.experiment.cluster.backup
         if backup:
-            restore_if_ahead(place_of(backup, folder), folder, log, finished=True)
+            restore_if_ahead(backup_uri(backup, folder), folder, log, finished=True)
         if not (folder / RESULT).exists():
             out[cell.digest] = Job(cell, folder.resolve())
     return list(out.values())

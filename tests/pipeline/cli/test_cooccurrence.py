@@ -38,10 +38,10 @@ def test_a_corpus_becomes_a_table_that_becomes_vectors(corpus, tmp_path, capsys)
     table = read_table(out)
     assert table.names == CLASSES
     assert np.argwhere(table.weight_KK).tolist() == [[0, 1], [1, 0]]
-    about = json.loads(out.with_suffix(".json").read_text())
-    assert about["segments"] == 65
-    assert about["with_name"][CLASSES[0]] == 40
-    assert about["with_pair"] == {CLASSES[0]: {CLASSES[1]: 30, CLASSES[2]: 5}}
+    counts = json.loads(out.with_suffix(".json").read_text())
+    assert counts["segments"] == 65
+    assert counts["with_name"][CLASSES[0]] == 40
+    assert counts["with_pair"] == {CLASSES[0]: {CLASSES[1]: 30, CLASSES[2]: 5}}
     pmi = np.log(30 * 65 / (40 * 30)), np.log(5 * 65 / (40 * 25))
     assert table.weight_KK[0, 1] == pytest.approx(pmi[0] - np.mean(pmi))
     small = Training(walks_per_node=5, length=5)
@@ -72,8 +72,8 @@ def test_window_stem_and_segment_matter(tmp_path):
     found = []
     for more in ([], ["--window", "2"], ["--stem", "verbs"], ["--segment", "sentence"], ["--segment", "article"]):
         assert main([*base, str(tmp_path / "t.csv"), *more]) == 0
-        about = json.loads((tmp_path / "t.json").read_text())
-        found.append((about["segments"], *about["with_name"].values()))
+        counts = json.loads((tmp_path / "t.json").read_text())
+        found.append((counts["segments"], *counts["with_name"].values()))
     assert found == [(3, 3, 1), (3, 2, 1), (3, 3, 2), (4, 3, 1), (1, 1, 1)]
 
 

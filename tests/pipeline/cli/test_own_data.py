@@ -104,8 +104,8 @@ def test_run_and_predict_a_parquet(here, capsys, inputs):
     "--task.split_column", "part",
            "--task.clients", "5", "--task.classes_per_client", "1", "--task.min_count", "1"]  # fmt: skip
     assert main(["run", "digits/fedavg", *own, *SMALL, "--output", "out", "--model.heads", "2"]) == 0
-    about = json.loads((here / "out" / "model" / "model.json").read_text())
-    assert (about["task"], about["class_names"]) == ("table-trees", ["ash", "tall"])
+    metadata = json.loads((here / "out" / "model" / "model.json").read_text())
+    assert (metadata["task"], metadata["class_names"]) == ("table-trees", ["ash", "tall"])
     pq.write_table(table.filter(pc.equal(table["part"], "test")), here / "test.parquet")
     said, logged = scores(capsys, "out", "test.parquet")
     assert logged in said

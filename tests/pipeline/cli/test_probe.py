@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.cli.main import OWN, run_main
+from anchorfl.pipeline.cli.main import RAW_COMMANDS, run_main
 from anchorfl.pipeline.cli.probe import _measure, described, largest, probe
 from anchorfl.pipeline.cluster.sizing import GpuNeed
 from anchorfl.pipeline.config.overrides import override
@@ -30,7 +30,7 @@ SERIAL = ["--cluster.executor", "serial", "--federation.epochs", "1"]
 
 
 def main(arguments):
-    return run_main(arguments, {**OWN, "probe": probe})
+    return run_main(arguments, {**RAW_COMMANDS, "probe": probe})
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_gpu_readings_give_back_what_was_there(total, taken, probe, beyond, rese
 def test_a_fresh_process_does_not_inherit_the_peak_of_its_parent():
     ballast = bytearray(900_000_000)
     assert system_metrics.peak_resident() > len(ballast)
-    assert memory_probe.apart(system_metrics.peak_resident) < len(ballast)
+    assert memory_probe.in_fresh_process(system_metrics.peak_resident) < len(ballast)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_fresh_process_does_not_inherit_the_peak_of_its_parent():
 )
 def test_a_process_that_gives_nothing_says_why(function, argument, message):
     with pytest.raises(RuntimeError, match=message):
-        memory_probe.apart(function, argument)
+        memory_probe.in_fresh_process(function, argument)
 
 
 def test_limits_of_a_container_count(tmp_path):
@@ -165,8 +165,8 @@ def test_bad_arguments_are_said_in_one_line(here, capsys):
 def test_a_client_that_fails_or_is_killed_is_named(here, capsys, monkeypatch):
     wild = ["probe", "digits/fedavg", *SERIAL, "--cpu", "--client", "3", "--optimizer.lr", "1e35"]
     fails(capsys, wild, "client 3 could not be measured: UpdateError: client 3, round ")
-    real = memory_probe.apart
-    monkeypatch.setattr(memory_probe, "apart", lambda *_: real(signal.raise_signal, signal.SIGKILL))
+    real = memory_probe.in_fresh_process
+    monkeypatch.setattr(memory_probe, "in_fresh_process", lambda *_: real(signal.raise_signal, signal.SIGKILL))
     fails(capsys, wild[:-2], "client 3 could not be measured: the process was ended by signal SIGKILL, most often")
     assert not (here / "probe.txt").exists()
 

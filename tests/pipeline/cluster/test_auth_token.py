@@ -39,7 +39,7 @@ def test_a_new_token_is_never_open(home, monkeypatch):
     asked = []
     real = os.open
     monkeypatch.setattr(os, "open", lambda *a, **k: asked.append(a) or real(*a, **k))
-    auth_token.made()
+    auth_token.ensure_token()
     path = home / ".ray" / "auth_token"
     assert mode(path) == 0o600
     assert mode(path.parent) == 0o700
@@ -50,15 +50,15 @@ def test_a_new_token_is_never_open(home, monkeypatch):
 
 
 def test_a_token_stays_what_it_is(home):
-    auth_token.made()
+    auth_token.ensure_token()
     first = (home / ".ray" / "auth_token").read_text()
-    auth_token.made()
+    auth_token.ensure_token()
     assert (home / ".ray" / "auth_token").read_text() == first
 
 
 def test_many_that_start_at_once_have_one_token(home):
     seen = []
-    path = auth_token.usual()
+    path = auth_token.default_path()
 
     def start():
         auth_token.create(path)
@@ -76,23 +76,23 @@ def test_many_that_start_at_once_have_one_token(home):
 
 @pytest.mark.parametrize("others", [0o644, 0o640, 0o604, 0o660, 0o666])
 def test_an_open_file_is_closed_aloud(home, capsys, others):
-    path = auth_token.usual()
+    path = auth_token.default_path()
     auth_token.create(path)
     secret = path.read_text()
     path.chmod(others)
-    auth_token.made()
+    auth_token.ensure_token()
     assert mode(path) == 0o600
     assert path.read_text() == secret
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert f"{path} (mode {others:04o}) could be read by others and is now closed to them" in told
     assert secret not in told
-    auth_token.made()
+    auth_token.ensure_token()
     assert capsys.readouterr().err == "", "said once"
 
 
 def test_what_cannot_be_closed_is_refused_in_one_line(home, monkeypatch):
-    path = auth_token.usual()
+    path = auth_token.default_path()
     auth_token.create(path)
     path.chmod(0o644)
 
@@ -101,28 +101,28 @@ def test_what_cannot_be_closed_is_refused_in_one_line(home, monkeypatch):
 
     monkeypatch.setattr(Path, "chmod", refused)
     with pytest.raises(InputError, match="others can read Ray's token, and run code as you") as told:
-        auth_token.made()
+        auth_token.ensure_token()
     assert "\n" not in str(told.value)
     assert "RAY_AUTH_TOKEN_PATH" in str(told.value)
     monkeypatch.setattr(Path, "chmod", lambda self, mode: None)  # a disk that keeps no modes
     with pytest.raises(InputError, match="this disk keeps no modes"):
-        auth_token.made()
+        auth_token.ensure_token()
 
 
 def test_the_user_s_own_ways_stand(home, monkeypatch):
     monkeypatch.setenv(auth_token.MODE, "disabled")
-    auth_token.made()
+    auth_token.ensure_token()
     assert not (home / ".ray").exists()
     monkeypatch.delenv(auth_token.MODE)
     monkeypatch.setenv(auth_token.TOKEN, "abc")
-    auth_token.made()
+    auth_token.ensure_token()
     assert not (home / ".ray").exists()
     monkeypatch.delenv(auth_token.TOKEN)
     monkeypatch.setenv(auth_token.PATH, str(home / "mine"))
     with pytest.raises(InputError, match=r"RAY_AUTH_TOKEN_PATH = .*there is no such file"):
-        auth_token.made()
+        auth_token.ensure_token()
     (home / "mine").write_text("abc")
     (home / "mine").chmod(0o644)
-    auth_token.made()
+    auth_token.ensure_token()
     assert mode(home / "mine") == 0o600
     assert not (home / ".ray").exists()

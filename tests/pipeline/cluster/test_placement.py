@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from anchorfl.pipeline.cluster.placement import Node, copies, largest_share, placed, wherever
+from anchorfl.pipeline.cluster.placement import Node, count_groups, fits_wherever, largest_share, place
 
 TWO = [Node(2.0, (1.0,)), Node(2.0, (1.0,))]
 
 
 def share(nodes, actors, gpus=0.0):
     """CPU share of ``actors`` clients and a server without GPU."""
-    return largest_share(nodes, actors + 1, lambda s: wherever(nodes, (s, 0.0), [(s, gpus)] * actors))
+    return largest_share(nodes, actors + 1, lambda s: fits_wherever(nodes, (s, 0.0), [(s, gpus)] * actors))
 
 
 @pytest.mark.parametrize(
@@ -34,21 +34,21 @@ def test_the_largest_share_with_which_all_find_a_place(nodes, actors, gpus, expe
 
 
 def test_a_gpu_share_fills_a_device_before_it_opens_another():
-    left = placed([Node(8.0, (1.0, 1.0))], [(1.0, 0.5), (1.0, 0.5), (1.0, 1.0)])
+    left = place([Node(8.0, (1.0, 1.0))], [(1.0, 0.5), (1.0, 0.5), (1.0, 1.0)])
     assert left == [Node(5.0, (0.0,))]
-    assert placed([Node(8.0, (1.0, 1.0))], [(1.0, 0.5), (1.0, 2.0)]) is None
+    assert place([Node(8.0, (1.0, 1.0))], [(1.0, 0.5), (1.0, 2.0)]) is None
 
 
 def test_a_group_that_fits_the_sum_but_no_nodes_fits_no_time():
     trial = [(0.0, 0.0), (0.1, 0.0), *[(0.9666, 0.0)] * 3]  # 3 CPUs: the server finds 0.03 on each of three nodes
-    assert copies([Node(1.0)] * 3, trial, most=9) == 0
-    assert copies([Node(3.0)] * 3, trial, most=9) == 3
-    assert copies([Node(3.0)] * 3, trial, most=2) == 2
+    assert count_groups([Node(1.0)] * 3, trial, most=9) == 0
+    assert count_groups([Node(3.0)] * 3, trial, most=9) == 3
+    assert count_groups([Node(3.0)] * 3, trial, most=2) == 2
 
 
 def test_the_first_actor_may_go_to_any_node():
     """A server that Ray puts on the node of the one large client would keep it out."""
     nodes = [Node(1.0), Node(2.0)]
-    assert not wherever(nodes, (1.0, 0.0), [(2.0, 0.0)])
-    assert wherever(nodes, (0.0, 0.0), [(2.0, 0.0)])
-    assert not wherever(nodes, (0.0, 1.0), [])
+    assert not fits_wherever(nodes, (1.0, 0.0), [(2.0, 0.0)])
+    assert fits_wherever(nodes, (0.0, 0.0), [(2.0, 0.0)])
+    assert not fits_wherever(nodes, (0.0, 1.0), [])

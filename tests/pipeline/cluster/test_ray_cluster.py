@@ -9,7 +9,7 @@ import ray
 from anchorfl.pipeline.cluster import ray_cluster
 
 
-class ClassHistogram:
+class Cycle:
     """Stands for a reference to one of Ray's objects, in a cycle that only the garbage collector frees."""
 
     def __init__(self):
@@ -20,7 +20,7 @@ class ClassHistogram:
 @pytest.mark.parametrize("fault", [None, RuntimeError("no answer")], ids=["leaves", "fails"])
 def test_nothing_of_rays_is_freed_while_it_shuts_down(monkeypatch, automatic, fault):
     """Ray ends the process where another thread frees a reference then: "The core worker has already been shutdown"."""
-    held = weakref.ref(ClassHistogram())
+    held = weakref.ref(Cycle())
     seen = []
 
     def shutdown():

@@ -16,8 +16,7 @@ from anchorfl.pipeline.cluster.sizing import (
     MEMORY_MARGIN,
     GpuNeed,
     Need,
-    Place,
-    Shares,
+    Sizing,
     actors_per_gpu,
     gpu_fraction,
     number,
@@ -47,12 +46,11 @@ needs = st.builds(
     server=st.integers(GB // 10, 4 * GB),
     gpu=st.none() | gpu_needs,
 )
-places = st.lists(
+clusters = st.lists(
     st.builds(
-        Place,
-        st.builds(
-            Node, st.sampled_from([0.0, 1.0, 1.5, 2.0, 7.0, 16.0, 64.0]), st.sampled_from([(), (1.0,), (1.0,) * 4])
-        ),
+        Node,
+        st.sampled_from([0.0, 1.0, 1.5, 2.0, 7.0, 16.0, 64.0]),
+        st.sampled_from([(), (1.0,), (1.0,) * 4]),
         st.integers(0, 64 * GB),
     ),
     min_size=1,
@@ -81,10 +79,10 @@ def test_a_gpu_share_is_the_largest_that_ray_can_count(actors):
 
 
 @QUICK
-@given(places, needs, st.integers(1, 40), st.sampled_from([0.0, 0.5]))
-def test_what_is_written_is_safe_wherever_ray_puts_it_and_accepted_by_the_layout(places, need, clients, server_gpus):
+@given(clusters, needs, st.integers(1, 40), st.sampled_from([0.0, 0.5]))
+def test_what_is_written_is_safe_wherever_ray_puts_it_and_accepted_by_the_layout(nodes, need, clients, server_gpus):
     try:
-        shares = share_out(places, need, clients, server_gpus)
+        shares = share_out(nodes, need, clients, server_gpus)
     except InputError:
         return
     assert 1 <= shares.actors <= clients
@@ -92,14 +90,14 @@ def test_what_is_written_is_safe_wherever_ray_puts_it_and_accepted_by_the_layout
     assert (shares.client_gpus > 0) == (need.gpu is not None)
     further = shares.clients_per_actor - 1
     per_gpu = math.floor(1 / shares.client_gpus + 1e-9) if shares.client_gpus else 0
-    for place in places:
-        held = math.floor(place.node.cpus / shares.client_cpus + 1e-9)
+    for node in nodes:
+        takes = math.floor(node.cpus / shares.client_cpus + 1e-9)
         if need.gpu is not None:
-            held = min(held, len(place.node.devices) * per_gpu)
-        most = min(held, shares.actors)
+            takes = min(takes, len(node.devices) * per_gpu)
+        most = min(takes, shares.actors)
         if most:
             taken = need.server + most * (need.client + further * need.more)
-            assert taken <= MEMORY_MARGIN * place.memory
+            assert taken <= MEMORY_MARGIN * node.memory
     if need.gpu is not None:
         each = need.gpu.reserved + further * need.more + need.gpu.context
         assert need.gpu.taken + min(per_gpu, shares.actors) * each <= need.gpu.total
@@ -107,14 +105,14 @@ def test_what_is_written_is_safe_wherever_ray_puts_it_and_accepted_by_the_layout
     values = dict(zip((w.removeprefix("--cluster.") for w in words[::2]), map(float, words[1::2]), strict=True))
     values["clients_per_actor"] = int(values["clients_per_actor"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cluster, "nodes", lambda: [p.node for p in places])
+        patch.setattr(cluster, "nodes", lambda: nodes)
         layout = cluster.layout(ClusterOptions(server_gpus=server_gpus, **values), clients)
     assert layout.actors == shares.actors
 
 
-def asked(places, clients=10, *, gpu=None, server_gpus=0.0):
+def asked(nodes, clients=10, *, gpu=None, server_gpus=0.0):
     """(actors, clients per actor, CPU share, GPU share) for a client and a server of 1 GB each."""
-    shares = share_out(places, Need(GB, 0, GB, gpu), clients, server_gpus)
+    shares = share_out(nodes, Need(GB, 0, GB, gpu), clients, server_gpus)
     return shares.actors, shares.clients_per_actor, shares.client_cpus, shares.client_gpus
 
 
@@ -122,56 +120,56 @@ GPU = GpuNeed(total=10 * GB, taken=0, reserved=2 * GB, context=GB)
 
 
 @pytest.mark.parametrize(
-    ("places", "options", "expected"),
+    ("nodes", "options", "expected"),
     [
-        ([Place(Node(4.0), 100 * GB)], {}, (4, 3, 1.0, 0.0)),  # CPUs limit
-        ([Place(Node(64.0), 100 * GB)], {}, (10, 1, 1.0, 0.0)),  # clients limit
-        ([Place(Node(64.0), 5 * GB)], {}, (3, 4, 1.0, 0.0)),  # 0.8 x 5 GB less the server: memory limits
+        ([Node(4.0, (), 100 * GB)], {}, (4, 3, 1.0, 0.0)),  # CPUs limit
+        ([Node(64.0, (), 100 * GB)], {}, (10, 1, 1.0, 0.0)),  # clients limit
+        ([Node(64.0, (), 5 * GB)], {}, (3, 4, 1.0, 0.0)),  # 0.8 x 5 GB less the server: memory limits
         # Ray would put all on the node with many CPUs and little memory, so a share of more than a CPU keeps them off
-        ([Place(Node(16.0), 4 * GB), Place(Node(16.0), 4 * GB)], {}, (4, 3, 5.3334, 0.0)),
-        ([Place(Node(8.0, (1.0,)), 100 * GB)], {"gpu": GPU}, (3, 4, 1.0, 0.3333)),  # 9 GB hold three of 3 GB
-        ([Place(Node(8.0, (1.0, 1.0)), 100 * GB)], {"gpu": GPU, "clients": 4}, (4, 1, 1.0, 0.5)),  # two on each
-        ([Place(Node(8.0, (1.0,)), 100 * GB)], {"gpu": GPU, "server_gpus": 0.5}, (1, 10, 1.0, 0.5)),
-        ([Place(Node(64.0), 100 * GB), Place(Node(2.0, (1.0,)), 100 * GB)], {"gpu": GPU}, (2, 5, 1.0, 0.5)),
+        ([Node(16.0, (), 4 * GB), Node(16.0, (), 4 * GB)], {}, (4, 3, 5.3334, 0.0)),
+        ([Node(8.0, (1.0,), 100 * GB)], {"gpu": GPU}, (3, 4, 1.0, 0.3333)),  # 9 GB hold three of 3 GB
+        ([Node(8.0, (1.0, 1.0), 100 * GB)], {"gpu": GPU, "clients": 4}, (4, 1, 1.0, 0.5)),  # two on each
+        ([Node(8.0, (1.0,), 100 * GB)], {"gpu": GPU, "server_gpus": 0.5}, (1, 10, 1.0, 0.5)),
+        ([Node(64.0, (), 100 * GB), Node(2.0, (1.0,), 100 * GB)], {"gpu": GPU}, (2, 5, 1.0, 0.5)),
     ],
 )
-def test_what_limits(places, options, expected):
-    assert asked(places, **options) == expected
+def test_what_limits(nodes, options, expected):
+    assert asked(nodes, **options) == expected
 
 
 def test_a_head_node_without_cpus_takes_no_actors():
-    shares = share_out([Place(Node(0.0, (1.0,)), 99 * GB), Place(Node(2.0, (1.0,)), 5 * GB)], Need(GB, 0, GB, GPU), 9)
+    shares = share_out([Node(0.0, (1.0,), 99 * GB), Node(2.0, (1.0,), 5 * GB)], Need(GB, 0, GB, GPU), 9)
     assert (shares.actors, shares.by_cpus, shares.by_memory, shares.by_gpus) == (2, 2, 3, 3)
     assert shares.client_gpus == 0.5
 
 
 def test_memory_of_further_clients_counts():
     """An actor keeps the rows of every client that it serves: two actors of five clients do not fit, one of ten may."""
-    place = Place(Node(2.0), 10 * GB)
-    assert slots(place, Need(GB, GB // 2, GB), 4) == 2
-    assert share_out([place], Need(GB, GB // 2, GB), 10).actors == 2
-    assert share_out([place], Need(2 * GB, GB // 2, GB), 10).actors == 1
+    node = Node(2.0, (), 10 * GB)
+    assert slots(node, Need(GB, GB // 2, GB), 4) == 2
+    assert share_out([node], Need(GB, GB // 2, GB), 10).actors == 2
+    assert share_out([node], Need(2 * GB, GB // 2, GB), 10).actors == 1
     with pytest.raises(
         InputError, match=r"no number of actors from 1 to 2 is safe: .* 3 GB for each further one of 10"
     ):
-        share_out([place], Need(2 * GB, 3 * GB, GB), 10)
+        share_out([node], Need(2 * GB, 3 * GB, GB), 10)
 
 
 @pytest.mark.parametrize(
-    ("place", "need", "message"),
+    ("node", "need", "message"),
     [
-        (Place(Node(0.5), 9 * GB), Need(1, 0, 1), "no node has a whole CPU"),
-        (Place(Node(2.0), 2 * GB), Need(GB, 0, GB), "one client needs 1 GB of memory and the server 1 GB, and 80%"),
+        (Node(0.5, (), 9 * GB), Need(1, 0, 1), "no node has a whole CPU"),
+        (Node(2.0, (), 2 * GB), Need(GB, 0, GB), "one client needs 1 GB of memory and the server 1 GB, and 80%"),
         (
-            Place(Node(2.0, (1.0,)), 9 * GB),
+            Node(2.0, (1.0,), 9 * GB),
             Need(1, 0, 1, GpuNeed(2 * GB, GB, GB // 2, GB // 2)),
             "one client needs 1 GB of GPU memory, and 90% of the 2 GB of the GPU less 1 GB that others use are 800 MB",
         ),
     ],
 )
-def test_what_does_not_fit_at_all_is_said(place, need, message):
+def test_what_does_not_fit_at_all_is_said(node, need, message):
     with pytest.raises(InputError, match=message):
-        share_out([place], need, 4)
+        share_out([node], need, 4)
 
 
 def test_numbers_for_the_command_line_and_the_eye():
@@ -186,6 +184,6 @@ def test_numbers_for_the_command_line_and_the_eye():
 
 
 def test_the_written_overrides_are_read_as_they_were_meant():
-    text = overrides_of(Shares(3, 4, 5.3334, 0.3333, 16, 4, 3, 3))
+    text = overrides_of(Sizing(3, 4, 5.3334, 0.3333, 16, 4, 3, 3))
     read = override(read_preset("digits/fedalign"), text.split()).cluster
     assert (read.clients_per_actor, read.client_cpus, read.client_gpus) == (4, 5.3334, 0.3333)

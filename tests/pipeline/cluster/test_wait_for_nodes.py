@@ -8,7 +8,7 @@ import pytest
 import ray
 import ray.autoscaler.sdk
 
-from anchorfl.pipeline.cluster.ray_cluster import busy, gather
+from anchorfl.pipeline.cluster.ray_cluster import busy_line, wait_for_nodes
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.tasks.errors import InputError
 
@@ -26,18 +26,18 @@ def asked(monkeypatch):
 
 
 def test_waits_until_everything_is_there(asked):
-    gather(OPTIONS, pause_s=0.0)
+    wait_for_nodes(OPTIONS, pause_s=0.0)
     assert asked == [[{"CPU": 1}] * 4 + [{"GPU": 1}], []]
 
 
 def test_says_what_did_not_come_and_takes_the_request_back(asked):
     with pytest.raises(InputError, match=r"did not get 4 CPUs \(has 0\) and 1 GPUs \(has 0\) within 0 minutes"):
-        gather(dataclasses.replace(OPTIONS, wait_minutes=0.0), pause_s=0.0)
+        wait_for_nodes(dataclasses.replace(OPTIONS, wait_minutes=0.0), pause_s=0.0)
     assert asked[-1] == []
 
 
 def test_nothing_is_asked_for_without_the_option(asked):
-    gather(ClusterOptions(address="auto"))
+    wait_for_nodes(ClusterOptions(address="auto"))
     assert asked == []
 
 
@@ -51,5 +51,5 @@ def test_the_options_are_checked():
 @pytest.mark.parametrize(("free", "line"), [(4.0, ""), (1.5, "others use 2.5 of the cluster's 4 CPUs")])
 def test_what_others_use_is_said(monkeypatch, free, line):
     monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": free})
-    assert busy(4.0).startswith(line)
-    assert bool(busy(4.0)) == bool(line)
+    assert busy_line(4.0).startswith(line)
+    assert bool(busy_line(4.0)) == bool(line)

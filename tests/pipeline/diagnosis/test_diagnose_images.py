@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from anchorfl.pipeline.diagnosis.confusion import counted
+from anchorfl.pipeline.diagnosis.confusion import count_confusion
 from anchorfl.pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
 from anchorfl.pipeline.diagnosis.study import open_study
 from anchorfl.pipeline.run.lifecycle import run
@@ -44,7 +44,7 @@ def test_confusion_counts_against_loops():
     rng = np.random.default_rng(0)
     true_N, taken_N = rng.integers(3, size=(2, 40))
     want = [[sum((true_N == a) & (taken_N == b)) for b in range(3)] for a in range(3)]
-    assert counted(true_N, taken_N, 3).tolist() == want
+    assert count_confusion(true_N, taken_N, 3).tolist() == want
 
 
 def test_a_run_with_a_generator_is_pictured(finished):

@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 
 from anchorfl.models.heads import LabelHead
-from anchorfl.pipeline.diagnosis.agreement import agreement_of, chosen_rows, embedded
-from anchorfl.pipeline.diagnosis.clients import checked, farthest
+from anchorfl.pipeline.diagnosis.agreement import agreement_of, embed, select_rows
+from anchorfl.pipeline.diagnosis.clients import check_clients, farthest
 from anchorfl.pipeline.diagnosis.divergence import contrasts, proxy_a_distance
-from anchorfl.pipeline.diagnosis.embeddings import cosines, ordered, rank_correlation
+from anchorfl.pipeline.diagnosis.embeddings import cosines, order_classes, rank_correlation
 from anchorfl.pipeline.diagnosis.figures import PMI, draw_frames, draw_matrices, draw_precision
 from anchorfl.pipeline.diagnosis.pseudo_labels import judge
 from anchorfl.pipeline.diagnosis.result import write_table
@@ -121,10 +121,10 @@ def card(client, classes, rows=10):
 def test_the_clients_that_share_least():
     cards = [card(0, (0, 1)), card(1, (1, 2)), card(2, (3, 4, 5)), card(3, (2, 3)), card(4, (), rows=0)]
     assert farthest(cards) == (0, 2)  # as (1, 2) and (0, 3), but the first with most classes
-    assert checked((3, 1), cards) == (3, 1)
+    assert check_clients((3, 1), cards) == (3, 1)
     for wrong in ((0, 4), (0, 9)):
         with pytest.raises(InputError, match=rf"no client {wrong[1]} with rows; the clients are 0\.\.4"):
-            checked(wrong, cards)
+            check_clients(wrong, cards)
     with pytest.raises(InputError, match="only 1 client has rows"):
         farthest(cards[3:])
 
@@ -155,11 +155,11 @@ def test_rows_of_the_picture_are_even_over_the_classes():
     y = np.zeros((130, 3), dtype=bool)
     y[:100, 0] = y[100:110, 1] = y[110:125, 2] = True
     y[105:110, 0] = True  # also of the large class: the rarest counts
-    place, class_ = chosen_rows(y, 40, rng())
+    place, class_ = select_rows(y, 40, rng())
     assert np.bincount(class_).tolist() == [15, 10, 15]
     assert (np.diff(place) > 0).all()
     assert place.max() < 125  # the rest have no class
-    assert len(chosen_rows(y, 1000, rng())[0]) == 125
+    assert len(select_rows(y, 1000, rng())[0]) == 125
 
 
 def frames(shift):
@@ -186,9 +186,9 @@ def test_models_that_agree_and_models_that_do_not():
 
 def test_one_frame_holds_equal_points_together():
     z, class_N = frames(0)
-    plane = embedded(z[:, ::2], 3)
+    plane = embed(z[:, ::2], 3)
     assert plane.shape == (3, 50, 2)
-    assert np.array_equal(plane, embedded(z[:, ::2], 3))
+    assert np.array_equal(plane, embed(z[:, ::2], 3))
     centre = np.stack([plane[:, class_N[::2] == c].mean(1) for c in range(4)])  # class x model x 2
     within = np.linalg.norm(centre[:, 0] - centre[:, 1], axis=-1).max()
     between = min(np.linalg.norm(centre[i, 0] - centre[j, 0]) for i in range(4) for j in range(i))
@@ -199,11 +199,11 @@ def test_spectral_order_brings_groups_together():
     group = np.array([0, 1, 0, 1, 2, 0, 2, 1])
     cosine = np.where(group[:, None] == group, 0.9, -0.5)
     np.fill_diagonal(cosine, 1)
-    order, cluster = ordered(cosine, 3, 1)
+    order, cluster = order_classes(cosine, 3, 1)
     assert sorted(order.tolist()) == list(range(8))
     assert (np.diff(group[order]) != 0).sum() == 2
     assert all(len(set(cluster[group == g])) == 1 for g in range(3))
-    assert ordered(np.eye(2), 2, 1)[0].tolist() == [0, 1]
+    assert order_classes(np.eye(2), 2, 1)[0].tolist() == [0, 1]
 
 
 def test_cosines_of_a_head():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.execution.cohort import Answer, Cohort, Failure
+from anchorfl.pipeline.execution.cohort import Cohort, Failure, FitMetrics
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
@@ -98,13 +98,13 @@ def test_stand_ins_are_drawn_by_seed_and_round_from_the_others():
 
 def test_the_quorum_counts_those_who_stood_in():
     cohort = Cohort([0, 1], [2], 0, 1.0)
-    assert list(cohort.take()) == [0, 1]
-    cohort.answers[0] = Answer(1.0, 1.0, 1, 0)
-    cohort.fault(Failure(1, "away"))
+    assert list(cohort.drain()) == [0, 1]
+    cohort.metrics[0] = FitMetrics(1.0, 1.0, 1, 0)
+    cohort.fail(Failure(1, "away"))
     with pytest.raises(QuorumError, match=r"1 of 2 selected clients answered, quorum 1: client 1: away"):
         cohort.check_quorum()
-    assert list(cohort.take()) == [2]
-    cohort.answers[2] = Answer(1.0, 1.0, 1, 0)
+    assert list(cohort.drain()) == [2]
+    cohort.metrics[2] = FitMetrics(1.0, 1.0, 1, 0)
     cohort.check_quorum()
     assert cohort.outcome(0, {}).backups == (2,)
 
@@ -203,8 +203,8 @@ def test_options_out_of_range(experiment, section, values, message):
 
 def test_progress_names_stand_ins(capsys):
     outcome = Cohort([0], [5], 0, 0.5)
-    outcome.fault(Failure(0, "no answer within 5 s", "deadline"))
-    outcome.answers[5] = Answer(1.0, 1.0, 1, 0)
+    outcome.fail(Failure(0, "no answer within 5 s", "deadline"))
+    outcome.metrics[5] = FitMetrics(1.0, 1.0, 1, 0)
     Progress(1).round(1, outcome.outcome(1, {}), {}, 1.0)
     said = capsys.readouterr().out
     assert "client 0 left out of round 1 (deadline): no answer within 5 s" in said
@@ -213,11 +213,11 @@ def test_progress_names_stand_ins(capsys):
 
 def test_an_attempt_that_is_lost_with_its_node_does_not_count():
     cohort = Cohort([0, 1], [], 1, 0.5)
-    assert list(cohort.take()) == [0, 1]
+    assert list(cohort.drain()) == [0, 1]
     for counted in (False, True, False):
-        cohort.fault(Failure(0, "gone", "crash"), counted)
-        assert list(cohort.take()) == [0]
-    cohort.fault(Failure(0, "gone again", "crash"))
+        cohort.fail(Failure(0, "gone", "crash"), counted)
+        assert list(cohort.drain()) == [0]
+    cohort.fail(Failure(0, "gone again", "crash"))
     assert [f.reason for f in cohort.failed] == ["gone again"]
     assert len(cohort.retried) == 3
     assert not cohort.waiting

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from anchorfl.pipeline.algorithm import messages
+from anchorfl.pipeline.execution.batched_executor import BatchedExecutor
 from anchorfl.pipeline.execution.executor import SerialExecutor
-from anchorfl.pipeline.execution.pooled_executor import PooledExecutor
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.prepare import make_run_spec
 
@@ -45,7 +45,7 @@ def test_pooled_rounds_there_as_here(experiment):
         "fedalc", task="toy-multi", model={"dropout": 0.0}, federation={"batched_clients": True, "epochs": 1},
         optimizer={"name": "sgd", "batch_size": 0},
     )  # fmt: skip
-    (here, _), (there, _) = rounds(PooledExecutor, e, 0.0), rounds(PooledExecutor, e, 1.0)
+    (here, _), (there, _) = rounds(BatchedExecutor, e, 0.0), rounds(BatchedExecutor, e, 1.0)
     for name in here:
         torch.testing.assert_close(there[name], here[name], rtol=1e-3, atol=1e-4)
 

@@ -3,28 +3,28 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchorfl.pipeline.execution.cohort import Answer
+from anchorfl.pipeline.execution.cohort import FitMetrics
 from anchorfl.pipeline.execution.scheduler import CALL_BYTES, Dispatch
 
 
-def answer(seconds=1e-3, up=1000, kept=0):
-    return Answer(0.0, seconds, up, 0, kept)
+def metrics(seconds=1e-3, bytes_up=1000, kept=0):
+    return FitMetrics(0.0, seconds, bytes_up, 0, kept)
 
 
-def played(dispatch, waiting, up=()):
+def played(dispatch, waiting, started=()):
     """All calls until nobody waits; every call in flight ends before the next ones are made."""
-    waiting, up, calls = dispatch.ordered(waiting), set(up), []
+    waiting, started, calls = dispatch.ordered(waiting), set(started), []
     while waiting:
         busy, now = set(), []
-        while (call := dispatch.next(waiting, busy, up)) is not None:
+        while (call := dispatch.next(waiting, busy, started)) is not None:
             assert call[0] not in busy
             busy.add(call[0])
-            up.add(call[0])
+            started.add(call[0])
             now.append(call)
         assert now
         assert len(now) <= dispatch.concurrent
         calls.append(now)
-    return calls, up
+    return calls, started
 
 
 @given(
@@ -38,11 +38,11 @@ def test_every_client_is_called_once_by_no_more_actors_than_can_be_busy(
     dispatch = Dispatch(actors, concurrent, rows, several)
     selected = sorted(random.sample(range(count), random.randint(1, count)))
     for _ in range(2):
-        calls, up = played(dispatch, selected)
+        calls, started = played(dispatch, selected)
         assert sorted(c for now in calls for _, clients in now for c in clients) == selected
-        assert up <= set(range(actors))
-        assert len(up) <= min(actors, concurrent)
-        dispatch.learn([answer(pace)])
+        assert started <= set(range(actors))
+        assert len(started) <= min(actors, concurrent)
+        dispatch.update_timings([metrics(pace)])
 
 
 def test_the_largest_go_first_and_an_idle_process_is_taken_before_a_new_one():
@@ -60,26 +60,26 @@ def test_the_largest_go_first_and_an_idle_process_is_taken_before_a_new_one():
 def test_short_clients_share_a_call_from_the_second_round_on():
     dispatch, all_ = Dispatch(2, 2, [10] * 8), range(8)
     assert [len(clients) for now in played(dispatch, all_)[0] for _, clients in now] == [1] * 8
-    dispatch.learn([answer(1e-3)] * 8)
+    dispatch.update_timings([metrics(1e-3)] * 8)
     assert played(dispatch, all_)[0] == [[(0, [0, 1, 2, 3]), (1, [4, 5, 6, 7])]]
-    dispatch.learn([answer(1e-3), answer(0.06), answer(0.06)])
+    dispatch.update_timings([metrics(1e-3), metrics(0.06), metrics(0.06)])
     assert [len(clients) for now in played(dispatch, all_)[0] for _, clients in now] == [1] * 8
-    dispatch.learn([answer(1e-3, CALL_BYTES // 4, CALL_BYTES // 4)])
+    dispatch.update_timings([metrics(1e-3, CALL_BYTES // 4, CALL_BYTES // 4)])
     assert {len(clients) for now in played(dispatch, all_)[0] for _, clients in now} == {2}
 
 
 def test_where_a_call_ended_with_its_process_each_client_gets_one_of_its_own_for_this_round():
     dispatch = Dispatch(2, 2, [10] * 8)
-    dispatch.learn([answer()])
-    dispatch.part([0, 2])
+    dispatch.update_timings([metrics()])
+    dispatch.isolate([0, 2])
     calls = {tuple(clients) for now in played(dispatch, range(8))[0] for _, clients in now}
     assert {(0,), (2,)} < calls
     assert max(map(len, calls)) > 1
-    dispatch.learn([answer()])
+    dispatch.update_timings([metrics()])
     assert {len(clients) for now in played(dispatch, range(8))[0] for _, clients in now} == {4}
 
 
 def test_under_a_deadline_every_client_has_its_own_call():
     dispatch = Dispatch(2, 2, [10] * 8, several=False)
-    dispatch.learn([answer()])
+    dispatch.update_timings([metrics()])
     assert {len(clients) for now in played(dispatch, range(8))[0] for _, clients in now} == {1}

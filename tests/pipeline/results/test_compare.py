@@ -15,16 +15,16 @@ from anchorfl.tasks.errors import InputError
 def make_run(folder, scores, *, validation=None, method="fedavg", seed=0, **params):
     """A finished run: one round per score, 2 s apart, 1.5 MB each; accuracy is the score + 0.1."""
     params = {"task": "digits", "method": method, "seed": seed, "output": str(folder)} | params
-    journal = JsonLines(folder)
-    journal.begin(RunInfo(name=folder.name, experiment="digits", params=params, folder=folder))
+    tracker = JsonLines(folder)
+    tracker.begin(RunInfo(name=folder.name, experiment="digits", params=params, folder=folder))
     for number, score in enumerate(scores, 1):
         metrics = {"communication/download_bytes": 1e6, "communication/upload_bytes": 5e5}
         if score is not None:
             metrics |= {"test/f1_macro": score, "test/accuracy": score + 0.1}
         if validation is not None:
             metrics["validation/f1_macro"] = validation[number - 1]
-        journal.round(RoundRecord(number, 100.0 + 2 * number, metrics))
-    journal.end("FINISHED")
+        tracker.round(RoundRecord(number, 100.0 + 2 * number, metrics))
+    tracker.end("FINISHED")
     return folder
 
 

@@ -81,14 +81,14 @@ class Scripted:
     def __init__(self, validation, test):
         self.said, self.asked, self.round_ = {"validation": validation, "test": test}, [], 0
 
-    def round(self, round_, selected, watch, backup_clients=()):
+    def round(self, round_, selected, on_progress, backup_clients=()):
         self.round_ = round_
         return RoundOutcome(tuple(selected), loss=1.0)
 
-    def expect(self, clients):
+    def warm_up(self, clients):
         """Nothing to start."""
 
-    def ahead(self, round_, selected, backup_clients=()):
+    def start_next_round(self, round_, selected, backup_clients=()):
         """One thing after the other."""
 
     def scores(self, splits):

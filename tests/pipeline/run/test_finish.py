@@ -14,7 +14,7 @@ from anchorfl.pipeline.results.compare import load_run
 from anchorfl.pipeline.run import lifecycle as running
 from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.storage.atomic_files import write_json
-from anchorfl.pipeline.storage.run_record import FINAL_SCORES, read_about, read_records, with_final_scores
+from anchorfl.pipeline.storage.run_record import FINAL_SCORES, read_metadata, read_records, with_final_scores
 from anchorfl.tasks.errors import InputError
 from tests.pipeline.compared import quiet
 
@@ -31,7 +31,7 @@ def test_the_late_test_scores_of_the_selected_round_are_recorded(experiment, tmp
     assert set(tested[0].per_class) >= {"test/f1", "validation/f1"}
     values = load_run(tmp_path / "run").values
     assert values["f1_best"] == values["f1_last"] == result.scores["test"]["f1_macro"]
-    assert FINAL_SCORES in read_about(tmp_path / "run")["artifacts"]
+    assert FINAL_SCORES in read_metadata(tmp_path / "run")["artifacts"]
 
 
 def test_another_round_than_the_best_is_not_called_the_best(experiment, tmp_path):
@@ -51,12 +51,12 @@ def test_resuming_a_finished_run_closes_its_record_and_sends_the_rest(experiment
     """As after a kill between the result and the end of the record."""
     folder, sent = tmp_path / "run", []
     result = run(experiment(), folder, quiet)
-    write_json(folder / "run.json", read_about(folder) | {"status": "RUNNING"})
+    write_json(folder / "run.json", read_metadata(folder) | {"status": "RUNNING"})
     config = json.loads((folder / "config.json").read_text())
     monkeypatch.setattr(running, "store_uri", lambda uri, where: "http://127.0.0.1:1")
     monkeypatch.setattr(running, "send", lambda where, uri: sent.append((where, uri)))
     assert resume(folder, quiet).checksum == result.checksum
-    about = read_about(folder)
+    about = read_metadata(folder)
     assert about["status"] == "FINISHED"
     assert about["ended"] >= about["begun"]
     assert sent == [(folder, "http://127.0.0.1:1")]
@@ -102,10 +102,10 @@ def test_a_run_does_not_go_on_with_data_that_are_prepared_otherwise(experiment, 
     folder, e = tmp_path / "run", experiment()
     run(e, folder, quiet)
     (folder / "result.json").unlink()
-    about = read_about(folder)
+    about = read_metadata(folder)
     run(e, folder, quiet)  # the same data: it goes on
     (folder / "result.json").unlink()
     write_json(folder / "run.json", about | {"tags": about["tags"] | {"partition_digest": "another"}})
     with pytest.raises(InputError, match=r"prepared otherwise now \(partition_digest differs\)"):
         run(e, folder, quiet)
-    assert read_about(folder)["tags"]["partition_digest"] == "another"
+    assert read_metadata(folder)["tags"]["partition_digest"] == "another"

@@ -12,8 +12,7 @@ import torch
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
-from anchorfl.pipeline.execution.executor import SerialExecutor
-from anchorfl.pipeline.execution.pooled_executor import in_process
+from anchorfl.pipeline.execution.executor import SerialExecutor, executor_for
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.training.client import ClientRunner, RowCache
@@ -134,7 +133,7 @@ def test_options_that_would_do_nothing_are_refused(experiment, images):
         optimizer={"name": "sgd", "batch_size": 0, "crop": 1},
     )  # fmt: skip
     with pytest.raises(InputError, match=r"batched_clients needs optimizer.crop = 0 and optimizer.flip = 'none'"):
-        in_process(make_run_spec(e, quiet))
+        executor_for(make_run_spec(e, quiet))
 
 
 def test_grey_digits_are_as_they_were(experiment):

@@ -10,7 +10,7 @@ import pytest
 from anchorfl.pipeline.cli.main import main
 from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.run.lifecycle import resume, run
-from anchorfl.pipeline.storage.restore import fetch, restore_if_ahead, restore_if_remote
+from anchorfl.pipeline.storage.restore import fetch_run, restore_if_ahead, restore_if_remote
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
 from tests.pipeline.backups import backed_up, contents, files, quiet, stop_at
@@ -97,7 +97,7 @@ def test_a_damaged_copy_is_named(experiment, tmp_path):
     run(backed_up(experiment("fedavg"), backup), tmp_path / "run", quiet)
     (tmp_path / "backup/run/checkpoint/state-000003.safetensors").write_bytes(b"x")
     with pytest.raises(InputError, match=r"run/checkpoint: state-000003.safetensors is missing or damaged"):
-        fetch(f"{backup}/run", tmp_path / "fetched")
+        fetch_run(f"{backup}/run", tmp_path / "fetched")
     assert not (tmp_path / "fetched" / "config.json").exists()
     lines = []
     restore_if_ahead(f"{backup}/run", tmp_path / "fetched", lines.append)

@@ -16,7 +16,7 @@ from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.tasks.errors import InputError
 
 
-def about(folder, **changes):
+def info_of(folder, **changes):
     what = {"name": "run", "experiment": "digits", "params": {"method": "fedavg", "seed": 0}}
     return RunInfo(**(what | {"folder": folder} | changes))
 
@@ -30,11 +30,11 @@ def record(number, **extra):
 def test_another_run_in_an_old_folder_is_a_new_run(tmp_path):
     first, again, other = JsonLines(tmp_path), JsonLines(tmp_path), JsonLines(tmp_path)
     ids = []
-    for journal, seed in ((first, 0), (again, 0), (other, 1)):
-        journal.begin(about(tmp_path, params={"seed": seed}))
+    for tracker, seed in ((first, 0), (again, 0), (other, 1)):
+        tracker.begin(info_of(tmp_path, params={"seed": seed}))
         ids.append(json.loads((tmp_path / "run.json").read_text())["id"])
-        journal.round(record(0))
-        journal.end("FINISHED")
+        tracker.round(record(0))
+        tracker.end("FINISHED")
     assert ids[0] == ids[1] != ids[2]
     assert len(read_records(tmp_path)[0]) == 1
 
@@ -43,17 +43,17 @@ def test_a_run_killed_before_its_first_round_keeps_its_identity_under_a_newer_ve
     """A newer version has parameters that the old run.json does not know."""
     ids = []
     for params in ({"seed": 0, "lr": 0.1}, {"seed": 0, "lr": 0.1, "new": "x"}, {"seed": 0, "lr": 0.2, "new": "x"}, {}):
-        JsonLines(tmp_path).begin(about(tmp_path, params=params))
+        JsonLines(tmp_path).begin(info_of(tmp_path, params=params))
         ids.append(json.loads((tmp_path / "run.json").read_text())["id"])
     assert ids[0] == ids[1]
     assert len(set(ids)) == 3
 
 
 def test_what_json_cannot_write_survives(tmp_path):
-    journal = JsonLines(tmp_path)
-    journal.begin(about(tmp_path))
-    journal.round(record(0, a=float("nan"), b=float("-inf")))
-    journal.end("FINISHED")
+    tracker = JsonLines(tmp_path)
+    tracker.begin(info_of(tmp_path))
+    tracker.round(record(0, a=float("nan"), b=float("-inf")))
+    tracker.end("FINISHED")
     json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)  # strict readers can read it
     metrics = read_records(tmp_path)[0][0].metrics
     assert metrics["a"] != metrics["a"]
@@ -66,9 +66,9 @@ def test_what_json_cannot_write_survives(tmp_path):
 
 def test_late_scores_of_another_run(tmp_path):
     """Those of other classes are damage; a new run in the folder does not take over those of the old one."""
-    journal = JsonLines(tmp_path)
-    journal.begin(about(tmp_path))
-    journal.round(record(0))
+    tracker = JsonLines(tmp_path)
+    tracker.begin(info_of(tmp_path))
+    tracker.round(record(0))
     write_final_scores(tmp_path, RoundRecord(0, 1.0, {"test/f1_macro": 0.9}, {"test/recall": {"zero": 0.25}}))
     assert with_final_scores(tmp_path)[0].per_class == {"test/f1": {"zero": 0.5}, "test/recall": {"zero": 0.25}}
     write_final_scores(tmp_path, RoundRecord(0, 1.0, {"test/f1_macro": 0.9}, {"test/recall": {"one": 0.25}}))
@@ -76,37 +76,37 @@ def test_late_scores_of_another_run(tmp_path):
         InputError, match=r"final_scores/metrics.jsonl has scores of other classes than the run: delete"
     ):
         with_final_scores(tmp_path)
-    JsonLines(tmp_path, resume_at=1).begin(about(tmp_path))
+    JsonLines(tmp_path, resume_at=1).begin(info_of(tmp_path))
     assert (tmp_path / FINAL_SCORES).exists()
-    JsonLines(tmp_path).begin(about(tmp_path, params={"seed": 1}))
+    JsonLines(tmp_path).begin(info_of(tmp_path, params={"seed": 1}))
     assert not (tmp_path / FINAL_SCORES).exists()
 
 
 def test_a_half_line_is_dropped_and_replaced(tmp_path):
-    journal = JsonLines(tmp_path)
-    journal.begin(about(tmp_path))
+    tracker = JsonLines(tmp_path)
+    tracker.begin(info_of(tmp_path))
     for number in range(3):
-        journal.round(record(number))
+        tracker.round(record(number))
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"round": 3, "time": 1.0, "met')
     records, offset = read_records(tmp_path)
     assert records == [record(number) for number in range(3)]
     assert read_records(tmp_path, offset) == ([], offset)
     again = JsonLines(tmp_path, resume_at=3)
-    again.begin(about(tmp_path))
+    again.begin(info_of(tmp_path))
     again.round(record(3))
     assert [kept.round for kept in read_records(tmp_path)[0]] == [0, 1, 2, 3]
 
 
 def test_artifacts_are_noted_once_and_must_be_there(tmp_path):
     folder = tmp_path / "run"
-    journal = JsonLines(folder)
-    journal.begin(about(folder))
+    tracker = JsonLines(folder)
+    tracker.begin(info_of(folder))
     (folder / "inside.txt").touch()
     (tmp_path / "outside.txt").touch()
     for path in (folder / "inside.txt", folder / "inside.txt", tmp_path / "outside.txt"):
-        journal.artifact(path)
+        tracker.artifact(path)
     noted = json.loads((folder / "run.json").read_text())["artifacts"]
     assert noted == ["inside.txt", str(tmp_path / "outside.txt")]
     with pytest.raises(FileNotFoundError):
-        journal.artifact(folder / "nothing")
+        tracker.artifact(folder / "nothing")

@@ -13,7 +13,7 @@ from anchorfl.pipeline.storage.atomic_files import read_json
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo
 from anchorfl.pipeline.tracking import mlflow_upload
 from anchorfl.pipeline.tracking.jsonl import JsonLines
-from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader, parts_of
+from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader, child_runs
 from anchorfl.pipeline.tracking.mlflow_store import open_store
 from anchorfl.pipeline.tracking.mlflow_writer import MlflowWriter, send
 from anchorfl.tasks.errors import InputError
@@ -66,15 +66,15 @@ def line(monkeypatch):
 
 
 def begin(folder, study, parent=None, *, resume_at=0, seed=0, **changes):
-    journal = JsonLines(folder, resume_at)
+    tracker = JsonLines(folder, resume_at)
     params = {"method": "fedavg", "task": "toy-single", "seed": seed}
-    journal.begin(RunInfo(name=folder.name, experiment=study, params=params, folder=folder, parent=parent, **changes))
-    return journal
+    tracker.begin(RunInfo(name=folder.name, experiment=study, params=params, folder=folder, parent=parent, **changes))
+    return tracker
 
 
-def rounds(journal, numbers, **extra):
+def rounds(tracker, numbers, **extra):
     for number in numbers:
-        journal.round(RoundRecord(number, 1_700_000_000.0 + number, {"validation/f1_macro": number / 10} | extra))
+        tracker.round(RoundRecord(number, 1_700_000_000.0 + number, {"validation/f1_macro": number / 10} | extra))
 
 
 def sweep(base, children=CHILDREN):
@@ -84,9 +84,9 @@ def sweep(base, children=CHILDREN):
     folders = []
     for number in range(children):
         folder = parent / "trials" / f"{number:04d}"
-        journal = begin(folder, base.name, parent, seed=number)
-        rounds(journal, range(ROUNDS))
-        journal.end("FINISHED")
+        tracker = begin(folder, base.name, parent, seed=number)
+        rounds(tracker, range(ROUNDS))
+        tracker.end("FINISHED")
         folders.append(folder)
     rounds(above, range(ROUNDS))
     above.end("FINISHED")
@@ -123,7 +123,7 @@ def test_a_child_hangs_below_its_parent(tmp_path, store):
     with pytest.raises(InputError, match=f"parent run is not there yet.*anchorfl sync {moved}"):
         send(child, store)
     assert in_store(store, tmp_path.name) == {}
-    assert parts_of(moved) == [child]
+    assert child_runs(moved) == [child]
     assert send(moved, store) == 2 * ROUNDS
     assert send(moved, store) == send(child, store) == 0
     assert in_store(store, tmp_path.name) == expected([child])
@@ -162,17 +162,17 @@ def test_children_without_news_cost_nothing(tmp_path, store, line):
     for folder in (*folders, late):
         tree_uploader.add(folder)
     assert tree_uploader.upload_new() == 3 * ROUNDS  # the late one has no run.json yet
-    journal = begin(late, tmp_path.name, parent)
-    rounds(journal, [0])
+    tracker = begin(late, tmp_path.name, parent)
+    rounds(tracker, [0])
     assert tree_uploader.upload_new() == 1
     line.requests = []
     for folder in (*folders, late):
         tree_uploader.add(folder)
     assert (tree_uploader.upload_new(), line.requests) == (0, [])
-    rounds(journal, [1])
+    rounds(tracker, [1])
     assert (tree_uploader.upload_new(), line.requests) == (1, ["log_batch"])
-    rounds(journal, [2])
-    journal.end("FINISHED")
+    rounds(tracker, [2])
+    tracker.end("FINISHED")
     tree_uploader.upload_new()
     assert in_store(store, tmp_path.name)["late"] == ("FINISHED", "sweep", [0, 1, 2])
     line.requests = []
@@ -180,16 +180,16 @@ def test_children_without_news_cost_nothing(tmp_path, store, line):
 
 
 def test_a_child_that_goes_on(tmp_path, store):
-    """It is resumed behind the back of the one who delivers: its journal was cut and grew again."""
+    """It is resumed behind the back of the one who uploads: its record was cut and grew again."""
     parent, (child,) = sweep(tmp_path, 1)
     tree_uploader = MlflowTreeUploader(parent, store)
     tree_uploader.add(child)
     tree_uploader.upload_new()
-    journal = begin(child, tmp_path.name, parent, resume_at=2)
+    tracker = begin(child, tmp_path.name, parent, resume_at=2)
     tree_uploader.add(child)
     tree_uploader.upload_new()
     assert in_store(store, tmp_path.name)[child.name] == ("RUNNING", "sweep", [0, 1, 2])
-    rounds(journal, [2, 3])
+    rounds(tracker, [2, 3])
     again = begin(child, tmp_path.name, parent, resume_at=3)
     assert tree_uploader.upload_new() == 0
     rounds(again, [3, 4], much=1.0)
@@ -200,9 +200,9 @@ def test_a_child_that_goes_on(tmp_path, store):
 
 def test_one_broken_child_does_not_hold_up_the_others(tmp_path, store):
     parent, folders = sweep(tmp_path, 3)
-    journal = folders[0] / "metrics.jsonl"
-    text = journal.read_text()
-    journal.write_text("damaged\n" + text)
+    tracker = folders[0] / "metrics.jsonl"
+    text = tracker.read_text()
+    tracker.write_text("damaged\n" + text)
     tree_uploader = MlflowTreeUploader(parent, store)
     for folder in folders:
         tree_uploader.add(folder)
@@ -212,7 +212,7 @@ def test_one_broken_child_does_not_hold_up_the_others(tmp_path, store):
     assert {name: row[2] for name, row in in_store(store, tmp_path.name).items()} == {
         "sweep": [0, 1, 2], "0000": [], "0001": [0, 1, 2], "0002": [0, 1, 2],
     }  # fmt: skip
-    journal.write_text(text)
+    tracker.write_text(text)
     tree_uploader.upload_new()
     tree_uploader.upload_final()
     assert in_store(store, tmp_path.name) == expected(folders)
@@ -225,15 +225,15 @@ def test_one_writer_serves_a_sweep(tmp_path, store):
     writer = MlflowWriter(parent, store, lines.append, uploader=tree_uploader, timeout_s=60)
     writer.begin(None)
     folders = [parent / f"{number}" for number in range(3)]
-    journals = [begin(folder, tmp_path.name, parent, seed=number) for number, folder in enumerate(folders)]
+    trackers = [begin(folder, tmp_path.name, parent, seed=number) for number, folder in enumerate(folders)]
     for number in range(ROUNDS):
-        for folder, journal in zip(folders, journals, strict=True):
-            rounds(journal, [number])
+        for folder, tracker in zip(folders, trackers, strict=True):
+            rounds(tracker, [number])
             tree_uploader.add(folder)
             writer.wake()
         rounds(above, [number])
-    for journal in journals:
-        journal.end("FINISHED")
+    for tracker in trackers:
+        tracker.end("FINISHED")
     above.end("FINISHED")
     writer.end("FINISHED")
     assert lines == []
@@ -243,13 +243,13 @@ def test_one_writer_serves_a_sweep(tmp_path, store):
 WRITE = """
 import sys
 from pathlib import Path
-from anchorfl.pipeline.tracking.mlflow_run_tree import Deliveries, parts_of
+from anchorfl.pipeline.tracking.mlflow_run_tree import MlflowTreeUploader, child_runs
 from anchorfl.pipeline.tracking.mlflow_writer import MlflowWriter
 folder, uri = Path(sys.argv[1]), sys.argv[2]
-deliveries = Deliveries(folder, uri)
-for part in parts_of(folder):
-    deliveries.add(part)
-writer = MlflowWriter(folder, uri, print, delivery=deliveries, timeout_s=100)
+tree = MlflowTreeUploader(folder, uri)
+for part in child_runs(folder):
+    tree.add(part)
+writer = MlflowWriter(folder, uri, print, uploader=tree, timeout_s=100)
 writer.begin(None)
 writer.end("FINISHED")
 """

@@ -60,7 +60,7 @@ def record(number):
     return RoundRecord(number, 1_700_000_000.0 + number, {"test/f1_macro": number / 10, "system/gpu_0_memory": 7.0})
 
 
-def about(folder, study, parent=None):
+def info_of(folder, study, parent=None):
     params = {"method": "fedavg", "seed": 0}
     return RunInfo(name=folder.name, experiment=study, params=params, folder=folder, parent=parent)
 
@@ -84,7 +84,7 @@ def test_a_run_that_is_resumed(tmp_path, server):
     folder, lines = tmp_path / "run", []
     for first, last, resume_at in ((0, 3, 0), (2, 5, 2)):
         tracker = open_tracker(TrackingOptions(uri=server), folder, resume_at, lines.append)
-        tracker.begin(about(folder, "resumed"))
+        tracker.begin(info_of(folder, "resumed"))
         for number in range(first, last):
             tracker.round(record(number))
         if resume_at:
@@ -100,11 +100,11 @@ def test_a_sweep(tmp_path, server):
     parent = tmp_path / "sweep"
     folders = [parent / f"{number}" for number in range(5)]
     for folder in (parent, *folders):
-        journal = JsonLines(folder)
-        journal.begin(about(folder, "sweep", None if folder == parent else parent))
+        record_file = JsonLines(folder)
+        record_file.begin(info_of(folder, "sweep", None if folder == parent else parent))
         for number in range(3):
-            journal.round(record(number))
-        journal.end("FINISHED")
+            record_file.round(record(number))
+        record_file.end("FINISHED")
     tree_uploader = MlflowTreeUploader(parent, server)
     for folder in folders:
         tree_uploader.add(folder)

@@ -58,11 +58,11 @@ def test_postgres_needs_its_driver(tmp_path, monkeypatch):
 
 def test_where_artifacts_go(tmp_path):
     base = tmp_path.as_uri()
-    assert mlflow_store.artifact_place(f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "runs/a", "x y") == (
+    assert mlflow_store.artifact_uri(f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "runs/a", "x y") == (
         f"{base}/mlartifacts/x_y"
     )
-    assert mlflow_store.artifact_place("postgresql://h/d", tmp_path / "runs/a", "x") == f"{base}/runs/mlartifacts/x"
-    assert mlflow_store.artifact_place("http://127.0.0.1:1", tmp_path / "runs/a", "x") is None
+    assert mlflow_store.artifact_uri("postgresql://h/d", tmp_path / "runs/a", "x") == f"{base}/runs/mlartifacts/x"
+    assert mlflow_store.artifact_uri("http://127.0.0.1:1", tmp_path / "runs/a", "x") is None
 
 
 def test_no_password_is_said():

@@ -203,11 +203,11 @@ def test_a_model_that_version_0_1_logged_still_loads(experiment, tmp_path, mlflo
     pack(result.folder / "model", tmp_path / "packed")
     frame = pd.DataFrame({"text": TEXTS})
     want = mlflow.pyfunc.load_model(str(tmp_path / "packed")).predict(frame)
-    (about,) = (tmp_path / "packed").rglob("model.json")
-    new = json.loads(about.read_text())
+    (path,) = (tmp_path / "packed").rglob("model.json")
+    new = json.loads(path.read_text())
     old = {k: v for k, v in new.items() if k != "class_embedding_width"} | {"format": 1, "metrics": "decisions"}
     old |= {"names_width": new["class_embedding_width"], "model": new["model"] | {"names": "random", "names_width": 16}}
-    about.write_text(json.dumps(old))
+    path.write_text(json.dumps(old))
     described = tmp_path / "packed" / "MLmodel"
     described.write_text(described.read_text().replace(LOADER, "pipeline.mlmodel"))
     got = mlflow.pyfunc.load_model(str(tmp_path / "packed")).predict(frame)

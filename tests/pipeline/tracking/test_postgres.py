@@ -118,12 +118,12 @@ def database(server, request):
 
 def written(folder, parent=None, study="study"):
     """A run of three rounds that is over."""
-    journal = JsonLines(folder)
+    record_file = JsonLines(folder)
     params = {"method": "fedavg", "seed": 0}
-    journal.begin(RunInfo(name=folder.name, experiment=study, params=params, folder=folder, parent=parent))
+    record_file.begin(RunInfo(name=folder.name, experiment=study, params=params, folder=folder, parent=parent))
     for number in range(3):
-        journal.round(RoundRecord(number, 1_700_000_000.0 + number, {"test/f1_macro": number / 10}))
-    journal.end("FINISHED")
+        record_file.round(RoundRecord(number, 1_700_000_000.0 + number, {"test/f1_macro": number / 10}))
+    record_file.end("FINISHED")
     return folder
 
 

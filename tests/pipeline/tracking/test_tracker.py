@@ -1,4 +1,4 @@
-"""The journal is the truth, MLflow gets every row once, and no tracking server can slow or stop a run."""
+"""The run record is the truth, MLflow gets every row once, and no tracking server can slow or stop a run."""
 
 import socket
 import time
@@ -35,7 +35,7 @@ def lines():
     return []
 
 
-def about(folder, **changes):
+def info_of(folder, **changes):
     what = {"name": folder.name, "experiment": folder.parent.name, "params": {"method": "fedavg", "seed": 0}}
     return RunInfo(**(what | {"folder": folder} | changes))
 
@@ -48,7 +48,7 @@ def record(number, **extra):
 def run_rounds(folder, uri, rounds, log, *, resume_at=0, status="FINISHED", **changes):
     """Runs the rounds; ``status`` None: as a killed process leaves it, once its thread has sent all."""
     tracker = open_tracker(TrackingOptions(uri=uri), folder, resume_at, log)
-    tracker.begin(about(folder, **changes))
+    tracker.begin(info_of(folder, **changes))
     for number in rounds:
         tracker.round(record(number))
     if status:
@@ -81,7 +81,9 @@ def test_a_run_stands_in_mlflow_whole(tmp_path, store, lines):
     folder = tmp_path / "run"
     many = {f"p{number}": number for number in range(230)} | {"long": "x" * 9000}
     tracker = open_tracker(TrackingOptions(uri=store), folder, 0, lines.append)
-    tracker.begin(about(folder, params=many, tags={"git": "abc"}, datasets=[("digits", "d" * 64, "train", "sklearn")]))
+    tracker.begin(
+        info_of(folder, params=many, tags={"git": "abc"}, datasets=[("digits", "d" * 64, "train", "sklearn")])
+    )
     tracker.round(record(0, nan=float("nan"), inf=float("inf")))
     tracker.round(record(1, **{f"m{number}": float(number) for number in range(2100)}))
     (folder / "plan").mkdir()
@@ -133,7 +135,7 @@ def test_a_dead_server_costs_one_line_and_no_rows(tmp_path, store, lines):
     folder, start = tmp_path / "run", time.monotonic()
     tracker = open_tracker(TrackingOptions(uri=DEAD), folder, 0, lines.append)
     tracker.parts[1].pause_s = 0.0
-    tracker.begin(about(folder))
+    tracker.begin(info_of(folder))
     slowest = 0.0
     for number in range(4):
         before = time.monotonic()
@@ -168,7 +170,7 @@ def test_a_server_that_recovers_gets_what_it_missed(tmp_path, store, lines, monk
     monkeypatch.setattr(mlflow_upload.MlflowUploader, "upload_new", advance)
     tracker = open_tracker(TrackingOptions(uri=store), folder, 0, lines.append)
     tracker.parts[1].pause_s = 0.0
-    tracker.begin(about(folder))
+    tracker.begin(info_of(folder))
     for number in range(4):
         tracker.round(record(number))
         time.sleep(0.05)
@@ -193,7 +195,7 @@ def test_a_hanging_server_does_not_hold_the_end(tmp_path, lines, monkeypatch):
         )
         tracker.parts[1].timeout_s = 0.5
         start = time.monotonic()
-        tracker.begin(about(tmp_path / "run"))
+        tracker.begin(info_of(tmp_path / "run"))
         tracker.round(record(0))
         tracker.end("KILLED")
         assert time.monotonic() - start < 3
@@ -205,10 +207,10 @@ def test_a_hanging_server_does_not_hold_the_end(tmp_path, lines, monkeypatch):
 def test_a_round_that_arrived_in_part_is_completed(tmp_path, store):
     folder, wide = tmp_path / "run", {f"m{number}": 1.0 for number in range(1500)}
     for attempt in (0, 1):
-        journal = JsonLines(folder)  # killed in round 0, which is then computed again, at another time
-        journal.begin(about(folder))
-        journal.round(RoundRecord(0, 1_700_000_000.0 + attempt, wide))
-        journal.end("FINISHED")
+        record_file = JsonLines(folder)  # killed in round 0, which is then computed again, at another time
+        record_file.begin(info_of(folder))
+        record_file.round(RoundRecord(0, 1_700_000_000.0 + attempt, wide))
+        record_file.end("FINISHED")
         sender = mlflow_upload.MlflowUploader(folder, store)
         sender._connect(read_json(folder / "run.json"))
         batch = next(sender._batches(read_records(folder)[0]))
@@ -222,7 +224,7 @@ def test_two_runs_of_one_process(tmp_path, store, lines):
     folders = [tmp_path / "one", tmp_path / "two"]
     trackers = [open_tracker(TrackingOptions(uri=store), folder, 0, lines.append) for folder in folders]
     for tracker, folder in zip(trackers, folders, strict=True):
-        tracker.begin(about(folder))
+        tracker.begin(info_of(folder))
     for number in range(3):
         for tracker in trackers:
             tracker.round(record(number))

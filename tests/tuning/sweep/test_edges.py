@@ -15,8 +15,8 @@ from anchorfl.pipeline.config.presets import read_preset, shipped_toml
 from anchorfl.pipeline.config.schema import from_tree
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.atomic_files import write_json
-from anchorfl.pipeline.storage.run_folder import CONFIG, LOCK, held, write_config
-from anchorfl.pipeline.storage.run_record import RoundRecord, read_about
+from anchorfl.pipeline.storage.run_folder import CONFIG, LOCK, lock_run, write_config
+from anchorfl.pipeline.storage.run_record import RoundRecord, read_metadata
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.search.backup import set_aside
 from anchorfl.tuning.search.ledger import Ledger
@@ -60,7 +60,7 @@ def test_the_copy_of_another_point_goes_too(experiment, tmp_path):
         write_config(place, e)
         (place / "result.json").write_text("{}")
     said = []
-    with held(folder):
+    with lock_run(folder):
         set_aside(folder, e, str(copy), said.append)
         assert (folder / CONFIG).exists()
         set_aside(folder, dataclasses.replace(e, seed=9), str(copy), said.append)
@@ -97,7 +97,7 @@ def test_a_name_for_the_registry_that_comes_late(experiment, tmp_path):
         log = staticmethod(quiet)
 
         def add(self, place):
-            added.append(read_about(place)["register"])
+            added.append(read_metadata(place)["register"])
 
     assert run_finals({"trial-0000": {"lr": 0.01}}, (5,), work, [{"CPU": 1}], 1, Records(), "champion") == []
     assert added == ["champion"]

@@ -11,8 +11,8 @@ from anchorfl.pipeline.config.experiment import digest
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.provenance import run_info
 from anchorfl.pipeline.storage.atomic_files import write_json
-from anchorfl.pipeline.storage.run_folder import CONFIG, held, write_config
-from anchorfl.pipeline.storage.run_record import read_about, read_records
+from anchorfl.pipeline.storage.run_folder import CONFIG, lock_run, write_config
+from anchorfl.pipeline.storage.run_record import read_metadata, read_records
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
 from anchorfl.tuning.commands import summary
@@ -47,7 +47,7 @@ def test_a_sweep_does_not_go_on_with_data_that_are_prepared_otherwise(run_spec, 
     first.begin()
     first.end("KILLED")
     records(run_spec, tmp_path).check()  # the same data
-    about = read_about(tmp_path)
+    about = read_metadata(tmp_path)
     write_json(tmp_path / "run.json", about | {"tags": about["tags"] | {"data_digest": "another"}})
     with pytest.raises(InputError, match=r"prepared otherwise now \(data_digest differs\)"):
         records(run_spec, tmp_path).check()
@@ -87,16 +87,16 @@ def test_the_record_of_a_trial_that_is_another_point_now(run_spec, tmp_path):
     """Its rounds are not those of the new point; the old record is kept, for MLflow has that run too."""
     said, folder = [], tmp_path / "trials/0000"
     trained(records(run_spec, tmp_path), 0.1, 0.4)
-    first = read_about(folder)
+    first = read_metadata(folder)
     (folder / "seed-1").mkdir()
     trained(records(run_spec, tmp_path, said.append), 0.1, 0.4)
-    assert read_about(folder) == first  # its own point: the closed record stays
+    assert read_metadata(folder) == first  # its own point: the closed record stays
     trained(records(run_spec, tmp_path, said.append), 0.2, 0.7)
-    again, aside = read_about(folder), tmp_path / "trials/0000-other-1"
+    again, aside = read_metadata(folder), tmp_path / "trials/0000-other-1"
     assert again["params"]["optimizer.lr"] == 0.2
     assert again["id"] != first["id"]
     assert [r.metrics["validation/f1_macro"] for r in read_records(folder)[0]] == [0.7]
-    assert read_about(aside) == first
+    assert read_metadata(aside) == first
     assert [r.metrics["validation/f1_macro"] for r in read_records(aside)[0]] == [0.4]
     assert (folder / "seed-1").exists()  # whoever trains there looks at it
     assert said == [f"{folder} held the record of another point: moved to {aside}"]
@@ -110,7 +110,7 @@ def test_a_copy_that_is_the_wanted_run_is_fetched(experiment, tmp_path):
         place.mkdir()
         write_config(place, what)
         (place / "metrics.jsonl").write_text(f"{what.seed}\n")
-    with held(folder):
+    with lock_run(folder):
         set_aside(folder, wanted, str(copy), quiet)
     assert (folder / "metrics.jsonl").read_text() == "9\n"
     assert json.loads((folder / CONFIG).read_text())["digest"] == digest(wanted)
@@ -126,7 +126,7 @@ def test_a_store_that_is_away_does_not_stop_a_trial(experiment, tmp_path, monkey
         raise InputError(f"{place}: no answer")
 
     monkeypatch.setattr(object_store, "read_bytes", away)
-    with held(folder):
+    with lock_run(folder):
         set_aside(folder, dataclasses.replace(e, seed=9), "s3://bucket/seed-1", said.append)
     assert said[1] == "backup: s3://bucket/seed-1/config.json: no answer; the run begins anew"
     assert not (folder / CONFIG).exists()

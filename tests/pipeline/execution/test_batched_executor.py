@@ -16,8 +16,8 @@ from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.class_embeddings import CLASS_ROWS
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions
 from anchorfl.pipeline.config.evaluation import EvaluationOptions
-from anchorfl.pipeline.execution.executor import SerialExecutor
-from anchorfl.pipeline.execution.pooled_executor import PooledExecutor, in_process
+from anchorfl.pipeline.execution.batched_executor import BatchedExecutor
+from anchorfl.pipeline.execution.executor import SerialExecutor, executor_for
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec, resolve_options
@@ -128,8 +128,8 @@ def test_a_run_is_that_of_explicit_clients(one_class, name, toy):
     """Of images, and of tokens."""
     e = one_class(name, {"weighting": "samples"} if name != "flag" else None, toy)
     run_spec = make_run_spec(e, quiet)
-    pooled, explicit_ = in_process(run_spec), in_process(replace(run_spec, experiment=replace_pooled(e)))
-    assert isinstance(pooled, PooledExecutor)
+    pooled, explicit_ = executor_for(run_spec), executor_for(replace(run_spec, experiment=explicit_clients(e)))
+    assert isinstance(pooled, BatchedExecutor)
     assert isinstance(explicit_, SerialExecutor)
     for round_, chosen in ((1, [*range(e.task.clients)]), (2, [0, 2, 3]), (3, [1, 2])):
         one, other = (x.round(round_, chosen, nobody) for x in (pooled, explicit_))
@@ -145,7 +145,7 @@ def test_a_run_is_that_of_explicit_clients(one_class, name, toy):
     assert messages.checksum(pooled.snapshot()) == messages.checksum(state0)
 
 
-def replace_pooled(e):
+def explicit_clients(e):
     return replace(e, federation=replace(e.federation, batched_clients=False))
 
 
@@ -160,7 +160,7 @@ def replace_pooled(e):
 )
 def test_refused_where_a_round_is_not_one_pass(one_class, sections, words):
     with pytest.raises(InputError, match=words):
-        in_process(make_run_spec(one_class(**sections), quiet))
+        executor_for(make_run_spec(one_class(**sections), quiet))
 
 
 @pytest.mark.parametrize("pooled", [True, False])
@@ -170,7 +170,7 @@ def test_a_share_of_a_gpu_that_is_not_there_is_refused(one_class, monkeypatch, p
     e = one_class(federation={"batched_clients": pooled})
     e = replace(e, cluster=replace(e.cluster, client_gpus=0.5))
     with pytest.raises(InputError, match=r"cluster: 0\.5 of a GPU is asked for, but this torch .* sees none"):
-        in_process(make_run_spec(e, quiet))
+        executor_for(make_run_spec(e, quiet))
 
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
@@ -186,7 +186,7 @@ def test_a_client_keeps_nothing_of_rows_that_it_never_had(one_class):
     e = one_class(
         federation={"batched_clients": False}, optimizer={"name": "adam", "momentum": 0.0, "weight_decay": 1e-3}
     )
-    executor = in_process(make_run_spec(e, quiet))
+    executor = executor_for(make_run_spec(e, quiet))
     executor.round(1, [0, 1], nobody)
     memory = executor.memories[0]
     head = next(value for name, value in executor.snapshot().items() if name.endswith(CLASS_ROWS))
@@ -198,12 +198,12 @@ def test_a_client_keeps_nothing_of_rows_that_it_never_had(one_class):
 def test_refused_for_methods_and_partitions_without_it(one_class):
     e = one_class()
     with pytest.raises(InputError, match="a round of fedavg is not one pass over all rows"):
-        in_process(make_run_spec(replace(e, method=METHODS["fedavg"]()), quiet))
+        executor_for(make_run_spec(replace(e, method=METHODS["fedavg"]()), quiet))
     task = replace(e.task, partition="iid")
     for pooled in (True, False):
         federation = replace(e.federation, batched_clients=pooled)
         with pytest.raises(InputError, match=r"set task\.partition = 'one_class'"):
-            in_process(make_run_spec(replace(e, task=task, federation=federation), quiet))
+            executor_for(make_run_spec(replace(e, task=task, federation=federation), quiet))
 
 
 @pytest.mark.parametrize("name", ["fedalc", "fedalc-fixed", "fedmlh"])
@@ -228,7 +228,7 @@ def test_a_class_without_training_rows_has_no_client(one_class, tmp_path, name):
         replace(e, task=task, federation=federation, evaluation=EvaluationOptions(metrics="ranking")), quiet
     )
     assert (e.task.clients, e.selected_clients) == (3, 3)
-    results = [run(x, tmp_path / str(i), quiet) for i, x in enumerate((e, replace_pooled(e)))]
+    results = [run(x, tmp_path / str(i), quiet) for i, x in enumerate((e, explicit_clients(e)))]
     ends = [load_file(result.folder / "model" / "weights.safetensors") for result in results]
     for path, value in ends[1].items():
         assert torch.allclose(ends[0][path], value, atol=2e-5), path

@@ -3,13 +3,13 @@
 Let client i have n_i rows, weight p_i in the mean and loss R_i = mean of l(g_theta(x), w_i). One plain SGD step of
 every client from the same theta, averaged, is ``theta - eta grad sum_i p_i R_i``: the gradient of one weighted sum over
 the distinct rows, in which a pair (x, y) has weight p_y / n_y. Row w_i is touched by client i alone and is not
-averaged, so its step is ``eta / p_i`` times the gradient of that sum. Pieces of rows add up.
+averaged, so its step is ``eta / p_i`` times the gradient of that sum. The gradients of several passes add up.
 
 This equals explicit clients, up to the order of float additions, where each takes exactly one step on all its rows with
 plain SGD and keeps nothing, and no row of data influences another (no BatchNorm in training mode). With dropout the
 draw differs: a row that several clients hold has one mask, not one per client, with the same expectation.
 
-Shape suffixes: N distinct rows, B rows of a piece, P pairs (row, class) of it, C classes, I clients.
+Shape suffixes: N distinct rows, B rows of a pass, P pairs (row, class) of it, C classes, I clients.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from anchorfl.pipeline.algorithm.parameters import load_sent
 from anchorfl.pipeline.algorithm.seeds import torch_rng
 from anchorfl.pipeline.execution import system_metrics
 from anchorfl.pipeline.execution.cohort import RoundOutcome
-from anchorfl.pipeline.execution.executor import Executor, InProcess, SerialExecutor, Watch, runner_of, server_of
+from anchorfl.pipeline.execution.executor import InProcess, OnProgress, runner_of, server_of
 from anchorfl.pipeline.training.client import CPU, ClientRunner
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.tasks.errors import InputError
@@ -40,24 +40,29 @@ from anchorfl.tasks.ingest.distinct_rows import Pool, pool
 
 
 @dataclass(frozen=True)
-class Step:
-    """One client step, as all clients take it. weight_C: weight of a class's client in the mean, 0 for those that do
-    not take part; rows_C: its rows of data; lr, weight_decay: of theta; class_embedding_lr: of rows; piece: rows of
-    data per pass.
-    """
+class BatchedStep:
+    """One client step, as all clients take it."""
 
     batched_round: BatchedRound[Any]
     weight_C: Tensor
+    """Weight of a class's client in the mean, 0 for those that do not take part."""
     rows_C: Tensor
+    """Rows of data of a class's client, at least 1."""
     lr: float
+    """Of theta."""
     weight_decay: float
+    """Of theta."""
     class_embedding_lr: float
-    piece: int
+    """Of the class embeddings; 0: they stay."""
+    rows_per_pass: int
+    """Rows of data that go through the network at a time."""
 
 
-def pooled_step(model: Classifier, weights: Tensors, pool: Pool, step: Step) -> tuple[Tensors, Tensor]:
-    """The mean of the clients' theta and all their rows after one step from ``weights``, and each client's loss before
-    it, float64 [C] in order of classes. pool: its holders are classes. ``model`` is a work-space.
+def batched_step(model: Classifier, weights: Tensors, pool: Pool, step: BatchedStep) -> tuple[Tensors, Tensor]:
+    """Return the clients' weights after one step from ``weights``, and each client's loss before it.
+
+    Weights: the mean of the clients' theta, and all their class embeddings. Losses: float64 [C] in order of classes.
+    pool: its holders are classes. ``model`` is a work-space.
     """
     load_sent(model, weights)
     model.train().requires_grad_(True).zero_grad(set_to_none=True)
@@ -67,22 +72,22 @@ def pooled_step(model: Classifier, weights: Tensors, pool: Pool, step: Step) -> 
     loss_C = torch.zeros(len(rows_CD), dtype=torch.float64)
     taking_C = (step.weight_C > 0).numpy()
     active_N = np.flatnonzero(np.bincount(pool.holders.row_P[taking_C[pool.holders.class_P]], minlength=len(pool)))
-    for start in range(0, len(active_N), step.piece):
-        index_B = active_N[start : start + step.piece]
-        held = pool.holders.take(index_B)
-        held = held.where(taking_C[held.class_P])
-        place_P, class_P = (torch.from_numpy(a).long().to(device) for a in (held.row_P, held.class_P))
+    for start in range(0, len(active_N), step.rows_per_pass):
+        index_B = active_N[start : start + step.rows_per_pass]
+        holders = pool.holders.take(index_B)
+        holders = holders.where(taking_C[holders.class_P])
+        index_P, class_P = (torch.from_numpy(a).long().to(device) for a in (holders.row_P, holders.class_P))
         x = pool.inputs(index_B, device)
         z_BD = model.encoder(x.to(rows_CD) if x.is_floating_point() else x)  # token ids stay numbers of rows
-        loss_P = step.batched_round.loss(z_BD[place_P], rows_CD[class_P])
+        loss_P = step.batched_round.loss(z_BD[index_P], rows_CD[class_P])
         (pair_C[class_P] * loss_P).sum().backward()  # type: ignore[no-untyped-call]
         loss_C.index_add_(0, class_P.cpu(), loss_P.detach().double().cpu())
-    return messages.to(_stepped(model, weights, step), CPU), loss_C / step.rows_C
+    return messages.to(_take_step(model, weights, step), CPU), loss_C / step.rows_C
 
 
 @torch.no_grad()
-def _stepped(model: Classifier, weights: Tensors, step: Step) -> Tensors:
-    """Theta and rows after the step, from the gradients that the model holds."""
+def _take_step(model: Classifier, weights: Tensors, step: BatchedStep) -> Tensors:
+    """Return theta and class embeddings after the step, from the gradients that the model holds."""
     out = dict(weights)
     for name, p in model.named_parameters():
         if p.grad is None:  # no row of data takes part, or the parameter has no part in the loss
@@ -98,15 +103,14 @@ def _stepped(model: Classifier, weights: Tensors, step: Step) -> Tensors:
     return out
 
 
-class PooledExecutor(InProcess):
-    """Server and all clients in this process, a round at a time; clients keep nothing. InputError where a round is not
-    one pooled pass.
-    """
+class BatchedExecutor(InProcess):
+    """Server and all clients in this process, a round at a time; clients keep nothing."""
 
     def __init__(self, run_spec: RunSpec) -> None:
+        """Raise InputError where a round is not one batched pass."""
         one_thread()
         runner = runner_of(run_spec)
-        self.batched_round = check(run_spec, runner)
+        self.batched_round = batched_round_of(run_spec, runner)
         self.server = server_of(run_spec, runner)
         self.run_spec, self.model, self.device, self.memories = run_spec, runner.model, runner.device, {}
         self.class_I = [class_of(card) for card in self.server.cards]
@@ -116,19 +120,21 @@ class PooledExecutor(InProcess):
         self.pool = pool(runner.prepared, self.class_I, classes)
 
     def round(
-        self, round_: int, selected: Sequence[int], watch: Watch, backup_clients: Sequence[int] = ()
+        self, round_: int, selected: Sequence[int], on_progress: OnProgress, backup_clients: Sequence[int] = ()
     ) -> RoundOutcome:
         began, experiment = time.perf_counter(), self.run_spec.experiment
-        watch(len(selected), 0, 0)
+        on_progress(len(selected), 0, 0)
         classes = [self.class_I[client] for client in selected]
-        sent, state = self.server.broadcast(round_), self.server.state
+        broadcast, state = self.server.broadcast(round_), self.server.state
         sent_alone = self.batched_round.client_message_bytes(state, torch.tensor(classes))
         self.model.reseed(torch_rng(experiment.seed, "pool", "round", round_, "dropout", device=self.device))
-        o = in_round(experiment.optimizer, round_)
-        class_embedding_lr, weight_C = self.batched_round.class_embedding_lr(round_), self._weights(classes)
-        step = Step(self.batched_round, weight_C, self.rows_C, o.lr, o.weight_decay, class_embedding_lr,
-                    experiment.federation.batch_rows)  # fmt: skip
-        weights, loss_C = pooled_step(self.model, state.weights, self.pool, step)
+        optimizer = in_round(experiment.optimizer, round_)
+        class_embedding_lr = self.batched_round.class_embedding_lr(round_)
+        step = BatchedStep(
+            self.batched_round, self._weights(classes), self.rows_C, optimizer.lr, optimizer.weight_decay,
+            class_embedding_lr, experiment.federation.batch_rows,
+        )  # fmt: skip
+        weights, loss_C = batched_step(self.model, state.weights, self.pool, step)
         if wrong := messages.not_finite(weights):
             raise InputError(f"round {round_}: {wrong}; lower optimizer.lr or method.class_embedding_lr")
         answered_C = torch.zeros(len(self.rows_C), dtype=torch.bool)
@@ -136,20 +142,23 @@ class PooledExecutor(InProcess):
         self.server.finish_round(round_, weights, answered_C)
         up = messages.nbytes(theta_of(weights)) + (messages.nbytes(weights[CLASS_ROWS][0]) if class_embedding_lr else 0)
         return RoundOutcome(
-            tuple(selected), bytes_down=messages.nbytes(sent) * len(selected) + sent_alone, bytes_up=up * len(selected),
-            loss=float(loss_C[classes].mean()), busy_seconds=time.perf_counter() - began,
+            tuple(selected),
+            bytes_down=messages.nbytes(broadcast) * len(selected) + sent_alone,
+            bytes_up=up * len(selected),
+            loss=float(loss_C[classes].mean()),
+            busy_seconds=time.perf_counter() - began,
             memory=system_metrics.peak("process"),
-        )  # fmt: skip
+        )
 
     def _weights(self, classes: Sequence[int]) -> Tensor:
-        """Weight of every class's client in the mean, float64 [C]."""
+        """Return the weight of every class's client in the mean, float64 [C]."""
         weight_C = torch.zeros(len(self.rows_C), dtype=torch.float64)
         weight_C[classes] = self.batched_round.client_weights(self.rows_C[classes])
         return weight_C / weight_C.sum()
 
 
-def check(run_spec: RunSpec, runner: ClientRunner) -> BatchedRound[Any]:
-    """How the method pools a round. InputError where its round, or the options, are not one pooled pass."""
+def batched_round_of(run_spec: RunSpec, runner: ClientRunner) -> BatchedRound[Any]:
+    """Return the method's batched round. Raise InputError where its round, or the options, are not one pass."""
     experiment = run_spec.experiment
     batched_round = experiment.method.batched_round()
     if batched_round is None:
@@ -173,8 +182,3 @@ def check(run_spec: RunSpec, runner: ClientRunner) -> BatchedRound[Any]:
             f"federation.batched_clients needs {'; '.join(needs)}; or set it to False, for explicit clients"
         )
     return batched_round
-
-
-def in_process(run_spec: RunSpec) -> Executor:
-    """The executor of a run that needs no Ray: pooled where the options say so, else client by client."""
-    return PooledExecutor(run_spec) if run_spec.experiment.federation.batched_clients else SerialExecutor(run_spec)
