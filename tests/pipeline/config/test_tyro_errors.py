@@ -1,0 +1,100 @@
+"""Every kind of complaint of tyro, word for word: an upgrade that words or draws one otherwise is seen here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+import tyro
+
+from anchorfl.pipeline.config.tyro_errors import call_tyro, one_line_of
+from anchorfl.tasks.errors import InputError
+
+
+@dataclass(frozen=True)
+class Section:
+    rounds: int = 3
+    share: float | None = None
+    kind: Literal["one", "two"] = "one"
+    deep: bool = True
+
+    def __post_init__(self):
+        if self.rounds < 1:
+            raise ValueError(f"section.rounds = {self.rounds}: must be at least 1")
+
+
+@dataclass(frozen=True)
+class Options:
+    section: Section = field(default_factory=Section)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Needy:
+    need: int
+
+
+def parse(kind, arguments):
+    config = (tyro.conf.FlagConversionOff,)
+    return call_tyro(lambda: tyro.cli(kind, args=arguments, prog="anchorfl", use_underscores=True, config=config))
+
+
+def test_what_is_right_comes_back():
+    assert parse(Options, ["--section.rounds", "5", "--seed", "2"]) == Options(Section(5), 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--section.rounds", "many"],
+            "Value error Error parsing --section.rounds: invalid literal for int() with base 10: 'many'"
+            " Argument helptext: --section.rounds INT (default: 3)",
+        ),
+        (
+            ["--section.share", "x"],
+            "Value error Error parsing --section.share: no type matching {None}|FLOAT could be instantiated from ['x']."
+            " Got errors: - <class 'NoneType'>: ['x'] does not match choices ('None',) - <class 'float'>: could not"
+            " convert string to float: 'x' Argument helptext: --section.share {None}|FLOAT (default: None)",
+        ),
+        (
+            ["--section.kind", "three"],
+            "Invalid choice invalid choice 'three' for argument '--section.kind'. Expected one of ('one', 'two').",
+        ),
+        (
+            ["--section.deep", "maybe"],
+            "Invalid choice invalid choice 'maybe' for argument '--section.deep'. Expected one of ('True', 'False').",
+        ),
+        (["--seed"], "Missing argument Missing value for argument '--seed'. Expected 1 values."),
+        (
+            ["--sed", "3"],
+            "Unrecognized options Unrecognized options: --sed, 3 Perhaps you meant: --seed INT (default: 0)",
+        ),
+        (["more"], "Unrecognized options Unrecognized options: more"),
+        (["--section.rounds", "0"], "section.rounds = 0: must be at least 1"),
+    ],
+)
+def test_a_complaint_is_one_line(arguments, message):
+    with pytest.raises(InputError) as error:
+        parse(Options, arguments)
+    assert str(error.value) == message
+
+
+def test_a_lacking_option_is_one_line():
+    with pytest.raises(InputError) as error:
+        parse(Needy, [])
+    assert str(error.value) == "Required options Missing from anchorfl: --need INT (required)"
+
+
+def test_help_is_no_complaint(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse(Options, ["--help"])
+    assert stop.value.code == 0
+    assert "--section.rounds" in capsys.readouterr().out
+
+
+def test_frame_colors_rules_and_footer_go():
+    frame = "\x1b[31m╭─ Error ─╮\x1b[0m\n│ no such │\n│ option  │\n│ ------- │\n╰─────────╯\n"
+    panel = frame + "For full helptext, run anchorfl --help\n"
+    assert one_line_of(panel) == "Error no such option"
