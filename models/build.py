@@ -122,30 +122,38 @@ def _encoder(
     masks: MaskSource,
     start: Mapping[str, Tensor] | None,
 ) -> nn.Module:
-    encoder = _drawn(options, kind, shape, vocabulary, masks)
+    encoder = _make_encoder(options, kind, shape, vocabulary, masks)
     if start is not None:
         start_from(encoder, start, options.weights, (LINEAR,) if isinstance(encoder, ResNet) else ())
     return encoder
 
 
-def _drawn(o: ModelOptions, kind: str, shape: tuple[int, ...], vocabulary: int, masks: MaskSource) -> nn.Module:
-    if o.network != "auto":
+def _make_encoder(
+    options: ModelOptions, kind: str, shape: tuple[int, ...], vocabulary: int, masks: MaskSource
+) -> nn.Module:
+    if options.network != "auto":
         if kind != "image":
             raise ValueError(
-                f"model.network = {o.network!r} is for images, the input is of kind {kind!r}: set it to 'auto'"
+                f"model.network = {options.network!r} is for images, the input is of kind {kind!r}: set it to 'auto'"
             )
-        stem = stem_for(shape) if o.stem == "auto" else o.stem
-        return ResNet(o.network, shape[0], o.width, stem=stem, norm=o.norm, init=o.init)
+        stem = stem_for(shape) if options.stem == "auto" else options.stem
+        return ResNet(options.network, shape[0], options.width, stem=stem, norm=options.norm, init=options.init)
     match kind:
         case "tokens":
-            entry: nn.Module = nn.Embedding(vocabulary, o.width)
-            return TransformerEncoder(entry, o.width, o.heads, o.feedforward, o.dropout, shape[0], masks)
+            entry: nn.Module = nn.Embedding(vocabulary, options.width)
+            return TransformerEncoder(
+                entry, options.width, options.heads, options.feedforward, options.dropout, shape[0], masks
+            )
         case "series":
-            entry = nn.Linear(shape[1], o.width)
-            return TransformerEncoder(entry, o.width, o.heads, o.feedforward, o.dropout, shape[0], masks)
+            entry = nn.Linear(shape[1], options.width)
+            return TransformerEncoder(
+                entry, options.width, options.heads, options.feedforward, options.dropout, shape[0], masks
+            )
         case "image":
-            return SmallCNN(shape, o.width, o.dropout, masks)
+            return SmallCNN(shape, options.width, options.dropout, masks)
         case "sparse":
-            return SparseEncoder(shape[0], o.width, o.feedforward, o.dropout, masks, o.embedding_std)
+            return SparseEncoder(
+                shape[0], options.width, options.feedforward, options.dropout, masks, options.embedding_std
+            )
         case _:
             raise ValueError(f"no encoder for inputs of kind {kind!r}; known: tokens, series, image, sparse")

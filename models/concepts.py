@@ -29,7 +29,7 @@ from torch import Tensor
 
 from anchorfl.models import name_cache
 from anchorfl.models.label_names import NamesError
-from anchorfl.models.language import each_name
+from anchorfl.models.language import encode_names
 from anchorfl.models.text_encoders import CLIP, NoEncoderError, Pooling, folder_of, library, text_encoder
 
 FORMAT = 1  # part of every digest: raise it when the same input would give other vectors
@@ -39,7 +39,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ConceptRequest:
     """What concept vectors are asked for."""
 
     words: tuple[str, ...]
@@ -78,7 +78,7 @@ class Concepts:
     made_by: str
 
 
-def concepts(asked: Asked, cache: Path, log: Callable[[str], None] = _LOG.warning) -> Concepts:
+def load_concepts(asked: ConceptRequest, cache: Path, log: Callable[[str], None] = _LOG.warning) -> Concepts:
     """The vectors that are asked for, from the cache or made now and kept there; a row depends on its class alone.
 
     Raises NamesError: neither is the file in the cache, nor the encoder on this machine; or it cannot do what is asked.
@@ -88,14 +88,14 @@ def concepts(asked: Asked, cache: Path, log: Callable[[str], None] = _LOG.warnin
     if (found := _load(asked, file, log)) is not None:
         return found
     try:
-        vector_CMD, made_by = encoded(asked), library(asked.model)
+        vector_CMD, made_by = encode_concepts(asked), library(asked.model)
     except NoEncoderError as error:
-        raise _neither(asked, cache, error) from error
-    keep(asked, file, vector_CMD, made_by, log)
+        raise _not_available(asked, cache, error) from error
+    save_concepts(asked, file, vector_CMD, made_by, log)
     return Concepts(torch.from_numpy(vector_CMD), made_by)
 
 
-def look_for(asked: Asked, cache: Path) -> None:
+def check_available(asked: ConceptRequest, cache: Path) -> None:
     """Raises NamesError where neither the file is in the cache, nor the encoder's library on this machine: to be told
     before the data are prepared, which may take long.
     """
@@ -104,10 +104,10 @@ def look_for(asked: Asked, cache: Path) -> None:
         try:
             library(asked.model)
         except NoEncoderError as error:
-            raise _neither(asked, cache, error) from error
+            raise _not_available(asked, cache, error) from error
 
 
-def _neither(asked: Asked, cache: Path, error: NoEncoderError) -> NamesError:
+def _not_available(asked: ConceptRequest, cache: Path, error: NoEncoderError) -> NamesError:
     package = "open_clip_torch" if asked.model.startswith(CLIP) else "'anchorfl[plm]'"
     return NamesError(
         f"class concepts: {error}; or copy {asked.file(cache).name}, made by the same options on a machine with"
@@ -115,19 +115,19 @@ def _neither(asked: Asked, cache: Path, error: NoEncoderError) -> NamesError:
     )
 
 
-def encoded(asked: Asked, source: str = "") -> npt.NDArray[np.float32]:
+def encode_concepts(asked: ConceptRequest, source: str = "") -> npt.NDArray[np.float32]:
     """The vectors [C, M, D] made now. source: where the model is, if not where its name says."""
     model = source or asked.model
     with text_encoder(model, asked.pooling) as encode:
-        each = each_name(encode, asked.words, asked.prompts, model)
+        each = encode_names(encode, asked.words, asked.prompts, model)
         vector_CMD = F.normalize(torch.stack(each).double(), dim=2).float()
     if not _unit(vector_CMD.numpy()):
         raise NamesError(f"language model {model}: a vector is zero and has no direction; take another model")
     return vector_CMD.numpy()
 
 
-def keep(
-    asked: Asked, file: Path, vector_CMD: npt.NDArray[np.float32], made_by: str, log: Callable[[str], None],
+def save_concepts(
+    asked: ConceptRequest, file: Path, vector_CMD: npt.NDArray[np.float32], made_by: str, log: Callable[[str], None],
     source: str = "",
 ) -> None:  # fmt: skip
     """Write the file of what was asked for, with how it was made."""
@@ -135,7 +135,7 @@ def keep(
     name_cache.save(file, asked.digest, vector_CMD, log, json.dumps(about))
 
 
-def _load(asked: Asked, file: Path, log: Callable[[str], None]) -> Concepts | None:
+def _load(asked: ConceptRequest, file: Path, log: Callable[[str], None]) -> Concepts | None:
     """What the file holds; None where there is none, or (``log`` says so) where it cannot be used."""
     if not file.exists():
         return None

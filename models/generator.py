@@ -132,7 +132,7 @@ class Statistics:
 
 
 @contextmanager
-def watched(classifier: nn.Module) -> Iterator[Statistics]:
+def watch_batch_norm(classifier: nn.Module) -> Iterator[Statistics]:
     """Within the block every pass through the classifier measures, at each BatchNorm layer, how far mean and biased
     variance of its input are from the running ones: the sum of the two Euclidean norms. Nothing stays behind.
     """
@@ -147,7 +147,7 @@ def watched(classifier: nn.Module) -> Iterator[Statistics]:
         seen.distance.append(torch.linalg.vector_norm(apart[0]) + torch.linalg.vector_norm(apart[1]))
 
     hooks = [classifier.register_forward_pre_hook(before_all)]
-    hooks += [m.register_forward_pre_hook(before) for m in normalisations(classifier)]
+    hooks += [m.register_forward_pre_hook(before) for m in batch_norm_layers(classifier)]
     try:
         yield seen
     finally:
@@ -155,6 +155,6 @@ def watched(classifier: nn.Module) -> Iterator[Statistics]:
             hook.remove()
 
 
-def normalisations(classifier: nn.Module) -> list[nn.BatchNorm2d]:
+def batch_norm_layers(classifier: nn.Module) -> list[nn.BatchNorm2d]:
     """The layers whose running statistics L_dis compares with."""
     return [m for m in classifier.modules() if isinstance(m, nn.BatchNorm2d)]

@@ -34,7 +34,7 @@ class NamesError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cooccurrence:
+class NameGraph:
     """An undirected graph of names. ``weight_KK``: float64, > 0 where there is an edge, else 0; zero diagonal."""
 
     names: tuple[str, ...]
@@ -50,7 +50,7 @@ class Cooccurrence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Training:
+class SkipGramOptions:
     """How vectors are trained; the defaults are those of the authors (node2vec's and gensim's where they set none)."""
 
     walks_per_node: int = 200
@@ -62,7 +62,7 @@ class Training:
     """Passes over all walks; gensim's default, which the authors keep."""
 
 
-PAPER = Training()
+PAPER = SkipGramOptions()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,10 +73,13 @@ class NameVectors:
     without_edge: tuple[str, ...]
     """Classes that kept a random vector because the table has no edge for them; the caller warns."""
     digest: str
-    """Of all that training depends on (table, width, ``Training``, seed, gensim); not of the classes asked for."""
+    """Digest of all that training depends on (table, width, ``SkipGramOptions``, seed, gensim).
+
+    The classes that were asked for are not part of it.
+    """
 
 
-def read_table(path: Path) -> Cooccurrence:
+def read_table(path: Path) -> NameGraph:
     """Graph of a CSV table: first column ``label``, header = names in the order of the rows; empty, ``nan`` = no edge.
 
     Only values > 0 are edges (authors' dataset/utils.py); the diagonal is dropped. Raises NamesError with file and row.
@@ -97,7 +100,7 @@ def read_table(path: Path) -> Cooccurrence:
     _check_symmetric(path, names, value_KK, [at for at, _ in body])
     weight_KK = np.where(value_KK > 0, value_KK, 0.0)
     np.fill_diagonal(weight_KK, 0.0)
-    return Cooccurrence(names, weight_KK)
+    return NameGraph(names, weight_KK)
 
 
 def _rows(path: Path) -> list[tuple[int, list[str]]]:
@@ -153,7 +156,7 @@ def walks(
 ) -> npt.NDArray[np.int32]:
     """Random walks [R, length] over node numbers: the next node with probability proportional to the edge's weight.
 
-    node2vec with p = q = 1. ``weight_KK`` as in ``Cooccurrence``. ``walks_per_node`` walks start at every node that has
+    node2vec with p = q = 1. ``weight_KK`` as in ``NameGraph``. ``walks_per_node`` walks start at every node that has
     an edge, in shuffled order; a node without an edge is in no walk.
     """
     from_E, to_E = np.nonzero(weight_KK > 0)
@@ -209,8 +212,8 @@ def random_vectors(class_names: Sequence[str], width: int, seed: int) -> Tensor:
 
 
 def from_cooccurrence(
-    table: Cooccurrence, class_names: Sequence[str], *, width: int, seed: int, cache: Path | None,
-    training: Training = PAPER, log: Callable[[str], None] = _LOG.warning,
+    table: NameGraph, class_names: Sequence[str], *, width: int, seed: int, cache: Path | None,
+    training: SkipGramOptions = PAPER, log: Callable[[str], None] = _LOG.warning,
 ) -> NameVectors:  # fmt: skip
     """Vectors of ``class_names``, trained on the whole table: a row does not depend on which classes are asked for.
 
@@ -228,7 +231,7 @@ def from_cooccurrence(
             near = ", ".join(map(repr, difflib.get_close_matches(name, table.names, n=3, cutoff=0.0)))
             raise NamesError(f"class {name!r} is not in the table (nearest: {near}); rename the class or add a row")
     digest = _digest(table, width, seed, training)
-    vector_KD = name_cache.cached(cache, digest, lambda: _train(table, width, seed, training), log)
+    vector_KD = name_cache.load_or_make(cache, digest, lambda: _train(table, width, seed, training), log)
     row_C = [row_of[name] for name in class_names]
     edge_K: npt.NDArray[np.bool_] = np.any(table.weight_KK > 0, axis=1)
     if edge_K.any():
@@ -243,7 +246,7 @@ def _seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256(json.dumps(parts).encode()).digest()[:4], "little")
 
 
-def _digest(table: Cooccurrence, width: int, seed: int, training: Training) -> str:
+def _digest(table: NameGraph, width: int, seed: int, training: SkipGramOptions) -> str:
     """Sha256, in hex, of all that the trained rows depend on. The version of gensim is read without importing it."""
     try:
         gensim = metadata.version("gensim")
@@ -253,7 +256,7 @@ def _digest(table: Cooccurrence, width: int, seed: int, training: Training) -> s
     return hashlib.sha256(head.encode() + b"\n" + np.ascontiguousarray(table.weight_KK, "<f8").tobytes()).hexdigest()
 
 
-def _train(table: Cooccurrence, width: int, seed: int, how: Training) -> npt.NDArray[np.float32]:
+def _train(table: NameGraph, width: int, seed: int, how: SkipGramOptions) -> npt.NDArray[np.float32]:
     """Rows [K, width] of the table's names."""
     rng = np.random.default_rng(_seed(seed, "walks"))
     path_RL = walks(table.weight_KK, walks_per_node=how.walks_per_node, length=how.length, rng=rng)

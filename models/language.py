@@ -43,20 +43,22 @@ def from_language_model(
     if not prompts or not class_names:
         raise NamesError("class-name vectors: give at least one prompt and one class name")
     digest = _digest(class_names, model, prompts, normalize, pooling)
-    vector_CD = name_cache.cached(cache, digest, lambda: _encode(class_names, model, prompts, normalize, pooling), log)
+    vector_CD = name_cache.load_or_make(
+        cache, digest, lambda: _encode(class_names, model, prompts, normalize, pooling), log
+    )
     return NameVectors(torch.from_numpy(vector_CD), (), digest)
 
 
-def filled(prompts: Sequence[str], name: str) -> list[str]:
+def fill_prompts(prompts: Sequence[str], name: str) -> list[str]:
     """The sentences about a class."""
     return [prompt.replace("{name}", name.replace("_", " ")) for prompt in prompts]
 
 
-def each_name(encode: Encode, class_names: Sequence[str], prompts: Sequence[str], model: str) -> list[Tensor]:
+def encode_names(encode: Encode, class_names: Sequence[str], prompts: Sequence[str], model: str) -> list[Tensor]:
     """Vectors [M, D] of the sentences about every name, one name at a time: other names cannot change a row, not even
     by rounding. Raises NamesError where one is not finite.
     """
-    rows = [encode(filled(prompts, name)) for name in class_names]
+    rows = [encode(fill_prompts(prompts, name)) for name in class_names]
     if not all(bool(vector_MD.isfinite().all()) for vector_MD in rows):
         raise NamesError(f"language model {model}: not all vectors are finite; take another model")
     return rows
@@ -78,6 +80,6 @@ def _encode(
     class_names: Sequence[str], model: str, prompts: Sequence[str], normalize: bool, pooling: Pooling
 ) -> npt.NDArray[np.float32]:
     with text_encoder(model, pooling) as encode:
-        each = each_name(encode, class_names, prompts, model)
+        each = encode_names(encode, class_names, prompts, model)
         vector_CD = torch.stack([(F.normalize(v_MD, dim=1) if normalize else v_MD).mean(0) for v_MD in each])
     return vector_CD.numpy().astype(np.float32)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-def cached(
+def load_or_make(
     cache: Path | None, digest: str, make: Callable[[], npt.NDArray[np.float32]], log: Callable[[str], None]
 ) -> npt.NDArray[np.float32]:
     """The vectors from ``<cache>/names-<digest>.npz``, or made now and kept there; without a cache, made."""

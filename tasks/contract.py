@@ -18,7 +18,7 @@ from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.prompts import Wording
 from anchorfl.tasks.scaling import Scaling
 
-Kind = Literal["single", "multi"]
+LabelKind = Literal["single", "multi"]
 InputKind = Literal["tokens", "series", "image", "sparse"]
 
 
@@ -155,7 +155,7 @@ class Card:
 class Objective:
     """How logits become a loss; the only place that knows single- from multi-label."""
 
-    kind: Kind
+    kind: LabelKind
     class_balanced: bool = True
     """Multi-label only: weigh positives and negatives of a class against each other (methods/fedalign.md, Losses)."""
 
@@ -207,7 +207,7 @@ class Task:
     name: str
     title: str
     class_names: tuple[str, ...]
-    kind: Kind
+    kind: LabelKind
     payload: str  # name of the raw payload column (``text``, ``pixels``)
     source: Source
     folder: str  # of the raw files below ``$ANCHORFL_DATA``; empty where nothing is needed

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # slow to import, and ``--help`` needs none of it
     import numpy as np
     import numpy.typing as npt
 
-    from anchorfl.tasks.corpus.cooccurrence import Found
+    from anchorfl.tasks.corpus.cooccurrence import CorpusCounts
     from anchorfl.tasks.corpus.counting import Scanner
 
 
@@ -86,7 +86,7 @@ class Table:
     names: tuple[str, ...]
     weight_KK: npt.NDArray[np.float64]
 
-    def summary(self, found: Found) -> str:
+    def summary(self, found: CorpusCounts) -> str:
         """What was found, and which names will keep random vectors."""
         import numpy as np
 
@@ -138,7 +138,7 @@ def _check_out(out: Path) -> None:
         raise InputError(f"--out {out}: no folder {out.parent}; make it first")
 
 
-def _counted(options: argparse.Namespace, scanner: Scanner) -> Found:
+def _counted(options: argparse.Namespace, scanner: Scanner) -> CorpusCounts:
     from anchorfl.tasks.corpus.cooccurrence import count_names
 
     with ExitStack() as stack:
@@ -154,7 +154,7 @@ def _counted(options: argparse.Namespace, scanner: Scanner) -> Found:
         )  # fmt: skip
 
 
-def _write(options: argparse.Namespace, scanner: Scanner, found: Found) -> Table:
+def _write(options: argparse.Namespace, scanner: Scanner, found: CorpusCounts) -> Table:
     """The table, and beside it how it was made."""
     from anchorfl.pipeline.storage.atomic_files import write_atomically
 

@@ -36,7 +36,7 @@ from anchorfl.pipeline.execution.executor import Executor, InProcess, SerialExec
 from anchorfl.pipeline.training.client import CPU, ClientRunner
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.ingest.distinct_rows import Pool, pool
+from anchorfl.tasks.ingest.distinct_rows import DistinctRows, collect_distinct_rows
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Step:
     piece: int
 
 
-def pooled_step(model: Classifier, weights: Tensors, pool: Pool, step: Step) -> tuple[Tensors, Tensor]:
+def pooled_step(model: Classifier, weights: Tensors, pool: DistinctRows, step: Step) -> tuple[Tensors, Tensor]:
     """The mean of the clients' theta and all their rows after one step from ``weights``, and each client's loss before
     it, float64 [C] in order of classes. pool: its holders are classes. ``model`` is a work-space.
     """
@@ -113,7 +113,7 @@ class PooledExecutor(InProcess):
         classes = len(self.server.cards[0].identified_C)
         self.rows_C = torch.ones(classes, dtype=torch.int64)  # one that nobody has weighs 0, whatever stands here
         self.rows_C[self.class_I] = torch.tensor([card.num_examples for card in self.server.cards])
-        self.pool = pool(runner.prepared, self.class_I, classes)
+        self.pool = collect_distinct_rows(runner.prepared, self.class_I, classes)
 
     def round(
         self, round_: int, selected: Sequence[int], watch: Watch, backup_clients: Sequence[int] = ()

@@ -14,10 +14,10 @@ import pyarrow as pa
 from anchorfl.tasks.arrays.arrow import Bools, Column, in_one, nulls
 from anchorfl.tasks.arrays.chunks import Chunks
 from anchorfl.tasks.arrays.labels import Labels
-from anchorfl.tasks.contract import Kind
+from anchorfl.tasks.contract import LabelKind
 
 
-def disclosed(labels: Labels, given: Column | None, classes: Sequence[int], kind: Kind) -> tuple[Labels, Column]:
+def disclose(labels: Labels, given: Column | None, classes: Sequence[int], kind: LabelKind) -> tuple[Labels, Column]:
     """What a client that identifies ``classes`` may see of its rows (methods/fedalign.md, Setting).
 
     given: the classes that the raw data label, list<int32> per row, null for all; None: all in every row.
@@ -53,7 +53,7 @@ def known_matrix(known: Column, default: Sequence[int], classes: int) -> Bools:
     return known_NC
 
 
-def disclosed_table(table: Any, classes: Sequence[int], total: int, kind: Kind) -> Any:
+def disclose_table(table: Any, classes: Sequence[int], total: int, kind: LabelKind) -> Any:
     """Arrow table (row, x, labels, known) in row order that holds no label outside what the client may see.
 
     table: row, x, all positive ``labels`` and where the raw data have it ``known``; total: C. Lists become
@@ -64,7 +64,7 @@ def disclosed_table(table: Any, classes: Sequence[int], total: int, kind: Kind) 
         table = Chunks.of(table).take(np.argsort(row_N, kind="stable"))
     labels = Labels.of_lists(table["labels"], total)
     given = table["known"].combine_chunks() if "known" in table.column_names else None
-    seen, known = disclosed(labels, given, classes, kind)
+    seen, known = disclose(labels, given, classes, kind)
     columns = {
         "row": table["row"].cast(pa.int64()).combine_chunks(),
         "x": in_one(table["x"].cast(pa.list_(stored_type(table["x"].type.value_type)))),

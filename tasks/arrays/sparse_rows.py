@@ -20,7 +20,7 @@ from anchorfl.tasks.contract import ClientData, InputSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RowBlock:
     """Some of the rows. data: the inputs, with label matrices of no column; known_BC: None where every label is
     known.
     """
@@ -47,11 +47,11 @@ class SparseRows:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def part(self, start: int, stop: int) -> Part:
+    def part(self, start: int, stop: int) -> RowBlock:
         """The rows from ``start`` to before ``stop``, or to the last."""
         labels = self.labels.take(np.arange(start, min(stop, len(self))))
         x, length_B = inputs(self.x.slice(start, len(labels)), self.spec)
         none = torch.zeros(len(labels), 0)
         known, classes = self.known.slice(start, len(labels)), labels.classes
         known_BC = None if nulls(known).all() else known_matrix(known, range(classes), classes)
-        return Part(ClientData(x, none, none, none, length_B, self.spec.scaling()), labels, known_BC)
+        return RowBlock(ClientData(x, none, none, none, length_B, self.spec.scaling()), labels, known_BC)

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from anchorfl.tasks.corpus.corpus_files import BLOCK, Reading, Shard, blocks, files, shards_of
-from anchorfl.tasks.corpus.counting import Counts, Scanner
+from anchorfl.tasks.corpus.counting import PairCounts, Scanner
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.ingest import ray_data_settings
 
@@ -34,17 +34,17 @@ _PART = pa.schema(dict(segments=pa.int64(), size=pa.int64(), at=_INTS, n=_INTS, 
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CorpusCounts:
     """What was counted; bytes of text (UTF-8, unpacked) and seconds that it took."""
 
-    counts: Counts
+    counts: PairCounts
     size: int
     seconds: float
 
 
 def count_names(
     corpus: Sequence[str], scanner: Scanner, field: str = "text", *, engine: Engine = "local", log: Log = lambda _: None
-) -> Found:
+) -> CorpusCounts:
     """Counts of the scanner's names in files, folders (searched to any depth) and glob patterns.
 
     field: of JSON lines and Parquet. engine: ``ray`` needs a running Ray whose nodes see the same paths; ``local``
@@ -54,22 +54,22 @@ def count_names(
     began = said = time.monotonic()
     shards = [shard for path in files(corpus) for shard in shards_of(path, how)]
     parts = _count_ray(shards, how, scanner) if engine == "ray" else _count_here(shards, how, scanner)
-    total, size = Counts.none(len(scanner.names)), 0
+    total, size = PairCounts.none(len(scanner.names)), 0
     for counts, more in parts:
         total, size = total + counts, size + more
         if (now := time.monotonic()) - said > SAY_S:
             said = now
             log(f"{size / 1e6:.0f} MB, {total.segments} segments, {size / 1e6 / (now - began):.0f} MB/s")
-    return Found(total, size, time.monotonic() - began)
+    return CorpusCounts(total, size, time.monotonic() - began)
 
 
-def _count_here(shards: Sequence[Shard], how: Reading, scanner: Scanner) -> Iterator[tuple[Counts, int]]:
+def _count_here(shards: Sequence[Shard], how: Reading, scanner: Scanner) -> Iterator[tuple[PairCounts, int]]:
     for shard in shards:
         for text in blocks(shard, how):
             yield scanner.count(text), len(text.encode("utf-8", "replace"))
 
 
-def _count_ray(shards: Sequence[Shard], how: Reading, scanner: Scanner) -> Iterator[tuple[Counts, int]]:
+def _count_ray(shards: Sequence[Shard], how: Reading, scanner: Scanner) -> Iterator[tuple[PairCounts, int]]:
     """Ray Data: files that can be cut in one step, streams in two, so that their text is counted by many workers."""
     import ray  # only this engine needs it
 
@@ -96,7 +96,7 @@ def _tasks(shards: Sequence[dict[str, Any]]) -> int:
     return min(len(shards), max(math.ceil(len(shards) / each), int(2 * resources.get("CPU", 1))))
 
 
-def _parts(counted: Any, names: int) -> Iterator[tuple[Counts, int]]:
+def _parts(counted: Any, names: int) -> Iterator[tuple[PairCounts, int]]:
     """Counts as they come in. Raises the InputError that a worker met."""
     for row in counted.iter_rows():
         if row["error"]:
@@ -104,7 +104,7 @@ def _parts(counted: Any, names: int) -> Iterator[tuple[Counts, int]]:
         upper = np.zeros(names * names, np.int64)
         upper[np.asarray(row["at"], np.int64)] = row["n"]
         pair_KK = upper.reshape(names, names)
-        yield Counts(row["segments"], pair_KK + np.triu(pair_KK, 1).T), row["size"]
+        yield PairCounts(row["segments"], pair_KK + np.triu(pair_KK, 1).T), row["size"]
 
 
 def _read_and_count(batch: Any, scanner: Any, how: Reading) -> Any:
@@ -112,13 +112,13 @@ def _read_and_count(batch: Any, scanner: Any, how: Reading) -> Any:
     import ray  # runs in a worker
 
     mine: Scanner = ray.get(scanner)
-    total, size = Counts.none(len(mine.names)), 0
+    total, size = PairCounts.none(len(mine.names)), 0
     try:
         for row in batch.to_pylist():
             for counts, more in _count_here([Shard(**row)], how, mine):
                 total, size = total + counts, size + more
     except InputError as error:  # as a value: a task that fails would be tried again, and its error wrapped in a trace
-        return _row(Counts.none(0), 0, str(error))
+        return _row(PairCounts.none(0), 0, str(error))
     return _row(total, size, "")
 
 
@@ -138,15 +138,15 @@ def _count(batch: Any, scanner: Any) -> Any:
 
     mine: Scanner = ray.get(scanner)
     if error := next((error for error in batch["error"].to_pylist() if error), ""):
-        return _row(Counts.none(0), 0, error)
-    total, size = Counts.none(len(mine.names)), 0
+        return _row(PairCounts.none(0), 0, error)
+    total, size = PairCounts.none(len(mine.names)), 0
     for text in batch["text"]:
         data = text.as_py()
         total, size = total + mine.count(data.decode()), size + len(data)
     return _row(total, size, "")
 
 
-def _row(counts: Counts, size: int, error: str) -> Any:
+def _row(counts: PairCounts, size: int, error: str) -> Any:
     upper = np.triu(counts.pair_KK).ravel()
     at = np.flatnonzero(upper)
     values = [counts.segments], [size], [at], [upper[at]], [error]

@@ -95,14 +95,14 @@ def shards_of(path: Path, how: Reading) -> list[Shard]:
 def blocks(shard: Shard, how: Reading) -> Iterator[str]:
     """The text of a shard in blocks of whole segments. Raises InputError with file and line."""
     if shard.kind == "parquet":
-        yield from _joined(_parquet_texts(shard, how.field))
+        yield from _join_articles(_parquet_texts(shard, how.field))
         return
     line = 1
     for data in _chunks(shard, how):
         if shard.kind == "json":
-            yield from _joined(_json_texts(shard, data, line, how.field))
+            yield from _join_articles(_json_texts(shard, data, line, how.field))
         else:
-            yield _decoded(shard, data, line)
+            yield _decode(shard, data, line)
         line += data.count(b"\n") if shard.end < 0 else 0
 
 
@@ -173,8 +173,8 @@ def _last(end: re.Pattern[bytes], data: bytes, new: int) -> int | None:
     """Where the last segment end of ``data`` lies that reaches beyond ``new``; None where there is none."""
     if end is _LINE:
         return data.rfind(b"\n") + 1 or None
-    places = [found.end() for found in end.finditer(data, _back(data, new))]
-    return places[-1] if places else None
+    ends = [found.end() for found in end.finditer(data, _back(data, new))]
+    return ends[-1] if ends else None
 
 
 def _back(data: bytes, new: int) -> int:
@@ -183,7 +183,7 @@ def _back(data: bytes, new: int) -> int:
     return new if line < 0 else line
 
 
-def _decoded(shard: Shard, data: bytes, line: int) -> str:
+def _decode(shard: Shard, data: bytes, line: int) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -202,18 +202,18 @@ def _line_number(shard: Shard, line: int) -> int:
 
 def _json_texts(shard: Shard, data: bytes, line: int, field: str) -> Iterator[str]:
     """The field of every JSON line; a null is no text."""
-    for at, row in enumerate(_decoded(shard, data, line).split("\n")):
+    for at, row in enumerate(_decode(shard, data, line).split("\n")):
         if not row.strip():
             continue
         try:
             record = json.loads(row.removeprefix("\ufeff"))
             text = record[field]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            place = f"{shard.path}:{_line_number(shard, line) + at}"
+            location = f"{shard.path}:{_line_number(shard, line) + at}"
             if isinstance(error, KeyError):
-                msg = f"{place}: no field {field!r}{nearest(field, record)}; name the field of the text with --field"
+                msg = f"{location}: no field {field!r}{nearest(field, record)}; name the field of the text with --field"
             else:
-                msg = f"{place}: not a JSON object ({error}); write one object a line"
+                msg = f"{location}: not a JSON object ({error}); write one object a line"
             raise InputError(msg) from error
         if not isinstance(text, str | None):
             msg = (
@@ -251,7 +251,7 @@ def _parquet_texts(shard: Shard, field: str) -> Iterator[str]:
         raise InputError(msg) from error
 
 
-def _joined(texts: Iterator[str]) -> Iterator[str]:
+def _join_articles(texts: Iterator[str]) -> Iterator[str]:
     """Articles, ``RECORD`` between them, in blocks."""
     held, size = list[str](), 0
     for text in texts:

@@ -41,7 +41,7 @@ _SMALL = np.array([chr(code).islower() for code in range(CODES)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Counts:
+class PairCounts:
     """Segments with at least one word, and of these with names i and j (``pair_KK``, int64, symmetric; the diagonal:
     with name i).
     """
@@ -50,12 +50,12 @@ class Counts:
     pair_KK: Ints
 
     @classmethod
-    def none(cls, names: int) -> Counts:
+    def none(cls, names: int) -> PairCounts:
         """Of no text."""
         return cls(0, np.zeros((names, names), np.int64))
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(self.segments + other.segments, self.pair_KK + other.pair_KK)
+    def __add__(self, other: PairCounts) -> PairCounts:
+        return PairCounts(self.segments + other.segments, self.pair_KK + other.pair_KK)
 
     def pmi(self) -> Floats:
         """PMI(i, j) = log p(i,j) / (p(i) p(j)), natural logarithm: -inf for names that never meet, nan for names that
@@ -102,34 +102,34 @@ class Scanner:
         known = {form: at for root, at in number.items() for form in forms(root, self.stem)}
         object.__setattr__(self, "_trie", _Trie.of(known, TITLES if self.segment == "sentence" else ()))
 
-    def count(self, text: str) -> Counts:
+    def count(self, text: str) -> PairCounts:
         """Of a text that begins and ends with a segment; articles in it are separated by ``RECORD``."""
         units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), "<u2")
         kind_T = self._trie.kinds(units)
         word_T = kind_T >= _OTHER
         start_W = np.flatnonzero(word_T[1:] & ~word_T[:-1]) + 1
         if not len(start_W):
-            return Counts.none(len(self.names))
-        place_H, state_H = self._trie.found(kind_T, start_W)
-        cut = self._cuts(units, kind_T, start_W, place_H[self._trie.title_Q[state_H]])
+            return PairCounts.none(len(self.names))
+        position_H, state_H = self._trie.found(kind_T, start_W)
+        cut = self._cuts(units, kind_T, start_W, position_H[self._trie.title_Q[state_H]])
         word_H = self._trie.word_Q[state_H]
         rows, columns = [], []
-        for name, segments in enumerate(self._segments(place_H, word_H, cut)):
+        for name, segments in enumerate(self._segments(position_H, word_H, cut)):
             rows.append(segments)
             columns.append(np.full(len(segments), name))
         row, column = np.concatenate(rows), np.concatenate(columns)
         shape = len(cut), len(self.names)
         met = sparse.csr_matrix((np.ones(len(row), np.int64), (row, column)), shape=shape)
-        return Counts(len(cut), (met.T @ met).toarray())
+        return PairCounts(len(cut), (met.T @ met).toarray())
 
-    def _segments(self, place_H: Ints, word_H: Ints, cut: Ints) -> list[Ints]:
+    def _segments(self, position_H: Ints, word_H: Ints, cut: Ints) -> list[Ints]:
         """Numbers of the segments that each name occurs in, ascending."""
-        order_H = np.lexsort((place_H, word_H))
-        place_H, word_H = place_H[order_H], word_H[order_H]
+        order_H = np.lexsort((position_H, word_H))
+        position_H, word_H = position_H[order_H], word_H[order_H]
         ends = np.searchsorted(word_H, np.arange(1 + max(map(max, self.words), default=-1)), side="right")
         begins = np.searchsorted(word_H, np.arange(len(ends)))
-        places = [place_H[begin:end] for begin, end in zip(begins, ends, strict=True)]
-        return [_together([places[word] for word in words], self.window * len(words), cut) for words in self.words]
+        positions = [position_H[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        return [_together([positions[word] for word in words], self.window * len(words), cut) for words in self.words]
 
     def _cuts(self, units: Units, kind_T: npt.NDArray[np.uint16], start_W: Ints, title: Ints) -> Ints:
         """Numbers of the first words of all segments that have words, ascending. title: the words that are titles."""
@@ -144,15 +144,15 @@ class Scanner:
         return cut[cut < len(start_W)]
 
 
-def _together(places: Sequence[Ints], width: int, cut: Ints) -> Ints:
+def _together(positions: Sequence[Ints], width: int, cut: Ints) -> Ints:
     """Segments with one word of each list within ``width`` words in a row."""
-    if not all(map(len, places)):
+    if not all(map(len, positions)):
         return np.zeros(0, np.int64)
-    last = places[0] if len(places) == 1 else np.concatenate(places)
+    last = positions[0] if len(positions) == 1 else np.concatenate(positions)
     first = last
-    for place in places if len(places) > 1 else ():
-        before = np.searchsorted(place, last, side="right") - 1  # the nearest such word up to ``last``
-        first = np.minimum(first, np.where(before >= 0, place[before], -width))
+    for position in positions if len(positions) > 1 else ():
+        before = np.searchsorted(position, last, side="right") - 1  # the nearest such word up to ``last``
+        first = np.minimum(first, np.where(before >= 0, position[before], -width))
     segment = np.searchsorted(cut, last, side="right") - 1
     return np.unique(segment[(last - first < width) & (first >= cut[segment])])
 
@@ -223,21 +223,21 @@ class _Trie:
         """The words of a text that are words of the trie: their numbers, and the states that they end in."""
         flat, kinds = self.next_QA.ravel(), self.next_QA.shape[1]
         state = self.next_QA[1][kind_T[start_W]]
-        place = np.flatnonzero(state)
-        state, at = state[place], start_W[place]
-        places, states = [], []
+        position = np.flatnonzero(state)
+        state, at = state[position], start_W[position]
+        positions, states = [], []
         for _ in range(self.longest):
             at = at + 1
             kind = kind_T[at]
             ended = np.flatnonzero(kind < _OTHER)
-            places.append(place[ended])
+            positions.append(position[ended])
             states.append(state[ended])
             state = flat[state * kinds + kind]
             alive = np.flatnonzero(state)
-            state, at, place = state[alive], at[alive], place[alive]
-        place, state = np.concatenate(places), np.concatenate(states).astype(np.int64)
+            state, at, position = state[alive], at[alive], position[alive]
+        position, state = np.concatenate(positions), np.concatenate(states).astype(np.int64)
         whole = (self.word_Q[state] >= 0) | self.title_Q[state]
-        return place[whole], state[whole]
+        return position[whole], state[whole]
 
 
 def _kinds(number: Mapping[str, int]) -> npt.NDArray[np.uint16]:

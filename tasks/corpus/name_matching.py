@@ -66,11 +66,11 @@ def name_words(names: Sequence[str], stem: Stem) -> list[tuple[str, ...]]:
             msg = f"class name {name!r} has no letter or digit; give a name that can occur in a text"
             raise InputError(msg)
         kept = [word for word in words if word not in STOP] or words
-        found.append(tuple(dict.fromkeys(stemmed(word, stem) for word in kept)))
+        found.append(tuple(dict.fromkeys(stem_word(word, stem) for word in kept)))
     return found
 
 
-def stemmed(word: str, stem: Stem) -> str:
+def stem_word(word: str, stem: Stem) -> str:
     """The stem of a word in lower case. Words of up to three letters are their own stem."""
     if stem == "none":
         return word
@@ -89,7 +89,7 @@ def forms(root: str, stem: Stem) -> frozenset[str]:
         bases |= {base + end for base, end in product(tuple(bases), ("ing", "ed"))}
     made = {base + end for base, end in product(bases, ("", "s", "es"))}
     made |= {base[:-1] + "ies" for base in bases if base.endswith("y")}
-    return frozenset(word for word in made if stemmed(word, stem) == root)
+    return frozenset(word for word in made if stem_word(word, stem) == root)
 
 
 def _singular(word: str) -> str:

@@ -22,7 +22,7 @@ def check_growth(path: Path, unpacked: int, ratio: int = RATIO, hint: str = GIVE
         raise InputError(f"{path}: it unpacks to more than {ratio} times its size, as no file of data does; {hint}")
 
 
-class Watched:
+class CheckedStream:
     """A stream of text for Arrow: bounded by ``check_growth``, and UTF-8. Arrow hands rows that it cannot take apart to
     a callback, as text, and drops the error where they are none.
     """

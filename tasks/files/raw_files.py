@@ -36,18 +36,18 @@ class Status:
     """True where every file is there, or none is needed."""
     folder: Path | None
     """Where they are; None if nothing was found or nothing is needed."""
-    places: tuple[Path, ...]
+    searched: tuple[Path, ...]
     """Every folder that was looked at."""
     missing: tuple[str, ...]
-    """Files that are not in ``folder``, or in none of ``places``."""
+    """Files that are not in ``folder``, or in none of ``searched``."""
 
 
 def file_names(task: Task, options: TaskOptions) -> tuple[str, ...]:
     """Names of the files that this variant needs. Raises InputError on an unknown variant."""
-    chosen = variant(task, options)
+    wanted = variant(task, options)
     parts = {name: _variants(name) for name in task.source.files}
-    needed = [name for name, known in parts.items() if chosen in known or not known]
-    return tuple(_VARIANTS.sub(parts[name].get(chosen, ""), name) for name in needed)
+    needed = [name for name, known in parts.items() if wanted in known or not known]
+    return tuple(_VARIANTS.sub(parts[name].get(wanted, ""), name) for name in needed)
 
 
 def variants(task: Task) -> list[str]:
@@ -71,12 +71,12 @@ def status(task: Task, options: TaskOptions) -> Status:
     names = file_names(task, options)
     if not names:
         return Status(True, None, (), ())
-    places = _places(task, options)
-    lacking = {place: tuple(name for name in names if _existing(place, name) is None) for place in places}
-    best = min(places, key=lambda place: len(lacking[place]), default=None)
+    searched = _candidate_folders(task, options)
+    lacking = {place: tuple(name for name in names if _existing(place, name) is None) for place in searched}
+    best = min(searched, key=lambda place: len(lacking[place]), default=None)
     if best is None or len(lacking[best]) == len(names):
-        return Status(False, None, places, names)
-    return Status(not lacking[best], best, places, lacking[best])
+        return Status(False, None, searched, names)
+    return Status(not lacking[best], best, searched, lacking[best])
 
 
 def raw_folder(task: Task, options: TaskOptions) -> Path | None:
@@ -87,7 +87,7 @@ def raw_folder(task: Task, options: TaskOptions) -> Path | None:
     state = status(task, options)
     if state.found:
         return state.folder
-    looked = ", ".join(str(place) for place in state.places) or "nowhere: [task] root and $ANCHORFL_DATA are empty"
+    looked = ", ".join(str(place) for place in state.searched) or "nowhere: [task] root and $ANCHORFL_DATA are empty"
     gate = ", access must be applied for" if task.source.gated else ""
     others = " or ".join(f"--task.variant {name}" for name in other_forms(task, options))
     msg = (
@@ -104,7 +104,7 @@ def other_forms(task: Task, options: TaskOptions) -> list[str]:
     return [name for name in rest if status(task, replace(options, variant=name)).found]
 
 
-def matches(folder: Path, name: str) -> bool:
+def has_file(folder: Path, name: str) -> bool:
     """Whether the folder has a file of that name, or one that matches, with ``.gz`` or without."""
     return _existing(folder, name) is not None
 
@@ -186,7 +186,7 @@ def _variants(name: str) -> dict[str, str]:
     return {variant: part if equals else variant for variant, equals, part in pairs}
 
 
-def _places(task: Task, options: TaskOptions) -> tuple[Path, ...]:
+def _candidate_folders(task: Task, options: TaskOptions) -> tuple[Path, ...]:
     if options.file:
         return ((Path(options.root).expanduser() / Path(options.file).expanduser()).parent,)
     if options.root:

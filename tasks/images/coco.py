@@ -72,14 +72,14 @@ class Image(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Annotated:
+class AnnotatedImages:
     """The images of one file that have an annotation. image_N: their ids; names: of their files; places: where in
     the file each stands; y_NC: their classes.
     """
 
     image_N: Ints
     names: list[str]
-    places: list[str]
+    locations: list[str]
     y_NC: Bools
 
 
@@ -116,7 +116,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     parts = []
     for part, split in PARTS.items():
         rows = images_of(find_file(folder, f"annotations/instances_{part}.json"), bad)
-        found_N = present(folder / part, rows.names, rows.places, bad)
+        found_N = present(folder / part, rows.names, rows.locations, bad)
         columns = {
             "row": rows.image_N,
             "split": pa.array([split] * len(rows.names), pa.string()),
@@ -131,7 +131,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     return bad.noted(pa.concat_tables(parts))
 
 
-def images_of(path: Path, bad: BadRows) -> Annotated:
+def images_of(path: Path, bad: BadRows) -> AnnotatedImages:
     """The images of one annotation file that have an annotation, without a look at the images themselves.
 
     The peak of memory is the text of the file and 150 bytes for each of its annotations (measured on a made-up file of
@@ -159,8 +159,8 @@ def images_of(path: Path, bad: BadRows) -> Annotated:
     y_IC = y_IC[np.searchsorted(image_I, order)]
     image_N = order[y_IC.any(1)]
     names = [images[image][0] for image in image_N.tolist()]
-    places = [f"{path}: images[{images[image][1]}]" for image in image_N.tolist()]
-    return Annotated(image_N, names, places, y_IC[y_IC.any(1)])
+    locations = [f"{path}: images[{images[image][1]}]" for image in image_N.tolist()]
+    return AnnotatedImages(image_N, names, locations, y_IC[y_IC.any(1)])
 
 
 def fit(train: Any, options: TaskOptions) -> InputSpec:
@@ -180,13 +180,13 @@ def _kept(entry: dict[str, Any]) -> Any:
 def _classes(categories: list[Any], path: Path) -> dict[int, int]:
     """Category id -> number in CLASSES. Raises InputError unless the file has exactly these 80 names."""
     class_of = dict[int, int]()
-    for place, category in enumerate(categories):
+    for number, category in enumerate(categories):
         name, id_ = (category.get("name"), whole(category.get("id"))) if isinstance(category, dict) else ("", -1)
         if name not in CLASSES:
-            msg = f"{path}: categories[{place}]: {name!r} is no category of COCO 2014{nearest(str(name), CLASSES)}"
+            msg = f"{path}: categories[{number}]: {name!r} is no category of COCO 2014{nearest(str(name), CLASSES)}"
             raise InputError(f"{msg}; correct the name")
         if id_ < 0 or id_ in class_of or CLASSES.index(name) in class_of.values():
-            msg = f"{path}: categories[{place}]: {name!r} has no id, or name or id stand twice; get the file again"
+            msg = f"{path}: categories[{number}]: {name!r} has no id, or name or id stand twice; get the file again"
             raise InputError(msg)
         class_of[id_] = CLASSES.index(name)
     if len(class_of) != len(CLASSES):
@@ -199,13 +199,13 @@ def _classes(categories: list[Any], path: Path) -> dict[int, int]:
 def _images(entries: list[Any], path: Path, bad: BadRows) -> dict[int, tuple[str, int]]:
     """Image id -> name of its file and number of its entry."""
     images = dict[int, tuple[str, int]]()
-    for place, entry in enumerate(entries):
+    for number, entry in enumerate(entries):
         if not isinstance(entry, Image) or entry.id < 0 or not entry.file_name or "/" in entry.file_name:
-            bad.meet(f"{path}: images[{place}] needs a whole number as id and a file_name without folder; correct it")
+            bad.meet(f"{path}: images[{number}] needs a whole number as id and a file_name without folder; correct it")
         elif entry.id in images:
-            bad.meet(f"{path}: images[{place}]: id {entry.id} is that of images[{images[entry.id][1]}]; correct one")
+            bad.meet(f"{path}: images[{number}]: id {entry.id} is that of images[{images[entry.id][1]}]; correct one")
         else:
-            images[entry.id] = (entry.file_name, place)
+            images[entry.id] = (entry.file_name, number)
     return images
 
 
@@ -213,18 +213,18 @@ def _codes(category_A: Ints, class_of: dict[int, int]) -> Ints:
     """Number in CLASSES of every annotation, -1 where its category is unknown."""
     known_K = np.array(sorted(class_of), dtype=np.int64)
     code_K = np.array([class_of[id_] for id_ in known_K.tolist()], dtype=np.int64)
-    place_A = np.minimum(np.searchsorted(known_K, category_A), len(known_K) - 1)
-    found_A: Ints = np.where(known_K[place_A] == category_A, code_K[place_A], -1)
+    index_A = np.minimum(np.searchsorted(known_K, category_A), len(known_K) - 1)
+    found_A: Ints = np.where(known_K[index_A] == category_A, code_K[index_A], -1)
     return found_A
 
 
 def _faults(path: Path, entry_A3: Ints, known_A: Bools, code_A: Ints, bad: BadRows) -> set[int]:
     """Images of which an annotation is unusable: without it their labels would be wrong."""
     faulty = set[int]()
-    for place in np.flatnonzero(~known_A | (code_A < 0)).tolist():
-        id_, image, category = entry_A3[place].tolist()
-        where = f"{path}: annotations[{place}] (id {id_})"
-        if not known_A[place]:
+    for number in np.flatnonzero(~known_A | (code_A < 0)).tolist():
+        id_, image, category = entry_A3[number].tolist()
+        where = f"{path}: annotations[{number}] (id {id_})"
+        if not known_A[number]:
             bad.meet(f"{where}: image_id {image} is no image of the file; correct it")
         elif image not in faulty:
             faulty.add(image)

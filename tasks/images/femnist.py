@@ -60,7 +60,7 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriterSamples:
     """The samples of a writer in one file. start: row id of the first."""
 
     path: Path
@@ -101,14 +101,14 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     if folder is None:
         msg = "femnist needs the folder of its files"
         raise ValueError(msg)
-    writers = dict[str, list[Written]]()
+    writers = dict[str, list[WriterSamples]]()
     files, start = _files(folder), 0
     for path in files:
-        for name, samples in _written(path):
-            _note(writers, name, Written(path, start, samples))
+        for name, samples in _read_writers(path):
+            _note(writers, name, WriterSamples(path, start, samples))
             start += len(samples.y_N)
     few = {name: parts for name, parts in writers.items() if 0 < _size(parts) < BELOW}
-    split_of = _drawn(sorted(few), folder)
+    split_of = _draw_writers(sorted(few), folder)
     bad = BadRows.of(options)
     tables = [_rows(name, few[name], split, bad) for name, split in sorted(split_of.items())]
     return bad.noted(pa.concat_tables(tables))
@@ -140,7 +140,7 @@ def _numbers(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.name.replace(".", "_").split("_")]
 
 
-def _written(path: Path) -> Iterator[tuple[str, Samples]]:
+def _read_writers(path: Path) -> Iterator[tuple[str, Samples]]:
     """The writers of one file with their samples, in the order of ``users``."""
     content = parsed(path, _kept)
     users, sizes = listed(content, "users", path), listed(content, "num_samples", path)
@@ -152,9 +152,9 @@ def _written(path: Path) -> Iterator[tuple[str, Samples]]:
         if user not in users and not (isinstance(samples, Samples) and not len(samples.y_N)):
             msg = f"{path}: user {user!r} of user_data is not in users; get the file again"
             raise InputError(msg)
-    for place, (user, size) in enumerate(zip(users, sizes, strict=True)):
+    for index, (user, size) in enumerate(zip(users, sizes, strict=True)):
         samples = data.get(user) if isinstance(user, str) else None
-        if user in users[:place]:
+        if user in users[:index]:
             msg = f"{path}: user {user!r} is listed twice in users; get the file again"
             raise InputError(msg)
         if not isinstance(samples, Samples):
@@ -203,7 +203,7 @@ def _levels(x: list[Any]) -> list[Pixels | None]:
     return [levels if good else None for levels, good in zip(levels_ND, good_N, strict=True)]
 
 
-def _note(writers: dict[str, list[Written]], name: str, part: Written) -> None:
+def _note(writers: dict[str, list[WriterSamples]], name: str, part: WriterSamples) -> None:
     """Add what a file has of a writer; of those with too many samples only the number is kept.
 
     Raises InputError where another file of the same folder has the writer too.
@@ -215,16 +215,16 @@ def _note(writers: dict[str, list[Written]], name: str, part: Written) -> None:
         raise InputError(msg)
     parts.append(part)
     if _size(parts) >= BELOW:
-        for place, each in enumerate(parts):
+        for index, each in enumerate(parts):
             empty = Samples(np.zeros((0, 0), np.uint8), each.samples.y_N, {})
-            parts[place] = Written(each.path, each.start, empty)
+            parts[index] = WriterSamples(each.path, each.start, empty)
 
 
-def _size(parts: list[Written]) -> int:
+def _size(parts: list[WriterSamples]) -> int:
     return sum(len(part.samples.y_N) for part in parts)
 
 
-def _drawn(names: list[str], folder: Path) -> dict[str, str]:
+def _draw_writers(names: list[str], folder: Path) -> dict[str, str]:
     """Split of each of the 50 writers that are drawn from the given ones."""
     total = sum(WRITERS.values())
     if len(names) < total:
@@ -232,10 +232,10 @@ def _drawn(names: list[str], folder: Path) -> dict[str, str]:
         raise InputError(msg)
     order: Ints = np.random.default_rng(WRITERS_SEED).permutation(len(names))[:total]
     splits = [split for split, count in WRITERS.items() for _ in range(count)]
-    return {names[place]: split for place, split in zip(order.tolist(), splits, strict=True)}
+    return {names[index]: split for index, split in zip(order.tolist(), splits, strict=True)}
 
 
-def _rows(name: str, parts: list[Written], split: str, bad: BadRows) -> Any:
+def _rows(name: str, parts: list[WriterSamples], split: str, bad: BadRows) -> Any:
     """The usable samples of one writer."""
     for part in parts:
         for number, fault in sorted(part.samples.faults.items()):

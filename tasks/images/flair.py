@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.contract import CLASS_NAMES, InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
@@ -47,7 +48,7 @@ class Records:
     user: list[str] = field(default_factory=list)
     split: list[str] = field(default_factory=list)
     labels: list[tuple[int, ...]] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
+    locations: list[str] = field(default_factory=list)
     code: dict[str, int] = field(default_factory=dict)
 
 
@@ -83,7 +84,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     bad = BadRows.of(options)
     rows = records_of(find_file(folder, ANNOTATIONS), bad)
     names = [f"{image}.jpg" for image in rows.image]
-    found_N = present(folder / IMAGES, names, rows.places, bad)
+    found_N = present(folder / IMAGES, names, rows.locations, bad)
     class_names = sorted(rows.code)
     columns = {
         "row": pa.array([int(image) for image in rows.image], pa.int64()),
@@ -105,23 +106,23 @@ def records_of(path: Path, bad: BadRows) -> Records:
     rows, entries = Records(), _entries(path)
     first, side = dict[str, int](), dict[str, tuple[str, int]]()
     for number, entry in enumerate(entries, start=1):
-        place = f"{path}: record {number}"
+        location = f"{path}: record {number}"
         fault = _fault(entry, first)
         if fault:
-            bad.meet(f"{place}: {fault}")
+            bad.meet(f"{location}: {fault}")
             continue
         image, user, partition, labels = entry
         first[image] = number
         split = SPLITS[partition]
         if side.setdefault(user, (split, number))[0] != split:
             other, record = side[user]
-            msg = f"{place}: user {user!r} is in {split}, but in record {record} in {other}; get the file again"
+            msg = f"{location}: user {user!r} is in {split}, but in record {record} in {other}; get the file again"
             raise InputError(msg)
         rows.image.append(image)
         rows.user.append(user)
         rows.split.append(split)
         rows.labels.append(tuple({rows.code.setdefault(label, len(rows.code)) for label in labels}))
-        rows.places.append(place)
+        rows.locations.append(location)
     if not rows.image:
         msg = f"{path}: no record in the file; get it again"
         raise InputError(msg)
@@ -177,4 +178,4 @@ def _labels(rows: Records, class_names: list[str]) -> Labels:
     number[[rows.code[name] for name in class_names]] = np.arange(len(class_names))
     length_N = np.fromiter((len(labels) for labels in rows.labels), dtype=np.int64, count=len(rows.labels))
     code_P = np.fromiter((code for labels in rows.labels for code in labels), dtype=np.int64, count=length_N.sum())
-    return Labels(number[code_P], np.concatenate([[0], np.cumsum(length_N)]), len(class_names))
+    return Labels(number[code_P], offsets(length_N), len(class_names))

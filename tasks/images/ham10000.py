@@ -25,7 +25,14 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.raw_files import file_names, find_file, find_files, variant
 from anchorfl.tasks.images.folders import split_7_1_2, table_of
-from anchorfl.tasks.images.ham10000_rows import DIAGNOSES, Rows, photographs, read_metadata, read_pixels, thumbnails
+from anchorfl.tasks.images.ham10000_rows import (
+    DIAGNOSES,
+    MetadataRows,
+    photographs,
+    read_metadata,
+    read_pixels,
+    thumbnails,
+)
 from anchorfl.tasks.images.pixels import encode_images, image_spec
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.prompts import Wording
@@ -73,17 +80,17 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     metadata, name = file_names(ham10000(), options)
     rows = read_metadata(find_file(folder, metadata), bad)
     if chosen == "jpg":
-        place_N, images = photographs(find_files(folder, name), rows, bad)
+        index_N, images = photographs(find_files(folder, name), rows, bad)
     elif chosen == "thumbs64":
-        place_N, images = thumbnails(find_file(folder, name), rows, bad)
+        index_N, images = thumbnails(find_file(folder, name), rows, bad)
     else:
-        place_N, images = read_pixels(find_file(folder, name), rows, bad)
-    if not len(place_N):
+        index_N, images = read_pixels(find_file(folder, name), rows, bad)
+    if not len(index_N):
         msg = f"{folder}: no image of {name} has a good row in {metadata}; get the files again"
         raise InputError(msg)
-    columns = {"image": images, "subject": pa.array([rows.lesions[place] for place in place_N.tolist()])}
+    columns = {"image": images, "subject": pa.array([rows.lesions[index] for index in index_N.tolist()])}
     split_N = _split(rows)
-    return bad.noted(table_of(rows.row_N[place_N], rows.class_N[place_N], split_N[place_N], columns))
+    return bad.noted(table_of(rows.row_N[index_N], rows.class_N[index_N], split_N[index_N], columns))
 
 
 def fit(train: Any, options: TaskOptions) -> InputSpec:
@@ -92,6 +99,6 @@ def fit(train: Any, options: TaskOptions) -> InputSpec:
     return image_spec(options, SIZES[chosen], 1 if chosen == "hmnist_8_8_L" else 3)
 
 
-def _split(rows: Rows) -> Any:
+def _split(rows: MetadataRows) -> Any:
     lesion_N = np.unique(np.array(rows.lesions), return_inverse=True)[1]
     return split_7_1_2(rows.class_N, lesion_N, SPLIT_SEED)

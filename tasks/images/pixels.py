@@ -100,7 +100,7 @@ def encode_paths(table: Any, spec: InputSpec) -> Any:
     channels, height, width = spec.shape
     x_NCHW = np.empty((table.num_rows, *spec.shape), dtype=np.uint8)
     for row, path in enumerate(table["path"].to_pylist()):
-        x_NCHW[row] = _resized(_decoded(path), channels, height, width)
+        x_NCHW[row] = _resize(_decode(path), channels, height, width)
     return _with_x(table, "path", x_NCHW)
 
 
@@ -109,14 +109,14 @@ def encode_pixels(table: Any, spec: InputSpec) -> Any:
     ``pixel_column`` has them. Raises InputError on other values or numbers of values.
     """
     channels, height, width = spec.shape
-    x_NHWC = _stored(table["pixels"])
+    x_NHWC = _pixel_arrays(table["pixels"])
     if x_NHWC.shape[1:3] == (height, width) and x_NHWC.shape[3] in (1, channels):
         x_NCHW = np.broadcast_to(x_NHWC.transpose(0, 3, 1, 2), (len(x_NHWC), *spec.shape))
     else:
         x_NCHW = np.empty((len(x_NHWC), *spec.shape), dtype=np.uint8)
         for row, pixels in enumerate(x_NHWC):
             image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
-            x_NCHW[row] = _resized(image, channels, height, width)
+            x_NCHW[row] = _resize(image, channels, height, width)
     return _with_x(table, "pixels", x_NCHW)
 
 
@@ -130,7 +130,7 @@ def encode_images(table: Any, spec: InputSpec) -> Any:
 def _fault(path: Path | str, whole: bool) -> str:
     try:
         if whole:
-            _loaded(path)
+            _load(path)
         else:
             Image.open(path, formats=FORMATS).close()
     except _FAULTS as error:
@@ -138,7 +138,7 @@ def _fault(path: Path | str, whole: bool) -> str:
     return ""
 
 
-def _loaded(path: Path | str) -> Image.Image:
+def _load(path: Path | str) -> Image.Image:
     """The image in a file, 8 bits per value. Raises one of ``_FAULTS``."""
     with Image.open(path, formats=FORMATS) as image:
         if image.mode == "F":
@@ -152,10 +152,10 @@ def _loaded(path: Path | str) -> Image.Image:
         return image
 
 
-def _decoded(path: str) -> Image.Image:
+def _decode(path: str) -> Image.Image:
     """The image in a file. Raises InputError with its path."""
     try:
-        return _loaded(path)
+        return _load(path)
     except _FAULTS as error:
         msg = f"{path}: the image cannot be read: {_reason(error)}; get the file again, or delete it"
         raise InputError(msg) from error
@@ -170,7 +170,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(((values + 128) // 257).astype(np.uint8))
 
 
-def _resized(image: Image.Image, channels: int, height: int, width: int) -> Pixels:
+def _resize(image: Image.Image, channels: int, height: int, width: int) -> Pixels:
     """[C, H, W]."""
     image = image.convert("L" if channels == 1 else "RGB")
     if image.size != (width, height):
@@ -178,7 +178,7 @@ def _resized(image: Image.Image, channels: int, height: int, width: int) -> Pixe
     return np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
 
 
-def _stored(column: Any) -> Pixels:
+def _pixel_arrays(column: Any) -> Pixels:
     """Stored pixels as [N, H, W, C]."""
     values, length_N = list_parts(column)
     if not len(length_N):

@@ -92,7 +92,7 @@ def read(folder: Path | None, options: TaskOptions, *, year: int, difficult_know
     table = labels_of(folder, SETS[year, variant(_task(year, difficult_known), options)], year, bad)
     images = folder / f"VOC{year}" / "JPEGImages"
     names = [f"{image}.jpg" for image in table["image"].to_pylist()]
-    found_N = present(images, names, table["place"].to_pylist(), bad)
+    found_N = present(images, names, table["location"].to_pylist(), bad)
     value_NC = np.stack(table["value"].to_numpy())
     columns = {
         "row": pa.array([int(name[:-4].replace("_", "")) for name in names], pa.int64()),
@@ -108,25 +108,26 @@ def read(folder: Path | None, options: TaskOptions, *, year: int, difficult_know
 
 def labels_of(folder: Path, sets: dict[str, str], year: int, bad: BadRows) -> Any:
     """The image lists alone, without a look at the images: columns ``image`` (its name without .jpg), ``split``,
-    ``place`` (``<file>:<line>`` of its first list) and ``value``, 20 int8 in the order of CLASSES: 1 present, 0 only
+    ``location`` (``<file>:<line>`` of its first list) and ``value``, 20 int8 in the order of CLASSES: 1 present, 0 only
     difficult objects, -1 absent.
 
     sets: image set -> split. Raises InputError with file and line, and on an image in two sets.
     """
-    place_of, value_of, split_of = dict[str, str](), dict[str, npt.NDArray[np.int8]](), dict[str, str]()
+    location_of, value_of, split_of = dict[str, str](), dict[str, npt.NDArray[np.int8]](), dict[str, str]()
     for part, split in sets.items():
-        places, values = _read_set(folder / f"VOC{year}" / "ImageSets" / "Main", part, bad)
-        twice = next((image for image in places if image in place_of), "")
+        locations, values = _read_set(folder / f"VOC{year}" / "ImageSets" / "Main", part, bad)
+        twice = next((image for image in locations if image in location_of), "")
         if twice:
-            msg = f"{places[twice]}: image {twice} stands also at {place_of[twice]}, in another set; correct the lists"
+            first = location_of[twice]
+            msg = f"{locations[twice]}: image {twice} stands also at {first}, in another set; correct the lists"
             raise InputError(msg)
-        place_of.update(places)
+        location_of.update(locations)
         value_of.update(values)
-        split_of.update(dict.fromkeys(places, split))
+        split_of.update(dict.fromkeys(locations, split))
     columns = {
-        "image": pa.array(list(place_of), pa.string()),
+        "image": pa.array(list(location_of), pa.string()),
         "split": pa.array(list(split_of.values()), pa.string()),
-        "place": pa.array(list(place_of.values()), pa.string()),
+        "location": pa.array(list(location_of.values()), pa.string()),
         "value": pa.array(list(value_of.values()), pa.list_(pa.int8())),
     }
     return pa.table(columns)
@@ -172,8 +173,8 @@ def _read_set(lists: Path, part: str, bad: BadRows) -> tuple[dict[str, str], dic
         if image not in faulty:
             _check_all_lists(image, paths, lines, faulty, bad)
     good = [image for image in order if image not in faulty]
-    places = {image: f"{paths[0]}:{lines[0][image]}" for image in good}
-    return places, {image: np.array([value[image] for value in values], dtype=np.int8) for image in good}
+    locations = {image: f"{paths[0]}:{lines[0][image]}" for image in good}
+    return locations, {image: np.array([value[image] for value in values], dtype=np.int8) for image in good}
 
 
 def _read_list(path: Path, faulty: set[str], bad: BadRows) -> tuple[dict[str, int], dict[str, int]]:

@@ -24,7 +24,7 @@ class Cards(Sequence[Card]):
     classes: int
     rows: tuple[int, ...]
     counts: tuple[tuple[tuple[int, int], ...], ...]
-    aware: tuple[tuple[int, ...], ...]
+    identified: tuple[tuple[int, ...], ...]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -40,7 +40,7 @@ class Cards(Sequence[Card]):
         client = range(len(self))[index]
         count_C = torch.zeros(self.classes, dtype=torch.int64)
         identified_C = torch.zeros(self.classes, dtype=torch.bool)
-        identified_C[list(self.aware[client])] = True
+        identified_C[list(self.identified[client])] = True
         for class_, number in self.counts[client]:
             count_C[class_] = number
         return Card(client, self.rows[client], count_C, identified_C)

@@ -19,6 +19,7 @@ import torch
 from anchorfl.tasks.arrays.arrow import Ints
 from anchorfl.tasks.arrays.chunks import Chunks
 from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.arrays.tensors import inputs
 from anchorfl.tasks.contract import InputSpec
 from anchorfl.tasks.errors import InputError
@@ -26,7 +27,7 @@ from anchorfl.tasks.ingest.prepared import Prepared, client_file
 
 
 @dataclass(frozen=True)
-class Pool:
+class DistinctRows:
     """x: one column, stored inputs of the distinct rows, shortest first; holders: the clients of every row, as
     ``Labels`` whose classes are holders; row_N: their ids.
     """
@@ -45,7 +46,7 @@ class Pool:
         return self.spec.scaling().to(device)(x.to(device))
 
 
-def pool(prepared: Prepared, owner_I: Sequence[int], owners: int) -> Pool:
+def collect_distinct_rows(prepared: Prepared, owner_I: Sequence[int], owners: int) -> DistinctRows:
     """The rows of all clients; client i is holder ``owner_I[i]`` of 0..owners-1.
 
     Raises InputError where a file is damaged, or a client holds a row without its label.
@@ -65,7 +66,7 @@ def pool(prepared: Prepared, owner_I: Sequence[int], owners: int) -> Pool:
     row_N = rows["row"].to_numpy()
     order_N = np.lexsort((row_N, _lengths(rows["x"], prepared.manifest.spec)))
     row_N, x = row_N[order_N], Chunks.of(Chunks.of(rows.select(["x"])).take(order_N))
-    return Pool(x, prepared.manifest.spec, _holders(row_N, row_of, holder_of, owners), row_N)
+    return DistinctRows(x, prepared.manifest.spec, _holders(row_N, row_of, holder_of, owners), row_N)
 
 
 def _read(prepared: Prepared, client: int) -> Any:
@@ -95,7 +96,7 @@ def _holders(row_N: Ints, row_of: list[Ints], holder_of: list[Ints], owners: int
     """Who holds which of the rows ``row_N``."""
     order_N = np.argsort(row_N)
     row_P, client_P = np.concatenate(row_of), np.concatenate(holder_of)
-    place_P = order_N[np.searchsorted(row_N, row_P, sorter=order_N)]
-    by_row_P = np.lexsort((client_P, place_P))
-    offset = np.concatenate([[0], np.cumsum(np.bincount(place_P, minlength=len(row_N)), dtype=np.int64)])
-    return Labels(client_P[by_row_P].astype(np.int32), offset, owners)
+    index_P = order_N[np.searchsorted(row_N, row_P, sorter=order_N)]
+    by_row_P = np.lexsort((client_P, index_P))
+    offset_N1 = offsets(np.bincount(index_P, minlength=len(row_N)))
+    return Labels(client_P[by_row_P].astype(np.int32), offset_N1, owners)

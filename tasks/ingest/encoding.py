@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.disclosure import disclosed_table, stored_type
+from anchorfl.tasks.arrays.disclosure import disclose_table, stored_type
 from anchorfl.tasks.contract import InputSpec, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.prepared import client_file, table_bytes
@@ -38,7 +38,7 @@ class Encoding:
 
     def file(self, table: Any, owner: int) -> tuple[bytes, str]:
         """The rows of one owner, with the labels that it may see, as a file, and the digest of its content."""
-        return table_bytes(disclosed_table(table, self.classes[owner], len(self.task.class_names), self.task.kind))
+        return table_bytes(disclose_table(table, self.classes[owner], len(self.task.class_names), self.task.kind))
 
 
 def kept_columns(table: Any) -> list[str]:
@@ -46,7 +46,7 @@ def kept_columns(table: Any) -> list[str]:
     return [name for name in ("row", "labels", "known") if name in table.column_names]
 
 
-def normalized(spec: InputSpec, options: TaskOptions) -> InputSpec:
+def set_normalization(spec: InputSpec, options: TaskOptions) -> InputSpec:
     """The description with the mean and deviation that ``options.normalize`` asks for.
 
     Raises InputError on words it does not know, numbers that do not fit the channels, or inputs that are not stored as

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from anchorfl.tasks.arrays.arrow import Ints
-from anchorfl.tasks.contract import InputSpec, Kind
+from anchorfl.tasks.contract import InputSpec, LabelKind
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import misfit, parsed
 from anchorfl.tasks.options import TaskOptions
@@ -24,7 +24,7 @@ MANIFEST = "manifest.json"
 HINT = "delete the folder and prepare the data again"
 """How errors about a prepared folder end."""
 
-Counts = tuple[tuple[int, int], ...]
+ClassCounts = tuple[tuple[int, int], ...]
 """(class, rows) of the classes that occur, ascending."""
 
 
@@ -34,7 +34,7 @@ class Manifest:
 
     task: str
     class_names: tuple[str, ...]
-    kind: Kind
+    kind: LabelKind
     spec: InputSpec
     options: TaskOptions
     """As prepared, without ``root`` and ``cache``, which are matters of the machine."""
@@ -46,7 +46,7 @@ class Manifest:
     """sha256 over the content of every Parquet file."""
     examples: tuple[int, ...]
     """Rows of every client."""
-    counts: tuple[Counts, ...]
+    counts: tuple[ClassCounts, ...]
     """Known positives per client; what its card discloses."""
     classes: tuple[tuple[int, ...], ...]
     """Identified classes of every client."""
@@ -58,7 +58,7 @@ class Manifest:
     """sha256 over the bytes of every other file, by its name; empty in folders of earlier versions."""
 
 
-def pairs(count_C: Ints, among: AbstractSet[int]) -> Counts:
+def nonzero_counts(count_C: Ints, among: AbstractSet[int]) -> ClassCounts:
     """(class, rows) of the classes that occur among these."""
     return tuple((c, int(count_C[c])) for c in np.flatnonzero(count_C).tolist() if c in among)
 

@@ -35,17 +35,17 @@ from anchorfl.tasks.ingest.cards import Cards
 from anchorfl.tasks.ingest.class_histogram import ClassHistogram
 from anchorfl.tasks.ingest.manifest import FORMAT, HINT, MANIFEST, Manifest, manifest_bytes, read_manifest
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.partition.plan import Plan, digest, plan_from_json, plan_to_json
+from anchorfl.tasks.partition.plan import PartitionPlan, plan_digest, plan_from_json, plan_to_json
 
-OWN_FORMAT = 2
+TABLE_FORMAT = 2
 """How tables of the user's own are read; a change of it makes their prepared data anew, and no others'."""
-HELD = "class_counts.parquet"
+CLASS_COUNTS = "class_counts.parquet"
 GROUP_ROWS, GROUP_BYTES = 1 << 20, 1 << 30
 """Most rows, and about so many bytes, of a group of rows in a file: a group with 2^31 values cannot be read."""
 Split = Literal["test", "validation"]
-SPLITS: tuple[Split, ...] = ("validation", "test")
-Read = TypeVar("Read")
-Rows = TypeVar("Rows", ClientData, SparseRows)
+SERVER_SPLITS: tuple[Split, ...] = ("validation", "test")
+ReadT = TypeVar("ReadT")
+RowsT = TypeVar("RowsT", ClientData, SparseRows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Prepared:
         """
         where = os.fspath(folder)
         if object_store.is_remote(where):
-            return cls._at(where)
+            return cls._load_remote(where)
         manifest = read_manifest(where)
         for name in file_list(len(manifest.examples)):
             if not os.path.isfile(f"{where}/{name}"):
@@ -74,7 +74,7 @@ class Prepared:
         return cls(where, manifest)
 
     @classmethod
-    def _at(cls, origin: str) -> Prepared:
+    def _load_remote(cls, origin: str) -> Prepared:
         """A place on object storage; nothing is brought here where this machine has prepared the same data itself."""
         name, root = object_store.last_name(origin), cache_root("")
         if (root / name / MANIFEST).is_file():
@@ -83,13 +83,13 @@ class Prepared:
         try:
             object_store.fetch(object_store.join(origin, MANIFEST), copy / MANIFEST)
         except FileNotFoundError as error:
-            place = object_store.shown(origin)
-            msg = f"{place} holds no complete prepared data; start the run again, which prepares them"
+            shown = object_store.shown(origin)
+            msg = f"{shown} holds no complete prepared data; start the run again, which prepares them"
             raise InputError(msg) from error
         return cls(str(copy), read_manifest(str(copy)), origin)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """What to give to ``load`` on any machine."""
         return self.origin or self.folder
 
@@ -121,10 +121,10 @@ class Prepared:
         """The same without a matrix of labels, whatever the number of classes."""
         return self._rows(f"{name}.parquet", self.size(name), self._sparse)
 
-    def held(self) -> ClassHistogram:
+    def class_histogram(self) -> ClassHistogram:
         """Which client holds how many rows of which class. Raises InputError where the file is damaged."""
         clients, classes = len(self.manifest.examples), len(self.manifest.class_names)
-        return self._read(HELD, lambda table: ClassHistogram.from_table(table, clients, classes))
+        return self._read(CLASS_COUNTS, lambda table: ClassHistogram.from_table(table, clients, classes))
 
     def size(self, name: Split) -> int:
         """Rows of a split of the server."""
@@ -135,14 +135,14 @@ class Prepared:
         m = self.manifest
         return Cards(len(m.class_names), m.examples, m.counts, m.classes)
 
-    def plan(self) -> Plan:
+    def plan(self) -> PartitionPlan:
         """The partition. Raises InputError where it is not the manifest's."""
         try:
             with open(self.file("partition.json"), encoding="utf-8") as stream:
                 plan = plan_from_json(stream.read())
         except ValueError as error:  # an InputError, which does not say where; no UTF-8
             raise InputError(f"{self.folder}/partition.json is damaged ({error}); {HINT}") from error
-        if digest(plan) != self.manifest.partition_digest:
+        if plan_digest(plan) != self.manifest.partition_digest:
             raise InputError(f"{self.folder}/partition.json is not the manifest's plan; {HINT}")
         return plan
 
@@ -159,17 +159,17 @@ class Prepared:
     def _sparse(self, table: Any) -> SparseRows:
         return SparseRows.of(table, self.manifest.spec, len(self.manifest.class_names))
 
-    def _rows(self, name: str, rows: int, made: Callable[[Any], Rows]) -> Rows:
-        data = self._read(name, made)
+    def _rows(self, name: str, rows: int, convert: Callable[[Any], RowsT]) -> RowsT:
+        data = self._read(name, convert)
         if len(data) != rows:
             raise InputError(f"{self.file(name)} has {len(data)} rows, not {rows}; {HINT}")
         return data
 
-    def _read(self, name: str, made: Callable[[Any], Read]) -> Read:
+    def _read(self, name: str, convert: Callable[[Any], ReadT]) -> ReadT:
         path = self.file(name)
         try:
             # one thread, as its client has one CPU; no partitioning: a '=' in the path is not a column
-            return made(pq.read_table(path, use_threads=False, partitioning=None))
+            return convert(pq.read_table(path, use_threads=False, partitioning=None))
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             raise InputError(f"{path} is damaged ({error}); {HINT}") from error
 
@@ -197,7 +197,7 @@ def cache_folder(name: str, options: TaskOptions, seed: int, raw: str) -> Path:
     here = replace(options, root="", cache="", file=parquet, class_names=names)
     # only what differs from its default, so that a new option leaves prepared data as they are
     changed = {f.name: getattr(here, f.name) for f in fields(here) if getattr(here, f.name) != f.default}
-    own = [OWN_FORMAT] if options.file else []
+    own = [TABLE_FORMAT] if options.file else []
     content = json.dumps([FORMAT, raw, changed, seed, *own], sort_keys=True)
     return cache_root(options.cache) / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
@@ -213,7 +213,7 @@ def file_list(clients: int) -> list[str]:
         *(client_file(client) for client in range(clients)),
         "test.parquet",
         "validation.parquet",
-        HELD,
+        CLASS_COUNTS,
         "partition.json",
     ]
 
@@ -235,9 +235,9 @@ def write_file(folder: str, name: str, data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def write_manifest(folder: str, manifest: Manifest, plan: Plan, held: ClassHistogram) -> None:
+def write_manifest(folder: str, manifest: Manifest, plan: PartitionPlan, held: ClassHistogram) -> None:
     """Write plan, who holds what, and manifest, synced to disk; the manifest last, as it makes the folder complete."""
-    others = {HELD: table_bytes(held.table())[0], "partition.json": plan_to_json(plan).encode()}
+    others = {CLASS_COUNTS: table_bytes(held.table())[0], "partition.json": plan_to_json(plan).encode()}
     files = {**manifest.files, **{name: write_file(folder, name, data) for name, data in others.items()}}
     write_file(folder, MANIFEST, manifest_bytes(replace(manifest, files=files)))
     sync_folder(folder)
@@ -268,7 +268,7 @@ def training_counts(data: Prepared) -> tuple[int, Ints]:
     rows = len(np.unique(np.concatenate([client.rows for client in data.plan().clients])))
     shared = rows < sum(manifest.examples)
     if not shared:
-        return rows, data.held().counts(len(manifest.class_names))
+        return rows, data.class_histogram().counts(len(manifest.class_names))
     count_C = np.zeros(len(manifest.class_names), dtype=np.int64)
     for class_, number in chain.from_iterable(manifest.counts):
         count_C[class_] += number

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anchorfl.tasks.arrays.arrow import Bools, Ints
-from anchorfl.tasks.contract import Kind
+from anchorfl.tasks.contract import LabelKind
 from anchorfl.tasks.metrics.scores import ACCURACY, F1_MACRO, Floats, Scores
 
 
@@ -39,7 +39,7 @@ class Decisions:
         return Scores("threshold", values, {"f1": self.f1_C, "accuracy": self.accuracy_C})
 
 
-def score(kind: Kind, predicted_NC: npt.ArrayLike, y_NC: npt.ArrayLike, known_NC: npt.ArrayLike) -> Decisions:
+def score(kind: LabelKind, predicted_NC: npt.ArrayLike, y_NC: npt.ArrayLike, known_NC: npt.ArrayLike) -> Decisions:
     """The scores of 0/1 decisions, counting only known labels (scikit-learn's macro F1 with zero_division=0).
 
     Single-label: a row counts if its true class is known. Raises ValueError on differing shapes or entries other than

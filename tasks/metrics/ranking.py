@@ -52,19 +52,19 @@ def propensities(count_C: Ints, rows: int, a: float = 0.55, b: float = 1.5) -> F
     return np.asarray(1 / (1 + factor * (count_C + b) ** -a), dtype=np.float64)
 
 
-def first_places(score_BC: Array, places: int) -> Ints:
+def top_classes(score_BC: Array, count: int) -> Ints:
     """The classes with the largest scores, best first, of equals the lower index first: int64 [B, min(places, C)].
 
     ``torch.topk`` and ``numpy.argpartition`` leave open which of several equal scores they take.
     """
     rows, classes = score_BC.shape
-    places = min(places, classes)
-    least_B1 = np.partition(score_BC, classes - places, axis=1)[:, classes - places, None]
+    count = min(count, classes)
+    least_B1 = np.partition(score_BC, classes - count, axis=1)[:, classes - count, None]
     taken_BC, equal_BC = score_BC > least_B1, score_BC == least_B1
-    free_B = places - taken_BC.sum(1)
+    free_B = count - taken_BC.sum(1)
     crowded = np.flatnonzero(equal_BC.sum(1) > free_B)  # more equal scores than places: the first of them
     equal_BC[crowded] &= np.cumsum(equal_BC[crowded], axis=1, dtype=np.int32) <= free_B[crowded, None]
-    class_BK = np.flatnonzero(taken_BC | equal_BC).reshape(rows, places) % classes
+    class_BK = np.flatnonzero(taken_BC | equal_BC).reshape(rows, count) % classes
     order_BK = np.argsort(-np.take_along_axis(score_BC, class_BK, axis=1), axis=1, kind="stable")
     return np.asarray(np.take_along_axis(class_BK, order_BK, axis=1), dtype=np.int64)
 
@@ -111,7 +111,7 @@ class Ranking:
 
     def _rank(self, score_BC: Array, labels: Labels) -> None:
         """What the first places of these rows hold."""
-        top_BK = first_places(score_BC, max(CUTS))
+        top_BK = top_classes(score_BC, max(CUTS))
         key_P = labels.row_P * self.classes + labels.class_P
         hit_BK = np.isin(np.arange(len(labels))[:, None] * self.classes + top_BK, key_P)
         self.unlabeled += int((labels.length_N == 0).sum())
@@ -137,8 +137,8 @@ class Ranking:
         ndcg_NK = _stacked(self._ndcg, len(CUTS))
         values |= {m.name: math.fsum(ndcg_N) / rows for m, ndcg_N in zip(NDCG_AT, ndcg_NK.T, strict=True)}
         if self.gain_C is not None:
-            places = min(max(CUTS), self.classes)
-            gained_NK, best_NK = _stacked(self._gained, places), _stacked(self._best, max(CUTS))
+            count = min(max(CUTS), self.classes)
+            gained_NK, best_NK = _stacked(self._gained, count), _stacked(self._best, max(CUTS))
             values |= {m.name: _share(gained_NK[:, :k], best_NK[:, :k]) for m, k in zip(PSP_AT, CUTS, strict=True)}
         per_class: dict[str, Floats] = {}
         if self.keeps:
@@ -199,10 +199,10 @@ def _ndcg(hit_BK: Bools, labels_B: Ints) -> Floats:
 def _best(gain_C: Floats, labels: Labels) -> Floats:
     """The largest gains among the labels of every row, descending, 0 where it has fewer labels: [B, K]."""
     order_P = np.lexsort((-gain_C[labels.class_P], labels.row_P))
-    place_P = np.arange(len(order_P)) - labels.offset_N1[labels.row_P]
+    rank_P = np.arange(len(order_P)) - labels.offset_N1[labels.row_P]
     best_BK = np.zeros((len(labels), max(CUTS)))
-    held_P = place_P < max(CUTS)
-    best_BK[labels.row_P[held_P], place_P[held_P]] = gain_C[labels.class_P[order_P[held_P]]]
+    kept_P = rank_P < max(CUTS)
+    best_BK[labels.row_P[kept_P], rank_P[kept_P]] = gain_C[labels.class_P[order_P[kept_P]]]
     return best_BK
 
 

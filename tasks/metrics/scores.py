@@ -87,11 +87,6 @@ class Scores:
     notes: tuple[str, ...] = ()
 
     @property
-    def primary(self) -> float:
-        """The figure by which a round is chosen."""
-        return self.values[FAMILIES[self.metrics].primary.name]
-
-    @property
     def line(self) -> str:
         """The figures of a progress line, in percent."""
         return "  ".join(f"{m.shown} {100 * self.values[m.name]:5.2f}" for m in FAMILIES[self.metrics].told)

@@ -11,10 +11,10 @@ from anchorfl.tasks.contract import Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.plan import ClientPlan
-from anchorfl.tasks.partition.stratify import Rows
+from anchorfl.tasks.partition.stratify import TrainingRows
 
 
-def one_class(rows: Rows, task: Task, options: TaskOptions) -> tuple[ClientPlan, ...]:
+def one_class(rows: TrainingRows, task: Task, options: TaskOptions) -> tuple[ClientPlan, ...]:
     """One client for each class that has training rows, in the order of the classes, with all of these rows; there is
     nothing random in it. A class without any has no client.
 

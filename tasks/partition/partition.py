@@ -15,8 +15,15 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.categories import categories
 from anchorfl.tasks.partition.one_class import one_class
-from anchorfl.tasks.partition.plan import ClientPlan, Plan
-from anchorfl.tasks.partition.stratify import Rows, check_present, generator, held, largest_remainder, named
+from anchorfl.tasks.partition.plan import ClientPlan, PartitionPlan
+from anchorfl.tasks.partition.stratify import (
+    TrainingRows,
+    check_present,
+    classes_in,
+    describe_classes,
+    generator,
+    largest_remainder,
+)
 from anchorfl.tasks.partition.subjects import subject_codes, subjects
 
 PARTITIONS = ("k_classes", "dirichlet", "iid", "categories", "subjects", "one_class")
@@ -26,7 +33,9 @@ MIN_ROWS = 2
 """Rows that every client of ``dirichlet`` gets at least, where there are that many."""
 
 
-def make_plan(rows: Rows, task: Task, options: TaskOptions, seed: int, validation: Ints | None = None) -> Plan:
+def make_plan(
+    rows: TrainingRows, task: Task, options: TaskOptions, seed: int, validation: Ints | None = None
+) -> PartitionPlan:
     """The plan for the training rows: validation rows first, then the partition of the rest.
 
     validation: ids of published validation rows, which are among the rows; None: they are drawn. Raises InputError
@@ -42,25 +51,25 @@ def make_plan(rows: Rows, task: Task, options: TaskOptions, seed: int, validatio
         raise InputError(msg)
     rows = rows.take(np.argsort(rows.row_N))  # the plan depends on the ids, not on the order in which the rows come
     if validation is None and options.validation_from == "clients":
-        return _held_from_clients(rows, task, options, seed)
+        return _hold_out_from_clients(rows, task, options, seed)
     if validation is None:
         rng = generator(seed, "validation")
-        validation = _labeled(rows, task).held_out(options.validation, rng)
+        validation = _scorable_rows(rows, task).held_out(options.validation, rng)
         if options.partition == "subjects" and rows.subject_N is not None:
-            validation = _without_last_rows(rows, validation)
+            validation = _spare_last_rows(rows, validation)
     rows = rows.take(np.flatnonzero(~np.isin(rows.row_N, validation)))
     _check(task, options, len(rows.row_N))
-    return Plan(_clients(rows, task, options, seed), np.sort(validation), seed)
+    return PartitionPlan(_clients(rows, task, options, seed), np.sort(validation), seed)
 
 
-def _labeled(rows: Rows, task: Task) -> Rows:
+def _scorable_rows(rows: TrainingRows, task: Task) -> TrainingRows:
     """The rows that scores can be made of. Single-label: those with a class, but for pieces, which go by sequences."""
     if task.kind == "multi" or rows.whole_N is not None:
         return rows
     return rows.take(np.flatnonzero(rows.labels.length_N > 0))
 
 
-def _without_last_rows(rows: Rows, validation: Ints) -> Ints:
+def _spare_last_rows(rows: TrainingRows, validation: Ints) -> Ints:
     """The validation rows without those that take a subject's last training row with a class: of each such subject, the
     first row with a class (and its whole sequence) stays.
     """
@@ -75,7 +84,7 @@ def _without_last_rows(rows: Rows, validation: Ints) -> Ints:
     return rows.row_N[out_N & ~back_N]
 
 
-def _held_from_clients(rows: Rows, task: Task, options: TaskOptions, seed: int) -> Plan:
+def _hold_out_from_clients(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) -> PartitionPlan:
     """The partition of all rows first; then a share of every client's rows, which are the server's from then on."""
     _check(task, options, len(rows.row_N))
     if rows.whole_N is not None and options.partition in ("iid", "k_classes", "dirichlet"):
@@ -84,19 +93,19 @@ def _held_from_clients(rows: Rows, task: Task, options: TaskOptions, seed: int) 
             "several clients, so that a validation row of one would have its neighbours with another; use 'server'"
         )
         raise InputError(msg)
-    clients, held = list[ClientPlan](), list[Ints]()
+    clients, held_out = list[ClientPlan](), list[Ints]()
     for number, client in enumerate(_clients(rows, task, options, seed)):
         own = rows.take(np.searchsorted(rows.row_N, client.rows))
         rng = generator(seed, f"validation of client {number}")
         known = own.labels.where(np.isin(own.labels.class_P, client.classes))
-        held.append(own.held_out(options.validation, rng, known.rarest()))
-        clients.append(ClientPlan(np.setdiff1d(client.rows, held[-1]), client.classes))
-    row_V, client_V = np.concatenate(held), np.repeat(np.arange(len(held)), [len(part) for part in held])
+        held_out.append(own.held_out(options.validation, rng, known.rarest()))
+        clients.append(ClientPlan(np.setdiff1d(client.rows, held_out[-1]), client.classes))
+    row_V, client_V = np.concatenate(held_out), np.repeat(np.arange(len(held_out)), [len(part) for part in held_out])
     order_V = np.argsort(row_V)
-    return Plan(tuple(clients), row_V[order_V], seed, client_V[order_V])
+    return PartitionPlan(tuple(clients), row_V[order_V], seed, client_V[order_V])
 
 
-def _clients(rows: Rows, task: Task, options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
+def _clients(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
     """The clients of the partition that ``options`` name."""
     match options.partition:
         case "k_classes":
@@ -119,14 +128,16 @@ def partitions_of(task: Task) -> tuple[str, ...]:
     return tuple(name for name in PARTITIONS if name not in lacks)
 
 
-def iid(rows: Rows, clients: int, seed: int) -> tuple[ClientPlan, ...]:
+def iid(rows: TrainingRows, clients: int, seed: int) -> tuple[ClientPlan, ...]:
     """Rows IID over the clients (sizes differ by at most 1); every client identifies every class."""
     every = tuple(range(rows.labels.classes))
     parts = _equal_parts(len(rows.row_N), clients, seed)
     return tuple(ClientPlan(np.sort(rows.row_N[part]), every) for part in parts)
 
 
-def k_classes(rows: Rows, class_names: Sequence[str], options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
+def k_classes(
+    rows: TrainingRows, class_names: Sequence[str], options: TaskOptions, seed: int
+) -> tuple[ClientPlan, ...]:
     """Rows IID over the clients; each identifies k random classes of its own data (FedAlign, 4.1, "random-k classes").
 
     ``options.require_all_classes``: the classes of all clients are drawn again until somebody identifies each class, so
@@ -153,7 +164,7 @@ def k_classes(rows: Rows, class_names: Sequence[str], options: TaskOptions, seed
             if options.require_all_classes
             else "set [task] require_all_classes = true, raise classes_per_client, or try another seed"
         )
-        msg = f"{named(missing, class_names)} is identified by no client: {hint}"
+        msg = f"{describe_classes(missing, class_names)} is identified by no client: {hint}"
         raise InputError(msg)
     return tuple(
         ClientPlan(np.sort(rows.row_N[part]), tuple(np.flatnonzero(drawn_C).tolist()))
@@ -161,7 +172,9 @@ def k_classes(rows: Rows, class_names: Sequence[str], options: TaskOptions, seed
     )
 
 
-def dirichlet(rows: Rows, class_names: Sequence[str], options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
+def dirichlet(
+    rows: TrainingRows, class_names: Sequence[str], options: TaskOptions, seed: int
+) -> tuple[ClientPlan, ...]:
     """The rows of every class cut over the clients in ratios Dir(beta); a client identifies the classes that it holds.
 
     A multi-label row counts as its rarest positive class. Ratios are drawn again (bounded) until every client has
@@ -185,7 +198,7 @@ def dirichlet(rows: Rows, class_names: Sequence[str], options: TaskOptions, seed
     parts = _repair([rng.permutation(np.concatenate(piece)) for piece in pieces], need)
     dealt_M = np.array_split(rng.permutation(rest_N), clients)
     parts = [np.concatenate(both) for both in zip(parts, dealt_M, strict=True)]
-    return tuple(ClientPlan(np.sort(rows.row_N[part]), held(rows.labels.take(part))) for part in parts)
+    return tuple(ClientPlan(np.sort(rows.row_N[part]), classes_in(rows.labels.take(part))) for part in parts)
 
 
 def _equal_parts(rows: int, clients: int, seed: int) -> list[Ints]:
@@ -234,7 +247,7 @@ def _repair(parts: list[Ints], need: int) -> list[Ints]:
     return parts
 
 
-def _check_rows(rows: Rows, task: Task, validation: Ints | None) -> None:
+def _check_rows(rows: TrainingRows, task: Task, validation: Ints | None) -> None:
     """ValueError where the rows are not those of the task."""
     if len(rows.row_N) != len(rows.labels) or not np.diff(np.sort(rows.row_N)).all():
         msg = "row ids must be unique, one per row of labels"

@@ -23,7 +23,7 @@ class ClientPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PartitionPlan:
     """A partition: who holds what. Pure function of labels, options and seed; stored and logged as an artifact."""
 
     clients: tuple[ClientPlan, ...]
@@ -34,7 +34,7 @@ class Plan:
     """Client whose classes alone are known in each of them; empty: all classes are."""
 
 
-def digest(plan: Plan) -> str:
+def plan_digest(plan: PartitionPlan) -> str:
     """sha256 of a plan: rows and classes of every client, validation rows and whose they were, seed."""
     total = hashlib.sha256(repr((plan.seed, len(plan.clients))).encode())
     for rows, classes in [(c.rows, c.classes) for c in plan.clients] + [(plan.validation, ())]:
@@ -44,16 +44,21 @@ def digest(plan: Plan) -> str:
     return total.hexdigest()
 
 
-def plan_to_json(plan: Plan) -> str:
+def plan_to_json(plan: PartitionPlan) -> str:
     """A plan as JSON text, with its digest."""
     clients = [{"rows": c.rows.tolist(), "classes": list(c.classes)} for c in plan.clients]
-    content = {"digest": digest(plan), "seed": plan.seed, "validation": plan.validation.tolist(), "clients": clients}
+    content = {
+        "digest": plan_digest(plan),
+        "seed": plan.seed,
+        "validation": plan.validation.tolist(),
+        "clients": clients,
+    }
     if len(plan.validation_client):
         content["validation_client"] = plan.validation_client.tolist()
     return json.dumps(content)
 
 
-def plan_from_json(text: str) -> Plan:
+def plan_from_json(text: str) -> PartitionPlan:
     """The plan of ``plan_to_json``. Raises InputError where the text is no plan or does not match its digest."""
     try:
         content = json.loads(text)
@@ -64,10 +69,10 @@ def plan_from_json(text: str) -> Plan:
         validation, whose = (
             np.array(content.get(name, []), dtype=np.int64) for name in ("validation", "validation_client")
         )
-        plan = Plan(clients, validation, int(content["seed"]), whose)
+        plan = PartitionPlan(clients, validation, int(content["seed"]), whose)
         stored = content["digest"]
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise InputError(f"this is no partition plan: {error!r}") from error
-    if stored != digest(plan):
+    if stored != plan_digest(plan):
         raise InputError("the partition plan does not match its own digest")
     return plan

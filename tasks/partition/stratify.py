@@ -22,7 +22,7 @@ TEST = "the share of the test split"
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TrainingRows:
     """Rows that a partition cuts. labels: of N rows; row_N: their ids; subject_N: the subject of each, None where the
     data set has no subjects; whole_N: the whole that each is a piece of, None where every row is one by itself.
     """
@@ -32,11 +32,11 @@ class Rows:
     subject_N: npt.NDArray[np.str_] | None = None
     whole_N: Ints | None = None
 
-    def take(self, index: Ints) -> Rows:
+    def take(self, index: Ints) -> TrainingRows:
         """Some of the rows."""
         subject_N = None if self.subject_N is None else self.subject_N[index]
         whole_N = None if self.whole_N is None else self.whole_N[index]
-        return Rows(self.labels.take(index), self.row_N[index], subject_N, whole_N)
+        return TrainingRows(self.labels.take(index), self.row_N[index], subject_N, whole_N)
 
     def held_out(self, share: float, rng: np.random.Generator, rarest_N: Ints | None = None) -> Ints:
         """Ascending ids of a share of the wholes, stratified by the class (``rarest_N``; else by the rarest) of their
@@ -105,26 +105,26 @@ def largest_remainder(share_K: npt.NDArray[np.floating[Any]], total: int, room_K
     return count_K
 
 
-def held(labels: Labels) -> tuple[int, ...]:
+def classes_in(labels: Labels) -> tuple[int, ...]:
     """The classes that occur, ascending."""
     return tuple(np.flatnonzero(labels.counts()).tolist())
 
 
-def dealt(client_N: Ints, clients: int) -> list[Ints]:
-    """The rows of every client, ascending; client_N: the client of every row."""
-    order_N = np.argsort(client_N, kind="stable")
-    return np.split(order_N, np.cumsum(np.bincount(client_N, minlength=clients))[:-1])
+def group_rows(group_N: Ints, groups: int) -> list[Ints]:
+    """Return the rows of every group, ascending; group_N: the group of every row, in 0..groups-1."""
+    order_N = np.argsort(group_N, kind="stable")
+    return np.split(order_N, np.cumsum(np.bincount(group_N, minlength=groups))[:-1])
 
 
 def check_present(labels: Labels, class_names: Sequence[str]) -> None:
     """InputError where a class has no row."""
     absent_C = labels.counts() == 0
     if absent_C.any():
-        msg = f"{named(absent_C, class_names)} has no training row; use a smaller [task] validation or more data"
-        raise InputError(msg)
+        absent = describe_classes(absent_C, class_names)
+        raise InputError(f"{absent} has no training row; use a smaller [task] validation or more data")
 
 
-def named(chosen_C: Bools, class_names: Sequence[str]) -> str:
+def describe_classes(chosen_C: Bools, class_names: Sequence[str]) -> str:
     """Classes in a message, the first ten of them."""
     chosen = np.flatnonzero(chosen_C).tolist()
     more = f" and {len(chosen) - 10} more" if len(chosen) > 10 else ""

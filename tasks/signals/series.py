@@ -61,7 +61,7 @@ def encode_series(table: Any, spec: InputSpec) -> Any:
         )
         raise InputError(msg)
     raw_SF = values.astype(np.float32).reshape(-1, features)
-    place_S, raw_SF = _unpadded(raw_SF, length_N // features, steps)
+    index_S, raw_SF = _unpadded(raw_SF, length_N // features, steps)
     raw_SF -= np.array(spec.mean, dtype=np.float32)
     raw_SF /= np.array(spec.std, dtype=np.float32)
     np.nan_to_num(raw_SF, copy=False, nan=0.0)
@@ -70,7 +70,7 @@ def encode_series(table: Any, spec: InputSpec) -> Any:
         x_LF = raw_SF
     else:
         x_LF = np.zeros((table.num_rows * steps, features), dtype=np.float32)
-        x_LF[place_S] = raw_SF
+        x_LF[index_S] = raw_SF
     return table.drop_columns([PAYLOAD]).append_column("x", fixed_lists(x_LF.reshape(-1, steps * features)))
 
 
@@ -83,8 +83,8 @@ def _unpadded(raw_SF: Floats, length_N: Ints, steps: int) -> tuple[Ints, Floats]
     filled_S = raw_SF.any(1)  # NaN counts as filled
     np.maximum.at(last_N, row_S[filled_S], step_S[filled_S])
     real_S = step_S <= last_N[row_S]
-    place_S: Ints = row_S * steps + step_S
-    return (place_S, raw_SF) if real_S.all() else (place_S[real_S], raw_SF[real_S])
+    index_S: Ints = row_S * steps + step_S
+    return (index_S, raw_SF) if real_S.all() else (index_S[real_S], raw_SF[real_S])
 
 
 def _blocks(table: Any, features: int) -> Iterator[Floats]:

@@ -35,7 +35,7 @@ class Attribute:
         """What the nominal values count as."""
         if all(NUMBER.fullmatch(value) for value in self.values):
             return tuple(float(value) for value in self.values)
-        return tuple(float(place) for place in range(len(self.values)))
+        return tuple(float(index) for index in range(len(self.values)))
 
 
 def read_labels(path: Path, attributes: Sequence[Attribute]) -> list[int]:

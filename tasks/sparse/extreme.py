@@ -24,7 +24,7 @@ import pyarrow as pa
 from anchorfl.tasks.contract import Source, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
-from anchorfl.tasks.files.raw_files import file_names, find_file, find_one, matches, open_text
+from anchorfl.tasks.files.raw_files import file_names, find_file, find_one, has_file, open_text
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.sparse.pairs import PAYLOAD, encode, fit, sparse_table
 from anchorfl.tasks.sparse.xc_format import read_rows, read_splits
@@ -108,9 +108,9 @@ def read_bibtex(folder: Path | None, options: TaskOptions) -> Any:
     bad = BadRows.of(options)
     data, train, test = (find_file(folder, name) for name in file_names(bibtex(), options))
     rows = read_rows(data, bad)
-    test_N = read_splits(train, test, rows.header.rows, max(0, options.fold))[rows.place_N]
+    test_N = read_splits(train, test, rows.header.rows, max(0, options.fold))[rows.index_N]
     names = class_names(folder, rows.header.labels)
-    return bad.noted(sparse_table(rows.place_N, test_N, rows.labels, rows.pairs, names, rows.header.features))
+    return bad.noted(sparse_table(rows.index_N, test_N, rows.labels, rows.pairs, names, rows.header.features))
 
 
 def read_train_test(folder: Path | None, options: TaskOptions) -> Any:
@@ -128,8 +128,8 @@ def read_train_test(folder: Path | None, options: TaskOptions) -> Any:
             f"{header.features} and {header.labels}; the two files must be of one data set"
         )
         raise InputError(msg)
-    row_N = np.concatenate([train.place_N, test.place_N + header.rows])
-    test_N = np.arange(len(row_N)) >= len(train.place_N)
+    row_N = np.concatenate([train.index_N, test.index_N + header.rows])
+    test_N = np.arange(len(row_N)) >= len(train.index_N)
     labels, pairs = (
         pa.chunked_array([*a.chunks, *b.chunks], a.type)
         for a, b in ((train.labels, test.labels), (train.pairs, test.pairs))
@@ -143,7 +143,7 @@ def class_names(folder: Path, labels: int) -> list[str]:
 
     Raises InputError where the file has an empty line or another number of lines.
     """
-    found = [find_file(folder, name) for name in NAMES if matches(folder, name)]
+    found = [find_file(folder, name) for name in NAMES if has_file(folder, name)]
     if not found:
         return [f"label {number}" for number in range(labels)]
     names = []

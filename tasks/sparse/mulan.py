@@ -109,7 +109,7 @@ def read_train_test(folder: Path | None, options: TaskOptions) -> Any:
     bad = BadRows.of(options)
     parts = [read_arff(train, bad), read_arff(test, bad)]
     _check_same(*parts)
-    row_N = np.concatenate([parts[0].place_N, parts[1].place_N + parts[0].rows])
+    row_N = np.concatenate([parts[0].index_N, parts[1].index_N + parts[0].rows])
     return bad.noted(_table(parts, xml, row_N, row_N >= parts[0].rows))
 
 
@@ -121,7 +121,7 @@ def read_one_file(folder: Path | None, options: TaskOptions) -> Any:
     bad = BadRows.of(options)
     part = read_arff(path, bad)
     test = np.random.default_rng(TEST_SEED).permutation(part.rows)[: round(TEST_SHARE * part.rows)]
-    return bad.noted(_table([part], xml, part.place_N, np.isin(part.place_N, test)))
+    return bad.noted(_table([part], xml, part.index_N, np.isin(part.index_N, test)))
 
 
 def _paths(folder: Path | None, patterns: tuple[str, ...]) -> list[Path]:
@@ -137,12 +137,12 @@ def _check_same(train: Arff, test: Arff) -> None:
         return
     pairs = zip(train.attributes, test.attributes, strict=False)
     short = min(len(train.attributes), len(test.attributes))
-    place = next((place for place, (one, other) in enumerate(pairs) if one != other), short)
+    index = next((index for index, (one, other) in enumerate(pairs) if one != other), short)
     one, other = (
-        f"{part.attributes[place].name!r}" if place < len(part.attributes) else "none" for part in (train, test)
+        f"{part.attributes[index].name!r}" if index < len(part.attributes) else "none" for part in (train, test)
     )
     msg = (
-        f"{test.path}: attribute {place + 1} is {other}, but {one} in {train.path}, or has other values there; the two "
+        f"{test.path}: attribute {index + 1} is {other}, but {one} in {train.path}, or has other values there; the two "
         f"files must be of one data set"
     )
     raise InputError(msg)

@@ -53,18 +53,18 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SparseFileRows:
     """Rows of a file without the bad ones. place_N: int64, their places in the file from 0; labels: list<int32>, each
     row's ascending; pairs: list<float32>; the two are chunked.
     """
 
     header: Header
-    place_N: Ints
+    index_N: Ints
     labels: Column
     pairs: Column
 
 
-def read_rows(path: Path, bad: BadRows) -> Rows:
+def read_rows(path: Path, bad: BadRows) -> SparseFileRows:
     """All rows of a file, plain or gzipped. Raises InputError with file, line and field."""
     blocks = _blocks(path)
     header = _header(path, next(blocks, (1, b""))[1])
@@ -78,7 +78,7 @@ def read_rows(path: Path, bad: BadRows) -> Rows:
         msg = f"{path}:1: the header promises {header.rows} rows, the file has {rows}; get the file again"
         raise InputError(msg)
     empty = np.zeros(0, dtype=np.int64)
-    return Rows(
+    return SparseFileRows(
         header,
         np.concatenate([empty, *(part[0] for part in parts)]),
         pa.chunked_array([part[1] for part in parts], pa.list_(pa.int32())),
@@ -183,8 +183,8 @@ def _parse(
         return
     found = _columns(data, header)
     if found is not None:
-        place_N = np.arange(data.count(b"\n"), dtype=np.int64) + first - 2  # line 2 is row 0
-        parts.append((place_N, *found))
+        index_N = np.arange(data.count(b"\n"), dtype=np.int64) + first - 2  # line 2 is row 0
+        parts.append((index_N, *found))
         return
     cut = data.find(b"\n", len(data) // 2) + 1
     cut = data.rfind(b"\n", 0, len(data) - 1) + 1 if cut == len(data) else cut
@@ -265,9 +265,9 @@ def _fault(line: str, header: Header) -> str:
     names = labels.split(",") if labels else []
     for kind, found, count in (("label", names, header.labels), ("feature", rest.split(), header.features)):
         seen = set[int]()
-        for place, field in enumerate(found, 1):
+        for position, field in enumerate(found, 1):
             index, colon, value = field.partition(":") if kind == "feature" else (field, ":", "0")
-            where = f"{kind if kind == 'label' else 'field'} {place} ({field[:40]!r})"
+            where = f"{kind if kind == 'label' else 'field'} {position} ({field[:40]!r})"
             if not colon:
                 return f"{where} has no colon; write feature:value"
             if not _WHOLE.fullmatch(index):

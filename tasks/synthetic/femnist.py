@@ -56,9 +56,9 @@ def _glyphs() -> npt.NDArray[np.float64]:
 
 def _samples(labels: npt.NDArray[np.int64], glyphs: npt.NDArray[np.float64], rng: np.random.Generator) -> object:
     """Pixels and labels of one writer, who has a pressure of the pen and a place on the paper of its own."""
-    pressure, place = rng.uniform(0.6, 1.0), rng.integers(-2, 3, 2)
+    pressure, offset = rng.uniform(0.6, 1.0), rng.integers(-2, 3, 2)
     x = []
     for label in labels.tolist():
-        ink = shift(glyphs[label], place + rng.integers(-1, 2, 2), order=0) * pressure * rng.uniform(0.8, 1.0)
+        ink = shift(glyphs[label], offset + rng.integers(-1, 2, 2), order=0) * pressure * rng.uniform(0.8, 1.0)
         x.append((np.rint((1 - ink) * 255) / 255).ravel().tolist())
     return {"x": x, "y": labels.tolist()}

@@ -49,8 +49,8 @@ def _write_metadata(folder: Path, images: list[str], classes: list[int], rng: np
             lesion, left, before = lesion + 1, int(rng.integers(1, 3)), class_
         left -= 1
         age = "" if rng.random() < 0.05 else f"{5 * int(rng.integers(0, 18))}.0"
-        sex, place = rng.choice(["male", "female", "unknown"]), rng.choice(["scalp", "back", "lower extremity"])
-        lines.append(f"HAM_{lesion:07d},{image},{CODES[class_]},histo,{age},{sex},{place}")
+        sex, site = rng.choice(["male", "female", "unknown"]), rng.choice(["scalp", "back", "lower extremity"])
+        lines.append(f"HAM_{lesion:07d},{image},{CODES[class_]},histo,{age},{sex},{site}")
     _write_gz(folder / "HAM10000_metadata.csv.gz", "\n".join(lines) + "\n")
 
 

@@ -102,9 +102,9 @@ def _classes(rows: int, rng: np.random.Generator) -> Bools:
     y_NC[np.arange(rows), first_N] = True
     cut = [0, *np.round(np.cumsum(SHARES) * rows).astype(np.int64).tolist()]
     for first, last in pairwise(cut):
-        place_C = np.arange(len(CODES)) % (last - first)
-        y_NC[first + place_C, np.arange(len(CODES))] = True
-        y_NC[first + (place_C + 1) % (last - first), np.arange(len(CODES))] = True
+        index_C = np.arange(len(CODES)) % (last - first)
+        y_NC[first + index_C, np.arange(len(CODES))] = True
+        y_NC[first + (index_C + 1) % (last - first), np.arange(len(CODES))] = True
     return y_NC
 
 
@@ -113,17 +113,17 @@ def _codes(stays: list[Stay], rng: np.random.Generator, *, procedures: bool) -> 
     own = [without_period(code) if is_procedure(code) == procedures else "" for code in CODES]
     foreign = _foreign(rng, procedures)
     number = 0
-    for place, stay in enumerate(stays):
+    for index, stay in enumerate(stays):
         codes = [own[c] for c in stay.classes if own[c]]
-        codes += [foreign[(2 * place + n) % len(foreign)] for n in range(2)]
+        codes += [foreign[(2 * index + n) % len(foreign)] for n in range(2)]
         if procedures:
             codes += codes[:1]
         elif not stay.note:
             codes.append(WITHOUT_SUMMARY)
-        for place_in, code in enumerate(codes, 1):
+        for position, code in enumerate(codes, 1):
             number += 1
-            yield f'{number},{stay.patient},{stay.admission},{place_in},"{code}"'
-        if not procedures and place % 40 == 0:
+            yield f'{number},{stay.patient},{stay.admission},{position},"{code}"'
+        if not procedures and index % 40 == 0:
             number += 1
             yield f"{number},{stay.patient},{stay.admission},,"
 
@@ -136,17 +136,17 @@ def _foreign(rng: np.random.Generator, procedures: bool) -> list[str]:
     else:
         every = [*(f"{n:05d}" for n in range(100, 99_999)), *(f"E{n}" for n in range(8000, 9999)), "V3000"]
     kept = [code for code in every if code not in used]
-    return [kept[place] for place in rng.permutation(len(kept)).tolist()]
+    return [kept[index] for index in rng.permutation(len(kept)).tolist()]
 
 
 def _notes(stays: list[Stay], rng: np.random.Generator) -> Iterator[str]:
     """The records of the notes. An addendum, where there is one, stands before its report and is of a later day."""
     words = _vocabulary()
     number = 0
-    for place, stay in enumerate(stays):
+    for index, stay in enumerate(stays):
         number += 4
-        day = f"21{10 + place % 80}-0{1 + place % 9}-1"
-        if stay.note and place % 5 == 0:
+        day = f"21{10 + index % 80}-0{1 + index % 9}-1"
+        if stay.note and index % 5 == 0:
             yield _record(number - 3, stay, f"{day}5,,", "Discharge summary", "Addendum", _text(stay, words, rng, 12))
         if stay.note:
             yield _record(number - 2, stay, f"{day}4,,", "Discharge summary", "Report", _text(stay, words, rng, 120))
@@ -170,12 +170,12 @@ def _text(stay: Stay, words: list[list[str]], rng: np.random.Generator, length: 
     common = words[-1]
     own = [word for c in stay.classes for word in words[c]] or common
     pick = np.where(rng.random(length) < 0.35, 1, 0).tolist()
-    place = rng.integers(0, 1 << 30, size=length).tolist()
+    draws = rng.integers(0, 1 << 30, size=length).tolist()
     chosen = [
-        (own if mine else common)[at % len(own if mine else common)] for mine, at in zip(pick, place, strict=True)
+        (own if mine else common)[at % len(own if mine else common)] for mine, at in zip(pick, draws, strict=True)
     ]
     lines = [" ".join(chosen[start : start + 10]) for start in range(0, length, 10)]
-    head = f'Admission Date:  [**2151-7-16**]\n\n"{chosen[0].upper()}" {place[0] % 500} mg, {place[0] % 90}mg.'
+    head = f'Admission Date:  [**2151-7-16**]\n\n"{chosen[0].upper()}" {draws[0] % 500} mg, {draws[0] % 90}mg.'
     return "\n".join([head, *lines])
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.files.decompression import Watched
+from anchorfl.tasks.files.decompression import CheckedStream
 
 QUOTE = b'"'
 
 
-class QuotedCells(Watched):
+class QuoteCheckedStream(CheckedStream):
     """A stream that follows quotes as Arrow does: one opens at the beginning of a cell only, two within a quoted cell
     are a mark (``5" pipe`` is a cell as any other).
     """

@@ -26,7 +26,7 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.decompression import NUMBERS, check_growth
 from anchorfl.tasks.files.raw_files import open_bytes, open_text
-from anchorfl.tasks.tabular.csv_quotes import QuotedCells
+from anchorfl.tasks.tabular.csv_quotes import QuoteCheckedStream
 
 Form = Literal["numbers", "text", "vector", "series", "names", "other"]
 """What a column holds: a number, a text, a list of numbers, a list of lists of numbers, a list of texts; or else."""
@@ -197,7 +197,7 @@ def _csv(path: Path, bad: BadRows) -> tuple[Any, list[str], int, Ints]:
     with open_bytes(path) as stream:
         try:
             table = pyarrow.csv.read_csv(
-                QuotedCells(path, stream, delimiter),
+                QuoteCheckedStream(path, stream, delimiter),
                 # threads would lose the row numbers
                 pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
                 pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=keep),

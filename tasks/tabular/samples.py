@@ -114,7 +114,7 @@ def moments(column: Any, features: int) -> tuple[Floats, Floats]:
 def encode_vectors(table: Any, spec: InputSpec) -> Any:
     """``x`` list<float32> (1, value, 2, value, ...) in place of ``values``, standardised."""
     features = spec.shape[0]
-    x_NF = _standardised(table, spec)
+    x_NF = _standardize(table, spec)
     x_NF2 = np.empty((len(x_NF), features, 2), dtype=np.float32)
     x_NF2[:, :, 0] = np.arange(1, features + 1)
     x_NF2[:, :, 1] = x_NF
@@ -124,13 +124,13 @@ def encode_vectors(table: Any, spec: InputSpec) -> Any:
 def encode_series(table: Any, spec: InputSpec) -> Any:
     """``x`` list<float32>, flattened, in place of ``values``, standardised. No step is all zeros: those are padding."""
     steps, features = spec.shape
-    x_SF = _standardised(table, spec).astype(np.float32)
+    x_SF = _standardize(table, spec).astype(np.float32)
     x_SF[~x_SF.any(1), 0] = REAL
     x = x_SF.reshape(-1, steps * features)
     return table.drop_columns(["values"]).append_column("x", _lists(x))
 
 
-def _standardised(table: Any, spec: InputSpec) -> Floats:
+def _standardize(table: Any, spec: InputSpec) -> Floats:
     """Float64 [N or N x S, F] of the column ``values``."""
     values, length_N = list_parts(table["values"])
     wrong_N = length_N != np.prod(spec.shape)

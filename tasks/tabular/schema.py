@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anchorfl.tasks.contract import Columns, Kind
+from anchorfl.tasks.contract import Columns, LabelKind
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.raw_files import open_text
 from anchorfl.tasks.options import TaskOptions
@@ -43,7 +43,7 @@ class Schema:
     """Series only: values of a step, as the first row has them."""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> LabelKind:
         """Single-label where one column holds one class."""
         return "single" if self.style == "value" else "multi"
 
@@ -67,14 +67,14 @@ def schema_of(file: TableFile, options: TaskOptions) -> Schema:
             msg = f"{file.path}: column {name!r} ([task] {option}) holds {file.types[name]}; give names or numbers"
             raise InputError(msg)
     taken = {name for name in (options.client_column, options.split_column) if name}
-    labels = chosen(options.label_columns, names, "label_columns", taken, file.path)
+    labels = select_columns(options.label_columns, names, "label_columns", taken, file.path)
     style = _style(file, labels)
     values, class_names = _classes(file, labels, style, options)
     rest = taken | set(labels)
     inputs = (
-        chosen(options.input_columns, names, "input_columns", rest, file.path)
+        select_columns(options.input_columns, names, "input_columns", rest, file.path)
         if options.input_columns
-        else guess(file, rest)
+        else guess_inputs(file, rest)
     )
     form = form_of_inputs(file, inputs)
     steps = features(file, inputs[0]) if form == "series" else 0
@@ -84,7 +84,7 @@ def schema_of(file: TableFile, options: TaskOptions) -> Schema:
     )
 
 
-def schema_of_model(file: TableFile, columns: Columns, kind: Kind, class_names: tuple[str, ...]) -> Schema:
+def schema_of_model(file: TableFile, columns: Columns, kind: LabelKind, class_names: tuple[str, ...]) -> Schema:
     """The columns that a trained model asks for. Raises InputError where the table lacks one of its inputs."""
     lacking = [name for name in columns.inputs if name not in file.types]
     if lacking:
@@ -98,7 +98,7 @@ def schema_of_model(file: TableFile, columns: Columns, kind: Kind, class_names: 
     return Schema(labels, style, columns.values, class_names, columns.inputs, form, features=steps)
 
 
-def chosen(text: str, names: Sequence[str], option: str, taken: Iterable[str], path: Path) -> tuple[str, ...]:
+def select_columns(text: str, names: Sequence[str], option: str, taken: Iterable[str], path: Path) -> tuple[str, ...]:
     """The columns that an option names: one name, or names and patterns separated by commas, in that order.
 
     A pattern leaves out the columns that are ``taken``. Raises InputError on a name that is no column or is taken.
@@ -120,7 +120,7 @@ def chosen(text: str, names: Sequence[str], option: str, taken: Iterable[str], p
     return tuple(found)
 
 
-def guess(file: TableFile, taken: Iterable[str]) -> tuple[str, ...]:
+def guess_inputs(file: TableFile, taken: Iterable[str]) -> tuple[str, ...]:
     """All columns of numbers that are not taken and do not number the rows; where there is none, the one other column
     that can be an input. Raises InputError where there is not just one.
     """
@@ -166,7 +166,7 @@ def features(file: TableFile, name: str) -> int:
     return int(found[0].as_py())
 
 
-def names_of(path: Path) -> tuple[list[str], list[str]]:
+def read_class_names(path: Path) -> tuple[list[str], list[str]]:
     """Ids (none where the file gives none) and names of the classes in a file. Raises InputError with file and line."""
     if not path.is_file():
         msg = f"[task] class_names = {str(path)!r}: no such file; give a text file with a class name a line"
@@ -205,7 +205,7 @@ def _classes(
     file: TableFile, labels: tuple[str, ...], style: Style, options: TaskOptions
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What stands in the table for each class, and the names. Raises InputError on names that hardly differ."""
-    given = names_of(option_path(options.class_names, options)) if options.class_names else None
+    given = read_class_names(option_path(options.class_names, options)) if options.class_names else None
     if style == "columns":
         values, names = _of_columns(labels, given, options)
     elif given is None:

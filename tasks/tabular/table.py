@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from anchorfl.tasks.arrays.arrow import Bools
 from anchorfl.tasks.arrays.labels import Labels
-from anchorfl.tasks.contract import InputSpec, Kind, Source, Task
+from anchorfl.tasks.contract import InputSpec, LabelKind, Source, Task
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.ingest.raw_table import SPLITS
@@ -80,7 +80,7 @@ def images(folder: Path, options: TaskOptions, *, schema: Schema) -> list[str]:
     return sorted(path for path in pc.unique(text.drop_null()).to_pylist() if path)
 
 
-def settled(options: TaskOptions, log: Callable[[str], None]) -> TaskOptions:
+def resolve_options(options: TaskOptions, log: Callable[[str], None]) -> TaskOptions:
     """The options with the table's name, and with what a column ``client`` says: partition by subjects, one client for
     every value. Says what was guessed.
     """
@@ -135,12 +135,12 @@ def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Any:
     table = pa.table(columns).filter(good)
     if not schema.split:
         given_N = found.given_N[good.to_numpy(zero_copy_only=False)]
-        table = table.append_column("split", _drawn(table, given_N, len(schema.values), file.path))
+        table = table.append_column("split", _draw_split(table, given_N, len(schema.values), file.path))
     return bad.noted(table)
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class PredictionSamples:
     """What a trained model is asked about. table: ``row``, ``labels``, ``known`` and the payload, of every row;
     labeled: whether the file has any label.
     """
@@ -149,7 +149,7 @@ class Samples:
     labeled: bool
 
 
-def samples_of(path: Path, spec: InputSpec, kind: Kind, class_names: tuple[str, ...]) -> Samples:
+def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tuple[str, ...]) -> PredictionSamples:
     """The samples of a file with the columns that the model was trained on, labeled or not. InputError with file and
     row.
     """
@@ -177,7 +177,7 @@ def samples_of(path: Path, spec: InputSpec, kind: Kind, class_names: tuple[str, 
         nothing = pa.array([[]] * len(raw), pa.list_(pa.int32()))
         columns |= {"labels": nothing, "known": nothing}
     faults.settle(bad)
-    return Samples(pa.table(columns), bool(schema.labels) and bool(found.given_N.any()))
+    return PredictionSamples(pa.table(columns), bool(schema.labels) and bool(found.given_N.any()))
 
 
 def _all_null(file: TableFile) -> Any:
@@ -222,7 +222,7 @@ def _splits(column: Any, schema: Schema, found: Targets, faults: Faults) -> Any:
     return column
 
 
-def _drawn(table: Any, given_N: Bools, classes: int, path: Path) -> Any:
+def _draw_split(table: Any, given_N: Bools, classes: int, path: Path) -> Any:
     """The split column where the file has none: a fifth of the labeled rows is test."""
     index = np.flatnonzero(given_N)
     rarest = Labels.of_lists(table["labels"], classes).take(index).rarest()

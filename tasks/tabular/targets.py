@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from anchorfl.tasks.arrays.arrow import Bools, Ints
 from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.tabular.reading import Faults
 
@@ -104,8 +105,7 @@ def _of_value(column: Any, name: str, values: Sequence[str], faults: Faults) -> 
     given_N = column.is_valid().to_numpy(zero_copy_only=False)
     found_N = index.is_valid().to_numpy(zero_copy_only=False)
     faults.add(given_N & ~found_N, lambda i: _no_class(column[i].as_py(), name, values))
-    offset_N1 = np.concatenate([[0], np.cumsum(found_N, dtype=np.int64)])
-    labels = Labels(index.drop_null().to_numpy().astype(np.int32), offset_N1, len(values))
+    labels = Labels(index.drop_null().to_numpy().astype(np.int32), offsets(found_N), len(values))
     nothing = Labels(np.zeros(0, np.int32), np.zeros(len(column) + 1, np.int64), len(values))
     return Targets(labels.lists(), None if given_N.all() else _nulls(nothing, given_N), given_N)
 
@@ -129,8 +129,8 @@ def _of_lists(column: Any, name: str, values: Sequence[str], faults: Faults) -> 
             f"column {name!r} names class {values[twice[i] % len(values)]!r} twice; give each class of a row once"
         ),
     )
-    offset_N1 = np.concatenate([[0], np.cumsum(np.bincount(key_P // len(values), minlength=len(length_N)))])
-    labels = Labels((key_P % len(values)).astype(np.int32), offset_N1.astype(np.int64), len(values))
+    offset_N1 = offsets(np.bincount(key_P // len(values), minlength=len(length_N)))
+    labels = Labels((key_P % len(values)).astype(np.int32), offset_N1, len(values))
     nothing = Labels(np.zeros(0, np.int32), np.zeros(len(length_N) + 1, np.int64), len(values))
     return Targets(labels.lists(), None if given_N.all() else _nulls(nothing, given_N), given_N)
 
@@ -148,7 +148,7 @@ def _by_row(rows_C: Sequence[Ints], total: int) -> Labels:
     class_P = np.repeat(np.arange(len(rows_C)), [len(rows) for rows in rows_C])
     row_P = np.concatenate(rows_C)
     order_P = np.lexsort((class_P, row_P))
-    offset_N1 = np.concatenate([[0], np.cumsum(np.bincount(row_P, minlength=total))]).astype(np.int64)
+    offset_N1 = offsets(np.bincount(row_P, minlength=total))
     return Labels(class_P[order_P].astype(np.int32), offset_N1, len(rows_C))
 
 

@@ -19,7 +19,7 @@ import pyarrow.csv as pacsv
 from anchorfl.tasks.arrays.arrow import Ints
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
-from anchorfl.tasks.files.decompression import Watched
+from anchorfl.tasks.files.decompression import CheckedStream
 from anchorfl.tasks.files.raw_files import open_text
 
 BLOCK = 1 << 24
@@ -86,7 +86,7 @@ class _Broken:
             )
 
 
-class _Quotes(Watched):
+class _Quotes(CheckedStream):
     """A stream that counts the quotation marks that pass; their number is even in a whole file."""
 
     quotes = 0

@@ -45,7 +45,7 @@ from anchorfl.tasks.text.mimic3_files import (
     Codes,
     Notes,
     check_frequent,
-    joined_notes,
+    join_notes,
     read_codes,
     read_notes,
     read_splits,
@@ -116,7 +116,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     wanted = labeled if splits is None else np.intersect1d(labeled, splits.admission_N)
     notes = read_notes(folder, wanted, bad)
     check_frequent(codes, notes, CODES, folder)
-    split = own_split(notes, labeled) if splits is None else splits.of(notes, labeled, bad)
+    split = draw_split(notes, labeled) if splits is None else splits.of(notes, labeled, bad)
     if not split:
         msg = f"{folder}: no admission has a discharge summary and one of the 50 codes; get the files again"
         raise InputError(msg)
@@ -126,7 +126,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
         "row": row_N,
         "split": pa.array([split[row] for row in row_N.tolist()]),
         "labels": _labels(codes, row_N),
-        "text": joined_notes(notes, row_N),
+        "text": join_notes(notes, row_N),
         "subject": pa.array(patient_N.astype(np.str_).tolist()),
     }
     return bad.noted(pa.table(columns))
@@ -166,16 +166,16 @@ def _words(texts: Any, limit: int) -> Any:
     return pc.binary_join(pc.list_slice(lists, 0, limit), " ")
 
 
-def own_split(notes: Notes, labeled: Ints) -> dict[int, str]:
+def draw_split(notes: Notes, labeled: Ints) -> dict[int, str]:
     """Admission -> split, for those that have a discharge summary and one of the classes: a function of the patient
     alone, so that it does not depend on which others there are.
     """
     kept_N = np.isin(notes.row_N, labeled)
-    patient_S, place_N = np.unique(notes.patient_N[kept_N], return_inverse=True)
+    patient_S, patient_index_N = np.unique(notes.patient_N[kept_N], return_inverse=True)
     seeds = (hashlib.sha256(f"mimic3-50 {SPLIT_SEED} {patient}".encode()).digest() for patient in patient_S.tolist())
     draw_S = np.array([int.from_bytes(seed[:8], "big") / 2**64 for seed in seeds])
     side_S = np.searchsorted(np.cumsum(SHARES)[:-1], draw_S, side="right")
-    sides = (SPLITS[side] for side in side_S[place_N].tolist())
+    sides = (SPLITS[side] for side in side_S[patient_index_N].tolist())
     return dict(zip(notes.row_N[kept_N].tolist(), sides, strict=True))
 
 

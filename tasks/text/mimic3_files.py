@@ -58,8 +58,8 @@ class Codes:
         return dict(zip(self.code_E.dictionary.to_pylist(), count, strict=True))
 
     def _class_E(self, codes: Sequence[str]) -> Ints:
-        place = {code: number for number, code in enumerate(codes)}
-        class_D = np.array([place.get(code, -1) for code in self.code_E.dictionary.to_pylist()], dtype=np.int64)
+        index = {code: number for number, code in enumerate(codes)}
+        class_D = np.array([index.get(code, -1) for code in self.code_E.dictionary.to_pylist()], dtype=np.int64)
         class_E: Ints = class_D[self.code_E.indices.to_numpy()]
         return class_E
 
@@ -114,14 +114,14 @@ def read_notes(folder: Path, wanted: Ints, bad: BadRows) -> Notes:
         raise InputError(msg)
     pair_N = np.unique(np.concatenate(pairs), axis=0)
     twice = np.flatnonzero(np.diff(pair_N[:, 0]) == 0)
-    for place in twice.tolist():
-        both = " and ".join(pair_N[place : place + 2, 1].astype(np.str_))
-        bad.meet(f"{path}: admission {pair_N[place, 0]} is of the patients {both} (SUBJECT_ID); correct one of them")
+    for index in twice.tolist():
+        both = " and ".join(pair_N[index : index + 2, 1].astype(np.str_))
+        bad.meet(f"{path}: admission {pair_N[index, 0]} is of the patients {both} (SUBJECT_ID); correct one of them")
     pair_N = np.delete(pair_N, np.flatnonzero(np.isin(pair_N[:, 0], pair_N[twice, 0])), axis=0)
     return Notes(pair_N[:, 0], pair_N[:, 1], pa.concat_tables(tables))
 
 
-def joined_notes(notes: Notes, row_N: Ints) -> Any:
+def join_notes(notes: Notes, row_N: Ints) -> Any:
     """The text of every one of these admissions (ascending): its notes, a line end between them."""
     ordered = notes.table.sort_by([(name, "ascending") for name in ("admission", "date", "note")])
     ordered = ordered.filter(pa.array(np.isin(ordered["admission"].to_numpy(), row_N)))
@@ -162,12 +162,12 @@ def check_frequent(codes: Codes, notes: Notes, expected: Sequence[str], folder: 
 class Published:
     """CAML's split. place: of every admission, its split and where that stands."""
 
-    place: dict[int, tuple[str, str]]
+    split_of: dict[int, tuple[str, str]]
 
     @property
     def admission_N(self) -> Ints:
         """Its admissions, ascending."""
-        return np.array(sorted(self.place), dtype=np.int64)
+        return np.array(sorted(self.split_of), dtype=np.int64)
 
     def of(self, notes: Notes, labeled: Ints, bad: BadRows) -> dict[int, str]:
         """Admission -> split. Bad rows: an admission without a discharge summary or without any of the classes, and
@@ -175,7 +175,7 @@ class Published:
         """
         patient = dict(zip(notes.row_N.tolist(), notes.patient_N.tolist(), strict=True))
         known, found = set(labeled.tolist()), dict[int, str]()
-        for row, (split, where) in self.place.items():
+        for row, (split, where) in self.split_of.items():
             if row not in patient:
                 bad.meet(f"{where}: admission {row} has no discharge summary in NOTEEVENTS; get all files again")
             elif row not in known:
@@ -188,7 +188,7 @@ class Published:
         torn = [row for row, split in found.items() if last[patient[row]] != split]
         count = len({patient[row] for row in torn})
         for row in torn:
-            split, where = self.place[row]
+            split, where = self.split_of[row]
             bad.meet(
                 f"{where}: admission {row} is of patient {patient[row]} (SUBJECT_ID), who is also in the split "
                 f"{last[patient[row]]}; {count} patients are on both sides; get the split files again"
@@ -198,7 +198,7 @@ class Published:
 
 def read_splits(folder: Path, bad: BadRows) -> Published:
     """CAML's split: a file per split, a HADM_ID per line."""
-    place = dict[int, tuple[str, str]]()
+    split_of = dict[int, tuple[str, str]]()
     for split, name in SPLIT_FILES.items():
         path = find_file(folder, name)
         for number, line in open_text(path):
@@ -207,11 +207,11 @@ def read_splits(folder: Path, bad: BadRows) -> Published:
                 bad.meet(f"{where}: HADM_ID {line[:20]!r} is no number of an admission; write one per line")
                 continue
             row = int(line)
-            if row in place:
-                bad.meet(f"{where}: admission {row} (HADM_ID) also stands at {place[row][1]}; remove one of the two")
+            if row in split_of:
+                bad.meet(f"{where}: admission {row} (HADM_ID) also stands at {split_of[row][1]}; remove one of the two")
                 continue
-            place[row] = split, where
-    return Published(place)
+            split_of[row] = split, where
+    return Published(split_of)
 
 
 def _names(folder: Path) -> dict[str, str]:
@@ -237,9 +237,9 @@ def _kept(path: Path, block: Block, rules: dict[str, tuple[str, str]], bad: BadR
     good_B: Bools = np.ones(len(block.number_N), dtype=np.bool_)
     for name, (pattern, fault) in rules.items():
         match_B = pc.match_substring_regex(block.columns[name], pattern).to_numpy(zero_copy_only=False)
-        for place in np.flatnonzero(good_B & ~match_B).tolist():
-            shown = "" if name == "TEXT" else f" {block.columns[name][place].as_py()[:20]!r}"
-            bad.meet(f"{path}: record {block.number_N[place]}: {name}{shown} is {fault}")
+        for index in np.flatnonzero(good_B & ~match_B).tolist():
+            shown = "" if name == "TEXT" else f" {block.columns[name][index].as_py()[:20]!r}"
+            bad.meet(f"{path}: record {block.number_N[index]}: {name}{shown} is {fault}")
         good_B &= match_B
     return block.columns.filter(pa.array(good_B))
 
