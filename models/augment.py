@@ -19,8 +19,8 @@ def augment(
     vertical: bool = True,
     together: bool = False,
 ) -> Tensor:
-    """Images of the same size, cut at a random place out of themselves with ``padding`` zeros on every side, and each
-    flipped with probability 1/2 where ``horizontal`` or ``vertical`` says so. A new tensor of the same type.
+    """Return the images of the same size, cut at a random place out of themselves with ``padding`` zeros on every side,
+    and each flipped with probability 1/2 where ``horizontal`` or ``vertical`` says so. A new tensor of the same type.
 
     The defaults are what FedBM's reference code does to its generated images, but for ``together``, which draws once
     for the whole batch as that code does. Zero must be black: augment first, scale afterwards. Numbers are drawn on the

@@ -85,7 +85,7 @@ def build(
     concept_width: int = 0,
     scale: float = 1.0,
 ) -> Classifier:
-    """A classifier whose initial weights depend on the arguments alone.
+    """Return a classifier whose initial weights depend on the arguments alone.
 
     ``vocabulary``: number of token ids; ``unit``: normalize class representations (single-label); ``vectors_CP``: first
     values of the class embeddings (``head == "label"`` only); ``parts``: so many encoders side by side

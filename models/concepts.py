@@ -79,7 +79,8 @@ class Concepts:
 
 
 def load_concepts(asked: ConceptRequest, cache: Path, log: Callable[[str], None] = _LOG.warning) -> Concepts:
-    """The vectors that are asked for, from the cache or made now and kept there; a row depends on its class alone.
+    """Return the vectors that are asked for, from the cache or made now and kept there; a row depends on its class
+    alone.
 
     Raises NamesError: neither is the file in the cache, nor the encoder on this machine; or it cannot do what is asked.
     """
@@ -116,7 +117,7 @@ def _not_available(asked: ConceptRequest, cache: Path, error: NoEncoderError) ->
 
 
 def encode_concepts(asked: ConceptRequest, source: str = "") -> npt.NDArray[np.float32]:
-    """The vectors [C, M, D] made now. source: where the model is, if not where its name says."""
+    """Return the vectors [C, M, D] made now. source: where the model is, if not where its name says."""
     model = source or asked.model
     with text_encoder(model, asked.pooling) as encode:
         each = encode_names(encode, asked.words, asked.prompts, model)
@@ -161,7 +162,7 @@ def _unit(vector_CMD: npt.NDArray[np.float32]) -> bool:
 
 
 def _checksums(model: str) -> dict[str, str]:
-    """sha256 of the model's files, by name; empty where the model is no folder of this machine."""
+    """Return the sha256 of the model's files, by name; empty where the model is no folder of this machine."""
     folder, found = folder_of(model), dict[str, str]()
     if folder is not None:
         for path in sorted({path for pattern in PARTS for path in folder.glob(pattern) if path.is_file()}):

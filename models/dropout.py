@@ -29,7 +29,7 @@ class MaskSource:
         return MaskSource(lookup=self.lookup)
 
     def mask(self, like: Tensor, p: float) -> Tensor:
-        """A mask in the shape of ``like``: 0 with probability p, else 1 / (1 - p)."""
+        """Return a mask in the shape of ``like``: 0 with probability p, else 1 / (1 - p)."""
         if not self.lookup or like.device.type != "cpu":
             return torch.empty_like(like).bernoulli_(1 - p, generator=self.generator).div_(1 - p)
         n = like.numel()

@@ -72,7 +72,9 @@ class DoublingConv(nn.Conv2d):
 
 
 def _halves(weight: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """A 3-wide kernel on doubled pixels as 2-wide ones on the pixels: for the first and the second of each double."""
+    """Return a 3-wide kernel on doubled pixels as 2-wide ones on the pixels: for the first and the second of each
+    double.
+    """
     one, two, three = weight.unbind(dim)
     return torch.stack([one, two + three], dim), torch.stack([one + two, three], dim)
 
@@ -97,7 +99,9 @@ def conditions(concepts_CMD: Tensor, class_B: Tensor, rng: torch.Generator) -> T
 
 
 def noise(width: int, class_B: Tensor, rng: torch.Generator, like: Tensor) -> Tensor:
-    """Conditions that say nothing of the class: standard normal, [B, D] (the ablation without concept conditions)."""
+    """Return conditions that say nothing of the class: standard normal, [B, D] (the ablation without concept
+    conditions).
+    """
     return _normal((len(class_B), width), rng, like)
 
 
@@ -106,8 +110,8 @@ def _normal(shape: tuple[int, ...], rng: torch.Generator, like: Tensor) -> Tenso
 
 
 def diversity(z_BD: Tensor, x_B: Tensor, class_B: Tensor, classes: int) -> Tensor:
-    """FedBM's L_div (eq. 7): per class the mean over pairs of |z - z'|_1 / |x - x'|_1, then the mean over all classes;
-    a class with fewer than two images counts 0. Small where different conditions give different images.
+    """Return FedBM's L_div (eq. 7): per class the mean over pairs of |z - z'|_1 / |x - x'|_1, then the mean over all
+    classes; a class with fewer than two images counts 0. Small where different conditions give different images.
     """
     index_2P = torch.triu_indices(len(z_BD), len(z_BD), 1, device=z_BD.device)
     index_2P = index_2P[:, class_B[index_2P[0]] == class_B[index_2P[1]]]
@@ -127,7 +131,7 @@ class Statistics:
     distance: list[Tensor] = field(default_factory=list)
 
     def total(self) -> Tensor:
-        """FedBM's L_dis (eq. 8), summed over the layers."""
+        """Return FedBM's L_dis (eq. 8), summed over the layers."""
         return torch.stack(self.distance).sum()
 
 
@@ -156,5 +160,5 @@ def watch_batch_norm(classifier: nn.Module) -> Iterator[Statistics]:
 
 
 def batch_norm_layers(classifier: nn.Module) -> list[nn.BatchNorm2d]:
-    """The layers whose running statistics L_dis compares with."""
+    """Return the layers whose running statistics L_dis compares with."""
     return [m for m in classifier.modules() if isinstance(m, nn.BatchNorm2d)]

@@ -28,7 +28,7 @@ class LabelHead(nn.Module):
         self.unit = unit
 
     def classes(self) -> Tensor:
-        """Class representations [C, D]: the anchors."""
+        """Return the class representations [C, D]: the anchors."""
         out: Tensor = self.project(self.table)
         return out
 
@@ -51,7 +51,7 @@ class CosineHead(nn.Module):
         self.rows = nn.Parameter(unit(torch.randn(classes, width), parts))
 
     def classes(self) -> Tensor:
-        """The rows [C, D]."""
+        """Return the rows [C, D]."""
         return self.rows
 
     def forward(self, z_BD: Tensor) -> Tensor:
@@ -85,8 +85,8 @@ class ConceptHead(nn.Module):
         return self.tau * (h_BE @ self.mean.T) + self.tau**2 / 2 * (h_BE.square() @ self.variance.T)
 
     def bound(self, z_BD: Tensor, class_B: Tensor) -> Tensor:
-        """Upper bound of the expected cross-entropy over the distributions, per row [B] (FedBM, eq. 4): cross-entropy
-        of the logits plus tau^2/2 h^2.Sigma_y, in which the true class's variance cancels.
+        """Return an upper bound of the expected cross-entropy over the distributions, per row [B] (FedBM, eq. 4):
+        cross-entropy of the logits plus tau^2/2 h^2.Sigma_y, in which the true class's variance cancels.
         """
         h_BE = self.directions(z_BD)
         right_B = self.tau * (h_BE * self.mean[class_B]).sum(-1)
@@ -108,7 +108,7 @@ class PrototypeHead(nn.Module):
         self.scale = nn.Parameter(torch.tensor(scale))
 
     def classes(self) -> Tensor:
-        """The prototypes [C, D]."""
+        """Return the prototypes [C, D]."""
         return self.rows
 
     def forward(self, z_BD: Tensor) -> Tensor:
@@ -136,5 +136,5 @@ class FrameHead(nn.Module):
 
 
 def unit(rows_ND: Tensor, parts: int = 1) -> Tensor:
-    """Rows with each of ``parts`` equal pieces brought to length 1; a piece of zeros stays."""
+    """Return the rows with each of ``parts`` equal pieces brought to length 1; a piece of zeros stays."""
     return F.normalize(rows_ND.view(*rows_ND.shape[:-1], parts, -1), dim=-1).flatten(-2)

@@ -80,7 +80,8 @@ class NameVectors:
 
 
 def read_table(path: Path) -> NameGraph:
-    """Graph of a CSV table: first column ``label``, header = names in the order of the rows; empty, ``nan`` = no edge.
+    """Return the graph of a CSV table: first column ``label``, header = names in the order of the rows; empty, ``nan``
+    = no edge.
 
     Only values > 0 are edges (authors' dataset/utils.py); the diagonal is dropped. Raises NamesError with file and row.
     """
@@ -104,7 +105,7 @@ def read_table(path: Path) -> NameGraph:
 
 
 def _rows(path: Path) -> list[tuple[int, list[str]]]:
-    """Non-empty rows with the number of the line that each ends on."""
+    """Return non-empty rows with the number of the line that each ends on."""
     try:
         # utf-8-sig: spreadsheets write a byte-order mark, which would become part of the first field
         with open(path, encoding="utf-8-sig", newline="") as file:
@@ -130,7 +131,7 @@ def _check_names(path: Path, line: int, names: Sequence[str]) -> None:
 
 
 def _number(path: Path, line: int, column: str, text: str) -> float:
-    """Value of one cell; nan where it is empty."""
+    """Return the value of one cell; nan where it is empty."""
     cell = f"{path}:{line}: {text!r} in column {column!r}"
     try:
         value = float("_" if "_" in text else text.strip() or "nan")  # float() takes 1_000; in a table that is a slip
@@ -154,7 +155,8 @@ def _check_symmetric(path: Path, names: Sequence[str], value_KK: npt.NDArray[np.
 def walks(
     weight_KK: npt.NDArray[np.float64], *, walks_per_node: int = 200, length: int = 100, rng: np.random.Generator
 ) -> npt.NDArray[np.int32]:
-    """Random walks [R, length] over node numbers: the next node with probability proportional to the edge's weight.
+    """Return random walks [R, length] over node numbers: the next node with probability proportional to the edge's
+    weight.
 
     node2vec with p = q = 1. ``weight_KK`` as in ``NameGraph``. ``walks_per_node`` walks start at every node that has
     an edge, in shuffled order; a node without an edge is in no walk.
@@ -180,7 +182,8 @@ def walks(
 def skip_gram(
     walks: npt.NDArray[np.int32], nodes: int, *, width: int = 256, window: int = 5, epochs: int = 5, seed: int
 ) -> npt.NDArray[np.float32]:
-    """Vectors [K, width] of nodes 0 .. ``nodes`` - 1 by skip-gram with 5 negative samples; 0 for nodes in no walk.
+    """Return the vectors [K, width] of nodes 0 .. ``nodes`` - 1 by skip-gram with 5 negative samples; 0 for nodes in no
+    walk.
 
     ``epochs`` = 5 is gensim's default, as are the learning rate (0.025 falling to 0.0001) and the down-sampling of
     frequent nodes (1e-3). One worker and no draws but from ``seed`` (0 <= seed < 2**32): same walks, same vectors.
@@ -202,7 +205,9 @@ def skip_gram(
 
 
 def random_vectors(class_names: Sequence[str], width: int, seed: int) -> Tensor:
-    """Float32 [C, width] of N(0, 1) draws (of "w/o SE"). A row depends on name, width and seed, not on other names."""
+    """Return float32 [C, width] of N(0, 1) draws (of "w/o SE"). A row depends on name, width and seed, not on other
+    names.
+    """
     if width < 1:
         raise NamesError(f"class-name vectors: width {width}; give at least 1")
     if twice := [name for name, count in Counter(class_names).items() if count > 1]:
@@ -215,7 +220,8 @@ def from_cooccurrence(
     table: NameGraph, class_names: Sequence[str], *, width: int, seed: int, cache: Path | None,
     training: SkipGramOptions = PAPER, log: Callable[[str], None] = _LOG.warning,
 ) -> NameVectors:  # fmt: skip
-    """Vectors of ``class_names``, trained on the whole table: a row does not depend on which classes are asked for.
+    """Return the vectors of ``class_names``, trained on the whole table: a row does not depend on which classes are
+    asked for.
 
     A class without an edge gets its row of ``random_vectors``, scaled to the mean norm of the table's trained rows.
     Trained rows are kept in ``<cache>/names-<digest>.npz``; ``log`` hears of a file that cannot be used or written.
@@ -242,12 +248,14 @@ def from_cooccurrence(
 
 
 def _seed(*parts: int | str) -> int:
-    """A number below 2**32 from a run seed and words that say what it is for; independent of PYTHONHASHSEED."""
+    """Return a number below 2**32 from a run seed and words that say what it is for; independent of PYTHONHASHSEED."""
     return int.from_bytes(hashlib.sha256(json.dumps(parts).encode()).digest()[:4], "little")
 
 
 def _digest(table: NameGraph, width: int, seed: int, training: SkipGramOptions) -> str:
-    """Sha256, in hex, of all that the trained rows depend on. The version of gensim is read without importing it."""
+    """Return sha256, in hex, of all that the trained rows depend on. The version of gensim is read without importing
+    it.
+    """
     try:
         gensim = metadata.version("gensim")
     except metadata.PackageNotFoundError as error:
@@ -257,7 +265,7 @@ def _digest(table: NameGraph, width: int, seed: int, training: SkipGramOptions) 
 
 
 def _train(table: NameGraph, width: int, seed: int, how: SkipGramOptions) -> npt.NDArray[np.float32]:
-    """Rows [K, width] of the table's names."""
+    """Return the rows [K, width] of the table's names."""
     rng = np.random.default_rng(_seed(seed, "walks"))
     path_RL = walks(table.weight_KK, walks_per_node=how.walks_per_node, length=how.length, rng=rng)
     seed, nodes = _seed(seed, "skip-gram"), len(table.names)

@@ -31,7 +31,7 @@ def from_language_model(
     class_names: Sequence[str], *, model: str, prompts: Sequence[str] = ("{name}",), normalize: bool = True,
     pooling: Pooling = "auto", cache: Path | None, log: Callable[[str], None] = _LOG.warning,
 ) -> NameVectors:  # fmt: skip
-    """Vectors of ``class_names``, float32 [C, D].
+    """Return the vectors of ``class_names``, float32 [C, D].
 
     model, pooling: as ``text_encoder`` takes them; prompts: templates with ``{name}``; normalize: the vector of every
     prompt to length 1 before the mean. A row depends on its own name alone. They are kept in
@@ -50,13 +50,13 @@ def from_language_model(
 
 
 def fill_prompts(prompts: Sequence[str], name: str) -> list[str]:
-    """The sentences about a class."""
+    """Return the sentences about a class."""
     return [prompt.replace("{name}", name.replace("_", " ")) for prompt in prompts]
 
 
 def encode_names(encode: Encode, class_names: Sequence[str], prompts: Sequence[str], model: str) -> list[Tensor]:
-    """Vectors [M, D] of the sentences about every name, one name at a time: other names cannot change a row, not even
-    by rounding. Raises NamesError where one is not finite.
+    """Return the vectors [M, D] of the sentences about every name, one name at a time: other names cannot change a row,
+    not even by rounding. Raises NamesError where one is not finite.
     """
     rows = [encode(fill_prompts(prompts, name)) for name in class_names]
     if not all(bool(vector_MD.isfinite().all()) for vector_MD in rows):
@@ -67,7 +67,7 @@ def encode_names(encode: Encode, class_names: Sequence[str], prompts: Sequence[s
 def _digest(
     class_names: Sequence[str], model: str, prompts: Sequence[str], normalize: bool, pooling: Pooling = "auto"
 ) -> str:
-    """Sha256, in hex, of all that the rows depend on; of a folder, the names, sizes and times of its files."""
+    """Return sha256, in hex, of all that the rows depend on; of a folder, the names, sizes and times of its files."""
     version = library(model).removeprefix("transformers ")
     files = sorted(folder.glob("*")) if (folder := folder_of(model)) else []
     about = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]

@@ -64,7 +64,7 @@ class _Linear(nn.Linear):
 
 
 def _bfloat16_class(kind: type[nn.Module], everywhere: bool) -> type[nn.Module]:
-    """The same kind of encoder, whose training passes are in bfloat16. everywhere: by autocast on CPUs, too."""
+    """Return the same kind of encoder, whose training passes are in bfloat16. everywhere: by autocast on CPUs, too."""
 
     def forward(self: nn.Module, x: Tensor) -> Tensor:
         if not self.training or (x.device.type == "cpu" and not everywhere):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 def load_or_make(
     cache: Path | None, digest: str, make: Callable[[], npt.NDArray[np.float32]], log: Callable[[str], None]
 ) -> npt.NDArray[np.float32]:
-    """The vectors from ``<cache>/names-<digest>.npz``, or made now and kept there; without a cache, made."""
+    """Return the vectors from ``<cache>/names-<digest>.npz``, or made now and kept there; without a cache, made."""
     if cache is None:
         return make()
     file = cache / f"names-{digest[:16]}.npz"
@@ -44,7 +44,7 @@ def load(file: Path, digest: str, log: Callable[[str], None]) -> npt.NDArray[np.
 
 
 def read(file: Path, digest: str) -> tuple[npt.NDArray[np.float32], str]:
-    """The vectors of a cached file, and what ``save`` was told about them. Raises UnusableError."""
+    """Return the vectors of a cached file, and what ``save`` was told about them. Raises UnusableError."""
     reason = "wrong checksum, or made for other input"
     try:
         with ZipFile(file) as archive:  # all checksums first: numpy parses a member before it has seen its end

@@ -55,8 +55,8 @@ def text_encoder(model: str, pooling: Pooling = "auto") -> Iterator[Encode]:
 
 
 def library(model: str) -> str:
-    """Name and version of the library that the model needs, without importing it; NoEncoderError where it is not
-    installed.
+    """Return the name and version of the library that the model needs, without importing it; NoEncoderError where it is
+    not installed.
     """
     name, install = ("open_clip_torch", INSTALL_CLIP) if model.startswith(CLIP) else ("transformers", INSTALL)
     try:
@@ -66,13 +66,15 @@ def library(model: str) -> str:
 
 
 def folder_of(model: str) -> Path | None:
-    """The folder of this machine that a model's name means; None where it means none, or the folder is not here."""
+    """Return the folder of this machine that a model's name means; None where it means none, or the folder is not
+    here.
+    """
     folder = Path(model.removeprefix(f"{CLIP}local-dir:")).expanduser()
     return folder if folder.is_dir() else None
 
 
 def mean_states(state_MLD: Tensor, mask_ML: Tensor) -> Tensor:
-    """Mean of the states of real tokens (mask 1): [M, D]."""
+    """Return the mean of the states of real tokens (mask 1): [M, D]."""
     mask_ML1 = mask_ML[:, :, None].to(state_MLD.dtype)
     return (state_MLD * mask_ML1).sum(1) / mask_ML1.sum(1)
 

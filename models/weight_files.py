@@ -12,7 +12,7 @@ class WeightsError(ValueError):
 
 
 def tensors(data: bytes) -> dict[str, Tensor]:
-    """The tensors by name. Raises WeightsError.
+    """Return the tensors by name. Raises WeightsError.
 
     safetensors checks the header against the size of the file, so a header cannot claim more memory than the file has.
     """

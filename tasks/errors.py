@@ -10,7 +10,7 @@ LONGEST = 1500
 
 
 def plain_line(text: str) -> str:
-    """The text with line ends, and what a terminal would obey or could not encode, as escapes."""
+    """Return the text with line ends, and what a terminal would obey or could not encode, as escapes."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     half = LONGEST // 2
@@ -29,7 +29,7 @@ LONGEST_WORD = 200
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the closest known word, or nothing."""
+    """Return `` (did you mean 'x'?)`` for the closest known word, or nothing."""
     if len(word) > LONGEST_WORD:  # no slip of the keyboard, and the search takes its square in time
         return ""
     close = difflib.get_close_matches(word, list(known), n=1)

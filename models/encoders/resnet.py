@@ -68,7 +68,7 @@ def _conv(entry: int, out: int, size: int, stride: int = 1) -> nn.Conv2d:
 
 
 def _shortcut(entry: int, out: int, stride: int, norm: MakeNorm) -> nn.Module:
-    """Option B: a 1x1 convolution where the shape changes, else the input itself."""
+    """Return option B: a 1x1 convolution where the shape changes, else the input itself."""
     if stride == 1 and entry == out:
         return nn.Identity()
     return nn.Sequential(_conv(entry, out, 1, stride), norm(out))
@@ -167,5 +167,5 @@ class ResNet(nn.Module):
 
 
 def stem_for(shape: tuple[int, ...]) -> Stem:
-    """The stem for images of ``shape`` (channels, height, width): small up to 64 pixels a side."""
+    """Return the stem for images of ``shape`` (channels, height, width): small up to 64 pixels a side."""
     return "small" if max(shape[1:]) <= SMALL else "imagenet"

@@ -15,8 +15,8 @@ from anchorfl.models.dropout import Dropout, MaskSource
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """Positions [length, width] of Vaswani et al. (2017), section 3.5: sines in the even columns, cosines in the
-    odd.
+    """Return the positions [length, width] of Vaswani et al. (2017), section 3.5: sines in the even columns, cosines in
+    the odd.
     """
     position_L1 = torch.arange(length, dtype=torch.float64)[:, None]
     rate_D = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))

@@ -17,7 +17,7 @@ LARGEST = 1 << 30
 
 @dataclass(frozen=True)
 class Chunks:
-    """A table in a few chunks of consecutive rows, each of one Arrow array per column; start_Q1: where they begin.
+    """A table in a few chunks of consecutive rows, each of one Arrow array per column.
 
     Arrow's own ``take`` copies all chunks of a column into one array, every time, and fails where that is beyond 2^31
     values of lists.
@@ -25,10 +25,11 @@ class Chunks:
 
     chunks: tuple[Any, ...]
     start_Q1: Ints
+    """Where the chunks begin, and the number of rows last."""
 
     @classmethod
     def of(cls, table: Any, largest: int = LARGEST) -> Chunks:
-        """The chunks of a table, of at most ``largest`` bytes where a single row is not larger."""
+        """Return the chunks of a table, of at most ``largest`` bytes unless a single row is larger."""
         chunks = tuple(_cut(table, largest))
         return cls(chunks, np.cumsum([0, *(chunk.num_rows for chunk in chunks)], dtype=np.int64))
 
@@ -36,7 +37,7 @@ class Chunks:
         return int(self.start_Q1[-1])
 
     def take(self, index_B: Ints) -> Any:
-        """The rows at these positions, in that order, as a table."""
+        """Return the rows at these positions, in that order, as a table."""
         if (np.diff(index_B) >= 0).all():
             return self._ascending(index_B)
         # so many rows at a time that putting them in order stays within what Arrow can concatenate

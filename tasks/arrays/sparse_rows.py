@@ -21,34 +21,36 @@ from anchorfl.tasks.contract import ClientData, InputSpec
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Some of the rows. data: the inputs, with label matrices of no column; known_BC: None where every label is
-    known.
-    """
+    """Consecutive rows."""
 
     data: ClientData
+    """The inputs, with label matrices of no column."""
     labels: Labels
     known_BC: Bools | None
+    """None where every label is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparseRows:
-    """All rows. x, known: columns as stored (tasks/ingest/prepared.py)."""
+    """All rows of a client or of a split."""
 
     x: Column
+    """Column as it is stored (tasks/ingest/prepared.py)."""
     known: Column
+    """As ``x``."""
     labels: Labels
     spec: InputSpec
 
     @classmethod
     def of(cls, table: Any, spec: InputSpec, classes: int) -> SparseRows:
-        """From a stored table. Raises ValueError on a class outside 0..C-1 or twice in a row."""
+        """Return the rows of a stored table. Raises ValueError on a class outside 0..C-1 or twice in a row."""
         return cls(table["x"], table["known"], Labels.of_lists(table["labels"], classes), spec)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def part(self, start: int, stop: int) -> RowBlock:
-        """The rows from ``start`` to before ``stop``, or to the last."""
+        """Return the rows from ``start`` to before ``stop``, or to the last."""
         labels = self.labels.take(np.arange(start, min(stop, len(self))))
         x, length_B = inputs(self.x.slice(start, len(labels)), self.spec)
         none = torch.zeros(len(labels), 0)

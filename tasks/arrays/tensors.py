@@ -15,8 +15,9 @@ from anchorfl.tasks.contract import ClientData, InputSpec, Objective
 
 
 def client_data(table: Any, spec: InputSpec, classes: int, objective: Objective, default: Sequence[int]) -> ClientData:
-    """The tensors of a stored table, zero padded where rows have a length. default: the classes that are known where
-    ``known`` is null.
+    """Return the tensors of a stored table, zero padded where rows have a length.
+
+    default: the classes that are known where ``known`` is null.
     """
     x_N, length_N = inputs(table["x"], spec)
     y_NC = torch.from_numpy(Labels.of_lists(table["labels"], classes).matrix().astype(np.float32))
@@ -25,7 +26,9 @@ def client_data(table: Any, spec: InputSpec, classes: int, objective: Objective,
 
 
 def inputs(column: Any, spec: InputSpec) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The inputs as a tensor, as they are stored (``ClientData.x``), and their lengths (None where they have none)."""
+    """Return the inputs as a tensor, as they are stored (``ClientData.x``), and their lengths (None where they have
+    none).
+    """
     if spec.kind == "tokens":
         x_NL, length_N = padded(column, np.int32)
         return torch.from_numpy(x_NL), torch.from_numpy(length_N)

@@ -45,7 +45,7 @@ class CorpusCounts:
 def count_names(
     corpus: Sequence[str], scanner: Scanner, field: str = "text", *, engine: Engine = "local", log: Log = lambda _: None
 ) -> CorpusCounts:
-    """Counts of the scanner's names in files, folders (searched to any depth) and glob patterns.
+    """Return the counts of the scanner's names in files, folders (searched to any depth) and glob patterns.
 
     field: of JSON lines and Parquet. engine: ``ray`` needs a running Ray whose nodes see the same paths; ``local``
     works in this process. Raises InputError with file and line on what cannot be read.
@@ -97,7 +97,7 @@ def _tasks(shards: Sequence[dict[str, Any]]) -> int:
 
 
 def _parts(counted: Any, names: int) -> Iterator[tuple[PairCounts, int]]:
-    """Counts as they come in. Raises the InputError that a worker met."""
+    """Yield the counts as they come in. Raises the InputError that a worker met."""
     for row in counted.iter_rows():
         if row["error"]:
             raise InputError(row["error"])
@@ -108,7 +108,7 @@ def _parts(counted: Any, names: int) -> Iterator[tuple[PairCounts, int]]:
 
 
 def _read_and_count(batch: Any, scanner: Any, how: Reading) -> Any:
-    """Counts of some shards, as one row."""
+    """Return the counts of some shards, as one row."""
     import ray  # runs in a worker
 
     mine: Scanner = ray.get(scanner)
@@ -123,7 +123,7 @@ def _read_and_count(batch: Any, scanner: Any, how: Reading) -> Any:
 
 
 def _read(batch: Any, how: Reading) -> Iterator[Any]:
-    """The blocks of a stream, one row each."""
+    """Yield the blocks of a stream, one row each."""
     try:
         for row in batch.to_pylist():
             for text in blocks(Shard(**row), how):
@@ -133,7 +133,7 @@ def _read(batch: Any, how: Reading) -> Iterator[Any]:
 
 
 def _count(batch: Any, scanner: Any) -> Any:
-    """Counts of some blocks, as one row."""
+    """Return the counts of some blocks, as one row."""
     import ray  # runs in a worker
 
     mine: Scanner = ray.get(scanner)

@@ -56,7 +56,7 @@ class Shard:
 
 
 def files(corpus: Sequence[str]) -> list[Path]:
-    """All files that are meant, each once. Raises InputError where an argument means none."""
+    """Return all files that are meant, each once. Raises InputError where an argument means none."""
     found = dict[Path, None]()
     for given in corpus:
         path = Path(given).expanduser()
@@ -74,7 +74,7 @@ def files(corpus: Sequence[str]) -> list[Path]:
 
 
 def shards_of(path: Path, how: Reading) -> list[Shard]:
-    """The shards of a file, by looking at a few bytes of it. Raises InputError where it cannot be cut."""
+    """Return the shards of a file, by looking at a few bytes of it. Raises InputError where it cannot be cut."""
     kind = _FORMATS.get(_plain(path), "text")
     try:
         if kind == "parquet":
@@ -93,7 +93,7 @@ def shards_of(path: Path, how: Reading) -> list[Shard]:
 
 
 def blocks(shard: Shard, how: Reading) -> Iterator[str]:
-    """The text of a shard in blocks of whole segments. Raises InputError with file and line."""
+    """Yield the text of a shard in blocks of whole segments. Raises InputError with file and line."""
     if shard.kind == "parquet":
         yield from _join_articles(_parquet_texts(shard, how.field))
         return
@@ -107,7 +107,7 @@ def blocks(shard: Shard, how: Reading) -> Iterator[str]:
 
 
 def _plain(path: Path) -> str:
-    """The suffix without .gz."""
+    """Return the suffix without .gz."""
     return (path.with_suffix("") if path.suffix == ".gz" else path).suffix
 
 
@@ -116,7 +116,9 @@ def _end(kind: str, how: Reading) -> re.Pattern[bytes]:
 
 
 def _edges(path: Path, end: re.Pattern[bytes]) -> Iterator[int]:
-    """Places in a file where shards begin and end: 0, the first segment ends at or after every ``BLOCK``, its size."""
+    """Yield the places in a file where shards begin and end: 0, the first segment ends at or after every ``BLOCK``, its
+    size.
+    """
     size, at = path.stat().st_size, 0
     yield at
     with path.open("rb") as stream:
@@ -144,7 +146,7 @@ def _check_length(path: str, size: int, end: re.Pattern[bytes]) -> None:
 
 
 def _chunks(shard: Shard, how: Reading) -> Iterator[bytes]:
-    """Bytes of a text or JSON shard, each chunk of whole lines or paragraphs."""
+    """Yield the bytes of a text or JSON shard, each chunk of whole lines or paragraphs."""
     if shard.end >= 0:
         with open(shard.path, "rb") as stream:
             stream.seek(shard.start)
@@ -193,7 +195,7 @@ def _decode(shard: Shard, data: bytes, line: int) -> str:
 
 
 def _line_number(shard: Shard, line: int) -> int:
-    """Number of the first line of a shard; ``line`` for a stream, which is counted as it is read."""
+    """Return the number of the first line of a shard; ``line`` for a stream, which is counted as it is read."""
     if shard.end < 0:
         return line
     with open(shard.path, "rb") as stream:
@@ -201,7 +203,7 @@ def _line_number(shard: Shard, line: int) -> int:
 
 
 def _json_texts(shard: Shard, data: bytes, line: int, field: str) -> Iterator[str]:
-    """The field of every JSON line; a null is no text."""
+    """Yield the field of every JSON line; a null is no text."""
     for at, row in enumerate(_decode(shard, data, line).split("\n")):
         if not row.strip():
             continue
@@ -224,7 +226,7 @@ def _json_texts(shard: Shard, data: bytes, line: int, field: str) -> Iterator[st
 
 
 def _parquet(path: Path, field: str) -> Any:
-    """A Parquet file that has the column."""
+    """Return a Parquet file that has the column."""
     try:
         file = pq.ParquetFile(path)
         schema = file.schema_arrow
@@ -252,7 +254,7 @@ def _parquet_texts(shard: Shard, field: str) -> Iterator[str]:
 
 
 def _join_articles(texts: Iterator[str]) -> Iterator[str]:
-    """Articles, ``RECORD`` between them, in blocks."""
+    """Yield articles, ``RECORD`` between them, in blocks."""
     held, size = list[str](), 0
     for text in texts:
         held.append(text)

@@ -58,8 +58,8 @@ class PairCounts:
         return PairCounts(self.segments + other.segments, self.pair_KK + other.pair_KK)
 
     def pmi(self) -> Floats:
-        """PMI(i, j) = log p(i,j) / (p(i) p(j)), natural logarithm: -inf for names that never meet, nan for names that
-        never occur. [K, K]; the diagonal is -log p(i).
+        """Return PMI(i, j) = log p(i,j) / (p(i) p(j)), natural logarithm: -inf for names that never meet, nan for names
+        that never occur. [K, K]; the diagonal is -log p(i).
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             log_KK, log_K = np.log(self.pair_KK), np.log(self.pair_KK.diagonal())
@@ -67,8 +67,8 @@ class PairCounts:
         return pmi_KK
 
     def weights(self) -> Floats:
-        """Edges of FedAlign's graph: PMI less the mean PMI of all pairs that meet; 0 where that is negative or the two
-        never meet, and on the diagonal; nan in rows and columns of names that never occur.
+        """Return the edges of FedAlign's graph: PMI less the mean PMI of all pairs that meet; 0 where that is negative
+        or the two never meet, and on the diagonal; nan in rows and columns of names that never occur.
         """
         pmi_KK = self.pmi()
         upper = pmi_KK[np.triu_indices(len(pmi_KK), 1)]
@@ -123,7 +123,7 @@ class Scanner:
         return PairCounts(len(cut), (met.T @ met).toarray())
 
     def _segments(self, position_H: Ints, word_H: Ints, cut: Ints) -> list[Ints]:
-        """Numbers of the segments that each name occurs in, ascending."""
+        """Return the numbers of the segments that each name occurs in, ascending."""
         order_H = np.lexsort((position_H, word_H))
         position_H, word_H = position_H[order_H], word_H[order_H]
         ends = np.searchsorted(word_H, np.arange(1 + max(map(max, self.words), default=-1)), side="right")
@@ -132,7 +132,9 @@ class Scanner:
         return [_together([positions[word] for word in words], self.window * len(words), cut) for words in self.words]
 
     def _cuts(self, units: Units, kind_T: npt.NDArray[np.uint16], start_W: Ints, title: Ints) -> Ints:
-        """Numbers of the first words of all segments that have words, ascending. title: the words that are titles."""
+        """Return the numbers of the first words of all segments that have words, ascending. title: the words that are
+        titles.
+        """
         cuts = [np.zeros(1, np.int64), np.searchsorted(start_W, np.flatnonzero(kind_T == _RECORD))]
         if self.segment != "article":
             line = np.searchsorted(start_W, np.flatnonzero(kind_T == _LINE))
@@ -145,7 +147,7 @@ class Scanner:
 
 
 def _together(positions: Sequence[Ints], width: int, cut: Ints) -> Ints:
-    """Segments with one word of each list within ``width`` words in a row."""
+    """Return the segments with one word of each list within ``width`` words in a row."""
     if not all(map(len, positions)):
         return np.zeros(0, np.int64)
     last = positions[0] if len(positions) == 1 else np.concatenate(positions)
@@ -158,8 +160,8 @@ def _together(positions: Sequence[Ints], width: int, cut: Ints) -> Ints:
 
 
 def _sentence_cuts(units: Units, mark: Ints, start_W: Ints, title: Ints) -> Ints:
-    """Numbers of the words that begin a sentence, by the rule of ``MARKS``. mark: places of the marks in the text with
-    one character put before it, as are the starts of words.
+    """Return the numbers of the words that begin a sentence, by the rule of ``MARKS``. mark: places of the marks in the
+    text with one character put before it, as are the starts of words.
     """
     word = np.searchsorted(start_W, mark)
     inside = word < len(start_W)
@@ -191,7 +193,7 @@ class _Trie:
 
     @classmethod
     def of(cls, words: Mapping[str, int], titles: Sequence[str]) -> _Trie:
-        """The trie of words with their numbers, and of titles, which may be among the words."""
+        """Return the trie of words with their numbers, and of titles, which may be among the words."""
         every = [*words, *titles]
         alphabet = sorted({letter for word in every for letter in word})
         number = {letter: at for at, letter in enumerate(alphabet, _OTHER + 1)}
@@ -214,13 +216,15 @@ class _Trie:
         return cls(_kinds(number), next_QA, word_Q, title_Q, max(map(len, every), default=0))
 
     def kinds(self, units: Units) -> npt.NDArray[np.uint16]:
-        """Kind of every character of a text, with one separator before it and as many after it as a word is long."""
+        """Return the kind of every character of a text, with one separator before it and as many after it as a word is
+        long.
+        """
         kind_T = np.zeros(len(units) + self.longest + 2, np.uint16)
         np.take(self.kind_of, units, out=kind_T[1 : len(units) + 1])
         return kind_T
 
     def found(self, kind_T: npt.NDArray[np.uint16], start_W: Ints) -> tuple[Ints, Ints]:
-        """The words of a text that are words of the trie: their numbers, and the states that they end in."""
+        """Return the words of a text that are words of the trie: their numbers, and the states that they end in."""
         flat, kinds = self.next_QA.ravel(), self.next_QA.shape[1]
         state = self.next_QA[1][kind_T[start_W]]
         position = np.flatnonzero(state)
@@ -241,7 +245,7 @@ class _Trie:
 
 
 def _kinds(number: Mapping[str, int]) -> npt.NDArray[np.uint16]:
-    """Kind of every UTF-16 code unit. number: the kinds of the letters that the trie knows."""
+    """Return the kind of every UTF-16 code unit. number: the kinds of the letters that the trie knows."""
     lower = letters()
     kind_of = np.where(lower > 0, _OTHER, 0).astype(np.uint16)
     for letter, kind in number.items():

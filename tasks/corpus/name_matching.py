@@ -45,14 +45,16 @@ def letters() -> npt.NDArray[np.uint16]:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in their order."""
+    """Return the words of a text in their order."""
     units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), "<u2")
     folded = letters()[units]
     return "".join(map(chr, np.where(folded > 0, folded, 32).tolist())).split()
 
 
 def name_words(names: Sequence[str], stem: Stem) -> list[tuple[str, ...]]:
-    """Stems of the words of every name, each once. Raises InputError on a name without a word, or one given twice."""
+    """Return the stems of the words of every name, each once. Raises InputError on a name without a word, or one given
+    twice.
+    """
     seen = dict[str, str]()
     found = []
     for name in names:
@@ -71,7 +73,7 @@ def name_words(names: Sequence[str], stem: Stem) -> list[tuple[str, ...]]:
 
 
 def stem_word(word: str, stem: Stem) -> str:
-    """The stem of a word in lower case. Words of up to three letters are their own stem."""
+    """Return the stem of a word in lower case. Words of up to three letters are their own stem."""
     if stem == "none":
         return word
     word = _singular(word)
@@ -79,7 +81,9 @@ def stem_word(word: str, stem: Stem) -> str:
 
 
 def forms(root: str, stem: Stem) -> frozenset[str]:
-    """Every word whose stem is ``root``: what is looked for in a text, so that no word of the text is stemmed."""
+    """Return every word whose stem is ``root``: what is looked for in a text, so that no word of the text is
+    stemmed.
+    """
     if stem == "none":
         return frozenset({root})
     bases = {root}

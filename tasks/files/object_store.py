@@ -1,7 +1,7 @@
-"""Places: folders and files that may lie on object storage. The one module that knows URIs.
+"""Folders and files that may lie on object storage. The one module that knows URIs.
 
-A place is a string: ``s3://bucket/prefix``, ``gs://bucket/prefix`` (both through pyarrow, with the credentials that the
-machine has), ``file:///folder``, or a path. An object store has no folders and no renaming; all that is asked of it
+A location is a string: ``s3://bucket/prefix``, ``gs://bucket/prefix`` (both through pyarrow, with the credentials that
+the machine has), ``file:///folder``, or a path. An object store has no folders and no renaming; all that is asked of it
 here is that an object is there as a whole or not at all. Another endpoint than Amazon's comes from
 ``AWS_ENDPOINT_URL``, which pyarrow reads itself, or from the address
 (``s3://bucket/prefix?endpoint_override=host:port&scheme=http``).
@@ -27,7 +27,7 @@ SCHEMES: Mapping[str, Mapping[str, str]] = {
     "gs": {"retry_limit_seconds": "30"},  # the default is 15 minutes, in which nobody learns what is wrong
     "file": {},
 }
-"""Known schemes, and what their address says unless the user's says otherwise."""
+"""Known schemes, and their parameters unless the user's address says otherwise."""
 READS = 10
 """A file that another machine replaces meanwhile is read so many times."""
 DRAFT = ".tmp"
@@ -47,16 +47,16 @@ HINTS = (
     ),
     (r"PERMANENT_REDIRECT|HTTP status 301", "the bucket is in another region: set AWS_REGION"),
 )
-"""What a library says -> what to do."""
+"""Pattern of a library's message -> what to do."""
 
 
 def is_remote(location: str | os.PathLike[str]) -> bool:
-    """Whether a place is given as a URI."""
+    """Return whether a location is a URI."""
     return "://" in os.fspath(location)
 
 
 def check(location: str, option: str) -> None:
-    """InputError where ``option`` holds what is no place: an unknown scheme, no bucket, a relative path, a key."""
+    """Raise InputError where ``option`` holds no location: an unknown scheme, no bucket, a relative path, a key."""
     url = urlsplit(location)
     if "@" in url.netloc and url.netloc.partition("@")[0] != "anonymous":
         raise InputError(
@@ -77,7 +77,7 @@ def check(location: str, option: str) -> None:
 
 
 def join(location: str, *names: str) -> str:
-    """A place below a place; ``names`` may hold slashes."""
+    """Return a location below a location; ``names`` may hold slashes."""
     if not is_remote(location):
         return os.path.join(location, *names)
     url = urlsplit(location)
@@ -86,13 +86,13 @@ def join(location: str, *names: str) -> str:
 
 
 def last_name(location: str) -> str:
-    """Name of the file or folder at a place."""
+    """Return the name of the file or folder at a location."""
     path = unquote(urlsplit(location).path) if is_remote(location) else location
     return path.rstrip("/").rpartition("/")[2]
 
 
 def shown(location: str) -> str:
-    """A place as it may be printed: without a key."""
+    """Return a location as it may be printed: without a key."""
     if not is_remote(location):
         return location
     url = urlsplit(location)
@@ -100,7 +100,10 @@ def shown(location: str) -> str:
 
 
 def read_bytes(location: str) -> bytes:
-    """Content of a file, whole. FileNotFoundError where there is none, InputError where the store cannot be used."""
+    """Return the content of a file, whole.
+
+    Raises FileNotFoundError where there is none, InputError where the store cannot be used.
+    """
     with _explain_errors(location), _open_store(location) as (system, path):
         for _ in range(READS):
             with system.open_input_stream(path) as stream:
@@ -112,15 +115,16 @@ def read_bytes(location: str) -> bytes:
 
 
 def exists(location: str) -> bool:
-    """Whether there is a file."""
+    """Return whether there is a file."""
     with _explain_errors(location), _open_store(location) as (system, path):
         return bool(system.get_file_info(path).is_file)
 
 
 def sizes(location: str) -> dict[str, int]:
-    """Every file below a place: its name relative to it -> bytes; {} where there is nothing, not even a folder.
+    """Return every file below a location: its name relative to it -> bytes; {} where there is nothing, not even a
+    folder.
 
-    InputError where the store cannot be used, or has no such bucket.
+    Raises InputError where the store cannot be used, or has no such bucket.
     """
     from pyarrow.fs import FileSelector
 
@@ -134,7 +138,7 @@ def sizes(location: str) -> dict[str, int]:
 
 
 def write_bytes(location: str, data: bytes) -> None:
-    """Write a file: whole, or not at all. InputError where the store cannot be used."""
+    """Write a file: whole, or not at all. Raises InputError where the store cannot be used."""
     from pyarrow.fs import LocalFileSystem
 
     with _explain_errors(location), _open_store(location) as (system, path):
@@ -146,7 +150,7 @@ def write_bytes(location: str, data: bytes) -> None:
 
 
 def delete(location: str) -> None:
-    """Delete a file, if it is there. InputError where the store cannot be used."""
+    """Delete a file, if it is there. Raises InputError where the store cannot be used."""
     with _explain_errors(location), _open_store(location) as (system, path):
         try:
             system.delete_file(path)
@@ -157,8 +161,8 @@ def delete(location: str) -> None:
 def fetch(location: str, path: Path, sha256: str = "") -> None:
     """Bring a file to ``path`` on this machine unless it is there: once and whole, however many processes ask for it.
 
-    sha256: of its bytes, checked where it is given. FileNotFoundError where there is no such file, InputError where it
-    has another checksum or the store cannot be used.
+    sha256: of its bytes, checked where it is given. Raises FileNotFoundError where there is no such file, InputError
+    where it has another checksum or the store cannot be used.
     """
     if path.exists():
         return
@@ -191,13 +195,13 @@ def _write_to_disk(path: Path, data: bytes) -> None:
 
 @contextmanager
 def _open_store(location: str) -> Iterator[tuple[Any, str]]:
-    """The file system of a place, and the path in it."""
+    """Yield the file system of a location, and the path in it."""
     url = urlsplit(location)
     if not is_remote(location) or url.scheme == "file":
         yield _file_system("file:///", ()), os.path.abspath(unquote(url.path) if is_remote(location) else location)
         return
     query = urlencode(dict(SCHEMES.get(url.scheme, {})) | dict(parse_qsl(url.query)))
-    # What pyarrow reads when it makes a file system is a part of the key: another endpoint is another file system.
+    # what pyarrow reads when it makes a file system is a part of the key: another endpoint is another file system.
     environment = tuple(sorted((k, v) for k, v in os.environ.items() if k.startswith(("AWS_", "GOOGLE_", "STORAGE_"))))
     bucket = url.netloc.rpartition("@")[2]
     yield _file_system(f"{url.scheme}://{url.netloc}/?{query}", environment), f"{bucket}{unquote(url.path)}".rstrip("/")
@@ -212,7 +216,7 @@ def _file_system(root: str, environment: tuple[tuple[str, str], ...]) -> Any:
 
 @contextmanager
 def _explain_errors(location: str) -> Iterator[None]:
-    """What a store refuses, as an InputError of one line with the place and the mend."""
+    """Turn a store's errors into an InputError of one line, with the location and a hint."""
     try:
         yield
     except (FileNotFoundError, InputError):

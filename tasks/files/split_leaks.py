@@ -22,7 +22,7 @@ MIDDLE_BYTES = 4096
 
 
 def leaked_rows(table: Any, payload: str) -> list[tuple[int, int]]:
-    """Ids of every test row whose payload is that of a training row, with the first such training row."""
+    """Return the ids of every test row whose payload is that of a training row, with the first such training row."""
     split = np.asarray(table["split"].to_pylist())
     train, test = (np.flatnonzero(split == name) for name in ("train", "test"))
     row_N = table["row"].to_numpy()
@@ -37,7 +37,7 @@ def leaked_rows(table: Any, payload: str) -> list[tuple[int, int]]:
 
 
 def _hashes(column: Any) -> Iterator[int]:
-    """Hash of every row's value: equal rows have equal hashes, others but for a collision of 64 bits."""
+    """Yield the hash of every row's value: equal rows have equal hashes, others but for a collision of 64 bits."""
     lists = pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type)
     for start in range(0, len(column), BLOCK):
         block = column.slice(start, BLOCK)
@@ -49,11 +49,11 @@ def _hashes(column: Any) -> Iterator[int]:
 
 
 def _of_files(paths: list[str], train: Ints, test: Ints) -> Ints:
-    """A number per file, the same on both sides of the split exactly for equal files. train, test: their rows;
-    other rows have none that counts.
+    """Return a number per file, the same on both sides of the split exactly for equal files.
 
-    By size, then by some bytes from the middle, then by all of them; a file is only read on while one of the other side
-    is like it so far, since few are and all of them may be a hundred gigabytes.
+    train, test: their rows; other rows have none that counts. Files are compared by size, then by some bytes from the
+    middle, then by all of them; a file is only read on while one of the other side is like it so far, since few are and
+    all of them may be a hundred gigabytes.
     """
     key_N = np.zeros(len(paths), dtype=np.int64)
     open_N = np.concatenate([train, test])

@@ -30,8 +30,8 @@ know; one with a password, and a header nested too deep (RecursionError).
 
 
 def load_arrays(path: Path, dimensions: Mapping[str, int]) -> dict[str, npt.NDArray[Any]]:
-    """The named arrays of an .npz file (plain or .gz), each with so many dimensions and all but ``class_names`` with as
-    many rows. Never reads pickled objects. Raises InputError with the file.
+    """Return the named arrays of an .npz file (plain or .gz), each with so many dimensions and all but ``class_names``
+    with as many rows. Never reads pickled objects. Raises InputError with the file.
     """
     try:
         # the gzip module's file is a binary stream, whatever its stub calls it

@@ -84,7 +84,7 @@ class AnnotatedImages:
 
 
 def coco2014() -> Task:
-    """The COCO 2014 task."""
+    """Return the COCO 2014 task."""
     return Task(
         name="coco2014",
         title="COCO 2014, objects in photographs",
@@ -105,7 +105,7 @@ def coco2014() -> Task:
 
 
 def read(folder: Path | None, options: TaskOptions) -> Any:
-    """The raw rows, training images first, in the order of the files; ``row`` is COCO's image id.
+    """Return the raw rows, training images first, in the order of the files; ``row`` is COCO's image id.
 
     Raises InputError with file and entry, and where images are missing.
     """
@@ -132,7 +132,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
 
 
 def images_of(path: Path, bad: BadRows) -> AnnotatedImages:
-    """The images of one annotation file that have an annotation, without a look at the images themselves.
+    """Return the images of one annotation file that have an annotation, without a look at the images themselves.
 
     The peak of memory is the text of the file and 150 bytes for each of its annotations (measured on a made-up file of
     this size, 462 MB and 604,907 annotations: 880 MB, of which 460 are the mapped file). Raises InputError with the
@@ -164,7 +164,7 @@ def images_of(path: Path, bad: BadRows) -> AnnotatedImages:
 
 
 def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """RGB images of 112 x 112 or ``image_size``, scaled with ImageNet's mean and deviation."""
+    """Return the spec: RGB images of 112 x 112 or ``image_size``, scaled with ImageNet's mean and deviation."""
     return image_spec(options, SIZE)
 
 
@@ -178,7 +178,7 @@ def _kept(entry: dict[str, Any]) -> Any:
 
 
 def _classes(categories: list[Any], path: Path) -> dict[int, int]:
-    """Category id -> number in CLASSES. Raises InputError unless the file has exactly these 80 names."""
+    """Return the category id -> number in CLASSES. Raises InputError unless the file has exactly these 80 names."""
     class_of = dict[int, int]()
     for number, category in enumerate(categories):
         name, id_ = (category.get("name"), whole(category.get("id"))) if isinstance(category, dict) else ("", -1)
@@ -197,7 +197,7 @@ def _classes(categories: list[Any], path: Path) -> dict[int, int]:
 
 
 def _images(entries: list[Any], path: Path, bad: BadRows) -> dict[int, tuple[str, int]]:
-    """Image id -> name of its file and number of its entry."""
+    """Return the image id -> name of its file and number of its entry."""
     images = dict[int, tuple[str, int]]()
     for number, entry in enumerate(entries):
         if not isinstance(entry, Image) or entry.id < 0 or not entry.file_name or "/" in entry.file_name:
@@ -210,7 +210,7 @@ def _images(entries: list[Any], path: Path, bad: BadRows) -> dict[int, tuple[str
 
 
 def _codes(category_A: Ints, class_of: dict[int, int]) -> Ints:
-    """Number in CLASSES of every annotation, -1 where its category is unknown."""
+    """Return the number in CLASSES of every annotation, -1 where its category is unknown."""
     known_K = np.array(sorted(class_of), dtype=np.int64)
     code_K = np.array([class_of[id_] for id_ in known_K.tolist()], dtype=np.int64)
     index_A = np.minimum(np.searchsorted(known_K, category_A), len(known_K) - 1)
@@ -219,7 +219,7 @@ def _codes(category_A: Ints, class_of: dict[int, int]) -> Ints:
 
 
 def _faults(path: Path, entry_A3: Ints, known_A: Bools, code_A: Ints, bad: BadRows) -> set[int]:
-    """Images of which an annotation is unusable: without it their labels would be wrong."""
+    """Return the images of which an annotation is unusable: without it their labels would be wrong."""
     faulty = set[int]()
     for number in np.flatnonzero(~known_A | (code_A < 0)).tolist():
         id_, image, category = entry_A3[number].tolist()

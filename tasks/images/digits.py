@@ -31,7 +31,7 @@ BRIGHTEST = 16
 
 
 def digits() -> Task:
-    """The digits task."""
+    """Return the digits task."""
     return Task(
         name="digits",
         title="Handwritten digits, 8x8 (scikit-learn)",
@@ -52,7 +52,7 @@ def digits() -> Task:
 
 
 def read(folder: Path | None, options: TaskOptions) -> Any:
-    """The raw rows in scikit-learn's order; ``pixels`` are 64 floats 0..16, row by row of the image."""
+    """Return the raw rows in scikit-learn's order; ``pixels`` are 64 floats 0..16, row by row of the image."""
     from sklearn.datasets import load_digits  # slow to import, and only this function needs it
 
     pixels_ND, label_N = load_digits(return_X_y=True)
@@ -71,7 +71,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
 
 
 def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """One grey image of 8x8; nothing is learnt from the rows. InputError on another ``image_size``."""
+    """Return the spec: one grey image of 8x8; nothing is learnt from the rows. InputError on another ``image_size``."""
     if options.image_size not in (0, 8):
         msg = f"[task] image_size = {options.image_size}: digits are images of 8x8; leave it at 0"
         raise InputError(msg)
@@ -79,7 +79,7 @@ def fit(train: Any, options: TaskOptions) -> InputSpec:
 
 
 def encode(table: Any, spec: InputSpec) -> Any:
-    """The table with ``x`` in [0, 1] in place of ``pixels``."""
+    """Return the table with ``x`` in [0, 1] in place of ``pixels``."""
     values, _ = list_parts(table["pixels"])
     x = fixed_lists((values.astype(np.float32) / np.float32(BRIGHTEST)).reshape(-1, 64))
     return table.drop_columns(["pixels"]).append_column("x", x)

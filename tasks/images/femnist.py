@@ -69,7 +69,7 @@ class WriterSamples:
 
 
 def femnist() -> Task:
-    """The FEMNIST task."""
+    """Return the FEMNIST task."""
     return Task(
         name="femnist",
         title="FEMNIST, handwritten digits and letters by writer (LEAF)",
@@ -92,8 +92,8 @@ def femnist() -> Task:
 
 
 def read(folder: Path | None, options: TaskOptions) -> Any:
-    """The samples of the 50 writers, writer by writer in alphabetical order; ``row`` counts the samples of all writers
-    in the order of the files.
+    """Return the samples of the 50 writers, writer by writer in alphabetical order; ``row`` counts the samples of all
+    writers in the order of the files.
 
     At its peak the text of one file, and the pixels of the writers with fewer than 150 samples, are in memory. Raises
     InputError with file, writer and sample.
@@ -115,13 +115,13 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
 
 
 def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """Grey images of 28 x 28 or ``image_size``, scaled to [0, 1]; nothing is learnt from the rows."""
+    """Return the spec: grey images of 28 x 28 or ``image_size``, scaled to [0, 1]; nothing is learnt from the rows."""
     return image_spec(options, SIDE, channels=1)
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files that hold every sample once. LEAF's folders sampled_data and rem_user_data repeat samples of all_data;
-    they are not read.
+    """Return the files that hold every sample once. LEAF's folders sampled_data and rem_user_data repeat samples of
+    all_data; they are not read.
     """
     found = find_files(folder, FILES)
     for parents in (("all_data",), ("train", "test")):
@@ -136,12 +136,12 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _numbers(path: Path) -> list[tuple[int, str]]:
-    """Key that puts all_data_10 behind all_data_9."""
+    """Return the key that puts all_data_10 behind all_data_9."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.name.replace(".", "_").split("_")]
 
 
 def _read_writers(path: Path) -> Iterator[tuple[str, Samples]]:
-    """The writers of one file with their samples, in the order of ``users``."""
+    """Yield the writers of one file with their samples, in the order of ``users``."""
     content = parsed(path, _kept)
     users, sizes = listed(content, "users", path), listed(content, "num_samples", path)
     data = content.get("user_data")
@@ -190,7 +190,7 @@ def _kept(entry: dict[str, Any]) -> Any:
 
 
 def _levels(x: list[Any]) -> list[Pixels | None]:
-    """Whole numbers 0..255 of images of equal length, None where a value is no number 0..1."""
+    """Return whole numbers 0..255 of images of equal length, None where a value is no number 0..1."""
     try:
         x_ND = np.array(x)
     except ValueError:  # a list among the values
@@ -236,7 +236,7 @@ def _draw_writers(names: list[str], folder: Path) -> dict[str, str]:
 
 
 def _rows(name: str, parts: list[WriterSamples], split: str, bad: BadRows) -> Any:
-    """The usable samples of one writer."""
+    """Return the usable samples of one writer."""
     for part in parts:
         for number, fault in sorted(part.samples.faults.items()):
             bad.meet(f"{part.path}: user {name!r}, sample {number + 1}: {fault}")

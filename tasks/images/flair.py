@@ -53,7 +53,7 @@ class Records:
 
 
 def flair() -> Task:
-    """The FLAIR task; its class names come with the data."""
+    """Return the FLAIR task; its class names come with the data."""
     return Task(
         name="flair",
         title="FLAIR, fine-grained labels of flickr users' photographs",
@@ -74,7 +74,7 @@ def flair() -> Task:
 
 
 def read(folder: Path | None, options: TaskOptions) -> Any:
-    """The raw rows in file order; ``row`` is flickr's photo id, the names of the classes are in the metadata.
+    """Return the raw rows in file order; ``row`` is flickr's photo id, the names of the classes are in the metadata.
 
     Raises InputError with file and record, and where images are missing.
     """
@@ -98,7 +98,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
 
 
 def records_of(path: Path, bad: BadRows) -> Records:
-    """The usable records of the annotation file, without a look at the images.
+    """Return the usable records of the annotation file, without a look at the images.
 
     The peak of memory is twice the text of the file (measured on a made-up one of this size, 152 MB and 429,078
     records: 290 MB). Raises InputError with the record that is wrong, counted from 1, and on a user in two partitions.
@@ -130,16 +130,16 @@ def records_of(path: Path, bad: BadRows) -> Records:
 
 
 def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """RGB images of 64 x 64 or ``image_size``, scaled with ImageNet's mean and deviation."""
+    """Return the spec: RGB images of 64 x 64 or ``image_size``, scaled with ImageNet's mean and deviation."""
     return image_spec(options, SIZE)
 
 
 def _entries(path: Path) -> list[Any]:
-    """Image, user, partition and fine-grained labels of every record, each None where it is missing."""
+    """Return image, user, partition and fine-grained labels of every record, each None where it is missing."""
     seen = dict[str, str]()
 
     def kept(entry: dict[str, Any]) -> tuple[Any, ...]:
-        """The four fields, users and labels as one string object each however often they occur."""
+        """Return the four fields, users and labels as one string object each however often they occur."""
         labels, user = entry.get("fine_grained_labels"), entry.get("user_id")
         if isinstance(labels, list):
             labels = tuple(seen.setdefault(name, name) if isinstance(name, str) else name for name in labels)
@@ -173,7 +173,7 @@ def _fault(entry: Any, first: dict[str, int]) -> str:
 
 
 def _labels(rows: Records, class_names: list[str]) -> Labels:
-    """The labels with the classes in alphabetical order."""
+    """Return the labels with the classes in alphabetical order."""
     number = np.empty(len(class_names), dtype=np.int32)
     number[[rows.code[name] for name in class_names]] = np.arange(len(class_names))
     length_N = np.fromiter((len(labels) for labels in rows.labels), dtype=np.int64, count=len(rows.labels))

@@ -44,7 +44,7 @@ SPLIT_SEED = 8
 
 
 def ham10000() -> Task:
-    """The HAM10000 task."""
+    """Return the HAM10000 task."""
     return Task(
         name="ham10000",
         title="HAM10000, dermatoscopic images of skin lesions",
@@ -69,7 +69,8 @@ def ham10000() -> Task:
 
 
 def read(folder: Path | None, options: TaskOptions) -> Any:
-    """One row per image that the variant has, numbered and ordered as in the metadata; ``subject`` is the lesion.
+    """Return one row per image that the variant has, numbered and ordered as in the metadata; ``subject`` is the
+    lesion.
 
     Raises InputError with file and line.
     """
@@ -94,7 +95,9 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
 
 
 def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """RGB of 128 x 128 (thumbs64: 64 x 64), or grey of 8 x 8, unless asked otherwise; nothing is learnt from rows."""
+    """Return the spec: RGB of 128 x 128 (thumbs64: 64 x 64), or grey of 8 x 8, unless asked otherwise; nothing is
+    learnt from rows.
+    """
     chosen = variant(ham10000(), options)
     return image_spec(options, SIZES[chosen], 1 if chosen == "hmnist_8_8_L" else 3)
 

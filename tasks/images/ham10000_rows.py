@@ -85,7 +85,7 @@ def read_metadata(path: Path, bad: BadRows) -> MetadataRows:
 
 
 def photographs(paths: Sequence[Path], rows: MetadataRows, bad: BadRows) -> tuple[Ints, Any]:
-    """Places in ``rows`` of the images found, ascending, and the column of their paths."""
+    """Return the places in ``rows`` of the images found, ascending, and the column of their paths."""
     found = dict[str, Path]()
     for path in paths:
         if found.setdefault(path.stem, path) != path:
@@ -110,7 +110,8 @@ def photographs(paths: Sequence[Path], rows: MetadataRows, bad: BadRows) -> tupl
 
 
 def read_pixels(path: Path, rows: MetadataRows, bad: BadRows) -> tuple[Ints, Any]:
-    """Places in ``rows`` of the lines of a table of 8 x 8 grey pixels, in the same order, and the column of pixels.
+    """Return the places in ``rows`` of the lines of a table of 8 x 8 grey pixels, in the same order, and the column of
+    pixels.
 
     A line belongs to the line of the metadata with the same number, and must have its diagnosis.
     """
@@ -141,7 +142,7 @@ def read_pixels(path: Path, rows: MetadataRows, bad: BadRows) -> tuple[Ints, Any
 
 
 def thumbnails(path: Path, rows: MetadataRows, bad: BadRows) -> tuple[Ints, Any]:
-    """Places in ``rows`` of the images of an .npz file, ascending, and the column of their pixels."""
+    """Return the places in ``rows`` of the images of an .npz file, ascending, and the column of their pixels."""
     arrays = load_arrays(path, {"images": 4, "labels": 1, "image_ids": 1, "class_names": 1})
     images, names = arrays["images"], arrays["class_names"].tolist()
     if images.dtype != np.uint8 or images.shape[1] != images.shape[2] or images.shape[3] != 3:
@@ -168,7 +169,7 @@ def thumbnails(path: Path, rows: MetadataRows, bad: BadRows) -> tuple[Ints, Any]
 
 
 def _pixels(line: str, code: str) -> tuple[list[int], str]:
-    """Values of one line, and what is wrong with it."""
+    """Return the values of one line, and what is wrong with it."""
     fields = line.split(",")
     if len(fields) != SIDE * SIDE + 1:
         return [], f"{len(fields)} fields, not {SIDE * SIDE} pixels and a label"
@@ -184,7 +185,7 @@ def _pixels(line: str, code: str) -> tuple[list[int], str]:
 
 
 def _meet_all(bad: BadRows, faults: Sequence[str], hint: str) -> None:
-    """Bad rows of one kind; the first message counts and names them."""
+    """Return bad rows of one kind; the first message counts and names them."""
     for number, fault in enumerate(faults):
         more = f" (the first of {len(faults)} like it)" if number == 0 and len(faults) > 1 else ""
         bad.meet(f"{fault}{more}; {hint}")

@@ -35,7 +35,7 @@ SIZE = 128
 
 
 def kvasir_v2() -> Task:
-    """The Kvasir-v2 task."""
+    """Return the Kvasir-v2 task."""
     return Task(
         name="kvasir-v2",
         title="Kvasir-v2, endoscopic images",
@@ -56,7 +56,7 @@ def kvasir_v2() -> Task:
 
 
 def read(folder: Path | None, options: TaskOptions) -> Any:
-    """One row per image, in the order of class folders and names. Raises InputError with the path."""
+    """Return one row per image, in the order of class folders and names. Raises InputError with the path."""
     if folder is None:
         msg = "kvasir-v2 needs the folder of its images"
         raise ValueError(msg)
@@ -67,5 +67,5 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
 
 
 def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """RGB of 128 x 128 unless asked otherwise; nothing is learnt from the rows."""
+    """Return the spec: RGB of 128 x 128 unless asked otherwise; nothing is learnt from the rows."""
     return image_spec(options, SIZE)

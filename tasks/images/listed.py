@@ -15,7 +15,7 @@ from anchorfl.tasks.images.pixels import faults
 
 
 def present(folder: Path, names: Sequence[str], locations: Sequence[str], bad: BadRows) -> Bools:
-    """Bool [N], true where the folder holds a file of that name; one look into the folder, not one per file.
+    """Return bool [N], true where the folder holds a file of that name; one look into the folder, not one per file.
 
     places: where each name stands, ``<file>:<line>`` or the like. Missing images are bad rows; stopping at them, one
     message counts them all. Where bad rows are to be left out, so are images that do not decode; else ``encode`` stops

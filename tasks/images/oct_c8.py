@@ -38,7 +38,7 @@ SIZE = 128
 
 
 def oct_c8() -> Task:
-    """The OCT-C8 task."""
+    """Return the OCT-C8 task."""
     return Task(
         name="oct-c8",
         title="Retinal OCT-C8, scans of the retina",
@@ -59,7 +59,7 @@ def oct_c8() -> Task:
 
 
 def read(folder: Path | None, options: TaskOptions) -> Any:
-    """One row per image, training folders first. Raises InputError with the path."""
+    """Return one row per image, training folders first. Raises InputError with the path."""
     if folder is None:
         msg = "oct-c8 needs the folder of its images"
         raise ValueError(msg)
@@ -72,5 +72,5 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
 
 
 def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """RGB of 128 x 128 unless asked otherwise; nothing is learnt from the rows."""
+    """Return the spec: RGB of 128 x 128 unless asked otherwise; nothing is learnt from the rows."""
     return image_spec(options, SIZE)

@@ -47,7 +47,7 @@ SPLIT_SEED = 8
 
 
 def pbc() -> Task:
-    """The PBC task."""
+    """Return the PBC task."""
     return Task(
         name="pbc",
         title="PBC, microscopic images of blood cells",
@@ -71,8 +71,8 @@ def pbc() -> Task:
 
 
 def read(folder: Path | None, options: TaskOptions) -> Any:
-    """One row per image, in the order of class folders and names. Raises InputError with the path, and in an array
-    with the row.
+    """Return one row per image, in the order of class folders and names. Raises InputError with the path, and in an
+    array with the row.
     """
     if folder is None:
         msg = "pbc needs the folder of its images"
@@ -86,7 +86,9 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
 
 
 def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """RGB of 128 x 128, or of the size of the arrays, unless asked otherwise; nothing is learnt from the rows."""
+    """Return the spec: RGB of 128 x 128, or of the size of the arrays, unless asked otherwise; nothing is learnt from
+    the rows.
+    """
     return image_spec(options, SIZES[variant(pbc(), options)])
 
 
@@ -132,6 +134,6 @@ def _checked_names(names: list[str], path: Path) -> list[str]:
 
 
 def _classes(code_N: Ints, folder_C: list[str]) -> Ints:
-    """Class of every row; of a row with a bad label some class, as that row is left out."""
+    """Return the class of every row; of a row with a bad label some class, as that row is left out."""
     class_C = np.array([list(FOLDERS).index(name) for name in folder_C], dtype=np.int64)
     return class_C[np.clip(code_N, 0, len(class_C) - 1)]

@@ -50,8 +50,8 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 
 def image_spec(options: TaskOptions, default_size: int, channels: int = 3) -> InputSpec:
-    """Images of ``options.image_size`` (0: ``default_size``) pixels in height and width; RGB is scaled with ImageNet's
-    mean and deviation, as the papers do, grey only to [0, 1]. Raises InputError on a size below 0.
+    """Return the images of ``options.image_size`` (0: ``default_size``) pixels in height and width; RGB is scaled with
+    ImageNet's mean and deviation, as the papers do, grey only to [0, 1]. Raises InputError on a size below 0.
     """
     size = options.image_size or default_size
     if size < 1:
@@ -64,8 +64,8 @@ def image_spec(options: TaskOptions, default_size: int, channels: int = 3) -> In
 
 
 def path_column(paths: Sequence[Path | str]) -> Any:
-    """String column of the paths, absolute: workers have other working folders. Raises InputError on a name that is no
-    UTF-8.
+    """Return a string column of the paths, absolute: workers have other working folders. Raises InputError on a name
+    that is no UTF-8.
     """
     names = [os.path.abspath(path) for path in paths]
     for name in names:
@@ -77,7 +77,9 @@ def path_column(paths: Sequence[Path | str]) -> Any:
 
 
 def pixel_column(images: Pixels) -> Any:
-    """Fixed-size list<uint8> column of square images [N, H, W, C] or grey [N, H, W], flattened in that order."""
+    """Return a fixed-size list<uint8> column of square images [N, H, W, C] or grey [N, H, W], flattened in that
+    order.
+    """
     if images.ndim not in (3, 4) or images.shape[1] != images.shape[2] or images.shape[3:] not in ((), (1,), (3,)):
         msg = f"images must be square, grey or RGB, not of shape {images.shape}"
         raise ValueError(msg)
@@ -93,7 +95,7 @@ def faults(paths: Sequence[Path | str], whole: bool) -> list[str]:
 
 
 def encode_paths(table: Any, spec: InputSpec) -> Any:
-    """The table with ``x`` (fixed-size list<uint8> in the order C, H, W) in place of ``path``.
+    """Return the table with ``x`` (fixed-size list<uint8> in the order C, H, W) in place of ``path``.
 
     Raises InputError with the path of a file that does not decode.
     """
@@ -105,8 +107,8 @@ def encode_paths(table: Any, spec: InputSpec) -> Any:
 
 
 def encode_pixels(table: Any, spec: InputSpec) -> Any:
-    """The table with ``x`` as ``encode_paths`` gives it in place of ``pixels``: the values 0..255 of square images, as
-    ``pixel_column`` has them. Raises InputError on other values or numbers of values.
+    """Return the table with ``x`` as ``encode_paths`` gives it in place of ``pixels``: the values 0..255 of square
+    images, as ``pixel_column`` has them. Raises InputError on other values or numbers of values.
     """
     channels, height, width = spec.shape
     x_NHWC = _pixel_arrays(table["pixels"])
@@ -139,7 +141,7 @@ def _fault(path: Path | str, whole: bool) -> str:
 
 
 def _load(path: Path | str) -> Image.Image:
-    """The image in a file, 8 bits per value. Raises one of ``_FAULTS``."""
+    """Return the image in a file, 8 bits per value. Raises one of ``_FAULTS``."""
     with Image.open(path, formats=FORMATS) as image:
         if image.mode == "F":
             msg = "its pixels are fractions; store them with 8 or 16 bits"
@@ -153,7 +155,7 @@ def _load(path: Path | str) -> Image.Image:
 
 
 def _decode(path: str) -> Image.Image:
-    """The image in a file. Raises InputError with its path."""
+    """Return the image in a file. Raises InputError with its path."""
     try:
         return _load(path)
     except _FAULTS as error:
@@ -162,7 +164,7 @@ def _decode(path: str) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """16-bit grey scaled to 8 bits; Pillow's own conversion would cut everything above 255."""
+    """Return 16-bit grey scaled to 8 bits; Pillow's own conversion would cut everything above 255."""
     values = np.asarray(image).astype(np.int64)
     if values.size and not 0 <= values.min() <= values.max() <= 0xFFFF:
         msg = f"its pixels are {values.min()}..{values.max()}; store them with 8 or 16 bits"
@@ -171,7 +173,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _resize(image: Image.Image, channels: int, height: int, width: int) -> Pixels:
-    """[C, H, W]."""
+    """Return [C, H, W]."""
     image = image.convert("L" if channels == 1 else "RGB")
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BILINEAR)
@@ -179,7 +181,7 @@ def _resize(image: Image.Image, channels: int, height: int, width: int) -> Pixel
 
 
 def _pixel_arrays(column: Any) -> Pixels:
-    """Stored pixels as [N, H, W, C]."""
+    """Return stored pixels as [N, H, W, C]."""
     values, length_N = list_parts(column)
     if not len(length_N):
         return np.empty((0, 1, 1, 1), dtype=np.uint8)
@@ -205,7 +207,7 @@ def _with_x(table: Any, payload: str, x_NCHW: Pixels) -> Any:
 
 
 def _lists(x_ND: Pixels) -> Any:
-    """Fixed-size list<uint8> column, in chunks."""
+    """Return a fixed-size list<uint8> column, in chunks."""
     width = x_ND.shape[1]
     rows = max(1, CHUNK_BYTES // width)
     parts = [x_ND[start : start + rows] for start in range(0, len(x_ND), rows)]

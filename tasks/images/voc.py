@@ -61,27 +61,27 @@ _IMAGE = re.compile(r"\d{6}|\d{4}_\d{6}")
 
 
 def voc2007() -> Task:
-    """VOC 2007, difficult objects present."""
+    """Return VOC 2007, difficult objects present."""
     return _task(2007, difficult_known=True)
 
 
 def voc2007_difficult_unknown() -> Task:
-    """VOC 2007, whether a class is there unknown where all its objects are difficult."""
+    """Return VOC 2007, whether a class is there unknown where all its objects are difficult."""
     return _task(2007, difficult_known=False)
 
 
 def voc2012() -> Task:
-    """VOC 2012, difficult objects present."""
+    """Return VOC 2012, difficult objects present."""
     return _task(2012, difficult_known=True)
 
 
 def voc2012_difficult_unknown() -> Task:
-    """VOC 2012, whether a class is there unknown where all its objects are difficult."""
+    """Return VOC 2012, whether a class is there unknown where all its objects are difficult."""
     return _task(2012, difficult_known=False)
 
 
 def read(folder: Path | None, options: TaskOptions, *, year: int, difficult_known: bool) -> Any:
-    """The raw rows, set by set in the order of the lists; ``row`` is the number of the image.
+    """Return the raw rows, set by set in the order of the lists; ``row`` is the number of the image.
 
     Raises InputError with file and line, and where images are missing.
     """
@@ -107,7 +107,7 @@ def read(folder: Path | None, options: TaskOptions, *, year: int, difficult_know
 
 
 def labels_of(folder: Path, sets: dict[str, str], year: int, bad: BadRows) -> Any:
-    """The image lists alone, without a look at the images: columns ``image`` (its name without .jpg), ``split``,
+    """Return the image lists alone, without a look at the images: columns ``image`` (its name without .jpg), ``split``,
     ``location`` (``<file>:<line>`` of its first list) and ``value``, 20 int8 in the order of CLASSES: 1 present, 0 only
     difficult objects, -1 absent.
 
@@ -134,7 +134,7 @@ def labels_of(folder: Path, sets: dict[str, str], year: int, bad: BadRows) -> An
 
 
 def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """RGB images of 224 x 224 or ``image_size``, scaled with ImageNet's mean and deviation."""
+    """Return the spec: RGB images of 224 x 224 or ``image_size``, scaled with ImageNet's mean and deviation."""
     return image_spec(options, SIZE)
 
 
@@ -178,8 +178,8 @@ def _read_set(lists: Path, part: str, bad: BadRows) -> tuple[dict[str, str], dic
 
 
 def _read_list(path: Path, faulty: set[str], bad: BadRows) -> tuple[dict[str, int], dict[str, int]]:
-    """Line and value of every image of one list of lines ``<image> <1, 0 or -1>``; images with a bad line are added to
-    ``faulty``.
+    """Return the line and value of every image of one list of lines ``<image> <1, 0 or -1>``; images with a bad line
+    are added to ``faulty``.
     """
     lines, values = dict[str, int](), dict[str, int]()
     for number, line in open_text(path):
@@ -200,7 +200,7 @@ def _read_list(path: Path, faulty: set[str], bad: BadRows) -> tuple[dict[str, in
 def _check_all_lists(
     image: str, paths: Sequence[Path], lines: Sequence[dict[str, int]], faulty: set[str], bad: BadRows
 ) -> None:
-    """A bad row where one list lacks an image that another has."""
+    """Return a bad row where one list lacks an image that another has."""
     lacking = [i for i, numbers in enumerate(lines) if image not in numbers]
     if lacking:
         faulty.add(image)

@@ -28,26 +28,30 @@ from anchorfl.tasks.ingest.prepared import Prepared, client_file
 
 @dataclass(frozen=True)
 class DistinctRows:
-    """x: one column, stored inputs of the distinct rows, shortest first; holders: the clients of every row, as
-    ``Labels`` whose classes are holders; row_N: their ids.
-    """
+    """The distinct rows of all clients, shortest first."""
 
     x: Chunks
+    """Stored inputs, in one column."""
     spec: InputSpec
     holders: Labels
+    """The clients of every row, as ``Labels`` whose classes are holders."""
     row_N: Ints
+    """Ids of the rows."""
 
     def __len__(self) -> int:
         return len(self.row_N)
 
     def inputs(self, index_B: Ints, device: torch.device) -> torch.Tensor:
-        """Inputs of some rows as ``Batch.x`` has them, padded to their longest; they get there as they are stored."""
+        """Return the inputs of some rows as ``Batch.x`` has them, padded to their longest.
+
+        They get to the device as they are stored.
+        """
         x, _ = inputs(self.x.take(index_B)["x"], self.spec)
         return self.spec.scaling().to(device)(x.to(device))
 
 
 def collect_distinct_rows(prepared: Prepared, owner_I: Sequence[int], owners: int) -> DistinctRows:
-    """The rows of all clients; client i is holder ``owner_I[i]`` of 0..owners-1.
+    """Return the rows of all clients; client i is holder ``owner_I[i]`` of 0..owners-1.
 
     Raises InputError where a file is damaged, or a client holds a row without its label.
     """
@@ -86,14 +90,14 @@ def _read(prepared: Prepared, client: int) -> Any:
 
 
 def _lengths(column: Any, spec: InputSpec) -> Ints:
-    """Values of every row; 0 where all are of one size."""
+    """Return the number of values of every row; 0 where all are of one size."""
     if spec.kind not in ("tokens", "sparse"):
         return np.zeros(len(column), dtype=np.int64)
     return np.asarray(pc.list_value_length(column).to_numpy(), dtype=np.int64)
 
 
 def _holders(row_N: Ints, row_of: list[Ints], holder_of: list[Ints], owners: int) -> Labels:
-    """Who holds which of the rows ``row_N``."""
+    """Return the clients that hold each of the rows ``row_N``."""
     order_N = np.argsort(row_N)
     row_P, client_P = np.concatenate(row_of), np.concatenate(holder_of)
     index_P = order_N[np.searchsorted(row_N, row_P, sorter=order_N)]

@@ -67,7 +67,7 @@ def prepare(
     engine: Engine,
     log: Log = lambda _: None,
 ) -> Prepared:
-    """The prepared data of a federation, from the cache or made now.
+    """Return the prepared data of a federation, from the cache or made now.
 
     engine: ``ray`` needs a running Ray (the caller starts it) if there is work to do; ``local`` works in this process.
     Where ``task.cache`` is an address, they are made in the cache folder of this machine and then copied there.
@@ -82,7 +82,7 @@ def prepare(
 
 
 def _find_or_prepare(task: Task, options: TaskOptions, seed: int, engine: Engine, log: Log) -> Prepared:
-    """The same for resolved options."""
+    """Do what ``prepare`` does, for canonical options."""
     source = raw_folder(task, options)
     raw = raw_digest(task, options, source)
     folder = cache_folder(task.name, options, seed, raw)
@@ -102,7 +102,7 @@ def _find_or_prepare(task: Task, options: TaskOptions, seed: int, engine: Engine
 def _prepare_locally(
     task: Task, options: TaskOptions, seed: int, raw: str, source: Path | None, folder: Path, engine: Engine, log: Log
 ) -> Prepared:
-    """The prepared data in ``folder``, from the cache or made now."""
+    """Return the prepared data in ``folder``, from the cache or made now."""
     if folder.exists():
         log(f"{task.name}: prepared data found in {folder}")
         return Prepared.load(folder)
@@ -143,10 +143,10 @@ def _build(
     log(f"{task.name}: encoding {len(row_N)} rows for {len(plan.clients)} clients")
     payload = table.select([*kept_columns(table), task.payload])
     local = engine == "local"
-    made = _run_local(job, payload, owned) if local else _run_ray(job, payload, row_N, owned, labels)
+    encoded_files = _run_local(job, payload, owned) if local else _run_ray(job, payload, row_N, owned, labels)
     content, files = dict[str, str](), dict[str, str]()
     said = time.monotonic()
-    for owner, data, content_digest in made:
+    for owner, data, content_digest in encoded_files:
         content[job.name(owner)] = content_digest
         files[job.name(owner)] = write_file(building, job.name(owner), data)
         if time.monotonic() - said > PROGRESS_S:
@@ -155,12 +155,12 @@ def _build(
     files = dict(sorted(files.items()))  # Ray Data gives the owners in an order of its own
     manifest = _make_manifest(job, options, plan, owned, labels)
     manifest = replace(manifest, raw_digest=raw, data_digest=data_digest(content), files=files)
-    held = ClassHistogram.of(labels.take(rows) for rows in owned.parts()[: len(plan.clients)])
-    write_manifest(building, manifest, plan, held)
+    histogram = ClassHistogram.of(labels.take(rows) for rows in owned.parts()[: len(plan.clients)])
+    write_manifest(building, manifest, plan, histogram)
 
 
 def _make_plan(task: Task, options: TaskOptions, seed: int, table: Any, labels: Labels) -> tuple[PartitionPlan, Owners]:
-    """The plan, and who gets which row."""
+    """Return the partition, and the owners of every row."""
     row_N, split = table["row"].to_numpy(), table["split"]
     test_N, published_N = (
         row_N[pc.equal(split, name).to_numpy(zero_copy_only=False)] for name in ("test", "validation")
@@ -213,12 +213,12 @@ def _run_ray(job: Encoding, table: Any, row_N: Ints, owned: Owners, labels: Labe
 
 
 def _positive_classes(table: Any) -> Any:
-    """One row per positive label."""
+    """Return one row per positive label."""
     return pa.table({"class": list_parts(table["labels"])[0].astype(np.int64)})
 
 
 def _add_owners(table: Any, lookup: Any) -> Any:
-    """A row for every owner of every row, with the owner."""
+    """Return one row for every owner of every row, with the column ``owner``."""
     import ray  # runs in a worker of the ray engine
 
     row_N, order_N, owned = ray.get(lookup)
@@ -229,7 +229,7 @@ def _add_owners(table: Any, lookup: Any) -> Any:
 
 
 def _group_file(table: Any, job: Encoding) -> Any:
-    """One owner's rows as a file; one line about it."""
+    """Return one row: an owner, the file of its rows, and their number and digest."""
     owner = table["owner"][0].as_py()
     data, content = job.file(table.drop_columns(["owner"]), owner)
     file = pa.array([data], pa.large_binary())  # large: blocks of several files may be over 2 GB
@@ -237,9 +237,9 @@ def _group_file(table: Any, job: Encoding) -> Any:
 
 
 def _make_manifest(job: Encoding, options: TaskOptions, plan: PartitionPlan, owned: Owners, labels: Labels) -> Manifest:
-    """The manifest, its digests of raw files and data still empty."""
-    held = (labels.take(rows).counts() for rows in owned.parts()[: len(plan.clients)])
-    aware = [set(client.classes) for client in plan.clients]
+    """Return the manifest, its digests of raw files and data still empty."""
+    count_MC = (labels.take(rows).counts() for rows in owned.parts()[: len(plan.clients)])
+    identified = [set(client.classes) for client in plan.clients]
     return Manifest(
         task=job.task.name,
         class_names=job.task.class_names,
@@ -251,7 +251,7 @@ def _make_manifest(job: Encoding, options: TaskOptions, plan: PartitionPlan, own
         partition_digest=plan_digest(plan),
         data_digest="",
         examples=tuple(owned.sizes()[: len(plan.clients)].tolist()),
-        counts=tuple(nonzero_counts(count_C, known) for count_C, known in zip(held, aware, strict=True)),
+        counts=tuple(nonzero_counts(count_C, known) for count_C, known in zip(count_MC, identified, strict=True)),
         classes=tuple(client.classes for client in plan.clients),
         test=int(owned.sizes()[-2]),
         validation=len(plan.validation),
@@ -279,7 +279,7 @@ def _check_ray() -> None:
 
 @contextmanager
 def ray_data_settings() -> Iterator[None]:
-    """Ray Data without progress bars and chatter, and with the shuffle that suits small tables, in this block."""
+    """Run Ray Data without progress bars and chatter, and with the shuffle that suits small tables, in this block."""
     import ray  # only the ray engine needs it
 
     context = ray.data.DataContext.get_current().copy()

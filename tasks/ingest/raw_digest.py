@@ -23,7 +23,7 @@ SETTLED_NS = 2_000_000_000
 
 
 def raw_digest(task: Task, options: TaskOptions, folder: Path | None) -> str:
-    """sha256 over the names and bytes of the raw files that this variant needs."""
+    """Return the sha256 over the names and bytes of the raw files that this variant needs."""
     if folder is None:
         return data_digest({})
     where = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
@@ -41,8 +41,8 @@ def raw_digest(task: Task, options: TaskOptions, folder: Path | None) -> str:
 
 
 def raw_files(task: Task, options: TaskOptions, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Name and path of every raw file that this variant needs, of the optional ones that are there and of those that
-    they name; a pattern gives the names below the folder.
+    """Yield the name and path of every raw file that this variant needs, of the optional ones that are there and of
+    those that they name; a pattern gives the names below the folder.
     """
     there = [name for name in task.source.optional if has_file(folder, name)]
     for name in (*file_names(task, options), *there):
@@ -62,7 +62,7 @@ def _digest(path: Path) -> str:
 
 
 def _read_memory(memory: Path) -> dict[str, str]:
-    """What is known from earlier starts; nothing where the file is missing or damaged, as it only saves time."""
+    """Return the digests of earlier starts; nothing where the file is missing or damaged, as it only saves time."""
     try:
         content = json.loads(memory.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, RecursionError):

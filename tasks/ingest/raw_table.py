@@ -1,4 +1,4 @@
-"""The table that a task's ``read`` gave: whether it keeps the contract, which classes count, who gets which rows."""
+"""The table that a task's ``read`` gave: check of the contract, choice of the classes, owners of the rows."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ SHOWN = 5
 
 
 def canonicalize_options(task: Task, options: TaskOptions, seed: int) -> TaskOptions:
-    """The options with ``fold`` as a number, and without a number of clients where it follows from the data, so that
-    data are prepared once. Raises InputError where the task has no such fold.
+    """Return the options with ``fold`` as a number, and without a number of clients where it follows from the data.
+
+    So data are prepared once. Raises InputError where the task has no such fold.
     """
     if options.partition == "one_class":
         options = replace(options, clients=0)
@@ -43,7 +44,7 @@ def canonicalize_options(task: Task, options: TaskOptions, seed: int) -> TaskOpt
 
 
 def read_rows(task: Task, options: TaskOptions, folder: Path | None, log: Callable[[str], None]) -> tuple[Any, Task]:
-    """The raw rows, and the task with the classes that count. Says what was left out and what looks wrong.
+    """Return the raw rows, and the task with the classes that count. Log what was left out and what looks wrong.
 
     Raises InputError on bad files, ValueError on a fault of the task.
     """
@@ -63,8 +64,9 @@ def read_rows(task: Task, options: TaskOptions, folder: Path | None, log: Callab
 
 
 def class_names_of(task: Task, options: TaskOptions) -> tuple[str, ...]:
-    """The class names of a task, read from its files where they stand there only. Raises InputError where these are
-    missing.
+    """Return the class names of a task, read from its files where only they have them.
+
+    Raises InputError where these are missing.
     """
     if task.class_names:
         return task.class_names
@@ -72,13 +74,13 @@ def class_names_of(task: Task, options: TaskOptions) -> tuple[str, ...]:
 
 
 def _with_class_names(task: Task, table: Any) -> Task:
-    """The task with the class names that stand in the files, if they do."""
+    """Return the task with the class names that stand in the files, if they do."""
     names = (table.schema.metadata or {}).get(CLASS_NAMES)
     return task if names is None else replace(task, class_names=tuple(json.loads(names)))
 
 
 def validate_table(table: Any, task: Task) -> Any:
-    """The table that ``read`` gave, if it keeps the contract.
+    """Return the table that ``read`` gave, if it keeps the contract.
 
     Raises ValueError on a fault of the task, InputError on a fault of the data.
     """
@@ -109,7 +111,7 @@ def validate_table(table: Any, task: Task) -> Any:
 
 
 def given_labels(table: Any, classes: int) -> Labels | None:
-    """The classes of every row whose label the raw data give; None where they give all."""
+    """Return the classes of every row whose label the raw data give; None where they give all."""
     if "known" not in table.column_names or not (table["known"].null_count < table.num_rows):
         return None
     every = pa.scalar(list(range(classes)), pa.list_(pa.int32()))
@@ -117,8 +119,8 @@ def given_labels(table: Any, classes: int) -> Labels | None:
 
 
 def drop_rare_classes(table: Any, task: Task, least: int) -> tuple[Any, Task]:
-    """The table and the task without the classes that fewer than ``least`` rows have. Raises InputError where none is
-    left.
+    """Return the table and the task without the classes that fewer than ``least`` rows have. Raises InputError where
+    none is left.
     """
     labels = Labels.of_lists(table["labels"], len(task.class_names))
     kept_C = labels.counts() >= least
@@ -146,7 +148,9 @@ def drop_rare_classes(table: Any, task: Task, least: int) -> tuple[Any, Task]:
 
 
 def restrict_validation_labels(table: Any, labels: Labels, plan: PartitionPlan, kind: LabelKind) -> tuple[Any, Labels]:
-    """Table and labels with the validation rows as the clients know them that they were held out from."""
+    """Return table and labels, in which validation rows show only what the clients know that they were held out
+    from.
+    """
     if not len(plan.validation_client):
         return table, labels
     row_N, order_V = table["row"].to_numpy(), np.argsort(plan.validation)
@@ -172,27 +176,28 @@ def restrict_validation_labels(table: Any, labels: Labels, plan: PartitionPlan, 
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Who gets which rows. owner_E: the owner of every entry; offset_N1: where a row's entries begin; count: number of
-    owners: the clients, then the server's test rows, then its validation rows.
-    """
+    """The owners of every row, row after row: the clients, then the server's test rows, then its validation rows."""
 
     owner_E: Ints
+    """The owner of every entry."""
     offset_N1: Ints
+    """Where a row's entries begin."""
     count: int
+    """Number of owners."""
 
     def parts(self) -> list[Ints]:
-        """Positions of every owner's rows, ascending."""
+        """Return the positions of every owner's rows, ascending."""
         row_E = np.repeat(np.arange(len(self.offset_N1) - 1), np.diff(self.offset_N1))
         order_E = np.argsort(self.owner_E, kind="stable")
         return np.split(row_E[order_E], np.cumsum(self.sizes())[:-1])
 
     def sizes(self) -> Ints:
-        """Rows of every owner."""
+        """Return the number of rows of every owner."""
         return np.bincount(self.owner_E, minlength=self.count)
 
 
 def assign_owners(plan: PartitionPlan, row_N: Ints, test_N: Ints) -> Owners:
-    """Owners of every row. row_N: ids; test_N: ids of the test rows."""
+    """Return the owners of every row. row_N: ids; test_N: ids of the test rows."""
     order_N = np.argsort(row_N)
     parts = [*(client.rows for client in plan.clients), test_N, plan.validation]
     row_E = order_N[np.searchsorted(row_N, np.concatenate(parts), sorter=order_N)]
@@ -203,7 +208,7 @@ def assign_owners(plan: PartitionPlan, row_N: Ints, test_N: Ints) -> Owners:
 
 
 def _check_names(names: Sequence[str], task: str) -> None:
-    """InputError where two classes have one name, or names that differ by case, spaces or underscores only."""
+    """Raise InputError where two classes have one name, or names that differ by case, spaces or underscores only."""
     first = dict[str, str]()
     for name in names:
         key = re.sub(r"[\s_]+", " ", name).strip().casefold()
@@ -214,7 +219,7 @@ def _check_names(names: Sequence[str], task: str) -> None:
 
 
 def _check_given(labels: Labels, given: Labels, name: str) -> None:
-    """ValueError where a positive label is not given."""
+    """Raise ValueError where a positive label is not given."""
     key = np.int64(labels.classes)
     lost = np.setdiff1d(labels.row_P * key + labels.class_P, given.row_P * key + given.class_P)
     if len(lost):

@@ -15,7 +15,7 @@ UPLOADS = 8
 
 
 def find(location: str) -> Prepared | None:
-    """The prepared data at a place; None where there are none.
+    """Return the prepared data at a location; None where there are none.
 
     Raises InputError where a file is missing, or the store cannot be used.
     """

@@ -21,7 +21,8 @@ from anchorfl.tasks.partition.subjects import subject_codes
 
 
 def categories(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
-    """The classes of ``class_sets``, and every row with the client that identifies the rarest of its classes.
+    """Give the classes of ``class_sets`` to the clients, and every row to the client that identifies the rarest of its
+    classes.
 
     How rare a class is, is counted over these rows. ``options.keep_subjects``: all rows of a subject go to the client
     that most of them would go to (the first of equals). Rows (subjects) without any class are shuffled and dealt, as
@@ -49,14 +50,14 @@ def categories(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) 
 
 
 def _wholes(rows: TrainingRows) -> Ints:
-    """The whole of every row, numbered from 0."""
+    """Return the whole of every row, numbered from 0."""
     if rows.whole_N is None:
         return np.arange(len(rows.row_N))
     return np.unique(rows.whole_N, return_inverse=True)[1].astype(np.int64)
 
 
 def _subjects(rows: TrainingRows, task: Task, clients: int) -> Ints:
-    """The subject of every row. Raises InputError where they are too few to give every client one."""
+    """Return the subject of every row. Raises InputError where they are too few to give every client one."""
     subject_N = subject_codes(rows)
     subjects = int(subject_N.max()) + 1
     if clients > subjects:
@@ -69,7 +70,7 @@ def _subjects(rows: TrainingRows, task: Task, clients: int) -> Ints:
 
 
 def class_sets(task: Task, clients: int, rng: np.random.Generator) -> list[Ints]:
-    """The ascending classes of every client: the categories, made as many as there are clients.
+    """Return the ascending classes of every client: the categories, made as many as there are clients.
 
     Too few: the category with most classes (the first of equals) is cut into two random halves, the larger one first,
     until they are enough. Too many: the two with fewest classes become one, in the place of the former. Raises
@@ -93,7 +94,7 @@ def class_sets(task: Task, clients: int, rng: np.random.Generator) -> list[Ints]
 
 
 def _groups(task: Task) -> list[Ints]:
-    """The classes of every category that has some. Raises InputError where a class has not exactly one."""
+    """Return the classes of every category that has some. Raises InputError where a class has not exactly one."""
     index = {name: number for number, name in enumerate(task.class_names)}
     group_of = dict[str, str]()
     for group, members in task.groups.items():
@@ -114,8 +115,8 @@ def _groups(task: Task) -> list[Ints]:
 
 
 def _vote(labels: Labels, unit_N: Ints, owner_C: Ints, clients: int, rng: np.random.Generator) -> Ints:
-    """The client of every unit, int64 [U]: the most frequent owner of its rows' rarest classes (the first of equals).
-    Units without any class are shuffled and dealt.
+    """Return the client of every unit, int64 [U]: the most frequent owner of its rows' rarest classes (the first of
+    equals). Units without any class are shuffled and dealt.
     """
     rarest_N = labels.rarest()
     voting = np.flatnonzero(rarest_N >= 0)
@@ -131,13 +132,13 @@ def _vote(labels: Labels, unit_N: Ints, owner_C: Ints, clients: int, rng: np.ran
 
 
 def _at_home(client_U: Ints, labels: Labels, unit_N: Ints, owner_C: Ints) -> Ints:
-    """Rows of every class that sit with the client that identifies it, int64 [C]."""
+    """Return the number of rows of every class that sit with the client that identifies it, int64 [C]."""
     home_P = client_U[unit_N[labels.row_P]] == owner_C[labels.class_P]
     return np.bincount(labels.class_P[home_P], minlength=labels.classes)
 
 
 def _move_units(client_U: Ints, labels: Labels, unit_N: Ints, owner_C: Ints) -> Ints:
-    """The clients with one unit moved to every class that has no row with its client, where that is possible.
+    """Move one unit to every class that has no row with its client, where that is possible; return the clients.
 
     Such a class never was the rarest one of a row (a unit). The rarest of such classes comes first. It gets the
     smallest unit with the class (the first of equals) that no class of the other client needs as its last. Every move
@@ -166,14 +167,14 @@ def _move_units(client_U: Ints, labels: Labels, unit_N: Ints, owner_C: Ints) -> 
 
 
 def _classes_of_units(labels: Labels, unit_N: Ints, units: int) -> Labels:
-    """The classes that occur in every unit."""
+    """Return the classes that occur in every unit."""
     key = np.unique(unit_N[labels.row_P] * labels.classes + labels.class_P)
     length_U = np.bincount(key // labels.classes, minlength=units)
     return Labels((key % labels.classes).astype(np.int32), offsets(length_U), labels.classes)
 
 
 def _movable_units(able: Ints, client_U: Ints, units: Labels, owner_C: Ints, home_C: Ints) -> Ints:
-    """Which of the units can leave their client: no class of that client has its last unit in them."""
+    """Return the units that can leave their client: no class of that client has its last unit in them."""
     held = units.take(able)
     needed_P = (owner_C[held.class_P] == client_U[able][held.row_P]) & (home_C[held.class_P] < 2)
     return np.flatnonzero(np.bincount(held.row_P[needed_P], minlength=len(able)) == 0)

@@ -1,4 +1,4 @@
-"""Partitions: who holds which rows and identifies which classes, as pure functions of labels, options and seed.
+"""Partitions: the rows and identified classes of every client, as pure functions of labels, options and seed.
 
 Shape suffixes: N rows, C classes, M clients, K strata.
 """
@@ -36,7 +36,7 @@ MIN_ROWS = 2
 def make_plan(
     rows: TrainingRows, task: Task, options: TaskOptions, seed: int, validation: Ints | None = None
 ) -> PartitionPlan:
-    """The plan for the training rows: validation rows first, then the partition of the rest.
+    """Return the plan for the training rows: validation rows first, then the partition of the rest.
 
     validation: ids of published validation rows, which are among the rows; None: they are drawn. Raises InputError
     where the options do not fit the data. Every draw has a generator of its own, so that one choice does not shift
@@ -63,15 +63,18 @@ def make_plan(
 
 
 def _scorable_rows(rows: TrainingRows, task: Task) -> TrainingRows:
-    """The rows that scores can be made of. Single-label: those with a class, but for pieces, which go by sequences."""
+    """Return the rows that scores can be made of. Single-label: those with a class, but for pieces, which go by
+    sequences.
+    """
     if task.kind == "multi" or rows.whole_N is not None:
         return rows
     return rows.take(np.flatnonzero(rows.labels.length_N > 0))
 
 
 def _spare_last_rows(rows: TrainingRows, validation: Ints) -> Ints:
-    """The validation rows without those that take a subject's last training row with a class: of each such subject, the
-    first row with a class (and its whole sequence) stays.
+    """Return the validation rows without those that take a subject's last training row with a class.
+
+    Of each such subject, the first row with a class (and its whole sequence) stays in training.
     """
     out_N, known_N = np.isin(rows.row_N, validation), rows.labels.length_N > 0
     code_N = subject_codes(rows)
@@ -85,7 +88,7 @@ def _spare_last_rows(rows: TrainingRows, validation: Ints) -> Ints:
 
 
 def _hold_out_from_clients(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) -> PartitionPlan:
-    """The partition of all rows first; then a share of every client's rows, which are the server's from then on."""
+    """Return the partition of all rows, with a share of every client's rows taken out for the server's validation."""
     _check(task, options, len(rows.row_N))
     if rows.whole_N is not None and options.partition in ("iid", "k_classes", "dirichlet"):
         msg = (
@@ -106,7 +109,7 @@ def _hold_out_from_clients(rows: TrainingRows, task: Task, options: TaskOptions,
 
 
 def _clients(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
-    """The clients of the partition that ``options`` name."""
+    """Return the clients of the partition that ``options`` name."""
     match options.partition:
         case "k_classes":
             return k_classes(rows, task.class_names, options, seed)
@@ -123,13 +126,13 @@ def _clients(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) ->
 
 
 def partitions_of(task: Task) -> tuple[str, ...]:
-    """The partitions that a data set can have: by category and by subject only where it has such."""
+    """Return the partitions that a data set can have: by category and by subject only where it has such."""
     lacks = {name for name, has in (("categories", task.groups), ("subjects", task.subjects)) if not has}
     return tuple(name for name in PARTITIONS if name not in lacks)
 
 
 def iid(rows: TrainingRows, clients: int, seed: int) -> tuple[ClientPlan, ...]:
-    """Rows IID over the clients (sizes differ by at most 1); every client identifies every class."""
+    """Deal the rows IID over the clients (sizes differ by at most 1); every client identifies every class."""
     every = tuple(range(rows.labels.classes))
     parts = _equal_parts(len(rows.row_N), clients, seed)
     return tuple(ClientPlan(np.sort(rows.row_N[part]), every) for part in parts)
@@ -138,11 +141,11 @@ def iid(rows: TrainingRows, clients: int, seed: int) -> tuple[ClientPlan, ...]:
 def k_classes(
     rows: TrainingRows, class_names: Sequence[str], options: TaskOptions, seed: int
 ) -> tuple[ClientPlan, ...]:
-    """Rows IID over the clients; each identifies k random classes of its own data (FedAlign, 4.1, "random-k classes").
+    """Deal the rows IID over the clients; each identifies k random classes of its own data.
 
-    ``options.require_all_classes``: the classes of all clients are drawn again until somebody identifies each class, so
-    the draw is uniform over the covering ones. Raises InputError where a client has fewer than k classes or a class is
-    left to nobody.
+    FedAlign, 4.1, "random-k classes". ``options.require_all_classes``: the classes of all clients are drawn again until
+    somebody identifies each class, so the draw is uniform over the covering ones. Raises InputError where a client has
+    fewer than k classes or a class is left to nobody.
     """
     k, classes = options.classes_per_client, rows.labels.classes
     parts = _equal_parts(len(rows.row_N), options.clients, seed)
@@ -175,7 +178,7 @@ def k_classes(
 def dirichlet(
     rows: TrainingRows, class_names: Sequence[str], options: TaskOptions, seed: int
 ) -> tuple[ClientPlan, ...]:
-    """The rows of every class cut over the clients in ratios Dir(beta); a client identifies the classes that it holds.
+    """Cut the rows of every class over the clients in ratios Dir(beta); a client identifies the classes that it holds.
 
     A multi-label row counts as its rarest positive class. Ratios are drawn again (bounded) until every client has
     ``min(2, N // M)`` rows, N of them with a class; if no draw does, rows move from the largest clients to the too
@@ -206,7 +209,10 @@ def _equal_parts(rows: int, clients: int, seed: int) -> list[Ints]:
 
 
 def _dirichlet_sizes(count_K: Sequence[int], options: TaskOptions, need: int, rng: np.random.Generator) -> Ints:
-    """Rows of every stratum for every client, int64 [K, M]; the last draw if none gives every client ``need`` rows."""
+    """Return the number of rows of every stratum for every client, int64 [K, M].
+
+    It is the last draw if none gives every client ``need`` rows.
+    """
     size_KM = np.zeros((len(count_K), options.clients), dtype=np.int64)
     for _ in range(TRIES_DIRICHLET):
         share_KM = rng.dirichlet(np.full(options.clients, options.beta), size=len(count_K))
@@ -221,7 +227,9 @@ def _dirichlet_sizes(count_K: Sequence[int], options: TaskOptions, need: int, rn
 
 
 def _draw_classes(own_MC: Bools, k: int, tries: int, rng: np.random.Generator) -> tuple[Bools, Bools]:
-    """Uniform k-subsets of every client's classes, and the classes left over by the best of ``tries`` draws."""
+    """Draw uniform k-subsets of every client's classes; return the best of ``tries`` draws and the classes that it
+    leaves over.
+    """
     best_MC, left_C = np.zeros_like(own_MC), np.ones(own_MC.shape[1], dtype=np.bool_)
     for _ in range(tries):
         key_MC = np.where(own_MC, rng.random(own_MC.shape), 2.0)  # the k smallest of uniform keys are a uniform subset
@@ -236,7 +244,7 @@ def _draw_classes(own_MC: Bools, k: int, tries: int, rng: np.random.Generator) -
 
 
 def _repair(parts: list[Ints], need: int) -> list[Ints]:
-    """The parts with rows moved one by one from the largest (the first of equals) to those with fewer than ``need``."""
+    """Move rows one by one from the largest part (the first of equals) to those with fewer than ``need``."""
     size_M = np.array([len(part) for part in parts])
     for small in np.flatnonzero(size_M < need):
         while size_M[small] < need:  # ends: need * M <= N, so the largest part always has one to spare
@@ -248,7 +256,7 @@ def _repair(parts: list[Ints], need: int) -> list[Ints]:
 
 
 def _check_rows(rows: TrainingRows, task: Task, validation: Ints | None) -> None:
-    """ValueError where the rows are not those of the task."""
+    """Raise ValueError where the rows are not those of the task."""
     if len(rows.row_N) != len(rows.labels) or not np.diff(np.sort(rows.row_N)).all():
         msg = "row ids must be unique, one per row of labels"
         raise ValueError(msg)

@@ -1,4 +1,4 @@
-"""Partitions as plans: who holds what; plans as JSON, and their digest."""
+"""The result of a partition, as JSON, and its digest."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ from anchorfl.tasks.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class ClientPlan:
-    """rows: ids of the client's training rows, ascending int64; classes: ascending indices of its identified
-    classes.
-    """
+    """One client of a partition."""
 
     rows: Ints
+    """Ids of its training rows, ascending, int64."""
     classes: tuple[int, ...]
+    """Ascending indices of its identified classes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """A partition: who holds what. Pure function of labels, options and seed; stored and logged as an artifact."""
+    """The rows and classes of every client. Pure function of labels, options and seed; stored and logged as an
+    artifact.
+    """
 
     clients: tuple[ClientPlan, ...]
     validation: Ints
     """Row ids held out for validation, ascending."""
     seed: int
     validation_client: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Client whose classes alone are known in each of them; empty: all classes are."""
+    """Client whose classes alone are known in each validation row; empty: all classes are."""
 
 
 def plan_digest(plan: PartitionPlan) -> str:
-    """sha256 of a plan: rows and classes of every client, validation rows and whose they were, seed."""
+    """Return the sha256 of a plan: rows and classes of every client, validation rows and whose they were, seed."""
     total = hashlib.sha256(repr((plan.seed, len(plan.clients))).encode())
     for rows, classes in [(c.rows, c.classes) for c in plan.clients] + [(plan.validation, ())]:
         total.update(repr((len(rows), classes)).encode())
@@ -45,7 +47,7 @@ def plan_digest(plan: PartitionPlan) -> str:
 
 
 def plan_to_json(plan: PartitionPlan) -> str:
-    """A plan as JSON text, with its digest."""
+    """Return a plan as JSON text, with its digest."""
     clients = [{"rows": c.rows.tolist(), "classes": list(c.classes)} for c in plan.clients]
     content = {
         "digest": plan_digest(plan),
@@ -59,7 +61,7 @@ def plan_to_json(plan: PartitionPlan) -> str:
 
 
 def plan_from_json(text: str) -> PartitionPlan:
-    """The plan of ``plan_to_json``. Raises InputError where the text is no plan or does not match its digest."""
+    """Return the plan of ``plan_to_json``. Raises InputError where the text is no plan or does not match its digest."""
     try:
         content = json.loads(text)
         clients = tuple(

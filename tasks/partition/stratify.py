@@ -1,4 +1,4 @@
-"""Strata: what partitions are made of: primary classes, whole-number shares, stratified hold-out, named generators.
+"""The parts that partitions share: primary classes, whole-number shares, stratified hold-out, named generators.
 
 Shape suffixes: N rows, C classes, K strata.
 """
@@ -18,30 +18,33 @@ from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.errors import InputError
 
 TEST = "the share of the test split"
-"""What takes rows where the data set has no split of its own, in messages."""
+"""Name in messages of the share of a drawn test split."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
-    """Rows that a partition cuts. labels: of N rows; row_N: their ids; subject_N: the subject of each, None where the
-    data set has no subjects; whole_N: the whole that each is a piece of, None where every row is one by itself.
-    """
+    """The rows that a partition cuts."""
 
     labels: Labels
+    """Labels of N rows."""
     row_N: Ints
+    """Their ids."""
     subject_N: npt.NDArray[np.str_] | None = None
+    """Subject of each; None where the data set has no subjects."""
     whole_N: Ints | None = None
+    """The whole that each is a piece of; None where every row is one by itself."""
 
     def take(self, index: Ints) -> TrainingRows:
-        """Some of the rows."""
+        """Return some of the rows."""
         subject_N = None if self.subject_N is None else self.subject_N[index]
         whole_N = None if self.whole_N is None else self.whole_N[index]
         return TrainingRows(self.labels.take(index), self.row_N[index], subject_N, whole_N)
 
     def held_out(self, share: float, rng: np.random.Generator, rarest_N: Ints | None = None) -> Ints:
-        """Ascending ids of a share of the wholes, stratified by the class (``rarest_N``; else by the rarest) of their
-        first row: a model that has seen a piece of a sequence is not asked for its neighbour. Raises InputError where
-        so many cannot be taken.
+        """Return the ascending ids of a share of the wholes, stratified by the class of their first row.
+
+        rarest_N: the class of every row; None: its rarest. Wholes stay together, as a model that has seen a piece of a
+        sequence is not asked for its neighbour. Raises InputError where so many cannot be taken.
         """
         rarest_N = self.labels.rarest() if rarest_N is None else rarest_N
         if self.whole_N is None:
@@ -52,7 +55,7 @@ class TrainingRows:
 
 
 def generator(seed: int, *purpose: str) -> np.random.Generator:
-    """The random generator of one purpose within a partition."""
+    """Return the random generator of one purpose within a partition."""
     name = hashlib.sha256(repr((seed, "partition", *purpose)).encode()).digest()
     return np.random.default_rng(int.from_bytes(name[:8], "big"))
 
@@ -65,7 +68,8 @@ def stratified_holdout(
     rows: str = "rows",
     option: str = "[task] validation",
 ) -> Ints:
-    """Ascending ids of ``round(share * N)`` rows, each class in proportion, each class keeping at least one row.
+    """Return the ascending ids of ``round(share * N)`` rows, each class in proportion, each class keeping at least one
+    row.
 
     labels_N: (primary) class of every row; rows: what they are, and option: what asks for it, in words. Raises
     InputError where so many cannot be taken.
@@ -89,7 +93,8 @@ def stratified_holdout(
 
 
 def largest_remainder(share_K: npt.NDArray[np.floating[Any]], total: int, room_K: Ints | None = None) -> Ints:
-    """Whole numbers that add to ``total``, near ``share_K``, at most ``room_K``: floors, then the largest remainders.
+    """Return whole numbers that add to ``total``, near ``share_K``, at most ``room_K``: floors, then the largest
+    remainders.
 
     Equal remainders go to the lower index. Raises ValueError where the room is too small.
     """
@@ -106,7 +111,7 @@ def largest_remainder(share_K: npt.NDArray[np.floating[Any]], total: int, room_K
 
 
 def classes_in(labels: Labels) -> tuple[int, ...]:
-    """The classes that occur, ascending."""
+    """Return the classes that occur, ascending."""
     return tuple(np.flatnonzero(labels.counts()).tolist())
 
 
@@ -117,7 +122,7 @@ def group_rows(group_N: Ints, groups: int) -> list[Ints]:
 
 
 def check_present(labels: Labels, class_names: Sequence[str]) -> None:
-    """InputError where a class has no row."""
+    """Raise InputError where a class has no row."""
     absent_C = labels.counts() == 0
     if absent_C.any():
         absent = describe_classes(absent_C, class_names)
@@ -125,7 +130,7 @@ def check_present(labels: Labels, class_names: Sequence[str]) -> None:
 
 
 def describe_classes(chosen_C: Bools, class_names: Sequence[str]) -> str:
-    """Classes in a message, the first ten of them."""
+    """Return the names of classes for a message, the first ten of them."""
     chosen = np.flatnonzero(chosen_C).tolist()
     more = f" and {len(chosen) - 10} more" if len(chosen) > 10 else ""
     return "class " + ", ".join(repr(class_names[c]) for c in chosen[:10]) + more

@@ -19,7 +19,7 @@ from anchorfl.tasks.partition.stratify import TrainingRows, check_present, gener
 
 
 def subjects(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
-    """All rows of a subject with one client; a client identifies the classes that it holds.
+    """Give all rows of a subject to one client; a client identifies the classes that it holds.
 
     As many clients as subjects: one each, in the order of the subjects' names. Fewer: the subjects are shuffled and
     dealt, the largest first, each to the client with the fewest rows. Raises InputError where there are more clients
@@ -51,8 +51,8 @@ def subjects(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) ->
 
 
 def subject_codes(rows: TrainingRows) -> Ints:
-    """The subject of every row, numbered in the order of their names, int64 [N]. Raises ValueError where the rows have
-    none.
+    """Return the subject of every row, numbered in the order of their names, int64 [N]. Raises ValueError where the
+    rows have none.
     """
     if rows.subject_N is None:
         msg = "the rows have no subjects, although the task has: read must give the column 'subject'"
@@ -61,8 +61,9 @@ def subject_codes(rows: TrainingRows) -> Ints:
 
 
 def balance_subjects(size_S: Ints, clients: int, rng: np.random.Generator) -> Ints:
-    """The client of every subject, int64 [S]: shuffled, then the largest first, each to the client with the fewest rows
-    (the first of equals).
+    """Return the client of every subject, int64 [S].
+
+    Subjects are shuffled; then the largest come first, each to the client with the fewest rows (the first of equals).
     """
     order_S = rng.permutation(len(size_S))
     order_S = order_S[np.argsort(-size_S[order_S], kind="stable")]
@@ -76,7 +77,7 @@ def balance_subjects(size_S: Ints, clients: int, rng: np.random.Generator) -> In
 
 
 def _classes_by_client(labels: Labels, client_N: Ints, clients: int) -> list[tuple[int, ...]]:
-    """The classes that occur in the rows of every client, ascending."""
+    """Return the classes that occur in the rows of every client, ascending."""
     key_K = np.unique(client_N[labels.row_P] * labels.classes + labels.class_P)
     ends_M = np.cumsum(np.bincount(key_K // labels.classes, minlength=clients))
     return [tuple(part.tolist()) for part in np.split(key_K % labels.classes, ends_M[:-1])]

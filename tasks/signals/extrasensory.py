@@ -56,7 +56,7 @@ THREADS = 8
 
 
 def extrasensory() -> Task:
-    """The ExtraSensory task."""
+    """Return the ExtraSensory task."""
     return Task(
         name="extrasensory",
         title="ExtraSensory, minutes of daily life from phone and watch",
@@ -81,7 +81,7 @@ def extrasensory() -> Task:
 
 
 def read(folder: Path | None, options: TaskOptions) -> Any:
-    """The sequences by user and time; ``readings`` are their minutes of 225 features, one after the other.
+    """Return the sequences by user and time; ``readings`` are their minutes of 225 features, one after the other.
 
     Raises InputError with file, line and field.
     """
@@ -110,7 +110,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
 
 
 def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """10 steps of 225 features; mean and deviation of the training minutes."""
+    """Return the spec: 10 steps of 225 features; mean and deviation of the training minutes."""
     return fit_series(train, STEPS, len(FEATURES))
 
 
@@ -128,14 +128,14 @@ class _User:
 
 
 def _all_sequences(users: Sequence[_User]) -> Ints:
-    """The sequence of every piece, numbered over all users."""
+    """Return the sequence of every piece, numbered over all users."""
     count_U = [int(user.sequence_N.max(initial=-1)) + 1 for user in users]
     start_U = np.cumsum([0, *count_U])
     return np.concatenate([start + u.sequence_N for start, u in zip(start_U, users, strict=False)])
 
 
 def _folds_of_sequences(sequence_N: Ints) -> Ints:
-    """The fold of every piece: that of its whole sequence."""
+    """Return the fold of every piece: that of its whole sequence."""
     order = np.random.default_rng(FOLDS_SEED).permutation(int(sequence_N.max(initial=-1)) + 1)
     fold_Q = np.empty(len(order), dtype=np.int64)
     fold_Q[order] = np.arange(len(order)) % FOLDS
@@ -143,7 +143,7 @@ def _folds_of_sequences(sequence_N: Ints) -> Ints:
 
 
 def _table(names: Sequence[str], users: Sequence[_User], sequence_N: Ints, test_N: Bools) -> Any:
-    """The table of all users."""
+    """Return the table of all users."""
     sizes = [len(user.length_N) for user in users]
     if not sum(sizes):
         msg = "extrasensory: no minute of any file has a positive label; get the files again"
@@ -162,13 +162,13 @@ def _table(names: Sequence[str], users: Sequence[_User], sequence_N: Ints, test_
 
 
 def _lists(values: npt.NDArray[Any], length_N: Ints) -> Any:
-    """List column of all values and the length of every row."""
+    """Return list column of all values and the length of every row."""
     offset_N1 = np.concatenate([[0], np.cumsum(length_N)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offset_N1), pa.array(values))
 
 
 def _user(path: Path) -> _User:
-    """The sequences of one file. Raises InputError where the file as a whole is wrong."""
+    """Return the sequences of one file. Raises InputError where the file as a whole is wrong."""
     data = read_bytes(path)
     _check_header(path, data)
     found = recording(path, data, COLUMNS, ",", header=True)
@@ -220,7 +220,7 @@ def _check_header(path: Path, data: bytes) -> None:
 
 
 def _users(paths: Sequence[Path]) -> dict[str, Path]:
-    """File of every user, by name."""
+    """Return the file of every user, by name."""
     users = dict[str, Path]()
     for path in paths:
         user = path.name.partition(".")[0]
@@ -232,7 +232,7 @@ def _users(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def _folds(folder: Path, users: Sequence[str]) -> list[int]:
-    """The fold in which every user is tested: as published, else drawn."""
+    """Return the fold in which every user is tested: as published, else drawn."""
     if not (folder / FOLDS_FOLDER).is_dir():
         order = np.random.default_rng(FOLDS_SEED).permutation(len(users))
         fold_U = np.empty(len(users), dtype=np.int64)

@@ -64,7 +64,7 @@ THREADS = 2
 
 
 def pamap2() -> Task:
-    """The PAMAP2 task with the 12 activities of the protocol."""
+    """Return the PAMAP2 task with the 12 activities of the protocol."""
     return Task(
         name="pamap2",
         title="PAMAP2, physical activities, protocol",
@@ -86,7 +86,7 @@ def pamap2() -> Task:
 
 
 def pamap2_optional() -> Task:
-    """The PAMAP2 task with all 18 activities."""
+    """Return the PAMAP2 task with all 18 activities."""
     task = pamap2()
     return replace(
         task,
@@ -99,8 +99,8 @@ def pamap2_optional() -> Task:
 
 
 def read(folder: Path | None, options: TaskOptions) -> Any:
-    """The windows by subject and time; ``readings`` are 100 steps of 52 features. Raises InputError with file, line and
-    field.
+    """Return the windows by subject and time; ``readings`` are 100 steps of 52 features. Raises InputError with file,
+    line and field.
     """
     found = _files(folder, "**/subject10*.dat")
     protocol = [path for path in found if path.parent.name == "Protocol"]
@@ -118,7 +118,7 @@ def read_optional(folder: Path | None, options: TaskOptions) -> Any:
 
 
 def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """100 steps of 52 features; mean and deviation of the training windows."""
+    """Return the spec: 100 steps of 52 features; mean and deviation of the training windows."""
     return fit_series(train, STEPS, len(FEATURES))
 
 
@@ -140,7 +140,7 @@ def _files(folder: Path | None, pattern: str) -> list[Path]:
 
 
 def _read(paths: Sequence[Path], activities: Mapping[int, str], options: TaskOptions) -> Any:
-    """The table of some recordings. activities: id -> name, in the order of the classes."""
+    """Return the table of some recordings. activities: id -> name, in the order of the classes."""
     seen = dict[tuple[str, str], Path]()
     for path in paths:
         key = (path.parent.name if path.parent.name == "Optional" else "", _subject(path))
@@ -173,7 +173,7 @@ def _read(paths: Sequence[Path], activities: Mapping[int, str], options: TaskOpt
 
 
 def _windows(path: Path, activities: Mapping[int, str]) -> _Windows:
-    """The windows of one recording."""
+    """Return the windows of one recording."""
     data = read_bytes(path)
     if not data:
         msg = f"{path}: the file is empty; get it again"
@@ -197,7 +197,7 @@ def _windows(path: Path, activities: Mapping[int, str]) -> _Windows:
 
 
 def _cut(id_S: Ints, activities: Mapping[int, str]) -> tuple[Ints, Ints]:
-    """First step and class of every window. id_S: activity of every step."""
+    """Return first step and class of every window. id_S: activity of every step."""
     start = np.flatnonzero(np.append(True, id_S[1:] != id_S[:-1])[: len(id_S)])
     length = np.diff(np.append(start, len(id_S)))
     windows = np.where(id_S[start] == TRANSIENT, 0, length // STEPS)
@@ -218,7 +218,7 @@ def _interpolate(found: Recording) -> None:
 
 
 def _subject(path: Path) -> str:
-    """101 of ``subject101.dat``."""
+    """Return 101 of ``subject101.dat``."""
     number = re.match(r"subject(\d+)\.", path.name)
     if number is None:
         msg = f"{path}: no recording of a subject; name it subject101.dat and so on, or remove it"

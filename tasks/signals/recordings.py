@@ -52,7 +52,7 @@ class Recording:
         return replace(kept, faults=(*self.faults, *found))
 
     def take(self, index: Ints) -> Recording:
-        """Some rows, in that order."""
+        """Return some rows, in that order."""
         return replace(self, time_N=self.time_N[index], value_DN=self.value_DN[:, index], line_N=self.line_N[index])
 
     def in_order(self, whose: str) -> Recording:
@@ -71,12 +71,12 @@ class Recording:
         )
 
     def messages(self) -> list[str]:
-        """Every fault with its place, by line."""
+        """Return every fault with its place, by line."""
         return [f"{self.path}:{line}: {fault}" for line, fault in sorted(self.faults)]
 
 
 def read_bytes(path: Path) -> bytes:
-    """All of a file, plain or gzip. Raises InputError with the line near which a gzip stream breaks off.
+    """Return all of a file, plain or gzip. Raises InputError with the line near which a gzip stream breaks off.
 
     Not by the gzip module, whose many small reads keep threads that read side by side waiting for one another.
     """
@@ -104,8 +104,8 @@ def read_bytes(path: Path) -> bytes:
 
 
 def recording(path: Path, data: bytes, names: Sequence[str], delimiter: str, header: bool) -> Recording:
-    """The rows of ``data``, the content of ``path``. names: of all fields, the time first; header: whether line 1 is
-    one (the caller has checked it).
+    """Return the rows of ``data``, the content of ``path``. names: of all fields, the time first; header: whether line
+    1 is one (the caller has checked it).
 
     Left out with a fault: rows with another number of fields, with a field that is no finite number, without a time.
     Empty lines are no rows.
@@ -166,8 +166,8 @@ def _finite(found: Recording, time: str) -> Recording:
 def _columns(
     path: Path, data: bytes, names: Sequence[str], delimiter: str, header: bool, misfit: Callable[[Any], str]
 ) -> tuple[list[Any], dict[int, str] | None]:
-    """The columns as float64 (time) and float32, and the faults of rows with a field that is no number; None: there are
-    no such.
+    """Return the columns as float64 (time) and float32, and the faults of rows with a field that is no number; None:
+    there are no such.
     """
     if not data.rstrip(b"\r\n") or (header and data.find(b"\n") in (-1, len(data) - 1)):
         return [pa.chunked_array([pa.array([], pa.float64())])] * len(names), None

@@ -55,7 +55,7 @@ _Part = tuple[Ints, Ints, npt.NDArray[np.float32]]
 
 
 def read_arff(path: Path, bad: BadRows) -> Arff:
-    """A file, plain or gzipped. Raises InputError with file, line and field."""
+    """Return a file, plain or gzipped. Raises InputError with file, line and field."""
     lines = open_text(path)
     attributes = read_attributes(path, lines)
     indices, parts, rows = [np.zeros(0, dtype=np.int64)], list[_Part](), 0
@@ -72,7 +72,7 @@ def read_arff(path: Path, bad: BadRows) -> Arff:
 
 
 def _batches(lines: Iterator[Line]) -> Iterator[list[Line]]:
-    """The rows, without empty lines and comments."""
+    """Yield the rows, without empty lines and comments."""
     batch, size = list[Line](), 0
     for number, line in lines:
         text = line.strip()
@@ -112,7 +112,7 @@ def _parse(
 
 
 def _dense(lines: list[str], attributes: tuple[Attribute, ...]) -> _Part | None:
-    """Rows of values; None where one has a fault."""
+    """Return the rows of values; None where one has a fault."""
     listed = [a for a, attribute in enumerate(attributes) if attribute.values not in {(), BINARY}]
     names = [str(a) for a in range(len(attributes))]
     types = dict.fromkeys(names, pa.float32()) | {names[a]: pa.string() for a in listed}
@@ -142,7 +142,7 @@ def _dense(lines: list[str], attributes: tuple[Attribute, ...]) -> _Part | None:
 
 
 def _sparse(lines: list[str], attributes: tuple[Attribute, ...]) -> _Part | None:
-    """Rows ``{column value,...}``; None where one has a fault."""
+    """Return the rows ``{column value,...}``; None where one has a fault."""
     if not all(line[0] == "{" and line[-1] == "}" for line in lines):
         return None
     if any(attribute.values not in {(), BINARY} for attribute in attributes):
@@ -165,7 +165,7 @@ def _sparse(lines: list[str], attributes: tuple[Attribute, ...]) -> _Part | None
 
 
 def _tight(line: str) -> str:
-    """A sparse row with no more spaces than it needs."""
+    """Return a sparse row with no more spaces than it needs."""
     return re.sub(r"\s*([{},])\s*", r"\1", re.sub(r"\s+", " ", line))
 
 

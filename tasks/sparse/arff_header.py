@@ -39,7 +39,7 @@ class Attribute:
 
 
 def read_labels(path: Path, attributes: Sequence[Attribute]) -> list[int]:
-    """Columns of the labels that Mulan's XML file names, in its order.
+    """Return the columns of the labels that Mulan's XML file names, in its order.
 
     Raises InputError where it is no XML, or a label is no attribute with the values 0 and 1, or stands twice.
     """
@@ -76,7 +76,7 @@ def read_labels(path: Path, attributes: Sequence[Attribute]) -> list[int]:
 
 
 def read_attributes(path: Path, lines: Iterator[Line]) -> tuple[Attribute, ...]:
-    """The attributes; the lines are read up to ``@data``."""
+    """Return the attributes; the lines are read up to ``@data``."""
     found = list[Attribute]()
     for number, line in lines:
         word = line.strip().partition(" ")[0].partition("\t")[0].lower()
@@ -105,7 +105,7 @@ def read_attributes(path: Path, lines: Iterator[Line]) -> tuple[Attribute, ...]:
 
 
 def _plain(name: str) -> str:
-    """A name without its quotes and escapes."""
+    """Return a name without its quotes and escapes."""
     if len(name) > 1 and name[0] == name[-1] and name[0] in "'\"":
         return re.sub(r"\\(.)", r"\1", name[1:-1])
     return name

@@ -35,7 +35,7 @@ LICENCE = "none given; cite the repository and the source of the set"
 
 
 def bibtex() -> Task:
-    """The Bibtex task."""
+    """Return the Bibtex task."""
     return Task(
         name="bibtex",
         title="Bibtex, tags of BibSonomy entries",
@@ -60,32 +60,32 @@ def bibtex() -> Task:
 
 
 def eurlex_4k() -> Task:
-    """The EURLex-4K task."""
+    """Return the EURLex-4K task."""
     return _task("eurlex-4k", "EURLex-4K, EUROVOC subjects of European law")
 
 
 def amazoncat_13k() -> Task:
-    """The AmazonCat-13K task."""
+    """Return the AmazonCat-13K task."""
     return _task("amazoncat-13k", "AmazonCat-13K, categories of products")
 
 
 def amazon_670k() -> Task:
-    """The Amazon-670K task."""
+    """Return the Amazon-670K task."""
     return _task("amazon-670k", "Amazon-670K, products bought after a product")
 
 
 def amazontitles_670k() -> Task:
-    """The AmazonTitles-670K task."""
+    """Return the AmazonTitles-670K task."""
     return _task("amazontitles-670k", "AmazonTitles-670K, products bought after a product, by titles")
 
 
 def wikilshtc_325k() -> Task:
-    """The WikiLSHTC-325K task."""
+    """Return the WikiLSHTC-325K task."""
     return _task("wikilshtc-325k", "WikiLSHTC-325K, categories of Wikipedia pages")
 
 
 def _task(name: str, title: str) -> Task:
-    """A task of a training and a test file."""
+    """Return a task of a training and a test file."""
     return Task(
         name=name,
         title=title,
@@ -101,7 +101,7 @@ def _task(name: str, title: str) -> Task:
 
 
 def read_bibtex(folder: Path | None, options: TaskOptions) -> Any:
-    """The raw rows in the order of the one file. Raises InputError with file and line."""
+    """Return the raw rows in the order of the one file. Raises InputError with file and line."""
     if folder is None:
         msg = "bibtex needs the folder of its files"
         raise ValueError(msg)
@@ -114,7 +114,7 @@ def read_bibtex(folder: Path | None, options: TaskOptions) -> Any:
 
 
 def read_train_test(folder: Path | None, options: TaskOptions) -> Any:
-    """The raw rows, training file first. Raises InputError with file and line."""
+    """Return the raw rows, training file first. Raises InputError with file and line."""
     if folder is None:
         msg = "a sparse data set needs the folder of its files"
         raise ValueError(msg)
@@ -139,7 +139,7 @@ def read_train_test(folder: Path | None, options: TaskOptions) -> Any:
 
 
 def class_names(folder: Path, labels: int) -> list[str]:
-    """Names of all labels: the lines of the first file of ``NAMES`` that is there, else their numbers.
+    """Return the names of all labels: the lines of the first file of ``NAMES`` that is there, else their numbers.
 
     Raises InputError where the file has an empty line or another number of lines.
     """

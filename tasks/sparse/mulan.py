@@ -39,52 +39,52 @@ ONE_FILE = ("*.arff", "*.xml")
 
 
 def scene() -> Task:
-    """The scene task."""
+    """Return the scene task."""
     return _task("scene", "Scene, kinds of landscapes in pictures", scaled=True)
 
 
 def yeast() -> Task:
-    """The yeast task."""
+    """Return the yeast task."""
     return _task("yeast", "Yeast, functional classes of genes", scaled=True)
 
 
 def delicious() -> Task:
-    """The delicious task."""
+    """Return the delicious task."""
     return _task("delicious", "Delicious, tags of web pages")
 
 
 def corel5k() -> Task:
-    """The Corel5k task."""
+    """Return the Corel5k task."""
     return _task("corel5k", "Corel5k, keywords of pictures")
 
 
 def emotions() -> Task:
-    """The emotions task."""
+    """Return the emotions task."""
     return _task("emotions", "Emotions, moods of music", scaled=True)
 
 
 def enron() -> Task:
-    """The Enron task."""
+    """Return the Enron task."""
     return _task("enron", "Enron, topics of mails")
 
 
 def medical() -> Task:
-    """The medical task."""
+    """Return the medical task."""
     return _task("medical", "Medical, ICD-9 codes of radiology reports")
 
 
 def birds() -> Task:
-    """The birds task."""
+    """Return the birds task."""
     return _task("birds", "Birds, species in recordings", scaled=True)
 
 
 def cal500() -> Task:
-    """The CAL500 task."""
+    """Return the CAL500 task."""
     return _task("cal500", "CAL500, descriptions of songs", scaled=True, files=ONE_FILE)
 
 
 def _task(name: str, title: str, *, scaled: bool = False, files: tuple[str, ...] = TRAIN_TEST) -> Task:
-    """A task. scaled: dense measurements, which are scaled."""
+    """Return a task. scaled: dense measurements, which are scaled."""
     return Task(
         name=name,
         title=title,
@@ -104,7 +104,7 @@ def _task(name: str, title: str, *, scaled: bool = False, files: tuple[str, ...]
 
 
 def read_train_test(folder: Path | None, options: TaskOptions) -> Any:
-    """The raw rows, training file first. Raises InputError with file and line."""
+    """Return the raw rows, training file first. Raises InputError with file and line."""
     train, test, xml = _paths(folder, TRAIN_TEST)
     bad = BadRows.of(options)
     parts = [read_arff(train, bad), read_arff(test, bad)]
@@ -114,7 +114,7 @@ def read_train_test(folder: Path | None, options: TaskOptions) -> Any:
 
 
 def read_one_file(folder: Path | None, options: TaskOptions) -> Any:
-    """The raw rows in the order of the file, a third of them drawn as test rows. Raises InputError with file and
+    """Return the raw rows in the order of the file, a third of them drawn as test rows. Raises InputError with file and
     line.
     """
     path, xml = _paths(folder, ONE_FILE)
@@ -149,7 +149,7 @@ def _check_same(train: Arff, test: Arff) -> None:
 
 
 def _table(parts: Sequence[Arff], xml: Path, row_N: npt.NDArray[np.int64], test_N: npt.NDArray[np.bool_]) -> Any:
-    """The rows of one or two files; what is no label is a feature, in the order of the attributes."""
+    """Return the rows of one or two files; what is no label is a feature, in the order of the attributes."""
     attributes = parts[0].attributes
     columns = read_labels(xml, attributes)
     if len(columns) == len(attributes):

@@ -37,7 +37,7 @@ def pair_lists(number_P: npt.NDArray[Any], value_P: Floats, length_N: Ints) -> C
 
 
 def label_lists(class_P: npt.NDArray[Any], length_N: Ints) -> Column:
-    """list<int32> column of classes. length_N: classes of every row."""
+    """Return a list<int32> column of classes. length_N: classes of every row."""
     return pa.ListArray.from_arrays(pa.array(_offsets(length_N)), pa.array(class_P.astype(np.int32)))
 
 
@@ -52,7 +52,7 @@ def sparse_table(
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """The names; one that equals an earlier one, but for case, spaces and signs, gets the number of its label:
+    """Return the names; one that equals an earlier one, but for case, spaces and signs, gets the number of its label:
     product titles and tags do come twice.
     """
     seen, made = set[str](), list[str]()
@@ -64,12 +64,12 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """The number of features; values stay as they are."""
+    """Return the spec: the number of features; values stay as they are."""
     return InputSpec("sparse", (_count(train),))
 
 
 def fit_scaled(train: Any, options: TaskOptions) -> InputSpec:
-    """The number of features, and mean and deviation of each over all training rows, zeros included."""
+    """Return the number of features, and mean and deviation of each over all training rows, zeros included."""
     features, rows = _count(train), train.num_rows
     flat, _ = list_parts(train[PAYLOAD])
     feature_P, value_P = flat[0::2].astype(np.int64) - 1, flat[1::2].astype(np.float64)
@@ -83,8 +83,8 @@ def fit_scaled(train: Any, options: TaskOptions) -> InputSpec:
 
 
 def encode(table: Any, spec: InputSpec) -> Any:
-    """The table with ``x`` in place of the pairs. Where the spec has means, every feature of a row is listed, zeros
-    too, less its mean and divided by its deviation.
+    """Return the table with ``x`` in place of the pairs. Where the spec has means, every feature of a row is listed,
+    zeros too, less its mean and divided by its deviation.
 
     Raises InputError on pairs that are none.
     """
@@ -126,7 +126,7 @@ def _encoded(chunk: Column, spec: InputSpec) -> Column:
 
 
 def _count(train: Any) -> int:
-    """The number of features that ``read`` left."""
+    """Return the number of features that ``read`` left."""
     about = train.schema.metadata or {}
     if COUNT not in about:
         msg = f"read must leave the number of features in the table's metadata, under {COUNT.decode()!r}"

@@ -65,7 +65,7 @@ class SparseFileRows:
 
 
 def read_rows(path: Path, bad: BadRows) -> SparseFileRows:
-    """All rows of a file, plain or gzipped. Raises InputError with file, line and field."""
+    """Return all rows of a file, plain or gzipped. Raises InputError with file, line and field."""
     blocks = _blocks(path)
     header = _header(path, next(blocks, (1, b""))[1])
     parts, rows = list[tuple[Ints, Column, Column]](), 0
@@ -87,8 +87,8 @@ def read_rows(path: Path, bad: BadRows) -> SparseFileRows:
 
 
 def read_splits(train: Path, test: Path, rows: int, column: int) -> npt.NDArray[np.bool_]:
-    """True where a row is a test row, bool [rows]. train, test: files of row numbers from 1, one a line, in each of
-    several columns for another split; column: which, from 0.
+    """Return true where a row is a test row, bool [rows]. train, test: files of row numbers from 1, one a line, in each
+    of several columns for another split; column: which, from 0.
 
     Raises InputError with file and line on a number that is none, out of range, twice there or on both sides, and
     where a row is on no side.
@@ -118,7 +118,9 @@ def read_splits(train: Path, test: Path, rows: int, column: int) -> npt.NDArray[
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Number of the first line, and whole lines with a newline behind each; the first block is the first line alone."""
+    """Yield the number of the first line, and whole lines with a newline behind each; the first block is the first line
+    alone.
+    """
     line, size, rest, data = 1, 0, b"", b"\n"
     # the gzip module's file is a binary stream, whatever its stub calls it
     with cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as stream:
@@ -163,7 +165,7 @@ def _header(path: Path, line: bytes) -> Header:
 
 
 def _promised(path: Path, header: Header, rows: int, first: int, block: bytes) -> bytes:
-    """The lines of a block that the header promises. Raises InputError where more follow than empty lines."""
+    """Return the lines of a block that the header promises. Raises InputError where more follow than empty lines."""
     ends = np.flatnonzero(np.frombuffer(block, np.uint8) == NEWLINE)
     left = header.rows - rows
     cut = int(ends[left - 1]) + 1 if left else 0
@@ -196,7 +198,7 @@ def _parse(
 
 
 def _columns(data: bytes, header: Header) -> tuple[Column, Column] | None:
-    """Labels and pairs of all rows of a block; None where a row has a fault."""
+    """Return the labels and pairs of all rows of a block; None where a row has a fault."""
     byte_T = np.frombuffer(data, np.uint8)
     if not _KNOWN[byte_T].all():
         return None
@@ -228,8 +230,8 @@ def _columns(data: bytes, header: Header) -> tuple[Column, Column] | None:
 
 
 def number_columns(text_T: Bytes, types: dict[str, Any], expected: int) -> list[npt.NDArray[Any]] | None:
-    """The numbers of a text with one entry ``a:b`` a line and empty lines between; None where they are no numbers, or
-    other than ``expected`` entries. types: Arrow type of every part of an entry.
+    """Return the numbers of a text with one entry ``a:b`` a line and empty lines between; None where they are no
+    numbers, or other than ``expected`` entries. types: Arrow type of every part of an entry.
     """
     if not expected:
         return None if (text_T != NEWLINE).any() else [np.zeros(0, dtype=t.to_pandas_dtype()) for t in types.values()]
@@ -246,7 +248,7 @@ def number_columns(text_T: Bytes, types: dict[str, Any], expected: int) -> list[
 
 
 def _ascending(index_P: npt.NDArray[np.int32], length_N: Ints, count: int) -> npt.NDArray[np.int32] | None:
-    """The indices of every row in ascending order; None where one is outside 0..count-1 or twice in a row."""
+    """Return the indices of every row in ascending order; None where one is outside 0..count-1 or twice in a row."""
     if len(index_P) and (index_P.min() < 0 or index_P.max() >= count):
         return None
     begins_P = np.zeros(len(index_P) + 1, dtype=np.bool_)

@@ -73,7 +73,7 @@ def _image(part: str, id_: int) -> dict[str, Any]:
 
 
 def _annotation(id_: int, image: int, category: int, rng: np.random.Generator) -> dict[str, Any]:
-    """A region: a polygon, or a crowd's run lengths."""
+    """Return a region: a polygon, or a crowd's run lengths."""
     crowd = bool(rng.random() < CROWDS)
     polygon = rng.uniform(0, 48, 12).round(2).tolist()
     counts = {"counts": rng.integers(1, 50, 8).tolist(), "size": [48, 64]}

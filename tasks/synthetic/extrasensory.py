@@ -53,8 +53,9 @@ def write(folder: Path, rows: int, seed: int) -> None:
 
 
 def _days(minutes: int, first: int, rng: np.random.Generator) -> tuple[Any, Any]:
-    """Labels 0, 1 or nan of every minute, and the number of the stretch that it is in: 1 to 40 minutes alike. first:
-    number of the first; ten in a row are in all situations, and each in turn has one of its labels for certain.
+    """Return the labels 0, 1 or nan of every minute, and the number of the stretch that it is in: 1 to 40 minutes
+    alike. first: number of the first; ten in a row are in all situations, and each in turn has one of its labels for
+    certain.
     """
     label_NC, run_N = np.zeros((minutes, len(CLASSES))), np.zeros(minutes, dtype=np.int64)
     start, run = 0, first
@@ -74,7 +75,7 @@ def _days(minutes: int, first: int, rng: np.random.Generator) -> tuple[Any, Any]
 
 
 def _times(run_N: Any, rng: np.random.Generator) -> Any:
-    """Seconds: 60 apart, most of them jittered, with a hole now and then, also within a stretch."""
+    """Return seconds: 60 apart, most of them jittered, with a hole now and then, also within a stretch."""
     gap_N = np.where(rng.random(len(run_N)) < 0.5, 60, rng.integers(27, 106, len(run_N)))
     hole_N = rng.random(len(run_N)) < 0.03
     gap_N[hole_N] = rng.integers(115, 4000, int(hole_N.sum()))
@@ -101,7 +102,7 @@ def _write(path: Path, time_N: Any, value_NF: Any, label_NC: Any, missing: str) 
 
 
 def _write_folds(folder: Path, users: list[str]) -> None:
-    """Two users are tested in each fold; one has an iPhone, the other an Android phone."""
+    """Return two users are tested in each fold; one has an iPhone, the other an Android phone."""
     folder.mkdir(exist_ok=True)
     for fold in range(FOLDS):
         tested = users[fold::FOLDS]

@@ -45,7 +45,7 @@ def write(folder: Path, rows: int, seed: int) -> None:
 
 
 def _glyphs() -> npt.NDArray[np.float64]:
-    """A blot for every class, ink 0..1: [C, H, W]; the same in every twin."""
+    """Return a blot for every class, ink 0..1: [C, H, W]; the same in every twin."""
     noise = np.random.default_rng(62).normal(size=(len(CLASSES), SIDE, SIDE))
     smooth = np.stack([gaussian_filter(image, 2.0) for image in noise])
     smooth[:, [0, 1, 2, 3, -4, -3, -2, -1]] = 0
@@ -55,7 +55,7 @@ def _glyphs() -> npt.NDArray[np.float64]:
 
 
 def _samples(labels: npt.NDArray[np.int64], glyphs: npt.NDArray[np.float64], rng: np.random.Generator) -> object:
-    """Pixels and labels of one writer, who has a pressure of the pen and a place on the paper of its own."""
+    """Return pixels and labels of one writer, who has a pressure of the pen and a place on the paper of its own."""
     pressure, offset = rng.uniform(0.6, 1.0), rng.integers(-2, 3, 2)
     x = []
     for label in labels.tolist():

@@ -55,7 +55,7 @@ def write(folder: Path, rows: int, seed: int) -> None:
 
 
 def _labels(row: int, tastes: list[str], rng: np.random.Generator) -> list[str]:
-    """A label that all rows take in turn, so that each occurs, and some of the user's own."""
+    """Return a label that all rows take in turn, so that each occurs, and some of the user's own."""
     every = [name for names in FINE.values() for name in names]
     own = [name for group in tastes for name in FINE[group]]
     chosen = {every[row % len(every)], *rng.choice(own, size=int(rng.integers(1, 4)), replace=False).tolist()}

@@ -67,7 +67,7 @@ def write(folder: Path, rows: int, seed: int) -> None:
 
 
 def _stays(rows: int, rng: np.random.Generator) -> list[Stay]:
-    """All admissions, by patient; a patient has one to three, all in one split."""
+    """Return all admissions, by patient; a patient has one to three, all in one split."""
     extra = max(1, rows // 10)
     y_NC = _classes(rows, rng)
     numbers = iter((100_001 + rng.permutation(max(99_999, rows + 3 * extra))).tolist())
@@ -91,8 +91,8 @@ def _stays(rows: int, rng: np.random.Generator) -> list[Stay]:
 
 
 def _classes(rows: int, rng: np.random.Generator) -> Bools:
-    """Bool [rows, C]: every row one class by its frequency, half of the time some of its chapter, and every class twice
-    per split at least.
+    """Return bool [rows, C]: every row one class by its frequency, half of the time some of its chapter, and every
+    class twice per split at least.
     """
     share_C = 1 / np.arange(3, 3 + len(CODES))
     chapters = [chapter(code) for code in CODES]
@@ -109,7 +109,9 @@ def _classes(rows: int, rng: np.random.Generator) -> Bools:
 
 
 def _codes(stays: list[Stay], rng: np.random.Generator, *, procedures: bool) -> Iterator[str]:
-    """The lines of a file of codes: those of the classes, and two others, which no two admissions share if possible."""
+    """Yield the lines of a file of codes: those of the classes, and two others, which no two admissions share if
+    possible.
+    """
     own = [without_period(code) if is_procedure(code) == procedures else "" for code in CODES]
     foreign = _foreign(rng, procedures)
     number = 0
@@ -129,7 +131,7 @@ def _codes(stays: list[Stay], rng: np.random.Generator, *, procedures: bool) -> 
 
 
 def _foreign(rng: np.random.Generator, procedures: bool) -> list[str]:
-    """Codes that look right and are none of the 50, in any order."""
+    """Return codes that look right and are none of the 50, in any order."""
     used = {without_period(code) for code in CODES} | {WITHOUT_SUMMARY}
     if procedures:
         every = [f"{n:04d}" for n in range(1, 9999)]
@@ -140,7 +142,9 @@ def _foreign(rng: np.random.Generator, procedures: bool) -> list[str]:
 
 
 def _notes(stays: list[Stay], rng: np.random.Generator) -> Iterator[str]:
-    """The records of the notes. An addendum, where there is one, stands before its report and is of a later day."""
+    """Yield the records of the notes. An addendum, where there is one, stands before its report and is of a later
+    day.
+    """
     words = _vocabulary()
     number = 0
     for index, stay in enumerate(stays):
@@ -159,14 +163,14 @@ def _notes(stays: list[Stay], rng: np.random.Generator) -> Iterator[str]:
 def _record(
     number: int, stay: Stay, times: str, category: str, description: str, text: str, outside: bool = False
 ) -> str:
-    """A record; ``outside``: of no admission."""
+    """Return a record; ``outside``: of no admission."""
     admission = "" if outside else str(stay.admission)
     quoted = text.replace('"', '""')
     return f'{number},{stay.patient},{admission},{times},"{category}","{description}",,,"{quoted}\n"'
 
 
 def _text(stay: Stay, words: list[list[str]], rng: np.random.Generator, length: int) -> str:
-    """Lines of ten words, a third of them of the classes, with numbers and signs as in true notes."""
+    """Return the lines of ten words, a third of them of the classes, with numbers and signs as in true notes."""
     common = words[-1]
     own = [word for c in stay.classes for word in words[c]] or common
     pick = np.where(rng.random(length) < 0.35, 1, 0).tolist()
@@ -180,7 +184,7 @@ def _text(stay: Stay, words: list[list[str]], rng: np.random.Generator, length: 
 
 
 def _vocabulary() -> list[list[str]]:
-    """Four words for every class, and at the end 200 that all share; the same for every seed."""
+    """Return four words for every class, and at the end 200 that all share; the same for every seed."""
     rng = np.random.default_rng(50)
     syllables = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
     words = list(dict.fromkeys("".join(rng.choice(syllables, size=3).tolist()) for _ in range(600)))
@@ -189,7 +193,7 @@ def _vocabulary() -> list[list[str]]:
 
 
 def _write_gzip(path: Path, header: str, lines: Iterable[str]) -> None:
-    """A gzip file whose bytes depend on the lines alone."""
+    """Return a gzip file whose bytes depend on the lines alone."""
     with (
         path.open("wb") as file,
         gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as packed,

@@ -71,7 +71,7 @@ def write(folder: Path, rows: int, seed: int, task: str = "scene") -> None:
 
 
 def _labels(rows: int, labels: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """0/1 [N, C]: every label in turn, half of the rows with its partner."""
+    """Return 0/1 [N, C]: every label in turn, half of the rows with its partner."""
     main_N = np.arange(rows) % labels
     y_NC = np.zeros((rows, labels))
     y_NC[np.arange(rows), main_N] = 1
@@ -89,7 +89,7 @@ def _words(y_NC: npt.NDArray[np.float64], features: int, rng: np.random.Generato
 
 
 def _measured(y_NC: npt.NDArray[np.float64], features: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Six decimals, and a last feature that never changes."""
+    """Return six decimals, and a last feature that never changes."""
     pattern_CF = rng.standard_normal((y_NC.shape[1], features))
     x_NF = np.round(5 + y_NC @ pattern_CF + 0.5 * rng.standard_normal((len(y_NC), features)), 6)
     x_NF[:, -1] = 2

@@ -46,7 +46,7 @@ def write(folder: Path, rows: int, seed: int) -> None:
 
 
 def _activities(activities: Iterable[int], each: int, rng: np.random.Generator) -> Any:
-    """Activity of every line: each once, of different length, with something in between."""
+    """Return the activity of every line: each once, of different length, with something in between."""
     parts = list[Any]()
     for number in activities:
         # a rest of less than a window at the end of every activity
@@ -56,7 +56,7 @@ def _activities(activities: Iterable[int], each: int, rng: np.random.Generator) 
 
 
 def _with_gaps(value_NF: Any, rng: np.random.Generator) -> Any:
-    """Heart rate at every eleventh line, from the sixth on; sensors that miss some lines, each for itself."""
+    """Return heart rate at every eleventh line, from the sixth on; sensors that miss some lines, each for itself."""
     value_NF[np.arange(len(value_NF)) % HEART_EVERY != 5, 0] = np.nan
     for sensor in range(3):
         lost = rng.random(len(value_NF)) < NAN_SHARE

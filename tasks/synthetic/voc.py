@@ -47,7 +47,7 @@ def _write(folder: Path, rows: int, seed: int, year: int) -> None:
 
 
 def _values(rows: int, rng: np.random.Generator) -> npt.NDArray[np.int8]:
-    """1, 0 or -1 of every image and class; every image has a 1."""
+    """Return 1, 0 or -1 of every image and class; every image has a 1."""
     group = [next(i for i, names in enumerate(GROUPS.values()) if name in names) for name in CLASSES]
     y_NC = label_sets(rows, np.array(group), rng)
     value_NC = np.where(y_NC, PRESENT, ABSENT).astype(np.int8)

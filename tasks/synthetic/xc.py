@@ -104,7 +104,7 @@ def _block(row_N: Ints, size: Size, rng: np.random.Generator) -> bytes:
 
 
 def _labels(row_N: Ints, main_N: Ints, size: Size, rng: np.random.Generator) -> Found:
-    """The labels of every row, ascending."""
+    """Return the labels of every row, ascending."""
     others = max(1, round(2 * size.extra))
     partner_N = np.minimum(main_N ^ 1, size.labels - 1)
     drawn_NK = rng.integers(size.labels, size=(len(row_N), others))
@@ -117,7 +117,7 @@ def _labels(row_N: Ints, main_N: Ints, size: Size, rng: np.random.Generator) -> 
 
 
 def _once(value_NK: Ints) -> Found:
-    """The values of every row, ascending; the repeated ones are not there."""
+    """Return the values of every row, ascending; the repeated ones are not there."""
     value_NK = np.sort(value_NK, axis=1)
     return value_NK, np.diff(value_NK, axis=1, prepend=-1) > 0
 
@@ -129,7 +129,7 @@ def _lists(values: Any, there_NK: Bools) -> Any:
 
 
 def _write_names(path: Path, form: str, count: int) -> None:
-    """Made-up words of syllables, one a line, all different."""
+    """Return made-up words of syllables, one a line, all different."""
     syllables = [f"{a}{b}" for a in "bdfgklmnprst" for b in "aeiou"]
     words = [syllables[n // 60 % 60] + syllables[n % 60] + ("" if n < 3600 else str(n // 3600)) for n in range(count)]
     path.write_text("".join(form.format(word) + "\n" for word in words))

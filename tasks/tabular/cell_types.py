@@ -58,7 +58,7 @@ def all_images(file: TableFile, name: str) -> bool:
 
 
 def _alike(text: Any, pattern: str) -> Any:
-    """Bool per cell, null where it is empty."""
+    """Return bool per cell, null where it is empty."""
     return pc.match_substring_regex(text, pattern)
 
 

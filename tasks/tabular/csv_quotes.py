@@ -27,7 +27,7 @@ class QuoteCheckedStream(CheckedStream):
         self._begins, self._line = True, 1
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes. Raises InputError, at the end also where a quote is open."""
+        """Return the next bytes. Raises InputError, at the end also where a quote is open."""
         before = self.lines
         data = super().read(size)
         if data:

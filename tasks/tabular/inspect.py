@@ -43,7 +43,7 @@ class Inspection:
     """Values of the column ``client`` that have training rows."""
 
     def text(self) -> str:
-        """All of it."""
+        """Return all of it."""
         found = [f"  - {line}" for line in (*self.stops, *self.problems)]
         head = "stops a run, and other problems" if self.stops else "problems"
         return "\n".join([*self.lines, "", f"{head}: {'none found' if not found else ''}".rstrip(), *found])
@@ -59,7 +59,7 @@ class _UsableRows:
     split_N: Any
 
     def of(self, split: str) -> Bools:
-        """True at the rows of a split."""
+        """Return true at the rows of a split."""
         here: Bools = self.split_N == split
         return here
 
@@ -110,7 +110,7 @@ def next_command(options: TaskOptions, inspection: Inspection, selected: int) ->
 
 
 def _columns(file: TableFile) -> list[str]:
-    """Every column: what it holds, and whether it may be labels."""
+    """Return every column: what it holds, and whether it may be labels."""
     lines = ["", f"  {'column':<28} {'holds':<10} {'missing':>8}  may be"]
     for name in list(file.types)[:SHOWN]:
         column = file.read([name])[name]

@@ -56,7 +56,7 @@ class TableFile:
         return form_of(self.types[name])
 
     def read(self, names: Iterable[str]) -> Any:
-        """Some columns of all rows. Raises InputError where the file is damaged."""
+        """Return some columns of all rows. Raises InputError where the file is damaged."""
         names = list(dict.fromkeys(names))
         try:
             # a name may hold a dot, which Parquet takes for a path: what else that brought is dropped
@@ -69,7 +69,9 @@ class TableFile:
         return pa.table({name: plain(found[name], self.types[name]) for name in names})
 
     def _unpacked(self, names: Sequence[str]) -> Any:
-        """Columns of a Parquet file, by so many rows at a time that one that unpacks to no end is refused early."""
+        """Return the columns of a Parquet file, by so many rows at a time that one that unpacks to no end is refused
+        early.
+        """
         parts, numbers, rest = list[Any](), 0, 0
         for batch in self.content.iter_batches(BATCH_ROWS, columns=names):
             parts.append(pa.table({name: plain(pa.chunked_array([batch[name]]), self.types[name]) for name in names}))
@@ -110,7 +112,7 @@ class Faults:
 
 
 def open_file(path: Path, bad: BadRows) -> TableFile:
-    """The file of a user. Raises InputError where there is none, or it is no table, is damaged or has no row."""
+    """Return the file of a user. Raises InputError where there is none, or it is no table, is damaged or has no row."""
     if not path.is_file():
         msg = f"{path}: no such file; give the path of a .parquet, .csv or .csv.gz file"
         raise InputError(msg)
@@ -142,7 +144,9 @@ def form_of(kind: Any) -> Form:
 
 
 def plain_type(kind: Any) -> Any:
-    """The plain type to which columns of a type are brought: string, list, float64 for decimals and empty columns."""
+    """Return the plain type to which columns of a type are brought: string, list, float64 for decimals and empty
+    columns.
+    """
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
@@ -158,7 +162,7 @@ def plain_type(kind: Any) -> Any:
 
 
 def plain(column: Any, kind: Any) -> Any:
-    """A column brought to its plain type."""
+    """Return a column brought to its plain type."""
     if isinstance(column.type, pa.BaseExtensionType):
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
     return column if column.type == kind else column.cast(kind)
@@ -170,7 +174,7 @@ def one_line(error: Exception) -> str:
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:
-    """Names in a message, the first and the last of many."""
+    """Return the names in a message, the first and the last of many."""
     return ", ".join(names) if len(names) <= most else f"{', '.join(names[: most - 2])} ... {names[-1]}"
 
 
@@ -220,7 +224,7 @@ def _csv(path: Path, bad: BadRows) -> tuple[Any, list[str], int, Ints]:
 
 
 def _cells(column: Any, name: str, path: Path) -> Any:
-    """A CSV column: texts that are lists become lists, empty texts null."""
+    """Return a CSV column: texts that are lists become lists, empty texts null."""
     if pa.types.is_binary(column.type):
         msg = f"{path}: column {name!r} is no UTF-8; convert the file to UTF-8"
         raise InputError(msg)

@@ -43,19 +43,19 @@ Floats = npt.NDArray[np.floating[Any]]
 
 
 def payload_name(form: Inputs) -> str:
-    """Name of the payload column."""
+    """Return the name of the payload column."""
     return {"text": "text", "image": "image"}.get(form, "values")
 
 
 def kind_of(form: Inputs) -> InputKind:
-    """Kind of the encoded input."""
+    """Return the kind of the encoded input."""
     if form == "numbers" or form == "vector":
         return "sparse"
     return "tokens" if form == "text" else form
 
 
 def encoder(kind: InputKind) -> tuple[str, Encode]:
-    """Payload column and encode of the samples of a model."""
+    """Return the payload column and encode of the samples of a model."""
     encoders: dict[InputKind, tuple[str, Encode]] = {
         "tokens": ("text", encode_text),
         "image": ("image", encode_images),
@@ -66,7 +66,7 @@ def encoder(kind: InputKind) -> tuple[str, Encode]:
 
 
 def payload(table: Any, schema: Schema, faults: Faults) -> Any:
-    """The payload column: texts, absolute paths, or lists of numbers of one length with NaN for what is missing.
+    """Return the payload column: texts, absolute paths, or lists of numbers of one length with NaN for what is missing.
 
     A row with a fault has a payload that means nothing.
     """
@@ -83,7 +83,7 @@ def payload(table: Any, schema: Schema, faults: Faults) -> Any:
 
 
 def fit(train: Any, options: TaskOptions, schema: Schema) -> InputSpec:
-    """The description of the input, with what the clients' training rows give for it."""
+    """Return the spec: the description of the input, with what the clients' training rows give for it."""
     if schema.form == "text":
         return replace(token_spec(train["text"], options.min_count, options.max_tokens), columns=schema.columns)
     if schema.form == "image":
@@ -97,8 +97,8 @@ def fit(train: Any, options: TaskOptions, schema: Schema) -> InputSpec:
 
 
 def moments(column: Any, features: int) -> tuple[Floats, Floats]:
-    """Mean and deviation of every feature over what is not missing: float64 [F]; 0 and 1 where nothing is there or
-    nothing varies.
+    """Return the mean and deviation of every feature over what is not missing: float64 [F]; 0 and 1 where nothing is
+    there or nothing varies.
     """
     values, _ = list_parts(column)
     x_NF = values.reshape(-1, features)
@@ -131,7 +131,7 @@ def encode_series(table: Any, spec: InputSpec) -> Any:
 
 
 def _standardize(table: Any, spec: InputSpec) -> Floats:
-    """Float64 [N or N x S, F] of the column ``values``."""
+    """Return float64 [N or N x S, F] of the column ``values``."""
     values, length_N = list_parts(table["values"])
     wrong_N = length_N != np.prod(spec.shape)
     if wrong_N.any():
@@ -159,7 +159,7 @@ def _numbers(table: Any, inputs: Sequence[str], faults: Faults) -> Any:
 
 
 def _vectors(column: Any, name: str, features: int, faults: Faults) -> Any:
-    """Lists of one length; features: 0, or the number of values in each of their own lists (series)."""
+    """Return lists of one length; features: 0, or the number of values in each of their own lists (series)."""
     column = column.combine_chunks()
     length_N = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
     steps = int(length_N[length_N > 0][0]) if (length_N > 0).any() else 0
@@ -187,12 +187,12 @@ def _vectors(column: Any, name: str, features: int, faults: Faults) -> Any:
 
 
 def _same(message: str, row: int) -> str:
-    """A message that does not depend on the row."""
+    """Return a message that does not depend on the row."""
     return message
 
 
 def _numeric(column: Any) -> Any:
-    """Truth values as 0 and 1, other numbers as they are."""
+    """Return truth values as 0 and 1, other numbers as they are."""
     return column.cast(pa.int8()) if column.type == pa.bool_() else column
 
 
@@ -206,7 +206,7 @@ def _paths(column: Any, name: str, empty_N: Bools, faults: Faults) -> Any:
 
 
 def _lists(x_ND: Floats) -> Any:
-    """Fixed-size list column, in chunks."""
+    """Return a fixed-size list column, in chunks."""
     rows = max(1, CHUNK_VALUES // max(1, x_ND.shape[1]))
     parts = [x_ND[start : start + rows] for start in range(0, max(1, len(x_ND)), rows)]
     arrays = [

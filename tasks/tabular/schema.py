@@ -85,7 +85,7 @@ def schema_of(file: TableFile, options: TaskOptions) -> Schema:
 
 
 def schema_of_model(file: TableFile, columns: Columns, kind: LabelKind, class_names: tuple[str, ...]) -> Schema:
-    """The columns that a trained model asks for. Raises InputError where the table lacks one of its inputs."""
+    """Return the columns that a trained model asks for. Raises InputError where the table lacks one of its inputs."""
     lacking = [name for name in columns.inputs if name not in file.types]
     if lacking:
         hint = nearest(lacking[0], file.types)
@@ -99,7 +99,7 @@ def schema_of_model(file: TableFile, columns: Columns, kind: LabelKind, class_na
 
 
 def select_columns(text: str, names: Sequence[str], option: str, taken: Iterable[str], path: Path) -> tuple[str, ...]:
-    """The columns that an option names: one name, or names and patterns separated by commas, in that order.
+    """Return the columns that an option names: one name, or names and patterns separated by commas, in that order.
 
     A pattern leaves out the columns that are ``taken``. Raises InputError on a name that is no column or is taken.
     """
@@ -121,8 +121,8 @@ def select_columns(text: str, names: Sequence[str], option: str, taken: Iterable
 
 
 def guess_inputs(file: TableFile, taken: Iterable[str]) -> tuple[str, ...]:
-    """All columns of numbers that are not taken and do not number the rows; where there is none, the one other column
-    that can be an input. Raises InputError where there is not just one.
+    """Return all columns of numbers that are not taken and do not number the rows; where there is none, the one other
+    column that can be an input. Raises InputError where there is not just one.
     """
     rest = [name for name in file.types if name not in set(taken)]
     numbers = tuple(name for name in rest if file.form(name) == "numbers" and not IDS.fullmatch(name))
@@ -157,7 +157,7 @@ def form_of_inputs(file: TableFile, inputs: Sequence[str]) -> Inputs:
 
 
 def features(file: TableFile, name: str) -> int:
-    """Values of a step of the first row that has any. Raises InputError where there is none."""
+    """Return the values of a step of the first row that has any. Raises InputError where there is none."""
     length = pc.list_value_length(pc.list_flatten(file.read([name])[name]))
     found = length.filter(pc.greater(pc.fill_null(length, 0), 0))
     if not len(found):
@@ -167,7 +167,9 @@ def features(file: TableFile, name: str) -> int:
 
 
 def read_class_names(path: Path) -> tuple[list[str], list[str]]:
-    """Ids (none where the file gives none) and names of the classes in a file. Raises InputError with file and line."""
+    """Return the ids (none where the file gives none) and names of the classes in a file. Raises InputError with file
+    and line.
+    """
     if not path.is_file():
         msg = f"[task] class_names = {str(path)!r}: no such file; give a text file with a class name a line"
         raise InputError(msg)
@@ -184,7 +186,7 @@ def read_class_names(path: Path) -> tuple[list[str], list[str]]:
 
 
 def option_path(text: str, options: TaskOptions) -> Path:
-    """A path that an option names: below ``root`` where that is given."""
+    """Return a path that an option names: below ``root`` where that is given."""
     return Path(options.root).expanduser() / Path(text).expanduser()
 
 
@@ -259,7 +261,7 @@ def _of_columns(
 
 
 def _present(file: TableFile, name: str, style: Style) -> list[str]:
-    """The values that occur: numbers by size, names by the alphabet."""
+    """Return the values that occur: numbers by size, names by the alphabet."""
     column: Any = file.read([name])[name]
     column = words(pc.list_flatten(column) if style == "lists" else column, name, Faults(file.path, file.row_N))
     values: list[str] = pc.unique(column.drop_null()).to_pylist()

@@ -37,7 +37,7 @@ TEST_SEED = 20
 
 
 def table_task(options: TaskOptions) -> Task:
-    """The task of ``options.file``. Reads the file; raises InputError on what cannot be a task."""
+    """Return the task of ``options.file``. Reads the file; raises InputError on what cannot be a task."""
     path = _plainly_named(option_path(options.file, options))
     schema = schema_of(open_file(path, BadRows(skip=options.on_bad_row == "skip")), options)
     return task_of_schema(path, schema, options)
@@ -51,7 +51,7 @@ def _plainly_named(path: Path) -> Path:
 
 
 def task_of_schema(path: Path, schema: Schema, options: TaskOptions) -> Task:
-    """The task of a table whose columns are known."""
+    """Return the task of a table whose columns are known."""
     stem = re.sub(r"[^A-Za-z0-9]+", "-", path.name.split(".")[0]).strip("-")
     files: tuple[str, ...] = (path.name,)
     if options.class_names:  # what is in it matters to the prepared data as well
@@ -74,15 +74,15 @@ def task_of_schema(path: Path, schema: Schema, options: TaskOptions) -> Task:
 
 
 def images(folder: Path, options: TaskOptions, *, schema: Schema) -> list[str]:
-    """The paths that the table's rows name, each once."""
+    """Return the paths that the table's rows name, each once."""
     file = open_file(folder / Path(options.file).name, BadRows(skip=True))
     text = pc.utf8_trim_whitespace(file.read(schema.inputs)[schema.inputs[0]])
     return sorted(path for path in pc.unique(text.drop_null()).to_pylist() if path)
 
 
 def resolve_options(options: TaskOptions, log: Callable[[str], None]) -> TaskOptions:
-    """The options with the table's name, and with what a column ``client`` says: partition by subjects, one client for
-    every value. Says what was guessed.
+    """Return the options with the table's name, and with what a column ``client`` says: partition by subjects, one
+    client for every value. Says what was guessed.
     """
     if not options.file:
         wrong = next(
@@ -113,7 +113,7 @@ def resolve_options(options: TaskOptions, log: Callable[[str], None]) -> TaskOpt
 
 
 def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Any:
-    """The raw rows in file order. Raises InputError with file and row."""
+    """Return the raw rows in file order. Raises InputError with file and row."""
     if folder is None:
         msg = "a table needs the folder of its file"
         raise ValueError(msg)
@@ -150,8 +150,8 @@ class PredictionSamples:
 
 
 def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tuple[str, ...]) -> PredictionSamples:
-    """The samples of a file with the columns that the model was trained on, labeled or not. InputError with file and
-    row.
+    """Return the samples of a file with the columns that the model was trained on, labeled or not. InputError with file
+    and row.
     """
     if spec.columns is None:
         msg = "the model was not trained on a table"
@@ -223,7 +223,7 @@ def _splits(column: Any, schema: Schema, found: Targets, faults: Faults) -> Any:
 
 
 def _draw_split(table: Any, given_N: Bools, classes: int, path: Path) -> Any:
-    """The split column where the file has none: a fifth of the labeled rows is test."""
+    """Return the split column where the file has none: a fifth of the labeled rows is test."""
     index = np.flatnonzero(given_N)
     rarest = Labels.of_lists(table["labels"], classes).take(index).rarest()
     spare = len(index) - len(np.unique(rarest))

@@ -37,7 +37,8 @@ class Targets:
 
 
 def targets(table: Any, style: Style, labels: Sequence[str], values: Sequence[str], faults: Faults) -> Targets:
-    """The labels of every row. values: what stands in the table for each class; labels: the columns that hold them.
+    """Return the labels of every row. values: what stands in the table for each class; labels: the columns that hold
+    them.
 
     A row with a fault has some labels that mean nothing.
     """
@@ -50,7 +51,9 @@ def targets(table: Any, style: Style, labels: Sequence[str], values: Sequence[st
 
 
 def words(column: Any, name: str, faults: Faults) -> Any:
-    """A column of class names or whole numbers as strings, null where nothing stands. Raises InputError on others."""
+    """Return a column of class names or whole numbers as strings, null where nothing stands. Raises InputError on
+    others.
+    """
     kind = column.type
     if pa.types.is_floating(kind):
         value_N = column.to_numpy(zero_copy_only=False)
@@ -75,7 +78,7 @@ def words(column: Any, name: str, faults: Faults) -> Any:
 
 
 def binary(column: Any, name: str, faults: Faults) -> Any:
-    """A column of 0, 1 and nothing as floats, NaN for nothing; any other number is a fault of its row."""
+    """Return a column of 0, 1 and nothing as floats, NaN for nothing; any other number is a fault of its row."""
     if not (pa.types.is_boolean(column.type) or pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         msg = f"{faults.path}: column {name!r} holds {column.type}; several label columns hold 0, 1 or nothing each"
         raise InputError(msg)
@@ -144,7 +147,7 @@ def _no_class(word: str | None, name: str, values: Sequence[str]) -> str:
 
 
 def _by_row(rows_C: Sequence[Ints], total: int) -> Labels:
-    """Labels from the rows of every class."""
+    """Return the labels from the rows of every class."""
     class_P = np.repeat(np.arange(len(rows_C)), [len(rows) for rows in rows_C])
     row_P = np.concatenate(rows_C)
     order_P = np.lexsort((class_P, row_P))
@@ -153,7 +156,7 @@ def _by_row(rows_C: Sequence[Ints], total: int) -> Labels:
 
 
 def _nulls(labels: Labels, null_N: Bools) -> Any:
-    """The lists of every row, null where ``null_N``."""
+    """Return the lists of every row, null where ``null_N``."""
     lists = labels.lists()
     if null_N.any():  # an entry under a null would still be read by who flattens the list
         lists = labels.where(~null_N[labels.row_P]).lists()

@@ -37,7 +37,7 @@ class Block:
 
 
 def read_blocks(path: Path, columns: Sequence[str], bad: BadRows, block: int = BLOCK) -> Iterator[Block]:
-    """The records of a file, plain or gzip, with these columns of its header.
+    """Yield the records of a file, plain or gzip, with these columns of its header.
 
     Raises InputError with file and record on a missing column, a damaged gzip stream, bytes that are no UTF-8, and a
     file that ends within quotes; a record with too few or too many fields is a bad row.
@@ -77,7 +77,7 @@ class _Broken:
         return "skip"
 
     def report(self, path: Path, width: int, bad: BadRows) -> None:
-        """Tell of those that were not told of yet."""
+        """Return tell of those that were not told of yet."""
         for number, fields in list(zip(self.numbers, self.fields, strict=True))[self.reported :]:
             self.reported += 1
             bad.meet(
@@ -92,7 +92,7 @@ class _Quotes(CheckedStream):
     quotes = 0
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes. Raises InputError."""
+        """Return the next bytes. Raises InputError."""
         data = super().read(size)
         self.quotes += data.count(b'"')
         return data
@@ -124,7 +124,7 @@ def _fault(message: str, block: int) -> str:
 
 
 def _check_header(path: Path, columns: Sequence[str]) -> int:
-    """The number of columns. Raises InputError where one of ``columns`` is missing."""
+    """Return the number of columns. Raises InputError where one of ``columns`` is missing."""
     _, line = next(open_text(path), (1, ""))
     try:
         names = next(csv.reader([line]), [])

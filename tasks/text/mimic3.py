@@ -66,7 +66,7 @@ SLICE = 1024
 
 
 def mimic3_50() -> Task:
-    """The MIMIC-III-50 task."""
+    """Return the MIMIC-III-50 task."""
     return Task(
         name="mimic3-50",
         title="MIMIC-III discharge summaries, 50 ICD-9 codes",
@@ -100,7 +100,7 @@ def mimic3_50() -> Task:
 
 
 def read(folder: Path | None, options: TaskOptions) -> Any:
-    """The raw rows, one per admission, by number (HADM_ID, which is the row's id); ``text`` is the joined notes.
+    """Return the raw rows, one per admission, by number (HADM_ID, which is the row's id); ``text`` is the joined notes.
 
     Raises InputError with file and record. Holds some blocks of the file and, three times over, the notes of the wanted
     admissions (0.1 GB published, 0.6 GB own).
@@ -133,19 +133,21 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
 
 
 def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """Tokens: the words seen ``min_count`` times in the given training notes, cut to ``max_tokens`` words before."""
+    """Return the spec: tokens: the words seen ``min_count`` times in the given training notes, cut to ``max_tokens``
+    words before.
+    """
     cut = words(train["text"], max(1, options.max_tokens))  # token_spec refuses 0 and less
     return token_spec(cut, options.min_count, options.max_tokens)
 
 
 def encode(table: Any, spec: InputSpec) -> Any:
-    """The table with ``x``, ids of the first ``spec.shape[0]`` words, in place of ``text``."""
+    """Return the table with ``x``, ids of the first ``spec.shape[0]`` words, in place of ``text``."""
     cut = words(table["text"], spec.shape[0])
     return encode_text(table.set_column(table.column_names.index("text"), "text", cut), spec)
 
 
 def words(texts: Any, limit: int) -> Any:
-    """The first ``limit`` words of every text, separated by spaces: lower case, runs of letters, digits and
+    """Return the first ``limit`` words of every text, separated by spaces: lower case, runs of letters, digits and
     underscores, of which those without a letter are left out, and so are ``DROPPED``. Words stay as they are when this
     is done again.
     """
@@ -167,8 +169,8 @@ def _words(texts: Any, limit: int) -> Any:
 
 
 def draw_split(notes: Notes, labeled: Ints) -> dict[int, str]:
-    """Admission -> split, for those that have a discharge summary and one of the classes: a function of the patient
-    alone, so that it does not depend on which others there are.
+    """Return the admission -> split, for those that have a discharge summary and one of the classes: a function of the
+    patient alone, so that it does not depend on which others there are.
     """
     kept_N = np.isin(notes.row_N, labeled)
     patient_S, patient_index_N = np.unique(notes.patient_N[kept_N], return_inverse=True)
@@ -180,7 +182,7 @@ def draw_split(notes: Notes, labeled: Ints) -> dict[int, str]:
 
 
 def _labels(codes: Codes, row_N: Ints) -> Any:
-    """list<int32>: the classes of every admission, ascending."""
+    """Return list<int32>: the classes of every admission, ascending."""
     row_E, class_E = codes.of(row_N, CODES)
     key_P = np.unique(row_E * len(CODES) + class_E)
     length_N = np.bincount(key_P // len(CODES), minlength=len(row_N))

@@ -40,12 +40,12 @@ class Codes:
     code_E: Any
 
     def admissions(self, codes: Sequence[str]) -> Ints:
-        """The admissions that have one of these codes, ascending."""
+        """Return the admissions that have one of these codes, ascending."""
         return np.unique(self.admission_E[self._class_E(codes) >= 0])
 
     def of(self, row_N: Ints, codes: Sequence[str]) -> tuple[Ints, Ints]:
-        """The entries of these admissions (ascending) that have one of these codes: place of the admission, and of the
-        code.
+        """Return the entries of these admissions (ascending) that have one of these codes: place of the admission, and
+        of the code.
         """
         class_E = self._class_E(codes)
         kept_E = (class_E >= 0) & np.isin(self.admission_E, row_N)
@@ -76,7 +76,7 @@ class Notes:
 
 
 def read_codes(folder: Path, bad: BadRows) -> Codes:
-    """The codes of both files. A line with neither SEQ_NUM nor ICD9_CODE (version 1.4 has 47) names none."""
+    """Return the codes of both files. A line with neither SEQ_NUM nor ICD9_CODE (version 1.4 has 47) names none."""
     admissions, codes = list[Ints](), list[Any]()
     for name, pattern in (("DIAGNOSES_ICD.csv", DIAGNOSIS), ("PROCEDURES_ICD.csv", PROCEDURE)):
         path = find_file(folder, name)
@@ -94,7 +94,7 @@ def read_codes(folder: Path, bad: BadRows) -> Codes:
 
 
 def read_notes(folder: Path, wanted: Ints, bad: BadRows) -> Notes:
-    """The discharge summaries, with the texts of those of the wanted admissions (ascending)."""
+    """Return the discharge summaries, with the texts of those of the wanted admissions (ascending)."""
     path = find_file(folder, "NOTEEVENTS.csv")
     columns = ("ROW_ID", "SUBJECT_ID", "HADM_ID", "CHARTDATE", "CATEGORY", "TEXT")
     rules = {
@@ -122,7 +122,7 @@ def read_notes(folder: Path, wanted: Ints, bad: BadRows) -> Notes:
 
 
 def join_notes(notes: Notes, row_N: Ints) -> Any:
-    """The text of every one of these admissions (ascending): its notes, a line end between them."""
+    """Return the text of every one of these admissions (ascending): its notes, a line end between them."""
     ordered = notes.table.sort_by([(name, "ascending") for name in ("admission", "date", "note")])
     ordered = ordered.filter(pa.array(np.isin(ordered["admission"].to_numpy(), row_N)))
     start_N1 = np.append(np.searchsorted(ordered["admission"].to_numpy(), row_N), len(ordered))
@@ -170,8 +170,8 @@ class Published:
         return np.array(sorted(self.split_of), dtype=np.int64)
 
     def of(self, notes: Notes, labeled: Ints, bad: BadRows) -> dict[int, str]:
-        """Admission -> split. Bad rows: an admission without a discharge summary or without any of the classes, and
-        one whose patient is also in a later split (train, validation, test), where that patient stays.
+        """Return the admission -> split. Bad rows: an admission without a discharge summary or without any of the
+        classes, and one whose patient is also in a later split (train, validation, test), where that patient stays.
         """
         patient = dict(zip(notes.row_N.tolist(), notes.patient_N.tolist(), strict=True))
         known, found = set(labeled.tolist()), dict[int, str]()
@@ -197,7 +197,7 @@ class Published:
 
 
 def read_splits(folder: Path, bad: BadRows) -> Published:
-    """CAML's split: a file per split, a HADM_ID per line."""
+    """Return CAML's split: a file per split, a HADM_ID per line."""
     split_of = dict[int, tuple[str, str]]()
     for split, name in SPLIT_FILES.items():
         path = find_file(folder, name)
@@ -215,7 +215,7 @@ def read_splits(folder: Path, bad: BadRows) -> Published:
 
 
 def _names(folder: Path) -> dict[str, str]:
-    """Code with its period -> title, from the files of names where they are there: they are not needed."""
+    """Return the code with its period -> title, from the files of names where they are there: they are not needed."""
     names = dict[str, str]()
     for name in NAME_FILES:
         path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
@@ -226,13 +226,13 @@ def _names(folder: Path) -> dict[str, str]:
 
 
 def _only(block: Block, kept_B: Any) -> Block:
-    """Some records of a block."""
+    """Return some records of a block."""
     return Block(block.columns.filter(kept_B), block.number_N[kept_B.to_numpy(zero_copy_only=False)])
 
 
 def _kept(path: Path, block: Block, rules: dict[str, tuple[str, str]], bad: BadRows) -> Any:
-    """The records whose fields look as they should; the others are bad rows. rules: column -> pattern, and what a
-    field is that does not match it.
+    """Return the records whose fields look as they should; the others are bad rows. rules: column -> pattern, and what
+    a field is that does not match it.
     """
     good_B: Bools = np.ones(len(block.number_N), dtype=np.bool_)
     for name, (pattern, fault) in rules.items():

@@ -15,13 +15,14 @@ PADDING, UNKNOWN = "<pad>", "<unk>"
 
 
 def tokenise(texts: Any) -> Any:
-    """list<string> column: every text in lower case, split at white space."""
+    """Return list<string> column: every text in lower case, split at white space."""
     words = pc.utf8_split_whitespace(pc.utf8_lower(pc.utf8_trim_whitespace(texts)))
     return words.combine_chunks() if isinstance(words, pa.ChunkedArray) else words
 
 
 def vocabulary(texts: Any, min_count: int) -> tuple[str, ...]:
-    """Padding, unknown, then the words seen at least ``min_count`` times, most frequent first, equals by the alphabet.
+    """Return padding, unknown, then the words seen at least ``min_count`` times, most frequent first, equals by the
+    alphabet.
 
     Raises InputError where no word is that frequent.
     """
@@ -35,7 +36,7 @@ def vocabulary(texts: Any, min_count: int) -> tuple[str, ...]:
 
 
 def token_spec(texts: Any, min_count: int, max_tokens: int) -> InputSpec:
-    """Tokens over the vocabulary of the given training texts, at most ``max_tokens`` of a text."""
+    """Return the tokens over the vocabulary of the given training texts, at most ``max_tokens`` of a text."""
     if max_tokens < 1:
         msg = f"[task] max_tokens = {max_tokens} must be at least 1"
         raise InputError(msg)
@@ -43,7 +44,9 @@ def token_spec(texts: Any, min_count: int, max_tokens: int) -> InputSpec:
 
 
 def encode_text(table: Any, spec: InputSpec) -> Any:
-    """The Encode of text tasks: ``x`` list<int32> (word ids, cut to ``spec.shape[0]`` words) in place of ``text``."""
+    """Return the Encode of text tasks: ``x`` list<int32> (word ids, cut to ``spec.shape[0]`` words) in place of
+    ``text``.
+    """
     words = pc.list_slice(tokenise(table["text"]), 0, spec.shape[0])
     # pyarrow gives null for a word outside the vocabulary
     index = pc.index_in(pc.list_flatten(words), value_set=pa.array(spec.vocabulary[2:], type=pa.string()))

@@ -26,7 +26,7 @@ WEATHER = np.array(
 
 
 def toy_multi() -> Task:
-    """The toy task of multi-label images."""
+    """Return the toy task of multi-label images."""
     return Task(
         name="toy-multi",
         title="Toy skies, 5 labels",
@@ -42,7 +42,7 @@ def toy_multi() -> Task:
 
 
 def read(folder: Path | None, options: TaskOptions) -> Any:
-    """The rows, always the same: each class adds a fixed pattern to noise; every fifth is a test row."""
+    """Return the rows, always the same: each class adds a fixed pattern to noise; every fifth is a test row."""
     rng = np.random.default_rng(20230806)
     pattern_CD = rng.standard_normal((len(CLASSES), SIDE * SIDE))
     chance_NC = WEATHER[rng.integers(len(WEATHER), size=ROWS)]
@@ -59,10 +59,10 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
 
 
 def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """One image of 4x4; nothing is learnt from the rows."""
+    """Return the spec: one image of 4x4; nothing is learnt from the rows."""
     return InputSpec("image", (1, SIDE, SIDE))
 
 
 def encode(table: Any, spec: InputSpec) -> Any:
-    """The table with ``x`` in place of ``pixels``."""
+    """Return the table with ``x`` in place of ``pixels``."""
     return table.rename_columns(["x" if name == "pixels" else name for name in table.column_names])

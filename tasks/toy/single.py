@@ -24,7 +24,7 @@ SHARED = ("the", "of", "and", "new", "day", "good", "year", "many")
 
 
 def toy_single() -> Task:
-    """The toy task of texts."""
+    """Return the toy task of texts."""
     return Task(
         name="toy-single",
         title="Toy texts, 4 classes",
@@ -40,7 +40,7 @@ def toy_single() -> Task:
 
 
 def read(folder: Path | None, options: TaskOptions) -> Any:
-    """The rows, always the same; every fifth is a test row."""
+    """Return the rows, always the same; every fifth is a test row."""
     rng = np.random.default_rng(20230806)
     label_N = rng.permutation(np.arange(ROWS, dtype=np.int32) % len(TOPICS))
     topics = list(TOPICS.values())
@@ -59,5 +59,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
 
 
 def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """Tokens; the vocabulary is every training word, since no word of so few texts reaches a usual ``min_count``."""
+    """Return the spec: tokens; the vocabulary is every training word, since no word of so few texts reaches a usual
+    ``min_count``.
+    """
     return token_spec(train["text"], 1, options.max_tokens)
