@@ -30,16 +30,18 @@ SAY_S = 10.0
 """Seconds between two lines of progress."""
 _INTS = pa.list_(pa.int64())
 _PART = pa.schema(dict(segments=pa.int64(), size=pa.int64(), at=_INTS, n=_INTS, error=pa.string()))
-"""Counts of some text as a row: how often the pairs of names at the flat places ``at`` of the upper triangle met."""
+"""Counts of some text as a row: how often the pairs of names at the flat positions ``at`` of the upper triangle met."""
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusCounts:
-    """What was counted; bytes of text (UTF-8, unpacked) and seconds that it took."""
+    """The counts of a corpus."""
 
     counts: PairCounts
     size: int
+    """Bytes of text (UTF-8, unpacked)."""
     seconds: float
+    """Seconds that the counting took."""
 
 
 def count_names(
@@ -70,7 +72,7 @@ def _count_here(shards: Sequence[Shard], how: Reading, scanner: Scanner) -> Iter
 
 
 def _count_ray(shards: Sequence[Shard], how: Reading, scanner: Scanner) -> Iterator[tuple[PairCounts, int]]:
-    """Ray Data: files that can be cut in one step, streams in two, so that their text is counted by many workers."""
+    """Count with Ray Data: files that can be cut in one step, streams in two, so that many workers count their text."""
     import ray  # only this engine needs it
 
     names, split = len(scanner.names), [shard.end >= 0 or shard.kind == "parquet" for shard in shards]
@@ -88,7 +90,9 @@ def _count_ray(shards: Sequence[Shard], how: Reading, scanner: Scanner) -> Itera
 
 
 def _tasks(shards: Sequence[dict[str, Any]]) -> int:
-    """Into how many tasks to divide shards: work for all CPUs, and few enough that starting them does not matter."""
+    """Return the number of tasks to divide shards into: work for all CPUs, and few enough that starting them does not
+    matter.
+    """
     import ray  # only this engine needs it
 
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # ray has no annotation here
@@ -155,7 +159,7 @@ def _row(counts: PairCounts, size: int, error: str) -> Any:
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """Ray Data as ingest has it, with small blocks: what one worker unpacks, others are to get soon."""
+    """Set Ray Data up as ingest has it, with small blocks: what one worker unpacks, others are to get soon."""
     import ray  # only this engine needs it
 
     with ray_data_settings():

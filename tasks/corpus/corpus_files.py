@@ -36,27 +36,28 @@ _LINE, _BLANK = re.compile(rb"\n"), re.compile(rb"\n[ \t\r]*\n")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How files become segments. field: name of the JSON field or Parquet column with the text."""
+    """The options by which files become segments."""
 
     segment: Segment = "paragraph"
     layout: Layout = "lines"
     field: str = "text"
+    """Name of the JSON field or Parquet column with the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A part of a file that a worker can read alone: bytes start..end of a text (end < 0: a gzip stream, whole), or row
-    group ``start`` of a Parquet file.
-    """
+    """A part of a file that a worker can read alone."""
 
     path: str
     kind: Format
     start: int = 0
+    """First byte of a text; Parquet: number of the row group."""
     end: int = -1
+    """End of a text in bytes; below 0: a gzip stream, whole."""
 
 
 def files(corpus: Sequence[str]) -> list[Path]:
-    """Return all files that are meant, each once. Raises InputError where an argument means none."""
+    """Return all files that the arguments mean, each once. Raises InputError where an argument means none."""
     found = dict[Path, None]()
     for given in corpus:
         path = Path(given).expanduser()
@@ -116,8 +117,9 @@ def _end(kind: str, how: Reading) -> re.Pattern[bytes]:
 
 
 def _edges(path: Path, end: re.Pattern[bytes]) -> Iterator[int]:
-    """Yield the places in a file where shards begin and end: 0, the first segment ends at or after every ``BLOCK``, its
-    size.
+    """Yield the positions in a file where shards begin and end.
+
+    These are 0, the first segment ends at or after every ``BLOCK``, and the size.
     """
     size, at = path.stat().st_size, 0
     yield at
@@ -172,7 +174,7 @@ def _chunks(shard: Shard, how: Reading) -> Iterator[bytes]:
 
 
 def _last(end: re.Pattern[bytes], data: bytes, new: int) -> int | None:
-    """Where the last segment end of ``data`` lies that reaches beyond ``new``; None where there is none."""
+    """Return the end of the last segment of ``data`` that reaches beyond ``new``; None where there is none."""
     if end is _LINE:
         return data.rfind(b"\n") + 1 or None
     ends = [found.end() for found in end.finditer(data, _back(data, new))]
@@ -180,7 +182,10 @@ def _last(end: re.Pattern[bytes], data: bytes, new: int) -> int | None:
 
 
 def _back(data: bytes, new: int) -> int:
-    """Where to look from, if ``data`` before ``new`` held no segment end: a blank line may begin with its last line."""
+    """Return the position to search from, if ``data`` before ``new`` held no segment end.
+
+    A blank line may begin with the last line before ``new``.
+    """
     line = data.rfind(b"\n", 0, new)
     return new if line < 0 else line
 

@@ -26,7 +26,7 @@ from anchorfl.tasks.corpus.name_matching import CODES, Stem, forms, letters, nam
 
 Segment = Literal["sentence", "paragraph", "article"]
 Layout = Literal["lines", "blank_lines"]
-"""Where a paragraph ends: at every line end, or (texts with hard line breaks) at a line without any word."""
+"""End of a paragraph: every line end, or (texts with hard line breaks) a line without any word."""
 Floats = npt.NDArray[np.float64]
 Units = npt.NDArray[np.uint16]
 RECORD = "\x1e"
@@ -42,24 +42,25 @@ _SMALL = np.array([chr(code).islower() for code in range(CODES)])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairCounts:
-    """Segments with at least one word, and of these with names i and j (``pair_KK``, int64, symmetric; the diagonal:
-    with name i).
-    """
+    """The number of segments, and of those in which two names occur together."""
 
     segments: int
+    """Segments with at least one word."""
     pair_KK: Ints
+    """Segments with names i and j; the diagonal: with name i. int64, symmetric."""
 
     @classmethod
     def none(cls, names: int) -> PairCounts:
-        """Of no text."""
+        """Return the counts of no text."""
         return cls(0, np.zeros((names, names), np.int64))
 
     def __add__(self, other: PairCounts) -> PairCounts:
         return PairCounts(self.segments + other.segments, self.pair_KK + other.pair_KK)
 
     def pmi(self) -> Floats:
-        """Return PMI(i, j) = log p(i,j) / (p(i) p(j)), natural logarithm: -inf for names that never meet, nan for names
-        that never occur. [K, K]; the diagonal is -log p(i).
+        """Return PMI(i, j) = log p(i,j) / (p(i) p(j)), natural logarithm: [K, K].
+
+        It is -inf for names that never meet, nan for names that never occur; the diagonal is -log p(i).
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             log_KK, log_K = np.log(self.pair_KK), np.log(self.pair_KK.diagonal())
@@ -80,12 +81,13 @@ class PairCounts:
 
 @dataclass(frozen=True)
 class Scanner:
-    """Counts names in texts. window: words of the window per word of a name, >= 1."""
+    """The counting of names in texts."""
 
     names: tuple[str, ...]
     segment: Segment = "paragraph"
     layout: Layout = "lines"
     window: int = 3
+    """Words of the window per word of a name, >= 1."""
     stem: Stem = "plural"
     words: tuple[tuple[int, ...], ...] = field(init=False)
     """Numbers of the words of every name."""
@@ -103,7 +105,7 @@ class Scanner:
         object.__setattr__(self, "_trie", _Trie.of(known, TITLES if self.segment == "sentence" else ()))
 
     def count(self, text: str) -> PairCounts:
-        """Of a text that begins and ends with a segment; articles in it are separated by ``RECORD``."""
+        """Count the names in a text that begins and ends with a segment; ``RECORD`` separates articles in it."""
         units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), "<u2")
         kind_T = self._trie.kinds(units)
         word_T = kind_T >= _OTHER
@@ -160,8 +162,9 @@ def _together(positions: Sequence[Ints], width: int, cut: Ints) -> Ints:
 
 
 def _sentence_cuts(units: Units, mark: Ints, start_W: Ints, title: Ints) -> Ints:
-    """Return the numbers of the words that begin a sentence, by the rule of ``MARKS``. mark: places of the marks in the
-    text with one character put before it, as are the starts of words.
+    """Return the numbers of the words that begin a sentence, by the rule of ``MARKS``.
+
+    mark: positions of the marks in the text with one character put before it, as are the starts of words.
     """
     word = np.searchsorted(start_W, mark)
     inside = word < len(start_W)
@@ -180,7 +183,7 @@ def _sentence_cuts(units: Units, mark: Ints, start_W: Ints, title: Ints) -> Ints
 
 @dataclass(frozen=True)
 class _Trie:
-    """Words by their letters. State 0: no word begins like this; 1: the beginning."""
+    """A trie of words by their letters. State 0: no word begins like this; 1: the beginning."""
 
     kind_of: npt.NDArray[np.uint16]
     """Kind of every UTF-16 code unit, uint16 [65536]."""
@@ -216,7 +219,7 @@ class _Trie:
         return cls(_kinds(number), next_QA, word_Q, title_Q, max(map(len, every), default=0))
 
     def kinds(self, units: Units) -> npt.NDArray[np.uint16]:
-        """Return the kind of every character of a text, with one separator before it and as many after it as a word is
+        """Return the kind of every character, with one separator before the text and as many after it as a word is
         long.
         """
         kind_T = np.zeros(len(units) + self.longest + 2, np.uint16)

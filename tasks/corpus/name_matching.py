@@ -30,7 +30,7 @@ _VOWELS = frozenset("aeiouy")
 
 @lru_cache(maxsize=1)
 def letters() -> npt.NDArray[np.uint16]:
-    """Per UTF-16 code unit its lower case, 0 where it is no part of a word: uint16 [65536].
+    """Return the lower case of every UTF-16 code unit, 0 where it is no part of a word: uint16 [65536].
 
     Parts of words are letters, digits and combining marks. Characters beyond the Basic Multilingual Plane (emoji, old
     scripts) separate words.
@@ -81,8 +81,9 @@ def stem_word(word: str, stem: Stem) -> str:
 
 
 def forms(root: str, stem: Stem) -> frozenset[str]:
-    """Return every word whose stem is ``root``: what is looked for in a text, so that no word of the text is
-    stemmed.
+    """Return every word whose stem is ``root``.
+
+    These are looked for in a text, so that no word of the text is stemmed.
     """
     if stem == "none":
         return frozenset({root})
@@ -97,7 +98,7 @@ def forms(root: str, stem: Stem) -> frozenset[str]:
 
 
 def _singular(word: str) -> str:
-    """Without the plural: Harman's S-stemmer (1991), with -es after a hiss taken off whole."""
+    """Strip the plural: Harman's S-stemmer (1991), with -es after a hiss taken off whole."""
     if len(word) <= 3 or word.endswith(("ss", "us", "is")):
         return word
     if word.endswith("ies"):
@@ -108,7 +109,7 @@ def _singular(word: str) -> str:
 
 
 def _verb(word: str) -> str:
-    """Without -ing or -ed after a part with a vowel (and the doubled consonant before it), then without a last e."""
+    """Strip -ing or -ed after a part with a vowel (and the doubled consonant before it), then a last e."""
     for end in ("ing", "ed"):
         rest = word.removesuffix(end)
         if rest != word and len(rest) >= 3 and _VOWELS & set(rest):

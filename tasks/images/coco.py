@@ -57,7 +57,7 @@ SIZE = 112
 
 
 class Annotation(NamedTuple):
-    """All that is kept of one annotated region; -1 where a field is missing or no whole number."""
+    """The part of one annotated region that is kept; -1 where a field is missing or no whole number."""
 
     id: int
     image_id: int
@@ -65,7 +65,7 @@ class Annotation(NamedTuple):
 
 
 class Image(NamedTuple):
-    """All that is kept of one image's entry."""
+    """The part of one image's entry that is kept."""
 
     id: int
     file_name: str
@@ -73,14 +73,16 @@ class Image(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedImages:
-    """The images of one file that have an annotation. image_N: their ids; names: of their files; places: where in
-    the file each stands; y_NC: their classes.
-    """
+    """The images of one file that have an annotation."""
 
     image_N: Ints
+    """Their ids."""
     names: list[str]
+    """Names of their files."""
     locations: list[str]
+    """Location of each in the annotation file."""
     y_NC: Bools
+    """Their classes."""
 
 
 def coco2014() -> Task:
@@ -169,7 +171,7 @@ def fit(train: Any, options: TaskOptions) -> InputSpec:
 
 
 def _kept(entry: dict[str, Any]) -> Any:
-    """What stays of a JSON object of an annotation file: polygons and addresses go at once."""
+    """Return the part of a JSON object of an annotation file that stays: polygons and addresses go at once."""
     if "category_id" in entry:
         return Annotation(*(whole(entry.get(field)) for field in Annotation._fields))
     if "file_name" in entry:

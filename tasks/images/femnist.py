@@ -50,21 +50,23 @@ WRITERS_SEED = 62
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Samples of one writer. x_ND: levels 0..255, D = 784; y_N: classes, -1 where a sample is unusable; faults: what is
-    wrong with those, by number of the sample.
-    """
+    """The samples of one writer."""
 
     x_ND: Pixels
+    """Levels 0..255, D = 784."""
     y_N: npt.NDArray[np.int32]
+    """Classes, -1 where a sample is unusable."""
     faults: dict[int, str]
+    """Number of an unusable sample -> its fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterSamples:
-    """The samples of a writer in one file. start: row id of the first."""
+    """The samples of a writer in one file."""
 
     path: Path
     start: int
+    """Row id of the first."""
     samples: Samples
 
 
@@ -120,8 +122,9 @@ def fit(train: Any, options: TaskOptions) -> InputSpec:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files that hold every sample once. LEAF's folders sampled_data and rem_user_data repeat samples of
-    all_data; they are not read.
+    """Return the files that hold every sample once.
+
+    LEAF's folders sampled_data and rem_user_data repeat samples of all_data; they are not read.
     """
     found = find_files(folder, FILES)
     for parents in (("all_data",), ("train", "test")):
@@ -167,7 +170,7 @@ def _read_writers(path: Path) -> Iterator[tuple[str, Samples]]:
 
 
 def _kept(entry: dict[str, Any]) -> Any:
-    """What stays of a JSON object: the samples of a writer as bytes, as soon as they are read."""
+    """Return the part of a JSON object that stays: the samples of a writer as bytes, as soon as they are read."""
     x, y = entry.get("x"), entry.get("y")
     if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
         return entry
@@ -225,7 +228,7 @@ def _size(parts: list[WriterSamples]) -> int:
 
 
 def _draw_writers(names: list[str], folder: Path) -> dict[str, str]:
-    """Split of each of the 50 writers that are drawn from the given ones."""
+    """Draw the 50 writers from the given ones, and return the split of each."""
     total = sum(WRITERS.values())
     if len(names) < total:
         msg = f"{folder}: {len(names)} writers have fewer than {BELOW} samples, {total} are needed; get all files"

@@ -42,14 +42,16 @@ _PHOTO_ID = re.compile(r"[1-9][0-9]{0,17}")
 
 @dataclass(slots=True)
 class Records:
-    """Columns of the records that are usable. code: number of a label name, in the order of appearance."""
+    """The columns of the usable records."""
 
     image: list[str] = field(default_factory=list)
     user: list[str] = field(default_factory=list)
     split: list[str] = field(default_factory=list)
     labels: list[tuple[int, ...]] = field(default_factory=list)
     locations: list[str] = field(default_factory=list)
+    """Location of each record in the file."""
     code: dict[str, int] = field(default_factory=dict)
+    """Number of a label name, in the order of appearance."""
 
 
 def flair() -> Task:
@@ -154,7 +156,7 @@ def _entries(path: Path) -> list[Any]:
 
 
 def _fault(entry: Any, first: dict[str, int]) -> str:
-    """What is wrong with a record and how to mend it; empty if nothing."""
+    """Return the fault of a record and how to mend it; empty if there is none."""
     if not isinstance(entry, tuple):
         return "it is no JSON object; correct it"
     image, user, partition, labels = entry

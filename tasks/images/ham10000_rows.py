@@ -36,18 +36,22 @@ SIDE = 8
 
 @dataclass(frozen=True, slots=True)
 class MetadataRows:
-    """Good rows of the metadata. row_N: number of the row from 0, bad ones included; line_N: its line in the file."""
+    """The good rows of the metadata."""
 
     path: Path
     row_N: Ints
+    """Number of the row from 0, bad ones included."""
     line_N: Ints
+    """Its line in the file."""
     class_N: Ints
     lesions: tuple[str, ...]
     images: tuple[str, ...]
 
 
 def read_metadata(path: Path, bad: BadRows) -> MetadataRows:
-    """Raises InputError with the line, or meets it as a bad row: wrong number of fields, unknown diagnosis, no id, an
+    """Return the good rows of the metadata file.
+
+    Raises InputError with the line, or meets it as a bad row: wrong number of fields, unknown diagnosis, no id, an
     image twice.
     """
     lines = open_text(path)
@@ -185,7 +189,7 @@ def _pixels(line: str, code: str) -> tuple[list[int], str]:
 
 
 def _meet_all(bad: BadRows, faults: Sequence[str], hint: str) -> None:
-    """Return bad rows of one kind; the first message counts and names them."""
+    """Meet bad rows of one kind; the first message counts and names them."""
     for number, fault in enumerate(faults):
         more = f" (the first of {len(faults)} like it)" if number == 0 and len(faults) > 1 else ""
         bad.meet(f"{fault}{more}; {hint}")

@@ -41,7 +41,7 @@ def present(folder: Path, names: Sequence[str], locations: Sequence[str], bad: B
 def _check_decoding(
     folder: Path, names: Sequence[str], locations: Sequence[str], found_N: Bools, bad: BadRows
 ) -> Bools:
-    """``found_N`` without the images that do not decode, where bad rows are to be left out."""
+    """Return ``found_N`` without the images that do not decode, where bad rows are to be left out."""
     if not bad.skip:
         return found_N
     there = np.flatnonzero(found_N).tolist()

@@ -40,9 +40,9 @@ _FAULTS = (
     *(OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, IndexError, KeyError, TypeError),
     *(Image.DecompressionBombError, Image.DecompressionBombWarning),
 )
-"""What Pillow raises on damaged files."""
+"""Errors of Pillow on damaged files."""
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
-"""What is read, by its content and whatever its name. Pillow knows more; for EPS it would start Ghostscript."""
+"""Formats that are read, by content and whatever the name. Pillow knows more; for EPS it would start Ghostscript."""
 # an image of more than Pillow's 89 million pixels is refused and not only warned of: decoded it takes 360 MB
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 # what else it warns of (a damaged EXIF block) it does without
@@ -50,8 +50,10 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 
 def image_spec(options: TaskOptions, default_size: int, channels: int = 3) -> InputSpec:
-    """Return the images of ``options.image_size`` (0: ``default_size``) pixels in height and width; RGB is scaled with
-    ImageNet's mean and deviation, as the papers do, grey only to [0, 1]. Raises InputError on a size below 0.
+    """Return the spec of images of ``options.image_size`` (0: ``default_size``) pixels in height and width.
+
+    RGB is scaled with ImageNet's mean and deviation, as the papers do, grey only to [0, 1]. Raises InputError on a size
+    below 0.
     """
     size = options.image_size or default_size
     if size < 1:
@@ -87,8 +89,10 @@ def pixel_column(images: Pixels) -> Any:
 
 
 def faults(paths: Sequence[Path | str], whole: bool) -> list[str]:
-    """What is wrong with every image file, empty where nothing is. whole: as far as decoding tells, not only its first
-    bytes (about 0.1 ms); ``read`` looks so far where bad rows are to be left out, else ``encode`` finds it.
+    """Return the fault of every image file, empty where there is none.
+
+    whole: as far as decoding tells, not only its first bytes (about 0.1 ms); ``read`` looks so far where bad rows are
+    to be left out, else ``encode`` finds it.
     """
     with ThreadPoolExecutor(min(DECODERS, os.cpu_count() or 1)) as pool:
         return list(pool.map(partial(_fault, whole=whole), paths))
@@ -123,7 +127,9 @@ def encode_pixels(table: Any, spec: InputSpec) -> Any:
 
 
 def encode_images(table: Any, spec: InputSpec) -> Any:
-    """For data sets that come as files and as arrays: payload ``image`` is a path or stored pixels, by its type."""
+    """Encode the payload ``image``, a path or stored pixels by its type: for data sets that come as files and as
+    arrays.
+    """
     if pa.types.is_string(table["image"].type):
         return encode_paths(table.rename_columns({"image": "path"}), spec)
     return encode_pixels(table.rename_columns({"image": "pixels"}), spec)
@@ -164,7 +170,7 @@ def _decode(path: str) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Return 16-bit grey scaled to 8 bits; Pillow's own conversion would cut everything above 255."""
+    """Scale 16-bit grey to 8 bits; Pillow's own conversion would cut everything above 255."""
     values = np.asarray(image).astype(np.int64)
     if values.size and not 0 <= values.min() <= values.max() <= 0xFFFF:
         msg = f"its pixels are {values.min()}..{values.max()}; store them with 8 or 16 bits"
@@ -173,7 +179,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _resize(image: Image.Image, channels: int, height: int, width: int) -> Pixels:
-    """Return [C, H, W]."""
+    """Return the image in another size, [C, H, W]."""
     image = image.convert("L" if channels == 1 else "RGB")
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BILINEAR)

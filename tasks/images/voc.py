@@ -61,22 +61,22 @@ _IMAGE = re.compile(r"\d{6}|\d{4}_\d{6}")
 
 
 def voc2007() -> Task:
-    """Return VOC 2007, difficult objects present."""
+    """Return the task of VOC 2007, difficult objects present."""
     return _task(2007, difficult_known=True)
 
 
 def voc2007_difficult_unknown() -> Task:
-    """Return VOC 2007, whether a class is there unknown where all its objects are difficult."""
+    """Return the task of VOC 2007 in which a class is unknown where all its objects are difficult."""
     return _task(2007, difficult_known=False)
 
 
 def voc2012() -> Task:
-    """Return VOC 2012, difficult objects present."""
+    """Return the task of VOC 2012, difficult objects present."""
     return _task(2012, difficult_known=True)
 
 
 def voc2012_difficult_unknown() -> Task:
-    """Return VOC 2012, whether a class is there unknown where all its objects are difficult."""
+    """Return the task of VOC 2012 in which a class is unknown where all its objects are difficult."""
     return _task(2012, difficult_known=False)
 
 
@@ -161,7 +161,7 @@ def _task(year: int, difficult_known: bool) -> Task:
 
 
 def _read_set(lists: Path, part: str, bad: BadRows) -> tuple[dict[str, str], dict[str, npt.NDArray[np.int8]]]:
-    """Of every image of one set that all 20 lists give a label: its place in the first list, and its 20 values."""
+    """Return the location in the first list, and the 20 values, of every image of one set that all 20 lists label."""
     paths = [find_file(lists, f"{name.replace(' ', '')}_{part}.txt") for name in CLASSES]
     faulty = set[str]()
     lines, values = zip(*(_read_list(path, faulty, bad) for path in paths), strict=True)
@@ -200,7 +200,7 @@ def _read_list(path: Path, faulty: set[str], bad: BadRows) -> tuple[dict[str, in
 def _check_all_lists(
     image: str, paths: Sequence[Path], lines: Sequence[dict[str, int]], faulty: set[str], bad: BadRows
 ) -> None:
-    """Return a bad row where one list lacks an image that another has."""
+    """Meet a bad row where one list lacks an image that another has."""
     lacking = [i for i, numbers in enumerate(lines) if image not in numbers]
     if lacking:
         faulty.add(image)

@@ -116,15 +116,18 @@ def fit(train: Any, options: TaskOptions) -> InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class _User:
-    """N pieces of sequences, of S minutes in all. reading_SF: float32; length_N: their minutes; sequence_N: which
-    sequence of the user they are of; label_NC: 0, 1, or 2 where it is missing; faults: rows that were left out.
-    """
+    """N pieces of the sequences of one user, of S minutes in all."""
 
     reading_SF: npt.NDArray[np.float32]
+    """Features of every minute, float32."""
     length_N: Ints
+    """Minutes of every piece."""
     sequence_N: Ints
+    """Number of the user's sequence that a piece is of."""
     label_NC: npt.NDArray[np.int8]
+    """0, 1, or 2 where it is missing."""
     faults: list[str]
+    """Rows that were left out."""
 
 
 def _all_sequences(users: Sequence[_User]) -> Ints:
@@ -162,7 +165,7 @@ def _table(names: Sequence[str], users: Sequence[_User], sequence_N: Ints, test_
 
 
 def _lists(values: npt.NDArray[Any], length_N: Ints) -> Any:
-    """Return list column of all values and the length of every row."""
+    """Return a list column of all values and the length of every row."""
     offset_N1 = np.concatenate([[0], np.cumsum(length_N)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offset_N1), pa.array(values))
 
@@ -184,7 +187,7 @@ def _user(path: Path) -> _User:
 
 
 def _sequences(minutes: Recording) -> _User:
-    """Runs of consecutive minutes with the same labels, in pieces of at most 10."""
+    """Cut runs of consecutive minutes with the same labels into pieces of at most 10."""
     label_NC = np.nan_to_num(minutes.value_DN[len(FEATURES) : -1], nan=2).astype(np.int8).T
     kept_N: Bools = (label_NC == 1).any(1)
     joined_N = np.zeros(len(kept_N), dtype=np.bool_)
@@ -204,7 +207,7 @@ def _sequences(minutes: Recording) -> _User:
 
 
 def _check_header(path: Path, data: bytes) -> None:
-    """InputError where the columns are not those of the data set."""
+    """Raise InputError where the columns are not those of the data set."""
     if not data:
         msg = f"{path}: the file is empty; get it again"
         raise InputError(msg)

@@ -54,7 +54,7 @@ _SENSOR = (
     *(f"{measure} {axis}" for measure in ("acc16g", "acc6g", "gyroscope", "magnetometer") for axis in "xyz"),
     *(f"orientation {number}" for number in range(1, 5)),
 )
-FEATURES = ("heart rate", *(f"{place} {name}" for place in ("hand", "chest", "ankle") for name in _SENSOR))
+FEATURES = ("heart rate", *(f"{site} {name}" for site in ("hand", "chest", "ankle") for name in _SENSOR))
 COLUMNS = ("timestamp", "activity id", *FEATURES)
 STEPS = 100
 TEST_SHARE = 0.2
@@ -112,7 +112,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
 
 
 def read_optional(folder: Path | None, options: TaskOptions) -> Any:
-    """As ``read``, the protocol first, then the optional activities."""
+    """Do what ``read`` does, the protocol first, then the optional activities."""
     parts = [_files(folder, f"**/{name}/subject10*.dat") for name in ("Protocol", "Optional")]
     return _read([path for part in parts for path in part], PROTOCOL | OPTIONAL, options)
 
@@ -124,12 +124,15 @@ def fit(train: Any, options: TaskOptions) -> InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class _Windows:
-    """Windows of one recording. reading: list array of 100 x 52 floats; label_N: classes; faults: rows left out."""
+    """The windows of one recording."""
 
     subject: str
     reading: Any
+    """List array of 100 x 52 floats."""
     label_N: Ints
+    """Classes."""
     faults: list[str]
+    """Rows that were left out."""
 
 
 def _files(folder: Path | None, pattern: str) -> list[Path]:
@@ -197,7 +200,7 @@ def _windows(path: Path, activities: Mapping[int, str]) -> _Windows:
 
 
 def _cut(id_S: Ints, activities: Mapping[int, str]) -> tuple[Ints, Ints]:
-    """Return first step and class of every window. id_S: activity of every step."""
+    """Return the first step and the class of every window. id_S: activity of every step."""
     start = np.flatnonzero(np.append(True, id_S[1:] != id_S[:-1])[: len(id_S)])
     length = np.diff(np.append(start, len(id_S)))
     windows = np.where(id_S[start] == TRANSIENT, 0, length // STEPS)

@@ -25,9 +25,10 @@ Floats = npt.NDArray[np.float32]
 
 
 def fit_series(train: Any, steps: int, features: int) -> InputSpec:
-    """Return the mean of the present readings of every feature, and deviation after missing ones became the mean (so
-    the order of the authors: impute, then standardise). A feature that is never there has mean 0, a constant one
-    deviation 1.
+    """Return the spec of series, with mean and deviation of every feature.
+
+    The mean is that of the present readings, the deviation that after missing ones became the mean (so the order of the
+    authors: impute, then standardize). A feature that is never there has mean 0, a constant one deviation 1.
     """
     total_F, count_F, square_F = (np.zeros(features) for _ in range(3))
     seen = 0
@@ -46,11 +47,11 @@ def fit_series(train: Any, steps: int, features: int) -> InputSpec:
 
 
 def encode_series(table: Any, spec: InputSpec) -> Any:
-    """Return the table with ``x`` [L, F], flattened, in place of ``readings``: ``(reading - mean) / std``, 0 where a
-    reading is missing, rows of zeros after the last step.
+    """Return the table with ``x`` [L, F], flattened, in place of ``readings``: ``(reading - mean) / std``.
 
-    Steps at the end of a row whose readings are all exactly 0 are padding too (for files that need equally long rows).
-    Raises InputError where a row has no step, too many, or half a step.
+    It is 0 where a reading is missing; rows of zeros follow the last step. Steps at the end of a row whose readings are
+    all exactly 0 are padding too (for files that need equally long rows). Raises InputError where a row has no step,
+    too many, or half a step.
     """
     values, length_N = list_parts(table[PAYLOAD])
     steps, features = spec.shape
@@ -76,7 +77,7 @@ def encode_series(table: Any, spec: InputSpec) -> Any:
 
 
 def _unpadded(raw_SF: Floats, length_N: Ints, steps: int) -> tuple[Ints, Floats]:
-    """Return place of every real step among N x L, and its readings."""
+    """Return the index of every real step among N x L, and its readings."""
     end_N = np.cumsum(length_N)
     row_S = np.repeat(np.arange(len(length_N)), length_N)
     step_S = np.arange(len(raw_SF)) - np.repeat(end_N - length_N, length_N)

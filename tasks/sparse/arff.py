@@ -37,17 +37,20 @@ _LOOSE = re.compile(r"\t|  |[{,] | [},]")
 
 @dataclass(frozen=True, slots=True)
 class Arff:
-    """A file without its bad rows. rows: with the bad ones; place_N: int64, places among all rows from 0; length_N:
-    values of every row that are not 0; column_P, value_P: their columns from 0, and they.
-    """
+    """A file without its bad rows."""
 
     path: Path
     attributes: tuple[Attribute, ...]
     rows: int
+    """Number of rows, with the bad ones."""
     index_N: Ints
+    """Indices among all rows from 0, int64."""
     length_N: Ints
+    """Number of values of every row that are not 0."""
     column_P: Ints
+    """Columns of these values, from 0."""
     value_P: npt.NDArray[np.float32]
+    """The values."""
 
 
 _Part = tuple[Ints, Ints, npt.NDArray[np.float32]]
@@ -55,7 +58,7 @@ _Part = tuple[Ints, Ints, npt.NDArray[np.float32]]
 
 
 def read_arff(path: Path, bad: BadRows) -> Arff:
-    """Return a file, plain or gzipped. Raises InputError with file, line and field."""
+    """Return the content of a file, plain or gzipped. Raises InputError with file, line and field."""
     lines = open_text(path)
     attributes = read_attributes(path, lines)
     indices, parts, rows = [np.zeros(0, dtype=np.int64)], list[_Part](), 0
@@ -170,7 +173,7 @@ def _tight(line: str) -> str:
 
 
 def _allowed(part: _Part, attributes: tuple[Attribute, ...]) -> bool:
-    """Whether all values are finite, and those of ``{0,1}`` attributes 1."""
+    """Return whether all values are finite, and those of ``{0,1}`` attributes 1."""
     _, column_P, value_P = part
     binary_A = np.array([attribute.values == BINARY for attribute in attributes])
     return bool(np.isfinite(value_P).all() and (value_P[binary_A[column_P]] == 1).all())
@@ -214,7 +217,7 @@ def _sparse_fault(line: str, attributes: tuple[Attribute, ...]) -> str:
 
 
 def _value_fault(value: str, attribute: Attribute) -> str:
-    """What is wrong with one value; empty where nothing is."""
+    """Return the fault of one value; empty where there is none."""
     if value == "?":
         return "is missing ('?'); fill it in or leave the row out"
     if attribute.values and value not in attribute.values:

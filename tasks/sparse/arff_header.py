@@ -26,13 +26,14 @@ Line = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A column. values: of a nominal one, in the order of the file; empty where it is numeric."""
+    """A column."""
 
     name: str
     values: tuple[str, ...] = ()
+    """Values of a nominal one, in the order of the file; empty where it is numeric."""
 
     def numbers(self) -> tuple[float, ...]:
-        """What the nominal values count as."""
+        """Return the numbers that the nominal values stand for."""
         if all(NUMBER.fullmatch(value) for value in self.values):
             return tuple(float(value) for value in self.values)
         return tuple(float(index) for index in range(len(self.values)))

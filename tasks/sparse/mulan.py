@@ -132,7 +132,7 @@ def _paths(folder: Path | None, patterns: tuple[str, ...]) -> list[Path]:
 
 
 def _check_same(train: Arff, test: Arff) -> None:
-    """InputError where two files differ in their attributes."""
+    """Raise InputError where two files differ in their attributes."""
     if train.attributes == test.attributes:
         return
     pairs = zip(train.attributes, test.attributes, strict=False)

@@ -30,7 +30,9 @@ Floats = npt.NDArray[np.floating[Any]]
 
 
 def pair_lists(number_P: npt.NDArray[Any], value_P: Floats, length_N: Ints) -> Column:
-    """list<float32> column of pairs. number_P: numbers of the features from 1; length_N: pairs of every row."""
+    """Return the list<float32> column of pairs. number_P: numbers of the features from 1; length_N: pairs of every
+    row.
+    """
     flat = np.empty(2 * len(number_P), dtype=np.float32)
     flat[0::2], flat[1::2] = number_P, value_P
     return pa.ListArray.from_arrays(pa.array(_offsets(2 * length_N)), pa.array(flat))
@@ -44,7 +46,10 @@ def label_lists(class_P: npt.NDArray[Any], length_N: Ints) -> Column:
 def sparse_table(
     row_N: Ints, test_N: npt.NDArray[np.bool_], labels: Column, pairs: Column, names: Sequence[str], features: int
 ) -> Any:
-    """What ``read`` of a sparse data set gives. names: of the classes; features: F, which ``fit`` finds again."""
+    """Return the table that ``read`` of a sparse data set gives.
+
+    names: of the classes; features: F, which ``fit`` finds again.
+    """
     split = pa.DictionaryArray.from_arrays(pa.array(test_N.astype(np.int8)), pa.array(["train", "test"]))
     table = pa.table({"row": row_N, "split": split.cast(pa.string()), "labels": labels, PAYLOAD: pairs})
     about = {CLASS_NAMES: json.dumps(distinct(names)).encode(), COUNT: str(features).encode()}
@@ -135,7 +140,7 @@ def _count(train: Any) -> int:
 
 
 def _offsets(length_N: Ints) -> npt.NDArray[np.int32]:
-    """Where every list begins. Raises ValueError where the lists hold too much for one Arrow array."""
+    """Return where every list begins. Raises ValueError where the lists hold too much for one Arrow array."""
     total = int(length_N.sum())
     if total > np.iinfo(np.int32).max:
         msg = f"{total} values do not fit into one list array; cut the rows into blocks"

@@ -45,23 +45,27 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """First line: how many rows the file has, and how many features and labels there are."""
+    """The first line of a file."""
 
     rows: int
+    """Number of rows of the file."""
     features: int
+    """Number of features."""
     labels: int
+    """Number of labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparseFileRows:
-    """Rows of a file without the bad ones. place_N: int64, their places in the file from 0; labels: list<int32>, each
-    row's ascending; pairs: list<float32>; the two are chunked.
-    """
+    """The rows of a file without the bad ones; labels and pairs are chunked."""
 
     header: Header
     index_N: Ints
+    """Indices in the file from 0, int64."""
     labels: Column
+    """list<int32>, each row's ascending."""
     pairs: Column
+    """list<float32>."""
 
 
 def read_rows(path: Path, bad: BadRows) -> SparseFileRows:
@@ -262,7 +266,7 @@ def _ascending(index_P: npt.NDArray[np.int32], length_N: Ints, count: int) -> np
 
 
 def _fault(line: str, header: Header) -> str:
-    """What is wrong with a row, and how to mend it."""
+    """Return the fault of a row, and how to mend it."""
     labels, _, rest = line.replace("\t", " ").partition(" ")
     names = labels.split(",") if labels else []
     for kind, found, count in (("label", names, header.labels), ("feature", rest.split(), header.features)):

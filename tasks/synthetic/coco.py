@@ -22,8 +22,9 @@ CROWDS = 0.05
 
 
 def write(folder: Path, rows: int, seed: int) -> None:
-    """annotations/instances_{train,val}2014.json and their images: ``rows`` of them with annotations, two thirds for
-    training, and about 2 % without.
+    """Write annotations/instances_{train,val}2014.json and their images.
+
+    ``rows`` images have annotations, two thirds of them for training; about 2 % more have none.
     """
     rng = np.random.default_rng(seed)
     group = [i for i, names in enumerate(GROUPS.values()) for _ in names]

@@ -21,8 +21,9 @@ PER_WRITER = 100
 
 
 def write(folder: Path, rows: int, seed: int) -> None:
-    """all_data/all_data_<n>.json: ``rows`` samples of writers with fewer than 150, at least one for each of 50
-    (ValueError), and one writer with 150.
+    """Write all_data/all_data_<n>.json: ``rows`` samples of writers with fewer than 150, and one writer with 150.
+
+    Each of 50 writers has at least one sample (ValueError).
     """
     writers = max(sum(WRITERS.values()), -(-rows // PER_WRITER))
     if rows < writers:
@@ -55,7 +56,9 @@ def _glyphs() -> npt.NDArray[np.float64]:
 
 
 def _samples(labels: npt.NDArray[np.int64], glyphs: npt.NDArray[np.float64], rng: np.random.Generator) -> object:
-    """Return pixels and labels of one writer, who has a pressure of the pen and a place on the paper of its own."""
+    """Return the pixels and labels of one writer, who has a pressure of the pen and a position on the paper of its
+    own.
+    """
     pressure, offset = rng.uniform(0.6, 1.0), rng.integers(-2, 3, 2)
     x = []
     for label in labels.tolist():

@@ -26,12 +26,13 @@ FINE = {
 PER_USER = 5
 """Images of a user on average."""
 SHARES = (0.8, 0.1, 0.1)
-"""Of the users: train, val, test."""
+"""Shares of the users: train, val, test."""
 
 
 def write(folder: Path, rows: int, seed: int) -> None:
-    """labels_and_metadata.json and small_images with so many images; at least 30 (ValueError), so that every partition
-    has users.
+    """Write labels_and_metadata.json and small_images with so many images.
+
+    There must be at least 30 (ValueError), so that every partition has users.
     """
     users = rows // PER_USER
     if users < 6:

@@ -11,14 +11,14 @@ from anchorfl.tasks.images.ham10000_rows import CODES, KAGGLE, SIDE
 from anchorfl.tasks.synthetic.pictures import Picture, picture, reduced, write_jpeg
 
 SHARES = (0.10, 0.10, 0.15, 0.08, 0.15, 0.34, 0.08)
-"""Of the classes: nevi are the most, as in the original, but less extremely."""
+"""Shares of the classes: nevi are the most, as in the original, but less extremely."""
 HEIGHT, WIDTH = 45, 60
 FIRST = 24306
 """The original's lowest image number."""
 
 
 def write(folder: Path, rows: int, seed: int) -> None:
-    """About ``rows`` images, at least 20 per class; a lesion has one or two."""
+    """Write about ``rows`` images, at least 20 per class; a lesion has one or two."""
     rng = np.random.default_rng(seed)
     class_N = np.repeat(np.arange(len(CODES)), [max(20, round(rows * share)) for share in SHARES])
     number_N = FIRST + rng.permutation(len(class_N))

@@ -15,7 +15,7 @@ SIZES = ((29, 36), (51, 64), (54, 96))
 
 
 def write(folder: Path, rows: int, seed: int) -> None:
-    """About ``rows`` images, at least 10 per class, so that every split has each."""
+    """Write about ``rows`` images, at least 10 per class, so that every split has each."""
     rng = np.random.default_rng(seed)
     for class_, name in enumerate(FOLDERS):
         for number in range(max(10, rows // len(FOLDERS))):

@@ -36,13 +36,15 @@ WITHOUT_SUMMARY = "V053"
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """An admission. split: empty where it is in none; note: whether it has a discharge summary."""
+    """An admission."""
 
     patient: int
     admission: int
     split: str
+    """Empty where it is in none."""
     classes: tuple[int, ...]
     note: bool = True
+    """True where it has a discharge summary."""
 
 
 def write(folder: Path, rows: int, seed: int) -> None:
@@ -193,7 +195,7 @@ def _vocabulary() -> list[list[str]]:
 
 
 def _write_gzip(path: Path, header: str, lines: Iterable[str]) -> None:
-    """Return a gzip file whose bytes depend on the lines alone."""
+    """Write a gzip file whose bytes depend on the lines alone."""
     with (
         path.open("wb") as file,
         gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as packed,

@@ -14,7 +14,7 @@ HEIGHT, WIDTH = 31, 48
 
 
 def write(folder: Path, rows: int, seed: int) -> None:
-    """About ``rows`` images, at least 2 per class and split."""
+    """Write about ``rows`` images, at least 2 per class and split."""
     rng = np.random.default_rng(seed)
     for part in SPLITS:
         each = max(2, round(rows * SHARES[part] / len(FOLDERS)))

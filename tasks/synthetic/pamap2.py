@@ -25,8 +25,9 @@ _SENSOR = 17
 
 
 def write(folder: Path, rows: int, seed: int) -> None:
-    """``Protocol/subject101.dat`` to ``subject109.dat`` and five of ``Optional``, with ``rows`` lines or a few more in
-    ``Protocol``; each activity of each subject has at least 120 lines.
+    """Write ``Protocol/subject101.dat`` to ``subject109.dat`` and five of ``Optional``.
+
+    ``Protocol`` has ``rows`` lines or a few more; each activity of each subject has at least 120 lines.
     """
     rng = np.random.default_rng([seed, 231])
     shape = (max(PROTOCOL) + 1, len(FEATURES))
@@ -56,7 +57,7 @@ def _activities(activities: Iterable[int], each: int, rng: np.random.Generator) 
 
 
 def _with_gaps(value_NF: Any, rng: np.random.Generator) -> Any:
-    """Return heart rate at every eleventh line, from the sixth on; sensors that miss some lines, each for itself."""
+    """Keep the heart rate at every eleventh line, from the sixth on; let sensors miss some lines, each for itself."""
     value_NF[np.arange(len(value_NF)) % HEART_EVERY != 5, 0] = np.nan
     for sensor in range(3):
         lost = rng.random(len(value_NF)) < NAN_SHARE

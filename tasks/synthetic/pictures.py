@@ -25,14 +25,14 @@ def picture(class_: int, classes: int, height: int, width: int, rng: np.random.G
 
 
 def write_jpeg(path: Path, pixels: Picture, *, grey: bool = False) -> None:
-    """One file, its folders made where they are missing."""
+    """Write one file, its folders made where they are missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.fromarray(pixels)
     (image.convert("L") if grey else image).save(path, quality=90)
 
 
 def reduced(pixels: Picture, side: int) -> Picture:
-    """Return the middle square, bicubic, [side, side, 3]: how thumbnails are made."""
+    """Return the middle square, bicubic, [side, side, 3]; thumbnails are made so."""
     height, width = pixels.shape[:2]
     edge = min(height, width)
     left, top = (width - edge) // 2, (height - edge) // 2

@@ -16,12 +16,12 @@ SHARES = {2007: {"train": 0.25, "val": 0.25, "test": 0.5}, 2012: {"train": 0.5, 
 
 
 def write(folder: Path, rows: int, seed: int) -> None:
-    """VOC2007/ImageSets/Main and VOC2007/JPEGImages with so many images."""
+    """Write VOC2007/ImageSets/Main and VOC2007/JPEGImages with so many images."""
     _write(folder, rows, seed, 2007)
 
 
 def write_2012(folder: Path, rows: int, seed: int) -> None:
-    """VOC2012/ImageSets/Main and VOC2012/JPEGImages with so many images."""
+    """Write VOC2012/ImageSets/Main and VOC2012/JPEGImages with so many images."""
     _write(folder, rows, seed, 2012)
 
 

@@ -30,7 +30,7 @@ WRITTEN = (
 
 
 def odd_cell(file: TableFile, name: str) -> str:
-    """What is odd in a column of texts of a CSV file, with the row and the mend; empty where nothing is."""
+    """Return the odd cell of a column of texts of a CSV file, with the row and the hint; empty where there is none."""
     if not isinstance(file.content, pa.Table) or file.form(name) != "text":
         return ""
     text = pc.utf8_trim_whitespace(file.read([name])[name])
@@ -46,13 +46,13 @@ def odd_cell(file: TableFile, name: str) -> str:
 
 
 def check_cells(file: TableFile, name: str, hint: str = "") -> None:
-    """InputError where a column of texts was hardly meant as one. mend: what else helps."""
+    """Raise InputError where a column of texts was hardly meant as one. hint: what else helps."""
     if odd := odd_cell(file, name):
         raise InputError(f"{file.path}: {odd}{hint}")
 
 
 def all_images(file: TableFile, name: str) -> bool:
-    """Whether every text of a column is the path of an image."""
+    """Return whether every text of a column is the path of an image."""
     alike = _alike(pc.utf8_trim_whitespace(file.read([name])[name]), IMAGE)
     return _share(alike) == 1
 

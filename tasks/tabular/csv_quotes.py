@@ -38,7 +38,7 @@ class QuoteCheckedStream(CheckedStream):
         return data
 
     def _follow(self, data: bytes, line: int) -> None:
-        """line: the number of the line in which ``data`` begins."""
+        """Follow the quotes of ``data``. line: the number of the line in which it begins."""
         at, opened = 0, -1
         if self._closing and data.startswith(QUOTE):  # two marks, one at the end of what was read before
             self._inside, at = True, 1

@@ -1,4 +1,4 @@
-"""What a user's table holds, before anything trains: columns, classes, clients, splits, and what will be a problem.
+"""Inspection of a user's table before anything trains: columns, classes, clients, splits, and likely problems.
 
 Shape suffixes: N rows, C classes, F features.
 """
@@ -32,18 +32,21 @@ SHOWN = 200
 
 @dataclass(slots=True)
 class Inspection:
-    """lines: for the reader; problems: what will hurt; stops: what keeps a run from starting."""
+    """The findings about a table."""
 
     lines: list[str] = field(default_factory=list)
+    """For the reader."""
     problems: list[str] = field(default_factory=list)
+    """Lines about what will hurt."""
     stops: list[str] = field(default_factory=list)
+    """Lines about what keeps a run from starting."""
     bad_rows: int = 0
-    """How many of the stops are about bad rows, which ``on_bad_row = "skip"`` leaves out."""
+    """Number of the stops about bad rows, which ``on_bad_row = "skip"`` leaves out."""
     clients: int = 0
-    """Values of the column ``client`` that have training rows."""
+    """Number of values of the column ``client`` that have training rows."""
 
     def text(self) -> str:
-        """Return all of it."""
+        """Return all of it as text."""
         found = [f"  - {line}" for line in (*self.stops, *self.problems)]
         head = "stops a run, and other problems" if self.stops else "problems"
         return "\n".join([*self.lines, "", f"{head}: {'none found' if not found else ''}".rstrip(), *found])
@@ -51,11 +54,12 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True)
 class _UsableRows:
-    """The rows that can be used. given: the classes whose label is given, None where all are."""
+    """The rows that can be used."""
 
     table: Any
     labels: Labels
     given: Labels | None
+    """The classes whose label is given; None where all are."""
     split_N: Any
 
     def of(self, split: str) -> Bools:
@@ -70,7 +74,7 @@ class _UsableRows:
 
 
 def inspect_table(options: TaskOptions) -> Inspection:
-    """What ``options.file`` holds. Raises InputError where it can be no task."""
+    """Return the findings about ``options.file``. Raises InputError where it can be no task."""
     path = option_path(options.file, options)
     file, inspection = open_file(path, BadRows(skip=True)), Inspection()
     inspection.lines.append(f"{path}: {len(file.row_N)} rows, {len(file.types)} columns")
@@ -94,7 +98,7 @@ def inspect_table(options: TaskOptions) -> Inspection:
 
 
 def next_command(options: TaskOptions, inspection: Inspection, selected: int) -> str:
-    """What to type next. selected: clients per round, if not said otherwise."""
+    """Return the command to type next. selected: clients per round, if not said otherwise."""
     words = ["anchorfl", "run"] if options.label_columns else ["anchorfl", "data", "check", options.file]
     prefix = "--task." if options.label_columns else "--"
     if not options.label_columns:
@@ -110,7 +114,7 @@ def next_command(options: TaskOptions, inspection: Inspection, selected: int) ->
 
 
 def _columns(file: TableFile) -> list[str]:
-    """Return every column: what it holds, and whether it may be labels."""
+    """Describe every column: its content, and whether it may be labels."""
     lines = ["", f"  {'column':<28} {'holds':<10} {'missing':>8}  may be"]
     for name in list(file.types)[:SHOWN]:
         column = file.read([name])[name]
@@ -185,7 +189,7 @@ def _splits(rows: _UsableRows, schema: Schema, inspection: Inspection) -> None:
 
 
 def _classes(rows: _UsableRows, schema: Schema, inspection: Inspection, *, needed: bool) -> None:
-    """needed: whether the partition needs a training row of every class."""
+    """Add the classes. needed: whether the partition needs a training row of every class."""
     splits = [split for split in SPLITS if rows.of(split).any()]
     count_SC = {split: rows.labels.take(np.flatnonzero(rows.of(split))).counts() for split in splits}
     total = len(rows.labels)

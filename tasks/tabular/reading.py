@@ -29,7 +29,7 @@ from anchorfl.tasks.files.raw_files import open_bytes, open_text
 from anchorfl.tasks.tabular.csv_quotes import QuoteCheckedStream
 
 Form = Literal["numbers", "text", "vector", "series", "names", "other"]
-"""What a column holds: a number, a text, a list of numbers, a list of lists of numbers, a list of texts; or else."""
+"""Content of a column: a number, a text, a list of numbers, a list of lists of numbers, a list of texts; or else."""
 CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 PARQUET = (".parquet", ".pq")
 BATCH_ROWS = 1 << 16
@@ -41,18 +41,18 @@ BLOCK_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class TableFile:
-    """An open file. types: Arrow type of every column, in file order, as ``read`` gives it; row_N: ids of its rows from
-    0, in which rows that could not be taken apart are left out.
-    """
+    """An open file."""
 
     path: Path
     types: Mapping[str, Any]
+    """Arrow type of every column, in file order, as ``read`` gives it."""
     row_N: Ints
+    """Ids of its rows from 0; rows that could not be taken apart are left out."""
     content: Any
     """CSV: the table; Parquet: its file, of which only the columns that are asked for are read."""
 
     def form(self, name: str) -> Form:
-        """What a column holds."""
+        """Return the content of a column."""
         return form_of(self.types[name])
 
     def read(self, names: Iterable[str]) -> Any:
@@ -69,8 +69,9 @@ class TableFile:
         return pa.table({name: plain(found[name], self.types[name]) for name in names})
 
     def _unpacked(self, names: Sequence[str]) -> Any:
-        """Return the columns of a Parquet file, by so many rows at a time that one that unpacks to no end is refused
-        early.
+        """Return columns of a Parquet file.
+
+        So many rows are read at a time that a file that unpacks to no end is refused early.
         """
         parts, numbers, rest = list[Any](), 0, 0
         for batch in self.content.iter_batches(BATCH_ROWS, columns=names):
@@ -84,16 +85,17 @@ class TableFile:
 
 @dataclass(slots=True)
 class Faults:
-    """What is wrong with rows; all columns are looked at first, so that the first bad row is named."""
+    """The faults of rows. All columns are looked at first, so that the first bad row is named."""
 
     path: Path
     row_N: Ints
     whole: bool = False
     """Images are decoded, not only opened."""
     found: list[tuple[Ints, Callable[[int], str]]] = field(default_factory=list)
+    """Indices of bad rows, and the message for an index."""
 
     def add(self, bad_N: Bools, message: Callable[[int], str]) -> None:
-        """message: what is wrong with the row at an index, and the mend."""
+        """Note bad rows. message: what is wrong with the row at an index, and the hint."""
         index = np.flatnonzero(bad_N)
         if len(index):
             self.found.append((index, message))
@@ -133,7 +135,7 @@ def open_file(path: Path, bad: BadRows) -> TableFile:
 
 
 def form_of(kind: Any) -> Form:
-    """What a column of a plain type holds."""
+    """Return the content of a column of a plain type."""
     if pa.types.is_list(kind):
         inner = form_of(kind.value_type)
         nested: dict[Form, Form] = {"numbers": "vector", "vector": "series", "text": "names"}
@@ -144,8 +146,9 @@ def form_of(kind: Any) -> Form:
 
 
 def plain_type(kind: Any) -> Any:
-    """Return the plain type to which columns of a type are brought: string, list, float64 for decimals and empty
-    columns.
+    """Return the plain type to which columns of a type are brought.
+
+    That is string, list, or float64 for decimals and empty columns.
     """
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
@@ -169,12 +172,12 @@ def plain(column: Any, kind: Any) -> Any:
 
 
 def one_line(error: Exception) -> str:
-    """What an Arrow error says, without line ends."""
+    """Return the message of an Arrow error, without line ends."""
     return " ".join(str(error).split())
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:
-    """Return the names in a message, the first and the last of many."""
+    """Return names for a message, the first and the last of many."""
     return ", ".join(names) if len(names) <= most else f"{', '.join(names[: most - 2])} ... {names[-1]}"
 
 
@@ -224,7 +227,7 @@ def _csv(path: Path, bad: BadRows) -> tuple[Any, list[str], int, Ints]:
 
 
 def _cells(column: Any, name: str, path: Path) -> Any:
-    """Return a CSV column: texts that are lists become lists, empty texts null."""
+    """Return a CSV column whose texts that are lists became lists, and empty texts null."""
     if pa.types.is_binary(column.type):
         msg = f"{path}: column {name!r} is no UTF-8; convert the file to UTF-8"
         raise InputError(msg)

@@ -1,6 +1,6 @@
 """The inputs of a user's table: from columns to one payload column, what is fitted, and how a sample is encoded.
 
-Columns of numbers and lists of numbers become vectors that are standardised with the mean and the deviation of the
+Columns of numbers and lists of numbers become vectors that are standardized with the mean and the deviation of the
 clients' training rows; a missing value becomes the mean. A vector is encoded as sparse: all its features with their
 numbers from 1. Shape suffixes: N rows, S steps, F features.
 """
@@ -36,8 +36,8 @@ ROWS = 1 << 14
 CHUNK_VALUES = 1 << 28
 """An Arrow list array counts its values in 31 bits: longer columns are cut into chunks of about this many."""
 
-LARGEST = float(np.finfo(np.float32).max)
-"""What a value may be: samples are stored in float32."""
+MAX_VALUE = float(np.finfo(np.float32).max)
+"""Largest value: samples are stored in float32."""
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -55,7 +55,7 @@ def kind_of(form: Inputs) -> InputKind:
 
 
 def encoder(kind: InputKind) -> tuple[str, Encode]:
-    """Return the payload column and encode of the samples of a model."""
+    """Return the payload column and the encode of the samples of a model."""
     encoders: dict[InputKind, tuple[str, Encode]] = {
         "tokens": ("text", encode_text),
         "image": ("image", encode_images),
@@ -83,7 +83,7 @@ def payload(table: Any, schema: Schema, faults: Faults) -> Any:
 
 
 def fit(train: Any, options: TaskOptions, schema: Schema) -> InputSpec:
-    """Return the spec: the description of the input, with what the clients' training rows give for it."""
+    """Return the spec of the input, with what the clients' training rows give for it."""
     if schema.form == "text":
         return replace(token_spec(train["text"], options.min_count, options.max_tokens), columns=schema.columns)
     if schema.form == "image":
@@ -97,8 +97,9 @@ def fit(train: Any, options: TaskOptions, schema: Schema) -> InputSpec:
 
 
 def moments(column: Any, features: int) -> tuple[Floats, Floats]:
-    """Return the mean and deviation of every feature over what is not missing: float64 [F]; 0 and 1 where nothing is
-    there or nothing varies.
+    """Return mean and deviation of every feature over what is not missing: float64 [F].
+
+    They are 0 and 1 where nothing is there or nothing varies.
     """
     values, _ = list_parts(column)
     x_NF = values.reshape(-1, features)
@@ -112,7 +113,7 @@ def moments(column: Any, features: int) -> tuple[Floats, Floats]:
 
 
 def encode_vectors(table: Any, spec: InputSpec) -> Any:
-    """``x`` list<float32> (1, value, 2, value, ...) in place of ``values``, standardised."""
+    """Return the table with ``x`` list<float32> (1, value, 2, value, ...) in place of ``values``, standardized."""
     features = spec.shape[0]
     x_NF = _standardize(table, spec)
     x_NF2 = np.empty((len(x_NF), features, 2), dtype=np.float32)
@@ -122,7 +123,10 @@ def encode_vectors(table: Any, spec: InputSpec) -> Any:
 
 
 def encode_series(table: Any, spec: InputSpec) -> Any:
-    """``x`` list<float32>, flattened, in place of ``values``, standardised. No step is all zeros: those are padding."""
+    """Return the table with ``x`` list<float32>, flattened, in place of ``values``, standardized.
+
+    No step is all zeros: those are padding.
+    """
     steps, features = spec.shape
     x_SF = _standardize(table, spec).astype(np.float32)
     x_SF[~x_SF.any(1), 0] = REAL
@@ -140,7 +144,7 @@ def _standardize(table: Any, spec: InputSpec) -> Floats:
     x_NF = values.astype(np.float64).reshape(-1, spec.shape[-1])
     x_NF = np.where(np.isnan(x_NF), spec.mean, x_NF)
     scaled: Floats = (x_NF - np.array(spec.mean)) / np.array(spec.std)
-    beyond = np.abs(scaled) > LARGEST
+    beyond = np.abs(scaled) > MAX_VALUE
     if beyond.any():
         row = table["row"][int(np.flatnonzero(beyond.reshape(table.num_rows, -1).any(1))[0])].as_py()
         msg = f"row {row + 1}: {x_NF[beyond][0]:g} is too far from the training rows' mean to be stored; correct it"
@@ -153,8 +157,8 @@ def _numbers(table: Any, inputs: Sequence[str], faults: Faults) -> Any:
     x_NF = np.empty((table.num_rows, len(inputs)), dtype=np.float32 if small else np.float64)
     for feature, name in enumerate(inputs):
         x_NF[:, feature] = _numeric(table[name]).to_numpy()
-        what = f"column {name!r} is not finite, or beyond {LARGEST:.1e}; leave the cell empty or correct it"
-        faults.add(np.abs(x_NF[:, feature]) > LARGEST, partial(_same, what))
+        what = f"column {name!r} is not finite, or beyond {MAX_VALUE:.1e}; leave the cell empty or correct it"
+        faults.add(np.abs(x_NF[:, feature]) > MAX_VALUE, partial(_same, what))
     return _lists(x_NF)
 
 
@@ -180,8 +184,8 @@ def _vectors(column: Any, name: str, features: int, faults: Faults) -> Any:
     x_NV = np.full((len(length_N), width), np.nan, dtype=np.float32 if flat.type == pa.float32() else np.float64)
     value_V = _numeric(flat).to_numpy(zero_copy_only=False)
     x_NV[good_N] = value_V[np.repeat(good_N, length_N)].reshape(-1, width)
-    too_large_N = (np.abs(x_NV) > LARGEST).any(1)
-    what = f"column {name!r} holds a value that is not finite, or beyond {LARGEST:.1e}; correct it"
+    too_large_N = (np.abs(x_NV) > MAX_VALUE).any(1)
+    what = f"column {name!r} holds a value that is not finite, or beyond {MAX_VALUE:.1e}; correct it"
     faults.add(too_large_N, partial(_same, what))
     return _lists(x_NV)
 

@@ -1,4 +1,4 @@
-"""Which column of a user's table is what: labels, inputs, client, split; and what the classes are called."""
+"""The roles of the columns of a user's table: labels, inputs, client, split; and the names of the classes."""
 
 from __future__ import annotations
 
@@ -28,33 +28,41 @@ IDS = re.compile(r"id|index|row|unnamed: 0|__index_level_\d+__|.*[_ ]id|", re.IG
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What the columns are. values: what stands in the table for each class; guessed: nobody named the inputs."""
+    """The roles of the columns."""
 
     labels: tuple[str, ...]
+    """Columns of the labels."""
     style: Style
+    """Form of the labels in these columns."""
     values: tuple[str, ...]
+    """The word in the table for each class."""
     class_names: tuple[str, ...]
     inputs: tuple[str, ...]
+    """Columns of the inputs."""
     form: Inputs
+    """Content of the inputs."""
     guessed: bool = False
+    """True where nobody named the inputs."""
     client: str = ""
+    """Column of the clients; empty: none."""
     split: str = ""
+    """Column of the split; empty: none."""
     features: int = 0
     """Series only: values of a step, as the first row has them."""
 
     @property
     def kind(self) -> LabelKind:
-        """Single-label where one column holds one class."""
+        """``single`` where one column holds one class."""
         return "single" if self.style == "value" else "multi"
 
     @property
     def columns(self) -> Columns:
-        """What a trained model has to know."""
+        """The columns that a trained model has to know."""
         return Columns(self.inputs, self.labels, self.values)
 
 
 def schema_of(file: TableFile, options: TaskOptions) -> Schema:
-    """What the user said the columns are, the rest guessed. Raises InputError where that cannot be."""
+    """Return the roles that the user gave to the columns, the rest guessed. Raises InputError where that cannot be."""
     names = list(file.types)
     if not options.label_columns:
         msg = f"{file.path}: say which columns hold the labels: --task.label_columns; there are {listed(names, 40)}"
@@ -99,9 +107,10 @@ def schema_of_model(file: TableFile, columns: Columns, kind: LabelKind, class_na
 
 
 def select_columns(text: str, names: Sequence[str], option: str, taken: Iterable[str], path: Path) -> tuple[str, ...]:
-    """Return the columns that an option names: one name, or names and patterns separated by commas, in that order.
+    """Return the columns that an option names.
 
-    A pattern leaves out the columns that are ``taken``. Raises InputError on a name that is no column or is taken.
+    text: one name, or names and patterns separated by commas, in that order. A pattern leaves out the columns that are
+    ``taken``. Raises InputError on a name that is no column or is taken.
     """
     taken = set(taken)
     found = dict[str, None]()
@@ -121,7 +130,9 @@ def select_columns(text: str, names: Sequence[str], option: str, taken: Iterable
 
 
 def guess_inputs(file: TableFile, taken: Iterable[str]) -> tuple[str, ...]:
-    """Return all columns of numbers that are not taken and do not number the rows; where there is none, the one other
+    """Return the columns that are likely inputs.
+
+    These are all columns of numbers that are not taken and do not number the rows; where there is none, the one other
     column that can be an input. Raises InputError where there is not just one.
     """
     rest = [name for name in file.types if name not in set(taken)]
@@ -137,7 +148,7 @@ def guess_inputs(file: TableFile, taken: Iterable[str]) -> tuple[str, ...]:
 
 
 def form_of_inputs(file: TableFile, inputs: Sequence[str]) -> Inputs:
-    """What the inputs are. Raises InputError where they do not go together."""
+    """Return the content of the inputs. Raises InputError where they do not go together."""
     forms = {name: file.form(name) for name in inputs}
     if set(forms.values()) == {"numbers"}:
         return "numbers"
@@ -157,7 +168,7 @@ def form_of_inputs(file: TableFile, inputs: Sequence[str]) -> Inputs:
 
 
 def features(file: TableFile, name: str) -> int:
-    """Return the values of a step of the first row that has any. Raises InputError where there is none."""
+    """Return the number of values of a step of the first row that has any. Raises InputError where there is none."""
     length = pc.list_value_length(pc.list_flatten(file.read([name])[name]))
     found = length.filter(pc.greater(pc.fill_null(length, 0), 0))
     if not len(found):
@@ -206,7 +217,7 @@ def _style(file: TableFile, labels: Sequence[str]) -> Style:
 def _classes(
     file: TableFile, labels: tuple[str, ...], style: Style, options: TaskOptions
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What stands in the table for each class, and the names. Raises InputError on names that hardly differ."""
+    """Return the word in the table for each class, and the names. Raises InputError on names that hardly differ."""
     given = read_class_names(option_path(options.class_names, options)) if options.class_names else None
     if style == "columns":
         values, names = _of_columns(labels, given, options)
@@ -226,7 +237,7 @@ def _classes(
 
 
 def check_names(names: Sequence[str], where: str, *, exact: bool = False) -> None:
-    """InputError where a name is empty, or two differ only in case or spaces (exact: are the same)."""
+    """Raise InputError where a name is empty, or two differ only in case or spaces (exact: are the same)."""
     seen = dict[str, str]()
     for name in names:
         key = name if exact else "".join(name.split()).casefold()

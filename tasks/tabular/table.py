@@ -37,7 +37,7 @@ TEST_SEED = 20
 
 
 def table_task(options: TaskOptions) -> Task:
-    """Return the task of ``options.file``. Reads the file; raises InputError on what cannot be a task."""
+    """Read ``options.file`` and return its task. Raises InputError on what cannot be a task."""
     path = _plainly_named(option_path(options.file, options))
     schema = schema_of(open_file(path, BadRows(skip=options.on_bad_row == "skip")), options)
     return task_of_schema(path, schema, options)
@@ -81,8 +81,9 @@ def images(folder: Path, options: TaskOptions, *, schema: Schema) -> list[str]:
 
 
 def resolve_options(options: TaskOptions, log: Callable[[str], None]) -> TaskOptions:
-    """Return the options with the table's name, and with what a column ``client`` says: partition by subjects, one
-    client for every value. Says what was guessed.
+    """Return the options with the table's name, and with what a column ``client`` says. Log what was guessed.
+
+    That is partition by subjects, one client for every value.
     """
     if not options.file:
         wrong = next(
@@ -141,17 +142,18 @@ def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class PredictionSamples:
-    """What a trained model is asked about. table: ``row``, ``labels``, ``known`` and the payload, of every row;
-    labeled: whether the file has any label.
-    """
+    """The samples that a trained model is asked about."""
 
     table: Any
+    """``row``, ``labels``, ``known`` and the payload, of every row."""
     labeled: bool
+    """True where the file has any label."""
 
 
 def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tuple[str, ...]) -> PredictionSamples:
-    """Return the samples of a file with the columns that the model was trained on, labeled or not. InputError with file
-    and row.
+    """Return the samples of a file with the columns that the model was trained on, labeled or not.
+
+    Raises InputError with file and row.
     """
     if spec.columns is None:
         msg = "the model was not trained on a table"
@@ -223,7 +225,7 @@ def _splits(column: Any, schema: Schema, found: Targets, faults: Faults) -> Any:
 
 
 def _draw_split(table: Any, given_N: Bools, classes: int, path: Path) -> Any:
-    """Return the split column where the file has none: a fifth of the labeled rows is test."""
+    """Draw the split column where the file has none: a fifth of the labeled rows is test."""
     index = np.flatnonzero(given_N)
     rarest = Labels.of_lists(table["labels"], classes).take(index).rarest()
     spare = len(index) - len(np.unique(rarest))

@@ -27,20 +27,20 @@ Style = Literal["columns", "value", "lists"]
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """labels: list<int32> per row; known: list<int32> per row, null where all are given; None: all in every row;
-    given_N: true where a row has any label that is given.
-    """
+    """The labels of every row."""
 
     labels: Any
+    """list<int32> per row."""
     known: Any
+    """list<int32> per row, null where all are given; None: all in every row."""
     given_N: Bools
+    """True where a row has any label that is given."""
 
 
 def targets(table: Any, style: Style, labels: Sequence[str], values: Sequence[str], faults: Faults) -> Targets:
-    """Return the labels of every row. values: what stands in the table for each class; labels: the columns that hold
-    them.
+    """Return the labels of every row. A row with a fault has some labels that mean nothing.
 
-    A row with a fault has some labels that mean nothing.
+    labels: the columns that hold them; values: the word in the table for each class.
     """
     if style == "columns":
         return _of_columns(table, labels, faults)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 DIAGNOSIS = r"^(?:[0-9]{3}|V[0-9]{2})[0-9]{0,2}$|^E[0-9]{3}[0-9]?$"
 PROCEDURE = r"^[0-9]{2}[0-9]{0,2}$"
-"""What a code without its period looks like."""
+"""Form of a code without its period."""
 
 TITLES = {
     "401.9": "Unspecified essential hypertension",
@@ -137,7 +137,7 @@ def without_period(code: str) -> str:
 
 
 def is_procedure(code: str) -> bool:
-    """Whether a code with its period is a procedure's."""
+    """Return whether a code with its period is a procedure's."""
     return len(code.partition(".")[0]) == 2
 
 

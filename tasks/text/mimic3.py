@@ -57,7 +57,7 @@ CLASSES = tuple(TITLES.values())
 GROUPS = chapters()
 SPLITS = ("train", "validation", "test")
 SHARES = (8066 / 11368, 1573 / 11368, 1729 / 11368)
-"""Of the patients, in variant ``own``."""
+"""Shares of the patients, in variant ``own``."""
 SPLIT_SEED = 3
 DROPPED = ("admission", "discharge", "date", "birth")
 """Words that FedAlign leaves out."""

@@ -34,17 +34,19 @@ JOINED = 1024
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Codes of admissions, an entry for every line of the two files. code_E: with their period (dictionary array)."""
+    """The codes of admissions, an entry for every line of the two files."""
 
     admission_E: Ints
+    """Admission of every entry."""
     code_E: Any
+    """Code with its period (dictionary array)."""
 
     def admissions(self, codes: Sequence[str]) -> Ints:
         """Return the admissions that have one of these codes, ascending."""
         return np.unique(self.admission_E[self._class_E(codes) >= 0])
 
     def of(self, row_N: Ints, codes: Sequence[str]) -> tuple[Ints, Ints]:
-        """Return the entries of these admissions (ascending) that have one of these codes: place of the admission, and
+        """Return the entries of these admissions (ascending) that have one of these codes: index of the admission, and
         of the code.
         """
         class_E = self._class_E(codes)
@@ -52,7 +54,7 @@ class Codes:
         return np.searchsorted(row_N, self.admission_E[kept_E]), class_E[kept_E]
 
     def counts(self, admission_N: Ints) -> dict[str, int]:
-        """How often every code stands with these admissions."""
+        """Return how often every code stands with these admissions."""
         among = self.code_E.indices.to_numpy()[np.isin(self.admission_E, admission_N)]
         count = np.bincount(among, minlength=len(self.code_E.dictionary)).tolist()
         return dict(zip(self.code_E.dictionary.to_pylist(), count, strict=True))
@@ -66,13 +68,14 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """Discharge summaries. row_N, patient_N: every admission that has one, ascending, and its patient; table: the notes
-    of the wanted admissions (admission, date, note, text), by admission, date and number.
-    """
+    """The discharge summaries."""
 
     row_N: Ints
+    """Every admission that has one, ascending."""
     patient_N: Ints
+    """The patient of each."""
     table: Any
+    """The notes of the wanted admissions (admission, date, note, text), by admission, date and number."""
 
 
 def read_codes(folder: Path, bad: BadRows) -> Codes:
@@ -136,8 +139,9 @@ def join_notes(notes: Notes, row_N: Ints) -> Any:
 
 
 def check_frequent(codes: Codes, notes: Notes, expected: Sequence[str], folder: Path) -> None:
-    """InputError where these codes are not the most frequent of the admissions with a discharge summary; where several
-    are equally frequent, the expected ones count as more so.
+    """Raise InputError where these codes are not the most frequent of the admissions with a discharge summary.
+
+    Where several are equally frequent, the expected ones count as more so.
     """
     count = dict.fromkeys(expected, 0) | codes.counts(notes.row_N)
     ranked = sorted(count, key=lambda code: (-count[code], code not in expected, code))[: len(expected)]
@@ -160,9 +164,10 @@ def check_frequent(codes: Codes, notes: Notes, expected: Sequence[str], folder: 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """CAML's split. place: of every admission, its split and where that stands."""
+    """CAML's split."""
 
     split_of: dict[int, tuple[str, str]]
+    """Admission -> its split and the location of that line."""
 
     @property
     def admission_N(self) -> Ints:
@@ -170,8 +175,10 @@ class Published:
         return np.array(sorted(self.split_of), dtype=np.int64)
 
     def of(self, notes: Notes, labeled: Ints, bad: BadRows) -> dict[int, str]:
-        """Return the admission -> split. Bad rows: an admission without a discharge summary or without any of the
-        classes, and one whose patient is also in a later split (train, validation, test), where that patient stays.
+        """Return admission -> split.
+
+        Bad rows: an admission without a discharge summary or without any of the classes, and one whose patient is also
+        in a later split (train, validation, test), where that patient stays.
         """
         patient = dict(zip(notes.row_N.tolist(), notes.patient_N.tolist(), strict=True))
         known, found = set(labeled.tolist()), dict[int, str]()
