@@ -19,8 +19,10 @@ def augment(
     vertical: bool = True,
     together: bool = False,
 ) -> Tensor:
-    """Return the images of the same size, cut at a random place out of themselves with ``padding`` zeros on every side,
-    and each flipped with probability 1/2 where ``horizontal`` or ``vertical`` says so. A new tensor of the same type.
+    """Return images of the same size, cut at a random position out of themselves and flipped at random.
+
+    Images get ``padding`` zeros on every side before they are cut. Each is flipped with probability 1/2 where
+    ``horizontal`` or ``vertical`` says so. The result is a new tensor of the same type.
 
     The defaults are what FedBM's reference code does to its generated images, but for ``together``, which draws once
     for the whole batch as that code does. Zero must be black: augment first, scale afterwards. Numbers are drawn on the
@@ -37,7 +39,7 @@ def augment(
 
 
 def _source_indices(draws: int, size: int, padding: int, flip: bool, rng: torch.Generator) -> Tensor:
-    """Which places of a padded side are taken, in their order: int64 [R, size]."""
+    """Return the indices of a padded side that are taken, in their order: int64 [R, size]."""
     index_RS = torch.arange(size, device=rng.device).expand(draws, size)
     if padding:
         index_RS = index_RS + torch.randint(2 * padding + 1, (draws, 1), generator=rng, device=rng.device)

@@ -25,7 +25,7 @@ Head = Literal["linear", "label", "cosine", "concept", "prototype", "frame"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelOptions:
-    """The network. Defaults are FedAlign's (KDD 2023, section 4.1 and reference code)."""
+    """The options of [model]: the network. Defaults are FedAlign's (KDD 2023, section 4.1 and reference code)."""
 
     network: Literal["auto", "resnet8", "resnet20", "resnet18", "resnet34", "resnet50"] = "auto"
     """Encoder: ``auto``, by the kind of input (docs/networks.md); or one of the residual networks, for images."""
@@ -87,12 +87,15 @@ def build(
 ) -> Classifier:
     """Return a classifier whose initial weights depend on the arguments alone.
 
-    ``vocabulary``: number of token ids; ``unit``: normalize class representations (single-label); ``vectors_CP``: first
-    values of the class embeddings (``head == "label"`` only); ``parts``: so many encoders side by side
-    (``head == "cosine"`` only); ``start``: first values of each encoder, as ``anchorfl.models.start`` reads them, in
-    place of drawn ones; ``concept_width``: of the class concepts (``head == "concept"`` only); ``scale``: first value
-    of a trained scale (``prototype`` and ``frame``). ValueError where the network does not fit the input, or ``start``
-    the network.
+    - ``vocabulary``: number of token ids.
+    - ``unit``: normalize class representations (single-label).
+    - ``vectors_CP``: first values of the class embeddings (``head == "label"`` only).
+    - ``parts``: so many encoders side by side (``head == "cosine"`` only).
+    - ``start``: first values of each encoder, as ``anchorfl.models.start`` reads them, in place of drawn ones.
+    - ``concept_width``: width of the class concepts (``head == "concept"`` only).
+    - ``scale``: first value of a trained scale (``prototype`` and ``frame``).
+
+    Raises ValueError where the network does not fit the input, or ``start`` the network.
     """
     masks = MaskSource(lookup=lookup_dropout)
     with torch.random.fork_rng(devices=[]):

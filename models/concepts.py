@@ -1,4 +1,4 @@
-"""Class concepts: what a text encoder makes of every prompt with every class, of length 1 (FedBM, section LKCC).
+"""Class concepts: vectors of a text encoder for every prompt with every class, of length 1 (FedBM, section LKCC).
 
 The words of a class are filled into each prompt and the sentence goes through the encoder (models/text_encoders.py).
 Every vector is brought to length 1 before anything is counted from them; means and variances are the method's matter.
@@ -40,18 +40,18 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ConceptRequest:
-    """What concept vectors are asked for."""
+    """A request for concept vectors."""
 
     words: tuple[str, ...]
-    """Of every class, in the order of the rows."""
+    """The words of every class, in the order of the rows."""
     prompts: tuple[str, ...]
     """Templates with ``{name}``."""
     model: str
-    """As ``text_encoder`` takes it."""
+    """Name of a model, as ``text_encoder`` takes it."""
     pooling: Pooling = "auto"
 
     def check(self) -> None:
-        """Raises NamesError."""
+        """Raise NamesError where the request cannot be met."""
         if not self.words or not self.prompts:
             raise NamesError("class concepts: give at least one class and one prompt")
         if bad := next((prompt for prompt in self.prompts if "{name}" not in prompt), None):
@@ -62,27 +62,29 @@ class ConceptRequest:
 
     @property
     def digest(self) -> str:
-        """Sha256, in hex."""
+        """The sha256 of the request, in hex."""
         return hashlib.sha256(json.dumps(["concepts", FORMAT, asdict(self)], sort_keys=True).encode()).hexdigest()
 
     def file(self, cache: Path) -> Path:
-        """Where the vectors are kept."""
+        """Return the path of the cached vectors."""
         return cache / f"concepts-{self.digest[:16]}.npz"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Concepts:
-    """vectors_CMD: float32, of length 1; made_by: library and version, for the log."""
+    """The concept vectors of the classes."""
 
     vectors_CMD: Tensor
+    """float32, of length 1."""
     made_by: str
+    """Library and version, for the log."""
 
 
 def load_concepts(asked: ConceptRequest, cache: Path, log: Callable[[str], None] = _LOG.warning) -> Concepts:
-    """Return the vectors that are asked for, from the cache or made now and kept there; a row depends on its class
-    alone.
+    """Return the vectors of a request, from the cache, or made now and kept there; a row depends on its class alone.
 
-    Raises NamesError: neither is the file in the cache, nor the encoder on this machine; or it cannot do what is asked.
+    Raises NamesError where neither the file is in the cache, nor the encoder on this machine; or it cannot do what is
+    asked.
     """
     asked.check()
     file = asked.file(cache)
@@ -97,8 +99,9 @@ def load_concepts(asked: ConceptRequest, cache: Path, log: Callable[[str], None]
 
 
 def check_available(asked: ConceptRequest, cache: Path) -> None:
-    """Raises NamesError where neither the file is in the cache, nor the encoder's library on this machine: to be told
-    before the data are prepared, which may take long.
+    """Raise NamesError where neither the file is in the cache, nor the encoder's library on this machine.
+
+    So that is said before the data are prepared, which may take long.
     """
     asked.check()
     if not asked.file(cache).exists():
@@ -117,7 +120,7 @@ def _not_available(asked: ConceptRequest, cache: Path, error: NoEncoderError) ->
 
 
 def encode_concepts(asked: ConceptRequest, source: str = "") -> npt.NDArray[np.float32]:
-    """Return the vectors [C, M, D] made now. source: where the model is, if not where its name says."""
+    """Make the vectors [C, M, D] now. source: where the model is, if not where its name says."""
     model = source or asked.model
     with text_encoder(model, asked.pooling) as encode:
         each = encode_names(encode, asked.words, asked.prompts, model)
@@ -131,13 +134,13 @@ def save_concepts(
     asked: ConceptRequest, file: Path, vector_CMD: npt.NDArray[np.float32], made_by: str, log: Callable[[str], None],
     source: str = "",
 ) -> None:  # fmt: skip
-    """Write the file of what was asked for, with how it was made."""
+    """Write the file of a request, with how it was made."""
     about = {"made_by": made_by, "files": _checksums(source or asked.model), **asdict(asked)}
     name_cache.save(file, asked.digest, vector_CMD, log, json.dumps(about))
 
 
 def _load(asked: ConceptRequest, file: Path, log: Callable[[str], None]) -> Concepts | None:
-    """What the file holds; None where there is none, or (``log`` says so) where it cannot be used."""
+    """Return the vectors of the file; None where there is none, or (``log`` says so) where it cannot be used."""
     if not file.exists():
         return None
     reason = "the vectors have another shape or length"

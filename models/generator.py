@@ -23,17 +23,17 @@ NEAR = 1e-5
 
 
 def doublings(side: int) -> int:
-    """How often the size doubles on the way to images with that many pixels a side: 128 pixels start from 8."""
+    """Return how often the size doubles on the way to images with that many pixels a side: 128 pixels start from 8."""
     return next(k for k, least in ((4, 64), (3, 32), (2, 16), (1, 8)) if side >= least)
 
 
 class Generator(nn.Module):
-    """Linear layer to 128 small maps, 3x3 convolutions with BatchNorm and LeakyReLU, the size doubled between them,
-    sigmoid: condition [B, D] -> image [B, channels, H, W] in [0, 1]. With D = 512 and 3 x 128 x 128 it has 4,758,211
-    weights.
+    """FedBM's generator: condition [B, D] -> image [B, channels, H, W] in [0, 1].
 
-    A size that is no multiple of its smallest maps is cut out of the middle of the next one that is. ValueError on
-    images below 8 pixels or that are not square.
+    A linear layer makes 128 small maps; 3x3 convolutions with BatchNorm and LeakyReLU follow, the size doubled between
+    them, and a sigmoid. With D = 512 and 3 x 128 x 128 it has 4,758,211 weights. A size that is no multiple of its
+    smallest maps is cut out of the middle of the next one that is. Raises ValueError on images below 8 pixels or that
+    are not square.
     """
 
     def __init__(self, concept_width: int, shape: tuple[int, ...]) -> None:
@@ -59,7 +59,9 @@ class Generator(nn.Module):
 
 class DoublingConv(nn.Conv2d):
     """The nearest-neighbour doubling of the size, then a 3x3 convolution with padding 1: [B, in, H, W] -> [B, out, 2H,
-    2W]. Half of a 3x3 window on doubled maps looks at the same pixel twice: a 2x2 convolution of the small maps, with
+    2W].
+
+    Half of a 3x3 window on doubled maps looks at the same pixel twice. So a 2x2 convolution of the small maps, with
     those weights added, gives each of the four corners of a doubled pixel with 4/9 of the multiplications.
     """
 
@@ -84,10 +86,10 @@ def _block(before: int, after: int, convolution: type[nn.Conv2d] = nn.Conv2d) ->
 
 
 def conditions(concepts_CMD: Tensor, class_B: Tensor, rng: torch.Generator) -> Tensor:
-    """Draws from the normal distribution of each class's prompt embeddings, with their full covariance (divisor M - 1)
-    and a jitter: [B, D]. They are not brought to length 1.
+    """Draw from the normal distribution of each class's prompt embeddings: [B, D].
 
-    mean + sum_m eps_m (e_m - mean) / sqrt(M - 1) + jitter has that law, without a D x D matrix.
+    The distribution has their full covariance (divisor M - 1) and a jitter; draws are not brought to length 1. mean +
+    sum_m eps_m (e_m - mean) / sqrt(M - 1) + jitter has that law, without a D x D matrix.
     """
     prompts, width = concepts_CMD.shape[1:]
     mean_CD = concepts_CMD.mean(1)
@@ -99,7 +101,7 @@ def conditions(concepts_CMD: Tensor, class_B: Tensor, rng: torch.Generator) -> T
 
 
 def noise(width: int, class_B: Tensor, rng: torch.Generator, like: Tensor) -> Tensor:
-    """Return conditions that say nothing of the class: standard normal, [B, D] (the ablation without concept
+    """Draw conditions that say nothing of the class: standard normal, [B, D] (the ablation without concept
     conditions).
     """
     return _normal((len(class_B), width), rng, like)
@@ -111,7 +113,9 @@ def _normal(shape: tuple[int, ...], rng: torch.Generator, like: Tensor) -> Tenso
 
 def diversity(z_BD: Tensor, x_B: Tensor, class_B: Tensor, classes: int) -> Tensor:
     """Return FedBM's L_div (eq. 7): per class the mean over pairs of |z - z'|_1 / |x - x'|_1, then the mean over all
-    classes; a class with fewer than two images counts 0. Small where different conditions give different images.
+    classes.
+
+    A class with fewer than two images counts 0. Small where different conditions give different images.
     """
     index_2P = torch.triu_indices(len(z_BD), len(z_BD), 1, device=z_BD.device)
     index_2P = index_2P[:, class_B[index_2P[0]] == class_B[index_2P[1]]]
@@ -126,9 +130,10 @@ def diversity(z_BD: Tensor, x_B: Tensor, class_B: Tensor, classes: int) -> Tenso
 
 @dataclass
 class Statistics:
-    """What the BatchNorm layers of a classifier saw in its last pass: L_dis of each layer."""
+    """The distances of a classifier's BatchNorm statistics in its last pass."""
 
     distance: list[Tensor] = field(default_factory=list)
+    """L_dis of each layer."""
 
     def total(self) -> Tensor:
         """Return FedBM's L_dis (eq. 8), summed over the layers."""
@@ -137,8 +142,11 @@ class Statistics:
 
 @contextmanager
 def watch_batch_norm(classifier: nn.Module) -> Iterator[Statistics]:
-    """Within the block every pass through the classifier measures, at each BatchNorm layer, how far mean and biased
-    variance of its input are from the running ones: the sum of the two Euclidean norms. Nothing stays behind.
+    """Measure at each BatchNorm layer, in every pass within the block, how far its input is from the running
+    statistics.
+
+    The distance is the sum of the Euclidean norms between mean and biased variance of the input and the running ones.
+    Nothing stays behind.
     """
     seen = Statistics()
 

@@ -35,10 +35,11 @@ class NamesError(ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NameGraph:
-    """An undirected graph of names. ``weight_KK``: float64, > 0 where there is an edge, else 0; zero diagonal."""
+    """An undirected graph of names."""
 
     names: tuple[str, ...]
     weight_KK: npt.NDArray[np.float64]
+    """float64, > 0 where there is an edge, else 0; zero diagonal."""
 
     def __post_init__(self) -> None:
         """Check what ``walks`` relies on, for a table that did not come through ``read_table``; raises NamesError."""
@@ -51,7 +52,9 @@ class NameGraph:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SkipGramOptions:
-    """How vectors are trained; the defaults are those of the authors (node2vec's and gensim's where they set none)."""
+    """The options of walks and skip-gram. The defaults are the authors' (node2vec's and gensim's where they set
+    none).
+    """
 
     walks_per_node: int = 200
     length: int = 100
@@ -67,9 +70,10 @@ PAPER = SkipGramOptions()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NameVectors:
-    """One vector per class. ``vectors_CD``: float32, rows in the order of the class names that were asked for."""
+    """One vector per class."""
 
     vectors_CD: Tensor
+    """float32, rows in the order of the class names that were asked for."""
     without_edge: tuple[str, ...]
     """Classes that kept a random vector because the table has no edge for them; the caller warns."""
     digest: str
@@ -80,10 +84,10 @@ class NameVectors:
 
 
 def read_table(path: Path) -> NameGraph:
-    """Return the graph of a CSV table: first column ``label``, header = names in the order of the rows; empty, ``nan``
-    = no edge.
+    """Return the graph of a CSV table.
 
-    Only values > 0 are edges (authors' dataset/utils.py); the diagonal is dropped. Raises NamesError with file and row.
+    First column ``label``, header = names in the order of the rows; empty, ``nan`` = no edge. Only values > 0 are edges
+    (authors' dataset/utils.py); the diagonal is dropped. Raises NamesError with file and row.
     """
     (line, header), *body = _rows(path) or [(1, [""])]
     names = tuple(header[1:])
@@ -105,7 +109,7 @@ def read_table(path: Path) -> NameGraph:
 
 
 def _rows(path: Path) -> list[tuple[int, list[str]]]:
-    """Return non-empty rows with the number of the line that each ends on."""
+    """Return the non-empty rows with the number of the line that each ends on."""
     try:
         # utf-8-sig: spreadsheets write a byte-order mark, which would become part of the first field
         with open(path, encoding="utf-8-sig", newline="") as file:
@@ -205,7 +209,7 @@ def skip_gram(
 
 
 def random_vectors(class_names: Sequence[str], width: int, seed: int) -> Tensor:
-    """Return float32 [C, width] of N(0, 1) draws (of "w/o SE"). A row depends on name, width and seed, not on other
+    """Return N(0, 1) draws, float32 [C, width] (of "w/o SE"). A row depends on name, width and seed, not on other
     names.
     """
     if width < 1:

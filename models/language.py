@@ -1,4 +1,4 @@
-"""Class names to vectors by a frozen language model: what FedAlign (KDD 2023) leaves to future work and FedBM does.
+"""Class names to vectors by a frozen language model: FedAlign (KDD 2023) leaves it to future work, FedBM does it.
 
 A name (underscores become spaces) is filled into prompts; each goes through a text encoder (models/text_encoders.py),
 by default the mean of the last hidden states over its tokens, the model's own first and last ones included (FedBM's
@@ -55,8 +55,10 @@ def fill_prompts(prompts: Sequence[str], name: str) -> list[str]:
 
 
 def encode_names(encode: Encode, class_names: Sequence[str], prompts: Sequence[str], model: str) -> list[Tensor]:
-    """Return the vectors [M, D] of the sentences about every name, one name at a time: other names cannot change a row,
-    not even by rounding. Raises NamesError where one is not finite.
+    """Return the vectors [M, D] of the sentences about every name.
+
+    Names go through the encoder one at a time: other names cannot change a row, not even by rounding. Raises NamesError
+    where one is not finite.
     """
     rows = [encode(fill_prompts(prompts, name)) for name in class_names]
     if not all(bool(vector_MD.isfinite().all()) for vector_MD in rows):

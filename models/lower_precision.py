@@ -4,7 +4,7 @@ Weights, gradients of weights, losses, optimizer, means and everything in evalua
 from float32's in the third digit of a product; that is why it is a switch.
 
 On a GPU, and for convolutions, this is torch's autocast around the encoder. On a CPU oneDNN compiles a product for
-every shape that it meets, and the pieces of mini-batches have hundreds of them: a round of R8-8 was slower than in
+every shape that it meets, and micro-batches have hundreds of them: a round of R8-8 was slower than in
 float32, and took a gigabyte more in every worker. There, linear layers get their rows in multiples of ``ROWS``, the
 others zeros, which change no sum; attention's own products, a tenth of the whole, stay float32.
 
@@ -45,7 +45,7 @@ class _Product(torch.autograd.Function):
 
 
 def _pad_rows(x_RI: Tensor) -> Tensor:
-    """In bfloat16, with rows of zeros up to a multiple of ``ROWS``."""
+    """Return the rows in bfloat16, with rows of zeros up to a multiple of ``ROWS``."""
     rows, entries = x_RI.shape
     out = torch.empty(-(-rows // ROWS) * ROWS, entries, dtype=torch.bfloat16, device=x_RI.device)
     out[:rows] = x_RI

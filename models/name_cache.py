@@ -17,7 +17,9 @@ import numpy.typing as npt
 def load_or_make(
     cache: Path | None, digest: str, make: Callable[[], npt.NDArray[np.float32]], log: Callable[[str], None]
 ) -> npt.NDArray[np.float32]:
-    """Return the vectors from ``<cache>/names-<digest>.npz``, or made now and kept there; without a cache, made."""
+    """Return the vectors of ``<cache>/names-<digest>.npz``, or make them and keep them there; without a cache, make
+    them.
+    """
     if cache is None:
         return make()
     file = cache / f"names-{digest[:16]}.npz"
@@ -29,11 +31,13 @@ def load_or_make(
 
 
 class UnusableError(Exception):
-    """A cached file is damaged, or was made for other input; the text says which."""
+    """A cached file that is damaged, or was made for other input; the text says which."""
 
 
 def load(file: Path, digest: str, log: Callable[[str], None]) -> npt.NDArray[np.float32] | None:
-    """Cached rows, or None: no file, or (``log`` says so) one that is damaged or was made for other input."""
+    """Return the cached rows, or None: no file, or (``log`` says so) one that is damaged or was made for other
+    input.
+    """
     if not file.exists():
         return None
     try:

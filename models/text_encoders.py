@@ -28,16 +28,16 @@ CLIP = "open_clip:"
 """Prefix of a model's name: open_clip's way to name a model follows."""
 INSTALL_CLIP = f"models named {CLIP}... need open_clip: pip install open_clip_torch"
 CLIP_SOURCES = ("hf-hub:", "local-dir:")
-"""How names start that open_clip finds with their weights; any other needs the name of a set of weights."""
+"""Prefixes of names that open_clip finds with their weights; any other needs the name of a set of weights."""
 
 
 class NoEncoderError(NamesError):
-    """There is no such encoder on this machine: its library or its files are missing."""
+    """A missing encoder: its library or its files are not on this machine."""
 
 
 @contextmanager
 def text_encoder(model: str, pooling: Pooling = "auto") -> Iterator[Encode]:
-    """The encoder of a model, for as long as the context is open.
+    """Yield the encoder of a model, for as long as the context is open.
 
     model: a folder with config, tokenizer and safetensors weights; a hub name, ``name@revision`` to pin it; or
     ``open_clip:`` and what open_clip calls a model. pooling: ``mean``, the mean of the last hidden states over real
@@ -55,8 +55,9 @@ def text_encoder(model: str, pooling: Pooling = "auto") -> Iterator[Encode]:
 
 
 def library(model: str) -> str:
-    """Return the name and version of the library that the model needs, without importing it; NoEncoderError where it is
-    not installed.
+    """Return name and version of the library that the model needs, without importing it.
+
+    Raises NoEncoderError where it is not installed.
     """
     name, install = ("open_clip_torch", INSTALL_CLIP) if model.startswith(CLIP) else ("transformers", INSTALL)
     try:
@@ -81,7 +82,7 @@ def mean_states(state_MLD: Tensor, mask_ML: Tensor) -> Tensor:
 
 @contextmanager
 def _transformer(model: str, pooling: Pooling) -> Iterator[Encode]:
-    """A transformers model, loaded without chatter."""
+    """Yield the encoder of a transformers model, loaded without chatter."""
     transformers = _import("transformers", model, INSTALL)
     talk = transformers.utils.logging
     before, bars = talk.get_verbosity(), talk.is_progress_bar_enabled()
@@ -143,7 +144,7 @@ def _encode(tokenizer: Any, network: Any, texts: list[str], model: str, pooling:
 def _pool(tokenizer: Any, network: Any, texts: list[str], model: str, pooling: Pooling) -> Tensor:
     config = network.config.get_text_config()
     most = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", 1 << 30))
-    # models with a projection were trained on texts padded to full length, and some look at the last place
+    # models with a projection were trained on texts padded to full length, and some look at the last position
     padding = {"padding": "max_length", "max_length": most} if pooling == "projected" else {"padding": True}
     batch = tokenizer(texts, return_tensors="pt", **padding)
     if (tokens := batch["input_ids"].shape[1]) > most:
@@ -163,7 +164,7 @@ def _pool(tokenizer: Any, network: Any, texts: list[str], model: str, pooling: P
 
 @contextmanager
 def _clip(model: str) -> Iterator[Encode]:
-    """The text tower of an open_clip model, with its own projection.
+    """Yield the text tower of an open_clip model, with its own projection.
 
     ``create_model`` leaves some towers in training mode, so that the dropout of BiomedCLIP's would make vectors random.
     """

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class WeightsError(ValueError):
-    """The bytes are no safetensors file that can be used; the text says why."""
+    """Bytes that are no usable safetensors file; the text says why."""
 
 
 def tensors(data: bytes) -> dict[str, Tensor]:
