@@ -17,7 +17,9 @@ Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 MOST_VALUES = 1 << 31
 """Values that one array of lists can hold, and one group of rows in a Parquet file."""
-Column = Any  # pa.Array or pa.ChunkedArray: pyarrow has no complete stubs
+# pyarrow has no complete stubs
+Column = Any  # pa.Array or pa.ChunkedArray
+Table = Any  # pa.Table
 
 
 def list_parts(column: Column) -> tuple[npt.NDArray[Any], Ints]:
@@ -61,7 +63,7 @@ def fixed_lists(x_ND: npt.NDArray[np.float32]) -> Column:
     return pa.FixedSizeListArray.from_arrays(flat, x_ND.shape[1])
 
 
-def table_digest(table: Any) -> str:
+def table_digest(table: Table) -> str:
     """Return the sha256 of a table's content: column names, types and values, whatever its chunks and file encoding."""
     digest = hashlib.sha256()
     for name, column in zip(table.column_names, table.columns, strict=True):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import Bools, Column, in_one, nulls
+from anchorfl.tasks.arrays.arrow import Bools, Column, Table, in_one, nulls
 from anchorfl.tasks.arrays.chunks import Chunks
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import LabelKind
@@ -53,7 +53,7 @@ def known_matrix(known: Column, default: Sequence[int], classes: int) -> Bools:
     return known_NC
 
 
-def disclose_table(table: Any, classes: Sequence[int], total: int, kind: LabelKind) -> Any:
+def disclose_table(table: Table, classes: Sequence[int], total: int, kind: LabelKind) -> Table:
     """Return Arrow table (row, x, labels, known) in row order that holds no label outside what the client may see.
 
     table: row, x, all positive ``labels`` and where the raw data have it ``known``; total: C. Lists become

@@ -7,12 +7,11 @@ Shape suffixes: N all rows, B rows of a part, C classes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
-from anchorfl.tasks.arrays.arrow import Bools, Column, nulls
+from anchorfl.tasks.arrays.arrow import Bools, Column, Table, nulls
 from anchorfl.tasks.arrays.disclosure import known_matrix
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.arrays.tensors import inputs
@@ -42,7 +41,7 @@ class SparseRows:
     spec: InputSpec
 
     @classmethod
-    def of(cls, table: Any, spec: InputSpec, classes: int) -> SparseRows:
+    def of(cls, table: Table, spec: InputSpec, classes: int) -> SparseRows:
         """Return the rows of a stored table. Raises ValueError on a class outside 0..C-1 or twice in a row."""
         return cls(table["x"], table["known"], Labels.of_lists(table["labels"], classes), spec)
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.corpus.corpus_files import BLOCK, Reading, Shard, blocks, files, shards_of
 from anchorfl.tasks.corpus.counting import PairCounts, Scanner
 from anchorfl.tasks.errors import InputError
@@ -111,7 +112,7 @@ def _parts(counted: Any, names: int) -> Iterator[tuple[PairCounts, int]]:
         yield PairCounts(row["segments"], pair_KK + np.triu(pair_KK, 1).T), row["size"]
 
 
-def _read_and_count(batch: Any, scanner: Any, how: Reading) -> Any:
+def _read_and_count(batch: Table, scanner: Any, how: Reading) -> Table:
     """Return the counts of some shards, as one row."""
     import ray  # runs in a worker
 
@@ -136,7 +137,7 @@ def _read(batch: Any, how: Reading) -> Iterator[Any]:
         yield pa.table({"text": pa.array([b""], pa.large_binary()), "error": [str(error)]})
 
 
-def _count(batch: Any, scanner: Any) -> Any:
+def _count(batch: Table, scanner: Any) -> Table:
     """Return the counts of some blocks, as one row."""
     import ray  # runs in a worker
 
@@ -150,7 +151,7 @@ def _count(batch: Any, scanner: Any) -> Any:
     return _row(total, size, "")
 
 
-def _row(counts: PairCounts, size: int, error: str) -> Any:
+def _row(counts: PairCounts, size: int, error: str) -> Table:
     upper = np.triu(counts.pair_KK).ravel()
     at = np.flatnonzero(upper)
     values = [counts.segments], [size], [at], [upper[at]], [error]

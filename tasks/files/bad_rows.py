@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 
@@ -43,7 +43,7 @@ class BadRows:
         if len(self.listed) < LISTED:
             self.listed.append(message)
 
-    def noted(self, table: Any) -> Any:
+    def noted(self, table: Table) -> Table:
         """Return the table with this account in its metadata, where ``skipped`` finds it."""
         if not self.count:
             return table
@@ -51,7 +51,7 @@ class BadRows:
         return table.replace_schema_metadata({**(table.schema.metadata or {}), KEY: account})
 
 
-def skipped(table: Any) -> tuple[int, list[str]]:
+def skipped(table: Table) -> tuple[int, list[str]]:
     """Return how many rows were left out of a table that ``read`` gave, and the first of them."""
     account = json.loads((table.schema.metadata or {}).get(KEY, b'{"count": 0, "listed": []}'))
     return account["count"], account["listed"]

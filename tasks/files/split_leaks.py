@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import Ints, list_parts
+from anchorfl.tasks.arrays.arrow import Column, Ints, Table, list_parts
 
 BLOCK = 8192
 """Rows that are hashed at a time, so that no second copy of the table is held."""
@@ -21,7 +21,7 @@ MIDDLE_BYTES = 4096
 """Bytes of a file that are looked at before all of it is."""
 
 
-def leaked_rows(table: Any, payload: str) -> list[tuple[int, int]]:
+def leaked_rows(table: Table, payload: str) -> list[tuple[int, int]]:
     """Return the ids of every test row whose payload is that of a training row, with the first such training row."""
     split = np.asarray(table["split"].to_pylist())
     train, test = (np.flatnonzero(split == name) for name in ("train", "test"))
@@ -36,7 +36,7 @@ def leaked_rows(table: Any, payload: str) -> list[tuple[int, int]]:
     return list(zip(row_N[test[same]].tolist(), row_N[train[at_K[index_T[same]]]].tolist(), strict=True))
 
 
-def _hashes(column: Any) -> Iterator[int]:
+def _hashes(column: Column) -> Iterator[int]:
     """Yield the hash of every row's value: equal rows have equal hashes, others but for a collision of 64 bits."""
     lists = pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type)
     for start in range(0, len(column), BLOCK):

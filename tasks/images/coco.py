@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.arrays.arrow import Bools, Ints, Table
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError, nearest
@@ -106,7 +106,7 @@ def coco2014() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
+def read(folder: Path | None, options: TaskOptions) -> Table:
     """Return the raw rows, training images first, in the order of the files; ``row`` is COCO's image id.
 
     Raises InputError with file and entry, and where images are missing.
@@ -165,7 +165,7 @@ def images_of(path: Path, bad: BadRows) -> AnnotatedImages:
     return AnnotatedImages(image_N, names, locations, y_IC[y_IC.any(1)])
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
+def fit(train: Table, options: TaskOptions) -> InputSpec:
     """Return the spec: RGB images of 112 x 112 or ``image_size``, scaled with ImageNet's mean and deviation."""
     return image_spec(options, SIZE)
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.arrow import Ints, Table
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
@@ -93,7 +93,7 @@ def femnist() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
+def read(folder: Path | None, options: TaskOptions) -> Table:
     """Return the samples of the 50 writers, writer by writer in alphabetical order; ``row`` counts the samples of all
     writers in the order of the files.
 
@@ -116,7 +116,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     return bad.noted(pa.concat_tables(tables))
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
+def fit(train: Table, options: TaskOptions) -> InputSpec:
     """Return the spec: grey images of 28 x 28 or ``image_size``, scaled to [0, 1]; nothing is learnt from the rows."""
     return image_spec(options, SIDE, channels=1)
 
@@ -238,7 +238,7 @@ def _draw_writers(names: list[str], folder: Path) -> dict[str, str]:
     return {names[index]: split for index, split in zip(order.tolist(), splits, strict=True)}
 
 
-def _rows(name: str, parts: list[WriterSamples], split: str, bad: BadRows) -> Any:
+def _rows(name: str, parts: list[WriterSamples], split: str, bad: BadRows) -> Table:
     """Return the usable samples of one writer."""
     for part in parts:
         for number, fault in sorted(part.samples.faults.items()):

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.contract import CLASS_NAMES, InputSpec, Source, Task
@@ -75,7 +76,7 @@ def flair() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
+def read(folder: Path | None, options: TaskOptions) -> Table:
     """Return the raw rows in file order; ``row`` is flickr's photo id, the names of the classes are in the metadata.
 
     Raises InputError with file and record, and where images are missing.
@@ -131,7 +132,7 @@ def records_of(path: Path, bad: BadRows) -> Records:
     return rows
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
+def fit(train: Table, options: TaskOptions) -> InputSpec:
     """Return the spec: RGB images of 64 x 64 or ``image_size``, scaled with ImageNet's mean and deviation."""
     return image_spec(options, SIZE)
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.arrow import Ints, Table
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.images.pixels import faults, path_column
@@ -58,7 +58,7 @@ def list_folders(base: Path, folders: Sequence[str], bad: BadRows) -> Listing:
     return Listing(tuple(paths), np.repeat(np.array(number, dtype=np.int64), counts))
 
 
-def image_table(listing: Listing, split_N: npt.NDArray[np.str_], payload: str, bad: BadRows) -> Any:
+def image_table(listing: Listing, split_N: npt.NDArray[np.str_], payload: str, bad: BadRows) -> Table:
     """Return the table that ``read`` gives: one row per file, numbered in the order of the listing, without those that
     are no image (bad rows; see ``faults``).
     """
@@ -73,7 +73,7 @@ def image_table(listing: Listing, split_N: npt.NDArray[np.str_], payload: str, b
     return bad.noted(table_of(rows, listing.class_N[rows], split_N[rows], {payload: paths}))
 
 
-def table_of(row_N: Ints, class_N: Ints, split_N: npt.NDArray[np.str_], columns: Mapping[str, Any]) -> Any:
+def table_of(row_N: Ints, class_N: Ints, split_N: npt.NDArray[np.str_], columns: Mapping[str, Any]) -> Table:
     """Return the table of single-label rows, with further columns."""
     label_N = pa.ListArray.from_arrays(np.arange(len(row_N) + 1, dtype=np.int32), pa.array(class_N.astype(np.int32)))
     return pa.table({"row": row_N, "split": pa.array(split_N.tolist(), pa.string()), "labels": label_N, **columns})

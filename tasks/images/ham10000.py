@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
@@ -68,7 +69,7 @@ def ham10000() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
+def read(folder: Path | None, options: TaskOptions) -> Table:
     """Return one row per image that the variant has, numbered and ordered as in the metadata; ``subject`` is the
     lesion.
 
@@ -94,7 +95,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     return bad.noted(table_of(rows.row_N[index_N], rows.class_N[index_N], split_N[index_N], columns))
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
+def fit(train: Table, options: TaskOptions) -> InputSpec:
     """Return the spec: RGB of 128 x 128 (thumbs64: 64 x 64), or grey of 8 x 8, unless asked otherwise; nothing is
     learnt from rows.
     """

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.arrow import Column, Ints
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.raw_files import open_text
@@ -88,7 +87,7 @@ def read_metadata(path: Path, bad: BadRows) -> MetadataRows:
     return MetadataRows(path, line_N - 2, line_N, np.array(classes, dtype=np.int64), lesions, images)
 
 
-def photographs(paths: Sequence[Path], rows: MetadataRows, bad: BadRows) -> tuple[Ints, Any]:
+def photographs(paths: Sequence[Path], rows: MetadataRows, bad: BadRows) -> tuple[Ints, Column]:
     """Return the places in ``rows`` of the images found, ascending, and the column of their paths."""
     found = dict[str, Path]()
     for path in paths:
@@ -113,7 +112,7 @@ def photographs(paths: Sequence[Path], rows: MetadataRows, bad: BadRows) -> tupl
     return np.array(there, dtype=np.int64)[good], path_column([paths[number] for number in good])
 
 
-def read_pixels(path: Path, rows: MetadataRows, bad: BadRows) -> tuple[Ints, Any]:
+def read_pixels(path: Path, rows: MetadataRows, bad: BadRows) -> tuple[Ints, Column]:
     """Return the places in ``rows`` of the lines of a table of 8 x 8 grey pixels, in the same order, and the column of
     pixels.
 
@@ -145,7 +144,7 @@ def read_pixels(path: Path, rows: MetadataRows, bad: BadRows) -> tuple[Ints, Any
     return np.array(indices, dtype=np.int64), pixel_column(images)
 
 
-def thumbnails(path: Path, rows: MetadataRows, bad: BadRows) -> tuple[Ints, Any]:
+def thumbnails(path: Path, rows: MetadataRows, bad: BadRows) -> tuple[Ints, Column]:
     """Return the places in ``rows`` of the images of an .npz file, ascending, and the column of their pixels."""
     arrays = load_arrays(path, {"images": 4, "labels": 1, "image_ids": 1, "class_names": 1})
     images, names = arrays["images"], arrays["class_names"].tolist()

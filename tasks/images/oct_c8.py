@@ -11,10 +11,10 @@ its macular hole and diabetic retinopathy are swapped. Chosen by us: nothing; 12
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.images.folders import Listing, image_table, list_folders
@@ -58,7 +58,7 @@ def oct_c8() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
+def read(folder: Path | None, options: TaskOptions) -> Table:
     """Return one row per image, training folders first. Raises InputError with the path."""
     if folder is None:
         msg = "oct-c8 needs the folder of its images"
@@ -71,6 +71,6 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     return image_table(listing, split_N, "path", bad)
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
+def fit(train: Table, options: TaskOptions) -> InputSpec:
     """Return the spec: RGB of 128 x 128 unless asked otherwise; nothing is learnt from the rows."""
     return image_spec(options, SIZE)

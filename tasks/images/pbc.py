@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.arrow import Ints, Table
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
@@ -70,7 +70,7 @@ def pbc() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
+def read(folder: Path | None, options: TaskOptions) -> Table:
     """Return one row per image, in the order of class folders and names. Raises InputError with the path, and in an
     array with the row.
     """
@@ -85,14 +85,14 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     return image_table(listing, split_N, "image", bad)
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
+def fit(train: Table, options: TaskOptions) -> InputSpec:
     """Return the spec: RGB of 128 x 128, or of the size of the arrays, unless asked otherwise; nothing is learnt from
     the rows.
     """
     return image_spec(options, SIZES[variant(pbc(), options)])
 
 
-def _read_arrays(path: Path, bad: BadRows) -> Any:
+def _read_arrays(path: Path, bad: BadRows) -> Table:
     arrays = load_arrays(path, {"images": 4, "labels": 1, "filenames": 1, "class_names": 1})
     images, names = _checked_images(arrays["images"], path), arrays["filenames"].tolist()
     folder_C = _checked_names(arrays["class_names"].tolist(), path)

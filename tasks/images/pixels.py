@@ -17,14 +17,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from PIL import Image, UnidentifiedImageError
 
-from anchorfl.tasks.arrays.arrow import list_parts
+from anchorfl.tasks.arrays.arrow import Column, Table, list_parts
 from anchorfl.tasks.contract import InputSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
@@ -65,7 +64,7 @@ def image_spec(options: TaskOptions, default_size: int, channels: int = 3) -> In
     return InputSpec("image", shape, mean=IMAGENET_MEAN, std=IMAGENET_STD, levels=LEVELS)
 
 
-def path_column(paths: Sequence[Path | str]) -> Any:
+def path_column(paths: Sequence[Path | str]) -> Column:
     """Return a string column of the paths, absolute: workers have other working folders. Raises InputError on a name
     that is no UTF-8.
     """
@@ -78,7 +77,7 @@ def path_column(paths: Sequence[Path | str]) -> Any:
     return pa.array(names, pa.string())
 
 
-def pixel_column(images: Pixels) -> Any:
+def pixel_column(images: Pixels) -> Column:
     """Return a fixed-size list<uint8> column of square images [N, H, W, C] or grey [N, H, W], flattened in that
     order.
     """
@@ -98,7 +97,7 @@ def faults(paths: Sequence[Path | str], whole: bool) -> list[str]:
         return list(pool.map(partial(_fault, whole=whole), paths))
 
 
-def encode_paths(table: Any, spec: InputSpec) -> Any:
+def encode_paths(table: Table, spec: InputSpec) -> Table:
     """Return the table with ``x`` (fixed-size list<uint8> in the order C, H, W) in place of ``path``.
 
     Raises InputError with the path of a file that does not decode.
@@ -110,7 +109,7 @@ def encode_paths(table: Any, spec: InputSpec) -> Any:
     return _with_x(table, "path", x_NCHW)
 
 
-def encode_pixels(table: Any, spec: InputSpec) -> Any:
+def encode_pixels(table: Table, spec: InputSpec) -> Table:
     """Return the table with ``x`` as ``encode_paths`` gives it in place of ``pixels``: the values 0..255 of square
     images, as ``pixel_column`` has them. Raises InputError on other values or numbers of values.
     """
@@ -126,7 +125,7 @@ def encode_pixels(table: Any, spec: InputSpec) -> Any:
     return _with_x(table, "pixels", x_NCHW)
 
 
-def encode_images(table: Any, spec: InputSpec) -> Any:
+def encode_images(table: Table, spec: InputSpec) -> Table:
     """Encode the payload ``image``, a path or stored pixels by its type: for data sets that come as files and as
     arrays.
     """
@@ -186,7 +185,7 @@ def _resize(image: Image.Image, channels: int, height: int, width: int) -> Pixel
     return np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
 
 
-def _pixel_arrays(column: Any) -> Pixels:
+def _pixel_arrays(column: Column) -> Pixels:
     """Return stored pixels as [N, H, W, C]."""
     values, length_N = list_parts(column)
     if not len(length_N):
@@ -207,12 +206,12 @@ def _pixel_arrays(column: Any) -> Pixels:
     return values.astype(np.uint8, copy=False).reshape(-1, side, side, fitting[0])
 
 
-def _with_x(table: Any, payload: str, x_NCHW: Pixels) -> Any:
+def _with_x(table: Table, payload: str, x_NCHW: Pixels) -> Table:
     flat = np.ascontiguousarray(x_NCHW).reshape(len(x_NCHW), int(np.prod(x_NCHW.shape[1:])))
     return table.drop_columns([payload]).append_column("x", _lists(flat))
 
 
-def _lists(x_ND: Pixels) -> Any:
+def _lists(x_ND: Pixels) -> Column:
     """Return a fixed-size list<uint8> column, in chunks."""
     width = x_ND.shape[1]
     rows = max(1, CHUNK_BYTES // width)

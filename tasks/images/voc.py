@@ -24,13 +24,13 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError
@@ -80,7 +80,7 @@ def voc2012_difficult_unknown() -> Task:
     return _task(2012, difficult_known=False)
 
 
-def read(folder: Path | None, options: TaskOptions, *, year: int, difficult_known: bool) -> Any:
+def read(folder: Path | None, options: TaskOptions, *, year: int, difficult_known: bool) -> Table:
     """Return the raw rows, set by set in the order of the lists; ``row`` is the number of the image.
 
     Raises InputError with file and line, and where images are missing.
@@ -106,7 +106,7 @@ def read(folder: Path | None, options: TaskOptions, *, year: int, difficult_know
     return bad.noted(pa.table(columns).filter(pa.array(found_N)))
 
 
-def labels_of(folder: Path, sets: dict[str, str], year: int, bad: BadRows) -> Any:
+def labels_of(folder: Path, sets: dict[str, str], year: int, bad: BadRows) -> Table:
     """Return the image lists alone, without a look at the images: columns ``image`` (its name without .jpg), ``split``,
     ``location`` (``<file>:<line>`` of its first list) and ``value``, 20 int8 in the order of CLASSES: 1 present, 0 only
     difficult objects, -1 absent.
@@ -133,7 +133,7 @@ def labels_of(folder: Path, sets: dict[str, str], year: int, bad: BadRows) -> An
     return pa.table(columns)
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
+def fit(train: Table, options: TaskOptions) -> InputSpec:
     """Return the spec: RGB images of 224 x 224 or ``image_size``, scaled with ImageNet's mean and deviation."""
     return image_spec(options, SIZE)
 

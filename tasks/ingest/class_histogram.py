@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.arrow import Column, Ints, Table
 from anchorfl.tasks.arrays.labels import Labels
 
 
@@ -41,7 +40,7 @@ class ClassHistogram:
         return cls(client_H, class_H, rows_H)
 
     @classmethod
-    def from_table(cls, table: Any, clients: int, classes: int) -> ClassHistogram:
+    def from_table(cls, table: Table, clients: int, classes: int) -> ClassHistogram:
         """Return the histogram of a stored table.
 
         Raises KeyError where a column lacks, ValueError on values that no file of so many clients and classes holds.
@@ -49,7 +48,7 @@ class ClassHistogram:
         columns = (("client", 0, clients - 1), ("class", 0, classes - 1), ("rows", 1, math.inf))
         return cls(*(_whole(table[name], name, *bounds) for name, *bounds in columns))
 
-    def table(self) -> Any:
+    def table(self) -> Table:
         """Return the table that is stored."""
         return pa.table({"client": self.client_H, "class": self.class_H, "rows": self.rows_H})
 
@@ -68,7 +67,7 @@ class ClassHistogram:
         return held_MC
 
 
-def _whole(column: Any, name: str, least: int, most: float) -> Ints:
+def _whole(column: Column, name: str, least: int, most: float) -> Ints:
     if column.null_count or not pa.types.is_int64(column.type):
         msg = f"{column.null_count} nulls in the column {name} of {column.type}, which needs int64"
         raise ValueError(msg)

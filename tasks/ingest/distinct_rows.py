@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.arrow import Column, Ints, Table
 from anchorfl.tasks.arrays.chunks import Chunks
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.arrays.ragged import offsets
@@ -73,7 +73,7 @@ def collect_distinct_rows(prepared: Prepared, owner_I: Sequence[int], owners: in
     return DistinctRows(x, prepared.manifest.spec, _holders(row_N, row_of, holder_of, owners), row_N)
 
 
-def _read(prepared: Prepared, client: int) -> Any:
+def _read(prepared: Prepared, client: int) -> Table:
     path = prepared.file(client_file(client))
     try:
         table = pq.read_table(path, columns=["row", "x", "labels"], use_threads=False, partitioning=None)
@@ -89,7 +89,7 @@ def _read(prepared: Prepared, client: int) -> Any:
     return table
 
 
-def _lengths(column: Any, spec: InputSpec) -> Ints:
+def _lengths(column: Column, spec: InputSpec) -> Ints:
     """Return the number of values of every row; 0 where all are of one size."""
     if spec.kind not in ("tokens", "sparse"):
         return np.zeros(len(column), dtype=np.int64)

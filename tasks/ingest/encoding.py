@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.arrays.disclosure import disclose_table, stored_type
 from anchorfl.tasks.contract import InputSpec, Task
 from anchorfl.tasks.errors import InputError
@@ -30,7 +30,7 @@ class Encoding:
         clients = len(self.classes) - 2
         return client_file(owner) if owner < clients else ("test.parquet", "validation.parquet")[owner - clients]
 
-    def encode(self, table: Any) -> Any:
+    def encode(self, table: Table) -> Table:
         """Return the columns row, labels, known and x; x is a list of variable size, which all of Ray Data keeps as it
         is.
         """
@@ -38,12 +38,12 @@ class Encoding:
         x = encoded["x"].cast(pa.list_(stored_type(encoded["x"].type.value_type)))
         return pa.table({n: x if n == "x" else encoded[n] for n in (*kept_columns(encoded), "x")})
 
-    def file(self, table: Any, owner: int) -> tuple[bytes, str]:
+    def file(self, table: Table, owner: int) -> tuple[bytes, str]:
         """Return the rows of one owner, with the labels that it may see, as a file, and the digest of its content."""
         return table_bytes(disclose_table(table, self.classes[owner], len(self.task.class_names), self.task.kind))
 
 
-def kept_columns(table: Any) -> list[str]:
+def kept_columns(table: Table) -> list[str]:
     """Return the columns that encoding leaves as they are."""
     return [name for name in ("row", "labels", "known") if name in table.column_names]
 

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anchorfl.tasks.arrays.arrow import Ints, list_parts
+from anchorfl.tasks.arrays.arrow import Ints, Table, list_parts
 from anchorfl.tasks.arrays.chunks import Chunks
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.arrays.ragged import ragged_take
@@ -126,7 +126,7 @@ def _build(
     options: TaskOptions,
     seed: int,
     raw: str,
-    table: Any,
+    table: Table,
     building: str,
     engine: Engine,
     log: Log,
@@ -159,7 +159,9 @@ def _build(
     write_manifest(building, manifest, plan, histogram)
 
 
-def _make_plan(task: Task, options: TaskOptions, seed: int, table: Any, labels: Labels) -> tuple[PartitionPlan, Owners]:
+def _make_plan(
+    task: Task, options: TaskOptions, seed: int, table: Table, labels: Labels
+) -> tuple[PartitionPlan, Owners]:
     """Return the partition, and the owners of every row."""
     row_N, split = table["row"].to_numpy(), table["split"]
     test_N, published_N = (
@@ -173,14 +175,14 @@ def _make_plan(task: Task, options: TaskOptions, seed: int, table: Any, labels: 
     return plan, assign_owners(plan, row_N, test_N)
 
 
-def _run_local(job: Encoding, table: Any, owned: Owners) -> Iterator[_File]:
+def _run_local(job: Encoding, table: Table, owned: Owners) -> Iterator[_File]:
     """Encode in this process, owner by owner, so that no more than one owner's rows are held twice."""
     chunks = Chunks.of(table)
     for owner, rows in enumerate(owned.parts()):
         yield owner, *job.file(job.encode(chunks.take(rows)), owner)
 
 
-def _run_ray(job: Encoding, table: Any, row_N: Ints, owned: Owners, labels: Labels) -> Iterator[_File]:
+def _run_ray(job: Encoding, table: Table, row_N: Ints, owned: Owners, labels: Labels) -> Iterator[_File]:
     """Encode with Ray Data; the files one by one.
 
     Raises RuntimeError where rows or labels got lost on the way.
@@ -212,12 +214,12 @@ def _run_ray(job: Encoding, table: Any, row_N: Ints, owned: Owners, labels: Labe
         yield owner, *job.file(job.encode(table.slice(0, 0)), owner)
 
 
-def _positive_classes(table: Any) -> Any:
+def _positive_classes(table: Table) -> Table:
     """Return one row per positive label."""
     return pa.table({"class": list_parts(table["labels"])[0].astype(np.int64)})
 
 
-def _add_owners(table: Any, lookup: Any) -> Any:
+def _add_owners(table: Table, lookup: Any) -> Table:
     """Return one row for every owner of every row, with the column ``owner``."""
     import ray  # runs in a worker of the ray engine
 
@@ -228,7 +230,7 @@ def _add_owners(table: Any, lookup: Any) -> Any:
     return table.take(index).append_column("owner", pa.array(owned.owner_E[entry]))
 
 
-def _group_file(table: Any, job: Encoding) -> Any:
+def _group_file(table: Table, job: Encoding) -> Table:
     """Return one row: an owner, the file of its rows, and their number and digest."""
     owner = table["owner"][0].as_py()
     data, content = job.file(table.drop_columns(["owner"]), owner)

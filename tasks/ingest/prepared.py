@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from anchorfl.tasks.arrays.arrow import Ints, table_digest
+from anchorfl.tasks.arrays.arrow import Ints, Table, table_digest
 from anchorfl.tasks.arrays.sparse_rows import SparseRows
 from anchorfl.tasks.arrays.tensors import client_data
 from anchorfl.tasks.contract import ClientData, Objective
@@ -167,7 +167,7 @@ class Prepared:
             raise IndexError(f"there is no client {client}: the clients are 0..{len(self.manifest.examples) - 1}")
         return self.manifest.examples[client]
 
-    def _sparse(self, table: Any) -> SparseRows:
+    def _sparse(self, table: Table) -> SparseRows:
         return SparseRows.of(table, self.manifest.spec, len(self.manifest.class_names))
 
     def _rows(self, name: str, rows: int, convert: Callable[[Any], RowsT]) -> RowsT:
@@ -229,7 +229,7 @@ def file_list(clients: int) -> list[str]:
     ]
 
 
-def table_bytes(table: Any) -> tuple[bytes, str]:
+def table_bytes(table: Table) -> tuple[bytes, str]:
     """Return a table as a Parquet file, and the digest of its content."""
     stream = io.BytesIO()
     rows = max(1, int(GROUP_BYTES * table.num_rows / max(1, table.nbytes)))

@@ -7,13 +7,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.arrow import Column, Ints, Table
 from anchorfl.tasks.arrays.disclosure import known_matrix
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.arrays.ragged import offsets
@@ -43,7 +42,7 @@ def canonicalize_options(task: Task, options: TaskOptions, seed: int) -> TaskOpt
     return replace(options, fold=seed % task.folds) if task.folds and options.fold == -1 else options
 
 
-def read_rows(task: Task, options: TaskOptions, folder: Path | None, log: Callable[[str], None]) -> tuple[Any, Task]:
+def read_rows(task: Task, options: TaskOptions, folder: Path | None, log: Callable[[str], None]) -> tuple[Table, Task]:
     """Return the raw rows, and the task with the classes that count. Log what was left out and what looks wrong.
 
     Raises InputError on bad files, ValueError on a fault of the task.
@@ -73,13 +72,13 @@ def class_names_of(task: Task, options: TaskOptions) -> tuple[str, ...]:
     return _with_class_names(task, task.read(raw_folder(task, options), options)).class_names
 
 
-def _with_class_names(task: Task, table: Any) -> Task:
+def _with_class_names(task: Task, table: Table) -> Task:
     """Return the task with the class names that stand in the files, if they do."""
     names = (table.schema.metadata or {}).get(CLASS_NAMES)
     return task if names is None else replace(task, class_names=tuple(json.loads(names)))
 
 
-def validate_table(table: Any, task: Task) -> Any:
+def validate_table(table: Table, task: Task) -> Table:
     """Return the table that ``read`` gave, if it keeps the contract.
 
     Raises ValueError on a fault of the task, InputError on a fault of the data.
@@ -110,7 +109,7 @@ def validate_table(table: Any, task: Task) -> Any:
     return table
 
 
-def given_labels(table: Any, classes: int) -> Labels | None:
+def given_labels(table: Table, classes: int) -> Labels | None:
     """Return the classes of every row whose label the raw data give; None where they give all."""
     if "known" not in table.column_names or not (table["known"].null_count < table.num_rows):
         return None
@@ -118,7 +117,7 @@ def given_labels(table: Any, classes: int) -> Labels | None:
     return Labels.of_lists(table["known"].fill_null(every), classes)
 
 
-def drop_rare_classes(table: Any, task: Task, least: int) -> tuple[Any, Task]:
+def drop_rare_classes(table: Table, task: Task, least: int) -> tuple[Table, Task]:
     """Return the table and the task without the classes that fewer than ``least`` rows have. Raises InputError where
     none is left.
     """
@@ -135,7 +134,7 @@ def drop_rare_classes(table: Any, task: Task, least: int) -> tuple[Any, Task]:
     groups = {group: tuple(n for n in members if n in names) for group, members in task.groups.items()}
     groups = {group: members for group, members in groups.items() if members}
 
-    def renumbered(column: Any) -> Any:
+    def renumbered(column: Column) -> Column:
         every = column.is_null()
         found = Labels.of_lists(column.fill_null(pa.scalar([], column.type)), labels.classes)
         found = found.where(kept_C[found.class_P])
@@ -147,7 +146,9 @@ def drop_rare_classes(table: Any, task: Task, least: int) -> tuple[Any, Task]:
     return table, replace(task, class_names=names, groups=groups)
 
 
-def restrict_validation_labels(table: Any, labels: Labels, plan: PartitionPlan, kind: LabelKind) -> tuple[Any, Labels]:
+def restrict_validation_labels(
+    table: Table, labels: Labels, plan: PartitionPlan, kind: LabelKind
+) -> tuple[Table, Labels]:
     """Return table and labels, in which validation rows show only what the clients know that they were held out
     from.
     """

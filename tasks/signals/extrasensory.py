@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.arrays.arrow import Bools, Column, Ints, Table
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
@@ -80,7 +80,7 @@ def extrasensory() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
+def read(folder: Path | None, options: TaskOptions) -> Table:
     """Return the sequences by user and time; ``readings`` are their minutes of 225 features, one after the other.
 
     Raises InputError with file, line and field.
@@ -109,7 +109,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     return bad.noted(_table(tuple(paths), users, sequence_N, fold_N == options.fold))
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
+def fit(train: Table, options: TaskOptions) -> InputSpec:
     """Return the spec: 10 steps of 225 features; mean and deviation of the training minutes."""
     return fit_series(train, STEPS, len(FEATURES))
 
@@ -145,7 +145,7 @@ def _folds_of_sequences(sequence_N: Ints) -> Ints:
     return np.asarray(fold_Q[sequence_N])
 
 
-def _table(names: Sequence[str], users: Sequence[_User], sequence_N: Ints, test_N: Bools) -> Any:
+def _table(names: Sequence[str], users: Sequence[_User], sequence_N: Ints, test_N: Bools) -> Table:
     """Return the table of all users."""
     sizes = [len(user.length_N) for user in users]
     if not sum(sizes):
@@ -164,7 +164,7 @@ def _table(names: Sequence[str], users: Sequence[_User], sequence_N: Ints, test_
     return pa.table(columns)
 
 
-def _lists(values: npt.NDArray[Any], length_N: Ints) -> Any:
+def _lists(values: npt.NDArray[Any], length_N: Ints) -> Column:
     """Return a list column of all values and the length of every row."""
     offset_N1 = np.concatenate([[0], np.cumsum(length_N)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offset_N1), pa.array(values))

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import Ints, fixed_lists
+from anchorfl.tasks.arrays.arrow import Ints, Table, fixed_lists
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
@@ -98,7 +98,7 @@ def pamap2_optional() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
+def read(folder: Path | None, options: TaskOptions) -> Table:
     """Return the windows by subject and time; ``readings`` are 100 steps of 52 features. Raises InputError with file,
     line and field.
     """
@@ -111,13 +111,13 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     return _read(protocol, PROTOCOL, options)
 
 
-def read_optional(folder: Path | None, options: TaskOptions) -> Any:
+def read_optional(folder: Path | None, options: TaskOptions) -> Table:
     """Do what ``read`` does, the protocol first, then the optional activities."""
     parts = [_files(folder, f"**/{name}/subject10*.dat") for name in ("Protocol", "Optional")]
     return _read([path for part in parts for path in part], PROTOCOL | OPTIONAL, options)
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
+def fit(train: Table, options: TaskOptions) -> InputSpec:
     """Return the spec: 100 steps of 52 features; mean and deviation of the training windows."""
     return fit_series(train, STEPS, len(FEATURES))
 
@@ -142,7 +142,7 @@ def _files(folder: Path | None, pattern: str) -> list[Path]:
     return find_files(folder, pattern)
 
 
-def _read(paths: Sequence[Path], activities: Mapping[int, str], options: TaskOptions) -> Any:
+def _read(paths: Sequence[Path], activities: Mapping[int, str], options: TaskOptions) -> Table:
     """Return the table of some recordings. activities: id -> name, in the order of the classes."""
     seen = dict[tuple[str, str], Path]()
     for path in paths:

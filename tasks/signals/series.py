@@ -6,12 +6,11 @@ Shape suffixes: N rows, S steps of all rows one after the other, L steps of a pa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from anchorfl.tasks.arrays.arrow import Ints, fixed_lists, list_parts
+from anchorfl.tasks.arrays.arrow import Ints, Table, fixed_lists, list_parts
 from anchorfl.tasks.contract import InputSpec
 from anchorfl.tasks.errors import InputError
 
@@ -24,7 +23,7 @@ REAL = 1e-6
 Floats = npt.NDArray[np.float32]
 
 
-def fit_series(train: Any, steps: int, features: int) -> InputSpec:
+def fit_series(train: Table, steps: int, features: int) -> InputSpec:
     """Return the spec of series, with mean and deviation of every feature.
 
     The mean is that of the present readings, the deviation that after missing ones became the mean (so the order of the
@@ -46,7 +45,7 @@ def fit_series(train: Any, steps: int, features: int) -> InputSpec:
     return InputSpec("series", (steps, features), mean=tuple(mean_F.tolist()), std=tuple(std_F.tolist()))
 
 
-def encode_series(table: Any, spec: InputSpec) -> Any:
+def encode_series(table: Table, spec: InputSpec) -> Table:
     """Return the table with ``x`` [L, F], flattened, in place of ``readings``: ``(reading - mean) / std``.
 
     It is 0 where a reading is missing; rows of zeros follow the last step. Steps at the end of a row whose readings are
@@ -89,7 +88,7 @@ def _unpadded(raw_SF: Floats, length_N: Ints, steps: int) -> tuple[Ints, Floats]
     return (index_S, raw_SF) if real_S.all() else (index_S[real_S], raw_SF[real_S])
 
 
-def _blocks(table: Any, features: int) -> Iterator[Floats]:
+def _blocks(table: Table, features: int) -> Iterator[Floats]:
     """Yield the readings of some rows at a time, [S, F]."""
     for start in range(0, table.num_rows, BLOCK_ROWS):
         values, _ = list_parts(table[PAYLOAD].slice(start, BLOCK_ROWS))

@@ -16,11 +16,11 @@ the files; the repository asks for citation (Bhatia et al., 2016) and for that o
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.contract import Source, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
@@ -100,7 +100,7 @@ def _task(name: str, title: str) -> Task:
     )
 
 
-def read_bibtex(folder: Path | None, options: TaskOptions) -> Any:
+def read_bibtex(folder: Path | None, options: TaskOptions) -> Table:
     """Return the raw rows in the order of the one file. Raises InputError with file and line."""
     if folder is None:
         msg = "bibtex needs the folder of its files"
@@ -113,7 +113,7 @@ def read_bibtex(folder: Path | None, options: TaskOptions) -> Any:
     return bad.noted(sparse_table(rows.index_N, test_N, rows.labels, rows.pairs, names, rows.header.features))
 
 
-def read_train_test(folder: Path | None, options: TaskOptions) -> Any:
+def read_train_test(folder: Path | None, options: TaskOptions) -> Table:
     """Return the raw rows, training file first. Raises InputError with file and line."""
     if folder is None:
         msg = "a sparse data set needs the folder of its files"

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.contract import Source, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
@@ -103,7 +103,7 @@ def _task(name: str, title: str, *, scaled: bool = False, files: tuple[str, ...]
     )
 
 
-def read_train_test(folder: Path | None, options: TaskOptions) -> Any:
+def read_train_test(folder: Path | None, options: TaskOptions) -> Table:
     """Return the raw rows, training file first. Raises InputError with file and line."""
     train, test, xml = _paths(folder, TRAIN_TEST)
     bad = BadRows.of(options)
@@ -113,7 +113,7 @@ def read_train_test(folder: Path | None, options: TaskOptions) -> Any:
     return bad.noted(_table(parts, xml, row_N, row_N >= parts[0].rows))
 
 
-def read_one_file(folder: Path | None, options: TaskOptions) -> Any:
+def read_one_file(folder: Path | None, options: TaskOptions) -> Table:
     """Return the raw rows in the order of the file, a third of them drawn as test rows. Raises InputError with file and
     line.
     """
@@ -148,7 +148,7 @@ def _check_same(train: Arff, test: Arff) -> None:
     raise InputError(msg)
 
 
-def _table(parts: Sequence[Arff], xml: Path, row_N: npt.NDArray[np.int64], test_N: npt.NDArray[np.bool_]) -> Any:
+def _table(parts: Sequence[Arff], xml: Path, row_N: npt.NDArray[np.int64], test_N: npt.NDArray[np.bool_]) -> Table:
     """Return the rows of one or two files; what is no label is a feature, in the order of the attributes."""
     attributes = parts[0].attributes
     columns = read_labels(xml, attributes)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import Column, Ints, list_parts
+from anchorfl.tasks.arrays.arrow import Column, Ints, Table, list_parts
 from anchorfl.tasks.contract import CLASS_NAMES, InputSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
@@ -45,7 +45,7 @@ def label_lists(class_P: npt.NDArray[Any], length_N: Ints) -> Column:
 
 def sparse_table(
     row_N: Ints, test_N: npt.NDArray[np.bool_], labels: Column, pairs: Column, names: Sequence[str], features: int
-) -> Any:
+) -> Table:
     """Return the table that ``read`` of a sparse data set gives.
 
     names: of the classes; features: F, which ``fit`` finds again.
@@ -68,12 +68,12 @@ def distinct(names: Sequence[str]) -> list[str]:
     return made
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
+def fit(train: Table, options: TaskOptions) -> InputSpec:
     """Return the spec: the number of features; values stay as they are."""
     return InputSpec("sparse", (_count(train),))
 
 
-def fit_scaled(train: Any, options: TaskOptions) -> InputSpec:
+def fit_scaled(train: Table, options: TaskOptions) -> InputSpec:
     """Return the number of features, and mean and deviation of each over all training rows, zeros included."""
     features, rows = _count(train), train.num_rows
     flat, _ = list_parts(train[PAYLOAD])
@@ -87,7 +87,7 @@ def fit_scaled(train: Any, options: TaskOptions) -> InputSpec:
     return InputSpec("sparse", (features,), mean=tuple(mean_F.tolist()), std=tuple(std_F.tolist()))
 
 
-def encode(table: Any, spec: InputSpec) -> Any:
+def encode(table: Table, spec: InputSpec) -> Table:
     """Return the table with ``x`` in place of the pairs. Where the spec has means, every feature of a row is listed,
     zeros too, less its mean and divided by its deviation.
 
@@ -130,7 +130,7 @@ def _encoded(chunk: Column, spec: InputSpec) -> Column:
     return pair_lists(number, x_NF.ravel(), np.full(len(x_NF), features))
 
 
-def _count(train: Any) -> int:
+def _count(train: Table) -> int:
     """Return the number of features that ``read`` left."""
     about = train.schema.metadata or {}
     if COUNT not in about:

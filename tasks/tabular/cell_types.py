@@ -5,11 +5,10 @@ A CSV file has no types, so one such cell is enough, and texts can be trained on
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from anchorfl.tasks.arrays.arrow import Column
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.tabular.reading import TableFile
 
@@ -57,15 +56,15 @@ def all_images(file: TableFile, name: str) -> bool:
     return _share(alike) == 1
 
 
-def _alike(text: Any, pattern: str) -> Any:
+def _alike(text: Column, pattern: str) -> Column:
     """Return bool per cell, null where it is empty."""
     return pc.match_substring_regex(text, pattern)
 
 
-def _share(alike: Any) -> float:
+def _share(alike: Column) -> float:
     return float(pc.mean(alike.cast(pa.int8())).as_py() or 0.0)
 
 
-def _cell(file: TableFile, name: str, text: Any, which: Any) -> str:
+def _cell(file: TableFile, name: str, text: Column, which: Column) -> str:
     at = pc.index(pc.fill_null(which, False), True).as_py()
     return f"row {file.row_N[at] + 1}: column {name!r} holds {text[at].as_py()!r}"

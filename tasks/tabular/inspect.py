@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from anchorfl.tasks.arrays.arrow import Bools, Ints, list_parts
+from anchorfl.tasks.arrays.arrow import Bools, Column, Ints, Table, list_parts
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import Task
 from anchorfl.tasks.files.bad_rows import BadRows, skipped
@@ -56,7 +56,7 @@ class Inspection:
 class _UsableRows:
     """The rows that can be used."""
 
-    table: Any
+    table: Table
     labels: Labels
     given: Labels | None
     """The classes whose label is given; None where all are."""
@@ -123,7 +123,7 @@ def _columns(file: TableFile) -> list[str]:
     return [*lines, f"  ... and {more} more columns"] if more > 0 else lines
 
 
-def _may_be(file: TableFile, name: str, column: Any) -> str:
+def _may_be(file: TableFile, name: str, column: Column) -> str:
     form = file.form(name)
     if form == "other":
         return f"nothing ({file.types[name]})"
@@ -162,7 +162,7 @@ def _roles(file: TableFile, schema: Schema) -> list[str]:
     return [*lines, f"not used {listed(rest)}"] if rest else lines
 
 
-def _bad_rows(raw: Any, options: TaskOptions, inspection: Inspection) -> None:
+def _bad_rows(raw: Table, options: TaskOptions, inspection: Inspection) -> None:
     count, messages = skipped(raw)
     if count:
         left_out = options.on_bad_row == "skip"

@@ -21,7 +21,7 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.arrays.arrow import Bools, Column, Ints, Table
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.decompression import NUMBERS, check_growth
@@ -55,7 +55,7 @@ class TableFile:
         """Return the content of a column."""
         return form_of(self.types[name])
 
-    def read(self, names: Iterable[str]) -> Any:
+    def read(self, names: Iterable[str]) -> Table:
         """Return some columns of all rows. Raises InputError where the file is damaged."""
         names = list(dict.fromkeys(names))
         try:
@@ -68,7 +68,7 @@ class TableFile:
             raise InputError(msg) from error
         return pa.table({name: plain(found[name], self.types[name]) for name in names})
 
-    def _unpacked(self, names: Sequence[str]) -> Any:
+    def _unpacked(self, names: Sequence[str]) -> Table:
         """Return columns of a Parquet file.
 
         So many rows are read at a time that a file that unpacks to no end is refused early.
@@ -164,7 +164,7 @@ def plain_type(kind: Any) -> Any:
     return pa.float32() if types.is_float16(kind) else kind
 
 
-def plain(column: Any, kind: Any) -> Any:
+def plain(column: Column, kind: Any) -> Column:
     """Return a column brought to its plain type."""
     if isinstance(column.type, pa.BaseExtensionType):
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
@@ -226,7 +226,7 @@ def _csv(path: Path, bad: BadRows) -> tuple[Any, list[str], int, Ints]:
     return table, table.column_names, table.num_rows, row_N
 
 
-def _cells(column: Any, name: str, path: Path) -> Any:
+def _cells(column: Column, name: str, path: Path) -> Column:
     """Return a CSV column whose texts that are lists became lists, and empty texts null."""
     if pa.types.is_binary(column.type):
         msg = f"{path}: column {name!r} is no UTF-8; convert the file to UTF-8"

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anchorfl.tasks.arrays.arrow import Bools, list_parts
+from anchorfl.tasks.arrays.arrow import Bools, Column, Table, list_parts
 from anchorfl.tasks.contract import Encode, InputKind, InputSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.images.pixels import encode_images, image_spec, path_column
@@ -65,7 +65,7 @@ def encoder(kind: InputKind) -> tuple[str, Encode]:
     return encoders[kind]
 
 
-def payload(table: Any, schema: Schema, faults: Faults) -> Any:
+def payload(table: Table, schema: Schema, faults: Faults) -> Column:
     """Return the payload column: texts, absolute paths, or lists of numbers of one length with NaN for what is missing.
 
     A row with a fault has a payload that means nothing.
@@ -82,7 +82,7 @@ def payload(table: Any, schema: Schema, faults: Faults) -> Any:
     return _vectors(column, name, schema.features, faults)
 
 
-def fit(train: Any, options: TaskOptions, schema: Schema) -> InputSpec:
+def fit(train: Table, options: TaskOptions, schema: Schema) -> InputSpec:
     """Return the spec of the input, with what the clients' training rows give for it."""
     if schema.form == "text":
         return replace(token_spec(train["text"], options.min_count, options.max_tokens), columns=schema.columns)
@@ -96,7 +96,7 @@ def fit(train: Any, options: TaskOptions, schema: Schema) -> InputSpec:
     )
 
 
-def moments(column: Any, features: int) -> tuple[Floats, Floats]:
+def moments(column: Column, features: int) -> tuple[Floats, Floats]:
     """Return mean and deviation of every feature over what is not missing: float64 [F].
 
     They are 0 and 1 where nothing is there or nothing varies.
@@ -112,7 +112,7 @@ def moments(column: Any, features: int) -> tuple[Floats, Floats]:
     return mean_F, np.where(std_F > 1e-9 * np.abs(mean_F), std_F, 1.0)
 
 
-def encode_vectors(table: Any, spec: InputSpec) -> Any:
+def encode_vectors(table: Table, spec: InputSpec) -> Table:
     """Return the table with ``x`` list<float32> (1, value, 2, value, ...) in place of ``values``, standardized."""
     features = spec.shape[0]
     x_NF = _standardize(table, spec)
@@ -122,7 +122,7 @@ def encode_vectors(table: Any, spec: InputSpec) -> Any:
     return table.drop_columns(["values"]).append_column("x", _lists(x_NF2.reshape(len(x_NF2), 2 * features)))
 
 
-def encode_series(table: Any, spec: InputSpec) -> Any:
+def encode_series(table: Table, spec: InputSpec) -> Table:
     """Return the table with ``x`` list<float32>, flattened, in place of ``values``, standardized.
 
     No step is all zeros: those are padding.
@@ -134,7 +134,7 @@ def encode_series(table: Any, spec: InputSpec) -> Any:
     return table.drop_columns(["values"]).append_column("x", _lists(x))
 
 
-def _standardize(table: Any, spec: InputSpec) -> Floats:
+def _standardize(table: Table, spec: InputSpec) -> Floats:
     """Return float64 [N or N x S, F] of the column ``values``."""
     values, length_N = list_parts(table["values"])
     wrong_N = length_N != np.prod(spec.shape)
@@ -152,7 +152,7 @@ def _standardize(table: Any, spec: InputSpec) -> Floats:
     return scaled
 
 
-def _numbers(table: Any, inputs: Sequence[str], faults: Faults) -> Any:
+def _numbers(table: Table, inputs: Sequence[str], faults: Faults) -> Column:
     small = all(table[name].type in (pa.float32(), pa.int8(), pa.int16(), pa.bool_()) for name in inputs)
     x_NF = np.empty((table.num_rows, len(inputs)), dtype=np.float32 if small else np.float64)
     for feature, name in enumerate(inputs):
@@ -162,7 +162,7 @@ def _numbers(table: Any, inputs: Sequence[str], faults: Faults) -> Any:
     return _lists(x_NF)
 
 
-def _vectors(column: Any, name: str, features: int, faults: Faults) -> Any:
+def _vectors(column: Column, name: str, features: int, faults: Faults) -> Column:
     """Return lists of one length; features: 0, or the number of values in each of their own lists (series)."""
     column = column.combine_chunks()
     length_N = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
@@ -195,12 +195,12 @@ def _same(message: str, row: int) -> str:
     return message
 
 
-def _numeric(column: Any) -> Any:
+def _numeric(column: Column) -> Column:
     """Return truth values as 0 and 1, other numbers as they are."""
     return column.cast(pa.int8()) if column.type == pa.bool_() else column
 
 
-def _paths(column: Any, name: str, empty_N: Bools, faults: Faults) -> Any:
+def _paths(column: Column, name: str, empty_N: Bools, faults: Faults) -> Column:
     folder = faults.path.parent
     paths: list[Path | str] = [folder / text for text in pc.utf8_trim_whitespace(column).to_pylist()]
     found = iter(image_faults([paths[i] for i in np.flatnonzero(~empty_N).tolist()], faults.whole))
@@ -209,7 +209,7 @@ def _paths(column: Any, name: str, empty_N: Bools, faults: Faults) -> Any:
     return path_column(paths)
 
 
-def _lists(x_ND: Floats) -> Any:
+def _lists(x_ND: Floats) -> Column:
     """Return a fixed-size list column, in chunks."""
     rows = max(1, CHUNK_VALUES // max(1, x_ND.shape[1]))
     parts = [x_ND[start : start + rows] for start in range(0, max(1, len(x_ND)), rows)]

@@ -13,13 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anchorfl.tasks.arrays.arrow import Bools
+from anchorfl.tasks.arrays.arrow import Bools, Column, Table
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import InputSpec, LabelKind, Source, Task
 from anchorfl.tasks.errors import InputError, nearest
@@ -113,7 +112,7 @@ def resolve_options(options: TaskOptions, log: Callable[[str], None]) -> TaskOpt
     return replace(options, partition="subjects", clients=clients)
 
 
-def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Any:
+def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Table:
     """Return the raw rows in file order. Raises InputError with file and row."""
     if folder is None:
         msg = "a table needs the folder of its file"
@@ -144,7 +143,7 @@ def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Any:
 class PredictionSamples:
     """The samples that a trained model is asked about."""
 
-    table: Any
+    table: Table
     """``row``, ``labels``, ``known`` and the payload, of every row."""
     labeled: bool
     """True where the file has any label."""
@@ -182,18 +181,18 @@ def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tupl
     return PredictionSamples(pa.table(columns), bool(schema.labels) and bool(found.given_N.any()))
 
 
-def _all_null(file: TableFile) -> Any:
+def _all_null(file: TableFile) -> Column:
     return pa.nulls(len(file.row_N), pa.list_(pa.int32()))
 
 
-def _check_width(column: Any, schema: Schema, spec: InputSpec, path: Path) -> None:
+def _check_width(column: Column, schema: Schema, spec: InputSpec, path: Path) -> None:
     width = column.type.list_size
     if width != np.prod(spec.shape) or (schema.features and schema.features != spec.shape[-1]):
         msg = f"{path}: a sample has {width} values; the model takes {' x '.join(map(str, spec.shape))}"
         raise InputError(msg)
 
 
-def _subjects(column: Any, name: str, faults: Faults) -> Any:
+def _subjects(column: Column, name: str, faults: Faults) -> Column:
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
     column = column.cast(pa.string())
@@ -202,7 +201,7 @@ def _subjects(column: Any, name: str, faults: Faults) -> Any:
     return pc.fill_null(column, "")
 
 
-def _splits(column: Any, schema: Schema, found: Targets, faults: Faults) -> Any:
+def _splits(column: Column, schema: Schema, found: Targets, faults: Faults) -> Column:
     column = pc.fill_null(column.cast(pa.string()), "")
     wrong_N = ~pc.is_in(column, value_set=pa.array(SPLITS)).to_numpy()
     name = schema.split
@@ -224,7 +223,7 @@ def _splits(column: Any, schema: Schema, found: Targets, faults: Faults) -> Any:
     return column
 
 
-def _draw_split(table: Any, given_N: Bools, classes: int, path: Path) -> Any:
+def _draw_split(table: Table, given_N: Bools, classes: int, path: Path) -> Column:
     """Draw the split column where the file has none: a fifth of the labeled rows is test."""
     index = np.flatnonzero(given_N)
     rarest = Labels.of_lists(table["labels"], classes).take(index).rarest()

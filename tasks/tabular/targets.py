@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.arrays.arrow import Bools, Column, Ints, Table
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.errors import InputError, nearest
@@ -37,7 +37,7 @@ class Targets:
     """True where a row has any label that is given."""
 
 
-def targets(table: Any, style: Style, labels: Sequence[str], values: Sequence[str], faults: Faults) -> Targets:
+def targets(table: Table, style: Style, labels: Sequence[str], values: Sequence[str], faults: Faults) -> Targets:
     """Return the labels of every row. A row with a fault has some labels that mean nothing.
 
     labels: the columns that hold them; values: the word in the table for each class.
@@ -50,7 +50,7 @@ def targets(table: Any, style: Style, labels: Sequence[str], values: Sequence[st
     return _of_lists(table[name], name, values, faults)
 
 
-def words(column: Any, name: str, faults: Faults) -> Any:
+def words(column: Column, name: str, faults: Faults) -> Column:
     """Return a column of class names or whole numbers as strings, null where nothing stands. Raises InputError on
     others.
     """
@@ -77,7 +77,7 @@ def words(column: Any, name: str, faults: Faults) -> Any:
     return pc.if_else(pc.equal(pc.utf8_trim_whitespace(column), ""), pa.scalar(None, pa.string()), column)
 
 
-def binary(column: Any, name: str, faults: Faults) -> Any:
+def binary(column: Column, name: str, faults: Faults) -> Any:
     """Return a column of 0, 1 and nothing as floats, NaN for nothing; any other number is a fault of its row."""
     if not (pa.types.is_boolean(column.type) or pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         msg = f"{faults.path}: column {name!r} holds {column.type}; several label columns hold 0, 1 or nothing each"
@@ -89,7 +89,7 @@ def binary(column: Any, name: str, faults: Faults) -> Any:
     return value_N
 
 
-def _of_columns(table: Any, names: Sequence[str], faults: Faults) -> Targets:
+def _of_columns(table: Table, names: Sequence[str], faults: Faults) -> Targets:
     total = table.num_rows
     positives, given = list[Ints](), list[Ints]()
     for name in names:
@@ -103,7 +103,7 @@ def _of_columns(table: Any, names: Sequence[str], faults: Faults) -> Targets:
     return Targets(labels.lists(), _nulls(known, known.length_N == len(names)), known.length_N > 0)
 
 
-def _of_value(column: Any, name: str, values: Sequence[str], faults: Faults) -> Targets:
+def _of_value(column: Column, name: str, values: Sequence[str], faults: Faults) -> Targets:
     index = pc.index_in(column, value_set=pa.array(values, pa.string()))
     given_N = column.is_valid().to_numpy(zero_copy_only=False)
     found_N = index.is_valid().to_numpy(zero_copy_only=False)
@@ -113,7 +113,7 @@ def _of_value(column: Any, name: str, values: Sequence[str], faults: Faults) -> 
     return Targets(labels.lists(), None if given_N.all() else _nulls(nothing, given_N), given_N)
 
 
-def _of_lists(column: Any, name: str, values: Sequence[str], faults: Faults) -> Targets:
+def _of_lists(column: Column, name: str, values: Sequence[str], faults: Faults) -> Targets:
     given_N = column.is_valid().to_numpy()
     length_N = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
     word_P = words(pc.list_flatten(column), name, faults)
@@ -155,7 +155,7 @@ def _by_row(rows_C: Sequence[Ints], total: int) -> Labels:
     return Labels(class_P[order_P].astype(np.int32), offset_N1, len(rows_C))
 
 
-def _nulls(labels: Labels, null_N: Bools) -> Any:
+def _nulls(labels: Labels, null_N: Bools) -> Column:
     """Return the lists of every row, null where ``null_N``."""
     lists = labels.lists()
     if null_N.any():  # an entry under a null would still be read by who flattens the list

@@ -26,13 +26,12 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.arrow import Column, Ints, Table
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError
@@ -99,7 +98,7 @@ def mimic3_50() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
+def read(folder: Path | None, options: TaskOptions) -> Table:
     """Return the raw rows, one per admission, by number (HADM_ID, which is the row's id); ``text`` is the joined notes.
 
     Raises InputError with file and record. Holds some blocks of the file and, three times over, the notes of the wanted
@@ -132,7 +131,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     return bad.noted(pa.table(columns))
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
+def fit(train: Table, options: TaskOptions) -> InputSpec:
     """Return the spec: tokens: the words seen ``min_count`` times in the given training notes, cut to ``max_tokens``
     words before.
     """
@@ -140,13 +139,13 @@ def fit(train: Any, options: TaskOptions) -> InputSpec:
     return token_spec(cut, options.min_count, options.max_tokens)
 
 
-def encode(table: Any, spec: InputSpec) -> Any:
+def encode(table: Table, spec: InputSpec) -> Table:
     """Return the table with ``x``, ids of the first ``spec.shape[0]`` words, in place of ``text``."""
     cut = words(table["text"], spec.shape[0])
     return encode_text(table.set_column(table.column_names.index("text"), "text", cut), spec)
 
 
-def words(texts: Any, limit: int) -> Any:
+def words(texts: Column, limit: int) -> Column:
     """Return the first ``limit`` words of every text, separated by spaces: lower case, runs of letters, digits and
     underscores, of which those without a letter are left out, and so are ``DROPPED``. Words stay as they are when this
     is done again.
@@ -155,7 +154,7 @@ def words(texts: Any, limit: int) -> Any:
     return pa.chunked_array(parts, type=pa.string())
 
 
-def _words(texts: Any, limit: int) -> Any:
+def _words(texts: Column, limit: int) -> Column:
     lower = pc.utf8_lower(texts.cast(pa.string()))
     spaced = pc.split_pattern(pc.replace_substring_regex(lower, r"[^\p{L}\p{N}_]+", " "), " ")
     array = spaced.combine_chunks() if isinstance(spaced, pa.ChunkedArray) else spaced
@@ -181,7 +180,7 @@ def draw_split(notes: Notes, labeled: Ints) -> dict[int, str]:
     return dict(zip(notes.row_N[kept_N].tolist(), sides, strict=True))
 
 
-def _labels(codes: Codes, row_N: Ints) -> Any:
+def _labels(codes: Codes, row_N: Ints) -> Column:
     """Return list<int32>: the classes of every admission, ascending."""
     row_E, class_E = codes.of(row_N, CODES)
     key_P = np.unique(row_E * len(CODES) + class_E)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.arrays.arrow import Bools, Column, Ints, Table
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.raw_files import find_file, open_text
@@ -74,7 +74,7 @@ class Notes:
     """Every admission that has one, ascending."""
     patient_N: Ints
     """The patient of each."""
-    table: Any
+    table: Table
     """The notes of the wanted admissions (admission, date, note, text), by admission, date and number."""
 
 
@@ -124,7 +124,7 @@ def read_notes(folder: Path, wanted: Ints, bad: BadRows) -> Notes:
     return Notes(pair_N[:, 0], pair_N[:, 1], pa.concat_tables(tables))
 
 
-def join_notes(notes: Notes, row_N: Ints) -> Any:
+def join_notes(notes: Notes, row_N: Ints) -> Column:
     """Return the text of every one of these admissions (ascending): its notes, a line end between them."""
     ordered = notes.table.sort_by([(name, "ascending") for name in ("admission", "date", "note")])
     ordered = ordered.filter(pa.array(np.isin(ordered["admission"].to_numpy(), row_N)))
@@ -251,6 +251,6 @@ def _kept(path: Path, block: Block, rules: dict[str, tuple[str, str]], bad: BadR
     return block.columns.filter(pa.array(good_B))
 
 
-def _numbers(column: Any) -> Ints:
+def _numbers(column: Column) -> Ints:
     numbers: Ints = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
     return numbers

@@ -10,11 +10,11 @@ copyright Reuters Ltd., free for research purposes only.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.raw_files import file_names, find_file, open_text
@@ -44,7 +44,7 @@ def r8() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
+def read(folder: Path | None, options: TaskOptions) -> Table:
     """Return the raw rows, training file first. Raises InputError with file and line."""
     if folder is None:
         msg = "r8 needs the folder of its files"
@@ -62,7 +62,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     return pa.table(columns)
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
+def fit(train: Table, options: TaskOptions) -> InputSpec:
     """Return the spec: tokens: the words seen ``min_count`` times in the given training texts, at most ``max_tokens``
     of a text.
     """

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from anchorfl.tasks.arrays.arrow import Column, Table
 from anchorfl.tasks.contract import InputSpec
 from anchorfl.tasks.errors import InputError
 
 PADDING, UNKNOWN = "<pad>", "<unk>"
 
 
-def tokenise(texts: Any) -> Any:
+def tokenise(texts: Column) -> Column:
     """Return list<string> column: every text in lower case, split at white space."""
     words = pc.utf8_split_whitespace(pc.utf8_lower(pc.utf8_trim_whitespace(texts)))
     return words.combine_chunks() if isinstance(words, pa.ChunkedArray) else words
 
 
-def vocabulary(texts: Any, min_count: int) -> tuple[str, ...]:
+def vocabulary(texts: Column, min_count: int) -> tuple[str, ...]:
     """Return padding, unknown, then the words seen at least ``min_count`` times, most frequent first, equals by the
     alphabet.
 
@@ -35,7 +34,7 @@ def vocabulary(texts: Any, min_count: int) -> tuple[str, ...]:
     return (PADDING, UNKNOWN, *(word for _, word in frequent))
 
 
-def token_spec(texts: Any, min_count: int, max_tokens: int) -> InputSpec:
+def token_spec(texts: Column, min_count: int, max_tokens: int) -> InputSpec:
     """Return the tokens over the vocabulary of the given training texts, at most ``max_tokens`` of a text."""
     if max_tokens < 1:
         msg = f"[task] max_tokens = {max_tokens} must be at least 1"
@@ -43,7 +42,7 @@ def token_spec(texts: Any, min_count: int, max_tokens: int) -> InputSpec:
     return InputSpec("tokens", (max_tokens,), vocabulary(texts, min_count))
 
 
-def encode_text(table: Any, spec: InputSpec) -> Any:
+def encode_text(table: Table, spec: InputSpec) -> Table:
     """Return the Encode of text tasks: ``x`` list<int32> (word ids, cut to ``spec.shape[0]`` words) in place of
     ``text``.
     """

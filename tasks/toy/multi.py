@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import fixed_lists
+from anchorfl.tasks.arrays.arrow import Table, fixed_lists
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.options import TaskOptions
@@ -41,7 +40,7 @@ def toy_multi() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
+def read(folder: Path | None, options: TaskOptions) -> Table:
     """Return the rows, always the same: each class adds a fixed pattern to noise; every fifth is a test row."""
     rng = np.random.default_rng(20230806)
     pattern_CD = rng.standard_normal((len(CLASSES), SIDE * SIDE))
@@ -58,11 +57,11 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     return pa.table(columns)
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
+def fit(train: Table, options: TaskOptions) -> InputSpec:
     """Return the spec: one image of 4x4; nothing is learnt from the rows."""
     return InputSpec("image", (1, SIDE, SIDE))
 
 
-def encode(table: Any, spec: InputSpec) -> Any:
+def encode(table: Table, spec: InputSpec) -> Table:
     """Return the table with ``x`` in place of ``pixels``."""
     return table.rename_columns(["x" if name == "pixels" else name for name in table.column_names])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.text.words import encode_text, token_spec
@@ -39,7 +39,7 @@ def toy_single() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
+def read(folder: Path | None, options: TaskOptions) -> Table:
     """Return the rows, always the same; every fifth is a test row."""
     rng = np.random.default_rng(20230806)
     label_N = rng.permutation(np.arange(ROWS, dtype=np.int32) % len(TOPICS))
@@ -58,7 +58,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     return pa.table(columns)
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
+def fit(train: Table, options: TaskOptions) -> InputSpec:
     """Return the spec: tokens; the vocabulary is every training word, since no word of so few texts reaches a usual
     ``min_count``.
     """
