@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from anchorfl.tasks.arrays.arrow import Ints, Table
 
-LARGEST = 1 << 30
+MAX_CHUNK_BYTES = 1 << 30
 """Bytes of a chunk."""
 
 
@@ -28,7 +28,7 @@ class Chunks:
     """Where the chunks begin, and the number of rows last."""
 
     @classmethod
-    def of(cls, table: Table, largest: int = LARGEST) -> Chunks:
+    def of(cls, table: Table, largest: int = MAX_CHUNK_BYTES) -> Chunks:
         """Return the chunks of a table, of at most ``largest`` bytes unless a single row is larger."""
         chunks = tuple(_cut(table, largest))
         return cls(chunks, np.cumsum([0, *(chunk.num_rows for chunk in chunks)], dtype=np.int64))
@@ -41,7 +41,7 @@ class Chunks:
         if (np.diff(index_B) >= 0).all():
             return self._ascending(index_B)
         # so many rows at a time that putting them in order stays within what Arrow can concatenate
-        rows = max(1, int(LARGEST * max(1, len(self)) / max(1, sum(chunk.nbytes for chunk in self.chunks))))
+        rows = max(1, int(MAX_CHUNK_BYTES * max(1, len(self)) / max(1, sum(chunk.nbytes for chunk in self.chunks))))
         parts = [index_B[start : start + rows] for start in range(0, len(index_B), rows)]
         return pa.concat_tables([self._ascending(np.sort(p)).take(np.argsort(np.argsort(p))) for p in parts])
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,10 +21,8 @@ from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.corpus.corpus_files import BLOCK, Reading, Shard, blocks, files, shards_of
 from anchorfl.tasks.corpus.counting import PairCounts, Scanner
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.ingest.ingest import ray_data_settings
+from anchorfl.tasks.ingest.ingest import Engine, Log, ray_data_settings
 
-Engine = Literal["ray", "local"]
-Log = Callable[[str], None]
 SHARDS_PER_TASK = 8
 """A task of Ray costs as much as counting some hundred kilobytes, so it gets several shards."""
 SAY_S = 10.0

@@ -25,7 +25,7 @@ from anchorfl.tasks.errors import InputError, nearest
 
 BLOCK = 2 << 20
 """Bytes of text that are counted at one time: they and their arrays stay near the processor."""
-LARGEST = 64 << 20
+MAX_SEGMENT_BYTES = 64 << 20
 """Bytes of the longest line, paragraph or article."""
 SUFFIXES = (".txt", ".jsonl", ".ndjson", ".parquet")
 """Files that are taken from a folder, also with .gz behind (not Parquet); a file named by itself may have any name."""
@@ -87,8 +87,8 @@ def shards_of(path: Path, how: Reading) -> list[Shard]:
     except OSError as error:
         msg = f"{path}: {error.strerror or error}; make the file readable"
         raise InputError(msg) from error
-    if whole and edges[1] > LARGEST:
-        msg = f"{path}: a text file is one article, and this has {edges[1]} bytes, more than {LARGEST}"
+    if whole and edges[1] > MAX_SEGMENT_BYTES:
+        msg = f"{path}: a text file is one article, and this has {edges[1]} bytes, more than {MAX_SEGMENT_BYTES}"
         raise InputError(f"{msg}; give each article a file or a JSON line, or take --segment paragraph")
     return [Shard(str(path), kind, start, end) for start, end in pairwise(edges)]
 
@@ -141,9 +141,9 @@ def _edges(path: Path, end: re.Pattern[bytes]) -> Iterator[int]:
 
 
 def _check_length(path: str, size: int, end: re.Pattern[bytes]) -> None:
-    if size > LARGEST:
+    if size > MAX_SEGMENT_BYTES:
         what = "line end" if end is _LINE else "blank line"
-        msg = f"{path}: no {what} within {LARGEST} bytes; cut the text into lines or paragraphs"
+        msg = f"{path}: no {what} within {MAX_SEGMENT_BYTES} bytes; cut the text into lines or paragraphs"
         raise InputError(msg)
 
 

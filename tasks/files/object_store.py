@@ -55,7 +55,7 @@ def is_remote(location: str | os.PathLike[str]) -> bool:
     return "://" in os.fspath(location)
 
 
-def check(location: str, option: str) -> None:
+def check_location(location: str, option: str) -> None:
     """Raise InputError where ``option`` holds no location: an unknown scheme, no bucket, a relative path, a key."""
     url = urlsplit(location)
     if "@" in url.netloc and url.netloc.partition("@")[0] != "anonymous":
@@ -158,7 +158,7 @@ def delete(location: str) -> None:
             return
 
 
-def fetch(location: str, path: Path, sha256: str = "") -> None:
+def download(location: str, path: Path, sha256: str = "") -> None:
     """Bring a file to ``path`` on this machine unless it is there: once and whole, however many processes ask for it.
 
     sha256: of its bytes, checked where it is given. Raises FileNotFoundError where there is no such file, InputError

@@ -21,7 +21,7 @@ from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.decompression import check_growth
 from anchorfl.tasks.options import TaskOptions
 
-LONGEST_LINE = 1 << 26
+MAX_LINE_BYTES = 1 << 26
 """Bytes of a line of text."""
 CHECKED = 1 << 20
 """Bytes of text between two checks of how much a file has unpacked to."""
@@ -161,15 +161,17 @@ def open_text(path: Path) -> Iterator[tuple[int, str]]:
         while True:
             number += 1
             try:
-                line = stream.readline(LONGEST_LINE)
+                line = stream.readline(MAX_LINE_BYTES)
                 if not line:
                     return
                 size += len(line)
                 if size > checked:
                     check_growth(path, size)
                     checked = size + CHECKED
-                if len(line) == LONGEST_LINE:
-                    raise InputError(f"{path}:{number}: the line is longer than {LONGEST_LINE} bytes; cut the text up")
+                if len(line) == MAX_LINE_BYTES:
+                    raise InputError(
+                        f"{path}:{number}: the line is longer than {MAX_LINE_BYTES} bytes; cut the text up"
+                    )
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 msg = f"{path}:{number}: the gzip file is damaged or cut short ({error}); get it again"

@@ -35,7 +35,7 @@ from anchorfl.tasks.options import TaskOptions
 
 ANNOTATIONS = "labels_and_metadata.json"
 IMAGES = "small_images"
-SPLITS = {"train": "train", "val": "validation", "dev": "validation", "test": "test"}
+SPLIT_OF = {"train": "train", "val": "validation", "dev": "validation", "test": "test"}
 """Partition as written -> split; its authors write both ``val`` and ``dev``."""
 SIZE = 64
 _PHOTO_ID = re.compile(r"[1-9][0-9]{0,17}")
@@ -116,7 +116,7 @@ def records_of(path: Path, bad: BadRows) -> Records:
             continue
         image, user, partition, labels = entry
         first[image] = number
-        split = SPLITS[partition]
+        split = SPLIT_OF[partition]
         if side.setdefault(user, (split, number))[0] != split:
             other, record = side[user]
             msg = f"{location}: user {user!r} is in {split}, but in record {record} in {other}; get the file again"
@@ -167,9 +167,9 @@ def _fault(entry: Any, first: dict[str, int]) -> str:
         return f"image_id {image!r} is that of record {first[image]}; remove one"
     if not isinstance(user, str) or not user:
         return f"user_id {user!r} is no text; correct it"
-    if not isinstance(partition, str) or partition not in SPLITS:
-        hint = nearest(str(partition), SPLITS)
-        return f"partition {partition!r} is not one of {', '.join(SPLITS)}{hint}; correct it"
+    if not isinstance(partition, str) or partition not in SPLIT_OF:
+        hint = nearest(str(partition), SPLIT_OF)
+        return f"partition {partition!r} is not one of {', '.join(SPLIT_OF)}{hint}; correct it"
     if not labels or not isinstance(labels, tuple) or not all(isinstance(name, str) and name for name in labels):
         return "fine_grained_labels is no list of names, one at least; correct it"
     return ""

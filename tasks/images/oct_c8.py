@@ -33,7 +33,7 @@ FOLDERS = {
     "NORMAL": "normal retina",
 }
 CLASSES = tuple(FOLDERS.values())
-SPLITS = {"train": "train", "val": "validation", "test": "test"}
+SPLIT_OF = {"train": "train", "val": "validation", "test": "test"}
 SIZE = 128
 
 
@@ -46,7 +46,7 @@ def oct_c8() -> Task:
         kind="single",
         payload="path",
         source=Source(
-            files=tuple(f"{part}/{folder}/*.jpg" for part in SPLITS for folder in FOLDERS),
+            files=tuple(f"{part}/{folder}/*.jpg" for part in SPLIT_OF for folder in FOLDERS),
             url="https://www.kaggle.com/datasets/obulisainaren/retinal-oct-c8",
             licence="see its page",
         ),
@@ -64,8 +64,8 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
         msg = "oct-c8 needs the folder of its images"
         raise ValueError(msg)
     bad = BadRows.of(options)
-    parts = [list_folders(folder / part, tuple(FOLDERS), bad) for part in SPLITS]
-    split_N = np.repeat(np.array(list(SPLITS.values())), [len(part.paths) for part in parts])
+    parts = [list_folders(folder / part, tuple(FOLDERS), bad) for part in SPLIT_OF]
+    split_N = np.repeat(np.array(list(SPLIT_OF.values())), [len(part.paths) for part in parts])
     paths = tuple(path for part in parts for path in part.paths)
     listing = Listing(paths, np.concatenate([part.class_N for part in parts]))
     return image_table(listing, split_N, "path", bad)

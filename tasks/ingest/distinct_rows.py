@@ -82,7 +82,7 @@ def _read(prepared: Prepared, client: int) -> Table:
     unlabeled = pc.sum(pc.equal(pc.list_value_length(table["labels"]), 0)).as_py()
     if unlabeled:
         raise InputError(
-            f"{path}: {unlabeled} rows have no label, which a pooled round leaves no place for: set"
+            f"{path}: {unlabeled} rows have no label, which a batched round has no place for: set"
             " federation.batched_clients"
             " False, or task.partition = 'one_class'"
         )

@@ -88,7 +88,7 @@ def _find_or_prepare(task: Task, options: TaskOptions, seed: int, engine: Engine
     folder = cache_folder(task.name, options, seed, raw)
     if not object_store.is_remote(options.cache):
         return _prepare_locally(task, options, seed, raw, source, folder, engine, log)
-    object_store.check(options.cache, "task.cache")
+    object_store.check_location(options.cache, "task.cache")
     location = object_store.join(options.cache, folder.name)
     found = remote_cache.find(location)
     if found is not None:

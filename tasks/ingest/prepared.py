@@ -87,7 +87,7 @@ class Prepared:
             return replace(cls.load(root / name), origin=origin)
         copy = root / f"{name}-fetched-{hashlib.sha256(origin.encode()).hexdigest()[:8]}"
         try:
-            object_store.fetch(object_store.join(origin, MANIFEST), copy / MANIFEST)
+            object_store.download(object_store.join(origin, MANIFEST), copy / MANIFEST)
         except FileNotFoundError as error:
             shown = object_store.shown(origin)
             msg = f"{shown} holds no complete prepared data; start the run again, which prepares them"
@@ -104,7 +104,7 @@ class Prepared:
         path = Path(self.folder) / name
         if self.origin:
             try:
-                object_store.fetch(object_store.join(self.origin, name), path, self.manifest.files.get(name, ""))
+                object_store.download(object_store.join(self.origin, name), path, self.manifest.files.get(name, ""))
             except FileNotFoundError as error:
                 raise InputError(f"{object_store.shown(self.origin)}: {name} is missing; {HINT}") from error
         return str(path)

@@ -26,7 +26,7 @@ from anchorfl.tasks.arrays.arrow import Column, Ints
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.decompression import check_growth
-from anchorfl.tasks.files.raw_files import LONGEST_LINE, open_text
+from anchorfl.tasks.files.raw_files import MAX_LINE_BYTES, open_text
 from anchorfl.tasks.sparse.pairs import MOST, label_lists, pair_lists
 
 BLOCK = 4 << 20
@@ -137,8 +137,8 @@ def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
             size += len(data)
             check_growth(path, size)
             rest += data
-            if len(rest) > LONGEST_LINE + BLOCK:
-                raise InputError(f"{path}:{line}: the line is longer than {LONGEST_LINE} bytes; get the file again")
+            if len(rest) > MAX_LINE_BYTES + BLOCK:
+                raise InputError(f"{path}:{line}: the line is longer than {MAX_LINE_BYTES} bytes; get the file again")
             if not data and rest and not rest.endswith(b"\n"):
                 rest += b"\n"
             if line == 1 and (cut := rest.find(b"\n") + 1):

@@ -1,4 +1,4 @@
-"""Twin of COCO 2014 (``tasks/images/coco.py``): annotation files with polygons, boxes and crowds, painted JPEGs.
+"""Synthetic COCO 2014 (``tasks/images/coco.py``): annotation files with polygons, boxes and crowds, painted JPEGs.
 
 As in COCO, a few images have no annotation, category ids have gaps, and annotations stand in no order.
 """

@@ -1,4 +1,4 @@
-"""Twin of ExtraSensory: made-up days of 10 people. What they do, where, and with whom go together, and every label
+"""Synthetic ExtraSensory: made-up days of 10 people. What they do, where, and with whom go together, and every label
 leaves its pattern in the features; with missing labels, missing sensors, jittered minutes and holes as in the real
 files.
 """

@@ -1,4 +1,4 @@
-"""Twin of LEAF's FEMNIST (``tasks/images/femnist.py``): JSON files by writer, of blots that belong to the class.
+"""Synthetic FEMNIST of LEAF (``tasks/images/femnist.py``): JSON files by writer, of blots that belong to the class.
 
 As in LEAF, a file holds at most 100 writers, pixels are fractions of 255, paper is 1 and ink 0. One writer more has 150
 samples, so that it is not drawn.
@@ -46,7 +46,7 @@ def write(folder: Path, rows: int, seed: int) -> None:
 
 
 def _glyphs() -> npt.NDArray[np.float64]:
-    """Return a blot for every class, ink 0..1: [C, H, W]; the same in every twin."""
+    """Return a blot for every class, ink 0..1: [C, H, W]; the same in every synthetic data set."""
     noise = np.random.default_rng(62).normal(size=(len(CLASSES), SIDE, SIDE))
     smooth = np.stack([gaussian_filter(image, 2.0) for image in noise])
     smooth[:, [0, 1, 2, 3, -4, -3, -2, -1]] = 0

@@ -1,4 +1,4 @@
-"""Twin of FLAIR (``tasks/images/flair.py``): its annotation file and painted JPEGs of made-up users.
+"""Synthetic FLAIR (``tasks/images/flair.py``): its annotation file and painted JPEGs of made-up users.
 
 The names of the labels are real words in FLAIR's spelling, fewer than its 1,628. A user takes pictures of two or three
 coarse categories.

@@ -1,4 +1,4 @@
-"""A made-up twin of HAM10000: metadata, photographs in two folders, the 8 x 8 grey table and the thumbnails."""
+"""Synthetic HAM10000: metadata, photographs in two folders, the 8 x 8 grey table and the thumbnails."""
 
 from __future__ import annotations
 

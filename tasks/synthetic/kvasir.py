@@ -1,4 +1,4 @@
-"""A made-up twin of Kvasir-v2: small JPEG files of several sizes under random names, one folder per class."""
+"""Synthetic Kvasir-v2: small JPEG files of several sizes under random names, one folder per class."""
 
 from __future__ import annotations
 

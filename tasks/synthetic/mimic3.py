@@ -1,4 +1,4 @@
-"""Twin of MIMIC-III-50: the files of MIMIC-III 1.4 that it is made of and CAML's split, all invented.
+"""Synthetic MIMIC-III-50: the files of MIMIC-III 1.4 that it is made of and CAML's split, all invented.
 
 As in the true files: quoted notes of many lines with doubled quotes, addenda that stand before their report, other
 categories in between, notes without an admission, codes without their period and with leading zeros, a procedure that
@@ -52,7 +52,7 @@ def write(folder: Path, rows: int, seed: int) -> None:
     of the 50 codes, and that have no discharge summary.
     """
     if rows < ROWS:
-        msg = f"the twin of MIMIC-III-50 needs at least {ROWS} rows, not {rows}"
+        msg = f"synthetic MIMIC-III-50 needs at least {ROWS} rows, not {rows}"
         raise ValueError(msg)
     rng = np.random.default_rng(seed)
     stays = _stays(rows, rng)

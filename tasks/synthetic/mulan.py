@@ -1,4 +1,4 @@
-"""Twins of the Mulan sets: made-up rows in ARFF files with an XML list of labels, with the file names of each set.
+"""Synthetic Mulan sets: made-up rows in ARFF files with an XML list of labels, with the file names of each set.
 
 A row has one label or two that belong together; its features are its labels' patterns and noise. Attribute names hold
 quotes and escaped apostrophes as those of birds do, and the XML file has an order of its own, as that of yeast.

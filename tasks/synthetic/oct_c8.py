@@ -1,4 +1,4 @@
-"""A made-up twin of OCT-C8: small grey JPEG files in ``train``, ``val`` and ``test``, one folder per class."""
+"""Synthetic OCT-C8: small grey JPEG files in ``train``, ``val`` and ``test``, one folder per class."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def paint(classes: Sequence[int], height: int, width: int, rng: np.random.Genera
     down_H1, across_W = np.arange(height)[:, None], np.arange(width)
     radius = max(3.0, 0.3 * min(height, width))
     for number in classes:
-        look = np.random.default_rng((20, number))  # the look belongs to the class in every twin
+        look = np.random.default_rng((20, number))  # the look belongs to the class in every synthetic data set
         colors_23, period, angle = look.uniform(0, 255, (2, 3)), look.uniform(3, 8), look.uniform(0, np.pi)
         top, left = rng.uniform(radius, height - radius), rng.uniform(radius, width - radius)
         along_HW = across_W * np.cos(angle) + down_H1 * np.sin(angle)

@@ -1,4 +1,4 @@
-"""Twin of PAMAP2: made-up recordings of 9 subjects. Each activity has a level, a rhythm and a strength of its own in
+"""Synthetic PAMAP2: made-up recordings of 9 subjects. Each activity has a level, a rhythm and a strength of its own in
 every measure, so that windows can be told apart; with the gaps and the slow heart rate of the real files.
 """
 

@@ -1,4 +1,4 @@
-"""A made-up twin of PBC: the photographs and both files of reduced arrays, with the original's oddities: a hidden file
+"""Synthetic PBC: the photographs and both files of reduced arrays, with the original's oddities: a hidden file
 that is no image, equal files under two names, and one picture under two classes.
 """
 

@@ -1,4 +1,4 @@
-"""Twin of R8: lines ``class<TAB>words`` of invented stems; every class has words of its own."""
+"""Synthetic R8: lines ``class<TAB>words`` of invented stems; every class has words of its own."""
 
 from __future__ import annotations
 

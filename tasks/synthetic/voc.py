@@ -1,4 +1,4 @@
-"""Twins of PASCAL VOC 2007 and 2012 (``tasks/images/voc.py``): the development kit's lists and painted JPEGs."""
+"""Synthetic PASCAL VOC 2007 and 2012 (``tasks/images/voc.py``): the development kit's lists and painted JPEGs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Twins of the extreme-classification sets: made-up rows in the text format, with the file names of each set.
+"""Synthetic extreme-classification sets: made-up rows in the text format, with the file names of each set.
 
 A row has a main label, often its partner (0 with 1, 2 with 3, ...) and sometimes a third; five features belong to each
 label, the others are noise. There is one label for twenty rows, so that each has some. Rows without labels and the

@@ -147,9 +147,9 @@ def _roles(file: TableFile, schema: Schema) -> list[str]:
         "lists": "one column of lists of classes, multi-label",
     }[schema.style]
     form = {
-        "numbers": f"numbers, standardised, {len(schema.inputs)} column{'s' * (len(schema.inputs) > 1)}",
-        "vector": "one column of lists of numbers, standardised",
-        "series": "one column of series, standardised",
+        "numbers": f"numbers, standardized, {len(schema.inputs)} column{'s' * (len(schema.inputs) > 1)}",
+        "vector": "one column of lists of numbers, standardized",
+        "series": "one column of series, standardized",
         "text": "one column of texts",
         "image": "one column of paths of images",
     }[schema.form]

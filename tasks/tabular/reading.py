@@ -64,7 +64,7 @@ class TableFile:
         except InputError:
             raise
         except (pa.ArrowException, OSError, ValueError) as error:
-            msg = f"{self.path} is damaged: {one_line(error)}; write it again"
+            msg = f"{self.path} is damaged: {arrow_message(error)}; write it again"
             raise InputError(msg) from error
         return pa.table({name: plain(found[name], self.types[name]) for name in names})
 
@@ -171,7 +171,7 @@ def plain(column: Column, kind: Any) -> Column:
     return column if column.type == kind else column.cast(kind)
 
 
-def one_line(error: Exception) -> str:
+def arrow_message(error: Exception) -> str:
     """Return the message of an Arrow error, without line ends."""
     return " ".join(str(error).split())
 
@@ -186,7 +186,7 @@ def _parquet(path: Path) -> tuple[Any, list[str], int, Ints]:
         file = pq.ParquetFile(path)
         names, rows = file.schema_arrow.names, file.metadata.num_rows
     except (pa.ArrowException, OSError, ValueError) as error:
-        msg = f"{path} is no Parquet file, or a damaged one: {one_line(error)}; write it again"
+        msg = f"{path} is no Parquet file, or a damaged one: {arrow_message(error)}; write it again"
         raise InputError(msg) from error
     check_growth(path, rows)  # a row takes a byte at least
     return file, names, rows, np.arange(rows)
@@ -212,7 +212,7 @@ def _csv(path: Path, bad: BadRows) -> tuple[Any, list[str], int, Ints]:
         except InputError:
             raise
         except (pa.ArrowException, OSError, EOFError, zlib.error, ValueError) as error:
-            msg = f"{path} is no CSV table: {one_line(error)}; correct it"
+            msg = f"{path} is no CSV table: {arrow_message(error)}; correct it"
             raise InputError(msg) from error
     for row in broken:
         bad.meet(

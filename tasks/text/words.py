@@ -13,7 +13,7 @@ from anchorfl.tasks.errors import InputError
 PADDING, UNKNOWN = "<pad>", "<unk>"
 
 
-def tokenise(texts: Column) -> Column:
+def tokenize(texts: Column) -> Column:
     """Return list<string> column: every text in lower case, split at white space."""
     words = pc.utf8_split_whitespace(pc.utf8_lower(pc.utf8_trim_whitespace(texts)))
     return words.combine_chunks() if isinstance(words, pa.ChunkedArray) else words
@@ -25,7 +25,7 @@ def vocabulary(texts: Column, min_count: int) -> tuple[str, ...]:
 
     Raises InputError where no word is that frequent.
     """
-    counted = pc.value_counts(pc.list_flatten(tokenise(texts)))
+    counted = pc.value_counts(pc.list_flatten(tokenize(texts)))
     pairs = zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True)
     frequent = sorted((-count, word) for word, count in pairs if count >= min_count and word)
     if not frequent:
@@ -46,7 +46,7 @@ def encode_text(table: Table, spec: InputSpec) -> Table:
     """Return the Encode of text tasks: ``x`` list<int32> (word ids, cut to ``spec.shape[0]`` words) in place of
     ``text``.
     """
-    words = pc.list_slice(tokenise(table["text"]), 0, spec.shape[0])
+    words = pc.list_slice(tokenize(table["text"]), 0, spec.shape[0])
     # pyarrow gives null for a word outside the vocabulary
     index = pc.index_in(pc.list_flatten(words), value_set=pa.array(spec.vocabulary[2:], type=pa.string()))
     ids = pc.fill_null(pc.add(index, pa.scalar(2, pa.int32())), pa.scalar(1, pa.int32()))

@@ -87,7 +87,7 @@ def test_more_values_than_an_array_can_hold(monkeypatch):
     data, digest = table_bytes(whole)
     assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 1
     monkeypatch.setattr("anchorfl.tasks.arrays.arrow.MOST_VALUES", 8)
-    monkeypatch.setattr("anchorfl.tasks.arrays.chunks.LARGEST", 8)
+    monkeypatch.setattr("anchorfl.tasks.arrays.chunks.MAX_CHUNK_BYTES", 8)
     monkeypatch.setattr("anchorfl.tasks.ingest.prepared.GROUP_BYTES", 40)
     cut = disclose_table(table, (0, 1), 2, "single")
     assert cut["x"].num_chunks > 1

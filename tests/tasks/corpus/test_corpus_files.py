@@ -119,7 +119,7 @@ def test_parquet_without_a_column_of_text(tmp_path):
 
 def test_segments_beyond_the_limit_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus_files, "BLOCK", 4)
-    monkeypatch.setattr(corpus_files, "LARGEST", 20_000)
+    monkeypatch.setattr(corpus_files, "MAX_SEGMENT_BYTES", 20_000)
     text = b"word " * 10_000
     (tmp_path / "a.txt").write_bytes(text)
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text, mtime=0))

@@ -73,14 +73,14 @@ def test_names():
 )
 def test_bad_locations(location, message):
     with pytest.raises(InputError, match=message) as caught:
-        object_store.check(location, "cluster.backup")
+        object_store.check_location(location, "cluster.backup")
     assert str(caught.value).startswith("cluster.backup")
     assert "sesame" not in str(caught.value)
 
 
 @pytest.mark.parametrize("location", ["/a/b", "s3://bucket", "s3://b/x?region=eu", "gs://anonymous@b/x", "file:///a"])
 def test_good_locations(location):
-    object_store.check(location, "cluster.backup")
+    object_store.check_location(location, "cluster.backup")
 
 
 VERBS = {
@@ -159,7 +159,7 @@ def test_a_file_is_fetched_once_however_many_ask(s3, tmp_path, monkeypatch):
         return real(where)
 
     monkeypatch.setattr(object_store, "read_bytes", slow)
-    threads = [threading.Thread(target=object_store.fetch, args=(location, path)) for _ in range(5)]
+    threads = [threading.Thread(target=object_store.download, args=(location, path)) for _ in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -172,7 +172,7 @@ def test_a_file_is_fetched_once_however_many_ask(s3, tmp_path, monkeypatch):
 def test_a_file_with_another_checksum_is_refused(tmp_path):
     object_store.write_bytes(f"file://{tmp_path}/there", b"content")
     with pytest.raises(InputError, match=r"there does not have the checksum that its manifest states: delete .*/here"):
-        object_store.fetch(f"file://{tmp_path}/there", tmp_path / "here" / "x", sha256="0" * 64)
+        object_store.download(f"file://{tmp_path}/there", tmp_path / "here" / "x", sha256="0" * 64)
     assert not (tmp_path / "here" / "x").exists()
 
 

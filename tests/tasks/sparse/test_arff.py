@@ -173,7 +173,7 @@ def test_a_bad_list_of_labels_is_refused(made, labels, message):
 
 
 def plain(path):
-    """The rows of a twin's file as a matrix, the plain way; names of the attributes."""
+    """The rows of a synthetic file as a matrix, the plain way; names of the attributes."""
     head, _, rows = path.read_text().partition("@data\n")
     names = [line.split(" ", 1)[1].rsplit(" ", 1)[0] for line in head.splitlines() if line.startswith("@attribute")]
     value_NA = np.zeros((rows.count("\n"), len(names)))

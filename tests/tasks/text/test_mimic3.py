@@ -1,4 +1,4 @@
-"""MIMIC-III-50: its reader and its errors on a twin, its numbers on the real files."""
+"""MIMIC-III-50: its reader and its errors on synthetic files, its numbers on the real files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anchorfl.tasks.files.raw_files import file_names, raw_folder
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.raw_table import validate_table
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.synthetic import mimic3 as twin
+from anchorfl.tasks.synthetic import mimic3 as synthetic
 from anchorfl.tasks.text import icd9
 from anchorfl.tasks.text import mimic3 as module
 from anchorfl.tasks.text.mimic3 import CODES, mimic3_50, words
@@ -31,13 +31,13 @@ OWN = TaskOptions(name="mimic3-50", variant="own")
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mimic3")
-    twin.write(folder, 120, 1)
+    synthetic.write(folder, 120, 1)
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture
 def folder(written, tmp_path):
-    """The twin, its tables unpacked, so that a test can change a line."""
+    """Synthetic files, their tables unpacked, so that a test can change a line."""
     for name, data in written.items():
         path = tmp_path / name.removesuffix(".gz")
         path.write_bytes(gzip.decompress(data) if name.endswith(".gz") else data)
