@@ -23,7 +23,7 @@ import numpy as np
 
 from anchorfl.tasks.corpus.cooccurrence import count_names
 from anchorfl.tasks.corpus.counting import Scanner
-from anchorfl.tasks.corpus.name_matching import name_words, stemmed
+from anchorfl.tasks.corpus.name_matching import name_words, stem_word
 
 DATA = Path(os.environ.get("ANCHORFL_DATA", "."))
 WORD = re.compile(r"[^\W_]+")
@@ -39,7 +39,7 @@ def plain(scanner: Scanner, text: str) -> tuple[int, np.ndarray]:
     wanted = [set(words) for words in name_words(scanner.names, scanner.stem)]
     segments, pair_KK = 0, np.zeros((len(wanted), len(wanted)), np.int64)
     for line in text.split("\n"):
-        words = [stemmed(word, scanner.stem) for word in WORD.findall(line.lower())]
+        words = [stem_word(word, scanner.stem) for word in WORD.findall(line.lower())]
         if not words:
             continue
         segments += 1

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from anchorfl.models.concepts import Asked, encoded, keep
+from anchorfl.models.concepts import ConceptRequest, encode_concepts, save_concepts
 from anchorfl.models.text_encoders import library
 from anchorfl.tasks.registry import find_task
 
@@ -31,11 +31,11 @@ WEIGHTS = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """sha256 of model.safetensors in the package."""
 
 
-def asked_of(name: str, model: str) -> Asked:
+def asked_of(name: str, model: str) -> ConceptRequest:
     task = find_task(name)
     if task.wording is None:
         raise SystemExit(f"{name} has no prompts of its own")
-    return Asked(task.wording.of(task.class_names), task.wording.prompts(), model)
+    return ConceptRequest(task.wording.of(task.class_names), task.wording.prompts(), model)
 
 
 def figures(vector_CMD: npt.NDArray[np.float32]) -> dict[str, float]:
@@ -69,8 +69,8 @@ def main() -> None:
     folder = str(importlib.import_module(PACKAGE).get_model_path())
     for name in options.tasks:
         asked = asked_of(name, HUB)
-        vector_CMD, file = encoded(asked, folder), asked.file(options.out)
-        keep(asked, file, vector_CMD, library(folder), print, folder)
+        vector_CMD, file = encode_concepts(asked, folder), asked.file(options.out)
+        save_concepts(asked, file, vector_CMD, library(folder), print, folder)
         made_from = json.loads(str(np.load(file)["about"]))["files"]["model.safetensors"]
         if made_from != WEIGHTS:
             print(f"{folder}: its weights are {made_from[:12]}, not those of {HUB} that this file was written for")

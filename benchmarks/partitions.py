@@ -22,7 +22,7 @@ from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import Source, Task
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.partition import make_plan
-from anchorfl.tasks.partition.stratify import Rows
+from anchorfl.tasks.partition.stratify import TrainingRows
 
 
 def made(size, classes, subjects, single=False):
@@ -43,7 +43,7 @@ def made(size, classes, subjects, single=False):
     source = Source((), "", "")
     task = Task("made", "", names, "multi", "x", source, "", None, None, None, groups, "user")  # never read
     subject_N = np.char.add("user", (rng.permutation(size) % subjects).astype("<U6"))
-    return Rows(Labels(class_P.astype(np.int32), offset_N1, classes), np.arange(size), subject_N), task
+    return TrainingRows(Labels(class_P.astype(np.int32), offset_N1, classes), np.arange(size), subject_N), task
 
 
 CASES = (

@@ -1,6 +1,6 @@
 """SLEEC on Bibtex, the oracle of FedALC's Table VI: P@1/3/5 on the split of SLEEC's authors.
 
-    ANCHORFL_DATA=<folder of the data> python benchmarks/sleec_bibtex.py [--seeds 1]
+    ANCHORFL_DATA=<folder of the data> python -m benchmarks.sleec_bibtex [--seeds 1]
 
 Published: 65.32 / 39.73 / 28.89 (Bhatia et al., 2015); FedALC's table quotes 65.08 / 39.64 / 28.87. For each seed, a
 fifth of the training rows is held out and the penalty of the linear map, and whether rows of features are scaled to
@@ -16,14 +16,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from anchorfl.models.sleec import Sleec, SleecOptions, embed
 from anchorfl.pipeline.algorithm.seeds import numpy_rng, torch_rng
 from anchorfl.tasks.arrays.arrow import list_parts
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.files.raw_files import raw_folder
-from anchorfl.tasks.metrics.ranking import first_places
+from anchorfl.tasks.metrics.ranking import top_classes
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
+from benchmarks.sleec import Sleec, SleecOptions, embed
 
 PLACES = (1, 3, 5)
 GRID = tuple(
@@ -49,7 +49,7 @@ def bibtex() -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
 
 def precision(score_BC: torch.Tensor, y_BC: torch.Tensor) -> list[float]:
     """P@1/3/5 in percent, of equal scores the class with the lower index first."""
-    hit_BK = np.take_along_axis(y_BC.numpy(), first_places(score_BC.numpy(), max(PLACES)), axis=1)
+    hit_BK = np.take_along_axis(y_BC.numpy(), top_classes(score_BC.numpy(), max(PLACES)), axis=1)
     return [100 * float(hit_BK[:, :k].mean()) for k in PLACES]
 
 

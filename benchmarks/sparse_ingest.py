@@ -36,8 +36,8 @@ def measured(path: Path) -> dict[str, float]:
     read = time.perf_counter() - began
     peak_read = peak_mib()
     names = [f"label {n}" for n in range(rows.header.labels)]
-    test_N = np.arange(len(rows.place_N)) % 5 == 0
-    table = sparse_table(rows.place_N, test_N, rows.labels, rows.pairs, names, rows.header.features)
+    test_N = np.arange(len(rows.index_N)) % 5 == 0
+    table = sparse_table(rows.index_N, test_N, rows.labels, rows.pairs, names, rows.header.features)
     encoded = encode(table, fit(table, None))
     pairs = encoded["x"].nbytes // 8
     seconds = time.perf_counter() - began

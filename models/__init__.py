@@ -1,1 +1,1 @@
-"""WITH WHAT a client learns: networks and class-name vectors, plain torch, no task and no client in sight."""
+"""Models: networks and class-name vectors, plain torch, no task and no client in sight."""

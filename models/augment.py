@@ -19,8 +19,10 @@ def augment(
     vertical: bool = True,
     together: bool = False,
 ) -> Tensor:
-    """Images of the same size, cut at a random place out of themselves with ``padding`` zeros on every side, and each
-    flipped with probability 1/2 where ``horizontal`` or ``vertical`` says so. A new tensor of the same type.
+    """Return images of the same size, cut at a random position out of themselves and flipped at random.
+
+    Images get ``padding`` zeros on every side before they are cut. Each is flipped with probability 1/2 where
+    ``horizontal`` or ``vertical`` says so. The result is a new tensor of the same type.
 
     The defaults are what FedBM's reference code does to its generated images, but for ``together``, which draws once
     for the whole batch as that code does. Zero must be black: augment first, scale afterwards. Numbers are drawn on the
@@ -28,20 +30,20 @@ def augment(
     """
     rows, channels, height, width = x_BCHW.shape
     draws = 1 if together else rows
-    row_RH = _places(draws, height, padding, vertical, rng).to(x_BCHW.device)
-    column_RW = _places(draws, width, padding, horizontal, rng).to(x_BCHW.device)
+    row_RH = _source_indices(draws, height, padding, vertical, rng).to(x_BCHW.device)
+    column_RW = _source_indices(draws, width, padding, horizontal, rng).to(x_BCHW.device)
     padded = F.pad(x_BCHW, (padding,) * 4)
     # two passes of gather take a third of the time of one indexing by row and column
     cut = padded.gather(2, row_RH[:, None, :, None].expand(rows, channels, height, padded.shape[3]))
     return cut.gather(3, column_RW[:, None, None, :].expand(rows, channels, height, width))
 
 
-def _places(draws: int, size: int, padding: int, flip: bool, rng: torch.Generator) -> Tensor:
-    """Which places of a padded side are taken, in their order: int64 [R, size]."""
-    place_RS = torch.arange(size, device=rng.device).expand(draws, size)
+def _source_indices(draws: int, size: int, padding: int, flip: bool, rng: torch.Generator) -> Tensor:
+    """Return the indices of a padded side that are taken, in their order: int64 [R, size]."""
+    index_RS = torch.arange(size, device=rng.device).expand(draws, size)
     if padding:
-        place_RS = place_RS + torch.randint(2 * padding + 1, (draws, 1), generator=rng, device=rng.device)
+        index_RS = index_RS + torch.randint(2 * padding + 1, (draws, 1), generator=rng, device=rng.device)
     if flip:
         flipped_R1 = torch.rand((draws, 1), generator=rng, device=rng.device) < 0.5
-        place_RS = torch.where(flipped_R1, place_RS.flip(1), place_RS)
-    return place_RS
+        index_RS = torch.where(flipped_R1, index_RS.flip(1), index_RS)
+    return index_RS

@@ -25,7 +25,7 @@ Head = Literal["linear", "label", "cosine", "concept", "prototype", "frame"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelOptions:
-    """The network. Defaults are FedAlign's (KDD 2023, section 4.1 and reference code)."""
+    """The options of [model]: the network. Defaults are FedAlign's (KDD 2023, section 4.1 and reference code)."""
 
     network: Literal["auto", "resnet8", "resnet20", "resnet18", "resnet34", "resnet50"] = "auto"
     """Encoder: ``auto``, by the kind of input (docs/networks.md); or one of the residual networks, for images."""
@@ -85,14 +85,17 @@ def build(
     concept_width: int = 0,
     scale: float = 1.0,
 ) -> Classifier:
-    """A classifier whose initial weights depend on the arguments alone.
+    """Return a classifier whose initial weights depend on the arguments alone.
 
-    ``vocabulary``: number of token ids; ``unit``: normalize class representations (single-label); ``vectors_CP``: first
-    values of the class embeddings (``head == "label"`` only); ``parts``: so many encoders side by side
-    (``head == "cosine"`` only); ``start``: first values of each encoder, as ``anchorfl.models.start`` reads them, in
-    place of drawn ones; ``concept_width``: of the class concepts (``head == "concept"`` only); ``scale``: first value
-    of a trained scale (``prototype`` and ``frame``). ValueError where the network does not fit the input, or ``start``
-    the network.
+    - ``vocabulary``: number of token ids.
+    - ``unit``: normalize class representations (single-label).
+    - ``vectors_CP``: first values of the class embeddings (``head == "label"`` only).
+    - ``parts``: so many encoders side by side (``head == "cosine"`` only).
+    - ``start``: first values of each encoder, as ``anchorfl.models.start`` reads them, in place of drawn ones.
+    - ``concept_width``: width of the class concepts (``head == "concept"`` only).
+    - ``scale``: first value of a trained scale (``prototype`` and ``frame``).
+
+    Raises ValueError where the network does not fit the input, or ``start`` the network.
     """
     masks = MaskSource(lookup=lookup_dropout)
     with torch.random.fork_rng(devices=[]):
@@ -122,30 +125,38 @@ def _encoder(
     masks: MaskSource,
     start: Mapping[str, Tensor] | None,
 ) -> nn.Module:
-    encoder = _drawn(options, kind, shape, vocabulary, masks)
+    encoder = _make_encoder(options, kind, shape, vocabulary, masks)
     if start is not None:
         start_from(encoder, start, options.weights, (LINEAR,) if isinstance(encoder, ResNet) else ())
     return encoder
 
 
-def _drawn(o: ModelOptions, kind: str, shape: tuple[int, ...], vocabulary: int, masks: MaskSource) -> nn.Module:
-    if o.network != "auto":
+def _make_encoder(
+    options: ModelOptions, kind: str, shape: tuple[int, ...], vocabulary: int, masks: MaskSource
+) -> nn.Module:
+    if options.network != "auto":
         if kind != "image":
             raise ValueError(
-                f"model.network = {o.network!r} is for images, the input is of kind {kind!r}: set it to 'auto'"
+                f"model.network = {options.network!r} is for images, the input is of kind {kind!r}: set it to 'auto'"
             )
-        stem = stem_for(shape) if o.stem == "auto" else o.stem
-        return ResNet(o.network, shape[0], o.width, stem=stem, norm=o.norm, init=o.init)
+        stem = stem_for(shape) if options.stem == "auto" else options.stem
+        return ResNet(options.network, shape[0], options.width, stem=stem, norm=options.norm, init=options.init)
     match kind:
         case "tokens":
-            entry: nn.Module = nn.Embedding(vocabulary, o.width)
-            return TransformerEncoder(entry, o.width, o.heads, o.feedforward, o.dropout, shape[0], masks)
+            entry: nn.Module = nn.Embedding(vocabulary, options.width)
+            return TransformerEncoder(
+                entry, options.width, options.heads, options.feedforward, options.dropout, shape[0], masks
+            )
         case "series":
-            entry = nn.Linear(shape[1], o.width)
-            return TransformerEncoder(entry, o.width, o.heads, o.feedforward, o.dropout, shape[0], masks)
+            entry = nn.Linear(shape[1], options.width)
+            return TransformerEncoder(
+                entry, options.width, options.heads, options.feedforward, options.dropout, shape[0], masks
+            )
         case "image":
-            return SmallCNN(shape, o.width, o.dropout, masks)
+            return SmallCNN(shape, options.width, options.dropout, masks)
         case "sparse":
-            return SparseEncoder(shape[0], o.width, o.feedforward, o.dropout, masks, o.embedding_std)
+            return SparseEncoder(
+                shape[0], options.width, options.feedforward, options.dropout, masks, options.embedding_std
+            )
         case _:
             raise ValueError(f"no encoder for inputs of kind {kind!r}; known: tokens, series, image, sparse")

@@ -9,7 +9,7 @@ from anchorfl.models.dropout import MaskSource
 
 
 class Classifier(nn.Module):
-    """``encoder(x) -> z_BD``, then ``head(z_BD) -> logits_BC``."""
+    """An encoder and a head: ``encoder(x) -> z_BD``, then ``head(z_BD) -> logits_BC``."""
 
     def __init__(self, encoder: nn.Module, head: nn.Module, masks: MaskSource) -> None:
         super().__init__()

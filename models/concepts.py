@@ -1,4 +1,4 @@
-"""Class concepts: what a text encoder makes of every prompt with every class, of length 1 (FedBM, section LKCC).
+"""Class concepts: vectors of a text encoder for every prompt with every class, of length 1 (FedBM, section LKCC).
 
 The words of a class are filled into each prompt and the sentence goes through the encoder (models/text_encoders.py).
 Every vector is brought to length 1 before anything is counted from them; means and variances are the method's matter.
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from anchorfl.models import name_cache
 from anchorfl.models.label_names import NamesError
-from anchorfl.models.language import each_name
+from anchorfl.models.language import encode_names
 from anchorfl.models.text_encoders import CLIP, NoEncoderError, Pooling, folder_of, library, text_encoder
 
 FORMAT = 1  # part of every digest: raise it when the same input would give other vectors
@@ -39,19 +39,19 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What concept vectors are asked for."""
+class ConceptRequest:
+    """A request for concept vectors."""
 
     words: tuple[str, ...]
-    """Of every class, in the order of the rows."""
+    """The words of every class, in the order of the rows."""
     prompts: tuple[str, ...]
     """Templates with ``{name}``."""
     model: str
-    """As ``text_encoder`` takes it."""
+    """Name of a model, as ``text_encoder`` takes it."""
     pooling: Pooling = "auto"
 
     def check(self) -> None:
-        """Raises NamesError."""
+        """Raise NamesError where the request cannot be met."""
         if not self.words or not self.prompts:
             raise NamesError("class concepts: give at least one class and one prompt")
         if bad := next((prompt for prompt in self.prompts if "{name}" not in prompt), None):
@@ -62,52 +62,56 @@ class Asked:
 
     @property
     def digest(self) -> str:
-        """Sha256, in hex."""
+        """The sha256 of the request, in hex."""
         return hashlib.sha256(json.dumps(["concepts", FORMAT, asdict(self)], sort_keys=True).encode()).hexdigest()
 
     def file(self, cache: Path) -> Path:
-        """Where the vectors are kept."""
+        """Return the path of the cached vectors."""
         return cache / f"concepts-{self.digest[:16]}.npz"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Concepts:
-    """vectors_CMD: float32, of length 1; made_by: library and version, for the log."""
+    """The concept vectors of the classes."""
 
     vectors_CMD: Tensor
+    """float32, of length 1."""
     made_by: str
+    """Library and version, for the log."""
 
 
-def concepts(asked: Asked, cache: Path, log: Callable[[str], None] = _LOG.warning) -> Concepts:
-    """The vectors that are asked for, from the cache or made now and kept there; a row depends on its class alone.
+def load_concepts(asked: ConceptRequest, cache: Path, log: Callable[[str], None] = _LOG.warning) -> Concepts:
+    """Return the vectors of a request, from the cache, or made now and kept there; a row depends on its class alone.
 
-    Raises NamesError: neither is the file in the cache, nor the encoder on this machine; or it cannot do what is asked.
+    Raises NamesError where neither the file is in the cache, nor the encoder on this machine; or it cannot do what is
+    asked.
     """
     asked.check()
     file = asked.file(cache)
     if (found := _load(asked, file, log)) is not None:
         return found
     try:
-        vector_CMD, made_by = encoded(asked), library(asked.model)
+        vector_CMD, made_by = encode_concepts(asked), library(asked.model)
     except NoEncoderError as error:
-        raise _neither(asked, cache, error) from error
-    keep(asked, file, vector_CMD, made_by, log)
+        raise _not_available(asked, cache, error) from error
+    save_concepts(asked, file, vector_CMD, made_by, log)
     return Concepts(torch.from_numpy(vector_CMD), made_by)
 
 
-def look_for(asked: Asked, cache: Path) -> None:
-    """Raises NamesError where neither the file is in the cache, nor the encoder's library on this machine: to be told
-    before the data are prepared, which may take long.
+def check_available(asked: ConceptRequest, cache: Path) -> None:
+    """Raise NamesError where neither the file is in the cache, nor the encoder's library on this machine.
+
+    So that is said before the data are prepared, which may take long.
     """
     asked.check()
     if not asked.file(cache).exists():
         try:
             library(asked.model)
         except NoEncoderError as error:
-            raise _neither(asked, cache, error) from error
+            raise _not_available(asked, cache, error) from error
 
 
-def _neither(asked: Asked, cache: Path, error: NoEncoderError) -> NamesError:
+def _not_available(asked: ConceptRequest, cache: Path, error: NoEncoderError) -> NamesError:
     package = "open_clip_torch" if asked.model.startswith(CLIP) else "'anchorfl[plm]'"
     return NamesError(
         f"class concepts: {error}; or copy {asked.file(cache).name}, made by the same options on a machine with"
@@ -115,28 +119,28 @@ def _neither(asked: Asked, cache: Path, error: NoEncoderError) -> NamesError:
     )
 
 
-def encoded(asked: Asked, source: str = "") -> npt.NDArray[np.float32]:
-    """The vectors [C, M, D] made now. source: where the model is, if not where its name says."""
+def encode_concepts(asked: ConceptRequest, source: str = "") -> npt.NDArray[np.float32]:
+    """Make the vectors [C, M, D] now. source: where the model is, if not where its name says."""
     model = source or asked.model
     with text_encoder(model, asked.pooling) as encode:
-        each = each_name(encode, asked.words, asked.prompts, model)
+        each = encode_names(encode, asked.words, asked.prompts, model)
         vector_CMD = F.normalize(torch.stack(each).double(), dim=2).float()
     if not _unit(vector_CMD.numpy()):
         raise NamesError(f"language model {model}: a vector is zero and has no direction; take another model")
     return vector_CMD.numpy()
 
 
-def keep(
-    asked: Asked, file: Path, vector_CMD: npt.NDArray[np.float32], made_by: str, log: Callable[[str], None],
+def save_concepts(
+    asked: ConceptRequest, file: Path, vector_CMD: npt.NDArray[np.float32], made_by: str, log: Callable[[str], None],
     source: str = "",
 ) -> None:  # fmt: skip
-    """Write the file of what was asked for, with how it was made."""
+    """Write the file of a request, with how it was made."""
     about = {"made_by": made_by, "files": _checksums(source or asked.model), **asdict(asked)}
     name_cache.save(file, asked.digest, vector_CMD, log, json.dumps(about))
 
 
-def _load(asked: Asked, file: Path, log: Callable[[str], None]) -> Concepts | None:
-    """What the file holds; None where there is none, or (``log`` says so) where it cannot be used."""
+def _load(asked: ConceptRequest, file: Path, log: Callable[[str], None]) -> Concepts | None:
+    """Return the vectors of the file; None where there is none, or (``log`` says so) where it cannot be used."""
     if not file.exists():
         return None
     reason = "the vectors have another shape or length"
@@ -161,7 +165,7 @@ def _unit(vector_CMD: npt.NDArray[np.float32]) -> bool:
 
 
 def _checksums(model: str) -> dict[str, str]:
-    """sha256 of the model's files, by name; empty where the model is no folder of this machine."""
+    """Return the sha256 of the model's files, by name; empty where the model is no folder of this machine."""
     folder, found = folder_of(model), dict[str, str]()
     if folder is not None:
         for path in sorted({path for pattern in PARTS for path in folder.glob(pattern) if path.is_file()}):

@@ -10,7 +10,7 @@ _RESOLUTION = 1 << 16
 
 
 class MaskSource:
-    """Where every dropout of one model takes its random bits from; ``reseed`` it before a client trains.
+    """The source of random bits for every dropout of one model; ``reseed`` it before a client trains.
 
     ``lookup`` false draws each element with ``bernoulli_``: the plain way, some 20 times slower on a CPU at p = 0.5
     (docs/adr/0006).
@@ -29,7 +29,7 @@ class MaskSource:
         return MaskSource(lookup=self.lookup)
 
     def mask(self, like: Tensor, p: float) -> Tensor:
-        """A mask in the shape of ``like``: 0 with probability p, else 1 / (1 - p)."""
+        """Return a mask in the shape of ``like``: 0 with probability p, else 1 / (1 - p)."""
         if not self.lookup or like.device.type != "cpu":
             return torch.empty_like(like).bernoulli_(1 - p, generator=self.generator).div_(1 - p)
         n = like.numel()
@@ -56,7 +56,7 @@ class MaskSource:
 
 
 class Dropout(nn.Module):
-    """Zero each element with probability p and scale the others by 1 / (1 - p), in training mode only."""
+    """Dropout: in training mode each element is 0 with probability p, and the others are scaled by 1 / (1 - p)."""
 
     def __init__(self, p: float, source: MaskSource) -> None:
         super().__init__()

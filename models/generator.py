@@ -23,17 +23,17 @@ NEAR = 1e-5
 
 
 def doublings(side: int) -> int:
-    """How often the size doubles on the way to images with that many pixels a side: 128 pixels start from 8."""
+    """Return how often the size doubles on the way to images with that many pixels a side: 128 pixels start from 8."""
     return next(k for k, least in ((4, 64), (3, 32), (2, 16), (1, 8)) if side >= least)
 
 
 class Generator(nn.Module):
-    """Linear layer to 128 small maps, 3x3 convolutions with BatchNorm and LeakyReLU, the size doubled between them,
-    sigmoid: condition [B, D] -> image [B, channels, H, W] in [0, 1]. With D = 512 and 3 x 128 x 128 it has 4,758,211
-    weights.
+    """FedBM's generator: condition [B, D] -> image [B, channels, H, W] in [0, 1].
 
-    A size that is no multiple of its smallest maps is cut out of the middle of the next one that is. ValueError on
-    images below 8 pixels or that are not square.
+    A linear layer makes 128 small maps; 3x3 convolutions with BatchNorm and LeakyReLU follow, the size doubled between
+    them, and a sigmoid. With D = 512 and 3 x 128 x 128 it has 4,758,211 weights. A size that is no multiple of its
+    smallest maps is cut out of the middle of the next one that is. Raises ValueError on images below 8 pixels or that
+    are not square.
     """
 
     def __init__(self, concept_width: int, shape: tuple[int, ...]) -> None:
@@ -59,7 +59,9 @@ class Generator(nn.Module):
 
 class DoublingConv(nn.Conv2d):
     """The nearest-neighbour doubling of the size, then a 3x3 convolution with padding 1: [B, in, H, W] -> [B, out, 2H,
-    2W]. Half of a 3x3 window on doubled maps looks at the same pixel twice: a 2x2 convolution of the small maps, with
+    2W].
+
+    Half of a 3x3 window on doubled maps looks at the same pixel twice. So a 2x2 convolution of the small maps, with
     those weights added, gives each of the four corners of a doubled pixel with 4/9 of the multiplications.
     """
 
@@ -72,7 +74,9 @@ class DoublingConv(nn.Conv2d):
 
 
 def _halves(weight: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """A 3-wide kernel on doubled pixels as 2-wide ones on the pixels: for the first and the second of each double."""
+    """Return a 3-wide kernel on doubled pixels as 2-wide ones on the pixels: for the first and the second of each
+    double.
+    """
     one, two, three = weight.unbind(dim)
     return torch.stack([one, two + three], dim), torch.stack([one + two, three], dim)
 
@@ -82,10 +86,10 @@ def _block(before: int, after: int, convolution: type[nn.Conv2d] = nn.Conv2d) ->
 
 
 def conditions(concepts_CMD: Tensor, class_B: Tensor, rng: torch.Generator) -> Tensor:
-    """Draws from the normal distribution of each class's prompt embeddings, with their full covariance (divisor M - 1)
-    and a jitter: [B, D]. They are not brought to length 1.
+    """Draw from the normal distribution of each class's prompt embeddings: [B, D].
 
-    mean + sum_m eps_m (e_m - mean) / sqrt(M - 1) + jitter has that law, without a D x D matrix.
+    The distribution has their full covariance (divisor M - 1) and a jitter; draws are not brought to length 1. mean +
+    sum_m eps_m (e_m - mean) / sqrt(M - 1) + jitter has that law, without a D x D matrix.
     """
     prompts, width = concepts_CMD.shape[1:]
     mean_CD = concepts_CMD.mean(1)
@@ -97,7 +101,9 @@ def conditions(concepts_CMD: Tensor, class_B: Tensor, rng: torch.Generator) -> T
 
 
 def noise(width: int, class_B: Tensor, rng: torch.Generator, like: Tensor) -> Tensor:
-    """Conditions that say nothing of the class: standard normal, [B, D] (the ablation without concept conditions)."""
+    """Draw conditions that say nothing of the class: standard normal, [B, D] (the ablation without concept
+    conditions).
+    """
     return _normal((len(class_B), width), rng, like)
 
 
@@ -106,8 +112,10 @@ def _normal(shape: tuple[int, ...], rng: torch.Generator, like: Tensor) -> Tenso
 
 
 def diversity(z_BD: Tensor, x_B: Tensor, class_B: Tensor, classes: int) -> Tensor:
-    """FedBM's L_div (eq. 7): per class the mean over pairs of |z - z'|_1 / |x - x'|_1, then the mean over all classes;
-    a class with fewer than two images counts 0. Small where different conditions give different images.
+    """Return FedBM's L_div (eq. 7): per class the mean over pairs of |z - z'|_1 / |x - x'|_1, then the mean over all
+    classes.
+
+    A class with fewer than two images counts 0. Small where different conditions give different images.
     """
     index_2P = torch.triu_indices(len(z_BD), len(z_BD), 1, device=z_BD.device)
     index_2P = index_2P[:, class_B[index_2P[0]] == class_B[index_2P[1]]]
@@ -122,19 +130,23 @@ def diversity(z_BD: Tensor, x_B: Tensor, class_B: Tensor, classes: int) -> Tenso
 
 @dataclass
 class Statistics:
-    """What the BatchNorm layers of a classifier saw in its last pass: L_dis of each layer."""
+    """The distances of a classifier's BatchNorm statistics in its last pass."""
 
     distance: list[Tensor] = field(default_factory=list)
+    """L_dis of each layer."""
 
     def total(self) -> Tensor:
-        """FedBM's L_dis (eq. 8), summed over the layers."""
+        """Return FedBM's L_dis (eq. 8), summed over the layers."""
         return torch.stack(self.distance).sum()
 
 
 @contextmanager
-def watched(classifier: nn.Module) -> Iterator[Statistics]:
-    """Within the block every pass through the classifier measures, at each BatchNorm layer, how far mean and biased
-    variance of its input are from the running ones: the sum of the two Euclidean norms. Nothing stays behind.
+def watch_batch_norm(classifier: nn.Module) -> Iterator[Statistics]:
+    """Measure at each BatchNorm layer, in every pass within the block, how far its input is from the running
+    statistics.
+
+    The distance is the sum of the Euclidean norms between mean and biased variance of the input and the running ones.
+    Nothing stays behind.
     """
     seen = Statistics()
 
@@ -147,7 +159,7 @@ def watched(classifier: nn.Module) -> Iterator[Statistics]:
         seen.distance.append(torch.linalg.vector_norm(apart[0]) + torch.linalg.vector_norm(apart[1]))
 
     hooks = [classifier.register_forward_pre_hook(before_all)]
-    hooks += [m.register_forward_pre_hook(before) for m in normalisations(classifier)]
+    hooks += [m.register_forward_pre_hook(before) for m in batch_norm_layers(classifier)]
     try:
         yield seen
     finally:
@@ -155,6 +167,6 @@ def watched(classifier: nn.Module) -> Iterator[Statistics]:
             hook.remove()
 
 
-def normalisations(classifier: nn.Module) -> list[nn.BatchNorm2d]:
-    """The layers whose running statistics L_dis compares with."""
+def batch_norm_layers(classifier: nn.Module) -> list[nn.BatchNorm2d]:
+    """Return the layers whose running statistics L_dis compares with."""
     return [m for m in classifier.modules() if isinstance(m, nn.BatchNorm2d)]

@@ -1,4 +1,4 @@
-"""Heads: what turns a representation into one logit per class.
+"""Heads: from a representation to one logit per class.
 
 Shape suffixes: B rows, C classes, D encoder width, P width of the class-name vectors.
 """
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class LinearHead(nn.Linear):
-    """``logits_BC = z_BD @ weight_CD.T + bias_C``: the head of every method that has no class embeddings."""
+    """The head of every method that has no class embeddings: ``logits_BC = z_BD @ weight_CD.T + bias_C``."""
 
 
 class LabelHead(nn.Module):
@@ -28,7 +28,7 @@ class LabelHead(nn.Module):
         self.unit = unit
 
     def classes(self) -> Tensor:
-        """Class representations [C, D]: the anchors."""
+        """Return the class representations [C, D]: the anchors."""
         out: Tensor = self.project(self.table)
         return out
 
@@ -51,7 +51,7 @@ class CosineHead(nn.Module):
         self.rows = nn.Parameter(unit(torch.randn(classes, width), parts))
 
     def classes(self) -> Tensor:
-        """The rows [C, D]."""
+        """Return the rows [C, D]."""
         return self.rows
 
     def forward(self, z_BD: Tensor) -> Tensor:
@@ -59,10 +59,11 @@ class CosineHead(nn.Module):
 
 
 class ConceptHead(nn.Module):
-    """FedBM's classifier, which a language model made: class k is a normal distribution of concept embeddings with mean
-    mu_k and diagonal variance Sigma_k, and logits are tau h.mu_k + tau^2/2 h^2.Sigma_k for the unit projection h of the
-    representation (FedBM, eq. 4 and 5, times tau). Only the projection is trained; mean, variance and tau are buffers,
-    zeros and 1 until the server sets them.
+    """FedBM's classifier, which a language model made: a normal distribution of concept embeddings per class.
+
+    Class k has mean mu_k and diagonal variance Sigma_k; logits are tau h.mu_k + tau^2/2 h^2.Sigma_k for the unit
+    projection h of the representation (FedBM, eq. 4 and 5, times tau). Only the projection is trained; mean, variance
+    and tau are buffers, zeros and 1 until the server sets them.
     """
 
     mean: Tensor
@@ -77,7 +78,7 @@ class ConceptHead(nn.Module):
         self.register_buffer("tau", torch.ones(()))
 
     def directions(self, z_BD: Tensor) -> Tensor:
-        """h: the projections of representations, of length 1 [B, width of the concepts]."""
+        """Return h, the projections of representations, of length 1: [B, width of the concepts]."""
         return F.normalize(self.project(z_BD), dim=-1)
 
     def forward(self, z_BD: Tensor) -> Tensor:
@@ -85,8 +86,9 @@ class ConceptHead(nn.Module):
         return self.tau * (h_BE @ self.mean.T) + self.tau**2 / 2 * (h_BE.square() @ self.variance.T)
 
     def bound(self, z_BD: Tensor, class_B: Tensor) -> Tensor:
-        """Upper bound of the expected cross-entropy over the distributions, per row [B] (FedBM, eq. 4): cross-entropy
-        of the logits plus tau^2/2 h^2.Sigma_y, in which the true class's variance cancels.
+        """Return an upper bound of the expected cross-entropy over the distributions, per row [B] (FedBM, eq. 4).
+
+        It is the cross-entropy of the logits plus tau^2/2 h^2.Sigma_y, in which the true class's variance cancels.
         """
         h_BE = self.directions(z_BD)
         right_B = self.tau * (h_BE * self.mean[class_B]).sum(-1)
@@ -95,9 +97,10 @@ class ConceptHead(nn.Module):
 
 
 class PrototypeHead(nn.Module):
-    """FedNH's classifier: logits are a trained scale times the cosines of the representation and unit prototypes, which
-    no gradient moves. First prototypes: orthonormal rows, brought to length 1 where there are more classes than
-    numbers.
+    """FedNH's classifier: logits are a trained scale times the cosines of the representation and unit prototypes.
+
+    No gradient moves the prototypes. They start as orthonormal rows, brought to length 1 where there are more classes
+    than numbers.
     """
 
     rows: Tensor
@@ -108,7 +111,7 @@ class PrototypeHead(nn.Module):
         self.scale = nn.Parameter(torch.tensor(scale))
 
     def classes(self) -> Tensor:
-        """The prototypes [C, D]."""
+        """Return the prototypes [C, D]."""
         return self.rows
 
     def forward(self, z_BD: Tensor) -> Tensor:
@@ -116,10 +119,12 @@ class PrototypeHead(nn.Module):
 
 
 class FrameHead(nn.Module):
-    """FedETF's classifier: a trained projection to one number per class, of length 1, against a simplex equiangular
-    tight frame, ``sqrt(C / (C - 1)) (I - 1 / C)``, times a trained scale. Every two columns have the cosine
-    -1 / (C - 1). The projection before it makes any rotation of the frame the same, so it is this one everywhere and is
-    never sent.
+    """FedETF's classifier: a trained projection of length 1 against a simplex equiangular tight frame, times a trained
+    scale.
+
+    The projection has one number per class. The frame is ``sqrt(C / (C - 1)) (I - 1 / C)``: every two columns have the
+    cosine -1 / (C - 1). The projection before it makes any rotation of the frame the same, so it is this one everywhere
+    and is never sent.
     """
 
     frame: Tensor
@@ -136,5 +141,5 @@ class FrameHead(nn.Module):
 
 
 def unit(rows_ND: Tensor, parts: int = 1) -> Tensor:
-    """Rows with each of ``parts`` equal pieces brought to length 1; a piece of zeros stays."""
+    """Return the rows with each of ``parts`` equal pieces brought to length 1; a piece of zeros stays."""
     return F.normalize(rows_ND.view(*rows_ND.shape[:-1], parts, -1), dim=-1).flatten(-2)

@@ -34,11 +34,12 @@ class NamesError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cooccurrence:
-    """An undirected graph of names. ``weight_KK``: float64, > 0 where there is an edge, else 0; zero diagonal."""
+class NameGraph:
+    """An undirected graph of names."""
 
     names: tuple[str, ...]
     weight_KK: npt.NDArray[np.float64]
+    """float64, > 0 where there is an edge, else 0; zero diagonal."""
 
     def __post_init__(self) -> None:
         """Check what ``walks`` relies on, for a table that did not come through ``read_table``; raises NamesError."""
@@ -50,8 +51,10 @@ class Cooccurrence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Training:
-    """How vectors are trained; the defaults are those of the authors (node2vec's and gensim's where they set none)."""
+class SkipGramOptions:
+    """The options of walks and skip-gram. The defaults are the authors' (node2vec's and gensim's where they set
+    none).
+    """
 
     walks_per_node: int = 200
     length: int = 100
@@ -62,24 +65,29 @@ class Training:
     """Passes over all walks; gensim's default, which the authors keep."""
 
 
-PAPER = Training()
+PAPER = SkipGramOptions()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NameVectors:
-    """One vector per class. ``vectors_CD``: float32, rows in the order of the class names that were asked for."""
+    """One vector per class."""
 
     vectors_CD: Tensor
+    """float32, rows in the order of the class names that were asked for."""
     without_edge: tuple[str, ...]
     """Classes that kept a random vector because the table has no edge for them; the caller warns."""
     digest: str
-    """Of all that training depends on (table, width, ``Training``, seed, gensim); not of the classes asked for."""
+    """Digest of all that training depends on (table, width, ``SkipGramOptions``, seed, gensim).
+
+    The classes that were asked for are not part of it.
+    """
 
 
-def read_table(path: Path) -> Cooccurrence:
-    """Graph of a CSV table: first column ``label``, header = names in the order of the rows; empty, ``nan`` = no edge.
+def read_table(path: Path) -> NameGraph:
+    """Return the graph of a CSV table.
 
-    Only values > 0 are edges (authors' dataset/utils.py); the diagonal is dropped. Raises NamesError with file and row.
+    First column ``label``, header = names in the order of the rows; empty, ``nan`` = no edge. Only values > 0 are edges
+    (authors' dataset/utils.py); the diagonal is dropped. Raises NamesError with file and row.
     """
     (line, header), *body = _rows(path) or [(1, [""])]
     names = tuple(header[1:])
@@ -97,11 +105,11 @@ def read_table(path: Path) -> Cooccurrence:
     _check_symmetric(path, names, value_KK, [at for at, _ in body])
     weight_KK = np.where(value_KK > 0, value_KK, 0.0)
     np.fill_diagonal(weight_KK, 0.0)
-    return Cooccurrence(names, weight_KK)
+    return NameGraph(names, weight_KK)
 
 
 def _rows(path: Path) -> list[tuple[int, list[str]]]:
-    """Non-empty rows with the number of the line that each ends on."""
+    """Return the non-empty rows with the number of the line that each ends on."""
     try:
         # utf-8-sig: spreadsheets write a byte-order mark, which would become part of the first field
         with open(path, encoding="utf-8-sig", newline="") as file:
@@ -127,7 +135,7 @@ def _check_names(path: Path, line: int, names: Sequence[str]) -> None:
 
 
 def _number(path: Path, line: int, column: str, text: str) -> float:
-    """Value of one cell; nan where it is empty."""
+    """Return the value of one cell; nan where it is empty."""
     cell = f"{path}:{line}: {text!r} in column {column!r}"
     try:
         value = float("_" if "_" in text else text.strip() or "nan")  # float() takes 1_000; in a table that is a slip
@@ -151,9 +159,10 @@ def _check_symmetric(path: Path, names: Sequence[str], value_KK: npt.NDArray[np.
 def walks(
     weight_KK: npt.NDArray[np.float64], *, walks_per_node: int = 200, length: int = 100, rng: np.random.Generator
 ) -> npt.NDArray[np.int32]:
-    """Random walks [R, length] over node numbers: the next node with probability proportional to the edge's weight.
+    """Return random walks [R, length] over node numbers: the next node with probability proportional to the edge's
+    weight.
 
-    node2vec with p = q = 1. ``weight_KK`` as in ``Cooccurrence``. ``walks_per_node`` walks start at every node that has
+    node2vec with p = q = 1. ``weight_KK`` as in ``NameGraph``. ``walks_per_node`` walks start at every node that has
     an edge, in shuffled order; a node without an edge is in no walk.
     """
     from_E, to_E = np.nonzero(weight_KK > 0)
@@ -177,7 +186,8 @@ def walks(
 def skip_gram(
     walks: npt.NDArray[np.int32], nodes: int, *, width: int = 256, window: int = 5, epochs: int = 5, seed: int
 ) -> npt.NDArray[np.float32]:
-    """Vectors [K, width] of nodes 0 .. ``nodes`` - 1 by skip-gram with 5 negative samples; 0 for nodes in no walk.
+    """Return the vectors [K, width] of nodes 0 .. ``nodes`` - 1 by skip-gram with 5 negative samples; 0 for nodes in no
+    walk.
 
     ``epochs`` = 5 is gensim's default, as are the learning rate (0.025 falling to 0.0001) and the down-sampling of
     frequent nodes (1e-3). One worker and no draws but from ``seed`` (0 <= seed < 2**32): same walks, same vectors.
@@ -199,7 +209,9 @@ def skip_gram(
 
 
 def random_vectors(class_names: Sequence[str], width: int, seed: int) -> Tensor:
-    """Float32 [C, width] of N(0, 1) draws (of "w/o SE"). A row depends on name, width and seed, not on other names."""
+    """Return N(0, 1) draws, float32 [C, width] (of "w/o SE"). A row depends on name, width and seed, not on other
+    names.
+    """
     if width < 1:
         raise NamesError(f"class-name vectors: width {width}; give at least 1")
     if twice := [name for name, count in Counter(class_names).items() if count > 1]:
@@ -209,10 +221,11 @@ def random_vectors(class_names: Sequence[str], width: int, seed: int) -> Tensor:
 
 
 def from_cooccurrence(
-    table: Cooccurrence, class_names: Sequence[str], *, width: int, seed: int, cache: Path | None,
-    training: Training = PAPER, log: Callable[[str], None] = _LOG.warning,
+    table: NameGraph, class_names: Sequence[str], *, width: int, seed: int, cache: Path | None,
+    training: SkipGramOptions = PAPER, log: Callable[[str], None] = _LOG.warning,
 ) -> NameVectors:  # fmt: skip
-    """Vectors of ``class_names``, trained on the whole table: a row does not depend on which classes are asked for.
+    """Return the vectors of ``class_names``, trained on the whole table: a row does not depend on which classes are
+    asked for.
 
     A class without an edge gets its row of ``random_vectors``, scaled to the mean norm of the table's trained rows.
     Trained rows are kept in ``<cache>/names-<digest>.npz``; ``log`` hears of a file that cannot be used or written.
@@ -228,7 +241,7 @@ def from_cooccurrence(
             near = ", ".join(map(repr, difflib.get_close_matches(name, table.names, n=3, cutoff=0.0)))
             raise NamesError(f"class {name!r} is not in the table (nearest: {near}); rename the class or add a row")
     digest = _digest(table, width, seed, training)
-    vector_KD = name_cache.cached(cache, digest, lambda: _train(table, width, seed, training), log)
+    vector_KD = name_cache.load_or_make(cache, digest, lambda: _train(table, width, seed, training), log)
     row_C = [row_of[name] for name in class_names]
     edge_K: npt.NDArray[np.bool_] = np.any(table.weight_KK > 0, axis=1)
     if edge_K.any():
@@ -239,12 +252,14 @@ def from_cooccurrence(
 
 
 def _seed(*parts: int | str) -> int:
-    """A number below 2**32 from a run seed and words that say what it is for; independent of PYTHONHASHSEED."""
+    """Return a number below 2**32 from a run seed and words that say what it is for; independent of PYTHONHASHSEED."""
     return int.from_bytes(hashlib.sha256(json.dumps(parts).encode()).digest()[:4], "little")
 
 
-def _digest(table: Cooccurrence, width: int, seed: int, training: Training) -> str:
-    """Sha256, in hex, of all that the trained rows depend on. The version of gensim is read without importing it."""
+def _digest(table: NameGraph, width: int, seed: int, training: SkipGramOptions) -> str:
+    """Return sha256, in hex, of all that the trained rows depend on. The version of gensim is read without importing
+    it.
+    """
     try:
         gensim = metadata.version("gensim")
     except metadata.PackageNotFoundError as error:
@@ -253,8 +268,8 @@ def _digest(table: Cooccurrence, width: int, seed: int, training: Training) -> s
     return hashlib.sha256(head.encode() + b"\n" + np.ascontiguousarray(table.weight_KK, "<f8").tobytes()).hexdigest()
 
 
-def _train(table: Cooccurrence, width: int, seed: int, how: Training) -> npt.NDArray[np.float32]:
-    """Rows [K, width] of the table's names."""
+def _train(table: NameGraph, width: int, seed: int, how: SkipGramOptions) -> npt.NDArray[np.float32]:
+    """Return the rows [K, width] of the table's names."""
     rng = np.random.default_rng(_seed(seed, "walks"))
     path_RL = walks(table.weight_KK, walks_per_node=how.walks_per_node, length=how.length, rng=rng)
     seed, nodes = _seed(seed, "skip-gram"), len(table.names)

@@ -1,4 +1,4 @@
-"""Class names to vectors by a frozen language model: what FedAlign (KDD 2023) leaves to future work and FedBM does.
+"""Class names to vectors by a frozen language model: FedAlign (KDD 2023) leaves it to future work, FedBM does it.
 
 A name (underscores become spaces) is filled into prompts; each goes through a text encoder (models/text_encoders.py),
 by default the mean of the last hidden states over its tokens, the model's own first and last ones included (FedBM's
@@ -31,7 +31,7 @@ def from_language_model(
     class_names: Sequence[str], *, model: str, prompts: Sequence[str] = ("{name}",), normalize: bool = True,
     pooling: Pooling = "auto", cache: Path | None, log: Callable[[str], None] = _LOG.warning,
 ) -> NameVectors:  # fmt: skip
-    """Vectors of ``class_names``, float32 [C, D].
+    """Return the vectors of ``class_names``, float32 [C, D].
 
     model, pooling: as ``text_encoder`` takes them; prompts: templates with ``{name}``; normalize: the vector of every
     prompt to length 1 before the mean. A row depends on its own name alone. They are kept in
@@ -43,20 +43,24 @@ def from_language_model(
     if not prompts or not class_names:
         raise NamesError("class-name vectors: give at least one prompt and one class name")
     digest = _digest(class_names, model, prompts, normalize, pooling)
-    vector_CD = name_cache.cached(cache, digest, lambda: _encode(class_names, model, prompts, normalize, pooling), log)
+    vector_CD = name_cache.load_or_make(
+        cache, digest, lambda: _encode(class_names, model, prompts, normalize, pooling), log
+    )
     return NameVectors(torch.from_numpy(vector_CD), (), digest)
 
 
-def filled(prompts: Sequence[str], name: str) -> list[str]:
-    """The sentences about a class."""
+def fill_prompts(prompts: Sequence[str], name: str) -> list[str]:
+    """Return the sentences about a class."""
     return [prompt.replace("{name}", name.replace("_", " ")) for prompt in prompts]
 
 
-def each_name(encode: Encode, class_names: Sequence[str], prompts: Sequence[str], model: str) -> list[Tensor]:
-    """Vectors [M, D] of the sentences about every name, one name at a time: other names cannot change a row, not even
-    by rounding. Raises NamesError where one is not finite.
+def encode_names(encode: Encode, class_names: Sequence[str], prompts: Sequence[str], model: str) -> list[Tensor]:
+    """Return the vectors [M, D] of the sentences about every name.
+
+    Names go through the encoder one at a time: other names cannot change a row, not even by rounding. Raises NamesError
+    where one is not finite.
     """
-    rows = [encode(filled(prompts, name)) for name in class_names]
+    rows = [encode(fill_prompts(prompts, name)) for name in class_names]
     if not all(bool(vector_MD.isfinite().all()) for vector_MD in rows):
         raise NamesError(f"language model {model}: not all vectors are finite; take another model")
     return rows
@@ -65,7 +69,7 @@ def each_name(encode: Encode, class_names: Sequence[str], prompts: Sequence[str]
 def _digest(
     class_names: Sequence[str], model: str, prompts: Sequence[str], normalize: bool, pooling: Pooling = "auto"
 ) -> str:
-    """Sha256, in hex, of all that the rows depend on; of a folder, the names, sizes and times of its files."""
+    """Return sha256, in hex, of all that the rows depend on; of a folder, the names, sizes and times of its files."""
     version = library(model).removeprefix("transformers ")
     files = sorted(folder.glob("*")) if (folder := folder_of(model)) else []
     about = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]
@@ -78,6 +82,6 @@ def _encode(
     class_names: Sequence[str], model: str, prompts: Sequence[str], normalize: bool, pooling: Pooling
 ) -> npt.NDArray[np.float32]:
     with text_encoder(model, pooling) as encode:
-        each = each_name(encode, class_names, prompts, model)
+        each = encode_names(encode, class_names, prompts, model)
         vector_CD = torch.stack([(F.normalize(v_MD, dim=1) if normalize else v_MD).mean(0) for v_MD in each])
     return vector_CD.numpy().astype(np.float32)

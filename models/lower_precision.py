@@ -4,7 +4,7 @@ Weights, gradients of weights, losses, optimizer, means and everything in evalua
 from float32's in the third digit of a product; that is why it is a switch.
 
 On a GPU, and for convolutions, this is torch's autocast around the encoder. On a CPU oneDNN compiles a product for
-every shape that it meets, and the pieces of mini-batches have hundreds of them: a round of R8-8 was slower than in
+every shape that it meets, and micro-batches have hundreds of them: a round of R8-8 was slower than in
 float32, and took a gigabyte more in every worker. There, linear layers get their rows in multiples of ``ROWS``, the
 others zeros, which change no sum; attention's own products, a tenth of the whole, stay float32.
 
@@ -27,7 +27,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        low_RI, low_OI = _filled(x_RI), weight_OI.bfloat16()
+        low_RI, low_OI = _pad_rows(x_RI), weight_OI.bfloat16()
         ctx.save_for_backward(low_RI, low_OI)
         out_RO = F.linear(low_RI, low_OI)[: len(x_RI)].float()
         return out_RO if bias_O is None else out_RO.add_(bias_O)
@@ -36,7 +36,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, grad_RO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         low_RI, low_OI = ctx.saved_tensors
         for_x, for_weight, for_bias = ctx.needs_input_grad
-        low_RO = _filled(grad_RO)
+        low_RO = _pad_rows(grad_RO)
         return (
             (low_RO @ low_OI)[: len(grad_RO)].float() if for_x else None,
             (low_RO.T @ low_RI).float() if for_weight else None,
@@ -44,8 +44,8 @@ class _Product(torch.autograd.Function):
         )
 
 
-def _filled(x_RI: Tensor) -> Tensor:
-    """In bfloat16, with rows of zeros up to a multiple of ``ROWS``."""
+def _pad_rows(x_RI: Tensor) -> Tensor:
+    """Return the rows in bfloat16, with rows of zeros up to a multiple of ``ROWS``."""
     rows, entries = x_RI.shape
     out = torch.empty(-(-rows // ROWS) * ROWS, entries, dtype=torch.bfloat16, device=x_RI.device)
     out[:rows] = x_RI
@@ -63,8 +63,8 @@ class _Linear(nn.Linear):
         return out.view(*input.shape[:-1], -1)  # type: ignore[no-any-return]
 
 
-def _lowered(kind: type[nn.Module], everywhere: bool) -> type[nn.Module]:
-    """The same kind of encoder, whose training passes are in bfloat16. everywhere: by autocast on CPUs, too."""
+def _bfloat16_class(kind: type[nn.Module], everywhere: bool) -> type[nn.Module]:
+    """Return the same kind of encoder, whose training passes are in bfloat16. everywhere: by autocast on CPUs, too."""
 
     def forward(self: nn.Module, x: Tensor) -> Tensor:
         if not self.training or (x.device.type == "cpu" and not everywhere):
@@ -84,4 +84,4 @@ def use_bfloat16(encoder: nn.Module) -> None:
         for module in encoder.modules():
             if type(module) is nn.Linear:
                 module.__class__ = _Linear
-    encoder.__class__ = _lowered(type(encoder), convolves)
+    encoder.__class__ = _bfloat16_class(type(encoder), convolves)

@@ -14,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 
-def cached(
+def load_or_make(
     cache: Path | None, digest: str, make: Callable[[], npt.NDArray[np.float32]], log: Callable[[str], None]
 ) -> npt.NDArray[np.float32]:
-    """The vectors from ``<cache>/names-<digest>.npz``, or made now and kept there; without a cache, made."""
+    """Return the vectors of ``<cache>/names-<digest>.npz``, or make them and keep them there; without a cache, make
+    them.
+    """
     if cache is None:
         return make()
     file = cache / f"names-{digest[:16]}.npz"
@@ -29,11 +31,13 @@ def cached(
 
 
 class UnusableError(Exception):
-    """A cached file is damaged, or was made for other input; the text says which."""
+    """A cached file that is damaged, or was made for other input; the text says which."""
 
 
 def load(file: Path, digest: str, log: Callable[[str], None]) -> npt.NDArray[np.float32] | None:
-    """Cached rows, or None: no file, or (``log`` says so) one that is damaged or was made for other input."""
+    """Return the cached rows, or None: no file, or (``log`` says so) one that is damaged or was made for other
+    input.
+    """
     if not file.exists():
         return None
     try:
@@ -44,7 +48,7 @@ def load(file: Path, digest: str, log: Callable[[str], None]) -> npt.NDArray[np.
 
 
 def read(file: Path, digest: str) -> tuple[npt.NDArray[np.float32], str]:
-    """The vectors of a cached file, and what ``save`` was told about them. Raises UnusableError."""
+    """Return the vectors of a cached file, and what ``save`` was told about them. Raises UnusableError."""
     reason = "wrong checksum, or made for other input"
     try:
         with ZipFile(file) as archive:  # all checksums first: numpy parses a member before it has seen its end

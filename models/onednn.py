@@ -19,7 +19,7 @@ its shapes."""
 
 
 def product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
-    """``a @ b`` by oneDNN, float32 on the CPU."""
+    """Return ``a @ b`` by oneDNN, float32 on the CPU."""
     return _linear(a_MK, b_KN.T, None)
 
 
@@ -58,7 +58,8 @@ class OneDnnLinear(nn.Linear):
 
 def use_onednn(model: nn.Module) -> None:
     """Turn the plain linear layers of ``model`` into such ones, in place; their parameters stay as they are.
-    ValueError where torch was built without oneDNN.
+
+    Raises ValueError where torch was built without oneDNN.
     """
     there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not (there and hasattr(torch.ops.mkldnn, "_linear_pointwise")):

@@ -28,16 +28,16 @@ CLIP = "open_clip:"
 """Prefix of a model's name: open_clip's way to name a model follows."""
 INSTALL_CLIP = f"models named {CLIP}... need open_clip: pip install open_clip_torch"
 CLIP_SOURCES = ("hf-hub:", "local-dir:")
-"""How names start that open_clip finds with their weights; any other needs the name of a set of weights."""
+"""Prefixes of names that open_clip finds with their weights; any other needs the name of a set of weights."""
 
 
 class NoEncoderError(NamesError):
-    """There is no such encoder on this machine: its library or its files are missing."""
+    """A missing encoder: its library or its files are not on this machine."""
 
 
 @contextmanager
 def text_encoder(model: str, pooling: Pooling = "auto") -> Iterator[Encode]:
-    """The encoder of a model, for as long as the context is open.
+    """Yield the encoder of a model, for as long as the context is open.
 
     model: a folder with config, tokenizer and safetensors weights; a hub name, ``name@revision`` to pin it; or
     ``open_clip:`` and what open_clip calls a model. pooling: ``mean``, the mean of the last hidden states over real
@@ -55,8 +55,9 @@ def text_encoder(model: str, pooling: Pooling = "auto") -> Iterator[Encode]:
 
 
 def library(model: str) -> str:
-    """Name and version of the library that the model needs, without importing it; NoEncoderError where it is not
-    installed.
+    """Return name and version of the library that the model needs, without importing it.
+
+    Raises NoEncoderError where it is not installed.
     """
     name, install = ("open_clip_torch", INSTALL_CLIP) if model.startswith(CLIP) else ("transformers", INSTALL)
     try:
@@ -66,21 +67,23 @@ def library(model: str) -> str:
 
 
 def folder_of(model: str) -> Path | None:
-    """The folder of this machine that a model's name means; None where it means none, or the folder is not here."""
+    """Return the folder of this machine that a model's name means; None where it means none, or the folder is not
+    here.
+    """
     folder = Path(model.removeprefix(f"{CLIP}local-dir:")).expanduser()
     return folder if folder.is_dir() else None
 
 
 def mean_states(state_MLD: Tensor, mask_ML: Tensor) -> Tensor:
-    """Mean of the states of real tokens (mask 1): [M, D]."""
+    """Return the mean of the states of real tokens (mask 1): [M, D]."""
     mask_ML1 = mask_ML[:, :, None].to(state_MLD.dtype)
     return (state_MLD * mask_ML1).sum(1) / mask_ML1.sum(1)
 
 
 @contextmanager
 def _transformer(model: str, pooling: Pooling) -> Iterator[Encode]:
-    """A transformers model, loaded without chatter."""
-    transformers = _imported("transformers", model, INSTALL)
+    """Yield the encoder of a transformers model, loaded without chatter."""
+    transformers = _import("transformers", model, INSTALL)
     talk = transformers.utils.logging
     before, bars = talk.get_verbosity(), talk.is_progress_bar_enabled()
     talk.set_verbosity_error()
@@ -90,14 +93,14 @@ def _transformer(model: str, pooling: Pooling) -> Iterator[Encode]:
         _check(network, model, pooling)
         network = network.eval().float()
         with torch.inference_mode():
-            yield lambda texts: _encoded(tokenizer, network, texts, model, pooling)
+            yield lambda texts: _encode(tokenizer, network, texts, model, pooling)
     finally:
         talk.set_verbosity(before)
         if bars:
             talk.enable_progress_bar()
 
 
-def _imported(name: str, model: str, install: str) -> Any:
+def _import(name: str, model: str, install: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -114,7 +117,7 @@ def _from_pretrained(transformers: Any, model: str) -> tuple[Any, Any]:
         network = transformers.AutoModel.from_pretrained(name, use_safetensors=True, **pinned)
     except Exception as error:  # damaged files make it raise almost anything
         hint = "give a folder with config.json, a tokenizer and safetensors weights, or a hub name that can be reached"
-        raise NoEncoderError(f"language model {model!r} cannot be loaded ({_short(error)}); {hint}") from error
+        raise NoEncoderError(f"language model {model!r} cannot be loaded ({_one_line(error)}); {hint}") from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # padding is masked, so any token will do
     return tokenizer, network
@@ -129,19 +132,19 @@ def _check(network: Any, model: str, pooling: Pooling) -> None:
         raise NamesError(f"language model {model!r} ({config.model_type}) is no text encoder; {hint}")
 
 
-def _encoded(tokenizer: Any, network: Any, texts: list[str], model: str, pooling: Pooling) -> Tensor:
+def _encode(tokenizer: Any, network: Any, texts: list[str], model: str, pooling: Pooling) -> Tensor:
     try:
-        return _pooled(tokenizer, network, texts, model, pooling)
+        return _pool(tokenizer, network, texts, model, pooling)
     except NamesError:
         raise
     except Exception as error:  # files that do not fit each other: a token that the network does not have
-        raise NamesError(f"language model {model!r} cannot encode ({_short(error)}); get its files again") from error
+        raise NamesError(f"language model {model!r} cannot encode ({_one_line(error)}); get its files again") from error
 
 
-def _pooled(tokenizer: Any, network: Any, texts: list[str], model: str, pooling: Pooling) -> Tensor:
+def _pool(tokenizer: Any, network: Any, texts: list[str], model: str, pooling: Pooling) -> Tensor:
     config = network.config.get_text_config()
     most = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", 1 << 30))
-    # models with a projection were trained on texts padded to full length, and some look at the last place
+    # models with a projection were trained on texts padded to full length, and some look at the last position
     padding = {"padding": "max_length", "max_length": most} if pooling == "projected" else {"padding": True}
     batch = tokenizer(texts, return_tensors="pt", **padding)
     if (tokens := batch["input_ids"].shape[1]) > most:
@@ -161,11 +164,11 @@ def _pooled(tokenizer: Any, network: Any, texts: list[str], model: str, pooling:
 
 @contextmanager
 def _clip(model: str) -> Iterator[Encode]:
-    """The text tower of an open_clip model, with its own projection.
+    """Yield the text tower of an open_clip model, with its own projection.
 
     ``create_model`` leaves some towers in training mode, so that the dropout of BiomedCLIP's would make vectors random.
     """
-    open_clip = _imported("open_clip", model, INSTALL_CLIP)
+    open_clip = _import("open_clip", model, INSTALL_CLIP)
     name = model.removeprefix(CLIP)
     found = name.startswith(CLIP_SOURCES)
     architecture, _, weights = (name, "", "") if found else name.partition("@")
@@ -176,13 +179,13 @@ def _clip(model: str) -> Iterator[Encode]:
         network = open_clip.create_model(architecture, pretrained=weights or None, require_pretrained=True)
     except Exception as error:  # as above
         hint = f"give {CLIP}hf-hub:..., {CLIP}local-dir:... or {CLIP}architecture@weights that can be reached"
-        raise NoEncoderError(f"text encoder {model!r} cannot be loaded ({_short(error)}); {hint}") from error
+        raise NoEncoderError(f"text encoder {model!r} cannot be loaded ({_one_line(error)}); {hint}") from error
     network = network.eval().float()
 
     def encode(texts: list[str]) -> Tensor:
         token_ML = tokenizer(texts)
         # its tokenizers cut what is too long without a word: then another word at the end changes nothing
-        if cut := [text for text, same in zip(texts, _same(tokenizer, texts, token_ML), strict=True) if same]:
+        if cut := [text for text, same in zip(texts, _unchanged(tokenizer, texts, token_ML), strict=True) if same]:
             raise NamesError(f"text encoder {model}: {cut[0]!r} has too many tokens for it; shorten it")
         vector_MD: Tensor = network.encode_text(token_ML)
         return vector_MD
@@ -191,11 +194,11 @@ def _clip(model: str) -> Iterator[Encode]:
         yield encode
 
 
-def _same(tokenizer: Any, texts: list[str], token_ML: Tensor) -> list[bool]:
+def _unchanged(tokenizer: Any, texts: list[str], token_ML: Tensor) -> list[bool]:
     longer_ML = tokenizer([f"{text} more" for text in texts])
     same: list[bool] = (longer_ML == token_ML).all(1).tolist()
     return same
 
 
-def _short(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]

@@ -8,11 +8,11 @@ from torch import Tensor
 
 
 class WeightsError(ValueError):
-    """The bytes are no safetensors file that can be used; the text says why."""
+    """Bytes that are no usable safetensors file; the text says why."""
 
 
 def tensors(data: bytes) -> dict[str, Tensor]:
-    """The tensors by name. Raises WeightsError.
+    """Return the tensors by name. Raises WeightsError.
 
     safetensors checks the header against the size of the file, so a header cannot claim more memory than the file has.
     """

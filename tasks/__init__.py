@@ -1,3 +1,3 @@
-"""What is learned: data sets, their preparation and partitions, metrics. The tasks by name:
+"""Tasks: data sets, their preparation and partitions, metrics. The tasks by name:
 ``anchorfl.tasks.registry``.
 """

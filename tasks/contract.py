@@ -1,4 +1,5 @@
-"""What a task is: data, label space, objective, what a client may disclose. A task is a value, no class hierarchy.
+"""The contract of tasks: data, label space, objective, what a client may disclose. A task is a value, no class
+hierarchy.
 
 Shape suffixes: N rows of a client, B rows of a batch, C classes, L positions (tokens or time steps).
 """
@@ -18,13 +19,13 @@ from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.prompts import Wording
 from anchorfl.tasks.scaling import Scaling
 
-Kind = Literal["single", "multi"]
+LabelKind = Literal["single", "multi"]
 InputKind = Literal["tokens", "series", "image", "sparse"]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where raw files come from, for ``anchorfl data``."""
+    """The raw files of a data set and where to get them, for ``anchorfl data``."""
 
     files: tuple[str, ...]
     """Names below the data folder, or patterns (``*.csv``, ``images/**/*.jpg``) that one file or more match; each may
@@ -39,7 +40,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What the columns of a user's table are (tasks/own/), saved beside the final weights so that the model can read
+    """The columns of a user's table (tasks/tabular/). Saved beside the final weights, so that the model can read
     another table of that form.
     """
 
@@ -48,19 +49,18 @@ class Columns:
     labels: tuple[str, ...] = ()
     """Columns of the labels."""
     values: tuple[str, ...] = ()
-    """What stands in the table for each class: the name of its column, or a value."""
+    """The word in the table for each class: the name of its column, or a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """What one encoded sample looks like; saved beside the final weights so that a model can be used without its
-    data.
-    """
+    """The form of one encoded sample. Saved beside the final weights, so that a model can be used without its data."""
 
     kind: InputKind
     shape: tuple[int, ...]
-    """Of one sample: tokens ``(max_tokens,)``, series ``(steps, features)``, image ``(channels, height, width)``,
-    sparse ``(features,)``."""
+    """Shape of one sample: tokens ``(max_tokens,)``, series ``(steps, features)``, image ``(channels, height, width)``,
+    sparse ``(features,)``.
+    """
     vocabulary: tuple[str, ...] = ()
     """Tokens only: word of every id; id 0 is padding, id 1 any unknown word."""
     mean: tuple[float, ...] = ()
@@ -72,57 +72,59 @@ class InputSpec:
     """Image only: where not 0, ``x`` is stored and held as whole numbers 0..levels (at most 255) and becomes
     ``(x / levels - mean) / std`` batch by batch."""
     columns: Columns | None = None
-    """Of a user's table only: what a sample was made of."""
+    """User's table only: the columns that a sample is made of."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> InputSpec:
-        """From the JSON of its fields; those that are missing (older files) have their defaults."""
+        """Return the spec of the JSON of its fields; those that are missing (older files) have their defaults."""
         lists = {name: tuple(content[name]) for name in ("shape", "vocabulary", "mean", "std") if name in content}
         table = content.get("columns")
         columns = Columns(**{name: tuple(value) for name, value in table.items()}) if table else None
         return cls(kind=content["kind"], levels=content.get("levels", 0), columns=columns, **lists)
 
     def scaling(self) -> Scaling:
-        """What stored inputs go through."""
+        """Return the scaling that stored inputs go through."""
         return Scaling.of(self.levels, self.mean, self.std)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Some rows. ``denominator`` is the size of the mini-batch that they were cut from, which every mean divides by.
-
-    x: inputs (tokens int32 [B, L], 0 = padding; series float32 [B, L, features]; image float32 [B, channels, H, W];
-    sparse float32 [B, L, 2]: number of a feature from 1, exact below 2^24, and its value; 0 = padding);
-    y_BC: 0/1 labels; known_BC: 1 where the label was given; weight_BC: weight of the entry in the loss (0 = absent);
-    index_B: places of the rows among those that they were cut from, int64.
-    """
+    """Some rows, cut from a mini-batch."""
 
     x: Tensor
+    """Inputs. Tokens: int32 [B, L], 0 = padding. Series: float32 [B, L, features]. Image: float32 [B, channels, H, W].
+    Sparse: float32 [B, L, 2], the number of a feature from 1 (exact below 2^24) and its value; 0 = padding.
+    """
     y_BC: Tensor
+    """Labels, 0 or 1."""
     known_BC: Tensor
+    """1 where the label was given, else 0."""
     weight_BC: Tensor
+    """Weight of the entry in the loss; 0 = absent."""
     denominator: int
+    """Size of the mini-batch that the rows were cut from; every mean divides by it."""
     index_B: Tensor
+    """Positions of the rows among those that they were cut from, int64."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientData:
-    """All rows of one client, or of a split of the server. Fields as in ``Batch``, N rows, but x as it is stored, which
-    ``scaling`` makes a batch's; length_N: real positions of a row (None where rows have no length: images).
-    """
+    """All rows of one client, or of a split of the server. Fields as in ``Batch``, with N rows."""
 
     x: Tensor
+    """Inputs as they are stored; ``scaling`` makes them a batch's."""
     y_NC: Tensor
     known_NC: Tensor
     weight_NC: Tensor
     length_N: Tensor | None = None
+    """Real positions of every row; None where rows have no length (images)."""
     scaling: Scaling = field(default_factory=Scaling)
 
     def __len__(self) -> int:
         return len(self.y_NC)
 
     def stored(self, index_B: Tensor) -> Tensor:
-        """Inputs of the rows at ``index_B`` as they are stored, padding cut to their longest."""
+        """Return the inputs of the rows at ``index_B`` as they are stored, padding cut to their longest."""
         x = self.x[index_B]
         if self.length_N is None or not len(index_B):
             return x
@@ -131,7 +133,11 @@ class ClientData:
     def rows(
         self, index_B: Tensor, denominator: int | None = None, change: Callable[[Tensor], Tensor] | None = None
     ) -> Batch:
-        """The rows at ``index_B`` as a batch, padding cut to their longest; change: of the stored inputs."""
+        """Return the rows at ``index_B`` as a batch, padding cut to their longest.
+
+        denominator: of the batch; None: the number of rows. change: applied to the stored inputs, before they are
+        scaled.
+        """
         x = self.stored(index_B)
         x = self.scaling(x if change is None else change(x))
         size = len(index_B) if denominator is None else denominator
@@ -140,27 +146,29 @@ class ClientData:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Everything that a client discloses before training. A method may use nothing else.
-
-    count_C: int64, its labeled positive samples per class; aware_C: bool, its identified classes.
-    """
+    """Everything that a client discloses before training. A method may use nothing else."""
 
     client: int
     num_examples: int
+    """Its number of rows."""
     count_C: Tensor
+    """Its labeled positive samples per class, int64."""
     identified_C: Tensor
+    """Its identified classes, bool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """How logits become a loss; the only place that knows single- from multi-label."""
+    """The loss, the scores and the decisions that logits give. The only place that knows single- from multi-label."""
 
-    kind: Kind
+    kind: LabelKind
     class_balanced: bool = True
     """Multi-label only: weigh positives and negatives of a class against each other (methods/fedalign.md, Losses)."""
 
     def weights(self, y_NC: Tensor, known_NC: Tensor, strength_NC: Tensor | float = 1.0) -> Tensor:
-        """Weight of every entry in the loss, from the client's current labels; ``strength_NC`` scales it (alpha)."""
+        """Return the weight of every entry in the loss, from the client's current labels; ``strength_NC`` scales it
+        (alpha).
+        """
         if self.kind == "single":
             return known_NC * y_NC * strength_NC
         if not self.class_balanced:
@@ -170,7 +178,7 @@ class Objective:
         return known_NC * (y_NC * neg_C + (1 - y_NC) * pos_C) / (pos_C + neg_C) * strength_NC
 
     def loss(self, logits_BC: Tensor, batch: Batch) -> Tensor:
-        """Sum over the rows of ``batch``, divided by its denominator (single) or denominator x C (multi)."""
+        """Return the sum over the rows of ``batch``, divided by its denominator (single) or denominator x C (multi)."""
         if self.kind == "single":
             logp_BC = F.log_softmax(logits_BC, dim=-1)
             return -(batch.weight_BC * logp_BC).sum() / batch.denominator
@@ -178,11 +186,11 @@ class Objective:
         return (batch.weight_BC * raw_BC).sum() / (batch.denominator * logits_BC.shape[-1])
 
     def scores(self, logits_BC: Tensor) -> Tensor:
-        """Confidence per class: softmax (single) or sigmoid (multi)."""
+        """Return the confidence per class: softmax (single) or sigmoid (multi)."""
         return logits_BC.softmax(-1) if self.kind == "single" else logits_BC.sigmoid()
 
     def predict(self, logits_BC: Tensor) -> Tensor:
-        """0/1 decisions: the one best class (single; the first of equals), or sigmoid > 0.5 (multi)."""
+        """Return 0/1 decisions: the one best class (single; the first of equals), or sigmoid > 0.5 (multi)."""
         if self.kind == "single":
             return F.one_hot(logits_BC.argmax(-1), logits_BC.shape[-1]).to(logits_BC.dtype)
         return (logits_BC > 0).to(logits_BC.dtype)
@@ -193,39 +201,43 @@ Encode = Callable[[pa.Table, InputSpec], pa.Table]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A data set with its label space. ``read`` gives the raw rows and never touches the network.
-
-    read(folder, options) -> table with ``row`` int64 (unique id), ``split`` string (train, test, and validation where
-    one is published), ``labels`` list<int32> (positive classes), the raw payload column, and where they apply ``known``
-    list<int32> (classes whose label the raw data give; null: all of them), ``subject`` string, ``piece_of`` int64 (rows
-    with one number are pieces of one sequence), in file order. fit(train rows without the validation split, options) ->
-    InputSpec. encode(table, spec) -> the same rows with ``x`` in place of the payload: tokens list<int32>; image with
-    levels list<uint8>; sparse list<float32> (number of a feature from 1, value, number, value, ...); else
-    list<float32>, flattened. It is applied block by block and must not look across rows.
-    """
+    """A data set with its label space."""
 
     name: str
     title: str
     class_names: tuple[str, ...]
-    kind: Kind
-    payload: str  # name of the raw payload column (``text``, ``pixels``)
+    kind: LabelKind
+    """``single``: one class per row; ``multi``: any number."""
+    payload: str
+    """Name of the raw payload column (``text``, ``pixels``)."""
     source: Source
-    folder: str  # of the raw files below ``$ANCHORFL_DATA``; empty where nothing is needed
+    folder: str
+    """Folder of the raw files below ``$ANCHORFL_DATA``; empty where nothing is needed."""
     read: Callable[[Path | None, TaskOptions], pa.Table]
+    """``read(folder, options)`` returns the raw rows, in file order, and never touches the network. Columns: ``row``
+    int64 (unique id); ``split`` string (train, test, and validation where one is published); ``labels`` list<int32>
+    (positive classes); the raw payload. Where they apply: ``known`` list<int32> (classes whose label the raw data give;
+    null: all of them); ``subject`` string; ``piece_of`` int64 (rows with one number are pieces of one sequence).
+    """
     fit: Callable[[pa.Table, TaskOptions], InputSpec]
+    """``fit(train, options)`` returns the spec; ``train``: the training rows without the validation split."""
     encode: Encode
+    """``encode(table, spec)`` returns the same rows with ``x`` in place of the payload. Tokens: list<int32>; image with
+    levels: list<uint8>; sparse: list<float32> (number of a feature from 1, value, number, value, ...); else
+    list<float32>, flattened. It is applied block by block and must not look across rows.
+    """
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Category -> class names, where the papers have categories."""
     subjects: str = ""
-    """What ``subject`` holds: user, writer, patient, lesion; empty where there is no such column."""
+    """Meaning of ``subject``: user, writer, patient, lesion; empty where there is no such column."""
     folds: int = 0
     """Number of published folds, for ``options.fold``; 0: none."""
     table_names: Mapping[str, str] = field(default_factory=dict)
-    """Class name -> what the co-occurrence table of a paper's authors calls it, where that is another word."""
+    """Class name -> its name in the co-occurrence table of a paper's authors, where that is another word."""
     named_files: Callable[[Path, TaskOptions], Iterable[str]] | None = None
     """Paths of further raw files, which those of ``source`` name: the images of a table."""
     wording: Wording | None = None
-    """How sentences speak of its pictures and classes, for text encoders; None: it has no prompts of its own."""
+    """Words for its pictures and classes in prompts of text encoders; None: it has no prompts of its own."""
 
 
 CLASS_NAMES = b"anchorfl.class_names"

@@ -5,16 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-LONGEST = 1500
+MAX_MESSAGE_CHARS = 1500
 """Characters; from a longer text the middle is left out."""
 
 
 def plain_line(text: str) -> str:
-    """The text with line ends, and what a terminal would obey or could not encode, as escapes."""
+    """Return the text with line ends, and what a terminal would obey or could not encode, as escapes."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    half = LONGEST // 2
-    return text if len(text) <= LONGEST else f"{text[:half]} ... {text[-half:]}"
+    half = MAX_MESSAGE_CHARS // 2
+    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:half]} ... {text[-half:]}"
 
 
 class InputError(ValueError):
@@ -33,13 +33,13 @@ def first_line(error: BaseException, if_empty: str = "") -> str:
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
-LONGEST_WORD = 200
+MAX_WORD_CHARS = 200
 """Characters of a word that may be another one misspelt."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the closest known word, or nothing."""
-    if len(word) > LONGEST_WORD:  # no slip of the keyboard, and the search takes its square in time
+    """Return `` (did you mean 'x'?)`` for the closest known word, or nothing."""
+    if len(word) > MAX_WORD_CHARS:  # no slip of the keyboard, and the search takes its square in time
         return ""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskOptions:
-    """Which data, how they are cut into clients, and what a client knows."""
+    """The options of [task]: which data, how they are cut into clients, and what a client knows."""
 
     name: str = "digits"
     """Name of the data set, a key of ``anchorfl.tasks.registry.TASKS``."""
@@ -20,15 +20,15 @@ class TaskOptions:
     variant: str = ""
     """Variant of the raw files where a data set has several (r8: ``stemmed``, the default, or ``textgcn``)."""
     fold: int = -1
-    """Which fold is the test split (extrasensory: 0..4); -1: the run's seed modulo their number."""
+    """The fold that is the test split (extrasensory: 0..4); -1: the run's seed modulo their number."""
     on_bad_row: Literal["error", "skip"] = "error"
-    """What a bad row of the raw files does: stop with its place, or be left out, counted and listed."""
+    """A bad row of the raw files: ``error``, stop with its location; ``skip``, leave it out, count and list it."""
     min_positives: int = 0
     """Classes with fewer positive rows, over all splits, are left out of the label space (ExtraSensory: 11)."""
     image_size: int = 0
     """Height and width in pixels to which images are resized; 0: the data set's own default."""
     normalize: str = "auto"
-    """How images in [0, 1] are scaled: ``auto``, by the data set (color: ``imagenet``; grey: ``none``); ``imagenet``,
+    """Scaling of images in [0, 1]: ``auto``, by the data set (color: ``imagenet``; grey: ``none``); ``imagenet``,
     its mean and deviation; ``none``; or ``mean/deviation``, numbers for all channels or each (``0.5/0.5``)."""
     clients: int = 10
     """Number of clients (n in the papers); ``one_class``: as many as classes have rows, or 0, which is that number."""

@@ -22,26 +22,28 @@ GENERAL = ("image", "photo")
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """How sentences speak of a data set's pictures and classes."""
+    """The words of a data set's pictures and classes in sentences."""
 
     nouns: tuple[str, ...]
     """For its pictures, beside ``GENERAL``, without article: ``OCT scan``."""
     words: Mapping[str, str] = field(default_factory=dict)
-    """Class name -> what sentences call the class, where that is not its name."""
+    """Class name -> word for the class in sentences, where that is not its name."""
 
     def prompts(self) -> tuple[str, ...]:
-        """The templates, five for every noun, each with ``{name}``."""
+        """Return the templates, five for every noun, each with ``{name}``."""
         nouns = [with_article(noun) for noun in (*GENERAL, *self.nouns)]
         return tuple(frame.replace("{noun}", noun) for noun in nouns for frame in FRAMES)
 
     def of(self, class_names: tuple[str, ...]) -> tuple[str, ...]:
-        """What sentences call each of the classes."""
+        """Return the words for each of the classes in sentences."""
         return tuple(self.words.get(name, name) for name in class_names)
 
 
 def with_article(noun: str) -> str:
-    """The noun behind ``a`` or ``an``, by its first letter; letters that are read out one by one (``MRI``, ``X-ray``)
-    by the sound of the first one's name.
+    """Return the noun behind ``a`` or ``an``.
+
+    The first letter decides; of letters that are read out one by one (``MRI``, ``X-ray``), the sound of the first one's
+    name.
     """
     first = noun.replace("-", " ").split()[0]
     vowels = "AEFHILMNORSX" if first.isupper() else "AEIOUaeiou"

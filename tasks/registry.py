@@ -77,7 +77,7 @@ TASKS: dict[str, Callable[[], Task]] = {
 
 
 def find_task(name: str) -> Task:
-    """The task of that name. Raises InputError with the nearest name."""
+    """Return the task of that name. Raises InputError with the nearest name."""
     if name not in TASKS:
         msg = f"[task] name = {name!r} is no task{nearest(name, TASKS)}; 'anchorfl data' lists them"
         raise InputError(msg)
@@ -85,7 +85,7 @@ def find_task(name: str) -> Task:
 
 
 def task_of(options: TaskOptions) -> Task:
-    """The task that options ask for: a table of the user's own (``options.file``), else the one of that name."""
+    """Return the task that options ask for: a table of the user's own (``options.file``), else the one of that name."""
     if options.file:
         return table_task(options)
     return find_task(options.name)

@@ -11,20 +11,22 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """``(x / levels - mean) / std`` of every channel, on the device of its tensors. Without levels, inputs are stored
-    as a network takes them, and calling it changes nothing.
+    """``(x / levels - mean) / std`` of every channel, on the device of its tensors.
 
-    levels: the largest whole number; mean, std: [channels, 1, 1], None where images stay in [0, 1]. All float32:
+    Without levels, inputs are stored as a network takes them, and calling it changes nothing. All fields are float32:
     tensors, as a GPU would multiply by the reciprocal of a Python number, which rounds differently.
     """
 
     levels: Tensor | None = None
+    """Largest whole number that is stored."""
     mean: Tensor | None = None
+    """[channels, 1, 1]; None where images stay in [0, 1]."""
     std: Tensor | None = None
+    """As ``mean``."""
 
     @classmethod
     def of(cls, levels: int, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Scaling:
-        """From the numbers of an ``InputSpec``; mean and deviation per channel, or none."""
+        """Return the scaling of an ``InputSpec``'s numbers; mean and deviation per channel, or none."""
         if not levels:
             return cls()
         per_channel = (
@@ -33,15 +35,17 @@ class Scaling:
         return cls(torch.tensor(levels, dtype=torch.float32), *per_channel)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Stored inputs [B, ...] as a network takes them."""
+        """Return stored inputs [B, ...] as a network takes them."""
         return x if self.levels is None else self.unit(x.to(torch.float32).div_(self.levels))
 
     def unit(self, x_BCHW: Tensor) -> Tensor:
-        """Images in [0, 1] (of a generator, for example) as a network takes real ones; gradients go through."""
+        """Return the images in [0, 1] (of a generator, for example) as a network takes real ones; gradients go
+        through.
+        """
         return x_BCHW if self.mean is None or self.std is None else (x_BCHW - self.mean) / self.std
 
     def to(self, device: torch.device) -> Scaling:
-        """The same on another device."""
+        """Return the same on another device."""
         return Scaling(*(None if t is None else t.to(device) for t in (self.levels, self.mean, self.std)))
 
 

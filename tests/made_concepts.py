@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anchorfl.models.concepts import keep
+from anchorfl.models.concepts import save_concepts
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.training.class_vectors import concept_request
 from anchorfl.tasks.registry import find_task
@@ -26,5 +26,5 @@ def with_concepts(e: Experiment) -> Experiment:
     vector_CMD /= np.linalg.norm(vector_CMD, axis=2, keepdims=True)
     cache = Path(os.environ["ANCHORFL_CACHE"])
     cache.mkdir(parents=True, exist_ok=True)
-    keep(asked, asked.file(cache), vector_CMD.astype(np.float32), "made up", lambda line: None)
+    save_concepts(asked, asked.file(cache), vector_CMD.astype(np.float32), "made up", lambda line: None)
     return e

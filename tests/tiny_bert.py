@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from anchorfl.models.concepts import Asked
+from anchorfl.models.concepts import ConceptRequest
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "photo", "of", "lying", "down", "sit", "##ting", "."]
 WIDTH = 12
@@ -47,4 +47,4 @@ def states(folder, texts):
 
 
 def asked_of(folder, **changed):
-    return replace(Asked(WORDS_C, PROMPTS, str(folder)), **changed)
+    return replace(ConceptRequest(WORDS_C, PROMPTS, str(folder)), **changed)

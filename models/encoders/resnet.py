@@ -22,7 +22,7 @@ Init = Literal["he", "torch"]
 MakeNorm = Callable[[int], nn.Module]
 
 GROUPS = 32
-"""Of GroupNorm at most (Wu and He, ECCV 2018, section 4); at least two channels each."""
+"""Most groups of GroupNorm (Wu and He, ECCV 2018, section 4); at least two channels each."""
 SMALL = 64
 """Largest height or width in pixels that gets the small stem where none is named."""
 NARROW = 16
@@ -57,7 +57,7 @@ class FrozenBatchNorm(nn.Module):
 
 
 def norm_of(kind: Norm) -> MakeNorm:
-    """What makes the normalization of a number of channels."""
+    """Return the constructor of the normalization of a number of channels."""
     if kind == "group":
         return lambda channels: nn.GroupNorm(min(GROUPS, channels // 2), channels)
     return nn.BatchNorm2d if kind == "batch" else FrozenBatchNorm
@@ -68,7 +68,7 @@ def _conv(entry: int, out: int, size: int, stride: int = 1) -> nn.Conv2d:
 
 
 def _shortcut(entry: int, out: int, stride: int, norm: MakeNorm) -> nn.Module:
-    """Option B: a 1x1 convolution where the shape changes, else the input itself."""
+    """Return option B: a 1x1 convolution where the shape changes, else the input itself."""
     if stride == 1 and entry == out:
         return nn.Identity()
     return nn.Sequential(_conv(entry, out, 1, stride), norm(out))
@@ -122,13 +122,16 @@ section 4.2).
 
 
 class ResNet(nn.Module):
-    """Image [B, channels, H, W] of any size -> z_BD: stem, stages of residual blocks, the mean over all places.
+    """Image [B, channels, H, W] of any size -> z_BD: stem, stages of residual blocks, the mean over all pixels.
 
-    ``width``: D. The trunk gives 512 numbers a row (ResNet-50: 2048; ResNet-8 and -20: 64); a linear layer
-    follows where ``width`` is another number. ``stem``: ``imagenet``, a 7x7 convolution with stride 2 and max-pooling,
-    which quarters height and width, or ``small``, a 3x3 convolution with stride 1, which keeps them. ``init``:
-    convolutions start ``he``, normal with variance 2 / fan-out (He et al., ICCV 2015), or ``torch``, uniform within 1 /
-    sqrt(fan-in); normalisations as the identity, the linear layer as torch's. There is no dropout.
+    - ``width``: D. The trunk gives 512 numbers a row (ResNet-50: 2048; ResNet-8 and -20: 64); a linear layer follows
+      where ``width`` is another number.
+    - ``stem``: ``imagenet``, a 7x7 convolution with stride 2 and max-pooling, which quarters height and width; or
+      ``small``, a 3x3 convolution with stride 1, which keeps them.
+    - ``init``: convolutions start ``he``, normal with variance 2 / fan-out (He et al., ICCV 2015), or ``torch``,
+      uniform within 1 / sqrt(fan-in); normalizations as the identity, the linear layer as torch's.
+
+    There is no dropout.
     """
 
     def __init__(
@@ -167,5 +170,5 @@ class ResNet(nn.Module):
 
 
 def stem_for(shape: tuple[int, ...]) -> Stem:
-    """The stem for images of ``shape`` (channels, height, width): small up to 64 pixels a side."""
+    """Return the stem for images of ``shape`` (channels, height, width): small up to 64 pixels a side."""
     return "small" if max(shape[1:]) <= SMALL else "imagenet"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class SideBySide(nn.Module):
-    """Their representations, one after the other: x -> z_BD, D the sum of their widths."""
+    """Several encoders; their representations follow one another: x -> z_BD, D the sum of their widths."""
 
     def __init__(self, encoders: Iterable[nn.Module]) -> None:
         super().__init__()

@@ -15,8 +15,9 @@ from anchorfl.models.dropout import Dropout, MaskSource
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """Positions [length, width] of Vaswani et al. (2017), section 3.5: sines in the even columns, cosines in the
-    odd.
+    """Return the positions [length, width] of Vaswani et al. (2017), section 3.5.
+
+    Sines stand in the even columns, cosines in the odd.
     """
     position_L1 = torch.arange(length, dtype=torch.float64)[:, None]
     rate_D = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10000.0) / width))
@@ -56,7 +57,7 @@ class SelfAttentionLayer(nn.Module):
         return out
 
     def attend(self, x_BLD: Tensor, bias_B11L: Tensor | None) -> Tensor:
-        """Multi-head self-attention; ``bias`` is 0 at real positions and -inf at padding."""
+        """Return multi-head self-attention; ``bias`` is 0 at real positions and -inf at padding."""
         b, length, width = x_BLD.shape
         q, k, v = self.qkv(x_BLD).view(b, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         weight_BHLL = (q * (width // self.heads) ** -0.5) @ k.transpose(-2, -1)

@@ -23,11 +23,11 @@ from anchorfl.models.classifier import Classifier
 from anchorfl.pipeline.algorithm.aggregation import ROBUST, Average, mean_of
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make, restore, state_of
 from anchorfl.pipeline.algorithm.parameters import load_sent, weights_of
-from anchorfl.tasks.arrays.sparse_rows import Part
-from anchorfl.tasks.contract import Batch, Card, ClientData, InputSpec, Kind, Objective
+from anchorfl.tasks.arrays.sparse_rows import RowBlock
+from anchorfl.tasks.contract import Batch, Card, ClientData, InputSpec, LabelKind, Objective
 
 Tensors = dict[str, Tensor]
-Parts = Iterable[Part]  # a client's rows, some at a time, with sparse labels
+Parts = Iterable[RowBlock]  # a client's rows, some at a time, with sparse labels
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class HeadSpec:
 class Supports:
     """Tasks and options that a method works with; a run with others stops before round 1 (pipeline/run/prepare.py)."""
 
-    kinds: tuple[Kind, ...] = ("single", "multi")
+    kinds: tuple[LabelKind, ...] = ("single", "multi")
     """Kinds of task."""
     robust: tuple[str, ...] = ROBUST
     """Robust aggregations, and ``clip_norm``, that its aggregation allows."""

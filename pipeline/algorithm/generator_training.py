@@ -15,7 +15,7 @@ from torch import Tensor
 
 from anchorfl.models.augment import augment
 from anchorfl.models.classifier import Classifier
-from anchorfl.models.generator import Generator, conditions, diversity, noise, normalisations, watched
+from anchorfl.models.generator import Generator, batch_norm_layers, conditions, diversity, noise, watch_batch_norm
 from anchorfl.models.heads import ConceptHead
 from anchorfl.pipeline.algorithm.contract import (
     ClientContext,
@@ -94,7 +94,7 @@ def first_generator(ctx: ServerContext, measures: bool) -> Tensors:
         raise InputError(
             f"fedbm's generator makes images, the input is of kind {spec.kind!r}: set method.cgde to False"
         )
-    if measures and not normalisations(ctx.model):
+    if measures and not batch_norm_layers(ctx.model):
         raise InputError(
             "method.lambda_dis compares with BatchNorm's running statistics, and this network has none: set it to 0, or"
             " model.norm to 'batch' (residual networks)"
@@ -148,7 +148,7 @@ def train_generator(
         class_B = source.labels(training.batch, rng)
         z_BD = source.conditions(class_B, rng)
         x_B = source.generator(z_BD)
-        with watched(classifier.encoder) as seen:
+        with watch_batch_norm(classifier.encoder) as seen:
             loss = training.loss(classifier, source.prepared(x_B, rng), class_B).mean()
         if training.dis:
             loss = loss + training.dis * seen.total()

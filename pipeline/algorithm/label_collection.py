@@ -27,7 +27,7 @@ from torch import Tensor
 from anchorfl.pipeline.algorithm.cooccurrence import LabelCooccurrence
 from anchorfl.pipeline.algorithm.seeds import seed_for
 from anchorfl.tasks.arrays.labels import Labels
-from anchorfl.tasks.arrays.sparse_rows import Part
+from anchorfl.tasks.arrays.sparse_rows import RowBlock
 from anchorfl.tasks.contract import ClientData
 
 Matching = Literal["hmac", "sha256"]
@@ -117,7 +117,7 @@ def digests(data: ClientData, matching: Matching = "hmac", key: bytes = b"") -> 
     return [hmac.digest(key, instance, "sha256") for instance in canonical(data)]
 
 
-def label_message(parts: Iterable[Part], matching: Matching = "hmac", key: bytes = b"") -> LabelMessage:
+def label_message(parts: Iterable[RowBlock], matching: Matching = "hmac", key: bytes = b"") -> LabelMessage:
     """Return a client's message: its known positives. parts: its rows. Errors as ``digests``."""
     digest_of, class_of = [np.zeros((0, DIGEST_BYTES), np.uint8)], [np.zeros(0, np.int32)]
     for part in parts:

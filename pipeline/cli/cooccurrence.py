@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # slow to import, and ``--help`` needs none of it
     import numpy as np
     import numpy.typing as npt
 
-    from anchorfl.tasks.corpus.cooccurrence import Found
+    from anchorfl.tasks.corpus.cooccurrence import CorpusCounts
     from anchorfl.tasks.corpus.counting import Scanner
 
 
@@ -85,7 +85,7 @@ class Table:
     weight_KK: npt.NDArray[np.float64]
     """As ``Counts.weights``."""
 
-    def summary(self, found: Found) -> str:
+    def summary(self, found: CorpusCounts) -> str:
         """Return what was found, and which names will keep random vectors."""
         import numpy as np
 
@@ -137,7 +137,7 @@ def _check_out(out: Path) -> None:
         raise InputError(f"--out {out}: no folder {out.parent}; make it first")
 
 
-def _counted(options: argparse.Namespace, scanner: Scanner) -> Found:
+def _counted(options: argparse.Namespace, scanner: Scanner) -> CorpusCounts:
     from anchorfl.tasks.corpus.cooccurrence import count_names
 
     with ExitStack() as stack:
@@ -152,7 +152,7 @@ def _counted(options: argparse.Namespace, scanner: Scanner) -> Found:
         )  # fmt: skip
 
 
-def _write(options: argparse.Namespace, scanner: Scanner, found: Found) -> Table:
+def _write(options: argparse.Namespace, scanner: Scanner, found: CorpusCounts) -> Table:
     """Write the table, and beside it how it was made."""
     from anchorfl.pipeline.storage.atomic_files import write_atomically
 

@@ -22,7 +22,7 @@ from anchorfl.tasks.ingest.raw_digest import raw_digest, raw_files
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import TASKS, find_task, task_of
 from anchorfl.tasks.synthetic import SYNTHETIC
-from anchorfl.tasks.tabular.inspect import look, next_command
+from anchorfl.tasks.tabular.inspect import inspect_table, next_command
 
 ROWS, LISTED = 400, 4
 USAGE = "usage: anchorfl data prepare PRESET|NAME [--task.option value ...] [--seed N] [--cluster.executor ray]"
@@ -53,7 +53,7 @@ def _describe(task: Task, presets: list[str]) -> list[str]:
     lines = [f"{task.name:<19} {word}{f' in {state.folder}' if state.folder else ''}"]
     lines.append(f"{indent}{task.title}; {classes}, {task.kind}-label")
     if state.missing:
-        looked = ", ".join(map(str, state.places)) or "nowhere: $ANCHORFL_DATA is not set"
+        looked = ", ".join(map(str, state.searched)) or "nowhere: $ANCHORFL_DATA is not set"
         more = f" and {len(state.missing) - LISTED} more" if len(state.missing) > LISTED else ""
         lines.append(f"{indent}lacks {', '.join(state.missing[:LISTED])}{more}; looked in {looked}")
         lines += [f"{indent}found in another form: --task.variant {v}" for v in other_forms(task, options)]
@@ -96,7 +96,7 @@ def prepare(arguments: list[str]) -> int:
     )
     if fits(m):
         picture = Path(prepared.folder) / "partition.png"
-        draw_partition(m, prepared.held(), picture, f"{m.task}, {m.options.partition}, seed {m.seed}")
+        draw_partition(m, prepared.class_histogram(), picture, f"{m.task}, {m.options.partition}, seed {m.seed}")
         print(f"partition {m.partition_digest[:16]}, drawn in {picture}")
     return 0
 
@@ -169,7 +169,7 @@ def check(arguments: list[str]) -> int:
     parser.add_argument("--on_bad_row", choices=("error", "skip"), default="error")
     given = vars(parser.parse_args(arguments))
     options = TaskOptions(file=given.pop("file"), **given)
-    found = look(options)
+    found = inspect_table(options)
     print(found.text())
     blocked = len(found.stops) > found.bad_rows
     step = (

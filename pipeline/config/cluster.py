@@ -49,7 +49,7 @@ class ClusterOptions:
 
     def __post_init__(self) -> None:
         if self.backup:
-            object_store.check(self.backup, "cluster.backup")
+            object_store.check_location(self.backup, "cluster.backup")
         for name in (
             "clients_per_actor",
             "client_cache_mb",

@@ -16,7 +16,7 @@ from anchorfl.tasks.contract import ClientData
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.raw_files import raw_folder
 from anchorfl.tasks.ingest.raw_digest import raw_digest
-from anchorfl.tasks.ingest.raw_table import given_labels, read_rows, resolved
+from anchorfl.tasks.ingest.raw_table import canonicalize_options, given_labels, read_rows
 from anchorfl.tasks.registry import task_of
 
 
@@ -42,7 +42,7 @@ def read_truth(study: Study, log: Callable[[str], None]) -> Truth:
     """Read the raw rows. Raise InputError where they are missing, or not those that the run was prepared from."""
     experiment, manifest = study.run_spec.experiment, study.prepared.manifest
     task = task_of(experiment.task)
-    options = resolved(task, experiment.task, experiment.seed)
+    options = canonicalize_options(task, experiment.task, experiment.seed)
     folder = raw_folder(task, options)
     if raw_digest(task, options, folder) != manifest.raw_digest:
         raise InputError(f"{study.folder}: the raw files of {task.name} have changed since: restore them")

@@ -36,7 +36,7 @@ from anchorfl.pipeline.execution.executor import InProcess, OnProgress, runner_o
 from anchorfl.pipeline.training.client import CPU, ClientRunner
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.ingest.distinct_rows import Pool, pool
+from anchorfl.tasks.ingest.distinct_rows import DistinctRows, collect_distinct_rows
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class BatchedStep:
     """Rows of data that go through the network at a time."""
 
 
-def batched_step(model: Classifier, weights: Tensors, pool: Pool, step: BatchedStep) -> tuple[Tensors, Tensor]:
+def batched_step(model: Classifier, weights: Tensors, pool: DistinctRows, step: BatchedStep) -> tuple[Tensors, Tensor]:
     """Return the clients' weights after one step from ``weights``, and each client's loss before it.
 
     Weights: the mean of the clients' theta, and all their class embeddings. Losses: float64 [C] in order of classes.
@@ -117,7 +117,7 @@ class BatchedExecutor(InProcess):
         classes = len(self.server.cards[0].identified_C)
         self.rows_C = torch.ones(classes, dtype=torch.int64)  # one that nobody has weighs 0, whatever stands here
         self.rows_C[self.class_I] = torch.tensor([card.num_examples for card in self.server.cards])
-        self.pool = pool(runner.prepared, self.class_I, classes)
+        self.pool = collect_distinct_rows(runner.prepared, self.class_I, classes)
 
     def round(
         self, round_: int, selected: Sequence[int], on_progress: OnProgress, backup_clients: Sequence[int] = ()

@@ -27,7 +27,7 @@ from anchorfl.pipeline.execution.system_metrics import peak_resident
 from anchorfl.pipeline.training.client import ClientRunner
 from anchorfl.pipeline.training.run_spec import RunSpec, one_thread
 from anchorfl.tasks.errors import first_line
-from anchorfl.tasks.ingest.prepared import SPLITS
+from anchorfl.tasks.ingest.prepared import SERVER_SPLITS
 
 T = TypeVar("T")
 ROUNDS = 2
@@ -88,7 +88,7 @@ def measure_client(
         update, memory = messages.pack(fitted.update), messages.pack(fitted.memory)
         seconds.append(fitted.seconds)
     if run_spec.experiment.method.evaluate_on == "clients":
-        runner.scores(messages.unpack(sent)["broadcast"], messages.unpack(memory), SPLITS)
+        runner.scores(messages.unpack(sent)["broadcast"], messages.unpack(memory), SERVER_SPLITS)
     use = ClientUse(
         baseline, peak_resident(), data_bytes(run_spec, client), messages.nbytes(fitted.update),
         messages.nbytes(fitted.memory), tuple(seconds), _read_gpu(before) if on_gpu else None,
@@ -106,7 +106,7 @@ def measure_server(run_spec: RunSpec, client: int, update: messages.Packed) -> S
     server.aggregate(round_, [client], [messages.unpack(update)])
     messages.pack(server.broadcast(round_ + 1))
     if run_spec.experiment.method.evaluate_on == "server":
-        server.scores(SPLITS)
+        server.scores(SERVER_SPLITS)
     return ServerUse(baseline, peak_resident(), time.perf_counter() - began)
 
 

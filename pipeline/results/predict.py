@@ -21,11 +21,11 @@ from anchorfl.tasks.arrays.tensors import client_data
 from anchorfl.tasks.contract import ClientData, Encode
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.raw_files import open_text
-from anchorfl.tasks.metrics.ranking import first_places
+from anchorfl.tasks.metrics.ranking import top_classes
 from anchorfl.tasks.metrics.scores import CUTS, Scores
 from anchorfl.tasks.registry import find_task
 from anchorfl.tasks.tabular.samples import encoder as table_encoder
-from anchorfl.tasks.tabular.table import samples_of
+from anchorfl.tasks.tabular.table import read_samples
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def predict(model_folder: Path, file: Path) -> Prediction:
         rows, labeled = encoded(saved, payload, labels), labels is not None
     logits_NC = logits_of(saved.model, rows)
     if saved.metrics == "ranking":
-        predicted = first_places(ranking_scores(saved.objective, logits_NC).numpy(), max(CUTS)).tolist()
+        predicted = top_classes(ranking_scores(saved.objective, logits_NC).numpy(), max(CUTS)).tolist()
     else:
         predicted = [row.nonzero().flatten().tolist() for row in saved.objective.predict(logits_NC)]
     truth = score_logits(saved.metrics, saved.objective, logits_NC, rows) if labeled else None
@@ -110,7 +110,7 @@ def _tensors(saved: SavedModel, table: Any) -> ClientData:
 
 def _table(file: Path, saved: SavedModel) -> tuple[ClientData, bool]:
     """Return the rows of a table like the one that the model was trained on, and whether they have labels."""
-    found = samples_of(file, saved.spec, saved.kind, saved.class_names)
+    found = read_samples(file, saved.spec, saved.kind, saved.class_names)
     return _tensors(saved, found.table), found.labeled
 
 

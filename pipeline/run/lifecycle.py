@@ -216,7 +216,7 @@ def _draw(run_spec: RunSpec, folder: Path) -> None:
     compare([folder], folder / "report")
     data = run_spec.data()
     if fits(data.manifest):
-        draw_partition(data.manifest, data.held(), folder / "report" / "partition.png")
+        draw_partition(data.manifest, data.class_histogram(), folder / "report" / "partition.png")
 
 
 def _scores_of(folder: Path, round_: int, names: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:

@@ -17,7 +17,7 @@ from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.prepared import Prepared
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import task_of
-from anchorfl.tasks.tabular.table import settled as settled_options
+from anchorfl.tasks.tabular.table import resolve_options as settled_options
 
 
 def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = None) -> RunSpec:
@@ -55,7 +55,7 @@ def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = 
             f" {data.manifest.spec.kind!r}: set them to 0 and 'none'"
         )
     names, concepts = name_vectors(experiment, data, log), concept_vectors(experiment, data, log)
-    run_spec = RunSpec(experiment, data.place, names, start, concepts)
+    run_spec = RunSpec(experiment, data.location, names, start, concepts)
     if experiment.model.network != "auto" or start is not None or experiment.optimizer.onednn:
         try:
             run_spec.model()  # here, where an error is one line, and not in every worker

@@ -113,7 +113,7 @@ def restore_if_remote(source: str, log: Log, again: str = "anchorfl resume", **s
     """
     if not object_store.is_remote(source):
         return Path(source)
-    object_store.check(source, again)
+    object_store.check_location(source, again)
     marker, where = scope.get("marker", CONFIG), object_store.shown(source)
     folder = RUNS / object_store.last_name(source)
     if marker not in object_store.sizes(source):  # which says where the bucket itself is missing

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypedDict
 
-from anchorfl.pipeline.config.experiment import Experiment, digest
+from anchorfl.pipeline.config.experiment import Experiment, digest, redacted_tree
 from anchorfl.pipeline.config.schema import from_tree
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.tasks.errors import InputError

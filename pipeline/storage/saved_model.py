@@ -18,7 +18,7 @@ from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.contract import Tensors
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.training.run_spec import RunSpec
-from anchorfl.tasks.contract import InputSpec, Kind, Objective
+from anchorfl.tasks.contract import InputSpec, LabelKind, Objective
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import misfit, parsed
 from anchorfl.tasks.metrics.scores import Metrics
@@ -38,7 +38,7 @@ class SavedModel:
     model: Classifier
     task: str
     class_names: tuple[str, ...]
-    kind: Kind
+    kind: LabelKind
     spec: InputSpec
     """What a sample is, and how it is scaled."""
     metrics: Metrics = "threshold"
@@ -78,7 +78,7 @@ class ModelMetadata(TypedDict):
 
     task: str
     class_names: list[str]
-    kind: Kind
+    kind: LabelKind
     input: dict[str, Any]
     model: dict[str, Any]
     head: Head

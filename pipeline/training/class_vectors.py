@@ -9,8 +9,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from anchorfl.models.concepts import Asked, concepts, look_for
-from anchorfl.models.label_names import Cooccurrence, from_cooccurrence, random_vectors, read_table
+from anchorfl.models.concepts import ConceptRequest, check_available, load_concepts
+from anchorfl.models.label_names import NameGraph, from_cooccurrence, random_vectors, read_table
 from anchorfl.models.language import from_language_model
 from anchorfl.models.start import StartError, read_start
 from anchorfl.pipeline.algorithm import messages
@@ -51,7 +51,7 @@ def name_vectors(experiment: Experiment, prepared: Prepared, log: Log) -> Tensor
     return got.vectors_CD
 
 
-def cooccurrence_table(experiment: Experiment, names: Sequence[str]) -> tuple[Cooccurrence, list[str]]:
+def cooccurrence_table(experiment: Experiment, names: Sequence[str]) -> tuple[NameGraph, list[str]]:
     """The co-occurrence table of a run, and what it calls the classes. InputError where there is no such file."""
     table, others = read_table(_table(experiment)), task_of(experiment.task).table_names
     return table, [others[name] if name not in table.names and name in others else name for name in names]
@@ -97,7 +97,7 @@ def concept_vectors(experiment: Experiment, prepared: Prepared, log: Log) -> Ten
     if not experiment.method.head.concepts:
         return None
     asked = concept_request(experiment, prepared.manifest.class_names)
-    found = concepts(asked, Path(prepared.folder).parent, log)
+    found = load_concepts(asked, Path(prepared.folder).parent, log)
     chosen = draw_prompts(len(asked.prompts), experiment.class_embeddings.prompt_fraction, experiment.seed)
     vectors_CMD = found.vectors_CMD[:, chosen].contiguous()
     classes, prompts, width = vectors_CMD.shape
@@ -113,10 +113,10 @@ def check_encoder(experiment: Experiment) -> None:
     """
     names = task_of(experiment.task).class_names
     if experiment.method.head.concepts and names and not object_store.is_remote(experiment.task.cache):
-        look_for(concept_request(experiment, names), cache_root(experiment.task.cache))
+        check_available(concept_request(experiment, names), cache_root(experiment.task.cache))
 
 
-def concept_request(experiment: Experiment, class_names: tuple[str, ...]) -> Asked:
+def concept_request(experiment: Experiment, class_names: tuple[str, ...]) -> ConceptRequest:
     """What a run asks of its text encoder. Raises InputError without a model, or without prompts."""
     if not experiment.class_embeddings.encoder:
         raise InputError(
@@ -135,7 +135,7 @@ def concept_request(experiment: Experiment, class_names: tuple[str, ...]) -> Ask
             )
         asked = own.prompts()
     words = class_names if own is None else own.of(class_names)
-    return Asked(words, asked, experiment.class_embeddings.encoder, experiment.class_embeddings.pooling)
+    return ConceptRequest(words, asked, experiment.class_embeddings.encoder, experiment.class_embeddings.pooling)
 
 
 def draw_prompts(prompts: int, share: float, seed: int) -> list[int]:

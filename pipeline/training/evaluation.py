@@ -14,7 +14,7 @@ from anchorfl.pipeline.training.local_training import infer
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.arrays.sparse_rows import SparseRows
 from anchorfl.tasks.contract import ClientData, Objective
-from anchorfl.tasks.ingest.prepared import SPLITS, Prepared, Split, training_counts
+from anchorfl.tasks.ingest.prepared import SERVER_SPLITS, Prepared, Split, training_counts
 from anchorfl.tasks.metrics.classification import classification
 from anchorfl.tasks.metrics.decisions import Decisions, score
 from anchorfl.tasks.metrics.ranking import Ranking, propensities
@@ -86,7 +86,7 @@ class RankedSplits:
     """The server's splits to be scored as rankings, a part at a time and without a matrix of labels."""
 
     def __init__(self, data: Prepared, objective: Objective, rows: int = ROWS_AT_ONCE) -> None:
-        self.splits: dict[Split, SparseRows] = {name: data.sparse_split(name) for name in SPLITS}
+        self.splits: dict[Split, SparseRows] = {name: data.sparse_split(name) for name in SERVER_SPLITS}
         self.objective = objective
         self.classes = len(data.manifest.class_names)
         self.rows = max(1, min(rows, LOGITS_AT_ONCE // self.classes))
@@ -115,7 +115,7 @@ class Scoring:
 
     def scores(self, model: Classifier, splits: Sequence[str]) -> dict[str, Scores]:
         """Scores of a model as it is, by split; a split without rows is left out."""
-        return {name: self._on(name, model) for name in SPLITS if name in splits and self.data.size(name)}
+        return {name: self._on(name, model) for name in SERVER_SPLITS if name in splits and self.data.size(name)}
 
     def _on(self, name: Split, model: Classifier) -> Scores:
         if self.ranked is not None:

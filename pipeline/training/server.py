@@ -19,7 +19,7 @@ from anchorfl.pipeline.training.errors import RejectedError
 from anchorfl.pipeline.training.evaluation import Scoring, evaluate
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.ingest.prepared import SPLITS
+from anchorfl.tasks.ingest.prepared import SERVER_SPLITS
 from anchorfl.tasks.metrics.scores import Scores
 
 
@@ -40,7 +40,7 @@ class Server:
         self.model = run_spec.model()
         self.scorer = self.model if device == CPU else run_spec.model().to(device)
         self.data = data
-        first = SPLITS if self.method.evaluate_on == "server" else ()
+        first = SERVER_SPLITS if self.method.evaluate_on == "server" else ()
         self.scoring = Scoring(data, objective, run_spec.experiment.evaluation.metrics, first)
         self.splits = self.scoring.dense
         self.state: ServerState = self.method.begin(replace(self._context(0), initial_messages=initial_messages))

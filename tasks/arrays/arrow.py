@@ -17,11 +17,13 @@ Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 MOST_VALUES = 1 << 31
 """Values that one array of lists can hold, and one group of rows in a Parquet file."""
-Column = Any  # pa.Array or pa.ChunkedArray: pyarrow has no complete stubs
+# pyarrow has no complete stubs
+Column = Any  # pa.Array or pa.ChunkedArray
+Table = Any  # pa.Table
 
 
 def list_parts(column: Column) -> tuple[npt.NDArray[Any], Ints]:
-    """All values of a list column in row order, and the length of every row. Raises ValueError on a null."""
+    """Return all values of a list column in row order, and the length of every row. Raises ValueError on a null."""
     if column.null_count:
         msg = "a list column must not hold nulls"
         raise ValueError(msg)
@@ -33,19 +35,20 @@ def list_parts(column: Column) -> tuple[npt.NDArray[Any], Ints]:
 
 
 def in_one(column: Column) -> Column:
-    """A list column in one chunk, where one can hold all its values."""
+    """Return a list column in one chunk, where one can hold all its values."""
     values = sum(pc.sum(pc.list_value_length(chunk)).as_py() or 0 for chunk in column.chunks)
     return column.combine_chunks() if values < MOST_VALUES else column
 
 
 def nulls(column: Column) -> Bools:
-    """Bool [N], true where there is no value."""
+    """Return where there is no value, bool [N]."""
     return np.asarray(column.is_null().to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 def padded(column: Column, kind: type[Any] = np.int32) -> tuple[npt.NDArray[Any], Ints]:
-    """The values of every row as a matrix [N, L] of type ``kind``, zero padded to the longest row (L >= 1), and the
-    lengths int64 [N].
+    """Return the values of every row as a matrix [N, L] of type ``kind``, and the lengths, int64 [N].
+
+    Rows are zero padded to the longest (L >= 1).
     """
     values, length_N = list_parts(column)
     longest = max(1, int(length_N.max(initial=0)))
@@ -55,13 +58,13 @@ def padded(column: Column, kind: type[Any] = np.int32) -> tuple[npt.NDArray[Any]
 
 
 def fixed_lists(x_ND: npt.NDArray[np.float32]) -> Column:
-    """Fixed-size list<float32> column of a float matrix [N, D]."""
+    """Return a float matrix [N, D] as a fixed-size list<float32> column."""
     flat = pa.array(np.ascontiguousarray(x_ND, dtype=np.float32).ravel())
     return pa.FixedSizeListArray.from_arrays(flat, x_ND.shape[1])
 
 
-def table_digest(table: Any) -> str:
-    """sha256 of a table's content: column names, types and values, whatever its chunks and file encoding."""
+def table_digest(table: Table) -> str:
+    """Return the sha256 of a table's content: column names, types and values, whatever its chunks and file encoding."""
     digest = hashlib.sha256()
     for name, column in zip(table.column_names, table.columns, strict=True):
         digest.update(repr((name, str(column.type), len(column))).encode())

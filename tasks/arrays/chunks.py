@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.arrow import Ints, Table
 
-LARGEST = 1 << 30
+MAX_CHUNK_BYTES = 1 << 30
 """Bytes of a chunk."""
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """A table in a few chunks of consecutive rows, each of one Arrow array per column; start_Q1: where they begin.
+    """A table in a few chunks of consecutive rows, each of one Arrow array per column.
 
     Arrow's own ``take`` copies all chunks of a column into one array, every time, and fails where that is beyond 2^31
     values of lists.
@@ -25,26 +25,27 @@ class Chunks:
 
     chunks: tuple[Any, ...]
     start_Q1: Ints
+    """Where the chunks begin, and the number of rows last."""
 
     @classmethod
-    def of(cls, table: Any, largest: int = LARGEST) -> Chunks:
-        """The chunks of a table, of at most ``largest`` bytes where a single row is not larger."""
+    def of(cls, table: Table, largest: int = MAX_CHUNK_BYTES) -> Chunks:
+        """Return the chunks of a table, of at most ``largest`` bytes unless a single row is larger."""
         chunks = tuple(_cut(table, largest))
         return cls(chunks, np.cumsum([0, *(chunk.num_rows for chunk in chunks)], dtype=np.int64))
 
     def __len__(self) -> int:
         return int(self.start_Q1[-1])
 
-    def take(self, index_B: Ints) -> Any:
-        """The rows at these positions, in that order, as a table."""
+    def take(self, index_B: Ints) -> Table:
+        """Return the rows at these positions, in that order, as a table."""
         if (np.diff(index_B) >= 0).all():
             return self._ascending(index_B)
         # so many rows at a time that putting them in order stays within what Arrow can concatenate
-        rows = max(1, int(LARGEST * max(1, len(self)) / max(1, sum(chunk.nbytes for chunk in self.chunks))))
+        rows = max(1, int(MAX_CHUNK_BYTES * max(1, len(self)) / max(1, sum(chunk.nbytes for chunk in self.chunks))))
         parts = [index_B[start : start + rows] for start in range(0, len(index_B), rows)]
         return pa.concat_tables([self._ascending(np.sort(p)).take(np.argsort(np.argsort(p))) for p in parts])
 
-    def _ascending(self, index_B: Ints) -> Any:
+    def _ascending(self, index_B: Ints) -> Table:
         chunk_B = np.searchsorted(self.start_Q1, index_B, side="right") - 1
         taken = [
             self.chunks[q].take(index_B[chunk_B == q] - self.start_Q1[q]) for q in np.unique(chunk_B).tolist()
@@ -52,7 +53,7 @@ class Chunks:
         return pa.concat_tables(taken)
 
 
-def _cut(table: Any, largest: int) -> Iterator[Any]:
+def _cut(table: Table, largest: int) -> Iterator[Any]:
     if table.nbytes <= largest or table.num_rows < 2:
         yield table.combine_chunks()
         return

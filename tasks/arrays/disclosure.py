@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import Bools, Column, in_one, nulls
+from anchorfl.tasks.arrays.arrow import Bools, Column, Table, in_one, nulls
 from anchorfl.tasks.arrays.chunks import Chunks
 from anchorfl.tasks.arrays.labels import Labels
-from anchorfl.tasks.contract import Kind
+from anchorfl.tasks.contract import LabelKind
 
 
-def disclosed(labels: Labels, given: Column | None, classes: Sequence[int], kind: Kind) -> tuple[Labels, Column]:
-    """What a client that identifies ``classes`` may see of its rows (methods/fedalign.md, Setting).
+def disclose(labels: Labels, given: Column | None, classes: Sequence[int], kind: LabelKind) -> tuple[Labels, Column]:
+    """Return the labels that a client identifying ``classes`` may see of its rows (methods/fedalign.md, Setting).
 
     given: the classes that the raw data label, list<int32> per row, null for all; None: all in every row.
 
-    Returns its positives, and ``known`` list<int32>: null where the label of every class that it identifies is given
-    (single-label: of every class at all), else the classes whose label is. Single-label: a row whose true class is
-    identified is known in every class, any other row in none. Multi-label: the identified classes are known in every
+    The result is its positives, and ``known`` list<int32>: null where the label of every class that it identifies is
+    given (single-label: of every class at all), else the classes whose label is. Single-label: a row whose true class
+    is identified is known in every class, any other row in none. Multi-label: the identified classes are known in every
     row, as far as the raw data label them.
     """
     identified_C = np.zeros(labels.classes, dtype=np.bool_)
@@ -41,7 +41,7 @@ def disclosed(labels: Labels, given: Column | None, classes: Sequence[int], kind
 
 
 def known_matrix(known: Column, default: Sequence[int], classes: int) -> Bools:
-    """Bool [N, C] of a column ``known``; ``default``: the classes that are known where it is null.
+    """Return ``known`` as a bool matrix [N, C]; ``default``: the classes that are known where it is null.
 
     Raises ValueError on a class outside 0..C-1.
     """
@@ -53,8 +53,8 @@ def known_matrix(known: Column, default: Sequence[int], classes: int) -> Bools:
     return known_NC
 
 
-def disclosed_table(table: Any, classes: Sequence[int], total: int, kind: Kind) -> Any:
-    """Arrow table (row, x, labels, known) in row order that holds no label outside what the client may see.
+def disclose_table(table: Table, classes: Sequence[int], total: int, kind: LabelKind) -> Table:
+    """Return Arrow table (row, x, labels, known) in row order that holds no label outside what the client may see.
 
     table: row, x, all positive ``labels`` and where the raw data have it ``known``; total: C. Lists become
     list<int32>; x of other inputs than tokens becomes list<float32>, or list<uint8> where it is.
@@ -64,7 +64,7 @@ def disclosed_table(table: Any, classes: Sequence[int], total: int, kind: Kind) 
         table = Chunks.of(table).take(np.argsort(row_N, kind="stable"))
     labels = Labels.of_lists(table["labels"], total)
     given = table["known"].combine_chunks() if "known" in table.column_names else None
-    seen, known = disclosed(labels, given, classes, kind)
+    seen, known = disclose(labels, given, classes, kind)
     columns = {
         "row": table["row"].cast(pa.int64()).combine_chunks(),
         "x": in_one(table["x"].cast(pa.list_(stored_type(table["x"].type.value_type)))),
@@ -75,13 +75,15 @@ def disclosed_table(table: Any, classes: Sequence[int], total: int, kind: Kind) 
 
 
 def stored_type(value: Any) -> Any:
-    """Arrow type in which values of ``x`` are stored: uint8 as it is, other whole numbers int32, else float32."""
+    """Return the Arrow type in which values of ``x`` are stored: uint8 as it is, other whole numbers int32, else
+    float32.
+    """
     if value == pa.uint8():
         return value
     return pa.int32() if pa.types.is_integer(value) else pa.float32()
 
 
 def _with_nulls(labels: Labels, null_N: Bools) -> Column:
-    """The lists of every row, null where ``null_N``."""
+    """Return the lists of every row, null where ``null_N``."""
     lists = labels.lists()
     return pa.ListArray.from_arrays(lists.offsets, lists.values, mask=pa.array(null_N))

@@ -13,42 +13,43 @@ import numpy as np
 import numpy.typing as npt
 
 from anchorfl.tasks.arrays.arrow import Bools, Column, Ints, list_parts
+from anchorfl.tasks.arrays.ragged import offsets, ragged_take
 
 
 @dataclass(frozen=True)
 class Labels:
-    """class_P: int32 [P], the positive classes, row after row, each once per row; offset_N1: int64 [N+1], where a row
-    begins; classes: C.
-    """
+    """The positive classes of N rows, row after row."""
 
     class_P: npt.NDArray[np.int32]
+    """Classes of row 0, then of row 1, and so on; each once per row. int32."""
     offset_N1: Ints
+    """Where a row begins; the number of positives last. int64."""
     classes: int
+    """C."""
 
     @classmethod
     def of_lists(cls, column: Column, classes: int) -> Labels:
-        """From a list column. Raises ValueError on a class outside 0..C-1 or twice in a row."""
+        """Return the labels of a list column. Raises ValueError on a class outside 0..C-1 or twice in a row."""
         values, length_N = list_parts(column)
-        return cls._checked(values, length_N, classes)
+        return cls._build(values, length_N, classes)
 
     @classmethod
     def of_matrix(cls, y_NC: Bools) -> Labels:
-        """From a bool matrix [N, C]."""
+        """Return the labels of a bool matrix [N, C]."""
         rows, columns = np.nonzero(y_NC)
-        return cls._checked(columns, np.bincount(rows, minlength=len(y_NC)), y_NC.shape[1])
+        return cls._build(columns, np.bincount(rows, minlength=len(y_NC)), y_NC.shape[1])
 
     @classmethod
-    def _checked(cls, values: npt.NDArray[Any], length_N: Ints, classes: int) -> Labels:
+    def _build(cls, values: npt.NDArray[Any], length_N: Ints, classes: int) -> Labels:
         if len(values) and (values.min() < 0 or values.max() >= classes):
             msg = f"class indices must lie in 0..{classes - 1}, found {values.min()}..{values.max()}"
             raise ValueError(msg)
-        offset_N1 = np.concatenate([[0], np.cumsum(length_N, dtype=np.int64)])
-        made = cls(values.astype(np.int32), offset_N1, classes)
-        key_P = made.row_P * classes + made.class_P
+        labels = cls(values.astype(np.int32), offsets(length_N), classes)
+        key_P = labels.row_P * classes + labels.class_P
         if len(np.unique(key_P)) != len(key_P):
             msg = "a class stands twice in the labels of a row"
             raise ValueError(msg)
-        return made
+        return labels
 
     def __len__(self) -> int:
         return len(self.offset_N1) - 1
@@ -64,23 +65,21 @@ class Labels:
         return np.diff(self.offset_N1)
 
     def counts(self) -> Ints:
-        """Rows of every class, int64 [C]."""
+        """Return the number of rows of every class, int64 [C]."""
         return np.bincount(self.class_P, minlength=self.classes).astype(np.int64)
 
     def take(self, rows: Ints) -> Labels:
-        """The labels of some rows, in that order."""
-        length = self.length_N[rows]
-        offset = np.concatenate([[0], np.cumsum(length, dtype=np.int64)])
-        place = np.arange(offset[-1]) - np.repeat(offset[:-1] - self.offset_N1[rows], length)
-        return Labels(self.class_P[place], offset, self.classes)
+        """Return the labels of some rows, in that order."""
+        index, offset = ragged_take(self.offset_N1, rows)
+        return Labels(self.class_P[index], offset, self.classes)
 
     def where(self, keep_P: Bools) -> Labels:
-        """The same rows with some of their positives."""
+        """Return the same rows with some of their positives."""
         length = np.bincount(self.row_P[keep_P], minlength=len(self))
-        return Labels(self.class_P[keep_P], np.concatenate([[0], np.cumsum(length, dtype=np.int64)]), self.classes)
+        return Labels(self.class_P[keep_P], offsets(length), self.classes)
 
     def rarest(self) -> Ints:
-        """The rarest positive class of every row (the first of equals), -1 for a row without any: int64 [N]."""
+        """Return the rarest positive class of every row (the first of equals), -1 for a row without any: int64 [N]."""
         rank_C = np.empty(self.classes, dtype=np.int64)
         order_C = np.argsort(self.counts(), kind="stable")
         rank_C[order_C] = np.arange(self.classes)
@@ -91,20 +90,15 @@ class Labels:
         rarest_N: Ints = np.append(order_C, -1)[best_N]
         return rarest_N
 
-    def rows_of(self, class_: int) -> Ints:
-        """The rows that have a class, ascending."""
-        rows: Ints = self.row_P[self.class_P == class_]
-        return rows
-
     def matrix(self) -> Bools:
-        """Bool [N, C]."""
+        """Return the labels as a bool matrix [N, C]."""
         y_NC = np.zeros((len(self), self.classes), dtype=np.bool_)
         y_NC[self.row_P, self.class_P] = True
         return y_NC
 
     def lists(self) -> Column:
-        """list<int32> column, the classes of every row ascending."""
-        import pyarrow as pa  # as in columns.py; here it keeps the class usable without Arrow
+        """Return the labels as a list<int32> column, the classes of every row ascending."""
+        import pyarrow as pa  # only here: it keeps the class usable without Arrow
 
         order_P = np.lexsort((self.class_P, self.row_P))
         return pa.ListArray.from_arrays(pa.array(self.offset_N1.astype(np.int32)), pa.array(self.class_P[order_P]))

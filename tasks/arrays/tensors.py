@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
-from anchorfl.tasks.arrays.arrow import list_parts, padded
+from anchorfl.tasks.arrays.arrow import Column, Table, list_parts, padded
 from anchorfl.tasks.arrays.disclosure import known_matrix
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import ClientData, InputSpec, Objective
 
 
-def client_data(table: Any, spec: InputSpec, classes: int, objective: Objective, default: Sequence[int]) -> ClientData:
-    """The tensors of a stored table, zero padded where rows have a length. default: the classes that are known where
-    ``known`` is null.
+def client_data(
+    table: Table, spec: InputSpec, classes: int, objective: Objective, default: Sequence[int]
+) -> ClientData:
+    """Return the tensors of a stored table, zero padded where rows have a length.
+
+    default: the classes that are known where ``known`` is null.
     """
     x_N, length_N = inputs(table["x"], spec)
     y_NC = torch.from_numpy(Labels.of_lists(table["labels"], classes).matrix().astype(np.float32))
@@ -24,8 +26,10 @@ def client_data(table: Any, spec: InputSpec, classes: int, objective: Objective,
     return ClientData(x_N, y_NC, known_NC, objective.weights(y_NC, known_NC), length_N, spec.scaling())
 
 
-def inputs(column: Any, spec: InputSpec) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The inputs as a tensor, as they are stored (``ClientData.x``), and their lengths (None where they have none)."""
+def inputs(column: Column, spec: InputSpec) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the inputs as a tensor, as they are stored (``ClientData.x``), and their lengths (None where they have
+    none).
+    """
     if spec.kind == "tokens":
         x_NL, length_N = padded(column, np.int32)
         return torch.from_numpy(x_NL), torch.from_numpy(length_N)

@@ -1,1 +1,1 @@
-"""How often class names occur together in a text corpus."""
+"""Co-occurrence counts of class names in a text corpus."""

@@ -9,43 +9,44 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.corpus.corpus_files import BLOCK, Reading, Shard, blocks, files, shards_of
-from anchorfl.tasks.corpus.counting import Counts, Scanner
+from anchorfl.tasks.corpus.counting import PairCounts, Scanner
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.ingest.ingest import ray_data_settings
+from anchorfl.tasks.ingest.ingest import Engine, Log, ray_data_settings
 
-Engine = Literal["ray", "local"]
-Log = Callable[[str], None]
 SHARDS_PER_TASK = 8
 """A task of Ray costs as much as counting some hundred kilobytes, so it gets several shards."""
 SAY_S = 10.0
 """Seconds between two lines of progress."""
 _INTS = pa.list_(pa.int64())
 _PART = pa.schema(dict(segments=pa.int64(), size=pa.int64(), at=_INTS, n=_INTS, error=pa.string()))
-"""Counts of some text as a row: how often the pairs of names at the flat places ``at`` of the upper triangle met."""
+"""Counts of some text as a row: how often the pairs of names at the flat positions ``at`` of the upper triangle met."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What was counted; bytes of text (UTF-8, unpacked) and seconds that it took."""
+class CorpusCounts:
+    """The counts of a corpus."""
 
-    counts: Counts
+    counts: PairCounts
     size: int
+    """Bytes of text (UTF-8, unpacked)."""
     seconds: float
+    """Seconds that the counting took."""
 
 
 def count_names(
     corpus: Sequence[str], scanner: Scanner, field: str = "text", *, engine: Engine = "local", log: Log = lambda _: None
-) -> Found:
-    """Counts of the scanner's names in files, folders (searched to any depth) and glob patterns.
+) -> CorpusCounts:
+    """Return the counts of the scanner's names in files, folders (searched to any depth) and glob patterns.
 
     field: of JSON lines and Parquet. engine: ``ray`` needs a running Ray whose nodes see the same paths; ``local``
     works in this process. Raises InputError with file and line on what cannot be read.
@@ -54,23 +55,23 @@ def count_names(
     began = said = time.monotonic()
     shards = [shard for path in files(corpus) for shard in shards_of(path, how)]
     parts = _count_ray(shards, how, scanner) if engine == "ray" else _count_here(shards, how, scanner)
-    total, size = Counts.none(len(scanner.names)), 0
+    total, size = PairCounts.none(len(scanner.names)), 0
     for counts, more in parts:
         total, size = total + counts, size + more
         if (now := time.monotonic()) - said > SAY_S:
             said = now
             log(f"{size / 1e6:.0f} MB, {total.segments} segments, {size / 1e6 / (now - began):.0f} MB/s")
-    return Found(total, size, time.monotonic() - began)
+    return CorpusCounts(total, size, time.monotonic() - began)
 
 
-def _count_here(shards: Sequence[Shard], how: Reading, scanner: Scanner) -> Iterator[tuple[Counts, int]]:
+def _count_here(shards: Sequence[Shard], how: Reading, scanner: Scanner) -> Iterator[tuple[PairCounts, int]]:
     for shard in shards:
         for text in blocks(shard, how):
             yield scanner.count(text), len(text.encode("utf-8", "replace"))
 
 
-def _count_ray(shards: Sequence[Shard], how: Reading, scanner: Scanner) -> Iterator[tuple[Counts, int]]:
-    """Ray Data: files that can be cut in one step, streams in two, so that their text is counted by many workers."""
+def _count_ray(shards: Sequence[Shard], how: Reading, scanner: Scanner) -> Iterator[tuple[PairCounts, int]]:
+    """Count with Ray Data: files that can be cut in one step, streams in two, so that many workers count their text."""
     import ray  # only this engine needs it
 
     names, split = len(scanner.names), [shard.end >= 0 or shard.kind == "parquet" for shard in shards]
@@ -88,7 +89,9 @@ def _count_ray(shards: Sequence[Shard], how: Reading, scanner: Scanner) -> Itera
 
 
 def _tasks(shards: Sequence[dict[str, Any]]) -> int:
-    """Into how many tasks to divide shards: work for all CPUs, and few enough that starting them does not matter."""
+    """Return the number of tasks to divide shards into: work for all CPUs, and few enough that starting them does not
+    matter.
+    """
     import ray  # only this engine needs it
 
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # ray has no annotation here
@@ -96,34 +99,34 @@ def _tasks(shards: Sequence[dict[str, Any]]) -> int:
     return min(len(shards), max(math.ceil(len(shards) / each), int(2 * resources.get("CPU", 1))))
 
 
-def _parts(counted: Any, names: int) -> Iterator[tuple[Counts, int]]:
-    """Counts as they come in. Raises the InputError that a worker met."""
+def _parts(counted: Any, names: int) -> Iterator[tuple[PairCounts, int]]:
+    """Yield the counts as they come in. Raises the InputError that a worker met."""
     for row in counted.iter_rows():
         if row["error"]:
             raise InputError(row["error"])
         upper = np.zeros(names * names, np.int64)
         upper[np.asarray(row["at"], np.int64)] = row["n"]
         pair_KK = upper.reshape(names, names)
-        yield Counts(row["segments"], pair_KK + np.triu(pair_KK, 1).T), row["size"]
+        yield PairCounts(row["segments"], pair_KK + np.triu(pair_KK, 1).T), row["size"]
 
 
-def _read_and_count(batch: Any, scanner: Any, how: Reading) -> Any:
-    """Counts of some shards, as one row."""
+def _read_and_count(batch: Table, scanner: Any, how: Reading) -> Table:
+    """Return the counts of some shards, as one row."""
     import ray  # runs in a worker
 
     mine: Scanner = ray.get(scanner)
-    total, size = Counts.none(len(mine.names)), 0
+    total, size = PairCounts.none(len(mine.names)), 0
     try:
         for row in batch.to_pylist():
             for counts, more in _count_here([Shard(**row)], how, mine):
                 total, size = total + counts, size + more
     except InputError as error:  # as a value: a task that fails would be tried again, and its error wrapped in a trace
-        return _row(Counts.none(0), 0, str(error))
+        return _row(PairCounts.none(0), 0, str(error))
     return _row(total, size, "")
 
 
 def _read(batch: Any, how: Reading) -> Iterator[Any]:
-    """The blocks of a stream, one row each."""
+    """Yield the blocks of a stream, one row each."""
     try:
         for row in batch.to_pylist():
             for text in blocks(Shard(**row), how):
@@ -132,21 +135,21 @@ def _read(batch: Any, how: Reading) -> Iterator[Any]:
         yield pa.table({"text": pa.array([b""], pa.large_binary()), "error": [str(error)]})
 
 
-def _count(batch: Any, scanner: Any) -> Any:
-    """Counts of some blocks, as one row."""
+def _count(batch: Table, scanner: Any) -> Table:
+    """Return the counts of some blocks, as one row."""
     import ray  # runs in a worker
 
     mine: Scanner = ray.get(scanner)
     if error := next((error for error in batch["error"].to_pylist() if error), ""):
-        return _row(Counts.none(0), 0, error)
-    total, size = Counts.none(len(mine.names)), 0
+        return _row(PairCounts.none(0), 0, error)
+    total, size = PairCounts.none(len(mine.names)), 0
     for text in batch["text"]:
         data = text.as_py()
         total, size = total + mine.count(data.decode()), size + len(data)
     return _row(total, size, "")
 
 
-def _row(counts: Counts, size: int, error: str) -> Any:
+def _row(counts: PairCounts, size: int, error: str) -> Table:
     upper = np.triu(counts.pair_KK).ravel()
     at = np.flatnonzero(upper)
     values = [counts.segments], [size], [at], [upper[at]], [error]
@@ -155,7 +158,7 @@ def _row(counts: Counts, size: int, error: str) -> Any:
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """Ray Data as ingest has it, with small blocks: what one worker unpacks, others are to get soon."""
+    """Set Ray Data up as ingest has it, with small blocks: what one worker unpacks, others are to get soon."""
     import ray  # only this engine needs it
 
     with ray_data_settings():

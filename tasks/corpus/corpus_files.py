@@ -25,7 +25,7 @@ from anchorfl.tasks.errors import InputError, nearest
 
 BLOCK = 2 << 20
 """Bytes of text that are counted at one time: they and their arrays stay near the processor."""
-LARGEST = 64 << 20
+MAX_SEGMENT_BYTES = 64 << 20
 """Bytes of the longest line, paragraph or article."""
 SUFFIXES = (".txt", ".jsonl", ".ndjson", ".parquet")
 """Files that are taken from a folder, also with .gz behind (not Parquet); a file named by itself may have any name."""
@@ -36,27 +36,28 @@ _LINE, _BLANK = re.compile(rb"\n"), re.compile(rb"\n[ \t\r]*\n")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How files become segments. field: name of the JSON field or Parquet column with the text."""
+    """The options by which files become segments."""
 
     segment: Segment = "paragraph"
     layout: Layout = "lines"
     field: str = "text"
+    """Name of the JSON field or Parquet column with the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A part of a file that a worker can read alone: bytes start..end of a text (end < 0: a gzip stream, whole), or row
-    group ``start`` of a Parquet file.
-    """
+    """A part of a file that a worker can read alone."""
 
     path: str
     kind: Format
     start: int = 0
+    """First byte of a text; Parquet: number of the row group."""
     end: int = -1
+    """End of a text in bytes; below 0: a gzip stream, whole."""
 
 
 def files(corpus: Sequence[str]) -> list[Path]:
-    """All files that are meant, each once. Raises InputError where an argument means none."""
+    """Return all files that the arguments mean, each once. Raises InputError where an argument means none."""
     found = dict[Path, None]()
     for given in corpus:
         path = Path(given).expanduser()
@@ -74,7 +75,7 @@ def files(corpus: Sequence[str]) -> list[Path]:
 
 
 def shards_of(path: Path, how: Reading) -> list[Shard]:
-    """The shards of a file, by looking at a few bytes of it. Raises InputError where it cannot be cut."""
+    """Return the shards of a file, by looking at a few bytes of it. Raises InputError where it cannot be cut."""
     kind = _FORMATS.get(_plain(path), "text")
     try:
         if kind == "parquet":
@@ -86,28 +87,28 @@ def shards_of(path: Path, how: Reading) -> list[Shard]:
     except OSError as error:
         msg = f"{path}: {error.strerror or error}; make the file readable"
         raise InputError(msg) from error
-    if whole and edges[1] > LARGEST:
-        msg = f"{path}: a text file is one article, and this has {edges[1]} bytes, more than {LARGEST}"
+    if whole and edges[1] > MAX_SEGMENT_BYTES:
+        msg = f"{path}: a text file is one article, and this has {edges[1]} bytes, more than {MAX_SEGMENT_BYTES}"
         raise InputError(f"{msg}; give each article a file or a JSON line, or take --segment paragraph")
     return [Shard(str(path), kind, start, end) for start, end in pairwise(edges)]
 
 
 def blocks(shard: Shard, how: Reading) -> Iterator[str]:
-    """The text of a shard in blocks of whole segments. Raises InputError with file and line."""
+    """Yield the text of a shard in blocks of whole segments. Raises InputError with file and line."""
     if shard.kind == "parquet":
-        yield from _joined(_parquet_texts(shard, how.field))
+        yield from _join_articles(_parquet_texts(shard, how.field))
         return
     line = 1
     for data in _chunks(shard, how):
         if shard.kind == "json":
-            yield from _joined(_json_texts(shard, data, line, how.field))
+            yield from _join_articles(_json_texts(shard, data, line, how.field))
         else:
-            yield _decoded(shard, data, line)
+            yield _decode(shard, data, line)
         line += data.count(b"\n") if shard.end < 0 else 0
 
 
 def _plain(path: Path) -> str:
-    """The suffix without .gz."""
+    """Return the suffix without .gz."""
     return (path.with_suffix("") if path.suffix == ".gz" else path).suffix
 
 
@@ -116,7 +117,10 @@ def _end(kind: str, how: Reading) -> re.Pattern[bytes]:
 
 
 def _edges(path: Path, end: re.Pattern[bytes]) -> Iterator[int]:
-    """Places in a file where shards begin and end: 0, the first segment ends at or after every ``BLOCK``, its size."""
+    """Yield the positions in a file where shards begin and end.
+
+    These are 0, the first segment ends at or after every ``BLOCK``, and the size.
+    """
     size, at = path.stat().st_size, 0
     yield at
     with path.open("rb") as stream:
@@ -137,14 +141,14 @@ def _edges(path: Path, end: re.Pattern[bytes]) -> Iterator[int]:
 
 
 def _check_length(path: str, size: int, end: re.Pattern[bytes]) -> None:
-    if size > LARGEST:
+    if size > MAX_SEGMENT_BYTES:
         what = "line end" if end is _LINE else "blank line"
-        msg = f"{path}: no {what} within {LARGEST} bytes; cut the text into lines or paragraphs"
+        msg = f"{path}: no {what} within {MAX_SEGMENT_BYTES} bytes; cut the text into lines or paragraphs"
         raise InputError(msg)
 
 
 def _chunks(shard: Shard, how: Reading) -> Iterator[bytes]:
-    """Bytes of a text or JSON shard, each chunk of whole lines or paragraphs."""
+    """Yield the bytes of a text or JSON shard, each chunk of whole lines or paragraphs."""
     if shard.end >= 0:
         with open(shard.path, "rb") as stream:
             stream.seek(shard.start)
@@ -170,20 +174,23 @@ def _chunks(shard: Shard, how: Reading) -> Iterator[bytes]:
 
 
 def _last(end: re.Pattern[bytes], data: bytes, new: int) -> int | None:
-    """Where the last segment end of ``data`` lies that reaches beyond ``new``; None where there is none."""
+    """Return the end of the last segment of ``data`` that reaches beyond ``new``; None where there is none."""
     if end is _LINE:
         return data.rfind(b"\n") + 1 or None
-    places = [found.end() for found in end.finditer(data, _back(data, new))]
-    return places[-1] if places else None
+    ends = [found.end() for found in end.finditer(data, _back(data, new))]
+    return ends[-1] if ends else None
 
 
 def _back(data: bytes, new: int) -> int:
-    """Where to look from, if ``data`` before ``new`` held no segment end: a blank line may begin with its last line."""
+    """Return the position to search from, if ``data`` before ``new`` held no segment end.
+
+    A blank line may begin with the last line before ``new``.
+    """
     line = data.rfind(b"\n", 0, new)
     return new if line < 0 else line
 
 
-def _decoded(shard: Shard, data: bytes, line: int) -> str:
+def _decode(shard: Shard, data: bytes, line: int) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -193,7 +200,7 @@ def _decoded(shard: Shard, data: bytes, line: int) -> str:
 
 
 def _line_number(shard: Shard, line: int) -> int:
-    """Number of the first line of a shard; ``line`` for a stream, which is counted as it is read."""
+    """Return the number of the first line of a shard; ``line`` for a stream, which is counted as it is read."""
     if shard.end < 0:
         return line
     with open(shard.path, "rb") as stream:
@@ -201,19 +208,19 @@ def _line_number(shard: Shard, line: int) -> int:
 
 
 def _json_texts(shard: Shard, data: bytes, line: int, field: str) -> Iterator[str]:
-    """The field of every JSON line; a null is no text."""
-    for at, row in enumerate(_decoded(shard, data, line).split("\n")):
+    """Yield the field of every JSON line; a null is no text."""
+    for at, row in enumerate(_decode(shard, data, line).split("\n")):
         if not row.strip():
             continue
         try:
             record = json.loads(row.removeprefix("\ufeff"))
             text = record[field]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            place = f"{shard.path}:{_line_number(shard, line) + at}"
+            location = f"{shard.path}:{_line_number(shard, line) + at}"
             if isinstance(error, KeyError):
-                msg = f"{place}: no field {field!r}{nearest(field, record)}; name the field of the text with --field"
+                msg = f"{location}: no field {field!r}{nearest(field, record)}; name the field of the text with --field"
             else:
-                msg = f"{place}: not a JSON object ({error}); write one object a line"
+                msg = f"{location}: not a JSON object ({error}); write one object a line"
             raise InputError(msg) from error
         if not isinstance(text, str | None):
             msg = (
@@ -224,7 +231,7 @@ def _json_texts(shard: Shard, data: bytes, line: int, field: str) -> Iterator[st
 
 
 def _parquet(path: Path, field: str) -> Any:
-    """A Parquet file that has the column."""
+    """Return a Parquet file that has the column."""
     try:
         file = pq.ParquetFile(path)
         schema = file.schema_arrow
@@ -251,8 +258,8 @@ def _parquet_texts(shard: Shard, field: str) -> Iterator[str]:
         raise InputError(msg) from error
 
 
-def _joined(texts: Iterator[str]) -> Iterator[str]:
-    """Articles, ``RECORD`` between them, in blocks."""
+def _join_articles(texts: Iterator[str]) -> Iterator[str]:
+    """Yield articles, ``RECORD`` between them, in blocks."""
     held, size = list[str](), 0
     for text in texts:
         held.append(text)

@@ -26,7 +26,7 @@ from anchorfl.tasks.corpus.name_matching import CODES, Stem, forms, letters, nam
 
 Segment = Literal["sentence", "paragraph", "article"]
 Layout = Literal["lines", "blank_lines"]
-"""Where a paragraph ends: at every line end, or (texts with hard line breaks) at a line without any word."""
+"""End of a paragraph: every line end, or (texts with hard line breaks) a line without any word."""
 Floats = npt.NDArray[np.float64]
 Units = npt.NDArray[np.uint16]
 RECORD = "\x1e"
@@ -41,25 +41,26 @@ _SMALL = np.array([chr(code).islower() for code in range(CODES)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Counts:
-    """Segments with at least one word, and of these with names i and j (``pair_KK``, int64, symmetric; the diagonal:
-    with name i).
-    """
+class PairCounts:
+    """The number of segments, and of those in which two names occur together."""
 
     segments: int
+    """Segments with at least one word."""
     pair_KK: Ints
+    """Segments with names i and j; the diagonal: with name i. int64, symmetric."""
 
     @classmethod
-    def none(cls, names: int) -> Counts:
-        """Of no text."""
+    def none(cls, names: int) -> PairCounts:
+        """Return the counts of no text."""
         return cls(0, np.zeros((names, names), np.int64))
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(self.segments + other.segments, self.pair_KK + other.pair_KK)
+    def __add__(self, other: PairCounts) -> PairCounts:
+        return PairCounts(self.segments + other.segments, self.pair_KK + other.pair_KK)
 
     def pmi(self) -> Floats:
-        """PMI(i, j) = log p(i,j) / (p(i) p(j)), natural logarithm: -inf for names that never meet, nan for names that
-        never occur. [K, K]; the diagonal is -log p(i).
+        """Return PMI(i, j) = log p(i,j) / (p(i) p(j)), natural logarithm: [K, K].
+
+        It is -inf for names that never meet, nan for names that never occur; the diagonal is -log p(i).
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             log_KK, log_K = np.log(self.pair_KK), np.log(self.pair_KK.diagonal())
@@ -67,8 +68,8 @@ class Counts:
         return pmi_KK
 
     def weights(self) -> Floats:
-        """Edges of FedAlign's graph: PMI less the mean PMI of all pairs that meet; 0 where that is negative or the two
-        never meet, and on the diagonal; nan in rows and columns of names that never occur.
+        """Return the edges of FedAlign's graph: PMI less the mean PMI of all pairs that meet; 0 where that is negative
+        or the two never meet, and on the diagonal; nan in rows and columns of names that never occur.
         """
         pmi_KK = self.pmi()
         upper = pmi_KK[np.triu_indices(len(pmi_KK), 1)]
@@ -80,12 +81,13 @@ class Counts:
 
 @dataclass(frozen=True)
 class Scanner:
-    """Counts names in texts. window: words of the window per word of a name, >= 1."""
+    """The counting of names in texts."""
 
     names: tuple[str, ...]
     segment: Segment = "paragraph"
     layout: Layout = "lines"
     window: int = 3
+    """Words of the window per word of a name, >= 1."""
     stem: Stem = "plural"
     words: tuple[tuple[int, ...], ...] = field(init=False)
     """Numbers of the words of every name."""
@@ -102,37 +104,39 @@ class Scanner:
         known = {form: at for root, at in number.items() for form in forms(root, self.stem)}
         object.__setattr__(self, "_trie", _Trie.of(known, TITLES if self.segment == "sentence" else ()))
 
-    def count(self, text: str) -> Counts:
-        """Of a text that begins and ends with a segment; articles in it are separated by ``RECORD``."""
+    def count(self, text: str) -> PairCounts:
+        """Count the names in a text that begins and ends with a segment; ``RECORD`` separates articles in it."""
         units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), "<u2")
         kind_T = self._trie.kinds(units)
         word_T = kind_T >= _OTHER
         start_W = np.flatnonzero(word_T[1:] & ~word_T[:-1]) + 1
         if not len(start_W):
-            return Counts.none(len(self.names))
-        place_H, state_H = self._trie.found(kind_T, start_W)
-        cut = self._cuts(units, kind_T, start_W, place_H[self._trie.title_Q[state_H]])
+            return PairCounts.none(len(self.names))
+        position_H, state_H = self._trie.found(kind_T, start_W)
+        cut = self._cuts(units, kind_T, start_W, position_H[self._trie.title_Q[state_H]])
         word_H = self._trie.word_Q[state_H]
         rows, columns = [], []
-        for name, segments in enumerate(self._segments(place_H, word_H, cut)):
+        for name, segments in enumerate(self._segments(position_H, word_H, cut)):
             rows.append(segments)
             columns.append(np.full(len(segments), name))
         row, column = np.concatenate(rows), np.concatenate(columns)
         shape = len(cut), len(self.names)
         met = sparse.csr_matrix((np.ones(len(row), np.int64), (row, column)), shape=shape)
-        return Counts(len(cut), (met.T @ met).toarray())
+        return PairCounts(len(cut), (met.T @ met).toarray())
 
-    def _segments(self, place_H: Ints, word_H: Ints, cut: Ints) -> list[Ints]:
-        """Numbers of the segments that each name occurs in, ascending."""
-        order_H = np.lexsort((place_H, word_H))
-        place_H, word_H = place_H[order_H], word_H[order_H]
+    def _segments(self, position_H: Ints, word_H: Ints, cut: Ints) -> list[Ints]:
+        """Return the numbers of the segments that each name occurs in, ascending."""
+        order_H = np.lexsort((position_H, word_H))
+        position_H, word_H = position_H[order_H], word_H[order_H]
         ends = np.searchsorted(word_H, np.arange(1 + max(map(max, self.words), default=-1)), side="right")
         begins = np.searchsorted(word_H, np.arange(len(ends)))
-        places = [place_H[begin:end] for begin, end in zip(begins, ends, strict=True)]
-        return [_together([places[word] for word in words], self.window * len(words), cut) for words in self.words]
+        positions = [position_H[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        return [_together([positions[word] for word in words], self.window * len(words), cut) for words in self.words]
 
     def _cuts(self, units: Units, kind_T: npt.NDArray[np.uint16], start_W: Ints, title: Ints) -> Ints:
-        """Numbers of the first words of all segments that have words, ascending. title: the words that are titles."""
+        """Return the numbers of the first words of all segments that have words, ascending. title: the words that are
+        titles.
+        """
         cuts = [np.zeros(1, np.int64), np.searchsorted(start_W, np.flatnonzero(kind_T == _RECORD))]
         if self.segment != "article":
             line = np.searchsorted(start_W, np.flatnonzero(kind_T == _LINE))
@@ -144,22 +148,23 @@ class Scanner:
         return cut[cut < len(start_W)]
 
 
-def _together(places: Sequence[Ints], width: int, cut: Ints) -> Ints:
-    """Segments with one word of each list within ``width`` words in a row."""
-    if not all(map(len, places)):
+def _together(positions: Sequence[Ints], width: int, cut: Ints) -> Ints:
+    """Return the segments with one word of each list within ``width`` words in a row."""
+    if not all(map(len, positions)):
         return np.zeros(0, np.int64)
-    last = places[0] if len(places) == 1 else np.concatenate(places)
+    last = positions[0] if len(positions) == 1 else np.concatenate(positions)
     first = last
-    for place in places if len(places) > 1 else ():
-        before = np.searchsorted(place, last, side="right") - 1  # the nearest such word up to ``last``
-        first = np.minimum(first, np.where(before >= 0, place[before], -width))
+    for position in positions if len(positions) > 1 else ():
+        before = np.searchsorted(position, last, side="right") - 1  # the nearest such word up to ``last``
+        first = np.minimum(first, np.where(before >= 0, position[before], -width))
     segment = np.searchsorted(cut, last, side="right") - 1
     return np.unique(segment[(last - first < width) & (first >= cut[segment])])
 
 
 def _sentence_cuts(units: Units, mark: Ints, start_W: Ints, title: Ints) -> Ints:
-    """Numbers of the words that begin a sentence, by the rule of ``MARKS``. mark: places of the marks in the text with
-    one character put before it, as are the starts of words.
+    """Return the numbers of the words that begin a sentence, by the rule of ``MARKS``.
+
+    mark: positions of the marks in the text with one character put before it, as are the starts of words.
     """
     word = np.searchsorted(start_W, mark)
     inside = word < len(start_W)
@@ -178,7 +183,7 @@ def _sentence_cuts(units: Units, mark: Ints, start_W: Ints, title: Ints) -> Ints
 
 @dataclass(frozen=True)
 class _Trie:
-    """Words by their letters. State 0: no word begins like this; 1: the beginning."""
+    """A trie of words by their letters. State 0: no word begins like this; 1: the beginning."""
 
     kind_of: npt.NDArray[np.uint16]
     """Kind of every UTF-16 code unit, uint16 [65536]."""
@@ -191,7 +196,7 @@ class _Trie:
 
     @classmethod
     def of(cls, words: Mapping[str, int], titles: Sequence[str]) -> _Trie:
-        """The trie of words with their numbers, and of titles, which may be among the words."""
+        """Return the trie of words with their numbers, and of titles, which may be among the words."""
         every = [*words, *titles]
         alphabet = sorted({letter for word in every for letter in word})
         number = {letter: at for at, letter in enumerate(alphabet, _OTHER + 1)}
@@ -214,34 +219,36 @@ class _Trie:
         return cls(_kinds(number), next_QA, word_Q, title_Q, max(map(len, every), default=0))
 
     def kinds(self, units: Units) -> npt.NDArray[np.uint16]:
-        """Kind of every character of a text, with one separator before it and as many after it as a word is long."""
+        """Return the kind of every character, with one separator before the text and as many after it as a word is
+        long.
+        """
         kind_T = np.zeros(len(units) + self.longest + 2, np.uint16)
         np.take(self.kind_of, units, out=kind_T[1 : len(units) + 1])
         return kind_T
 
     def found(self, kind_T: npt.NDArray[np.uint16], start_W: Ints) -> tuple[Ints, Ints]:
-        """The words of a text that are words of the trie: their numbers, and the states that they end in."""
+        """Return the words of a text that are words of the trie: their numbers, and the states that they end in."""
         flat, kinds = self.next_QA.ravel(), self.next_QA.shape[1]
         state = self.next_QA[1][kind_T[start_W]]
-        place = np.flatnonzero(state)
-        state, at = state[place], start_W[place]
-        places, states = [], []
+        position = np.flatnonzero(state)
+        state, at = state[position], start_W[position]
+        positions, states = [], []
         for _ in range(self.longest):
             at = at + 1
             kind = kind_T[at]
             ended = np.flatnonzero(kind < _OTHER)
-            places.append(place[ended])
+            positions.append(position[ended])
             states.append(state[ended])
             state = flat[state * kinds + kind]
             alive = np.flatnonzero(state)
-            state, at, place = state[alive], at[alive], place[alive]
-        place, state = np.concatenate(places), np.concatenate(states).astype(np.int64)
+            state, at, position = state[alive], at[alive], position[alive]
+        position, state = np.concatenate(positions), np.concatenate(states).astype(np.int64)
         whole = (self.word_Q[state] >= 0) | self.title_Q[state]
-        return place[whole], state[whole]
+        return position[whole], state[whole]
 
 
 def _kinds(number: Mapping[str, int]) -> npt.NDArray[np.uint16]:
-    """Kind of every UTF-16 code unit. number: the kinds of the letters that the trie knows."""
+    """Return the kind of every UTF-16 code unit. number: the kinds of the letters that the trie knows."""
     lower = letters()
     kind_of = np.where(lower > 0, _OTHER, 0).astype(np.uint16)
     for letter, kind in number.items():

@@ -30,7 +30,7 @@ _VOWELS = frozenset("aeiouy")
 
 @lru_cache(maxsize=1)
 def letters() -> npt.NDArray[np.uint16]:
-    """Per UTF-16 code unit its lower case, 0 where it is no part of a word: uint16 [65536].
+    """Return the lower case of every UTF-16 code unit, 0 where it is no part of a word: uint16 [65536].
 
     Parts of words are letters, digits and combining marks. Characters beyond the Basic Multilingual Plane (emoji, old
     scripts) separate words.
@@ -45,14 +45,16 @@ def letters() -> npt.NDArray[np.uint16]:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in their order."""
+    """Return the words of a text in their order."""
     units = np.frombuffer(text.encode("utf-16-le", "surrogatepass"), "<u2")
     folded = letters()[units]
     return "".join(map(chr, np.where(folded > 0, folded, 32).tolist())).split()
 
 
 def name_words(names: Sequence[str], stem: Stem) -> list[tuple[str, ...]]:
-    """Stems of the words of every name, each once. Raises InputError on a name without a word, or one given twice."""
+    """Return the stems of the words of every name, each once. Raises InputError on a name without a word, or one given
+    twice.
+    """
     seen = dict[str, str]()
     found = []
     for name in names:
@@ -66,12 +68,12 @@ def name_words(names: Sequence[str], stem: Stem) -> list[tuple[str, ...]]:
             msg = f"class name {name!r} has no letter or digit; give a name that can occur in a text"
             raise InputError(msg)
         kept = [word for word in words if word not in STOP] or words
-        found.append(tuple(dict.fromkeys(stemmed(word, stem) for word in kept)))
+        found.append(tuple(dict.fromkeys(stem_word(word, stem) for word in kept)))
     return found
 
 
-def stemmed(word: str, stem: Stem) -> str:
-    """The stem of a word in lower case. Words of up to three letters are their own stem."""
+def stem_word(word: str, stem: Stem) -> str:
+    """Return the stem of a word in lower case. Words of up to three letters are their own stem."""
     if stem == "none":
         return word
     word = _singular(word)
@@ -79,7 +81,10 @@ def stemmed(word: str, stem: Stem) -> str:
 
 
 def forms(root: str, stem: Stem) -> frozenset[str]:
-    """Every word whose stem is ``root``: what is looked for in a text, so that no word of the text is stemmed."""
+    """Return every word whose stem is ``root``.
+
+    These are looked for in a text, so that no word of the text is stemmed.
+    """
     if stem == "none":
         return frozenset({root})
     bases = {root}
@@ -89,11 +94,11 @@ def forms(root: str, stem: Stem) -> frozenset[str]:
         bases |= {base + end for base, end in product(tuple(bases), ("ing", "ed"))}
     made = {base + end for base, end in product(bases, ("", "s", "es"))}
     made |= {base[:-1] + "ies" for base in bases if base.endswith("y")}
-    return frozenset(word for word in made if stemmed(word, stem) == root)
+    return frozenset(word for word in made if stem_word(word, stem) == root)
 
 
 def _singular(word: str) -> str:
-    """Without the plural: Harman's S-stemmer (1991), with -es after a hiss taken off whole."""
+    """Strip the plural: Harman's S-stemmer (1991), with -es after a hiss taken off whole."""
     if len(word) <= 3 or word.endswith(("ss", "us", "is")):
         return word
     if word.endswith("ies"):
@@ -104,7 +109,7 @@ def _singular(word: str) -> str:
 
 
 def _verb(word: str) -> str:
-    """Without -ing or -ed after a part with a vowel (and the doubled consonant before it), then without a last e."""
+    """Strip -ing or -ed after a part with a vowel (and the doubled consonant before it), then a last e."""
     for end in ("ing", "ed"):
         rest = word.removesuffix(end)
         if rest != word and len(rest) >= 3 and _VOWELS & set(rest):

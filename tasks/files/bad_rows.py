@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 
@@ -18,36 +18,40 @@ LISTED = 1000
 
 @dataclass(slots=True)
 class BadRows:
-    """What a reader does with rows that it cannot use. skip: leave them out; count: so many; listed: the first of
-    them, each with place and fault.
-    """
+    """The account of rows that a reader cannot use."""
 
     skip: bool
+    """Leave bad rows out; else the first one ends the reading."""
     count: int = 0
+    """Number of rows that were left out."""
     listed: list[str] = field(default_factory=list)
+    """The first of them, each with location and fault."""
 
     @classmethod
     def of(cls, options: TaskOptions) -> BadRows:
-        """By ``options.on_bad_row``."""
+        """Return the account that ``options.on_bad_row`` asks for."""
         return cls(options.on_bad_row == "skip")
 
     def meet(self, message: str) -> None:
-        """A bad row: ``<file>:<line>: <what is wrong>; <hint>``. Raises InputError unless it is to be left out."""
+        """Count a bad row, or raise InputError unless such rows are to be left out.
+
+        message: ``<file>:<line>: <what is wrong>; <hint>``.
+        """
         if not self.skip:
             raise InputError(f"{message}, or leave such rows out with --task.on_bad_row skip")
         self.count += 1
         if len(self.listed) < LISTED:
             self.listed.append(message)
 
-    def noted(self, table: Any) -> Any:
-        """The table with this account in its metadata, where ``skipped`` finds it."""
+    def noted(self, table: Table) -> Table:
+        """Return the table with this account in its metadata, where ``skipped`` finds it."""
         if not self.count:
             return table
         account = json.dumps({"count": self.count, "listed": self.listed}).encode()
         return table.replace_schema_metadata({**(table.schema.metadata or {}), KEY: account})
 
 
-def skipped(table: Any) -> tuple[int, list[str]]:
-    """How many rows were left out of a table that ``read`` gave, and the first of them."""
+def skipped(table: Table) -> tuple[int, list[str]]:
+    """Return how many rows were left out of a table that ``read`` gave, and the first of them."""
     account = json.loads((table.schema.metadata or {}).get(KEY, b'{"count": 0, "listed": []}'))
     return account["count"], account["listed"]

@@ -1,4 +1,6 @@
-"""Files that are small on disk and endless in memory: how much of a packed file is unpacked before it is refused."""
+"""Limits for files that are small on disk and endless in memory: a packed file is refused once it unpacks to too
+much.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,15 @@ GIVE_PLAIN = "get it again, or unpack it and give it plain"
 
 
 def check_growth(path: Path, unpacked: int, ratio: int = RATIO, hint: str = GIVE_PLAIN) -> None:
-    """InputError where more came out of a file than data can pack to."""
+    """Raise InputError where more came out of a file than data can pack to."""
     if unpacked > FREE + ratio * path.stat().st_size:
         raise InputError(f"{path}: it unpacks to more than {ratio} times its size, as no file of data does; {hint}")
 
 
-class Watched:
-    """A stream of text for Arrow: bounded by ``check_growth``, and UTF-8. Arrow hands rows that it cannot take apart to
-    a callback, as text, and drops the error where they are none.
+class CheckedStream:
+    """A stream of text for Arrow: bounded by ``check_growth``, and UTF-8.
+
+    Arrow hands rows that it cannot take apart to a callback, as text, and drops the error where they are none.
     """
 
     closed = False
@@ -35,11 +38,11 @@ class Watched:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def readable(self) -> bool:
-        """As Arrow asks of a file."""
+        """Return True, as Arrow asks of a file."""
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes. Raises InputError."""
+        """Return the next bytes. Raises InputError."""
         data: bytes = self._stream.read(size)
         self.size += len(data)
         check_growth(self._path, self.size)

@@ -1,7 +1,7 @@
-"""Places: folders and files that may lie on object storage. The one module that knows URIs.
+"""Folders and files that may lie on object storage. The one module that knows URIs.
 
-A place is a string: ``s3://bucket/prefix``, ``gs://bucket/prefix`` (both through pyarrow, with the credentials that the
-machine has), ``file:///folder``, or a path. An object store has no folders and no renaming; all that is asked of it
+A location is a string: ``s3://bucket/prefix``, ``gs://bucket/prefix`` (both through pyarrow, with the credentials that
+the machine has), ``file:///folder``, or a path. An object store has no folders and no renaming; all that is asked of it
 here is that an object is there as a whole or not at all. Another endpoint than Amazon's comes from
 ``AWS_ENDPOINT_URL``, which pyarrow reads itself, or from the address
 (``s3://bucket/prefix?endpoint_override=host:port&scheme=http``).
@@ -27,7 +27,7 @@ SCHEMES: Mapping[str, Mapping[str, str]] = {
     "gs": {"retry_limit_seconds": "30"},  # the default is 15 minutes, in which nobody learns what is wrong
     "file": {},
 }
-"""Known schemes, and what their address says unless the user's says otherwise."""
+"""Known schemes, and their parameters unless the user's address says otherwise."""
 READS = 10
 """A file that another machine replaces meanwhile is read so many times."""
 DRAFT = ".tmp"
@@ -47,82 +47,88 @@ HINTS = (
     ),
     (r"PERMANENT_REDIRECT|HTTP status 301", "the bucket is in another region: set AWS_REGION"),
 )
-"""What a library says -> what to do."""
+"""Pattern of a library's message -> what to do."""
 
 
-def is_remote(place: str | os.PathLike[str]) -> bool:
-    """Whether a place is given as a URI."""
-    return "://" in os.fspath(place)
+def is_remote(location: str | os.PathLike[str]) -> bool:
+    """Return whether a location is a URI."""
+    return "://" in os.fspath(location)
 
 
-def check(place: str, option: str) -> None:
-    """InputError where ``option`` holds what is no place: an unknown scheme, no bucket, a relative path, a key."""
-    url = urlsplit(place)
+def check_location(location: str, option: str) -> None:
+    """Raise InputError where ``option`` holds no location: an unknown scheme, no bucket, a relative path, a key."""
+    url = urlsplit(location)
     if "@" in url.netloc and url.netloc.partition("@")[0] != "anonymous":
         raise InputError(
             f"{option} holds a key, which would stand in config.json and in every record: leave keys to the"
             f" environment (AWS_PROFILE, AWS_ACCESS_KEY_ID) and give {url.scheme}://{url.netloc.rpartition('@')[2]}..."
         )
-    if not is_remote(place):
-        if not os.path.isabs(place):
-            raise InputError(f"{option} = {place!r}: give s3://bucket/folder, gs://bucket/folder or an absolute path")
+    if not is_remote(location):
+        if not os.path.isabs(location):
+            raise InputError(
+                f"{option} = {location!r}: give s3://bucket/folder, gs://bucket/folder or an absolute path"
+            )
         return
     if url.scheme not in SCHEMES:
-        raise InputError(f"{option} = {shown(place)!r}: no scheme '{url.scheme}'; known: {', '.join(SCHEMES)}")
+        raise InputError(f"{option} = {shown(location)!r}: no scheme '{url.scheme}'; known: {', '.join(SCHEMES)}")
     if bool(url.netloc) == (url.scheme == "file"):
         form = "file:///folder" if url.scheme == "file" else f"{url.scheme}://bucket/folder"
-        raise InputError(f"{option} = {shown(place)!r} must look like {form}")
+        raise InputError(f"{option} = {shown(location)!r} must look like {form}")
 
 
-def join(place: str, *names: str) -> str:
-    """A place below a place; ``names`` may hold slashes."""
-    if not is_remote(place):
-        return os.path.join(place, *names)
-    url = urlsplit(place)
+def join(location: str, *names: str) -> str:
+    """Return a location below a location; ``names`` may hold slashes."""
+    if not is_remote(location):
+        return os.path.join(location, *names)
+    url = urlsplit(location)
     path = "/".join([url.path.rstrip("/"), *(quote(name) for name in names)])
     return url._replace(path=path if path.startswith("/") else f"/{path}").geturl()
 
 
-def last_name(place: str) -> str:
-    """Name of the file or folder at a place."""
-    path = unquote(urlsplit(place).path) if is_remote(place) else place
+def last_name(location: str) -> str:
+    """Return the name of the file or folder at a location."""
+    path = unquote(urlsplit(location).path) if is_remote(location) else location
     return path.rstrip("/").rpartition("/")[2]
 
 
-def shown(place: str) -> str:
-    """A place as it may be printed: without a key."""
-    if not is_remote(place):
-        return place
-    url = urlsplit(place)
+def shown(location: str) -> str:
+    """Return a location as it may be printed: without a key."""
+    if not is_remote(location):
+        return location
+    url = urlsplit(location)
     return url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
 
 
-def read_bytes(place: str) -> bytes:
-    """Content of a file, whole. FileNotFoundError where there is none, InputError where the store cannot be used."""
-    with _explained(place), _opened(place) as (system, path):
+def read_bytes(location: str) -> bytes:
+    """Return the content of a file, whole.
+
+    Raises FileNotFoundError where there is none, InputError where the store cannot be used.
+    """
+    with _explain_errors(location), _open_store(location) as (system, path):
         for _ in range(READS):
             with system.open_input_stream(path) as stream:
                 data = bytes(stream.readall())
             # pyarrow asks for the size, then for so many bytes: of a larger file that has come meanwhile, for a part
             if system.get_file_info(path).size == len(data):
                 return data
-        raise InputError(f"{shown(place)} changes while it is read: end what writes it, or try again")
+        raise InputError(f"{shown(location)} changes while it is read: end what writes it, or try again")
 
 
-def exists(place: str) -> bool:
-    """Whether there is a file."""
-    with _explained(place), _opened(place) as (system, path):
+def exists(location: str) -> bool:
+    """Return whether there is a file."""
+    with _explain_errors(location), _open_store(location) as (system, path):
         return bool(system.get_file_info(path).is_file)
 
 
-def sizes(place: str) -> dict[str, int]:
-    """Every file below a place: its name relative to it -> bytes; {} where there is nothing, not even a folder.
+def sizes(location: str) -> dict[str, int]:
+    """Return every file below a location: its name relative to it -> bytes; {} where there is nothing, not even a
+    folder.
 
-    InputError where the store cannot be used, or has no such bucket.
+    Raises InputError where the store cannot be used, or has no such bucket.
     """
     from pyarrow.fs import FileSelector
 
-    with _explained(place), _opened(place) as (system, path):
+    with _explain_errors(location), _open_store(location) as (system, path):
         try:
             found = system.get_file_info(FileSelector(path, recursive=True))
         except FileNotFoundError:
@@ -131,11 +137,11 @@ def sizes(place: str) -> dict[str, int]:
         return {info.path[start:]: info.size for info in found if info.is_file and not info.path.endswith(DRAFT)}
 
 
-def write_bytes(place: str, data: bytes) -> None:
-    """Write a file: whole, or not at all. InputError where the store cannot be used."""
+def write_bytes(location: str, data: bytes) -> None:
+    """Write a file: whole, or not at all. Raises InputError where the store cannot be used."""
     from pyarrow.fs import LocalFileSystem
 
-    with _explained(place), _opened(place) as (system, path):
+    with _explain_errors(location), _open_store(location) as (system, path):
         if isinstance(system, LocalFileSystem):
             _write_to_disk(Path(path), data)
             return
@@ -143,20 +149,20 @@ def write_bytes(place: str, data: bytes) -> None:
             stream.write(data)  # in one piece: an error within the block would publish what came before it
 
 
-def delete(place: str) -> None:
-    """Delete a file, if it is there. InputError where the store cannot be used."""
-    with _explained(place), _opened(place) as (system, path):
+def delete(location: str) -> None:
+    """Delete a file, if it is there. Raises InputError where the store cannot be used."""
+    with _explain_errors(location), _open_store(location) as (system, path):
         try:
             system.delete_file(path)
         except FileNotFoundError:
             return
 
 
-def fetch(place: str, path: Path, sha256: str = "") -> None:
+def download(location: str, path: Path, sha256: str = "") -> None:
     """Bring a file to ``path`` on this machine unless it is there: once and whole, however many processes ask for it.
 
-    sha256: of its bytes, checked where it is given. FileNotFoundError where there is no such file, InputError where it
-    has another checksum or the store cannot be used.
+    sha256: of its bytes, checked where it is given. Raises FileNotFoundError where there is no such file, InputError
+    where it has another checksum or the store cannot be used.
     """
     if path.exists():
         return
@@ -165,10 +171,10 @@ def fetch(place: str, path: Path, sha256: str = "") -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)  # dropped by the operating system if this process dies
         if path.exists():
             return
-        data = read_bytes(place)
+        data = read_bytes(location)
         if sha256 and hashlib.sha256(data).hexdigest() != sha256:
             raise InputError(
-                f"{shown(place)} does not have the checksum that its manifest states: delete {path.parent} and start"
+                f"{shown(location)} does not have the checksum that its manifest states: delete {path.parent} and start"
                 " again; if that does not help, delete the folder at the place, too"
             )
         _write_to_disk(path, data)
@@ -188,29 +194,29 @@ def _write_to_disk(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def _opened(place: str) -> Iterator[tuple[Any, str]]:
-    """The file system of a place, and the path in it."""
-    url = urlsplit(place)
-    if not is_remote(place) or url.scheme == "file":
-        yield _file_system("file:///", ()), os.path.abspath(unquote(url.path) if is_remote(place) else place)
+def _open_store(location: str) -> Iterator[tuple[Any, str]]:
+    """Yield the file system of a location, and the path in it."""
+    url = urlsplit(location)
+    if not is_remote(location) or url.scheme == "file":
+        yield _file_system("file:///", ()), os.path.abspath(unquote(url.path) if is_remote(location) else location)
         return
     query = urlencode(dict(SCHEMES.get(url.scheme, {})) | dict(parse_qsl(url.query)))
-    # What pyarrow reads when it makes a file system is a part of the key: another endpoint is another file system.
-    told = tuple(sorted((k, v) for k, v in os.environ.items() if k.startswith(("AWS_", "GOOGLE_", "STORAGE_"))))
+    # what pyarrow reads when it makes a file system is a part of the key: another endpoint is another file system.
+    environment = tuple(sorted((k, v) for k, v in os.environ.items() if k.startswith(("AWS_", "GOOGLE_", "STORAGE_"))))
     bucket = url.netloc.rpartition("@")[2]
-    yield _file_system(f"{url.scheme}://{url.netloc}/?{query}", told), f"{bucket}{unquote(url.path)}".rstrip("/")
+    yield _file_system(f"{url.scheme}://{url.netloc}/?{query}", environment), f"{bucket}{unquote(url.path)}".rstrip("/")
 
 
 @lru_cache(maxsize=16)
-def _file_system(root: str, told: tuple[tuple[str, str], ...]) -> Any:
+def _file_system(root: str, environment: tuple[tuple[str, str], ...]) -> Any:
     from pyarrow.fs import FileSystem  # not needed by runs that stay on one machine
 
     return FileSystem.from_uri(root)[0]
 
 
 @contextmanager
-def _explained(place: str) -> Iterator[None]:
-    """What a store refuses, as an InputError of one line with the place and the mend."""
+def _explain_errors(location: str) -> Iterator[None]:
+    """Turn a store's errors into an InputError of one line, with the location and a hint."""
     try:
         yield
     except (FileNotFoundError, InputError):
@@ -219,4 +225,4 @@ def _explained(place: str) -> Iterator[None]:
         said = (str(error).splitlines() or [type(error).__name__])[0]
         said = re.sub(r"\s*\(Request ID: [^)]*\)", "", said)
         hint = next((hint for pattern, hint in HINTS if re.search(pattern, said)), "mend what the store says")
-        raise InputError(f"{shown(place)}: {hint} ({said})") from error
+        raise InputError(f"{shown(location)}: {hint} ({said})") from error

@@ -1,4 +1,4 @@
-"""Raw files: where they are, how they are opened, and what to say when they are missing or damaged.
+"""Raw files: finding and opening them, and the errors where they are missing or damaged.
 
 ``Source.files`` may name variants: ``r8-train-{stemmed|textgcn}.txt`` is one file per variant, by default the first. A
 variant may be called otherwise than its part of the file name: ``{npz28=pbc_28.npz|jpg=*/*.jpg}``. A file whose
@@ -21,42 +21,42 @@ from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.decompression import check_growth
 from anchorfl.tasks.options import TaskOptions
 
-LONGEST_LINE = 1 << 26
+MAX_LINE_BYTES = 1 << 26
 """Bytes of a line of text."""
 CHECKED = 1 << 20
-"""Bytes of text between two looks at how much a file has unpacked to."""
+"""Bytes of text between two checks of how much a file has unpacked to."""
 _VARIANTS = re.compile(r"\{([^}]*)\}")
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What ``anchorfl data`` shows for one task."""
+    """The state of one task's raw files, as ``anchorfl data`` shows it."""
 
     found: bool
     """True where every file is there, or none is needed."""
     folder: Path | None
-    """Where they are; None if nothing was found or nothing is needed."""
-    places: tuple[Path, ...]
-    """Every folder that was looked at."""
+    """Folder that holds them; None if nothing was found or nothing is needed."""
+    searched: tuple[Path, ...]
+    """Every folder that was searched."""
     missing: tuple[str, ...]
-    """Files that are not in ``folder``, or in none of ``places``."""
+    """Files that are not in ``folder``, or in none of ``searched``."""
 
 
 def file_names(task: Task, options: TaskOptions) -> tuple[str, ...]:
-    """Names of the files that this variant needs. Raises InputError on an unknown variant."""
-    chosen = variant(task, options)
+    """Return the names of the files that this variant needs. Raises InputError on an unknown variant."""
+    wanted = variant(task, options)
     parts = {name: _variants(name) for name in task.source.files}
-    needed = [name for name, known in parts.items() if chosen in known or not known]
-    return tuple(_VARIANTS.sub(parts[name].get(chosen, ""), name) for name in needed)
+    needed = [name for name, known in parts.items() if wanted in known or not known]
+    return tuple(_VARIANTS.sub(parts[name].get(wanted, ""), name) for name in needed)
 
 
 def variants(task: Task) -> list[str]:
-    """The variants of a task's raw files, its first choice first; empty where it has none."""
+    """Return the variants of a task's raw files, its first choice first; empty where it has none."""
     return [*dict.fromkeys(known for name in task.source.files for known in _variants(name))]
 
 
 def variant(task: Task, options: TaskOptions) -> str:
-    """The variant of the raw files: ``options.variant``, else the task's first; empty where it has none."""
+    """Return the variant of the raw files: ``options.variant``, else the task's first; empty where it has none."""
     known = variants(task) or [""]
     if options.variant and options.variant not in known:
         offer = f"it has {', '.join(known)}" if known != [""] else "it has none; leave it empty"
@@ -67,27 +67,28 @@ def variant(task: Task, options: TaskOptions) -> str:
 
 
 def status(task: Task, options: TaskOptions) -> Status:
-    """Whether the raw files are there; touches nothing but the file system."""
+    """Return whether the raw files are there; touches nothing but the file system."""
     names = file_names(task, options)
     if not names:
         return Status(True, None, (), ())
-    places = _places(task, options)
-    lacking = {place: tuple(name for name in names if _existing(place, name) is None) for place in places}
-    best = min(places, key=lambda place: len(lacking[place]), default=None)
+    searched = _candidate_folders(task, options)
+    lacking = {folder: tuple(n for n in names if _existing(folder, n) is None) for folder in searched}
+    best = min(searched, key=lambda folder: len(lacking[folder]), default=None)
     if best is None or len(lacking[best]) == len(names):
-        return Status(False, None, places, names)
-    return Status(not lacking[best], best, places, lacking[best])
+        return Status(False, None, searched, names)
+    return Status(not lacking[best], best, searched, lacking[best])
 
 
 def raw_folder(task: Task, options: TaskOptions) -> Path | None:
-    """Folder with all raw files: ``options.root``, else below or in ``$ANCHORFL_DATA``; None where the task needs none.
+    """Return the folder with all raw files; None where the task needs none.
 
-    Raises InputError that names every place looked at and where to get the files.
+    It is ``options.root``, else below or in ``$ANCHORFL_DATA``. Raises InputError that names every folder searched and
+    where to get the files.
     """
     state = status(task, options)
     if state.found:
         return state.folder
-    looked = ", ".join(str(place) for place in state.places) or "nowhere: [task] root and $ANCHORFL_DATA are empty"
+    looked = ", ".join(str(folder) for folder in state.searched) or "nowhere: [task] root and $ANCHORFL_DATA are empty"
     gate = ", access must be applied for" if task.source.gated else ""
     others = " or ".join(f"--task.variant {name}" for name in other_forms(task, options))
     msg = (
@@ -99,18 +100,18 @@ def raw_folder(task: Task, options: TaskOptions) -> Path | None:
 
 
 def other_forms(task: Task, options: TaskOptions) -> list[str]:
-    """The variants whose files are there, but for the one that is asked for."""
+    """Return the variants whose files are there, but for the one that is asked for."""
     rest = [name for name in variants(task) if name != variant(task, options)]
     return [name for name in rest if status(task, replace(options, variant=name)).found]
 
 
-def matches(folder: Path, name: str) -> bool:
-    """Whether the folder has a file of that name, or one that matches, with ``.gz`` or without."""
+def has_file(folder: Path, name: str) -> bool:
+    """Return whether the folder has a file of that name, or one that matches, with ``.gz`` or without."""
     return _existing(folder, name) is not None
 
 
 def find_file(folder: Path, name: str) -> Path:
-    """The file, plain or gzipped. Raises InputError where there is neither."""
+    """Return the file, plain or gzipped. Raises InputError where there is neither."""
     path = _existing(folder, name)
     if path is None:
         msg = f"{folder}: no {name} or {name}.gz there; set [task] root to the folder that holds it"
@@ -119,8 +120,8 @@ def find_file(folder: Path, name: str) -> Path:
 
 
 def find_files(folder: Path, pattern: str) -> list[Path]:
-    """The files that match a pattern of ``Source.files``, as ``*.csv`` or ``images/**/*.jpg``, with ``.gz`` or without,
-    in the order of their names. Raises InputError where there is none.
+    """Return the files that match a pattern of ``Source.files``, as ``*.csv`` or ``images/**/*.jpg``, with ``.gz`` or
+    without, in the order of their names. Raises InputError where there is none.
     """
     found = sorted(_matching(folder, pattern))
     if not found:
@@ -130,8 +131,8 @@ def find_files(folder: Path, pattern: str) -> list[Path]:
 
 
 def find_one(folder: Path, pattern: str) -> Path:
-    """The one file that matches a pattern; the plain one where it is there gzipped too. Raises InputError where there
-    is none, or several.
+    """Return the one file that matches a pattern; the plain one where it is there gzipped too. Raises InputError where
+    there is none, or several.
     """
     found = {path.with_suffix("") if path.suffix == ".gz" else path for path in find_files(folder, pattern)}
     if len(found) > 1:
@@ -142,7 +143,7 @@ def find_one(folder: Path, pattern: str) -> Path:
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """A file, plain or gzip by its name. Raises InputError where it may not be read."""
+    """Return a file, plain or gzip by its name. Raises InputError where it may not be read."""
     try:
         # the gzip module's file is a binary stream, whatever its stub calls it
         return cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else path.open("rb")
@@ -151,7 +152,7 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 
 def open_text(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines (from 1, without line ends) of a UTF-8 text, plain or gzip.
+    """Yield the numbered lines (from 1, without line ends) of a UTF-8 text, plain or gzip.
 
     Raises InputError with file and line on a damaged gzip stream or on bytes that are no UTF-8.
     """
@@ -160,15 +161,17 @@ def open_text(path: Path) -> Iterator[tuple[int, str]]:
         while True:
             number += 1
             try:
-                line = stream.readline(LONGEST_LINE)
+                line = stream.readline(MAX_LINE_BYTES)
                 if not line:
                     return
                 size += len(line)
                 if size > checked:
                     check_growth(path, size)
                     checked = size + CHECKED
-                if len(line) == LONGEST_LINE:
-                    raise InputError(f"{path}:{number}: the line is longer than {LONGEST_LINE} bytes; cut the text up")
+                if len(line) == MAX_LINE_BYTES:
+                    raise InputError(
+                        f"{path}:{number}: the line is longer than {MAX_LINE_BYTES} bytes; cut the text up"
+                    )
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 msg = f"{path}:{number}: the gzip file is damaged or cut short ({error}); get it again"
@@ -180,13 +183,13 @@ def open_text(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _variants(name: str) -> dict[str, str]:
-    """Variant -> its part of the file name; nothing where the name has no variants."""
+    """Return the variant -> its part of the file name; nothing where the name has no variants."""
     match = _VARIANTS.search(name)
     pairs = (choice.partition("=") for choice in match[1].split("|")) if match else ()
     return {variant: part if equals else variant for variant, equals, part in pairs}
 
 
-def _places(task: Task, options: TaskOptions) -> tuple[Path, ...]:
+def _candidate_folders(task: Task, options: TaskOptions) -> tuple[Path, ...]:
     if options.file:
         return ((Path(options.root).expanduser() / Path(options.file).expanduser()).parent,)
     if options.root:
@@ -201,7 +204,7 @@ def _matching(folder: Path, pattern: str) -> set[Path]:
 
 
 def _existing(folder: Path, name: str) -> Path | None:
-    """A file of that name, or any that matches where it is a pattern."""
+    """Return a file of that name, or any that matches where it is a pattern."""
     if "*" in name:
         return min(_matching(folder, name), default=None)
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)

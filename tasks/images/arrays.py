@@ -24,14 +24,14 @@ FAULTS = (
     OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
     NotImplementedError, RuntimeError,
 )  # fmt: skip
-"""What NumPy and zipfile raise on damaged files. The last two: a member that is packed in a way that zipfile does not
+"""Errors of NumPy and zipfile on damaged files. The last two: a member that is packed in a way that zipfile does not
 know; one with a password, and a header nested too deep (RecursionError).
 """
 
 
 def load_arrays(path: Path, dimensions: Mapping[str, int]) -> dict[str, npt.NDArray[Any]]:
-    """The named arrays of an .npz file (plain or .gz), each with so many dimensions and all but ``class_names`` with as
-    many rows. Never reads pickled objects. Raises InputError with the file.
+    """Return the named arrays of an .npz file (plain or .gz), each with so many dimensions and all but ``class_names``
+    with as many rows. Never reads pickled objects. Raises InputError with the file.
     """
     try:
         # the gzip module's file is a binary stream, whatever its stub calls it
@@ -69,8 +69,10 @@ def load_arrays(path: Path, dimensions: Mapping[str, int]) -> dict[str, npt.NDAr
 
 
 def _check_claims(path: Path, stream: IO[bytes]) -> None:
-    """InputError where an array's header claims more than its member of the .npz holds, or that unpacks to more than
-    data can pack to: both would take memory before anything is found wrong.
+    """Raise InputError where an array's header claims more than its member of the .npz holds, or more than data can
+    pack to.
+
+    Both would take memory before anything is found wrong.
     """
     if not zipfile.is_zipfile(stream):
         stream.seek(0)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.arrays.arrow import Bools, Ints, Table
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError, nearest
@@ -57,7 +57,7 @@ SIZE = 112
 
 
 class Annotation(NamedTuple):
-    """All that is kept of one annotated region; -1 where a field is missing or no whole number."""
+    """The part of one annotated region that is kept; -1 where a field is missing or no whole number."""
 
     id: int
     image_id: int
@@ -65,26 +65,28 @@ class Annotation(NamedTuple):
 
 
 class Image(NamedTuple):
-    """All that is kept of one image's entry."""
+    """The part of one image's entry that is kept."""
 
     id: int
     file_name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Annotated:
-    """The images of one file that have an annotation. image_N: their ids; names: of their files; places: where in
-    the file each stands; y_NC: their classes.
-    """
+class AnnotatedImages:
+    """The images of one file that have an annotation."""
 
     image_N: Ints
+    """Their ids."""
     names: list[str]
-    places: list[str]
+    """Names of their files."""
+    locations: list[str]
+    """Location of each in the annotation file."""
     y_NC: Bools
+    """Their classes."""
 
 
 def coco2014() -> Task:
-    """The COCO 2014 task."""
+    """Return the COCO 2014 task."""
     return Task(
         name="coco2014",
         title="COCO 2014, objects in photographs",
@@ -104,8 +106,8 @@ def coco2014() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
-    """The raw rows, training images first, in the order of the files; ``row`` is COCO's image id.
+def read(folder: Path | None, options: TaskOptions) -> Table:
+    """Return the raw rows, training images first, in the order of the files; ``row`` is COCO's image id.
 
     Raises InputError with file and entry, and where images are missing.
     """
@@ -116,7 +118,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     parts = []
     for part, split in PARTS.items():
         rows = images_of(find_file(folder, f"annotations/instances_{part}.json"), bad)
-        found_N = present(folder / part, rows.names, rows.places, bad)
+        found_N = present(folder / part, rows.names, rows.locations, bad)
         columns = {
             "row": rows.image_N,
             "split": pa.array([split] * len(rows.names), pa.string()),
@@ -131,8 +133,8 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     return bad.noted(pa.concat_tables(parts))
 
 
-def images_of(path: Path, bad: BadRows) -> Annotated:
-    """The images of one annotation file that have an annotation, without a look at the images themselves.
+def images_of(path: Path, bad: BadRows) -> AnnotatedImages:
+    """Return the images of one annotation file that have an annotation, without a look at the images themselves.
 
     The peak of memory is the text of the file and 150 bytes for each of its annotations (measured on a made-up file of
     this size, 462 MB and 604,907 annotations: 880 MB, of which 460 are the mapped file). Raises InputError with the
@@ -159,17 +161,17 @@ def images_of(path: Path, bad: BadRows) -> Annotated:
     y_IC = y_IC[np.searchsorted(image_I, order)]
     image_N = order[y_IC.any(1)]
     names = [images[image][0] for image in image_N.tolist()]
-    places = [f"{path}: images[{images[image][1]}]" for image in image_N.tolist()]
-    return Annotated(image_N, names, places, y_IC[y_IC.any(1)])
+    locations = [f"{path}: images[{images[image][1]}]" for image in image_N.tolist()]
+    return AnnotatedImages(image_N, names, locations, y_IC[y_IC.any(1)])
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """RGB images of 112 x 112 or ``image_size``, scaled with ImageNet's mean and deviation."""
+def fit(train: Table, options: TaskOptions) -> InputSpec:
+    """Return the spec: RGB images of 112 x 112 or ``image_size``, scaled with ImageNet's mean and deviation."""
     return image_spec(options, SIZE)
 
 
 def _kept(entry: dict[str, Any]) -> Any:
-    """What stays of a JSON object of an annotation file: polygons and addresses go at once."""
+    """Return the part of a JSON object of an annotation file that stays: polygons and addresses go at once."""
     if "category_id" in entry:
         return Annotation(*(whole(entry.get(field)) for field in Annotation._fields))
     if "file_name" in entry:
@@ -178,15 +180,15 @@ def _kept(entry: dict[str, Any]) -> Any:
 
 
 def _classes(categories: list[Any], path: Path) -> dict[int, int]:
-    """Category id -> number in CLASSES. Raises InputError unless the file has exactly these 80 names."""
+    """Return the category id -> number in CLASSES. Raises InputError unless the file has exactly these 80 names."""
     class_of = dict[int, int]()
-    for place, category in enumerate(categories):
+    for number, category in enumerate(categories):
         name, id_ = (category.get("name"), whole(category.get("id"))) if isinstance(category, dict) else ("", -1)
         if name not in CLASSES:
-            msg = f"{path}: categories[{place}]: {name!r} is no category of COCO 2014{nearest(str(name), CLASSES)}"
+            msg = f"{path}: categories[{number}]: {name!r} is no category of COCO 2014{nearest(str(name), CLASSES)}"
             raise InputError(f"{msg}; correct the name")
         if id_ < 0 or id_ in class_of or CLASSES.index(name) in class_of.values():
-            msg = f"{path}: categories[{place}]: {name!r} has no id, or name or id stand twice; get the file again"
+            msg = f"{path}: categories[{number}]: {name!r} has no id, or name or id stand twice; get the file again"
             raise InputError(msg)
         class_of[id_] = CLASSES.index(name)
     if len(class_of) != len(CLASSES):
@@ -197,34 +199,34 @@ def _classes(categories: list[Any], path: Path) -> dict[int, int]:
 
 
 def _images(entries: list[Any], path: Path, bad: BadRows) -> dict[int, tuple[str, int]]:
-    """Image id -> name of its file and number of its entry."""
+    """Return the image id -> name of its file and number of its entry."""
     images = dict[int, tuple[str, int]]()
-    for place, entry in enumerate(entries):
+    for number, entry in enumerate(entries):
         if not isinstance(entry, Image) or entry.id < 0 or not entry.file_name or "/" in entry.file_name:
-            bad.meet(f"{path}: images[{place}] needs a whole number as id and a file_name without folder; correct it")
+            bad.meet(f"{path}: images[{number}] needs a whole number as id and a file_name without folder; correct it")
         elif entry.id in images:
-            bad.meet(f"{path}: images[{place}]: id {entry.id} is that of images[{images[entry.id][1]}]; correct one")
+            bad.meet(f"{path}: images[{number}]: id {entry.id} is that of images[{images[entry.id][1]}]; correct one")
         else:
-            images[entry.id] = (entry.file_name, place)
+            images[entry.id] = (entry.file_name, number)
     return images
 
 
 def _codes(category_A: Ints, class_of: dict[int, int]) -> Ints:
-    """Number in CLASSES of every annotation, -1 where its category is unknown."""
+    """Return the number in CLASSES of every annotation, -1 where its category is unknown."""
     known_K = np.array(sorted(class_of), dtype=np.int64)
     code_K = np.array([class_of[id_] for id_ in known_K.tolist()], dtype=np.int64)
-    place_A = np.minimum(np.searchsorted(known_K, category_A), len(known_K) - 1)
-    found_A: Ints = np.where(known_K[place_A] == category_A, code_K[place_A], -1)
+    index_A = np.minimum(np.searchsorted(known_K, category_A), len(known_K) - 1)
+    found_A: Ints = np.where(known_K[index_A] == category_A, code_K[index_A], -1)
     return found_A
 
 
 def _faults(path: Path, entry_A3: Ints, known_A: Bools, code_A: Ints, bad: BadRows) -> set[int]:
-    """Images of which an annotation is unusable: without it their labels would be wrong."""
+    """Return the images of which an annotation is unusable: without it their labels would be wrong."""
     faulty = set[int]()
-    for place in np.flatnonzero(~known_A | (code_A < 0)).tolist():
-        id_, image, category = entry_A3[place].tolist()
-        where = f"{path}: annotations[{place}] (id {id_})"
-        if not known_A[place]:
+    for number in np.flatnonzero(~known_A | (code_A < 0)).tolist():
+        id_, image, category = entry_A3[number].tolist()
+        where = f"{path}: annotations[{number}] (id {id_})"
+        if not known_A[number]:
             bad.meet(f"{where}: image_id {image} is no image of the file; correct it")
         elif image not in faulty:
             faulty.add(image)

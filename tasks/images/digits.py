@@ -8,12 +8,11 @@ with a seed of the task's own, so that every run is tested on the same rows what
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import fixed_lists, list_parts
+from anchorfl.tasks.arrays.arrow import Table, fixed_lists, list_parts
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
@@ -31,7 +30,7 @@ BRIGHTEST = 16
 
 
 def digits() -> Task:
-    """The digits task."""
+    """Return the digits task."""
     return Task(
         name="digits",
         title="Handwritten digits, 8x8 (scikit-learn)",
@@ -51,8 +50,8 @@ def digits() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
-    """The raw rows in scikit-learn's order; ``pixels`` are 64 floats 0..16, row by row of the image."""
+def read(folder: Path | None, options: TaskOptions) -> Table:
+    """Return the raw rows in scikit-learn's order; ``pixels`` are 64 floats 0..16, row by row of the image."""
     from sklearn.datasets import load_digits  # slow to import, and only this function needs it
 
     pixels_ND, label_N = load_digits(return_X_y=True)
@@ -70,16 +69,16 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     return pa.table(columns)
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """One grey image of 8x8; nothing is learnt from the rows. InputError on another ``image_size``."""
+def fit(train: Table, options: TaskOptions) -> InputSpec:
+    """Return the spec: one grey image of 8x8; nothing is learnt from the rows. InputError on another ``image_size``."""
     if options.image_size not in (0, 8):
         msg = f"[task] image_size = {options.image_size}: digits are images of 8x8; leave it at 0"
         raise InputError(msg)
     return InputSpec("image", (1, 8, 8))
 
 
-def encode(table: Any, spec: InputSpec) -> Any:
-    """The table with ``x`` in [0, 1] in place of ``pixels``."""
+def encode(table: Table, spec: InputSpec) -> Table:
+    """Return the table with ``x`` in [0, 1] in place of ``pixels``."""
     values, _ = list_parts(table["pixels"])
     x = fixed_lists((values.astype(np.float32) / np.float32(BRIGHTEST)).reshape(-1, 64))
     return table.drop_columns(["pixels"]).append_column("x", x)

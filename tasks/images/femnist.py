@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.arrow import Ints, Table
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
@@ -50,26 +50,28 @@ WRITERS_SEED = 62
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Samples of one writer. x_ND: levels 0..255, D = 784; y_N: classes, -1 where a sample is unusable; faults: what is
-    wrong with those, by number of the sample.
-    """
+    """The samples of one writer."""
 
     x_ND: Pixels
+    """Levels 0..255, D = 784."""
     y_N: npt.NDArray[np.int32]
+    """Classes, -1 where a sample is unusable."""
     faults: dict[int, str]
+    """Number of an unusable sample -> its fault."""
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """The samples of a writer in one file. start: row id of the first."""
+class WriterSamples:
+    """The samples of a writer in one file."""
 
     path: Path
     start: int
+    """Row id of the first."""
     samples: Samples
 
 
 def femnist() -> Task:
-    """The FEMNIST task."""
+    """Return the FEMNIST task."""
     return Task(
         name="femnist",
         title="FEMNIST, handwritten digits and letters by writer (LEAF)",
@@ -91,9 +93,9 @@ def femnist() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
-    """The samples of the 50 writers, writer by writer in alphabetical order; ``row`` counts the samples of all writers
-    in the order of the files.
+def read(folder: Path | None, options: TaskOptions) -> Table:
+    """Return the samples of the 50 writers, writer by writer in alphabetical order; ``row`` counts the samples of all
+    writers in the order of the files.
 
     At its peak the text of one file, and the pixels of the writers with fewer than 150 samples, are in memory. Raises
     InputError with file, writer and sample.
@@ -101,27 +103,28 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     if folder is None:
         msg = "femnist needs the folder of its files"
         raise ValueError(msg)
-    writers = dict[str, list[Written]]()
+    writers = dict[str, list[WriterSamples]]()
     files, start = _files(folder), 0
     for path in files:
-        for name, samples in _written(path):
-            _note(writers, name, Written(path, start, samples))
+        for name, samples in _read_writers(path):
+            _note(writers, name, WriterSamples(path, start, samples))
             start += len(samples.y_N)
     few = {name: parts for name, parts in writers.items() if 0 < _size(parts) < BELOW}
-    split_of = _drawn(sorted(few), folder)
+    split_of = _draw_writers(sorted(few), folder)
     bad = BadRows.of(options)
     tables = [_rows(name, few[name], split, bad) for name, split in sorted(split_of.items())]
     return bad.noted(pa.concat_tables(tables))
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """Grey images of 28 x 28 or ``image_size``, scaled to [0, 1]; nothing is learnt from the rows."""
+def fit(train: Table, options: TaskOptions) -> InputSpec:
+    """Return the spec: grey images of 28 x 28 or ``image_size``, scaled to [0, 1]; nothing is learnt from the rows."""
     return image_spec(options, SIDE, channels=1)
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files that hold every sample once. LEAF's folders sampled_data and rem_user_data repeat samples of all_data;
-    they are not read.
+    """Return the files that hold every sample once.
+
+    LEAF's folders sampled_data and rem_user_data repeat samples of all_data; they are not read.
     """
     found = find_files(folder, FILES)
     for parents in (("all_data",), ("train", "test")):
@@ -136,12 +139,12 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _numbers(path: Path) -> list[tuple[int, str]]:
-    """Key that puts all_data_10 behind all_data_9."""
+    """Return the key that puts all_data_10 behind all_data_9."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.name.replace(".", "_").split("_")]
 
 
-def _written(path: Path) -> Iterator[tuple[str, Samples]]:
-    """The writers of one file with their samples, in the order of ``users``."""
+def _read_writers(path: Path) -> Iterator[tuple[str, Samples]]:
+    """Yield the writers of one file with their samples, in the order of ``users``."""
     content = parsed(path, _kept)
     users, sizes = listed(content, "users", path), listed(content, "num_samples", path)
     data = content.get("user_data")
@@ -152,9 +155,9 @@ def _written(path: Path) -> Iterator[tuple[str, Samples]]:
         if user not in users and not (isinstance(samples, Samples) and not len(samples.y_N)):
             msg = f"{path}: user {user!r} of user_data is not in users; get the file again"
             raise InputError(msg)
-    for place, (user, size) in enumerate(zip(users, sizes, strict=True)):
+    for index, (user, size) in enumerate(zip(users, sizes, strict=True)):
         samples = data.get(user) if isinstance(user, str) else None
-        if user in users[:place]:
+        if user in users[:index]:
             msg = f"{path}: user {user!r} is listed twice in users; get the file again"
             raise InputError(msg)
         if not isinstance(samples, Samples):
@@ -167,7 +170,7 @@ def _written(path: Path) -> Iterator[tuple[str, Samples]]:
 
 
 def _kept(entry: dict[str, Any]) -> Any:
-    """What stays of a JSON object: the samples of a writer as bytes, as soon as they are read."""
+    """Return the part of a JSON object that stays: the samples of a writer as bytes, as soon as they are read."""
     x, y = entry.get("x"), entry.get("y")
     if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
         return entry
@@ -190,7 +193,7 @@ def _kept(entry: dict[str, Any]) -> Any:
 
 
 def _levels(x: list[Any]) -> list[Pixels | None]:
-    """Whole numbers 0..255 of images of equal length, None where a value is no number 0..1."""
+    """Return whole numbers 0..255 of images of equal length, None where a value is no number 0..1."""
     try:
         x_ND = np.array(x)
     except ValueError:  # a list among the values
@@ -203,7 +206,7 @@ def _levels(x: list[Any]) -> list[Pixels | None]:
     return [levels if good else None for levels, good in zip(levels_ND, good_N, strict=True)]
 
 
-def _note(writers: dict[str, list[Written]], name: str, part: Written) -> None:
+def _note(writers: dict[str, list[WriterSamples]], name: str, part: WriterSamples) -> None:
     """Add what a file has of a writer; of those with too many samples only the number is kept.
 
     Raises InputError where another file of the same folder has the writer too.
@@ -215,28 +218,28 @@ def _note(writers: dict[str, list[Written]], name: str, part: Written) -> None:
         raise InputError(msg)
     parts.append(part)
     if _size(parts) >= BELOW:
-        for place, each in enumerate(parts):
+        for index, each in enumerate(parts):
             empty = Samples(np.zeros((0, 0), np.uint8), each.samples.y_N, {})
-            parts[place] = Written(each.path, each.start, empty)
+            parts[index] = WriterSamples(each.path, each.start, empty)
 
 
-def _size(parts: list[Written]) -> int:
+def _size(parts: list[WriterSamples]) -> int:
     return sum(len(part.samples.y_N) for part in parts)
 
 
-def _drawn(names: list[str], folder: Path) -> dict[str, str]:
-    """Split of each of the 50 writers that are drawn from the given ones."""
+def _draw_writers(names: list[str], folder: Path) -> dict[str, str]:
+    """Draw the 50 writers from the given ones, and return the split of each."""
     total = sum(WRITERS.values())
     if len(names) < total:
         msg = f"{folder}: {len(names)} writers have fewer than {BELOW} samples, {total} are needed; get all files"
         raise InputError(msg)
     order: Ints = np.random.default_rng(WRITERS_SEED).permutation(len(names))[:total]
     splits = [split for split, count in WRITERS.items() for _ in range(count)]
-    return {names[place]: split for place, split in zip(order.tolist(), splits, strict=True)}
+    return {names[index]: split for index, split in zip(order.tolist(), splits, strict=True)}
 
 
-def _rows(name: str, parts: list[Written], split: str, bad: BadRows) -> Any:
-    """The usable samples of one writer."""
+def _rows(name: str, parts: list[WriterSamples], split: str, bad: BadRows) -> Table:
+    """Return the usable samples of one writer."""
     for part in parts:
         for number, fault in sorted(part.samples.faults.items()):
             bad.meet(f"{part.path}: user {name!r}, sample {number + 1}: {fault}")

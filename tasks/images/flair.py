@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.contract import CLASS_NAMES, InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
@@ -33,7 +35,7 @@ from anchorfl.tasks.options import TaskOptions
 
 ANNOTATIONS = "labels_and_metadata.json"
 IMAGES = "small_images"
-SPLITS = {"train": "train", "val": "validation", "dev": "validation", "test": "test"}
+SPLIT_OF = {"train": "train", "val": "validation", "dev": "validation", "test": "test"}
 """Partition as written -> split; its authors write both ``val`` and ``dev``."""
 SIZE = 64
 _PHOTO_ID = re.compile(r"[1-9][0-9]{0,17}")
@@ -41,18 +43,20 @@ _PHOTO_ID = re.compile(r"[1-9][0-9]{0,17}")
 
 @dataclass(slots=True)
 class Records:
-    """Columns of the records that are usable. code: number of a label name, in the order of appearance."""
+    """The columns of the usable records."""
 
     image: list[str] = field(default_factory=list)
     user: list[str] = field(default_factory=list)
     split: list[str] = field(default_factory=list)
     labels: list[tuple[int, ...]] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
+    locations: list[str] = field(default_factory=list)
+    """Location of each record in the file."""
     code: dict[str, int] = field(default_factory=dict)
+    """Number of a label name, in the order of appearance."""
 
 
 def flair() -> Task:
-    """The FLAIR task; its class names come with the data."""
+    """Return the FLAIR task; its class names come with the data."""
     return Task(
         name="flair",
         title="FLAIR, fine-grained labels of flickr users' photographs",
@@ -72,8 +76,8 @@ def flair() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
-    """The raw rows in file order; ``row`` is flickr's photo id, the names of the classes are in the metadata.
+def read(folder: Path | None, options: TaskOptions) -> Table:
+    """Return the raw rows in file order; ``row`` is flickr's photo id, the names of the classes are in the metadata.
 
     Raises InputError with file and record, and where images are missing.
     """
@@ -83,7 +87,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     bad = BadRows.of(options)
     rows = records_of(find_file(folder, ANNOTATIONS), bad)
     names = [f"{image}.jpg" for image in rows.image]
-    found_N = present(folder / IMAGES, names, rows.places, bad)
+    found_N = present(folder / IMAGES, names, rows.locations, bad)
     class_names = sorted(rows.code)
     columns = {
         "row": pa.array([int(image) for image in rows.image], pa.int64()),
@@ -97,7 +101,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
 
 
 def records_of(path: Path, bad: BadRows) -> Records:
-    """The usable records of the annotation file, without a look at the images.
+    """Return the usable records of the annotation file, without a look at the images.
 
     The peak of memory is twice the text of the file (measured on a made-up one of this size, 152 MB and 429,078
     records: 290 MB). Raises InputError with the record that is wrong, counted from 1, and on a user in two partitions.
@@ -105,40 +109,40 @@ def records_of(path: Path, bad: BadRows) -> Records:
     rows, entries = Records(), _entries(path)
     first, side = dict[str, int](), dict[str, tuple[str, int]]()
     for number, entry in enumerate(entries, start=1):
-        place = f"{path}: record {number}"
+        location = f"{path}: record {number}"
         fault = _fault(entry, first)
         if fault:
-            bad.meet(f"{place}: {fault}")
+            bad.meet(f"{location}: {fault}")
             continue
         image, user, partition, labels = entry
         first[image] = number
-        split = SPLITS[partition]
+        split = SPLIT_OF[partition]
         if side.setdefault(user, (split, number))[0] != split:
             other, record = side[user]
-            msg = f"{place}: user {user!r} is in {split}, but in record {record} in {other}; get the file again"
+            msg = f"{location}: user {user!r} is in {split}, but in record {record} in {other}; get the file again"
             raise InputError(msg)
         rows.image.append(image)
         rows.user.append(user)
         rows.split.append(split)
         rows.labels.append(tuple({rows.code.setdefault(label, len(rows.code)) for label in labels}))
-        rows.places.append(place)
+        rows.locations.append(location)
     if not rows.image:
         msg = f"{path}: no record in the file; get it again"
         raise InputError(msg)
     return rows
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """RGB images of 64 x 64 or ``image_size``, scaled with ImageNet's mean and deviation."""
+def fit(train: Table, options: TaskOptions) -> InputSpec:
+    """Return the spec: RGB images of 64 x 64 or ``image_size``, scaled with ImageNet's mean and deviation."""
     return image_spec(options, SIZE)
 
 
 def _entries(path: Path) -> list[Any]:
-    """Image, user, partition and fine-grained labels of every record, each None where it is missing."""
+    """Return image, user, partition and fine-grained labels of every record, each None where it is missing."""
     seen = dict[str, str]()
 
     def kept(entry: dict[str, Any]) -> tuple[Any, ...]:
-        """The four fields, users and labels as one string object each however often they occur."""
+        """Return the four fields, users and labels as one string object each however often they occur."""
         labels, user = entry.get("fine_grained_labels"), entry.get("user_id")
         if isinstance(labels, list):
             labels = tuple(seen.setdefault(name, name) if isinstance(name, str) else name for name in labels)
@@ -153,7 +157,7 @@ def _entries(path: Path) -> list[Any]:
 
 
 def _fault(entry: Any, first: dict[str, int]) -> str:
-    """What is wrong with a record and how to mend it; empty if nothing."""
+    """Return the fault of a record and how to mend it; empty if there is none."""
     if not isinstance(entry, tuple):
         return "it is no JSON object; correct it"
     image, user, partition, labels = entry
@@ -163,18 +167,18 @@ def _fault(entry: Any, first: dict[str, int]) -> str:
         return f"image_id {image!r} is that of record {first[image]}; remove one"
     if not isinstance(user, str) or not user:
         return f"user_id {user!r} is no text; correct it"
-    if not isinstance(partition, str) or partition not in SPLITS:
-        hint = nearest(str(partition), SPLITS)
-        return f"partition {partition!r} is not one of {', '.join(SPLITS)}{hint}; correct it"
+    if not isinstance(partition, str) or partition not in SPLIT_OF:
+        hint = nearest(str(partition), SPLIT_OF)
+        return f"partition {partition!r} is not one of {', '.join(SPLIT_OF)}{hint}; correct it"
     if not labels or not isinstance(labels, tuple) or not all(isinstance(name, str) and name for name in labels):
         return "fine_grained_labels is no list of names, one at least; correct it"
     return ""
 
 
 def _labels(rows: Records, class_names: list[str]) -> Labels:
-    """The labels with the classes in alphabetical order."""
+    """Return the labels with the classes in alphabetical order."""
     number = np.empty(len(class_names), dtype=np.int32)
     number[[rows.code[name] for name in class_names]] = np.arange(len(class_names))
     length_N = np.fromiter((len(labels) for labels in rows.labels), dtype=np.int64, count=len(rows.labels))
     code_P = np.fromiter((code for labels in rows.labels for code in labels), dtype=np.int64, count=length_N.sum())
-    return Labels(number[code_P], np.concatenate([[0], np.cumsum(length_N)]), len(class_names))
+    return Labels(number[code_P], offsets(length_N), len(class_names))

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.arrow import Ints, Table
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.images.pixels import faults, path_column
@@ -34,8 +34,8 @@ class Listing:
 
 
 def list_folders(base: Path, folders: Sequence[str], bad: BadRows) -> Listing:
-    """The images of the class folders in ``base``; class numbers are places in ``folders``, whatever their order on
-    disk. Names that begin with a dot are left alone; any other file is an image or a bad row.
+    """Return the images of the class folders in ``base``; class numbers are places in ``folders``, whatever their order
+    on disk. Names that begin with a dot are left alone; any other file is an image or a bad row.
 
     Raises InputError on a folder that is missing, unknown (with the nearest name), empty, or holds folders.
     """
@@ -58,9 +58,9 @@ def list_folders(base: Path, folders: Sequence[str], bad: BadRows) -> Listing:
     return Listing(tuple(paths), np.repeat(np.array(number, dtype=np.int64), counts))
 
 
-def image_table(listing: Listing, split_N: npt.NDArray[np.str_], payload: str, bad: BadRows) -> Any:
-    """The table that ``read`` gives: one row per file, numbered in the order of the listing, without those that are no
-    image (bad rows; see ``faults``).
+def image_table(listing: Listing, split_N: npt.NDArray[np.str_], payload: str, bad: BadRows) -> Table:
+    """Return the table that ``read`` gives: one row per file, numbered in the order of the listing, without those that
+    are no image (bad rows; see ``faults``).
     """
     kept = []
     for row, (path, fault) in enumerate(zip(listing.paths, faults(listing.paths, bad.skip), strict=True)):
@@ -73,15 +73,15 @@ def image_table(listing: Listing, split_N: npt.NDArray[np.str_], payload: str, b
     return bad.noted(table_of(rows, listing.class_N[rows], split_N[rows], {payload: paths}))
 
 
-def table_of(row_N: Ints, class_N: Ints, split_N: npt.NDArray[np.str_], columns: Mapping[str, Any]) -> Any:
-    """Table of single-label rows, with further columns."""
+def table_of(row_N: Ints, class_N: Ints, split_N: npt.NDArray[np.str_], columns: Mapping[str, Any]) -> Table:
+    """Return the table of single-label rows, with further columns."""
     label_N = pa.ListArray.from_arrays(np.arange(len(row_N) + 1, dtype=np.int32), pa.array(class_N.astype(np.int32)))
     return pa.table({"row": row_N, "split": pa.array(split_N.tolist(), pa.string()), "labels": label_N, **columns})
 
 
 def split_7_1_2(class_N: Ints, unit_N: Ints, seed: int) -> npt.NDArray[np.str_]:
-    """train, validation or test of every row, 7:1:2 in every class, drawn with ``seed``; all rows of a unit fall on the
-    same side.
+    """Return train, validation or test of every row, 7:1:2 in every class, drawn with ``seed``; all rows of a unit fall
+    on the same side.
 
     class_N: class of every row (a unit counts for the class of its first row); unit_N: number of its unit. A class of
     units of one row is cut exactly (rounded); else a unit goes where its middle falls.
@@ -103,7 +103,9 @@ def split_7_1_2(class_N: Ints, unit_N: Ints, seed: int) -> npt.NDArray[np.str_]:
 
 
 def same_content(contents: Sequence[Path] | npt.NDArray[np.uint8]) -> Ints:
-    """Number per file (or per row of an array) that two of them share exactly if they are equal byte for byte."""
+    """Return the number per file (or per row of an array) that two of them share exactly if they are equal byte for
+    byte.
+    """
     digests = [
         hashlib.sha256(each.read_bytes() if isinstance(each, Path) else each.tobytes()).digest() for each in contents
     ]
@@ -115,7 +117,7 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _images(folder: Path, bad: BadRows) -> list[Path]:
-    """The images of one class."""
+    """Return the images of one class."""
     if not folder.is_dir():
         msg = f"{folder}: this class folder is missing; get the data again"
         raise InputError(msg)

@@ -20,12 +20,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.raw_files import file_names, find_file, find_files, variant
 from anchorfl.tasks.images.folders import split_7_1_2, table_of
-from anchorfl.tasks.images.ham10000_rows import DIAGNOSES, Rows, photographs, read_metadata, read_pixels, thumbnails
+from anchorfl.tasks.images.ham10000_rows import (
+    DIAGNOSES,
+    MetadataRows,
+    photographs,
+    read_metadata,
+    read_pixels,
+    thumbnails,
+)
 from anchorfl.tasks.images.pixels import encode_images, image_spec
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.prompts import Wording
@@ -37,7 +45,7 @@ SPLIT_SEED = 8
 
 
 def ham10000() -> Task:
-    """The HAM10000 task."""
+    """Return the HAM10000 task."""
     return Task(
         name="ham10000",
         title="HAM10000, dermatoscopic images of skin lesions",
@@ -61,8 +69,9 @@ def ham10000() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
-    """One row per image that the variant has, numbered and ordered as in the metadata; ``subject`` is the lesion.
+def read(folder: Path | None, options: TaskOptions) -> Table:
+    """Return one row per image that the variant has, numbered and ordered as in the metadata; ``subject`` is the
+    lesion.
 
     Raises InputError with file and line.
     """
@@ -73,25 +82,27 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     metadata, name = file_names(ham10000(), options)
     rows = read_metadata(find_file(folder, metadata), bad)
     if chosen == "jpg":
-        place_N, images = photographs(find_files(folder, name), rows, bad)
+        index_N, images = photographs(find_files(folder, name), rows, bad)
     elif chosen == "thumbs64":
-        place_N, images = thumbnails(find_file(folder, name), rows, bad)
+        index_N, images = thumbnails(find_file(folder, name), rows, bad)
     else:
-        place_N, images = read_pixels(find_file(folder, name), rows, bad)
-    if not len(place_N):
+        index_N, images = read_pixels(find_file(folder, name), rows, bad)
+    if not len(index_N):
         msg = f"{folder}: no image of {name} has a good row in {metadata}; get the files again"
         raise InputError(msg)
-    columns = {"image": images, "subject": pa.array([rows.lesions[place] for place in place_N.tolist()])}
+    columns = {"image": images, "subject": pa.array([rows.lesions[index] for index in index_N.tolist()])}
     split_N = _split(rows)
-    return bad.noted(table_of(rows.row_N[place_N], rows.class_N[place_N], split_N[place_N], columns))
+    return bad.noted(table_of(rows.row_N[index_N], rows.class_N[index_N], split_N[index_N], columns))
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """RGB of 128 x 128 (thumbs64: 64 x 64), or grey of 8 x 8, unless asked otherwise; nothing is learnt from rows."""
+def fit(train: Table, options: TaskOptions) -> InputSpec:
+    """Return the spec: RGB of 128 x 128 (thumbs64: 64 x 64), or grey of 8 x 8, unless asked otherwise; nothing is
+    learnt from rows.
+    """
     chosen = variant(ham10000(), options)
     return image_spec(options, SIZES[chosen], 1 if chosen == "hmnist_8_8_L" else 3)
 
 
-def _split(rows: Rows) -> Any:
+def _split(rows: MetadataRows) -> Any:
     lesion_N = np.unique(np.array(rows.lesions), return_inverse=True)[1]
     return split_7_1_2(rows.class_N, lesion_N, SPLIT_SEED)

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.arrow import Column, Ints
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.raw_files import open_text
@@ -35,19 +34,23 @@ SIDE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Good rows of the metadata. row_N: number of the row from 0, bad ones included; line_N: its line in the file."""
+class MetadataRows:
+    """The good rows of the metadata."""
 
     path: Path
     row_N: Ints
+    """Number of the row from 0, bad ones included."""
     line_N: Ints
+    """Its line in the file."""
     class_N: Ints
     lesions: tuple[str, ...]
     images: tuple[str, ...]
 
 
-def read_metadata(path: Path, bad: BadRows) -> Rows:
-    """Raises InputError with the line, or meets it as a bad row: wrong number of fields, unknown diagnosis, no id, an
+def read_metadata(path: Path, bad: BadRows) -> MetadataRows:
+    """Return the good rows of the metadata file.
+
+    Raises InputError with the line, or meets it as a bad row: wrong number of fields, unknown diagnosis, no id, an
     image twice.
     """
     lines = open_text(path)
@@ -56,7 +59,7 @@ def read_metadata(path: Path, bad: BadRows) -> Rows:
     if lacking:
         msg = f"{path}:1: no column {', '.join(lacking)} in the header; get the file again"
         raise InputError(msg)
-    place = [header.index(name) for name in ("lesion_id", "image_id", "dx")]
+    columns = [header.index(name) for name in ("lesion_id", "image_id", "dx")]
     first_line = dict[str, int]()
     good = list[tuple[int, str, str, int]]()
     for number, line in lines:
@@ -64,7 +67,7 @@ def read_metadata(path: Path, bad: BadRows) -> Rows:
         if len(fields) != len(header):
             bad.meet(f"{path}:{number}: {len(fields)} fields, the header has {len(header)}; correct the line")
             continue
-        lesion, image, code = (fields[i] for i in place)
+        lesion, image, code = (fields[i] for i in columns)
         fault = ""
         if not lesion or not image:
             fault = "lesion_id or image_id is empty"
@@ -81,11 +84,11 @@ def read_metadata(path: Path, bad: BadRows) -> Rows:
         raise InputError(msg)
     numbers, lesions, images, classes = zip(*good, strict=True)
     line_N = np.array(numbers, dtype=np.int64)
-    return Rows(path, line_N - 2, line_N, np.array(classes, dtype=np.int64), lesions, images)
+    return MetadataRows(path, line_N - 2, line_N, np.array(classes, dtype=np.int64), lesions, images)
 
 
-def photographs(paths: Sequence[Path], rows: Rows, bad: BadRows) -> tuple[Ints, Any]:
-    """Places in ``rows`` of the images found, ascending, and the column of their paths."""
+def photographs(paths: Sequence[Path], rows: MetadataRows, bad: BadRows) -> tuple[Ints, Column]:
+    """Return the places in ``rows`` of the images found, ascending, and the column of their paths."""
     found = dict[str, Path]()
     for path in paths:
         if found.setdefault(path.stem, path) != path:
@@ -99,8 +102,8 @@ def photographs(paths: Sequence[Path], rows: Rows, bad: BadRows) -> tuple[Ints, 
         if image not in found
     ]
     _meet_all(bad, lost, "get the image")
-    there = [place for place, image in enumerate(rows.images) if image in found]
-    paths = [found[rows.images[place]] for place in there]
+    there = [index for index, image in enumerate(rows.images) if image in found]
+    paths = [found[rows.images[index]] for index in there]
     fault = faults(paths, bad.skip)
     for path, told in zip(paths, fault, strict=True):
         if told:
@@ -109,8 +112,9 @@ def photographs(paths: Sequence[Path], rows: Rows, bad: BadRows) -> tuple[Ints, 
     return np.array(there, dtype=np.int64)[good], path_column([paths[number] for number in good])
 
 
-def read_pixels(path: Path, rows: Rows, bad: BadRows) -> tuple[Ints, Any]:
-    """Places in ``rows`` of the lines of a table of 8 x 8 grey pixels, in the same order, and the column of pixels.
+def read_pixels(path: Path, rows: MetadataRows, bad: BadRows) -> tuple[Ints, Column]:
+    """Return the places in ``rows`` of the lines of a table of 8 x 8 grey pixels, in the same order, and the column of
+    pixels.
 
     A line belongs to the line of the metadata with the same number, and must have its diagnosis.
     """
@@ -119,56 +123,56 @@ def read_pixels(path: Path, rows: Rows, bad: BadRows) -> tuple[Ints, Any]:
     if next(lines, (0, ""))[1].split(",") != expected:
         msg = f"{path}:1: the header is not pixel0000..pixel{SIDE * SIDE - 1:04d},label; get the file again"
         raise InputError(msg)
-    place_of = {line: place for place, line in enumerate(rows.line_N.tolist())}
-    last = max(place_of)
-    places, values, beyond, met = list[int](), list[list[int]](), list[str](), set[int]()
+    index_of = {line: index for index, line in enumerate(rows.line_N.tolist())}
+    last = max(index_of)
+    indices, values, beyond, met = list[int](), list[list[int]](), list[str](), set[int]()
     for number, line in lines:
         met.add(number)
         if number > last:
             beyond.append(f"{path}:{number}: {rows.path} has no such line")
-        elif number in place_of:  # else its row of the metadata is bad, and was met as such
-            row, fault = _pixels(line, CODES[rows.class_N[place_of[number]]])
+        elif number in index_of:  # else its row of the metadata is bad, and was met as such
+            row, fault = _pixels(line, CODES[rows.class_N[index_of[number]]])
             if fault:
                 bad.meet(f"{path}:{number}: {fault}; correct the line")
             else:
-                places.append(place_of[number])
+                indices.append(index_of[number])
                 values.append(row)
     _meet_all(bad, beyond, "get both files again")
-    lost = [f"{rows.path}:{line}: {path} has no such line" for line in place_of if line not in met]
+    lost = [f"{rows.path}:{line}: {path} has no such line" for line in index_of if line not in met]
     _meet_all(bad, lost, "get both files again")
     images = np.array(values, dtype=np.uint8).reshape(-1, SIDE, SIDE)
-    return np.array(places, dtype=np.int64), pixel_column(images)
+    return np.array(indices, dtype=np.int64), pixel_column(images)
 
 
-def thumbnails(path: Path, rows: Rows, bad: BadRows) -> tuple[Ints, Any]:
-    """Places in ``rows`` of the images of an .npz file, ascending, and the column of their pixels."""
+def thumbnails(path: Path, rows: MetadataRows, bad: BadRows) -> tuple[Ints, Column]:
+    """Return the places in ``rows`` of the images of an .npz file, ascending, and the column of their pixels."""
     arrays = load_arrays(path, {"images": 4, "labels": 1, "image_ids": 1, "class_names": 1})
     images, names = arrays["images"], arrays["class_names"].tolist()
     if images.dtype != np.uint8 or images.shape[1] != images.shape[2] or images.shape[3] != 3:
         msg = f"{path}: images has shape {images.shape} of {images.dtype}, not (rows, side, side, 3) of uint8"
         raise InputError(f"{msg}; get the file again")
-    place_of = {image: place for place, image in enumerate(rows.images)}
+    index_of = {image: index for index, image in enumerate(rows.images)}
     source = dict[int, int]()
     for row, (image, code) in enumerate(zip(arrays["image_ids"].tolist(), arrays["labels"].tolist(), strict=True)):
-        place = place_of.get(image, -1)
+        index = index_of.get(image, -1)
         named = names[code] if 0 <= code < len(names) else f"number {code}"
         fault = ""
-        if place < 0:
+        if index < 0:
             fault = f"image {image} has no row in {rows.path}"
-        elif source.get(place, row) != row:
-            fault = f"image {image} stands in row {source[place]} already"
-        elif named != CODES[rows.class_N[place]]:
-            fault = f"image {image} is {named}, but {CODES[rows.class_N[place]]} in {rows.path}:{rows.line_N[place]}"
+        elif source.get(index, row) != row:
+            fault = f"image {image} stands in row {source[index]} already"
+        elif named != CODES[rows.class_N[index]]:
+            fault = f"image {image} is {named}, but {CODES[rows.class_N[index]]} in {rows.path}:{rows.line_N[index]}"
         if fault:
             bad.meet(f"{path}: row {row}: {fault}; get the file again")
         else:
-            source[place] = row
-    places = sorted(source)
-    return np.array(places, dtype=np.int64), pixel_column(images[[source[place] for place in places]])
+            source[index] = row
+    indices = sorted(source)
+    return np.array(indices, dtype=np.int64), pixel_column(images[[source[index] for index in indices]])
 
 
 def _pixels(line: str, code: str) -> tuple[list[int], str]:
-    """Values of one line, and what is wrong with it."""
+    """Return the values of one line, and what is wrong with it."""
     fields = line.split(",")
     if len(fields) != SIDE * SIDE + 1:
         return [], f"{len(fields)} fields, not {SIDE * SIDE} pixels and a label"
@@ -184,7 +188,7 @@ def _pixels(line: str, code: str) -> tuple[list[int], str]:
 
 
 def _meet_all(bad: BadRows, faults: Sequence[str], hint: str) -> None:
-    """Bad rows of one kind; the first message counts and names them."""
+    """Meet bad rows of one kind; the first message counts and names them."""
     for number, fault in enumerate(faults):
         more = f" (the first of {len(faults)} like it)" if number == 0 and len(faults) > 1 else ""
         bad.meet(f"{fault}{more}; {hint}")

@@ -19,9 +19,9 @@ CHUNK = 1 << 20
 
 
 def parsed(path: Path, keep: Callable[[dict[str, Any]], Any]) -> Any:
-    """The content of a JSON file, plain or gzip. ``keep`` is given every object as soon as it is read, the inner ones
-    first and with what it made of their own inner ones, and gives what stands in its place: so the peak is the text
-    and what is kept, never the tree of a file of gigabytes.
+    """Return the content of a JSON file, plain or gzip. ``keep`` is given every object as soon as it is read, the inner
+    ones first and with what it made of their own inner ones, and gives what stands in its place: so the peak is the
+    text and what is kept, never the tree of a file of gigabytes.
 
     Raises InputError with file, line and column where it is no JSON, or the gzip stream is damaged.
     """
@@ -43,7 +43,7 @@ def parsed(path: Path, keep: Callable[[dict[str, Any]], Any]) -> Any:
 
 
 def listed(content: Any, key: str, path: Path) -> list[Any]:
-    """The list under a key of a JSON object. Raises InputError where there is none."""
+    """Return the list under a key of a JSON object. Raises InputError where there is none."""
     found = content.get(key) if isinstance(content, dict) else None
     if not isinstance(found, list):
         msg = f"{path}: no list {key!r} in the file; get it again"
@@ -52,12 +52,12 @@ def listed(content: Any, key: str, path: Path) -> list[Any]:
 
 
 def whole(value: Any) -> int:
-    """The value if it is a whole number from 0, else -1."""
+    """Return the value if it is a whole number from 0, else -1."""
     return value if type(value) is int and 0 <= value < LARGEST else -1
 
 
 def _text(path: Path) -> str:
-    """The whole text; a plain file is mapped, so that its bytes do not stand beside it in memory."""
+    """Return the whole text; a plain file is mapped, so that its bytes do not stand beside it in memory."""
     if path.suffix == ".gz":
         with gzip.open(path, "rb") as stream:
             parts, size = list[bytes](), 0

@@ -10,8 +10,8 @@ every class (5,600/800/1,600), drawn with a seed of the task's own; files that a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.images.folders import image_table, list_folders, same_content, split_7_1_2
@@ -35,7 +35,7 @@ SIZE = 128
 
 
 def kvasir_v2() -> Task:
-    """The Kvasir-v2 task."""
+    """Return the Kvasir-v2 task."""
     return Task(
         name="kvasir-v2",
         title="Kvasir-v2, endoscopic images",
@@ -55,8 +55,8 @@ def kvasir_v2() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
-    """One row per image, in the order of class folders and names. Raises InputError with the path."""
+def read(folder: Path | None, options: TaskOptions) -> Table:
+    """Return one row per image, in the order of class folders and names. Raises InputError with the path."""
     if folder is None:
         msg = "kvasir-v2 needs the folder of its images"
         raise ValueError(msg)
@@ -66,6 +66,6 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     return image_table(listing, split_N, "path", bad)
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """RGB of 128 x 128 unless asked otherwise; nothing is learnt from the rows."""
+def fit(train: Table, options: TaskOptions) -> InputSpec:
+    """Return the spec: RGB of 128 x 128 unless asked otherwise; nothing is learnt from the rows."""
     return image_spec(options, SIZE)

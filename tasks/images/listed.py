@@ -14,8 +14,8 @@ from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.images.pixels import faults
 
 
-def present(folder: Path, names: Sequence[str], places: Sequence[str], bad: BadRows) -> Bools:
-    """Bool [N], true where the folder holds a file of that name; one look into the folder, not one per file.
+def present(folder: Path, names: Sequence[str], locations: Sequence[str], bad: BadRows) -> Bools:
+    """Return bool [N], true where the folder holds a file of that name; one look into the folder, not one per file.
 
     places: where each name stands, ``<file>:<line>`` or the like. Missing images are bad rows; stopping at them, one
     message counts them all. Where bad rows are to be left out, so are images that do not decode; else ``encode`` stops
@@ -25,26 +25,28 @@ def present(folder: Path, names: Sequence[str], places: Sequence[str], bad: BadR
     found_N = np.fromiter((name in there for name in names), dtype=np.bool_, count=len(names))
     lacking = np.flatnonzero(~found_N).tolist()
     if not lacking:
-        return _decoding(folder, names, places, found_N, bad)
-    first = f"{names[lacking[0]]} of {places[lacking[0]]}"
+        return _check_decoding(folder, names, locations, found_N, bad)
+    first = f"{names[lacking[0]]} of {locations[lacking[0]]}"
     if len(lacking) == len(names):
         msg = f"{folder}: none of {len(names)} images is there, the first is {first}; get the images too"
         raise InputError(msg)
     if bad.skip:
         for row in lacking:
-            bad.meet(f"{places[row]}: no image {folder / names[row]}; get it again")
+            bad.meet(f"{locations[row]}: no image {folder / names[row]}; get it again")
     else:
         bad.meet(f"{folder}: {len(lacking)} of {len(names)} images are missing, the first is {first}; get them again")
-    return _decoding(folder, names, places, found_N, bad)
+    return _check_decoding(folder, names, locations, found_N, bad)
 
 
-def _decoding(folder: Path, names: Sequence[str], places: Sequence[str], found_N: Bools, bad: BadRows) -> Bools:
-    """``found_N`` without the images that do not decode, where bad rows are to be left out."""
+def _check_decoding(
+    folder: Path, names: Sequence[str], locations: Sequence[str], found_N: Bools, bad: BadRows
+) -> Bools:
+    """Return ``found_N`` without the images that do not decode, where bad rows are to be left out."""
     if not bad.skip:
         return found_N
     there = np.flatnonzero(found_N).tolist()
     for row, fault in zip(there, faults([folder / names[row] for row in there], whole=True), strict=True):
         if fault:
-            bad.meet(f"{places[row]}: image {folder / names[row]} cannot be read: {fault}; get it again")
+            bad.meet(f"{locations[row]}: image {folder / names[row]} cannot be read: {fault}; get it again")
             found_N[row] = False
     return found_N

@@ -11,10 +11,10 @@ its macular hole and diabetic retinopathy are swapped. Chosen by us: nothing; 12
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.images.folders import Listing, image_table, list_folders
@@ -33,12 +33,12 @@ FOLDERS = {
     "NORMAL": "normal retina",
 }
 CLASSES = tuple(FOLDERS.values())
-SPLITS = {"train": "train", "val": "validation", "test": "test"}
+SPLIT_OF = {"train": "train", "val": "validation", "test": "test"}
 SIZE = 128
 
 
 def oct_c8() -> Task:
-    """The OCT-C8 task."""
+    """Return the OCT-C8 task."""
     return Task(
         name="oct-c8",
         title="Retinal OCT-C8, scans of the retina",
@@ -46,7 +46,7 @@ def oct_c8() -> Task:
         kind="single",
         payload="path",
         source=Source(
-            files=tuple(f"{part}/{folder}/*.jpg" for part in SPLITS for folder in FOLDERS),
+            files=tuple(f"{part}/{folder}/*.jpg" for part in SPLIT_OF for folder in FOLDERS),
             url="https://www.kaggle.com/datasets/obulisainaren/retinal-oct-c8",
             licence="see its page",
         ),
@@ -58,19 +58,19 @@ def oct_c8() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
-    """One row per image, training folders first. Raises InputError with the path."""
+def read(folder: Path | None, options: TaskOptions) -> Table:
+    """Return one row per image, training folders first. Raises InputError with the path."""
     if folder is None:
         msg = "oct-c8 needs the folder of its images"
         raise ValueError(msg)
     bad = BadRows.of(options)
-    parts = [list_folders(folder / part, tuple(FOLDERS), bad) for part in SPLITS]
-    split_N = np.repeat(np.array(list(SPLITS.values())), [len(part.paths) for part in parts])
+    parts = [list_folders(folder / part, tuple(FOLDERS), bad) for part in SPLIT_OF]
+    split_N = np.repeat(np.array(list(SPLIT_OF.values())), [len(part.paths) for part in parts])
     paths = tuple(path for part in parts for path in part.paths)
     listing = Listing(paths, np.concatenate([part.class_N for part in parts]))
     return image_table(listing, split_N, "path", bad)
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """RGB of 128 x 128 unless asked otherwise; nothing is learnt from the rows."""
+def fit(train: Table, options: TaskOptions) -> InputSpec:
+    """Return the spec: RGB of 128 x 128 unless asked otherwise; nothing is learnt from the rows."""
     return image_spec(options, SIZE)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.arrow import Ints, Table
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
@@ -47,7 +47,7 @@ SPLIT_SEED = 8
 
 
 def pbc() -> Task:
-    """The PBC task."""
+    """Return the PBC task."""
     return Task(
         name="pbc",
         title="PBC, microscopic images of blood cells",
@@ -70,9 +70,9 @@ def pbc() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
-    """One row per image, in the order of class folders and names. Raises InputError with the path, and in an array
-    with the row.
+def read(folder: Path | None, options: TaskOptions) -> Table:
+    """Return one row per image, in the order of class folders and names. Raises InputError with the path, and in an
+    array with the row.
     """
     if folder is None:
         msg = "pbc needs the folder of its images"
@@ -85,12 +85,14 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     return image_table(listing, split_N, "image", bad)
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """RGB of 128 x 128, or of the size of the arrays, unless asked otherwise; nothing is learnt from the rows."""
+def fit(train: Table, options: TaskOptions) -> InputSpec:
+    """Return the spec: RGB of 128 x 128, or of the size of the arrays, unless asked otherwise; nothing is learnt from
+    the rows.
+    """
     return image_spec(options, SIZES[variant(pbc(), options)])
 
 
-def _read_arrays(path: Path, bad: BadRows) -> Any:
+def _read_arrays(path: Path, bad: BadRows) -> Table:
     arrays = load_arrays(path, {"images": 4, "labels": 1, "filenames": 1, "class_names": 1})
     images, names = _checked_images(arrays["images"], path), arrays["filenames"].tolist()
     folder_C = _checked_names(arrays["class_names"].tolist(), path)
@@ -132,6 +134,6 @@ def _checked_names(names: list[str], path: Path) -> list[str]:
 
 
 def _classes(code_N: Ints, folder_C: list[str]) -> Ints:
-    """Class of every row; of a row with a bad label some class, as that row is left out."""
+    """Return the class of every row; of a row with a bad label some class, as that row is left out."""
     class_C = np.array([list(FOLDERS).index(name) for name in folder_C], dtype=np.int64)
     return class_C[np.clip(code_N, 0, len(class_C) - 1)]

@@ -17,14 +17,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from PIL import Image, UnidentifiedImageError
 
-from anchorfl.tasks.arrays.arrow import list_parts
+from anchorfl.tasks.arrays.arrow import Column, Table, list_parts
 from anchorfl.tasks.contract import InputSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
@@ -40,9 +39,9 @@ _FAULTS = (
     *(OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, IndexError, KeyError, TypeError),
     *(Image.DecompressionBombError, Image.DecompressionBombWarning),
 )
-"""What Pillow raises on damaged files."""
+"""Errors of Pillow on damaged files."""
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
-"""What is read, by its content and whatever its name. Pillow knows more; for EPS it would start Ghostscript."""
+"""Formats that are read, by content and whatever the name. Pillow knows more; for EPS it would start Ghostscript."""
 # an image of more than Pillow's 89 million pixels is refused and not only warned of: decoded it takes 360 MB
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 # what else it warns of (a damaged EXIF block) it does without
@@ -50,8 +49,10 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 
 def image_spec(options: TaskOptions, default_size: int, channels: int = 3) -> InputSpec:
-    """Images of ``options.image_size`` (0: ``default_size``) pixels in height and width; RGB is scaled with ImageNet's
-    mean and deviation, as the papers do, grey only to [0, 1]. Raises InputError on a size below 0.
+    """Return the spec of images of ``options.image_size`` (0: ``default_size``) pixels in height and width.
+
+    RGB is scaled with ImageNet's mean and deviation, as the papers do, grey only to [0, 1]. Raises InputError on a size
+    below 0.
     """
     size = options.image_size or default_size
     if size < 1:
@@ -63,9 +64,9 @@ def image_spec(options: TaskOptions, default_size: int, channels: int = 3) -> In
     return InputSpec("image", shape, mean=IMAGENET_MEAN, std=IMAGENET_STD, levels=LEVELS)
 
 
-def path_column(paths: Sequence[Path | str]) -> Any:
-    """String column of the paths, absolute: workers have other working folders. Raises InputError on a name that is no
-    UTF-8.
+def path_column(paths: Sequence[Path | str]) -> Column:
+    """Return a string column of the paths, absolute: workers have other working folders. Raises InputError on a name
+    that is no UTF-8.
     """
     names = [os.path.abspath(path) for path in paths]
     for name in names:
@@ -76,8 +77,10 @@ def path_column(paths: Sequence[Path | str]) -> Any:
     return pa.array(names, pa.string())
 
 
-def pixel_column(images: Pixels) -> Any:
-    """Fixed-size list<uint8> column of square images [N, H, W, C] or grey [N, H, W], flattened in that order."""
+def pixel_column(images: Pixels) -> Column:
+    """Return a fixed-size list<uint8> column of square images [N, H, W, C] or grey [N, H, W], flattened in that
+    order.
+    """
     if images.ndim not in (3, 4) or images.shape[1] != images.shape[2] or images.shape[3:] not in ((), (1,), (3,)):
         msg = f"images must be square, grey or RGB, not of shape {images.shape}"
         raise ValueError(msg)
@@ -85,43 +88,47 @@ def pixel_column(images: Pixels) -> Any:
 
 
 def faults(paths: Sequence[Path | str], whole: bool) -> list[str]:
-    """What is wrong with every image file, empty where nothing is. whole: as far as decoding tells, not only its first
-    bytes (about 0.1 ms); ``read`` looks so far where bad rows are to be left out, else ``encode`` finds it.
+    """Return the fault of every image file, empty where there is none.
+
+    whole: as far as decoding tells, not only its first bytes (about 0.1 ms); ``read`` looks so far where bad rows are
+    to be left out, else ``encode`` finds it.
     """
     with ThreadPoolExecutor(min(DECODERS, os.cpu_count() or 1)) as pool:
         return list(pool.map(partial(_fault, whole=whole), paths))
 
 
-def encode_paths(table: Any, spec: InputSpec) -> Any:
-    """The table with ``x`` (fixed-size list<uint8> in the order C, H, W) in place of ``path``.
+def encode_paths(table: Table, spec: InputSpec) -> Table:
+    """Return the table with ``x`` (fixed-size list<uint8> in the order C, H, W) in place of ``path``.
 
     Raises InputError with the path of a file that does not decode.
     """
     channels, height, width = spec.shape
     x_NCHW = np.empty((table.num_rows, *spec.shape), dtype=np.uint8)
     for row, path in enumerate(table["path"].to_pylist()):
-        x_NCHW[row] = _resized(_decoded(path), channels, height, width)
+        x_NCHW[row] = _resize(_decode(path), channels, height, width)
     return _with_x(table, "path", x_NCHW)
 
 
-def encode_pixels(table: Any, spec: InputSpec) -> Any:
-    """The table with ``x`` as ``encode_paths`` gives it in place of ``pixels``: the values 0..255 of square images, as
-    ``pixel_column`` has them. Raises InputError on other values or numbers of values.
+def encode_pixels(table: Table, spec: InputSpec) -> Table:
+    """Return the table with ``x`` as ``encode_paths`` gives it in place of ``pixels``: the values 0..255 of square
+    images, as ``pixel_column`` has them. Raises InputError on other values or numbers of values.
     """
     channels, height, width = spec.shape
-    x_NHWC = _stored(table["pixels"])
+    x_NHWC = _pixel_arrays(table["pixels"])
     if x_NHWC.shape[1:3] == (height, width) and x_NHWC.shape[3] in (1, channels):
         x_NCHW = np.broadcast_to(x_NHWC.transpose(0, 3, 1, 2), (len(x_NHWC), *spec.shape))
     else:
         x_NCHW = np.empty((len(x_NHWC), *spec.shape), dtype=np.uint8)
         for row, pixels in enumerate(x_NHWC):
             image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
-            x_NCHW[row] = _resized(image, channels, height, width)
+            x_NCHW[row] = _resize(image, channels, height, width)
     return _with_x(table, "pixels", x_NCHW)
 
 
-def encode_images(table: Any, spec: InputSpec) -> Any:
-    """For data sets that come as files and as arrays: payload ``image`` is a path or stored pixels, by its type."""
+def encode_images(table: Table, spec: InputSpec) -> Table:
+    """Encode the payload ``image``, a path or stored pixels by its type: for data sets that come as files and as
+    arrays.
+    """
     if pa.types.is_string(table["image"].type):
         return encode_paths(table.rename_columns({"image": "path"}), spec)
     return encode_pixels(table.rename_columns({"image": "pixels"}), spec)
@@ -130,7 +137,7 @@ def encode_images(table: Any, spec: InputSpec) -> Any:
 def _fault(path: Path | str, whole: bool) -> str:
     try:
         if whole:
-            _loaded(path)
+            _load(path)
         else:
             Image.open(path, formats=FORMATS).close()
     except _FAULTS as error:
@@ -138,8 +145,8 @@ def _fault(path: Path | str, whole: bool) -> str:
     return ""
 
 
-def _loaded(path: Path | str) -> Image.Image:
-    """The image in a file, 8 bits per value. Raises one of ``_FAULTS``."""
+def _load(path: Path | str) -> Image.Image:
+    """Return the image in a file, 8 bits per value. Raises one of ``_FAULTS``."""
     with Image.open(path, formats=FORMATS) as image:
         if image.mode == "F":
             msg = "its pixels are fractions; store them with 8 or 16 bits"
@@ -152,17 +159,17 @@ def _loaded(path: Path | str) -> Image.Image:
         return image
 
 
-def _decoded(path: str) -> Image.Image:
-    """The image in a file. Raises InputError with its path."""
+def _decode(path: str) -> Image.Image:
+    """Return the image in a file. Raises InputError with its path."""
     try:
-        return _loaded(path)
+        return _load(path)
     except _FAULTS as error:
         msg = f"{path}: the image cannot be read: {_reason(error)}; get the file again, or delete it"
         raise InputError(msg) from error
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """16-bit grey scaled to 8 bits; Pillow's own conversion would cut everything above 255."""
+    """Scale 16-bit grey to 8 bits; Pillow's own conversion would cut everything above 255."""
     values = np.asarray(image).astype(np.int64)
     if values.size and not 0 <= values.min() <= values.max() <= 0xFFFF:
         msg = f"its pixels are {values.min()}..{values.max()}; store them with 8 or 16 bits"
@@ -170,16 +177,16 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(((values + 128) // 257).astype(np.uint8))
 
 
-def _resized(image: Image.Image, channels: int, height: int, width: int) -> Pixels:
-    """[C, H, W]."""
+def _resize(image: Image.Image, channels: int, height: int, width: int) -> Pixels:
+    """Return the image in another size, [C, H, W]."""
     image = image.convert("L" if channels == 1 else "RGB")
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
 
 
-def _stored(column: Any) -> Pixels:
-    """Stored pixels as [N, H, W, C]."""
+def _pixel_arrays(column: Column) -> Pixels:
+    """Return stored pixels as [N, H, W, C]."""
     values, length_N = list_parts(column)
     if not len(length_N):
         return np.empty((0, 1, 1, 1), dtype=np.uint8)
@@ -199,13 +206,13 @@ def _stored(column: Any) -> Pixels:
     return values.astype(np.uint8, copy=False).reshape(-1, side, side, fitting[0])
 
 
-def _with_x(table: Any, payload: str, x_NCHW: Pixels) -> Any:
+def _with_x(table: Table, payload: str, x_NCHW: Pixels) -> Table:
     flat = np.ascontiguousarray(x_NCHW).reshape(len(x_NCHW), int(np.prod(x_NCHW.shape[1:])))
     return table.drop_columns([payload]).append_column("x", _lists(flat))
 
 
-def _lists(x_ND: Pixels) -> Any:
-    """Fixed-size list<uint8> column, in chunks."""
+def _lists(x_ND: Pixels) -> Column:
+    """Return a fixed-size list<uint8> column, in chunks."""
     width = x_ND.shape[1]
     rows = max(1, CHUNK_BYTES // width)
     parts = [x_ND[start : start + rows] for start in range(0, len(x_ND), rows)]

@@ -24,13 +24,13 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError
@@ -61,27 +61,27 @@ _IMAGE = re.compile(r"\d{6}|\d{4}_\d{6}")
 
 
 def voc2007() -> Task:
-    """VOC 2007, difficult objects present."""
+    """Return the task of VOC 2007, difficult objects present."""
     return _task(2007, difficult_known=True)
 
 
 def voc2007_difficult_unknown() -> Task:
-    """VOC 2007, whether a class is there unknown where all its objects are difficult."""
+    """Return the task of VOC 2007 in which a class is unknown where all its objects are difficult."""
     return _task(2007, difficult_known=False)
 
 
 def voc2012() -> Task:
-    """VOC 2012, difficult objects present."""
+    """Return the task of VOC 2012, difficult objects present."""
     return _task(2012, difficult_known=True)
 
 
 def voc2012_difficult_unknown() -> Task:
-    """VOC 2012, whether a class is there unknown where all its objects are difficult."""
+    """Return the task of VOC 2012 in which a class is unknown where all its objects are difficult."""
     return _task(2012, difficult_known=False)
 
 
-def read(folder: Path | None, options: TaskOptions, *, year: int, difficult_known: bool) -> Any:
-    """The raw rows, set by set in the order of the lists; ``row`` is the number of the image.
+def read(folder: Path | None, options: TaskOptions, *, year: int, difficult_known: bool) -> Table:
+    """Return the raw rows, set by set in the order of the lists; ``row`` is the number of the image.
 
     Raises InputError with file and line, and where images are missing.
     """
@@ -92,7 +92,7 @@ def read(folder: Path | None, options: TaskOptions, *, year: int, difficult_know
     table = labels_of(folder, SETS[year, variant(_task(year, difficult_known), options)], year, bad)
     images = folder / f"VOC{year}" / "JPEGImages"
     names = [f"{image}.jpg" for image in table["image"].to_pylist()]
-    found_N = present(images, names, table["place"].to_pylist(), bad)
+    found_N = present(images, names, table["location"].to_pylist(), bad)
     value_NC = np.stack(table["value"].to_numpy())
     columns = {
         "row": pa.array([int(name[:-4].replace("_", "")) for name in names], pa.int64()),
@@ -106,34 +106,35 @@ def read(folder: Path | None, options: TaskOptions, *, year: int, difficult_know
     return bad.noted(pa.table(columns).filter(pa.array(found_N)))
 
 
-def labels_of(folder: Path, sets: dict[str, str], year: int, bad: BadRows) -> Any:
-    """The image lists alone, without a look at the images: columns ``image`` (its name without .jpg), ``split``,
-    ``place`` (``<file>:<line>`` of its first list) and ``value``, 20 int8 in the order of CLASSES: 1 present, 0 only
+def labels_of(folder: Path, sets: dict[str, str], year: int, bad: BadRows) -> Table:
+    """Return the image lists alone, without a look at the images: columns ``image`` (its name without .jpg), ``split``,
+    ``location`` (``<file>:<line>`` of its first list) and ``value``, 20 int8 in the order of CLASSES: 1 present, 0 only
     difficult objects, -1 absent.
 
     sets: image set -> split. Raises InputError with file and line, and on an image in two sets.
     """
-    place_of, value_of, split_of = dict[str, str](), dict[str, npt.NDArray[np.int8]](), dict[str, str]()
+    location_of, value_of, split_of = dict[str, str](), dict[str, npt.NDArray[np.int8]](), dict[str, str]()
     for part, split in sets.items():
-        places, values = _read_set(folder / f"VOC{year}" / "ImageSets" / "Main", part, bad)
-        twice = next((image for image in places if image in place_of), "")
+        locations, values = _read_set(folder / f"VOC{year}" / "ImageSets" / "Main", part, bad)
+        twice = next((image for image in locations if image in location_of), "")
         if twice:
-            msg = f"{places[twice]}: image {twice} stands also at {place_of[twice]}, in another set; correct the lists"
+            first = location_of[twice]
+            msg = f"{locations[twice]}: image {twice} stands also at {first}, in another set; correct the lists"
             raise InputError(msg)
-        place_of.update(places)
+        location_of.update(locations)
         value_of.update(values)
-        split_of.update(dict.fromkeys(places, split))
+        split_of.update(dict.fromkeys(locations, split))
     columns = {
-        "image": pa.array(list(place_of), pa.string()),
+        "image": pa.array(list(location_of), pa.string()),
         "split": pa.array(list(split_of.values()), pa.string()),
-        "place": pa.array(list(place_of.values()), pa.string()),
+        "location": pa.array(list(location_of.values()), pa.string()),
         "value": pa.array(list(value_of.values()), pa.list_(pa.int8())),
     }
     return pa.table(columns)
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """RGB images of 224 x 224 or ``image_size``, scaled with ImageNet's mean and deviation."""
+def fit(train: Table, options: TaskOptions) -> InputSpec:
+    """Return the spec: RGB images of 224 x 224 or ``image_size``, scaled with ImageNet's mean and deviation."""
     return image_spec(options, SIZE)
 
 
@@ -160,7 +161,7 @@ def _task(year: int, difficult_known: bool) -> Task:
 
 
 def _read_set(lists: Path, part: str, bad: BadRows) -> tuple[dict[str, str], dict[str, npt.NDArray[np.int8]]]:
-    """Of every image of one set that all 20 lists give a label: its place in the first list, and its 20 values."""
+    """Return the location in the first list, and the 20 values, of every image of one set that all 20 lists label."""
     paths = [find_file(lists, f"{name.replace(' ', '')}_{part}.txt") for name in CLASSES]
     faulty = set[str]()
     lines, values = zip(*(_read_list(path, faulty, bad) for path in paths), strict=True)
@@ -172,13 +173,13 @@ def _read_set(lists: Path, part: str, bad: BadRows) -> tuple[dict[str, str], dic
         if image not in faulty:
             _check_all_lists(image, paths, lines, faulty, bad)
     good = [image for image in order if image not in faulty]
-    places = {image: f"{paths[0]}:{lines[0][image]}" for image in good}
-    return places, {image: np.array([value[image] for value in values], dtype=np.int8) for image in good}
+    locations = {image: f"{paths[0]}:{lines[0][image]}" for image in good}
+    return locations, {image: np.array([value[image] for value in values], dtype=np.int8) for image in good}
 
 
 def _read_list(path: Path, faulty: set[str], bad: BadRows) -> tuple[dict[str, int], dict[str, int]]:
-    """Line and value of every image of one list of lines ``<image> <1, 0 or -1>``; images with a bad line are added to
-    ``faulty``.
+    """Return the line and value of every image of one list of lines ``<image> <1, 0 or -1>``; images with a bad line
+    are added to ``faulty``.
     """
     lines, values = dict[str, int](), dict[str, int]()
     for number, line in open_text(path):
@@ -199,7 +200,7 @@ def _read_list(path: Path, faulty: set[str], bad: BadRows) -> tuple[dict[str, in
 def _check_all_lists(
     image: str, paths: Sequence[Path], lines: Sequence[dict[str, int]], faulty: set[str], bad: BadRows
 ) -> None:
-    """A bad row where one list lacks an image that another has."""
+    """Meet a bad row where one list lacks an image that another has."""
     lacking = [i for i, numbers in enumerate(lines) if image not in numbers]
     if lacking:
         faulty.add(image)

@@ -17,14 +17,16 @@ from anchorfl.tasks.contract import Card
 
 @dataclass(frozen=True)
 class Cards(Sequence[Card]):
-    """In the order of clients. classes: C; rows, counts, aware: of every client, its rows, the (class, rows) of its
-    known positives, and its identified classes.
-    """
+    """The cards of all clients, in their order."""
 
     classes: int
+    """C."""
     rows: tuple[int, ...]
+    """Rows of every client."""
     counts: tuple[tuple[tuple[int, int], ...], ...]
-    aware: tuple[tuple[int, ...], ...]
+    """(class, rows) of every client's known positives."""
+    identified: tuple[tuple[int, ...], ...]
+    """Identified classes of every client."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -34,13 +36,13 @@ class Cards(Sequence[Card]):
     @overload
     def __getitem__(self, index: slice) -> list[Card]: ...
     def __getitem__(self, index: int | slice) -> Card | list[Card]:
-        """A client's card, or those of several."""
+        """Return a client's card, or those of several."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         client = range(len(self))[index]
         count_C = torch.zeros(self.classes, dtype=torch.int64)
         identified_C = torch.zeros(self.classes, dtype=torch.bool)
-        identified_C[list(self.aware[client])] = True
+        identified_C[list(self.identified[client])] = True
         for class_, number in self.counts[client]:
             count_C[class_] = number
         return Card(client, self.rows[client], count_C, identified_C)

@@ -1,4 +1,4 @@
-"""Who holds how many rows of which class, known to it or not: for pictures and checks, never for a method.
+"""Number of rows per client and class, hidden labels included. For plots and checks only; a method never sees it.
 
 Of ten thousand clients that share rows these are millions of pairs, so they are a file beside the manifest, which
 every process of a run reads.
@@ -11,26 +11,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.arrow import Column, Ints, Table
 from anchorfl.tasks.arrays.labels import Labels
 
 
 @dataclass(frozen=True, slots=True)
 class ClassHistogram:
-    """client_H, class_H: int64, ascending; rows_H: int64, how many rows of the class the client holds, at least 1."""
+    """Number of rows per client and class, as the pairs that occur, in ascending order."""
 
     client_H: Ints
+    """Client of every pair, int64."""
     class_H: Ints
+    """Class of every pair, int64."""
     rows_H: Ints
+    """Rows of the class that the client holds, at least 1, int64."""
 
     @classmethod
     def of(cls, labels: Iterable[Labels]) -> ClassHistogram:
-        """From the labels of every client's rows."""
+        """Return the histogram of the labels of every client's rows."""
         found = [np.unique(own.class_P, return_counts=True) for own in labels]
         client_H = np.repeat(np.arange(len(found)), [len(class_) for class_, _ in found])
         none = np.zeros(0, dtype=np.int64)
@@ -38,31 +40,34 @@ class ClassHistogram:
         return cls(client_H, class_H, rows_H)
 
     @classmethod
-    def from_table(cls, table: Any, clients: int, classes: int) -> ClassHistogram:
-        """As stored. Raises KeyError where a column lacks, ValueError on what no file of so many clients and classes
-        holds.
+    def from_table(cls, table: Table, clients: int, classes: int) -> ClassHistogram:
+        """Return the histogram of a stored table.
+
+        Raises KeyError where a column lacks, ValueError on values that no file of so many clients and classes holds.
         """
         columns = (("client", 0, clients - 1), ("class", 0, classes - 1), ("rows", 1, math.inf))
         return cls(*(_whole(table[name], name, *bounds) for name, *bounds in columns))
 
-    def table(self) -> Any:
-        """As it is stored."""
+    def table(self) -> Table:
+        """Return the table that is stored."""
         return pa.table({"client": self.client_H, "class": self.class_H, "rows": self.rows_H})
 
     def counts(self, classes: int) -> Ints:
-        """Rows of every class over all clients, int64 [C]; a row that several hold counts for each."""
+        """Return the number of rows of every class over all clients, int64 [C]; a row that several hold counts for
+        each.
+        """
         count_C = np.zeros(classes, dtype=np.int64)
         np.add.at(count_C, self.class_H, self.rows_H)
         return count_C
 
     def matrix(self, clients: int, classes: int) -> Ints:
-        """Int64 [M, C]."""
+        """Return the histogram as a matrix, int64 [M, C]."""
         held_MC = np.zeros((clients, classes), dtype=np.int64)
         held_MC[self.client_H, self.class_H] = self.rows_H
         return held_MC
 
 
-def _whole(column: Any, name: str, least: int, most: float) -> Ints:
+def _whole(column: Column, name: str, least: int, most: float) -> Ints:
     if column.null_count or not pa.types.is_int64(column.type):
         msg = f"{column.null_count} nulls in the column {name} of {column.type}, which needs int64"
         raise ValueError(msg)

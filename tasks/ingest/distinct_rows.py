@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.arrow import Column, Ints, Table
 from anchorfl.tasks.arrays.chunks import Chunks
 from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.arrays.tensors import inputs
 from anchorfl.tasks.contract import InputSpec
 from anchorfl.tasks.errors import InputError
@@ -26,27 +27,31 @@ from anchorfl.tasks.ingest.prepared import Prepared, client_file
 
 
 @dataclass(frozen=True)
-class Pool:
-    """x: one column, stored inputs of the distinct rows, shortest first; holders: the clients of every row, as
-    ``Labels`` whose classes are holders; row_N: their ids.
-    """
+class DistinctRows:
+    """The distinct rows of all clients, shortest first."""
 
     x: Chunks
+    """Stored inputs, in one column."""
     spec: InputSpec
     holders: Labels
+    """The clients of every row, as ``Labels`` whose classes are holders."""
     row_N: Ints
+    """Ids of the rows."""
 
     def __len__(self) -> int:
         return len(self.row_N)
 
     def inputs(self, index_B: Ints, device: torch.device) -> torch.Tensor:
-        """Inputs of some rows as ``Batch.x`` has them, padded to their longest; they get there as they are stored."""
+        """Return the inputs of some rows as ``Batch.x`` has them, padded to their longest.
+
+        They get to the device as they are stored.
+        """
         x, _ = inputs(self.x.take(index_B)["x"], self.spec)
         return self.spec.scaling().to(device)(x.to(device))
 
 
-def pool(prepared: Prepared, owner_I: Sequence[int], owners: int) -> Pool:
-    """The rows of all clients; client i is holder ``owner_I[i]`` of 0..owners-1.
+def collect_distinct_rows(prepared: Prepared, owner_I: Sequence[int], owners: int) -> DistinctRows:
+    """Return the rows of all clients; client i is holder ``owner_I[i]`` of 0..owners-1.
 
     Raises InputError where a file is damaged, or a client holds a row without its label.
     """
@@ -65,10 +70,10 @@ def pool(prepared: Prepared, owner_I: Sequence[int], owners: int) -> Pool:
     row_N = rows["row"].to_numpy()
     order_N = np.lexsort((row_N, _lengths(rows["x"], prepared.manifest.spec)))
     row_N, x = row_N[order_N], Chunks.of(Chunks.of(rows.select(["x"])).take(order_N))
-    return Pool(x, prepared.manifest.spec, _holders(row_N, row_of, holder_of, owners), row_N)
+    return DistinctRows(x, prepared.manifest.spec, _holders(row_N, row_of, holder_of, owners), row_N)
 
 
-def _read(prepared: Prepared, client: int) -> Any:
+def _read(prepared: Prepared, client: int) -> Table:
     path = prepared.file(client_file(client))
     try:
         table = pq.read_table(path, columns=["row", "x", "labels"], use_threads=False, partitioning=None)
@@ -77,25 +82,25 @@ def _read(prepared: Prepared, client: int) -> Any:
     unlabeled = pc.sum(pc.equal(pc.list_value_length(table["labels"]), 0)).as_py()
     if unlabeled:
         raise InputError(
-            f"{path}: {unlabeled} rows have no label, which a pooled round leaves no place for: set"
+            f"{path}: {unlabeled} rows have no label, which a batched round has no place for: set"
             " federation.batched_clients"
             " False, or task.partition = 'one_class'"
         )
     return table
 
 
-def _lengths(column: Any, spec: InputSpec) -> Ints:
-    """Values of every row; 0 where all are of one size."""
+def _lengths(column: Column, spec: InputSpec) -> Ints:
+    """Return the number of values of every row; 0 where all are of one size."""
     if spec.kind not in ("tokens", "sparse"):
         return np.zeros(len(column), dtype=np.int64)
     return np.asarray(pc.list_value_length(column).to_numpy(), dtype=np.int64)
 
 
 def _holders(row_N: Ints, row_of: list[Ints], holder_of: list[Ints], owners: int) -> Labels:
-    """Who holds which of the rows ``row_N``."""
+    """Return the clients that hold each of the rows ``row_N``."""
     order_N = np.argsort(row_N)
     row_P, client_P = np.concatenate(row_of), np.concatenate(holder_of)
-    place_P = order_N[np.searchsorted(row_N, row_P, sorter=order_N)]
-    by_row_P = np.lexsort((client_P, place_P))
-    offset = np.concatenate([[0], np.cumsum(np.bincount(place_P, minlength=len(row_N)), dtype=np.int64)])
-    return Labels(client_P[by_row_P].astype(np.int32), offset, owners)
+    index_P = order_N[np.searchsorted(row_N, row_P, sorter=order_N)]
+    by_row_P = np.lexsort((client_P, index_P))
+    offset_N1 = offsets(np.bincount(index_P, minlength=len(row_N)))
+    return Labels(client_P[by_row_P].astype(np.int32), offset_N1, owners)

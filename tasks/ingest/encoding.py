@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.disclosure import disclosed_table, stored_type
+from anchorfl.tasks.arrays.arrow import Table
+from anchorfl.tasks.arrays.disclosure import disclose_table, stored_type
 from anchorfl.tasks.contract import InputSpec, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.prepared import client_file, table_bytes
@@ -18,7 +18,7 @@ from anchorfl.tasks.scaling import IMAGENET_MEAN, IMAGENET_STD
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """All that a worker needs to encode."""
+    """The part of a preparation that a worker needs to encode rows."""
 
     task: Task
     spec: InputSpec
@@ -26,28 +26,30 @@ class Encoding:
     """Identified classes of every owner: the clients, then the server's test and validation rows (all classes)."""
 
     def name(self, owner: int) -> str:
-        """File of an owner."""
+        """Return the name of an owner's file."""
         clients = len(self.classes) - 2
         return client_file(owner) if owner < clients else ("test.parquet", "validation.parquet")[owner - clients]
 
-    def encode(self, table: Any) -> Any:
-        """Columns row, labels, known and x, with x as a list of variable size, which all of Ray Data keeps as it is."""
+    def encode(self, table: Table) -> Table:
+        """Return the columns row, labels, known and x; x is a list of variable size, which all of Ray Data keeps as it
+        is.
+        """
         encoded = self.task.encode(table, self.spec)
         x = encoded["x"].cast(pa.list_(stored_type(encoded["x"].type.value_type)))
         return pa.table({n: x if n == "x" else encoded[n] for n in (*kept_columns(encoded), "x")})
 
-    def file(self, table: Any, owner: int) -> tuple[bytes, str]:
-        """The rows of one owner, with the labels that it may see, as a file, and the digest of its content."""
-        return table_bytes(disclosed_table(table, self.classes[owner], len(self.task.class_names), self.task.kind))
+    def file(self, table: Table, owner: int) -> tuple[bytes, str]:
+        """Return the rows of one owner, with the labels that it may see, as a file, and the digest of its content."""
+        return table_bytes(disclose_table(table, self.classes[owner], len(self.task.class_names), self.task.kind))
 
 
-def kept_columns(table: Any) -> list[str]:
-    """The columns that encoding leaves as they are."""
+def kept_columns(table: Table) -> list[str]:
+    """Return the columns that encoding leaves as they are."""
     return [name for name in ("row", "labels", "known") if name in table.column_names]
 
 
-def normalized(spec: InputSpec, options: TaskOptions) -> InputSpec:
-    """The description with the mean and deviation that ``options.normalize`` asks for.
+def set_normalization(spec: InputSpec, options: TaskOptions) -> InputSpec:
+    """Return the spec with the mean and deviation that ``options.normalize`` asks for.
 
     Raises InputError on words it does not know, numbers that do not fit the channels, or inputs that are not stored as
     pixels.
@@ -69,7 +71,9 @@ def normalized(spec: InputSpec, options: TaskOptions) -> InputSpec:
 
 
 def _constants(text: str, channels: int) -> tuple[tuple[float, ...], ...]:
-    """Mean and deviation of every channel out of ``mean/deviation``. Raises InputError where it is something else."""
+    """Return the mean and deviation of every channel out of ``mean/deviation``. Raises InputError where it is something
+    else.
+    """
     try:
         parts = [tuple(float(number) for number in part.split(",")) for part in text.split("/")]
     except ValueError:

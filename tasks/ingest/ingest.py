@@ -22,25 +22,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anchorfl.tasks.arrays.arrow import Ints, list_parts
+from anchorfl.tasks.arrays.arrow import Ints, Table, list_parts
 from anchorfl.tasks.arrays.chunks import Chunks
 from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.arrays.ragged import ragged_take
 from anchorfl.tasks.contract import Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
 from anchorfl.tasks.files.raw_files import raw_folder
 from anchorfl.tasks.ingest import remote_cache
 from anchorfl.tasks.ingest.class_histogram import ClassHistogram
-from anchorfl.tasks.ingest.encoding import Encoding, kept_columns, normalized
-from anchorfl.tasks.ingest.manifest import Manifest, pairs
+from anchorfl.tasks.ingest.encoding import Encoding, kept_columns, set_normalization
+from anchorfl.tasks.ingest.manifest import Manifest, nonzero_counts
 from anchorfl.tasks.ingest.prepared import Prepared, cache_folder, data_digest, sync_folder, write_file, write_manifest
 from anchorfl.tasks.ingest.raw_digest import raw_digest
-from anchorfl.tasks.ingest.raw_table import Owners, as_clients_know, owners, read_rows, resolved
+from anchorfl.tasks.ingest.raw_table import (
+    Owners,
+    assign_owners,
+    canonicalize_options,
+    read_rows,
+    restrict_validation_labels,
+)
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.one_class import wrong_number
 from anchorfl.tasks.partition.partition import make_plan
-from anchorfl.tasks.partition.plan import Plan, digest
-from anchorfl.tasks.partition.stratify import Rows
+from anchorfl.tasks.partition.plan import PartitionPlan, plan_digest
+from anchorfl.tasks.partition.stratify import TrainingRows
 
 Engine = Literal["ray", "local"]
 Log = Callable[[str], None]
@@ -60,42 +67,42 @@ def prepare(
     engine: Engine,
     log: Log = lambda _: None,
 ) -> Prepared:
-    """The prepared data of a federation, from the cache or made now.
+    """Return the prepared data of a federation, from the cache or made now.
 
     engine: ``ray`` needs a running Ray (the caller starts it) if there is work to do; ``local`` works in this process.
     Where ``task.cache`` is an address, they are made in the cache folder of this machine and then copied there.
     Raises InputError on bad options or files, RuntimeError where Ray is needed and not running.
     """
-    asked, options = options.clients, resolved(task, options, seed)
-    prepared = _prepared(task, options, seed, engine, log)
+    asked, options = options.clients, canonicalize_options(task, options, seed)
+    prepared = _find_or_prepare(task, options, seed, engine, log)
     number, classes = len(prepared.manifest.examples), len(prepared.manifest.class_names)
     if options.partition == "one_class" and asked not in (0, number):
         raise InputError(wrong_number(task.name, asked, number, classes))
     return prepared
 
 
-def _prepared(task: Task, options: TaskOptions, seed: int, engine: Engine, log: Log) -> Prepared:
-    """The same for resolved options."""
+def _find_or_prepare(task: Task, options: TaskOptions, seed: int, engine: Engine, log: Log) -> Prepared:
+    """Do what ``prepare`` does, for canonical options."""
     source = raw_folder(task, options)
     raw = raw_digest(task, options, source)
     folder = cache_folder(task.name, options, seed, raw)
     if not object_store.is_remote(options.cache):
-        return _on_this_machine(task, options, seed, raw, source, folder, engine, log)
-    object_store.check(options.cache, "task.cache")
-    place = object_store.join(options.cache, folder.name)
-    found = remote_cache.find(place)
+        return _prepare_locally(task, options, seed, raw, source, folder, engine, log)
+    object_store.check_location(options.cache, "task.cache")
+    location = object_store.join(options.cache, folder.name)
+    found = remote_cache.find(location)
     if found is not None:
-        log(f"{task.name}: prepared data found in {object_store.shown(place)}")
+        log(f"{task.name}: prepared data found in {object_store.shown(location)}")
         return found
-    remote_cache.upload(_on_this_machine(task, options, seed, raw, source, folder, engine, log), place)
-    log(f"{task.name}: prepared data copied to {object_store.shown(place)}")
-    return Prepared.load(place)
+    remote_cache.upload(_prepare_locally(task, options, seed, raw, source, folder, engine, log), location)
+    log(f"{task.name}: prepared data copied to {object_store.shown(location)}")
+    return Prepared.load(location)
 
 
-def _on_this_machine(
+def _prepare_locally(
     task: Task, options: TaskOptions, seed: int, raw: str, source: Path | None, folder: Path, engine: Engine, log: Log
 ) -> Prepared:
-    """The prepared data in ``folder``, from the cache or made now."""
+    """Return the prepared data in ``folder``, from the cache or made now."""
     if folder.exists():
         log(f"{task.name}: prepared data found in {folder}")
         return Prepared.load(folder)
@@ -119,7 +126,7 @@ def _build(
     options: TaskOptions,
     seed: int,
     raw: str,
-    table: Any,
+    table: Table,
     building: str,
     engine: Engine,
     log: Log,
@@ -127,33 +134,35 @@ def _build(
     """Fill a folder: plan, fit, encode, write."""
     row_N = table["row"].to_numpy()
     labels = Labels.of_lists(table["labels"], len(task.class_names))
-    plan, owned = _planned(task, options, seed, table, labels)
-    table, labels = as_clients_know(table, labels, plan, task.kind)
+    plan, owned = _make_plan(task, options, seed, table, labels)
+    table, labels = restrict_validation_labels(table, labels, plan, task.kind)
     used_N = np.isin(row_N, np.concatenate([row_N[:0], *(client.rows for client in plan.clients)]))
-    spec = normalized(task.fit(table.filter(pa.array(used_N)), options), options)
+    spec = set_normalization(task.fit(table.filter(pa.array(used_N)), options), options)
     every = tuple(range(labels.classes))
     job = Encoding(task, spec, (*(client.classes for client in plan.clients), every, every))
     log(f"{task.name}: encoding {len(row_N)} rows for {len(plan.clients)} clients")
     payload = table.select([*kept_columns(table), task.payload])
     local = engine == "local"
-    made = _run_local(job, payload, owned) if local else _run_ray(job, payload, row_N, owned, labels)
+    encoded_files = _run_local(job, payload, owned) if local else _run_ray(job, payload, row_N, owned, labels)
     content, files = dict[str, str](), dict[str, str]()
     said = time.monotonic()
-    for owner, data, content_digest in made:
+    for owner, data, content_digest in encoded_files:
         content[job.name(owner)] = content_digest
         files[job.name(owner)] = write_file(building, job.name(owner), data)
         if time.monotonic() - said > PROGRESS_S:
             said = time.monotonic()
             log(f"{task.name}: {len(files)} of {len(job.classes)} files written")
     files = dict(sorted(files.items()))  # Ray Data gives the owners in an order of its own
-    manifest = _manifest(job, options, plan, owned, labels)
+    manifest = _make_manifest(job, options, plan, owned, labels)
     manifest = replace(manifest, raw_digest=raw, data_digest=data_digest(content), files=files)
-    held = ClassHistogram.of(labels.take(rows) for rows in owned.parts()[: len(plan.clients)])
-    write_manifest(building, manifest, plan, held)
+    histogram = ClassHistogram.of(labels.take(rows) for rows in owned.parts()[: len(plan.clients)])
+    write_manifest(building, manifest, plan, histogram)
 
 
-def _planned(task: Task, options: TaskOptions, seed: int, table: Any, labels: Labels) -> tuple[Plan, Owners]:
-    """The plan, and who gets which row."""
+def _make_plan(
+    task: Task, options: TaskOptions, seed: int, table: Table, labels: Labels
+) -> tuple[PartitionPlan, Owners]:
+    """Return the partition, and the owners of every row."""
     row_N, split = table["row"].to_numpy(), table["split"]
     test_N, published_N = (
         row_N[pc.equal(split, name).to_numpy(zero_copy_only=False)] for name in ("test", "validation")
@@ -161,19 +170,19 @@ def _planned(task: Task, options: TaskOptions, seed: int, table: Any, labels: La
     subject_N = np.asarray(table["subject"].to_pylist(), dtype=np.str_) if task.subjects else None
     training = np.flatnonzero(~np.isin(row_N, test_N))
     whole_N = table["piece_of"].to_numpy() if "piece_of" in table.column_names else None
-    rows = Rows(labels, row_N, subject_N, whole_N).take(training)
+    rows = TrainingRows(labels, row_N, subject_N, whole_N).take(training)
     plan = make_plan(rows, task, options, seed, published_N if len(published_N) else None)
-    return plan, owners(plan, row_N, test_N)
+    return plan, assign_owners(plan, row_N, test_N)
 
 
-def _run_local(job: Encoding, table: Any, owned: Owners) -> Iterator[_File]:
+def _run_local(job: Encoding, table: Table, owned: Owners) -> Iterator[_File]:
     """Encode in this process, owner by owner, so that no more than one owner's rows are held twice."""
     chunks = Chunks.of(table)
     for owner, rows in enumerate(owned.parts()):
         yield owner, *job.file(job.encode(chunks.take(rows)), owner)
 
 
-def _run_ray(job: Encoding, table: Any, row_N: Ints, owned: Owners, labels: Labels) -> Iterator[_File]:
+def _run_ray(job: Encoding, table: Table, row_N: Ints, owned: Owners, labels: Labels) -> Iterator[_File]:
     """Encode with Ray Data; the files one by one.
 
     Raises RuntimeError where rows or labels got lost on the way.
@@ -191,8 +200,8 @@ def _run_ray(job: Encoding, table: Any, row_N: Ints, owned: Owners, labels: Labe
             msg = f"Ray Data counts {count_C.tolist()} positives per class, the driver {labels.counts().tolist()}"
             raise RuntimeError(msg)
         lookup = ray.put((row_N, np.argsort(row_N), owned))
-        dealt = encoded.map_batches(_with_owner, batch_format="pyarrow", fn_kwargs={"lookup": lookup})
-        grouped = dealt.groupby("owner").map_groups(_group_file, batch_format="pyarrow", fn_kwargs={"job": job})
+        with_owners = encoded.map_batches(_add_owners, batch_format="pyarrow", fn_kwargs={"lookup": lookup})
+        grouped = with_owners.groupby("owner").map_groups(_group_file, batch_format="pyarrow", fn_kwargs={"job": job})
         rows = dict[int, int]()
         for line in grouped.iter_rows():
             rows[line["owner"]] = line["rows"]
@@ -205,35 +214,34 @@ def _run_ray(job: Encoding, table: Any, row_N: Ints, owned: Owners, labels: Labe
         yield owner, *job.file(job.encode(table.slice(0, 0)), owner)
 
 
-def _positive_classes(table: Any) -> Any:
-    """One row per positive label."""
+def _positive_classes(table: Table) -> Table:
+    """Return one row per positive label."""
     return pa.table({"class": list_parts(table["labels"])[0].astype(np.int64)})
 
 
-def _with_owner(table: Any, lookup: Any) -> Any:
-    """A row for every owner of every row, with the owner."""
+def _add_owners(table: Table, lookup: Any) -> Table:
+    """Return one row for every owner of every row, with the column ``owner``."""
     import ray  # runs in a worker of the ray engine
 
     row_N, order_N, owned = ray.get(lookup)
-    place_B = order_N[np.searchsorted(row_N, table["row"].to_numpy(), sorter=order_N)]
-    start_B, end_B = owned.offset_N1[place_B], owned.offset_N1[place_B + 1]
-    index = np.repeat(np.arange(len(place_B)), end_B - start_B)
-    entry = np.arange(len(index)) + np.repeat(start_B - np.cumsum(end_B - start_B) + (end_B - start_B), end_B - start_B)
+    index_B = order_N[np.searchsorted(row_N, table["row"].to_numpy(), sorter=order_N)]
+    entry, offset_B1 = ragged_take(owned.offset_N1, index_B)
+    index = np.repeat(np.arange(len(index_B)), np.diff(offset_B1))
     return table.take(index).append_column("owner", pa.array(owned.owner_E[entry]))
 
 
-def _group_file(table: Any, job: Encoding) -> Any:
-    """One owner's rows as a file; one line about it."""
+def _group_file(table: Table, job: Encoding) -> Table:
+    """Return one row: an owner, the file of its rows, and their number and digest."""
     owner = table["owner"][0].as_py()
     data, content = job.file(table.drop_columns(["owner"]), owner)
     file = pa.array([data], pa.large_binary())  # large: blocks of several files may be over 2 GB
     return pa.table({"owner": [owner], "rows": [table.num_rows], "digest": [content], "file": file})
 
 
-def _manifest(job: Encoding, options: TaskOptions, plan: Plan, owned: Owners, labels: Labels) -> Manifest:
-    """The manifest, its digests of raw files and data still empty."""
-    held = (labels.take(rows).counts() for rows in owned.parts()[: len(plan.clients)])
-    aware = [set(client.classes) for client in plan.clients]
+def _make_manifest(job: Encoding, options: TaskOptions, plan: PartitionPlan, owned: Owners, labels: Labels) -> Manifest:
+    """Return the manifest, its digests of raw files and data still empty."""
+    count_MC = (labels.take(rows).counts() for rows in owned.parts()[: len(plan.clients)])
+    identified = [set(client.classes) for client in plan.clients]
     return Manifest(
         task=job.task.name,
         class_names=job.task.class_names,
@@ -242,10 +250,10 @@ def _manifest(job: Encoding, options: TaskOptions, plan: Plan, owned: Owners, la
         options=replace(options, root="", cache=""),
         seed=plan.seed,
         raw_digest="",
-        partition_digest=digest(plan),
+        partition_digest=plan_digest(plan),
         data_digest="",
         examples=tuple(owned.sizes()[: len(plan.clients)].tolist()),
-        counts=tuple(pairs(count_C, known) for count_C, known in zip(held, aware, strict=True)),
+        counts=tuple(nonzero_counts(count_C, known) for count_C, known in zip(count_MC, identified, strict=True)),
         classes=tuple(client.classes for client in plan.clients),
         test=int(owned.sizes()[-2]),
         validation=len(plan.validation),
@@ -273,7 +281,7 @@ def _check_ray() -> None:
 
 @contextmanager
 def ray_data_settings() -> Iterator[None]:
-    """Ray Data without progress bars and chatter, and with the shuffle that suits small tables, in this block."""
+    """Run Ray Data without progress bars and chatter, and with the shuffle that suits small tables, in this block."""
     import ray  # only the ray engine needs it
 
     context = ray.data.DataContext.get_current().copy()

@@ -1,4 +1,4 @@
-"""The manifest of prepared data: what a folder holds, readable without opening a Parquet file."""
+"""The manifest of prepared data: the account of a folder, readable without opening a Parquet file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from anchorfl.tasks.arrays.arrow import Ints
-from anchorfl.tasks.contract import InputSpec, Kind
+from anchorfl.tasks.contract import InputSpec, LabelKind
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import misfit, parsed
 from anchorfl.tasks.options import TaskOptions
@@ -22,19 +22,19 @@ FORMAT = 6
 """Version of the layout; part of the name of every cache folder."""
 MANIFEST = "manifest.json"
 HINT = "delete the folder and prepare the data again"
-"""How errors about a prepared folder end."""
+"""End of errors about a prepared folder."""
 
-Counts = tuple[tuple[int, int], ...]
+ClassCounts = tuple[tuple[int, int], ...]
 """(class, rows) of the classes that occur, ascending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a prepared folder holds, readable without opening a Parquet file."""
+    """The account of a prepared folder, readable without opening a Parquet file."""
 
     task: str
     class_names: tuple[str, ...]
-    kind: Kind
+    kind: LabelKind
     spec: InputSpec
     options: TaskOptions
     """As prepared, without ``root`` and ``cache``, which are matters of the machine."""
@@ -42,12 +42,13 @@ class Manifest:
     raw_digest: str
     """sha256 over the raw files."""
     partition_digest: str
+    """sha256 over the partition (``plan_digest``)."""
     data_digest: str
     """sha256 over the content of every Parquet file."""
     examples: tuple[int, ...]
     """Rows of every client."""
-    counts: tuple[Counts, ...]
-    """Known positives per client; what its card discloses."""
+    counts: tuple[ClassCounts, ...]
+    """Known positives per client; its card discloses them."""
     classes: tuple[tuple[int, ...], ...]
     """Identified classes of every client."""
     test: int
@@ -58,18 +59,18 @@ class Manifest:
     """sha256 over the bytes of every other file, by its name; empty in folders of earlier versions."""
 
 
-def pairs(count_C: Ints, among: AbstractSet[int]) -> Counts:
-    """(class, rows) of the classes that occur among these."""
+def nonzero_counts(count_C: Ints, among: AbstractSet[int]) -> ClassCounts:
+    """Return the (class, rows) of the classes that occur among these."""
     return tuple((c, int(count_C[c])) for c in np.flatnonzero(count_C).tolist() if c in among)
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """As it is stored."""
+    """Return the bytes that are stored."""
     return json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1).encode()
 
 
 def read_manifest(folder: str) -> Manifest:
-    """The manifest of a prepared folder. Raises InputError where it is missing, damaged or of another format."""
+    """Return the manifest of a prepared folder. Raises InputError where it is missing, damaged or of another format."""
     path = f"{folder}/{MANIFEST}"
     try:
         content: dict[str, Any] = parsed(Path(path).read_bytes(), dict[str, Any], path, HINT)

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from anchorfl.tasks.arrays.arrow import Ints, table_digest
+from anchorfl.tasks.arrays.arrow import Ints, Table, table_digest
 from anchorfl.tasks.arrays.sparse_rows import SparseRows
 from anchorfl.tasks.arrays.tensors import client_data
 from anchorfl.tasks.contract import ClientData, Objective
@@ -35,38 +35,42 @@ from anchorfl.tasks.ingest.cards import Cards
 from anchorfl.tasks.ingest.class_histogram import ClassHistogram
 from anchorfl.tasks.ingest.manifest import FORMAT, HINT, MANIFEST, Manifest, manifest_bytes, read_manifest
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.partition.plan import Plan, digest, plan_from_json, plan_to_json
+from anchorfl.tasks.partition.plan import PartitionPlan, plan_digest, plan_from_json, plan_to_json
 
-OWN_FORMAT = 2
-"""How tables of the user's own are read; a change of it makes their prepared data anew, and no others'."""
-HELD = "class_counts.parquet"
+TABLE_FORMAT = 2
+"""Version of the reading of users' tables; a change of it makes their prepared data anew, and no others'."""
+CLASS_COUNTS = "class_counts.parquet"
+"""File of the class histogram."""
 GROUP_ROWS, GROUP_BYTES = 1 << 20, 1 << 30
 """Most rows, and about so many bytes, of a group of rows in a file: a group with 2^31 values cannot be read."""
 Split = Literal["test", "validation"]
-SPLITS: tuple[Split, ...] = ("validation", "test")
-Read = TypeVar("Read")
-Rows = TypeVar("Rows", ClientData, SparseRows)
+SERVER_SPLITS: tuple[Split, ...] = ("validation", "test")
+ReadT = TypeVar("ReadT")
+RowsT = TypeVar("RowsT", ClientData, SparseRows)
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prepared folder. origin: where its files come from when they are first asked for, on object storage; empty:
-    all of them are in ``folder``.
-    """
+    """A prepared folder."""
 
     folder: str
+    """Folder on this machine."""
     manifest: Manifest
     origin: str = ""
+    """Location on object storage from which files come when they are first asked for; empty: all of them are in
+    ``folder``.
+    """
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Prepared:
-        """The prepared data in a folder, or at a place on object storage, of which only the manifest is brought here.
+        """Return the prepared data in a folder, or at a location on object storage, of which only the manifest is
+        brought here.
 
         Raises InputError where it is incomplete or of another format, or the store cannot be used.
         """
         where = os.fspath(folder)
         if object_store.is_remote(where):
-            return cls._at(where)
+            return cls._load_remote(where)
         manifest = read_manifest(where)
         for name in file_list(len(manifest.examples)):
             if not os.path.isfile(f"{where}/{name}"):
@@ -74,80 +78,87 @@ class Prepared:
         return cls(where, manifest)
 
     @classmethod
-    def _at(cls, origin: str) -> Prepared:
-        """A place on object storage; nothing is brought here where this machine has prepared the same data itself."""
+    def _load_remote(cls, origin: str) -> Prepared:
+        """Return the prepared data at a location; nothing is brought here where this machine has prepared the same
+        itself.
+        """
         name, root = object_store.last_name(origin), cache_root("")
         if (root / name / MANIFEST).is_file():
             return replace(cls.load(root / name), origin=origin)
         copy = root / f"{name}-fetched-{hashlib.sha256(origin.encode()).hexdigest()[:8]}"
         try:
-            object_store.fetch(object_store.join(origin, MANIFEST), copy / MANIFEST)
+            object_store.download(object_store.join(origin, MANIFEST), copy / MANIFEST)
         except FileNotFoundError as error:
-            place = object_store.shown(origin)
-            msg = f"{place} holds no complete prepared data; start the run again, which prepares them"
+            shown = object_store.shown(origin)
+            msg = f"{shown} holds no complete prepared data; start the run again, which prepares them"
             raise InputError(msg) from error
         return cls(str(copy), read_manifest(str(copy)), origin)
 
     @property
-    def place(self) -> str:
-        """What to give to ``load`` on any machine."""
+    def location(self) -> str:
+        """The argument of ``load`` on any machine."""
         return self.origin or self.folder
 
     def file(self, name: str) -> str:
-        """Path of one of the files on this machine. Raises InputError where it cannot be brought here."""
+        """Return the path of one of the files on this machine. Raises InputError where it cannot be brought here."""
         path = Path(self.folder) / name
         if self.origin:
             try:
-                object_store.fetch(object_store.join(self.origin, name), path, self.manifest.files.get(name, ""))
+                object_store.download(object_store.join(self.origin, name), path, self.manifest.files.get(name, ""))
             except FileNotFoundError as error:
                 raise InputError(f"{object_store.shown(self.origin)}: {name} is missing; {HINT}") from error
         return str(path)
 
     def client(self, client: int, objective: Objective) -> ClientData:
-        """All rows of one client, with the labels that it may see. Raises InputError where the file is damaged."""
+        """Return all rows of one client, with the labels that it may see. Raises InputError where the file is
+        damaged.
+        """
         rows = self._rows_of(client)
         known = self.manifest.classes[client] if self.manifest.kind == "multi" else None
         return self._rows(client_file(client), rows, self._dense(objective, known))
 
     def sparse_client(self, client: int) -> SparseRows:
-        """The same without a matrix of labels, whatever the number of rows and classes."""
+        """Return the same without a matrix of labels, whatever the number of rows and classes."""
         return self._rows(client_file(client), self._rows_of(client), self._sparse)
 
     def split(self, name: Split, objective: Objective) -> ClientData:
-        """A split of the server, labeled as far as the raw data are."""
+        """Return a split of the server, labeled as far as the raw data are."""
         return self._rows(f"{name}.parquet", self.size(name), self._dense(objective))
 
     def sparse_split(self, name: Split) -> SparseRows:
-        """The same without a matrix of labels, whatever the number of classes."""
+        """Return the same without a matrix of labels, whatever the number of classes."""
         return self._rows(f"{name}.parquet", self.size(name), self._sparse)
 
-    def held(self) -> ClassHistogram:
-        """Which client holds how many rows of which class. Raises InputError where the file is damaged."""
+    def class_histogram(self) -> ClassHistogram:
+        """Return the number of rows per client and class. Raises InputError where the file is damaged."""
         clients, classes = len(self.manifest.examples), len(self.manifest.class_names)
-        return self._read(HELD, lambda table: ClassHistogram.from_table(table, clients, classes))
+        return self._read(CLASS_COUNTS, lambda table: ClassHistogram.from_table(table, clients, classes))
 
     def size(self, name: Split) -> int:
-        """Rows of a split of the server."""
+        """Return the number of rows of a split of the server."""
         return self.manifest.test if name == "test" else self.manifest.validation
 
     def cards(self) -> Cards:
-        """What the clients disclose before training, in client order."""
+        """Return the cards of the clients, in their order."""
         m = self.manifest
         return Cards(len(m.class_names), m.examples, m.counts, m.classes)
 
-    def plan(self) -> Plan:
-        """The partition. Raises InputError where it is not the manifest's."""
+    def plan(self) -> PartitionPlan:
+        """Return the partition. Raises InputError where it is not the manifest's."""
         try:
             with open(self.file("partition.json"), encoding="utf-8") as stream:
                 plan = plan_from_json(stream.read())
         except ValueError as error:  # an InputError, which does not say where; no UTF-8
             raise InputError(f"{self.folder}/partition.json is damaged ({error}); {HINT}") from error
-        if digest(plan) != self.manifest.partition_digest:
+        if plan_digest(plan) != self.manifest.partition_digest:
             raise InputError(f"{self.folder}/partition.json is not the manifest's plan; {HINT}")
         return plan
 
     def _dense(self, objective: Objective, known: Sequence[int] | None = None) -> Callable[[Any], ClientData]:
-        """known: the classes that are known in a row unless it says otherwise; None: every class."""
+        """Return the conversion of a table to tensors.
+
+        known: the classes that are known in a row unless it says otherwise; None: every class.
+        """
         spec, classes = self.manifest.spec, len(self.manifest.class_names)
         return lambda table: client_data(table, spec, classes, objective, range(classes) if known is None else known)
 
@@ -156,26 +167,26 @@ class Prepared:
             raise IndexError(f"there is no client {client}: the clients are 0..{len(self.manifest.examples) - 1}")
         return self.manifest.examples[client]
 
-    def _sparse(self, table: Any) -> SparseRows:
+    def _sparse(self, table: Table) -> SparseRows:
         return SparseRows.of(table, self.manifest.spec, len(self.manifest.class_names))
 
-    def _rows(self, name: str, rows: int, made: Callable[[Any], Rows]) -> Rows:
-        data = self._read(name, made)
+    def _rows(self, name: str, rows: int, convert: Callable[[Any], RowsT]) -> RowsT:
+        data = self._read(name, convert)
         if len(data) != rows:
             raise InputError(f"{self.file(name)} has {len(data)} rows, not {rows}; {HINT}")
         return data
 
-    def _read(self, name: str, made: Callable[[Any], Read]) -> Read:
+    def _read(self, name: str, convert: Callable[[Any], ReadT]) -> ReadT:
         path = self.file(name)
         try:
             # one thread, as its client has one CPU; no partitioning: a '=' in the path is not a column
-            return made(pq.read_table(path, use_threads=False, partitioning=None))
+            return convert(pq.read_table(path, use_threads=False, partitioning=None))
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             raise InputError(f"{path} is damaged ({error}); {HINT}") from error
 
 
 def cache_root(cache: str) -> Path:
-    """The cache folder of this machine; ``cache``: the user's choice, which object storage is not.
+    """Return the cache folder of this machine; ``cache``: the user's choice, which object storage is not.
 
     Raises InputError where ``ANCHORFL_CACHE`` is an address.
     """
@@ -189,7 +200,7 @@ def cache_root(cache: str) -> Path:
 
 
 def cache_folder(name: str, options: TaskOptions, seed: int, raw: str) -> Path:
-    """Where the prepared data of a task belong: their name holds a digest of format, raw files, options and seed.
+    """Return the folder of a task's prepared data; its name holds a digest of format, raw files, options and seed.
 
     Where the files lie does not matter to the content, so no folder is in it.
     """
@@ -197,29 +208,29 @@ def cache_folder(name: str, options: TaskOptions, seed: int, raw: str) -> Path:
     here = replace(options, root="", cache="", file=parquet, class_names=names)
     # only what differs from its default, so that a new option leaves prepared data as they are
     changed = {f.name: getattr(here, f.name) for f in fields(here) if getattr(here, f.name) != f.default}
-    own = [OWN_FORMAT] if options.file else []
+    own = [TABLE_FORMAT] if options.file else []
     content = json.dumps([FORMAT, raw, changed, seed, *own], sort_keys=True)
     return cache_root(options.cache) / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
 def client_file(client: int) -> str:
-    """Name of a client's Parquet file."""
+    """Return the name of a client's Parquet file."""
     return f"client-{client:05d}.parquet"
 
 
 def file_list(clients: int) -> list[str]:
-    """Names of all files that a complete folder holds, the manifest apart."""
+    """Return the names of all files that a complete folder holds, the manifest apart."""
     return [
         *(client_file(client) for client in range(clients)),
         "test.parquet",
         "validation.parquet",
-        HELD,
+        CLASS_COUNTS,
         "partition.json",
     ]
 
 
-def table_bytes(table: Any) -> tuple[bytes, str]:
-    """A table as a Parquet file, and the digest of its content."""
+def table_bytes(table: Table) -> tuple[bytes, str]:
+    """Return a table as a Parquet file, and the digest of its content."""
     stream = io.BytesIO()
     rows = max(1, int(GROUP_BYTES * table.num_rows / max(1, table.nbytes)))
     pq.write_table(table, stream, row_group_size=min(rows, GROUP_ROWS), compression="zstd")
@@ -227,7 +238,7 @@ def table_bytes(table: Any) -> tuple[bytes, str]:
 
 
 def write_file(folder: str, name: str, data: bytes) -> str:
-    """Write one file, synced to disk; the sha256 of its bytes."""
+    """Write one file, synced to disk, and return the sha256 of its bytes."""
     with open(f"{folder}/{name}", "wb") as stream:
         stream.write(data)
         stream.flush()
@@ -235,16 +246,16 @@ def write_file(folder: str, name: str, data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def write_manifest(folder: str, manifest: Manifest, plan: Plan, held: ClassHistogram) -> None:
-    """Write plan, who holds what, and manifest, synced to disk; the manifest last, as it makes the folder complete."""
-    others = {HELD: table_bytes(held.table())[0], "partition.json": plan_to_json(plan).encode()}
+def write_manifest(folder: str, manifest: Manifest, plan: PartitionPlan, histogram: ClassHistogram) -> None:
+    """Write plan, class histogram and manifest, synced to disk; the manifest last, as it makes the folder complete."""
+    others = {CLASS_COUNTS: table_bytes(histogram.table())[0], "partition.json": plan_to_json(plan).encode()}
     files = {**manifest.files, **{name: write_file(folder, name, data) for name, data in others.items()}}
     write_file(folder, MANIFEST, manifest_bytes(replace(manifest, files=files)))
     sync_folder(folder)
 
 
 def data_digest(digests: Mapping[str, str]) -> str:
-    """sha256 over file names and the digests of their content."""
+    """Return the sha256 over file names and the digests of their content."""
     return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
 
 
@@ -258,17 +269,16 @@ def sync_folder(folder: str) -> None:
 
 
 def training_counts(data: Prepared) -> tuple[int, Ints]:
-    """The different training rows of all clients, and how many of them have each class, int64 [C]: for scoring, never
-    for a method.
+    """Return the number of different training rows of all clients, and how many of them have each class, int64 [C].
 
-    Where clients share rows (``one_class``), a class is counted with the clients that identify it, of which it then has
-    one. Raises InputError where the plan is not the data's.
+    For scoring, never for a method. Where clients share rows (``one_class``), a class is counted with the clients that
+    identify it, of which it then has one. Raises InputError where the plan is not the data's.
     """
     manifest = data.manifest
     rows = len(np.unique(np.concatenate([client.rows for client in data.plan().clients])))
     shared = rows < sum(manifest.examples)
     if not shared:
-        return rows, data.held().counts(len(manifest.class_names))
+        return rows, data.class_histogram().counts(len(manifest.class_names))
     count_C = np.zeros(len(manifest.class_names), dtype=np.int64)
     for class_, number in chain.from_iterable(manifest.counts):
         count_C[class_] += number

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from anchorfl.tasks.contract import Task
 from anchorfl.tasks.files import object_store
-from anchorfl.tasks.files.raw_files import file_names, find_file, find_files, matches
+from anchorfl.tasks.files.raw_files import file_names, find_file, find_files, has_file
 from anchorfl.tasks.ingest.prepared import cache_root, data_digest
 from anchorfl.tasks.options import TaskOptions
 
@@ -23,12 +23,12 @@ SETTLED_NS = 2_000_000_000
 
 
 def raw_digest(task: Task, options: TaskOptions, folder: Path | None) -> str:
-    """sha256 over the names and bytes of the raw files that this variant needs."""
+    """Return the sha256 over the names and bytes of the raw files that this variant needs."""
     if folder is None:
         return data_digest({})
     where = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     memory = cache_root(options.cache) / MEMORY / f"{task.name}-{where}.json"
-    known, seen, digests = _remembered(memory), dict[str, str](), dict[str, str]()
+    known, seen, digests = _read_memory(memory), dict[str, str](), dict[str, str]()
     for name, path in raw_files(task, options, folder):
         about = path.stat()
         key = f"{name}:{about.st_size}:{about.st_mtime_ns}"
@@ -41,10 +41,10 @@ def raw_digest(task: Task, options: TaskOptions, folder: Path | None) -> str:
 
 
 def raw_files(task: Task, options: TaskOptions, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Name and path of every raw file that this variant needs, of the optional ones that are there and of those that
-    they name; a pattern gives the names below the folder.
+    """Yield the name and path of every raw file that this variant needs, of the optional ones that are there and of
+    those that they name; a pattern gives the names below the folder.
     """
-    there = [name for name in task.source.optional if matches(folder, name)]
+    there = [name for name in task.source.optional if has_file(folder, name)]
     for name in (*file_names(task, options), *there):
         if "*" not in name:
             yield name, find_file(folder, name)
@@ -61,8 +61,8 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _remembered(memory: Path) -> dict[str, str]:
-    """What is known from earlier starts; nothing where the file is missing or damaged, as it only saves time."""
+def _read_memory(memory: Path) -> dict[str, str]:
+    """Return the digests of earlier starts; nothing where the file is missing or damaged, as it only saves time."""
     try:
         content = json.loads(memory.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The table that a task's ``read`` gave: whether it keeps the contract, which classes count, who gets which rows."""
+"""The table that a task's ``read`` gave: check of the contract, choice of the classes, owners of the rows."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.arrow import Column, Ints, Table
 from anchorfl.tasks.arrays.disclosure import known_matrix
 from anchorfl.tasks.arrays.labels import Labels
-from anchorfl.tasks.contract import CLASS_NAMES, Kind, Task
+from anchorfl.tasks.arrays.ragged import offsets
+from anchorfl.tasks.contract import CLASS_NAMES, LabelKind, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import skipped
 from anchorfl.tasks.files.raw_files import raw_folder
 from anchorfl.tasks.files.split_leaks import leaked_rows
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.partition.plan import Plan
+from anchorfl.tasks.partition.plan import PartitionPlan
 
 SPLITS = ("train", "validation", "test")
 SHOWN = 5
 
 
-def resolved(task: Task, options: TaskOptions, seed: int) -> TaskOptions:
-    """The options with ``fold`` as a number, and without a number of clients where it follows from the data, so that
-    data are prepared once. Raises InputError where the task has no such fold.
+def canonicalize_options(task: Task, options: TaskOptions, seed: int) -> TaskOptions:
+    """Return the options with ``fold`` as a number, and without a number of clients where it follows from the data.
+
+    So data are prepared once. Raises InputError where the task has no such fold.
     """
     if options.partition == "one_class":
         options = replace(options, clients=0)
@@ -41,14 +42,14 @@ def resolved(task: Task, options: TaskOptions, seed: int) -> TaskOptions:
     return replace(options, fold=seed % task.folds) if task.folds and options.fold == -1 else options
 
 
-def read_rows(task: Task, options: TaskOptions, folder: Path | None, log: Callable[[str], None]) -> tuple[Any, Task]:
-    """The raw rows, and the task with the classes that count. Says what was left out and what looks wrong.
+def read_rows(task: Task, options: TaskOptions, folder: Path | None, log: Callable[[str], None]) -> tuple[Table, Task]:
+    """Return the raw rows, and the task with the classes that count. Log what was left out and what looks wrong.
 
     Raises InputError on bad files, ValueError on a fault of the task.
     """
     table = task.read(folder, options)
-    task = _named(task, table)
-    table = checked(table, task)
+    task = _with_class_names(task, table)
+    table = validate_table(table, task)
     count, listed = skipped(table)
     for line in listed[:SHOWN]:
         log(f"{task.name}: left out: {line}")
@@ -58,26 +59,27 @@ def read_rows(task: Task, options: TaskOptions, folder: Path | None, log: Callab
     if len(twice):
         test, train = twice[0]
         log(f"{task.name}: {len(twice)} test rows are identical to a training row (ids {test} and {train}, ...)")
-    return without_rare(table, task, options.min_positives)
+    return drop_rare_classes(table, task, options.min_positives)
 
 
 def class_names_of(task: Task, options: TaskOptions) -> tuple[str, ...]:
-    """The class names of a task, read from its files where they stand there only. Raises InputError where these are
-    missing.
+    """Return the class names of a task, read from its files where only they have them.
+
+    Raises InputError where these are missing.
     """
     if task.class_names:
         return task.class_names
-    return _named(task, task.read(raw_folder(task, options), options)).class_names
+    return _with_class_names(task, task.read(raw_folder(task, options), options)).class_names
 
 
-def _named(task: Task, table: Any) -> Task:
-    """The task with the class names that stand in the files, if they do."""
+def _with_class_names(task: Task, table: Table) -> Task:
+    """Return the task with the class names that stand in the files, if they do."""
     names = (table.schema.metadata or {}).get(CLASS_NAMES)
     return task if names is None else replace(task, class_names=tuple(json.loads(names)))
 
 
-def checked(table: Any, task: Task) -> Any:
-    """The table that ``read`` gave, if it keeps the contract.
+def validate_table(table: Table, task: Task) -> Table:
+    """Return the table that ``read`` gave, if it keeps the contract.
 
     Raises ValueError on a fault of the task, InputError on a fault of the data.
     """
@@ -107,17 +109,17 @@ def checked(table: Any, task: Task) -> Any:
     return table
 
 
-def given_labels(table: Any, classes: int) -> Labels | None:
-    """The classes of every row whose label the raw data give; None where they give all."""
+def given_labels(table: Table, classes: int) -> Labels | None:
+    """Return the classes of every row whose label the raw data give; None where they give all."""
     if "known" not in table.column_names or not (table["known"].null_count < table.num_rows):
         return None
     every = pa.scalar(list(range(classes)), pa.list_(pa.int32()))
     return Labels.of_lists(table["known"].fill_null(every), classes)
 
 
-def without_rare(table: Any, task: Task, least: int) -> tuple[Any, Task]:
-    """The table and the task without the classes that fewer than ``least`` rows have. Raises InputError where none is
-    left.
+def drop_rare_classes(table: Table, task: Task, least: int) -> tuple[Table, Task]:
+    """Return the table and the task without the classes that fewer than ``least`` rows have. Raises InputError where
+    none is left.
     """
     labels = Labels.of_lists(table["labels"], len(task.class_names))
     kept_C = labels.counts() >= least
@@ -132,7 +134,7 @@ def without_rare(table: Any, task: Task, least: int) -> tuple[Any, Task]:
     groups = {group: tuple(n for n in members if n in names) for group, members in task.groups.items()}
     groups = {group: members for group, members in groups.items() if members}
 
-    def renumbered(column: Any) -> Any:
+    def renumbered(column: Column) -> Column:
         every = column.is_null()
         found = Labels.of_lists(column.fill_null(pa.scalar([], column.type)), labels.classes)
         found = found.where(kept_C[found.class_P])
@@ -144,19 +146,23 @@ def without_rare(table: Any, task: Task, least: int) -> tuple[Any, Task]:
     return table, replace(task, class_names=names, groups=groups)
 
 
-def as_clients_know(table: Any, labels: Labels, plan: Plan, kind: Kind) -> tuple[Any, Labels]:
-    """Table and labels with the validation rows as the clients know them that they were held out from."""
+def restrict_validation_labels(
+    table: Table, labels: Labels, plan: PartitionPlan, kind: LabelKind
+) -> tuple[Table, Labels]:
+    """Return table and labels, in which validation rows show only what the clients know that they were held out
+    from.
+    """
     if not len(plan.validation_client):
         return table, labels
     row_N, order_V = table["row"].to_numpy(), np.argsort(plan.validation)
-    place_N = np.searchsorted(plan.validation, row_N, sorter=order_V)
-    place_N = order_V[np.minimum(place_N, len(order_V) - 1)]
-    there_N = plan.validation[place_N] == row_N
+    index_N = np.searchsorted(plan.validation, row_N, sorter=order_V)
+    index_N = order_V[np.minimum(index_N, len(order_V) - 1)]
+    there_N = plan.validation[index_N] == row_N
     aware_MC = np.zeros((len(plan.clients) + 1, labels.classes), dtype=np.bool_)
     aware_MC[-1] = True  # rows that are no validation rows
     for client, own in enumerate(plan.clients):
         aware_MC[client, list(own.classes)] = True
-    whose_N = np.where(there_N, plan.validation_client[place_N], len(plan.clients))
+    whose_N = np.where(there_N, plan.validation_client[index_N], len(plan.clients))
     seen = labels.where(aware_MC[whose_N[labels.row_P], labels.class_P])
     given = table["known"] if "known" in table.column_names else pa.nulls(len(row_N), pa.list_(pa.int32()))
     known_NC = known_matrix(pa.chunked_array(given), range(labels.classes), labels.classes) & aware_MC[whose_N]
@@ -171,38 +177,39 @@ def as_clients_know(table: Any, labels: Labels, plan: Plan, kind: Kind) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Who gets which rows. owner_E: the owner of every entry; offset_N1: where a row's entries begin; count: number of
-    owners: the clients, then the server's test rows, then its validation rows.
-    """
+    """The owners of every row, row after row: the clients, then the server's test rows, then its validation rows."""
 
     owner_E: Ints
+    """The owner of every entry."""
     offset_N1: Ints
+    """Where a row's entries begin."""
     count: int
+    """Number of owners."""
 
     def parts(self) -> list[Ints]:
-        """Positions of every owner's rows, ascending."""
-        place_E = np.repeat(np.arange(len(self.offset_N1) - 1), np.diff(self.offset_N1))
+        """Return the positions of every owner's rows, ascending."""
+        row_E = np.repeat(np.arange(len(self.offset_N1) - 1), np.diff(self.offset_N1))
         order_E = np.argsort(self.owner_E, kind="stable")
-        return np.split(place_E[order_E], np.cumsum(self.sizes())[:-1])
+        return np.split(row_E[order_E], np.cumsum(self.sizes())[:-1])
 
     def sizes(self) -> Ints:
-        """Rows of every owner."""
+        """Return the number of rows of every owner."""
         return np.bincount(self.owner_E, minlength=self.count)
 
 
-def owners(plan: Plan, row_N: Ints, test_N: Ints) -> Owners:
-    """Owners of every row. row_N: ids; test_N: ids of the test rows."""
+def assign_owners(plan: PartitionPlan, row_N: Ints, test_N: Ints) -> Owners:
+    """Return the owners of every row. row_N: ids; test_N: ids of the test rows."""
     order_N = np.argsort(row_N)
     parts = [*(client.rows for client in plan.clients), test_N, plan.validation]
-    place_E = order_N[np.searchsorted(row_N, np.concatenate(parts), sorter=order_N)]
+    row_E = order_N[np.searchsorted(row_N, np.concatenate(parts), sorter=order_N)]
     owner_E = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    sorted_E = np.lexsort((owner_E, place_E))
-    offset_N1 = np.concatenate([[0], np.cumsum(np.bincount(place_E, minlength=len(row_N)))])
+    sorted_E = np.lexsort((owner_E, row_E))
+    offset_N1 = offsets(np.bincount(row_E, minlength=len(row_N)))
     return Owners(owner_E[sorted_E], offset_N1, len(parts))
 
 
 def _check_names(names: Sequence[str], task: str) -> None:
-    """InputError where two classes have one name, or names that differ by case, spaces or underscores only."""
+    """Raise InputError where two classes have one name, or names that differ by case, spaces or underscores only."""
     first = dict[str, str]()
     for name in names:
         key = re.sub(r"[\s_]+", " ", name).strip().casefold()
@@ -213,7 +220,7 @@ def _check_names(names: Sequence[str], task: str) -> None:
 
 
 def _check_given(labels: Labels, given: Labels, name: str) -> None:
-    """ValueError where a positive label is not given."""
+    """Raise ValueError where a positive label is not given."""
     key = np.int64(labels.classes)
     lost = np.setdiff1d(labels.row_P * key + labels.class_P, given.row_P * key + given.class_P)
     if len(lost):

@@ -14,30 +14,30 @@ UPLOADS = 8
 """Files on their way at one time."""
 
 
-def find(place: str) -> Prepared | None:
-    """The prepared data at a place; None where there are none.
+def find(location: str) -> Prepared | None:
+    """Return the prepared data at a location; None where there are none.
 
     Raises InputError where a file is missing, or the store cannot be used.
     """
-    if not object_store.exists(object_store.join(place, MANIFEST)):
+    if not object_store.exists(object_store.join(location, MANIFEST)):
         return None
-    prepared = Prepared.load(place)
-    lost = set(file_list(len(prepared.manifest.examples))) - object_store.sizes(place).keys()
+    prepared = Prepared.load(location)
+    lost = set(file_list(len(prepared.manifest.examples))) - object_store.sizes(location).keys()
     if lost:
-        folder = object_store.shown(place)
+        folder = object_store.shown(location)
         msg = f"{folder}: {min(lost)} is missing; delete the folder and start again, which prepares the data"
         raise InputError(msg)
     return prepared
 
 
-def upload(prepared: Prepared, place: str) -> None:
+def upload(prepared: Prepared, location: str) -> None:
     """Copy a prepared folder; the manifest last, as it makes the folder complete.
 
     Raises InputError where the store cannot be used.
     """
 
     def send(name: str) -> None:
-        object_store.write_bytes(object_store.join(place, name), Path(prepared.folder, name).read_bytes())
+        object_store.write_bytes(object_store.join(location, name), Path(prepared.folder, name).read_bytes())
 
     with ThreadPoolExecutor(UPLOADS) as pool:
         list(pool.map(send, file_list(len(prepared.manifest.examples))))

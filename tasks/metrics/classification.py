@@ -28,7 +28,7 @@ from anchorfl.tasks.metrics.scores import ACCURACY, AUC, F1_MACRO, PRECISION, RE
 def classification(
     predicted_NC: npt.ArrayLike, score_NC: npt.NDArray[Any], y_NC: npt.ArrayLike, known_NC: npt.ArrayLike
 ) -> Scores:
-    """The figures of a split. score_NC: any that put the rows of a class in the order of its confidence.
+    """Return the figures of a split. score_NC: any that put the rows of a class in the order of its confidence.
 
     Raises ValueError as ``metrics.score`` does, InputError where a score is not finite.
     """
@@ -60,7 +60,9 @@ def classification(
 
 
 def auc(score_NC: npt.NDArray[Any], y_NC: Bools) -> tuple[Floats, Bools]:
-    """The area of every class against the rest, 0 of one without a row on either side, and which have both."""
+    """Return the area of every class against the rest, 0 of one without a row on either side, and which classes have
+    both.
+    """
     auc_C = np.zeros(y_NC.shape[1])
     sides_C: Bools = np.asarray(y_NC.any(0) & ~y_NC.all(0))
     for class_ in np.flatnonzero(sides_C):

@@ -12,35 +12,40 @@ import numpy as np
 import numpy.typing as npt
 
 from anchorfl.tasks.arrays.arrow import Bools, Ints
-from anchorfl.tasks.contract import Kind
+from anchorfl.tasks.contract import LabelKind
 from anchorfl.tasks.metrics.scores import ACCURACY, F1_MACRO, Floats, Scores
 
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """Scores in [0, 1]. Means run over the classes with support; a class without any scores 0 and counts in no mean.
+    """Scores in [0, 1] of 0/1 decisions.
 
-    f1_C: F1 per class; accuracy_C: single-label, share of the class's rows that got it; multi-label, share of right
-    decisions where the class is known; support_C: known positive rows per class; precision_C: share of the decisions
-    for a class that are right, 0 where there is none.
+    Means run over the classes with support; a class without any scores 0 and counts in no mean.
     """
 
     macro_f1: float
+    """Mean of f1_C over the classes with support."""
     accuracy: float
     """Single-label: share of right rows. Multi-label: mean of accuracy_C over the classes with support."""
     f1_C: Floats
+    """F1 per class."""
     accuracy_C: Floats
+    """Single-label: share of the class's rows that got it. Multi-label: share of right decisions where the class is
+    known.
+    """
     support_C: Ints
+    """Known positive rows per class."""
     precision_C: Floats
+    """Share of the decisions for a class that are right, 0 where there is none."""
 
     def scores(self) -> Scores:
-        """As records have them."""
+        """Return the scores as records have them."""
         values = {F1_MACRO.name: self.macro_f1, ACCURACY.name: self.accuracy}
         return Scores("threshold", values, {"f1": self.f1_C, "accuracy": self.accuracy_C})
 
 
-def score(kind: Kind, predicted_NC: npt.ArrayLike, y_NC: npt.ArrayLike, known_NC: npt.ArrayLike) -> Decisions:
-    """The scores of 0/1 decisions, counting only known labels (scikit-learn's macro F1 with zero_division=0).
+def score(kind: LabelKind, predicted_NC: npt.ArrayLike, y_NC: npt.ArrayLike, known_NC: npt.ArrayLike) -> Decisions:
+    """Return the scores of 0/1 decisions, counting only known labels (scikit-learn's macro F1 with zero_division=0).
 
     Single-label: a row counts if its true class is known. Raises ValueError on differing shapes or entries other than
     0, 1.
@@ -75,10 +80,10 @@ def _zero_one(values: npt.ArrayLike) -> Bools:
 
 
 def _ratio(part: Any, whole: Any) -> Floats:
-    """Quotient part / whole, 0 where the whole is 0."""
+    """Return the quotient part / whole, 0 where the whole is 0."""
     return np.asarray(part / np.maximum(whole, 1), dtype=np.float64)
 
 
 def mean(values: Floats) -> float:
-    """The mean, 0 of nothing."""
+    """Return the mean, 0 of nothing."""
     return float(values.mean()) if len(values) else 0.0

@@ -3,9 +3,9 @@
 - A row ranks the classes by their scores, the largest first; of equal scores the class with the lower index comes
   first. There is no threshold.
 - P@k: hits among the k first over k, as a mean over ALL rows. It is always divided by k: a row with fewer than k
-  labels cannot reach 1, one without any counts 0, and places beyond the last class (k > C) are misses.
-- nDCG@k: the sum of 1 / log2(place + 1) over the hits among the k first, over the largest sum that the row's labels
-  allow (its min(k, labels) first places), as a mean over ALL rows; a row without a label counts 0.
+  labels cannot reach 1, one without any counts 0, and ranks beyond the last class (k > C) are misses.
+- nDCG@k: the sum of 1 / log2(rank + 1) over the hits among the k first, over the largest sum that the row's labels
+  allow (its min(k, labels) first ranks), as a mean over ALL rows; a row without a label counts 0.
 - PSP@k: the sum of 1 / propensity over the hits among the k first of every row, over the largest sum that the labels
   allow, both summed over all rows before they are divided (normalized as in the Extreme Classification Repository).
 - mAP: the mean over the classes with a positive row of their average precision over the rows, which is the area under
@@ -18,7 +18,7 @@ up to ``KEPT`` of them (0.5 GiB in float32: FLAIR's 43,960 x 1,628 and EURLex's 
 306,782 x 13,330 do not); above that it is left out and a note says so. Sums over rows are exact before they are rounded
 (``math.fsum``), so that neither the order of the rows nor the size of the chunks changes a figure.
 
-Shape suffixes: N rows of a split, B rows of a chunk, C classes, P positives, K the first places of a row.
+Shape suffixes: N rows of a split, B rows of a chunk, C classes, P positives, K the first ranks of a row.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Array = npt.NDArray[Any]
 
 
 def propensities(count_C: Ints, rows: int, a: float = 0.55, b: float = 1.5) -> Floats:
-    """How likely a label is to be recorded where it is true: Jain, Prabhu and Varma (KDD 2016).
+    """Return the probability that a label is recorded where it is true: Jain, Prabhu and Varma (KDD 2016).
 
     p_c = 1 / (1 + (ln N - 1) (b + 1)^a / (N_c + b)^a), with N = ``rows``, the training rows, and N_c = ``count_C``,
     those with class c. Below three rows, where ln N - 1 is negative, every p is 1.
@@ -52,19 +52,20 @@ def propensities(count_C: Ints, rows: int, a: float = 0.55, b: float = 1.5) -> F
     return np.asarray(1 / (1 + factor * (count_C + b) ** -a), dtype=np.float64)
 
 
-def first_places(score_BC: Array, places: int) -> Ints:
-    """The classes with the largest scores, best first, of equals the lower index first: int64 [B, min(places, C)].
+def top_classes(score_BC: Array, count: int) -> Ints:
+    """Return the classes with the largest scores, best first, of equals the lower index first: int64 [B, min(count,
+    C)].
 
     ``torch.topk`` and ``numpy.argpartition`` leave open which of several equal scores they take.
     """
     rows, classes = score_BC.shape
-    places = min(places, classes)
-    least_B1 = np.partition(score_BC, classes - places, axis=1)[:, classes - places, None]
+    count = min(count, classes)
+    least_B1 = np.partition(score_BC, classes - count, axis=1)[:, classes - count, None]
     taken_BC, equal_BC = score_BC > least_B1, score_BC == least_B1
-    free_B = places - taken_BC.sum(1)
-    crowded = np.flatnonzero(equal_BC.sum(1) > free_B)  # more equal scores than places: the first of them
+    free_B = count - taken_BC.sum(1)
+    crowded = np.flatnonzero(equal_BC.sum(1) > free_B)  # more equal scores than ranks: the first of them
     equal_BC[crowded] &= np.cumsum(equal_BC[crowded], axis=1, dtype=np.int32) <= free_B[crowded, None]
-    class_BK = np.flatnonzero(taken_BC | equal_BC).reshape(rows, places) % classes
+    class_BK = np.flatnonzero(taken_BC | equal_BC).reshape(rows, count) % classes
     order_BK = np.argsort(-np.take_along_axis(score_BC, class_BK, axis=1), axis=1, kind="stable")
     return np.asarray(np.take_along_axis(class_BK, order_BK, axis=1), dtype=np.int64)
 
@@ -110,8 +111,8 @@ class Ranking:
         self.done = stop
 
     def _rank(self, score_BC: Array, labels: Labels) -> None:
-        """What the first places of these rows hold."""
-        top_BK = first_places(score_BC, max(CUTS))
+        """Count the hits among the first ranks of these rows."""
+        top_BK = top_classes(score_BC, max(CUTS))
         key_P = labels.row_P * self.classes + labels.class_P
         hit_BK = np.isin(np.arange(len(labels))[:, None] * self.classes + top_BK, key_P)
         self.unlabeled += int((labels.length_N == 0).sum())
@@ -129,7 +130,7 @@ class Ranking:
         self._class_P.append(labels.class_P)
 
     def scores(self) -> Scores:
-        """The figures, when all rows are there. Raises ValueError where some are not."""
+        """Return the figures, when all rows are there. Raises ValueError where some are not."""
         if self.done != self.rows:
             raise ValueError(f"{self.done} of {self.rows} rows were added")
         rows = max(1, self.rows)
@@ -137,8 +138,8 @@ class Ranking:
         ndcg_NK = _stacked(self._ndcg, len(CUTS))
         values |= {m.name: math.fsum(ndcg_N) / rows for m, ndcg_N in zip(NDCG_AT, ndcg_NK.T, strict=True)}
         if self.gain_C is not None:
-            places = min(max(CUTS), self.classes)
-            gained_NK, best_NK = _stacked(self._gained, places), _stacked(self._best, max(CUTS))
+            count = min(max(CUTS), self.classes)
+            gained_NK, best_NK = _stacked(self._gained, count), _stacked(self._best, max(CUTS))
             values |= {m.name: _share(gained_NK[:, :k], best_NK[:, :k]) for m, k in zip(PSP_AT, CUTS, strict=True)}
         per_class: dict[str, Floats] = {}
         if self.keeps:
@@ -149,7 +150,7 @@ class Ranking:
         return Scores("ranking", values, per_class, {"rows_without_label": float(self.unlabeled)}, self._notes())
 
     def _average_precision(self) -> tuple[Floats, Bools]:
-        """Average precision of every class, 0 of one without a positive row, and which have one."""
+        """Return the average precision of every class, 0 of one without a positive row, and which have one."""
         precision_C, supported_C = np.zeros(self.classes), np.zeros(self.classes, dtype=np.bool_)
         if self._score_CN is None:  # no rows
             return precision_C, supported_C
@@ -174,8 +175,9 @@ class Ranking:
 
 
 def average_precision(score_N: Array, positives: Ints) -> float:
-    """Mean over the positive rows of the share of positives among the rows that score no less; positives: at least one
-    row. That is the sum over thresholds of precision times the gain in recall.
+    """Return the mean over the positive rows of the share of positives among the rows that score no less.
+
+    positives: at least one row. The mean is the sum over thresholds of precision times the gain in recall.
     """
     score_P, sorted_N = np.sort(score_N[positives]), np.sort(score_N)
     hits_P = len(score_P) - np.searchsorted(score_P, score_P, side="left")
@@ -184,7 +186,7 @@ def average_precision(score_N: Array, positives: Ints) -> float:
 
 
 def _ndcg(hit_BK: Bools, labels_B: Ints) -> Floats:
-    """Normalised discounted cumulative gain of every row at every k of ``CUTS``: [B, cuts]."""
+    """Return the normalized discounted cumulative gain of every row at every k of ``CUTS``: [B, cuts]."""
     discount_K = 1 / np.log2(np.arange(max(CUTS)) + 2)
     gained_BK = np.cumsum(hit_BK * discount_K[: hit_BK.shape[1]], axis=1)
     largest_K1 = np.concatenate([[0.0], np.cumsum(discount_K)])
@@ -197,12 +199,12 @@ def _ndcg(hit_BK: Bools, labels_B: Ints) -> Floats:
 
 
 def _best(gain_C: Floats, labels: Labels) -> Floats:
-    """The largest gains among the labels of every row, descending, 0 where it has fewer labels: [B, K]."""
+    """Return the largest gains among the labels of every row, descending, 0 where it has fewer labels: [B, K]."""
     order_P = np.lexsort((-gain_C[labels.class_P], labels.row_P))
-    place_P = np.arange(len(order_P)) - labels.offset_N1[labels.row_P]
+    rank_P = np.arange(len(order_P)) - labels.offset_N1[labels.row_P]
     best_BK = np.zeros((len(labels), max(CUTS)))
-    held_P = place_P < max(CUTS)
-    best_BK[labels.row_P[held_P], place_P[held_P]] = gain_C[labels.class_P[order_P[held_P]]]
+    kept_P = rank_P < max(CUTS)
+    best_BK[labels.row_P[kept_P], rank_P[kept_P]] = gain_C[labels.class_P[order_P[kept_P]]]
     return best_BK
 
 
@@ -211,6 +213,6 @@ def _stacked(parts: Sequence[Floats], width: int) -> Floats:
 
 
 def _share(part: Iterable[Floats], whole: Iterable[Floats]) -> float:
-    """Sum of all of ``part`` over that of ``whole``, 0 where that is 0."""
+    """Return the sum of all of ``part`` over that of ``whole``, 0 where that is 0."""
     total = math.fsum(value for row in whole for value in row)
     return math.fsum(value for row in part for value in row) / total if total else 0.0

@@ -1,4 +1,4 @@
-"""The measures by name, the families that are computed together, and what a split scored."""
+"""The measures by name, the families that are computed together, and the scores of a split."""
 
 from __future__ import annotations
 
@@ -15,31 +15,34 @@ Metrics = Literal["threshold", "ranking", "classification"]
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure of a split, a fraction in [0, 1]. name: in records and results; value: how its names begin among the
-    numbers of a comparison; short: at the head of a column; shown: anywhere else.
-    """
+    """A figure of a split, a fraction in [0, 1]."""
 
     name: str
+    """Name in records and results."""
     value: str
+    """Beginning of its names among the numbers of a comparison."""
     short: str
+    """Name at the head of a column."""
     shown: str
+    """Name anywhere else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The measures that are computed together, in the order of the records. The first is the primary one, by which a
-    round or a point is chosen; told: those of a progress line; compared: those in tables of several runs; also: others
-    by which a round may be chosen, by name.
-    """
+    """The measures that are computed together."""
 
     measures: tuple[Measure, ...]
+    """In the order of the records. The first is the primary one, by which a round or a point is chosen."""
     told: tuple[Measure, ...]
+    """Those of a progress line."""
     compared: tuple[Measure, ...]
+    """Those in tables of several runs."""
     also: tuple[Measure, ...] = ()
+    """Others by which a round may be chosen, by name."""
 
     @property
     def primary(self) -> Measure:
-        """What chooses."""
+        """The measure by which a round is chosen."""
         return self.measures[0]
 
 
@@ -69,27 +72,23 @@ MEASURES: Mapping[str, Measure] = {m.name: m for family in FAMILIES.values() for
 
 
 def family_of(name: str) -> Family:
-    """The family of a measure. KeyError where there is no such name."""
+    """Return the family of a measure. Raises KeyError where there is no such name."""
     return next(family for family in FAMILIES.values() if MEASURES[name] in family.measures)
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What a split scored. values: by name of a measure, in the order of its family, those left out excepted;
-    per_class: name -> value of every class; counts: further numbers of the split for the records, which are no scores;
-    notes: what a person must know to read them, a line each.
-    """
+    """The scores of a split."""
 
     metrics: Metrics
     values: dict[str, float]
+    """By name of a measure, in the order of its family, those left out excepted."""
     per_class: dict[str, Floats] = field(default_factory=dict)
+    """Name -> value of every class."""
     counts: dict[str, float] = field(default_factory=dict)
+    """Further numbers of the split for the records, which are no scores."""
     notes: tuple[str, ...] = ()
-
-    @property
-    def primary(self) -> float:
-        """The figure by which a round is chosen."""
-        return self.values[FAMILIES[self.metrics].primary.name]
+    """Lines that a person must know to read the scores."""
 
     @property
     def line(self) -> str:

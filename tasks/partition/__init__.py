@@ -1,1 +1,1 @@
-"""Which rows belong to which client, and what each client identifies."""
+"""The rows of every client, and the classes that it identifies."""

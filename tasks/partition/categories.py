@@ -11,21 +11,23 @@ import numpy as np
 
 from anchorfl.tasks.arrays.arrow import Ints
 from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.contract import Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.plan import ClientPlan
-from anchorfl.tasks.partition.stratify import Rows, check_present, dealt, generator, named
+from anchorfl.tasks.partition.stratify import TrainingRows, check_present, describe_classes, generator, group_rows
 from anchorfl.tasks.partition.subjects import subject_codes
 
 
-def categories(rows: Rows, task: Task, options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
-    """The classes of ``class_sets``, and every row with the client that identifies the rarest of its classes.
+def categories(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
+    """Give the classes of ``class_sets`` to the clients, and every row to the client that identifies the rarest of its
+    classes.
 
     How rare a class is, is counted over these rows. ``options.keep_subjects``: all rows of a subject go to the client
     that most of them would go to (the first of equals). Rows (subjects) without any class are shuffled and dealt, as
-    many to each client. Every class keeps at least one row with the client that identifies it: see ``_moved``. Raises
-    InputError where that cannot be had, where a class has no row, or where groups or clients do not fit.
+    many to each client. Every class keeps at least one row with the client that identifies it: see ``_move_units``.
+    Raises InputError where that cannot be had, where a class has no row, or where groups or clients do not fit.
     """
     check_present(rows.labels, task.class_names)
     sets = class_sets(task, options.clients, generator(seed, "categories"))
@@ -33,29 +35,29 @@ def categories(rows: Rows, task: Task, options: TaskOptions, seed: int) -> tuple
     for client, classes in enumerate(sets):
         owner_C[classes] = client
     unit_N = _subjects(rows, task, options.clients) if options.keep_subjects else _wholes(rows)
-    client_U = _voted(rows.labels, unit_N, owner_C, options.clients, generator(seed, "rows without a class"))
-    client_U = _moved(client_U, rows.labels, unit_N, owner_C)
+    client_U = _vote(rows.labels, unit_N, owner_C, options.clients, generator(seed, "rows without a class"))
+    client_U = _move_units(client_U, rows.labels, unit_N, owner_C)
     starved_C = _at_home(client_U, rows.labels, unit_N, owner_C) == 0
     if starved_C.any():
         lets_go = "set [task] keep_subjects = false, " if options.keep_subjects else ""
         msg = (
-            f"{named(starved_C, task.class_names)} has no row that its client could get: each is the last of another "
-            f"class where it is; {lets_go}use fewer [task] clients, more data or another seed"
+            f"{describe_classes(starved_C, task.class_names)} has no row that its client could get: each is the last "
+            f"of another class where it is; {lets_go}use fewer [task] clients, more data or another seed"
         )
         raise InputError(msg)
-    parts = dealt(client_U[unit_N], options.clients)
+    parts = group_rows(client_U[unit_N], options.clients)
     return tuple(ClientPlan(rows.row_N[part], tuple(own.tolist())) for part, own in zip(parts, sets, strict=True))
 
 
-def _wholes(rows: Rows) -> Ints:
-    """The whole of every row, numbered from 0."""
+def _wholes(rows: TrainingRows) -> Ints:
+    """Return the whole of every row, numbered from 0."""
     if rows.whole_N is None:
         return np.arange(len(rows.row_N))
     return np.unique(rows.whole_N, return_inverse=True)[1].astype(np.int64)
 
 
-def _subjects(rows: Rows, task: Task, clients: int) -> Ints:
-    """The subject of every row. Raises InputError where they are too few to give every client one."""
+def _subjects(rows: TrainingRows, task: Task, clients: int) -> Ints:
+    """Return the subject of every row. Raises InputError where they are too few to give every client one."""
     subject_N = subject_codes(rows)
     subjects = int(subject_N.max()) + 1
     if clients > subjects:
@@ -68,7 +70,7 @@ def _subjects(rows: Rows, task: Task, clients: int) -> Ints:
 
 
 def class_sets(task: Task, clients: int, rng: np.random.Generator) -> list[Ints]:
-    """The ascending classes of every client: the categories, made as many as there are clients.
+    """Return the ascending classes of every client: the categories, made as many as there are clients.
 
     Too few: the category with most classes (the first of equals) is cut into two random halves, the larger one first,
     until they are enough. Too many: the two with fewest classes become one, in the place of the former. Raises
@@ -92,51 +94,51 @@ def class_sets(task: Task, clients: int, rng: np.random.Generator) -> list[Ints]
 
 
 def _groups(task: Task) -> list[Ints]:
-    """The classes of every category that has some. Raises InputError where a class has not exactly one."""
+    """Return the classes of every category that has some. Raises InputError where a class has not exactly one."""
     index = {name: number for number, name in enumerate(task.class_names)}
-    place = dict[str, str]()
+    group_of = dict[str, str]()
     for group, members in task.groups.items():
         for name in members:
             if name not in index:
                 msg = f"{task.name}: the category {group!r} lists {name!r}, which is no class; correct the categories"
                 raise InputError(msg)
-            if name in place:
-                msg = f"{task.name}: class {name!r} is in {place[name]!r} and in {group!r}; leave it in one category"
+            if name in group_of:
+                msg = f"{task.name}: class {name!r} is in {group_of[name]!r} and in {group!r}; leave it in one category"
                 raise InputError(msg)
-            place[name] = group
-    outside_C = np.array([name not in place for name in task.class_names])
+            group_of[name] = group
+    outside_C = np.array([name not in group_of for name in task.class_names])
     if outside_C.any():
-        msg = f"{task.name}: {named(outside_C, task.class_names)} is in no category; add it to one"
+        msg = f"{task.name}: {describe_classes(outside_C, task.class_names)} is in no category; add it to one"
         raise InputError(msg)
     groups = [np.array([index[name] for name in members], dtype=np.int64) for members in task.groups.values()]
     return [group for group in groups if len(group)]
 
 
-def _voted(labels: Labels, unit_N: Ints, owner_C: Ints, clients: int, rng: np.random.Generator) -> Ints:
-    """The client of every unit, int64 [U]: the most frequent owner of its rows' rarest classes (the first of equals).
-    Units without any class are shuffled and dealt.
+def _vote(labels: Labels, unit_N: Ints, owner_C: Ints, clients: int, rng: np.random.Generator) -> Ints:
+    """Return the client of every unit, int64 [U]: the most frequent owner of its rows' rarest classes (the first of
+    equals). Units without any class are shuffled and dealt.
     """
     rarest_N = labels.rarest()
     voting = np.flatnonzero(rarest_N >= 0)
     key_K, votes_K = np.unique(unit_N[voting] * clients + owner_C[rarest_N[voting]], return_counts=True)
     unit_K, client_K = np.divmod(key_K, clients)
     best_first = np.lexsort((client_K, -votes_K, unit_K))
-    voted, place = np.unique(unit_K[best_first], return_index=True)
+    voted, first = np.unique(unit_K[best_first], return_index=True)
     client_U = np.full(int(unit_N.max()) + 1, -1, dtype=np.int64)
-    client_U[voted] = client_K[best_first][place]
+    client_U[voted] = client_K[best_first][first]
     silent = rng.permutation(np.flatnonzero(client_U < 0))
     client_U[silent] = np.arange(len(silent)) % clients
     return client_U
 
 
 def _at_home(client_U: Ints, labels: Labels, unit_N: Ints, owner_C: Ints) -> Ints:
-    """Rows of every class that sit with the client that identifies it, int64 [C]."""
+    """Return the number of rows of every class that sit with the client that identifies it, int64 [C]."""
     home_P = client_U[unit_N[labels.row_P]] == owner_C[labels.class_P]
     return np.bincount(labels.class_P[home_P], minlength=labels.classes)
 
 
-def _moved(client_U: Ints, labels: Labels, unit_N: Ints, owner_C: Ints) -> Ints:
-    """The clients with one unit moved to every class that has no row with its client, where that is possible.
+def _move_units(client_U: Ints, labels: Labels, unit_N: Ints, owner_C: Ints) -> Ints:
+    """Move one unit to every class that has no row with its client, where that is possible; return the clients.
 
     Such a class never was the rarest one of a row (a unit). The rarest of such classes comes first. It gets the
     smallest unit with the class (the first of equals) that no class of the other client needs as its last. Every move
@@ -147,13 +149,13 @@ def _moved(client_U: Ints, labels: Labels, unit_N: Ints, owner_C: Ints) -> Ints:
         return client_U
     units, size_U, client_U = _classes_of_units(labels, unit_N, len(client_U)), np.bincount(unit_N), client_U.copy()
     home_C = _at_home(client_U, units, np.arange(len(units)), owner_C)
-    with_C = [units.row_P[place] for place in dealt(units.class_P.astype(np.int64), units.classes)]
+    with_C = [units.row_P[part] for part in group_rows(units.class_P.astype(np.int64), units.classes)]
     rare_first = np.argsort(labels.counts(), kind="stable")
     moving = True
     while moving:
         moving = False
         for class_ in rare_first[home_C[rare_first] == 0].tolist():
-            able = with_C[class_][_free(with_C[class_], client_U, units, owner_C, home_C)]
+            able = with_C[class_][_movable_units(with_C[class_], client_U, units, owner_C, home_C)]
             if home_C[class_] == 0 and len(able):  # a move for another class may have served this one
                 unit = able[size_U[able].argmin()]
                 own = units.class_P[units.offset_N1[unit] : units.offset_N1[unit + 1]]
@@ -165,15 +167,14 @@ def _moved(client_U: Ints, labels: Labels, unit_N: Ints, owner_C: Ints) -> Ints:
 
 
 def _classes_of_units(labels: Labels, unit_N: Ints, units: int) -> Labels:
-    """The classes that occur in every unit."""
+    """Return the classes that occur in every unit."""
     key = np.unique(unit_N[labels.row_P] * labels.classes + labels.class_P)
     length_U = np.bincount(key // labels.classes, minlength=units)
-    offset_U1 = np.concatenate([[0], np.cumsum(length_U, dtype=np.int64)])
-    return Labels((key % labels.classes).astype(np.int32), offset_U1, labels.classes)
+    return Labels((key % labels.classes).astype(np.int32), offsets(length_U), labels.classes)
 
 
-def _free(able: Ints, client_U: Ints, units: Labels, owner_C: Ints, home_C: Ints) -> Ints:
-    """Which of the units can leave their client: no class of that client has its last unit in them."""
+def _movable_units(able: Ints, client_U: Ints, units: Labels, owner_C: Ints, home_C: Ints) -> Ints:
+    """Return the units that can leave their client: no class of that client has its last unit in them."""
     held = units.take(able)
     needed_P = (owner_C[held.class_P] == client_U[able][held.row_P]) & (home_C[held.class_P] < 2)
     return np.flatnonzero(np.bincount(held.row_P[needed_P], minlength=len(able)) == 0)

@@ -11,15 +11,15 @@ from anchorfl.tasks.contract import Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.plan import ClientPlan
-from anchorfl.tasks.partition.stratify import Rows
+from anchorfl.tasks.partition.stratify import TrainingRows
 
 
-def one_class(rows: Rows, task: Task, options: TaskOptions) -> tuple[ClientPlan, ...]:
-    """One client for each class that has training rows, in the order of the classes, with all of these rows; there is
-    nothing random in it. A class without any has no client.
+def one_class(rows: TrainingRows, task: Task, options: TaskOptions) -> tuple[ClientPlan, ...]:
+    """Return one client for each class that has training rows, in the order of the classes, with all of these rows.
 
-    rows: in ascending order of their ids. A row with p classes sits with p clients, a row without any with none. Raises
-    InputError where ``options.clients`` is another number (0: whatever there are), or no row has a class.
+    There is nothing random in it. A class without any row has no client. A row with p classes sits with p clients, a
+    row without any with none. rows: in ascending order of their ids. Raises InputError where ``options.clients`` is
+    another number (0: whatever there are), or no row has a class.
     """
     labels = rows.labels
     count_C = labels.counts()
@@ -34,7 +34,7 @@ def one_class(rows: Rows, task: Task, options: TaskOptions) -> tuple[ClientPlan,
 
 
 def wrong_number(task: str, clients: int, number: int, classes: int) -> str:
-    """What to say where so many clients were asked for."""
+    """Return the error message where so many clients were asked for."""
     return (
         f"[task] clients = {clients}, but {number} of the {classes} classes of {task} have training rows, and "
         f"partition = 'one_class' has one client for each; set clients = {number}, or 0 for as many as there are"

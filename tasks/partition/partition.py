@@ -1,4 +1,4 @@
-"""Partitions: who holds which rows and identifies which classes, as pure functions of labels, options and seed.
+"""Partitions: the rows and identified classes of every client, as pure functions of labels, options and seed.
 
 Shape suffixes: N rows, C classes, M clients, K strata.
 """
@@ -15,8 +15,15 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.categories import categories
 from anchorfl.tasks.partition.one_class import one_class
-from anchorfl.tasks.partition.plan import ClientPlan, Plan
-from anchorfl.tasks.partition.stratify import Rows, check_present, generator, held, largest_remainder, named
+from anchorfl.tasks.partition.plan import ClientPlan, PartitionPlan
+from anchorfl.tasks.partition.stratify import (
+    TrainingRows,
+    check_present,
+    classes_in,
+    describe_classes,
+    generator,
+    largest_remainder,
+)
 from anchorfl.tasks.partition.subjects import subject_codes, subjects
 
 PARTITIONS = ("k_classes", "dirichlet", "iid", "categories", "subjects", "one_class")
@@ -26,8 +33,10 @@ MIN_ROWS = 2
 """Rows that every client of ``dirichlet`` gets at least, where there are that many."""
 
 
-def make_plan(rows: Rows, task: Task, options: TaskOptions, seed: int, validation: Ints | None = None) -> Plan:
-    """The plan for the training rows: validation rows first, then the partition of the rest.
+def make_plan(
+    rows: TrainingRows, task: Task, options: TaskOptions, seed: int, validation: Ints | None = None
+) -> PartitionPlan:
+    """Return the plan for the training rows: validation rows first, then the partition of the rest.
 
     validation: ids of published validation rows, which are among the rows; None: they are drawn. Raises InputError
     where the options do not fit the data. Every draw has a generator of its own, so that one choice does not shift
@@ -42,27 +51,30 @@ def make_plan(rows: Rows, task: Task, options: TaskOptions, seed: int, validatio
         raise InputError(msg)
     rows = rows.take(np.argsort(rows.row_N))  # the plan depends on the ids, not on the order in which the rows come
     if validation is None and options.validation_from == "clients":
-        return _held_from_clients(rows, task, options, seed)
+        return _hold_out_from_clients(rows, task, options, seed)
     if validation is None:
         rng = generator(seed, "validation")
-        validation = _labeled(rows, task).held_out(options.validation, rng)
+        validation = _scorable_rows(rows, task).held_out(options.validation, rng)
         if options.partition == "subjects" and rows.subject_N is not None:
-            validation = _without_last_rows(rows, validation)
+            validation = _spare_last_rows(rows, validation)
     rows = rows.take(np.flatnonzero(~np.isin(rows.row_N, validation)))
     _check(task, options, len(rows.row_N))
-    return Plan(_clients(rows, task, options, seed), np.sort(validation), seed)
+    return PartitionPlan(_clients(rows, task, options, seed), np.sort(validation), seed)
 
 
-def _labeled(rows: Rows, task: Task) -> Rows:
-    """The rows that scores can be made of. Single-label: those with a class, but for pieces, which go by sequences."""
+def _scorable_rows(rows: TrainingRows, task: Task) -> TrainingRows:
+    """Return the rows that scores can be made of. Single-label: those with a class, but for pieces, which go by
+    sequences.
+    """
     if task.kind == "multi" or rows.whole_N is not None:
         return rows
     return rows.take(np.flatnonzero(rows.labels.length_N > 0))
 
 
-def _without_last_rows(rows: Rows, validation: Ints) -> Ints:
-    """The validation rows without those that take a subject's last training row with a class: of each such subject, the
-    first row with a class (and its whole sequence) stays.
+def _spare_last_rows(rows: TrainingRows, validation: Ints) -> Ints:
+    """Return the validation rows without those that take a subject's last training row with a class.
+
+    Of each such subject, the first row with a class (and its whole sequence) stays in training.
     """
     out_N, known_N = np.isin(rows.row_N, validation), rows.labels.length_N > 0
     code_N = subject_codes(rows)
@@ -75,8 +87,8 @@ def _without_last_rows(rows: Rows, validation: Ints) -> Ints:
     return rows.row_N[out_N & ~back_N]
 
 
-def _held_from_clients(rows: Rows, task: Task, options: TaskOptions, seed: int) -> Plan:
-    """The partition of all rows first; then a share of every client's rows, which are the server's from then on."""
+def _hold_out_from_clients(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) -> PartitionPlan:
+    """Return the partition of all rows, with a share of every client's rows taken out for the server's validation."""
     _check(task, options, len(rows.row_N))
     if rows.whole_N is not None and options.partition in ("iid", "k_classes", "dirichlet"):
         msg = (
@@ -84,20 +96,20 @@ def _held_from_clients(rows: Rows, task: Task, options: TaskOptions, seed: int) 
             "several clients, so that a validation row of one would have its neighbours with another; use 'server'"
         )
         raise InputError(msg)
-    clients, held = list[ClientPlan](), list[Ints]()
+    clients, held_out = list[ClientPlan](), list[Ints]()
     for number, client in enumerate(_clients(rows, task, options, seed)):
         own = rows.take(np.searchsorted(rows.row_N, client.rows))
         rng = generator(seed, f"validation of client {number}")
         known = own.labels.where(np.isin(own.labels.class_P, client.classes))
-        held.append(own.held_out(options.validation, rng, known.rarest()))
-        clients.append(ClientPlan(np.setdiff1d(client.rows, held[-1]), client.classes))
-    row_V, client_V = np.concatenate(held), np.repeat(np.arange(len(held)), [len(part) for part in held])
+        held_out.append(own.held_out(options.validation, rng, known.rarest()))
+        clients.append(ClientPlan(np.setdiff1d(client.rows, held_out[-1]), client.classes))
+    row_V, client_V = np.concatenate(held_out), np.repeat(np.arange(len(held_out)), [len(part) for part in held_out])
     order_V = np.argsort(row_V)
-    return Plan(tuple(clients), row_V[order_V], seed, client_V[order_V])
+    return PartitionPlan(tuple(clients), row_V[order_V], seed, client_V[order_V])
 
 
-def _clients(rows: Rows, task: Task, options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
-    """The clients of the partition that ``options`` name."""
+def _clients(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
+    """Return the clients of the partition that ``options`` name."""
     match options.partition:
         case "k_classes":
             return k_classes(rows, task.class_names, options, seed)
@@ -114,24 +126,26 @@ def _clients(rows: Rows, task: Task, options: TaskOptions, seed: int) -> tuple[C
 
 
 def partitions_of(task: Task) -> tuple[str, ...]:
-    """The partitions that a data set can have: by category and by subject only where it has such."""
+    """Return the partitions that a data set can have: by category and by subject only where it has such."""
     lacks = {name for name, has in (("categories", task.groups), ("subjects", task.subjects)) if not has}
     return tuple(name for name in PARTITIONS if name not in lacks)
 
 
-def iid(rows: Rows, clients: int, seed: int) -> tuple[ClientPlan, ...]:
-    """Rows IID over the clients (sizes differ by at most 1); every client identifies every class."""
+def iid(rows: TrainingRows, clients: int, seed: int) -> tuple[ClientPlan, ...]:
+    """Deal the rows IID over the clients (sizes differ by at most 1); every client identifies every class."""
     every = tuple(range(rows.labels.classes))
     parts = _equal_parts(len(rows.row_N), clients, seed)
     return tuple(ClientPlan(np.sort(rows.row_N[part]), every) for part in parts)
 
 
-def k_classes(rows: Rows, class_names: Sequence[str], options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
-    """Rows IID over the clients; each identifies k random classes of its own data (FedAlign, 4.1, "random-k classes").
+def k_classes(
+    rows: TrainingRows, class_names: Sequence[str], options: TaskOptions, seed: int
+) -> tuple[ClientPlan, ...]:
+    """Deal the rows IID over the clients; each identifies k random classes of its own data.
 
-    ``options.require_all_classes``: the classes of all clients are drawn again until somebody identifies each class, so
-    the draw is uniform over the covering ones. Raises InputError where a client has fewer than k classes or a class is
-    left to nobody.
+    FedAlign, 4.1, "random-k classes". ``options.require_all_classes``: the classes of all clients are drawn again until
+    somebody identifies each class, so the draw is uniform over the covering ones. Raises InputError where a client has
+    fewer than k classes or a class is left to nobody.
     """
     k, classes = options.classes_per_client, rows.labels.classes
     parts = _equal_parts(len(rows.row_N), options.clients, seed)
@@ -153,7 +167,7 @@ def k_classes(rows: Rows, class_names: Sequence[str], options: TaskOptions, seed
             if options.require_all_classes
             else "set [task] require_all_classes = true, raise classes_per_client, or try another seed"
         )
-        msg = f"{named(missing, class_names)} is identified by no client: {hint}"
+        msg = f"{describe_classes(missing, class_names)} is identified by no client: {hint}"
         raise InputError(msg)
     return tuple(
         ClientPlan(np.sort(rows.row_N[part]), tuple(np.flatnonzero(drawn_C).tolist()))
@@ -161,8 +175,10 @@ def k_classes(rows: Rows, class_names: Sequence[str], options: TaskOptions, seed
     )
 
 
-def dirichlet(rows: Rows, class_names: Sequence[str], options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
-    """The rows of every class cut over the clients in ratios Dir(beta); a client identifies the classes that it holds.
+def dirichlet(
+    rows: TrainingRows, class_names: Sequence[str], options: TaskOptions, seed: int
+) -> tuple[ClientPlan, ...]:
+    """Cut the rows of every class over the clients in ratios Dir(beta); a client identifies the classes that it holds.
 
     A multi-label row counts as its rarest positive class. Ratios are drawn again (bounded) until every client has
     ``min(2, N // M)`` rows, N of them with a class; if no draw does, rows move from the largest clients to the too
@@ -185,7 +201,7 @@ def dirichlet(rows: Rows, class_names: Sequence[str], options: TaskOptions, seed
     parts = _repair([rng.permutation(np.concatenate(piece)) for piece in pieces], need)
     dealt_M = np.array_split(rng.permutation(rest_N), clients)
     parts = [np.concatenate(both) for both in zip(parts, dealt_M, strict=True)]
-    return tuple(ClientPlan(np.sort(rows.row_N[part]), held(rows.labels.take(part))) for part in parts)
+    return tuple(ClientPlan(np.sort(rows.row_N[part]), classes_in(rows.labels.take(part))) for part in parts)
 
 
 def _equal_parts(rows: int, clients: int, seed: int) -> list[Ints]:
@@ -193,7 +209,10 @@ def _equal_parts(rows: int, clients: int, seed: int) -> list[Ints]:
 
 
 def _dirichlet_sizes(count_K: Sequence[int], options: TaskOptions, need: int, rng: np.random.Generator) -> Ints:
-    """Rows of every stratum for every client, int64 [K, M]; the last draw if none gives every client ``need`` rows."""
+    """Return the number of rows of every stratum for every client, int64 [K, M].
+
+    It is the last draw if none gives every client ``need`` rows.
+    """
     size_KM = np.zeros((len(count_K), options.clients), dtype=np.int64)
     for _ in range(TRIES_DIRICHLET):
         share_KM = rng.dirichlet(np.full(options.clients, options.beta), size=len(count_K))
@@ -208,7 +227,9 @@ def _dirichlet_sizes(count_K: Sequence[int], options: TaskOptions, need: int, rn
 
 
 def _draw_classes(own_MC: Bools, k: int, tries: int, rng: np.random.Generator) -> tuple[Bools, Bools]:
-    """Uniform k-subsets of every client's classes, and the classes left over by the best of ``tries`` draws."""
+    """Draw uniform k-subsets of every client's classes; return the best of ``tries`` draws and the classes that it
+    leaves over.
+    """
     best_MC, left_C = np.zeros_like(own_MC), np.ones(own_MC.shape[1], dtype=np.bool_)
     for _ in range(tries):
         key_MC = np.where(own_MC, rng.random(own_MC.shape), 2.0)  # the k smallest of uniform keys are a uniform subset
@@ -223,7 +244,7 @@ def _draw_classes(own_MC: Bools, k: int, tries: int, rng: np.random.Generator) -
 
 
 def _repair(parts: list[Ints], need: int) -> list[Ints]:
-    """The parts with rows moved one by one from the largest (the first of equals) to those with fewer than ``need``."""
+    """Move rows one by one from the largest part (the first of equals) to those with fewer than ``need``."""
     size_M = np.array([len(part) for part in parts])
     for small in np.flatnonzero(size_M < need):
         while size_M[small] < need:  # ends: need * M <= N, so the largest part always has one to spare
@@ -234,8 +255,8 @@ def _repair(parts: list[Ints], need: int) -> list[Ints]:
     return parts
 
 
-def _check_rows(rows: Rows, task: Task, validation: Ints | None) -> None:
-    """ValueError where the rows are not those of the task."""
+def _check_rows(rows: TrainingRows, task: Task, validation: Ints | None) -> None:
+    """Raise ValueError where the rows are not those of the task."""
     if len(rows.row_N) != len(rows.labels) or not np.diff(np.sort(rows.row_N)).all():
         msg = "row ids must be unique, one per row of labels"
         raise ValueError(msg)

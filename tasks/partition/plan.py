@@ -1,4 +1,4 @@
-"""Partitions as plans: who holds what; plans as JSON, and their digest."""
+"""The result of a partition, as JSON, and its digest."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ from anchorfl.tasks.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class ClientPlan:
-    """rows: ids of the client's training rows, ascending int64; classes: ascending indices of its identified
-    classes.
-    """
+    """One client of a partition."""
 
     rows: Ints
+    """Ids of its training rows, ascending, int64."""
     classes: tuple[int, ...]
+    """Ascending indices of its identified classes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """A partition: who holds what. Pure function of labels, options and seed; stored and logged as an artifact."""
+class PartitionPlan:
+    """The rows and classes of every client. Pure function of labels, options and seed; stored and logged as an
+    artifact.
+    """
 
     clients: tuple[ClientPlan, ...]
     validation: Ints
     """Row ids held out for validation, ascending."""
     seed: int
     validation_client: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Client whose classes alone are known in each of them; empty: all classes are."""
+    """Client whose classes alone are known in each validation row; empty: all classes are."""
 
 
-def digest(plan: Plan) -> str:
-    """sha256 of a plan: rows and classes of every client, validation rows and whose they were, seed."""
+def plan_digest(plan: PartitionPlan) -> str:
+    """Return the sha256 of a plan: rows and classes of every client, validation rows and whose they were, seed."""
     total = hashlib.sha256(repr((plan.seed, len(plan.clients))).encode())
     for rows, classes in [(c.rows, c.classes) for c in plan.clients] + [(plan.validation, ())]:
         total.update(repr((len(rows), classes)).encode())
@@ -44,17 +46,22 @@ def digest(plan: Plan) -> str:
     return total.hexdigest()
 
 
-def plan_to_json(plan: Plan) -> str:
-    """A plan as JSON text, with its digest."""
+def plan_to_json(plan: PartitionPlan) -> str:
+    """Return a plan as JSON text, with its digest."""
     clients = [{"rows": c.rows.tolist(), "classes": list(c.classes)} for c in plan.clients]
-    content = {"digest": digest(plan), "seed": plan.seed, "validation": plan.validation.tolist(), "clients": clients}
+    content = {
+        "digest": plan_digest(plan),
+        "seed": plan.seed,
+        "validation": plan.validation.tolist(),
+        "clients": clients,
+    }
     if len(plan.validation_client):
         content["validation_client"] = plan.validation_client.tolist()
     return json.dumps(content)
 
 
-def plan_from_json(text: str) -> Plan:
-    """The plan of ``plan_to_json``. Raises InputError where the text is no plan or does not match its digest."""
+def plan_from_json(text: str) -> PartitionPlan:
+    """Return the plan of ``plan_to_json``. Raises InputError where the text is no plan or does not match its digest."""
     try:
         content = json.loads(text)
         clients = tuple(
@@ -64,10 +71,10 @@ def plan_from_json(text: str) -> Plan:
         validation, whose = (
             np.array(content.get(name, []), dtype=np.int64) for name in ("validation", "validation_client")
         )
-        plan = Plan(clients, validation, int(content["seed"]), whose)
+        plan = PartitionPlan(clients, validation, int(content["seed"]), whose)
         stored = content["digest"]
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise InputError(f"this is no partition plan: {error!r}") from error
-    if stored != digest(plan):
+    if stored != plan_digest(plan):
         raise InputError("the partition plan does not match its own digest")
     return plan

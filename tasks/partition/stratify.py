@@ -1,4 +1,4 @@
-"""Strata: what partitions are made of: primary classes, whole-number shares, stratified hold-out, named generators.
+"""The parts that partitions share: primary classes, whole-number shares, stratified hold-out, named generators.
 
 Shape suffixes: N rows, C classes, K strata.
 """
@@ -18,30 +18,33 @@ from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.errors import InputError
 
 TEST = "the share of the test split"
-"""What takes rows where the data set has no split of its own, in messages."""
+"""Name in messages of the share of a drawn test split."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows that a partition cuts. labels: of N rows; row_N: their ids; subject_N: the subject of each, None where the
-    data set has no subjects; whole_N: the whole that each is a piece of, None where every row is one by itself.
-    """
+class TrainingRows:
+    """The rows that a partition cuts."""
 
     labels: Labels
+    """Labels of N rows."""
     row_N: Ints
+    """Their ids."""
     subject_N: npt.NDArray[np.str_] | None = None
+    """Subject of each; None where the data set has no subjects."""
     whole_N: Ints | None = None
+    """The whole that each is a piece of; None where every row is one by itself."""
 
-    def take(self, index: Ints) -> Rows:
-        """Some of the rows."""
+    def take(self, index: Ints) -> TrainingRows:
+        """Return some of the rows."""
         subject_N = None if self.subject_N is None else self.subject_N[index]
         whole_N = None if self.whole_N is None else self.whole_N[index]
-        return Rows(self.labels.take(index), self.row_N[index], subject_N, whole_N)
+        return TrainingRows(self.labels.take(index), self.row_N[index], subject_N, whole_N)
 
     def held_out(self, share: float, rng: np.random.Generator, rarest_N: Ints | None = None) -> Ints:
-        """Ascending ids of a share of the wholes, stratified by the class (``rarest_N``; else by the rarest) of their
-        first row: a model that has seen a piece of a sequence is not asked for its neighbour. Raises InputError where
-        so many cannot be taken.
+        """Return the ascending ids of a share of the wholes, stratified by the class of their first row.
+
+        rarest_N: the class of every row; None: its rarest. Wholes stay together, as a model that has seen a piece of a
+        sequence is not asked for its neighbour. Raises InputError where so many cannot be taken.
         """
         rarest_N = self.labels.rarest() if rarest_N is None else rarest_N
         if self.whole_N is None:
@@ -52,7 +55,7 @@ class Rows:
 
 
 def generator(seed: int, *purpose: str) -> np.random.Generator:
-    """The random generator of one purpose within a partition."""
+    """Return the random generator of one purpose within a partition."""
     name = hashlib.sha256(repr((seed, "partition", *purpose)).encode()).digest()
     return np.random.default_rng(int.from_bytes(name[:8], "big"))
 
@@ -65,7 +68,8 @@ def stratified_holdout(
     rows: str = "rows",
     option: str = "[task] validation",
 ) -> Ints:
-    """Ascending ids of ``round(share * N)`` rows, each class in proportion, each class keeping at least one row.
+    """Return the ascending ids of ``round(share * N)`` rows, each class in proportion, each class keeping at least one
+    row.
 
     labels_N: (primary) class of every row; rows: what they are, and option: what asks for it, in words. Raises
     InputError where so many cannot be taken.
@@ -89,7 +93,8 @@ def stratified_holdout(
 
 
 def largest_remainder(share_K: npt.NDArray[np.floating[Any]], total: int, room_K: Ints | None = None) -> Ints:
-    """Whole numbers that add to ``total``, near ``share_K``, at most ``room_K``: floors, then the largest remainders.
+    """Return whole numbers that add to ``total``, near ``share_K``, at most ``room_K``: floors, then the largest
+    remainders.
 
     Equal remainders go to the lower index. Raises ValueError where the room is too small.
     """
@@ -105,27 +110,27 @@ def largest_remainder(share_K: npt.NDArray[np.floating[Any]], total: int, room_K
     return count_K
 
 
-def held(labels: Labels) -> tuple[int, ...]:
-    """The classes that occur, ascending."""
+def classes_in(labels: Labels) -> tuple[int, ...]:
+    """Return the classes that occur, ascending."""
     return tuple(np.flatnonzero(labels.counts()).tolist())
 
 
-def dealt(client_N: Ints, clients: int) -> list[Ints]:
-    """The rows of every client, ascending; client_N: the client of every row."""
-    order_N = np.argsort(client_N, kind="stable")
-    return np.split(order_N, np.cumsum(np.bincount(client_N, minlength=clients))[:-1])
+def group_rows(group_N: Ints, groups: int) -> list[Ints]:
+    """Return the rows of every group, ascending; group_N: the group of every row, in 0..groups-1."""
+    order_N = np.argsort(group_N, kind="stable")
+    return np.split(order_N, np.cumsum(np.bincount(group_N, minlength=groups))[:-1])
 
 
 def check_present(labels: Labels, class_names: Sequence[str]) -> None:
-    """InputError where a class has no row."""
+    """Raise InputError where a class has no row."""
     absent_C = labels.counts() == 0
     if absent_C.any():
-        msg = f"{named(absent_C, class_names)} has no training row; use a smaller [task] validation or more data"
-        raise InputError(msg)
+        absent = describe_classes(absent_C, class_names)
+        raise InputError(f"{absent} has no training row; use a smaller [task] validation or more data")
 
 
-def named(chosen_C: Bools, class_names: Sequence[str]) -> str:
-    """Classes in a message, the first ten of them."""
+def describe_classes(chosen_C: Bools, class_names: Sequence[str]) -> str:
+    """Return the names of classes for a message, the first ten of them."""
     chosen = np.flatnonzero(chosen_C).tolist()
     more = f" and {len(chosen) - 10} more" if len(chosen) > 10 else ""
     return "class " + ", ".join(repr(class_names[c]) for c in chosen[:10]) + more

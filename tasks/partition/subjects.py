@@ -15,11 +15,11 @@ from anchorfl.tasks.contract import Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.plan import ClientPlan
-from anchorfl.tasks.partition.stratify import Rows, check_present, dealt, generator
+from anchorfl.tasks.partition.stratify import TrainingRows, check_present, generator, group_rows
 
 
-def subjects(rows: Rows, task: Task, options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
-    """All rows of a subject with one client; a client identifies the classes that it holds.
+def subjects(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) -> tuple[ClientPlan, ...]:
+    """Give all rows of a subject to one client; a client identifies the classes that it holds.
 
     As many clients as subjects: one each, in the order of the subjects' names. Fewer: the subjects are shuffled and
     dealt, the largest first, each to the client with the fewest rows. Raises InputError where there are more clients
@@ -36,9 +36,9 @@ def subjects(rows: Rows, task: Task, options: TaskOptions, seed: int) -> tuple[C
         raise InputError(msg)
     client_S = np.arange(len(size_S))
     if options.clients < len(size_S):
-        client_S = balanced(size_S, options.clients, generator(seed, "subjects"))
+        client_S = balance_subjects(size_S, options.clients, generator(seed, "subjects"))
     client_N = client_S[subject_N]
-    classes = _held_by(rows.labels, client_N, options.clients)
+    classes = _classes_by_client(rows.labels, client_N, options.clients)
     for client, held in enumerate(classes):
         if not held:
             msg = (
@@ -46,13 +46,13 @@ def subjects(rows: Rows, task: Task, options: TaskOptions, seed: int) -> tuple[C
                 "use fewer [task] clients, or leave such subjects out of the raw data"
             )
             raise InputError(msg)
-    parts = dealt(client_N, options.clients)
+    parts = group_rows(client_N, options.clients)
     return tuple(ClientPlan(rows.row_N[part], held) for part, held in zip(parts, classes, strict=True))
 
 
-def subject_codes(rows: Rows) -> Ints:
-    """The subject of every row, numbered in the order of their names, int64 [N]. Raises ValueError where the rows have
-    none.
+def subject_codes(rows: TrainingRows) -> Ints:
+    """Return the subject of every row, numbered in the order of their names, int64 [N]. Raises ValueError where the
+    rows have none.
     """
     if rows.subject_N is None:
         msg = "the rows have no subjects, although the task has: read must give the column 'subject'"
@@ -60,9 +60,10 @@ def subject_codes(rows: Rows) -> Ints:
     return np.unique(rows.subject_N, return_inverse=True)[1].astype(np.int64)
 
 
-def balanced(size_S: Ints, clients: int, rng: np.random.Generator) -> Ints:
-    """The client of every subject, int64 [S]: shuffled, then the largest first, each to the client with the fewest rows
-    (the first of equals).
+def balance_subjects(size_S: Ints, clients: int, rng: np.random.Generator) -> Ints:
+    """Return the client of every subject, int64 [S].
+
+    Subjects are shuffled; then the largest come first, each to the client with the fewest rows (the first of equals).
     """
     order_S = rng.permutation(len(size_S))
     order_S = order_S[np.argsort(-size_S[order_S], kind="stable")]
@@ -75,8 +76,8 @@ def balanced(size_S: Ints, clients: int, rng: np.random.Generator) -> Ints:
     return client_S
 
 
-def _held_by(labels: Labels, client_N: Ints, clients: int) -> list[tuple[int, ...]]:
-    """The classes that occur in the rows of every client, ascending."""
+def _classes_by_client(labels: Labels, client_N: Ints, clients: int) -> list[tuple[int, ...]]:
+    """Return the classes that occur in the rows of every client, ascending."""
     key_K = np.unique(client_N[labels.row_P] * labels.classes + labels.class_P)
     ends_M = np.cumsum(np.bincount(key_K // labels.classes, minlength=clients))
     return [tuple(part.tolist()) for part in np.split(key_K % labels.classes, ends_M[:-1])]

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.arrays.arrow import Bools, Column, Ints, Table
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
@@ -56,7 +56,7 @@ THREADS = 8
 
 
 def extrasensory() -> Task:
-    """The ExtraSensory task."""
+    """Return the ExtraSensory task."""
     return Task(
         name="extrasensory",
         title="ExtraSensory, minutes of daily life from phone and watch",
@@ -80,8 +80,8 @@ def extrasensory() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
-    """The sequences by user and time; ``readings`` are their minutes of 225 features, one after the other.
+def read(folder: Path | None, options: TaskOptions) -> Table:
+    """Return the sequences by user and time; ``readings`` are their minutes of 225 features, one after the other.
 
     Raises InputError with file, line and field.
     """
@@ -109,41 +109,44 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     return bad.noted(_table(tuple(paths), users, sequence_N, fold_N == options.fold))
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """10 steps of 225 features; mean and deviation of the training minutes."""
+def fit(train: Table, options: TaskOptions) -> InputSpec:
+    """Return the spec: 10 steps of 225 features; mean and deviation of the training minutes."""
     return fit_series(train, STEPS, len(FEATURES))
 
 
 @dataclass(frozen=True, slots=True)
 class _User:
-    """N pieces of sequences, of S minutes in all. reading_SF: float32; length_N: their minutes; sequence_N: which
-    sequence of the user they are of; label_NC: 0, 1, or 2 where it is missing; faults: rows that were left out.
-    """
+    """N pieces of the sequences of one user, of S minutes in all."""
 
     reading_SF: npt.NDArray[np.float32]
+    """Features of every minute, float32."""
     length_N: Ints
+    """Minutes of every piece."""
     sequence_N: Ints
+    """Number of the user's sequence that a piece is of."""
     label_NC: npt.NDArray[np.int8]
+    """0, 1, or 2 where it is missing."""
     faults: list[str]
+    """Rows that were left out."""
 
 
 def _all_sequences(users: Sequence[_User]) -> Ints:
-    """The sequence of every piece, numbered over all users."""
+    """Return the sequence of every piece, numbered over all users."""
     count_U = [int(user.sequence_N.max(initial=-1)) + 1 for user in users]
     start_U = np.cumsum([0, *count_U])
     return np.concatenate([start + u.sequence_N for start, u in zip(start_U, users, strict=False)])
 
 
 def _folds_of_sequences(sequence_N: Ints) -> Ints:
-    """The fold of every piece: that of its whole sequence."""
+    """Return the fold of every piece: that of its whole sequence."""
     order = np.random.default_rng(FOLDS_SEED).permutation(int(sequence_N.max(initial=-1)) + 1)
     fold_Q = np.empty(len(order), dtype=np.int64)
     fold_Q[order] = np.arange(len(order)) % FOLDS
     return np.asarray(fold_Q[sequence_N])
 
 
-def _table(names: Sequence[str], users: Sequence[_User], sequence_N: Ints, test_N: Bools) -> Any:
-    """The table of all users."""
+def _table(names: Sequence[str], users: Sequence[_User], sequence_N: Ints, test_N: Bools) -> Table:
+    """Return the table of all users."""
     sizes = [len(user.length_N) for user in users]
     if not sum(sizes):
         msg = "extrasensory: no minute of any file has a positive label; get the files again"
@@ -161,14 +164,14 @@ def _table(names: Sequence[str], users: Sequence[_User], sequence_N: Ints, test_
     return pa.table(columns)
 
 
-def _lists(values: npt.NDArray[Any], length_N: Ints) -> Any:
-    """List column of all values and the length of every row."""
+def _lists(values: npt.NDArray[Any], length_N: Ints) -> Column:
+    """Return a list column of all values and the length of every row."""
     offset_N1 = np.concatenate([[0], np.cumsum(length_N)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offset_N1), pa.array(values))
 
 
 def _user(path: Path) -> _User:
-    """The sequences of one file. Raises InputError where the file as a whole is wrong."""
+    """Return the sequences of one file. Raises InputError where the file as a whole is wrong."""
     data = read_bytes(path)
     _check_header(path, data)
     found = recording(path, data, COLUMNS, ",", header=True)
@@ -184,7 +187,7 @@ def _user(path: Path) -> _User:
 
 
 def _sequences(minutes: Recording) -> _User:
-    """Runs of consecutive minutes with the same labels, in pieces of at most 10."""
+    """Cut runs of consecutive minutes with the same labels into pieces of at most 10."""
     label_NC = np.nan_to_num(minutes.value_DN[len(FEATURES) : -1], nan=2).astype(np.int8).T
     kept_N: Bools = (label_NC == 1).any(1)
     joined_N = np.zeros(len(kept_N), dtype=np.bool_)
@@ -204,7 +207,7 @@ def _sequences(minutes: Recording) -> _User:
 
 
 def _check_header(path: Path, data: bytes) -> None:
-    """InputError where the columns are not those of the data set."""
+    """Raise InputError where the columns are not those of the data set."""
     if not data:
         msg = f"{path}: the file is empty; get it again"
         raise InputError(msg)
@@ -220,7 +223,7 @@ def _check_header(path: Path, data: bytes) -> None:
 
 
 def _users(paths: Sequence[Path]) -> dict[str, Path]:
-    """File of every user, by name."""
+    """Return the file of every user, by name."""
     users = dict[str, Path]()
     for path in paths:
         user = path.name.partition(".")[0]
@@ -232,7 +235,7 @@ def _users(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def _folds(folder: Path, users: Sequence[str]) -> list[int]:
-    """The fold in which every user is tested: as published, else drawn."""
+    """Return the fold in which every user is tested: as published, else drawn."""
     if not (folder / FOLDS_FOLDER).is_dir():
         order = np.random.default_rng(FOLDS_SEED).permutation(len(users))
         fold_U = np.empty(len(users), dtype=np.int64)

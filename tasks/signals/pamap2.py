@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import Ints, fixed_lists
+from anchorfl.tasks.arrays.arrow import Ints, Table, fixed_lists
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
@@ -54,7 +54,7 @@ _SENSOR = (
     *(f"{measure} {axis}" for measure in ("acc16g", "acc6g", "gyroscope", "magnetometer") for axis in "xyz"),
     *(f"orientation {number}" for number in range(1, 5)),
 )
-FEATURES = ("heart rate", *(f"{place} {name}" for place in ("hand", "chest", "ankle") for name in _SENSOR))
+FEATURES = ("heart rate", *(f"{site} {name}" for site in ("hand", "chest", "ankle") for name in _SENSOR))
 COLUMNS = ("timestamp", "activity id", *FEATURES)
 STEPS = 100
 TEST_SHARE = 0.2
@@ -64,7 +64,7 @@ THREADS = 2
 
 
 def pamap2() -> Task:
-    """The PAMAP2 task with the 12 activities of the protocol."""
+    """Return the PAMAP2 task with the 12 activities of the protocol."""
     return Task(
         name="pamap2",
         title="PAMAP2, physical activities, protocol",
@@ -86,7 +86,7 @@ def pamap2() -> Task:
 
 
 def pamap2_optional() -> Task:
-    """The PAMAP2 task with all 18 activities."""
+    """Return the PAMAP2 task with all 18 activities."""
     task = pamap2()
     return replace(
         task,
@@ -98,9 +98,9 @@ def pamap2_optional() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
-    """The windows by subject and time; ``readings`` are 100 steps of 52 features. Raises InputError with file, line and
-    field.
+def read(folder: Path | None, options: TaskOptions) -> Table:
+    """Return the windows by subject and time; ``readings`` are 100 steps of 52 features. Raises InputError with file,
+    line and field.
     """
     found = _files(folder, "**/subject10*.dat")
     protocol = [path for path in found if path.parent.name == "Protocol"]
@@ -111,25 +111,28 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     return _read(protocol, PROTOCOL, options)
 
 
-def read_optional(folder: Path | None, options: TaskOptions) -> Any:
-    """As ``read``, the protocol first, then the optional activities."""
+def read_optional(folder: Path | None, options: TaskOptions) -> Table:
+    """Do what ``read`` does, the protocol first, then the optional activities."""
     parts = [_files(folder, f"**/{name}/subject10*.dat") for name in ("Protocol", "Optional")]
     return _read([path for part in parts for path in part], PROTOCOL | OPTIONAL, options)
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """100 steps of 52 features; mean and deviation of the training windows."""
+def fit(train: Table, options: TaskOptions) -> InputSpec:
+    """Return the spec: 100 steps of 52 features; mean and deviation of the training windows."""
     return fit_series(train, STEPS, len(FEATURES))
 
 
 @dataclass(frozen=True, slots=True)
 class _Windows:
-    """Windows of one recording. reading: list array of 100 x 52 floats; label_N: classes; faults: rows left out."""
+    """The windows of one recording."""
 
     subject: str
     reading: Any
+    """List array of 100 x 52 floats."""
     label_N: Ints
+    """Classes."""
     faults: list[str]
+    """Rows that were left out."""
 
 
 def _files(folder: Path | None, pattern: str) -> list[Path]:
@@ -139,8 +142,8 @@ def _files(folder: Path | None, pattern: str) -> list[Path]:
     return find_files(folder, pattern)
 
 
-def _read(paths: Sequence[Path], activities: Mapping[int, str], options: TaskOptions) -> Any:
-    """The table of some recordings. activities: id -> name, in the order of the classes."""
+def _read(paths: Sequence[Path], activities: Mapping[int, str], options: TaskOptions) -> Table:
+    """Return the table of some recordings. activities: id -> name, in the order of the classes."""
     seen = dict[tuple[str, str], Path]()
     for path in paths:
         key = (path.parent.name if path.parent.name == "Optional" else "", _subject(path))
@@ -173,7 +176,7 @@ def _read(paths: Sequence[Path], activities: Mapping[int, str], options: TaskOpt
 
 
 def _windows(path: Path, activities: Mapping[int, str]) -> _Windows:
-    """The windows of one recording."""
+    """Return the windows of one recording."""
     data = read_bytes(path)
     if not data:
         msg = f"{path}: the file is empty; get it again"
@@ -197,7 +200,7 @@ def _windows(path: Path, activities: Mapping[int, str]) -> _Windows:
 
 
 def _cut(id_S: Ints, activities: Mapping[int, str]) -> tuple[Ints, Ints]:
-    """First step and class of every window. id_S: activity of every step."""
+    """Return the first step and the class of every window. id_S: activity of every step."""
     start = np.flatnonzero(np.append(True, id_S[1:] != id_S[:-1])[: len(id_S)])
     length = np.diff(np.append(start, len(id_S)))
     windows = np.where(id_S[start] == TRANSIENT, 0, length // STEPS)
@@ -218,7 +221,7 @@ def _interpolate(found: Recording) -> None:
 
 
 def _subject(path: Path) -> str:
-    """101 of ``subject101.dat``."""
+    """Return 101 of ``subject101.dat``."""
     number = re.match(r"subject(\d+)\.", path.name)
     if number is None:
         msg = f"{path}: no recording of a subject; name it subject101.dat and so on, or remove it"

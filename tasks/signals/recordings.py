@@ -22,7 +22,7 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.decompression import check_growth
 
 MISSING = ["", "nan", "NaN"]
-"""How the files write a value that is missing."""
+"""Spellings of a missing value in the files."""
 CHUNK = 1 << 20
 """Bytes of a gzip file that are unpacked at a time."""
 _GZIP = 16 + zlib.MAX_WBITS
@@ -32,19 +32,22 @@ _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?\s*$"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One file. names: of the measures; time_N: float64, in the file's unit; value_DN: float32, NaN where missing;
-    line_N: number of the line in the file, from 1; faults: line and what is wrong with each row that was left out.
-    """
+    """One file."""
 
     path: Path
     names: tuple[str, ...]
+    """Names of the measures."""
     time_N: npt.NDArray[np.float64]
+    """Time in the file's unit, float64."""
     value_DN: npt.NDArray[np.float32]
+    """float32, NaN where missing."""
     line_N: Ints
+    """Number of the line in the file, from 1."""
     faults: tuple[tuple[int, str], ...] = ()
+    """Line and fault of each row that was left out."""
 
     def without(self, wrong_N: Bools, told: Callable[[int], str]) -> Recording:
-        """Without the wrong rows. told(n): what is wrong with row n, and the mend."""
+        """Return the recording without the wrong rows. told(n): what is wrong with row n, and the hint."""
         if not wrong_N.any():
             return self
         found = [(int(self.line_N[n]), told(n)) for n in np.flatnonzero(wrong_N).tolist()]
@@ -52,11 +55,14 @@ class Recording:
         return replace(kept, faults=(*self.faults, *found))
 
     def take(self, index: Ints) -> Recording:
-        """Some rows, in that order."""
+        """Return some rows, in that order."""
         return replace(self, time_N=self.time_N[index], value_DN=self.value_DN[:, index], line_N=self.line_N[index])
 
     def in_order(self, whose: str) -> Recording:
-        """By time; a row whose time an earlier line has is at fault. whose: of whom the times are, for the message."""
+        """Return the recording by time; a row whose time an earlier line has is at fault.
+
+        whose: the owner of the times, for the message.
+        """
         ordered = self
         if (np.diff(self.time_N) <= 0).any():
             ordered = self.take(np.argsort(self.time_N, kind="stable"))
@@ -71,12 +77,12 @@ class Recording:
         )
 
     def messages(self) -> list[str]:
-        """Every fault with its place, by line."""
+        """Return every fault with its location, by line."""
         return [f"{self.path}:{line}: {fault}" for line, fault in sorted(self.faults)]
 
 
 def read_bytes(path: Path) -> bytes:
-    """All of a file, plain or gzip. Raises InputError with the line near which a gzip stream breaks off.
+    """Return all of a file, plain or gzip. Raises InputError with the line near which a gzip stream breaks off.
 
     Not by the gzip module, whose many small reads keep threads that read side by side waiting for one another.
     """
@@ -104,8 +110,9 @@ def read_bytes(path: Path) -> bytes:
 
 
 def recording(path: Path, data: bytes, names: Sequence[str], delimiter: str, header: bool) -> Recording:
-    """The rows of ``data``, the content of ``path``. names: of all fields, the time first; header: whether line 1 is
-    one (the caller has checked it).
+    """Return the rows of ``data``, the content of ``path``.
+
+    names: of all fields, the time first; header: whether line 1 is one (the caller has checked it).
 
     Left out with a fault: rows with another number of fields, with a field that is no finite number, without a time.
     Empty lines are no rows.
@@ -139,7 +146,7 @@ def recording(path: Path, data: bytes, names: Sequence[str], delimiter: str, hea
 
 
 def _check_text(path: Path, data: bytes) -> None:
-    """InputError where the content is no UTF-8: Arrow could not hand such a row over to be told of."""
+    """Raise InputError where the content is no UTF-8: Arrow could not hand such a row over to be reported."""
     try:
         if not data.isascii():
             data.decode()
@@ -149,7 +156,7 @@ def _check_text(path: Path, data: bytes) -> None:
 
 
 def _finite(found: Recording, time: str) -> Recording:
-    """Without rows that have no time or an infinite value."""
+    """Return the recording without rows that have no time or an infinite value."""
     found = found.without(
         ~np.isfinite(found.time_N), lambda _: f"no number in column {time!r}; fill it in or remove the line"
     )
@@ -166,8 +173,9 @@ def _finite(found: Recording, time: str) -> Recording:
 def _columns(
     path: Path, data: bytes, names: Sequence[str], delimiter: str, header: bool, misfit: Callable[[Any], str]
 ) -> tuple[list[Any], dict[int, str] | None]:
-    """The columns as float64 (time) and float32, and the faults of rows with a field that is no number; None: there are
-    no such.
+    """Return the columns as float64 (time) and float32, and the faults of rows with a field that is no number.
+
+    The faults are None where there are none.
     """
     if not data.rstrip(b"\r\n") or (header and data.find(b"\n") in (-1, len(data) - 1)):
         return [pa.chunked_array([pa.array([], pa.float64())])] * len(names), None
@@ -196,7 +204,7 @@ def _columns(
 
 
 def _numbers_of(table: Any) -> tuple[list[Any], dict[int, str]]:
-    """As ``_columns``, from the fields as bytes."""
+    """Do what ``_columns`` does, from the fields as bytes."""
     faults, columns = dict[int, str](), list[Any]()
     for name, column in zip(table.column_names, table.columns, strict=True):
         missing = pc.is_in(column, pa.array([word.encode() for word in MISSING]))

@@ -6,12 +6,11 @@ Shape suffixes: N rows, S steps of all rows one after the other, L steps of a pa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from anchorfl.tasks.arrays.arrow import Ints, fixed_lists, list_parts
+from anchorfl.tasks.arrays.arrow import Ints, Table, fixed_lists, list_parts
 from anchorfl.tasks.contract import InputSpec
 from anchorfl.tasks.errors import InputError
 
@@ -24,9 +23,11 @@ REAL = 1e-6
 Floats = npt.NDArray[np.float32]
 
 
-def fit_series(train: Any, steps: int, features: int) -> InputSpec:
-    """Mean of the present readings of every feature, and deviation after missing ones became the mean (so the order
-    of the authors: impute, then standardise). A feature that is never there has mean 0, a constant one deviation 1.
+def fit_series(train: Table, steps: int, features: int) -> InputSpec:
+    """Return the spec of series, with mean and deviation of every feature.
+
+    The mean is that of the present readings, the deviation that after missing ones became the mean (so the order of the
+    authors: impute, then standardize). A feature that is never there has mean 0, a constant one deviation 1.
     """
     total_F, count_F, square_F = (np.zeros(features) for _ in range(3))
     seen = 0
@@ -44,12 +45,12 @@ def fit_series(train: Any, steps: int, features: int) -> InputSpec:
     return InputSpec("series", (steps, features), mean=tuple(mean_F.tolist()), std=tuple(std_F.tolist()))
 
 
-def encode_series(table: Any, spec: InputSpec) -> Any:
-    """The table with ``x`` [L, F], flattened, in place of ``readings``: ``(reading - mean) / std``, 0 where a reading
-    is missing, rows of zeros after the last step.
+def encode_series(table: Table, spec: InputSpec) -> Table:
+    """Return the table with ``x`` [L, F], flattened, in place of ``readings``: ``(reading - mean) / std``.
 
-    Steps at the end of a row whose readings are all exactly 0 are padding too (for files that need equally long rows).
-    Raises InputError where a row has no step, too many, or half a step.
+    It is 0 where a reading is missing; rows of zeros follow the last step. Steps at the end of a row whose readings are
+    all exactly 0 are padding too (for files that need equally long rows). Raises InputError where a row has no step,
+    too many, or half a step.
     """
     values, length_N = list_parts(table[PAYLOAD])
     steps, features = spec.shape
@@ -61,7 +62,7 @@ def encode_series(table: Any, spec: InputSpec) -> Any:
         )
         raise InputError(msg)
     raw_SF = values.astype(np.float32).reshape(-1, features)
-    place_S, raw_SF = _unpadded(raw_SF, length_N // features, steps)
+    index_S, raw_SF = _unpadded(raw_SF, length_N // features, steps)
     raw_SF -= np.array(spec.mean, dtype=np.float32)
     raw_SF /= np.array(spec.std, dtype=np.float32)
     np.nan_to_num(raw_SF, copy=False, nan=0.0)
@@ -70,12 +71,12 @@ def encode_series(table: Any, spec: InputSpec) -> Any:
         x_LF = raw_SF
     else:
         x_LF = np.zeros((table.num_rows * steps, features), dtype=np.float32)
-        x_LF[place_S] = raw_SF
+        x_LF[index_S] = raw_SF
     return table.drop_columns([PAYLOAD]).append_column("x", fixed_lists(x_LF.reshape(-1, steps * features)))
 
 
 def _unpadded(raw_SF: Floats, length_N: Ints, steps: int) -> tuple[Ints, Floats]:
-    """Place of every real step among N x L, and its readings."""
+    """Return the index of every real step among N x L, and its readings."""
     end_N = np.cumsum(length_N)
     row_S = np.repeat(np.arange(len(length_N)), length_N)
     step_S = np.arange(len(raw_SF)) - np.repeat(end_N - length_N, length_N)
@@ -83,12 +84,12 @@ def _unpadded(raw_SF: Floats, length_N: Ints, steps: int) -> tuple[Ints, Floats]
     filled_S = raw_SF.any(1)  # NaN counts as filled
     np.maximum.at(last_N, row_S[filled_S], step_S[filled_S])
     real_S = step_S <= last_N[row_S]
-    place_S: Ints = row_S * steps + step_S
-    return (place_S, raw_SF) if real_S.all() else (place_S[real_S], raw_SF[real_S])
+    index_S: Ints = row_S * steps + step_S
+    return (index_S, raw_SF) if real_S.all() else (index_S[real_S], raw_SF[real_S])
 
 
-def _blocks(table: Any, features: int) -> Iterator[Floats]:
-    """The readings of some rows at a time, [S, F]."""
+def _blocks(table: Table, features: int) -> Iterator[Floats]:
+    """Yield the readings of some rows at a time, [S, F]."""
     for start in range(0, table.num_rows, BLOCK_ROWS):
         values, _ = list_parts(table[PAYLOAD].slice(start, BLOCK_ROWS))
         yield values.astype(np.float32).reshape(-1, features)

@@ -37,17 +37,20 @@ _LOOSE = re.compile(r"\t|  |[{,] | [},]")
 
 @dataclass(frozen=True, slots=True)
 class Arff:
-    """A file without its bad rows. rows: with the bad ones; place_N: int64, places among all rows from 0; length_N:
-    values of every row that are not 0; column_P, value_P: their columns from 0, and they.
-    """
+    """A file without its bad rows."""
 
     path: Path
     attributes: tuple[Attribute, ...]
     rows: int
-    place_N: Ints
+    """Number of rows, with the bad ones."""
+    index_N: Ints
+    """Indices among all rows from 0, int64."""
     length_N: Ints
+    """Number of values of every row that are not 0."""
     column_P: Ints
+    """Columns of these values, from 0."""
     value_P: npt.NDArray[np.float32]
+    """The values."""
 
 
 _Part = tuple[Ints, Ints, npt.NDArray[np.float32]]
@@ -55,24 +58,24 @@ _Part = tuple[Ints, Ints, npt.NDArray[np.float32]]
 
 
 def read_arff(path: Path, bad: BadRows) -> Arff:
-    """A file, plain or gzipped. Raises InputError with file, line and field."""
+    """Return the content of a file, plain or gzipped. Raises InputError with file, line and field."""
     lines = open_text(path)
     attributes = read_attributes(path, lines)
-    places, parts, rows = [np.zeros(0, dtype=np.int64)], list[_Part](), 0
+    indices, parts, rows = [np.zeros(0, dtype=np.int64)], list[_Part](), 0
     for batch in _batches(lines):
-        _parse(path, attributes, batch, np.arange(rows, rows + len(batch)), bad, places, parts)
+        _parse(path, attributes, batch, np.arange(rows, rows + len(batch)), bad, indices, parts)
         rows += len(batch)
     if not rows:
         msg = f"{path}: there is no row below @data; get the file again"
         raise InputError(msg)
     empty = np.zeros(0, dtype=np.int64)
     lengths, columns, values = zip(*parts, strict=True) if parts else ([empty], [empty], [empty.astype(np.float32)])
-    joined = (np.concatenate(some) for some in (places, lengths, columns, values))
+    joined = (np.concatenate(some) for some in (indices, lengths, columns, values))
     return Arff(path, attributes, rows, *joined)
 
 
 def _batches(lines: Iterator[Line]) -> Iterator[list[Line]]:
-    """The rows, without empty lines and comments."""
+    """Yield the rows, without empty lines and comments."""
     batch, size = list[Line](), 0
     for number, line in lines:
         text = line.strip()
@@ -90,16 +93,16 @@ def _parse(
     path: Path,
     attributes: tuple[Attribute, ...],
     batch: list[Line],
-    place_N: Ints,
+    index_N: Ints,
     bad: BadRows,
-    places: list[Ints],
+    indices: list[Ints],
     parts: list[_Part],
 ) -> None:
     """Add the rows of a batch; where one has a fault, by halves, until it stands alone and goes to ``bad``."""
     sparse = batch[0][1].startswith("{")
     found = (_sparse if sparse else _dense)([text for _, text in batch], attributes)
     if found is not None:
-        places.append(place_N)
+        indices.append(index_N)
         parts.append(found)
     elif len(batch) == 1:
         number, line = batch[0]
@@ -107,12 +110,12 @@ def _parse(
         bad.meet(f"{path}:{number}: {fault}")
     else:
         half = len(batch) // 2
-        _parse(path, attributes, batch[:half], place_N[:half], bad, places, parts)
-        _parse(path, attributes, batch[half:], place_N[half:], bad, places, parts)
+        _parse(path, attributes, batch[:half], index_N[:half], bad, indices, parts)
+        _parse(path, attributes, batch[half:], index_N[half:], bad, indices, parts)
 
 
 def _dense(lines: list[str], attributes: tuple[Attribute, ...]) -> _Part | None:
-    """Rows of values; None where one has a fault."""
+    """Return the rows of values; None where one has a fault."""
     listed = [a for a, attribute in enumerate(attributes) if attribute.values not in {(), BINARY}]
     names = [str(a) for a in range(len(attributes))]
     types = dict.fromkeys(names, pa.float32()) | {names[a]: pa.string() for a in listed}
@@ -142,7 +145,7 @@ def _dense(lines: list[str], attributes: tuple[Attribute, ...]) -> _Part | None:
 
 
 def _sparse(lines: list[str], attributes: tuple[Attribute, ...]) -> _Part | None:
-    """Rows ``{column value,...}``; None where one has a fault."""
+    """Return the rows ``{column value,...}``; None where one has a fault."""
     if not all(line[0] == "{" and line[-1] == "}" for line in lines):
         return None
     if any(attribute.values not in {(), BINARY} for attribute in attributes):
@@ -165,12 +168,12 @@ def _sparse(lines: list[str], attributes: tuple[Attribute, ...]) -> _Part | None
 
 
 def _tight(line: str) -> str:
-    """A sparse row with no more spaces than it needs."""
+    """Return a sparse row with no more spaces than it needs."""
     return re.sub(r"\s*([{},])\s*", r"\1", re.sub(r"\s+", " ", line))
 
 
 def _allowed(part: _Part, attributes: tuple[Attribute, ...]) -> bool:
-    """Whether all values are finite, and those of ``{0,1}`` attributes 1."""
+    """Return whether all values are finite, and those of ``{0,1}`` attributes 1."""
     _, column_P, value_P = part
     binary_A = np.array([attribute.values == BINARY for attribute in attributes])
     return bool(np.isfinite(value_P).all() and (value_P[binary_A[column_P]] == 1).all())
@@ -183,10 +186,10 @@ def _dense_fault(line: str, attributes: tuple[Attribute, ...]) -> str:
         return f"the row cannot be taken apart ({error}); write one value for each attribute, separated by commas"
     if len(fields) != len(attributes):
         return f"{len(fields)} fields for {len(attributes)} attributes; write one value for each"
-    for place, (field, attribute) in enumerate(zip(fields, attributes, strict=True), 1):
+    for position, (field, attribute) in enumerate(zip(fields, attributes, strict=True), 1):
         fault = _value_fault(field.strip(), attribute)
         if fault:
-            return f"field {place} (attribute {attribute.name!r}) {fault}"
+            return f"field {position} (attribute {attribute.name!r}) {fault}"
     return "the row cannot be read; write plain numbers, separated by commas"
 
 
@@ -197,24 +200,24 @@ def _sparse_fault(line: str, attributes: tuple[Attribute, ...]) -> str:
     if not line.endswith("}"):
         return "the row is not closed; write {column value,column value,...}"
     seen = set[int]()
-    for place, field in enumerate(line[1:-1].split(","), 1):
+    for position, field in enumerate(line[1:-1].split(","), 1):
         parts: Any = field.split()
         if len(parts) != 2 or not re.fullmatch(r"\d{1,18}", parts[0]):
-            return f"field {place} ({field.strip()[:40]!r}) is no column and value; write {{column value,...}}"
+            return f"field {position} ({field.strip()[:40]!r}) is no column and value; write {{column value,...}}"
         column = int(parts[0])
         if column >= len(attributes):
-            return f"field {place} ({field.strip()!r}): columns must be 0..{len(attributes) - 1}; correct the row"
+            return f"field {position} ({field.strip()!r}): columns must be 0..{len(attributes) - 1}; correct the row"
         if column in seen:
-            return f"field {place} ({field.strip()!r}): column {column} stands twice; leave one out"
+            return f"field {position} ({field.strip()!r}): column {column} stands twice; leave one out"
         seen.add(column)
         fault = _value_fault(parts[1], attributes[column])
         if fault:
-            return f"field {place} (attribute {attributes[column].name!r}) {fault}"
+            return f"field {position} (attribute {attributes[column].name!r}) {fault}"
     return "the row cannot be read; write {column value,column value,...} with plain numbers"
 
 
 def _value_fault(value: str, attribute: Attribute) -> str:
-    """What is wrong with one value; empty where nothing is."""
+    """Return the fault of one value; empty where there is none."""
     if value == "?":
         return "is missing ('?'); fill it in or leave the row out"
     if attribute.values and value not in attribute.values:

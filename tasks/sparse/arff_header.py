@@ -26,20 +26,21 @@ Line = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A column. values: of a nominal one, in the order of the file; empty where it is numeric."""
+    """A column."""
 
     name: str
     values: tuple[str, ...] = ()
+    """Values of a nominal one, in the order of the file; empty where it is numeric."""
 
     def numbers(self) -> tuple[float, ...]:
-        """What the nominal values count as."""
+        """Return the numbers that the nominal values stand for."""
         if all(NUMBER.fullmatch(value) for value in self.values):
             return tuple(float(value) for value in self.values)
-        return tuple(float(place) for place in range(len(self.values)))
+        return tuple(float(index) for index in range(len(self.values)))
 
 
 def read_labels(path: Path, attributes: Sequence[Attribute]) -> list[int]:
-    """Columns of the labels that Mulan's XML file names, in its order.
+    """Return the columns of the labels that Mulan's XML file names, in its order.
 
     Raises InputError where it is no XML, or a label is no attribute with the values 0 and 1, or stands twice.
     """
@@ -76,7 +77,7 @@ def read_labels(path: Path, attributes: Sequence[Attribute]) -> list[int]:
 
 
 def read_attributes(path: Path, lines: Iterator[Line]) -> tuple[Attribute, ...]:
-    """The attributes; the lines are read up to ``@data``."""
+    """Return the attributes; the lines are read up to ``@data``."""
     found = list[Attribute]()
     for number, line in lines:
         word = line.strip().partition(" ")[0].partition("\t")[0].lower()
@@ -105,7 +106,7 @@ def read_attributes(path: Path, lines: Iterator[Line]) -> tuple[Attribute, ...]:
 
 
 def _plain(name: str) -> str:
-    """A name without its quotes and escapes."""
+    """Return a name without its quotes and escapes."""
     if len(name) > 1 and name[0] == name[-1] and name[0] in "'\"":
         return re.sub(r"\\(.)", r"\1", name[1:-1])
     return name

@@ -16,15 +16,15 @@ the files; the repository asks for citation (Bhatia et al., 2016) and for that o
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.contract import Source, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
-from anchorfl.tasks.files.raw_files import file_names, find_file, find_one, matches, open_text
+from anchorfl.tasks.files.raw_files import file_names, find_file, find_one, has_file, open_text
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.sparse.pairs import PAYLOAD, encode, fit, sparse_table
 from anchorfl.tasks.sparse.xc_format import read_rows, read_splits
@@ -35,7 +35,7 @@ LICENCE = "none given; cite the repository and the source of the set"
 
 
 def bibtex() -> Task:
-    """The Bibtex task."""
+    """Return the Bibtex task."""
     return Task(
         name="bibtex",
         title="Bibtex, tags of BibSonomy entries",
@@ -60,32 +60,32 @@ def bibtex() -> Task:
 
 
 def eurlex_4k() -> Task:
-    """The EURLex-4K task."""
+    """Return the EURLex-4K task."""
     return _task("eurlex-4k", "EURLex-4K, EUROVOC subjects of European law")
 
 
 def amazoncat_13k() -> Task:
-    """The AmazonCat-13K task."""
+    """Return the AmazonCat-13K task."""
     return _task("amazoncat-13k", "AmazonCat-13K, categories of products")
 
 
 def amazon_670k() -> Task:
-    """The Amazon-670K task."""
+    """Return the Amazon-670K task."""
     return _task("amazon-670k", "Amazon-670K, products bought after a product")
 
 
 def amazontitles_670k() -> Task:
-    """The AmazonTitles-670K task."""
+    """Return the AmazonTitles-670K task."""
     return _task("amazontitles-670k", "AmazonTitles-670K, products bought after a product, by titles")
 
 
 def wikilshtc_325k() -> Task:
-    """The WikiLSHTC-325K task."""
+    """Return the WikiLSHTC-325K task."""
     return _task("wikilshtc-325k", "WikiLSHTC-325K, categories of Wikipedia pages")
 
 
 def _task(name: str, title: str) -> Task:
-    """A task of a training and a test file."""
+    """Return a task of a training and a test file."""
     return Task(
         name=name,
         title=title,
@@ -100,21 +100,21 @@ def _task(name: str, title: str) -> Task:
     )
 
 
-def read_bibtex(folder: Path | None, options: TaskOptions) -> Any:
-    """The raw rows in the order of the one file. Raises InputError with file and line."""
+def read_bibtex(folder: Path | None, options: TaskOptions) -> Table:
+    """Return the raw rows in the order of the one file. Raises InputError with file and line."""
     if folder is None:
         msg = "bibtex needs the folder of its files"
         raise ValueError(msg)
     bad = BadRows.of(options)
     data, train, test = (find_file(folder, name) for name in file_names(bibtex(), options))
     rows = read_rows(data, bad)
-    test_N = read_splits(train, test, rows.header.rows, max(0, options.fold))[rows.place_N]
+    test_N = read_splits(train, test, rows.header.rows, max(0, options.fold))[rows.index_N]
     names = class_names(folder, rows.header.labels)
-    return bad.noted(sparse_table(rows.place_N, test_N, rows.labels, rows.pairs, names, rows.header.features))
+    return bad.noted(sparse_table(rows.index_N, test_N, rows.labels, rows.pairs, names, rows.header.features))
 
 
-def read_train_test(folder: Path | None, options: TaskOptions) -> Any:
-    """The raw rows, training file first. Raises InputError with file and line."""
+def read_train_test(folder: Path | None, options: TaskOptions) -> Table:
+    """Return the raw rows, training file first. Raises InputError with file and line."""
     if folder is None:
         msg = "a sparse data set needs the folder of its files"
         raise ValueError(msg)
@@ -128,8 +128,8 @@ def read_train_test(folder: Path | None, options: TaskOptions) -> Any:
             f"{header.features} and {header.labels}; the two files must be of one data set"
         )
         raise InputError(msg)
-    row_N = np.concatenate([train.place_N, test.place_N + header.rows])
-    test_N = np.arange(len(row_N)) >= len(train.place_N)
+    row_N = np.concatenate([train.index_N, test.index_N + header.rows])
+    test_N = np.arange(len(row_N)) >= len(train.index_N)
     labels, pairs = (
         pa.chunked_array([*a.chunks, *b.chunks], a.type)
         for a, b in ((train.labels, test.labels), (train.pairs, test.pairs))
@@ -139,11 +139,11 @@ def read_train_test(folder: Path | None, options: TaskOptions) -> Any:
 
 
 def class_names(folder: Path, labels: int) -> list[str]:
-    """Names of all labels: the lines of the first file of ``NAMES`` that is there, else their numbers.
+    """Return the names of all labels: the lines of the first file of ``NAMES`` that is there, else their numbers.
 
     Raises InputError where the file has an empty line or another number of lines.
     """
-    found = [find_file(folder, name) for name in NAMES if matches(folder, name)]
+    found = [find_file(folder, name) for name in NAMES if has_file(folder, name)]
     if not found:
         return [f"label {number}" for number in range(labels)]
     names = []

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.contract import Source, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
@@ -39,52 +39,52 @@ ONE_FILE = ("*.arff", "*.xml")
 
 
 def scene() -> Task:
-    """The scene task."""
+    """Return the scene task."""
     return _task("scene", "Scene, kinds of landscapes in pictures", scaled=True)
 
 
 def yeast() -> Task:
-    """The yeast task."""
+    """Return the yeast task."""
     return _task("yeast", "Yeast, functional classes of genes", scaled=True)
 
 
 def delicious() -> Task:
-    """The delicious task."""
+    """Return the delicious task."""
     return _task("delicious", "Delicious, tags of web pages")
 
 
 def corel5k() -> Task:
-    """The Corel5k task."""
+    """Return the Corel5k task."""
     return _task("corel5k", "Corel5k, keywords of pictures")
 
 
 def emotions() -> Task:
-    """The emotions task."""
+    """Return the emotions task."""
     return _task("emotions", "Emotions, moods of music", scaled=True)
 
 
 def enron() -> Task:
-    """The Enron task."""
+    """Return the Enron task."""
     return _task("enron", "Enron, topics of mails")
 
 
 def medical() -> Task:
-    """The medical task."""
+    """Return the medical task."""
     return _task("medical", "Medical, ICD-9 codes of radiology reports")
 
 
 def birds() -> Task:
-    """The birds task."""
+    """Return the birds task."""
     return _task("birds", "Birds, species in recordings", scaled=True)
 
 
 def cal500() -> Task:
-    """The CAL500 task."""
+    """Return the CAL500 task."""
     return _task("cal500", "CAL500, descriptions of songs", scaled=True, files=ONE_FILE)
 
 
 def _task(name: str, title: str, *, scaled: bool = False, files: tuple[str, ...] = TRAIN_TEST) -> Task:
-    """A task. scaled: dense measurements, which are scaled."""
+    """Return a task. scaled: dense measurements, which are scaled."""
     return Task(
         name=name,
         title=title,
@@ -103,25 +103,25 @@ def _task(name: str, title: str, *, scaled: bool = False, files: tuple[str, ...]
     )
 
 
-def read_train_test(folder: Path | None, options: TaskOptions) -> Any:
-    """The raw rows, training file first. Raises InputError with file and line."""
+def read_train_test(folder: Path | None, options: TaskOptions) -> Table:
+    """Return the raw rows, training file first. Raises InputError with file and line."""
     train, test, xml = _paths(folder, TRAIN_TEST)
     bad = BadRows.of(options)
     parts = [read_arff(train, bad), read_arff(test, bad)]
     _check_same(*parts)
-    row_N = np.concatenate([parts[0].place_N, parts[1].place_N + parts[0].rows])
+    row_N = np.concatenate([parts[0].index_N, parts[1].index_N + parts[0].rows])
     return bad.noted(_table(parts, xml, row_N, row_N >= parts[0].rows))
 
 
-def read_one_file(folder: Path | None, options: TaskOptions) -> Any:
-    """The raw rows in the order of the file, a third of them drawn as test rows. Raises InputError with file and
+def read_one_file(folder: Path | None, options: TaskOptions) -> Table:
+    """Return the raw rows in the order of the file, a third of them drawn as test rows. Raises InputError with file and
     line.
     """
     path, xml = _paths(folder, ONE_FILE)
     bad = BadRows.of(options)
     part = read_arff(path, bad)
     test = np.random.default_rng(TEST_SEED).permutation(part.rows)[: round(TEST_SHARE * part.rows)]
-    return bad.noted(_table([part], xml, part.place_N, np.isin(part.place_N, test)))
+    return bad.noted(_table([part], xml, part.index_N, np.isin(part.index_N, test)))
 
 
 def _paths(folder: Path | None, patterns: tuple[str, ...]) -> list[Path]:
@@ -132,24 +132,24 @@ def _paths(folder: Path | None, patterns: tuple[str, ...]) -> list[Path]:
 
 
 def _check_same(train: Arff, test: Arff) -> None:
-    """InputError where two files differ in their attributes."""
+    """Raise InputError where two files differ in their attributes."""
     if train.attributes == test.attributes:
         return
     pairs = zip(train.attributes, test.attributes, strict=False)
     short = min(len(train.attributes), len(test.attributes))
-    place = next((place for place, (one, other) in enumerate(pairs) if one != other), short)
+    index = next((index for index, (one, other) in enumerate(pairs) if one != other), short)
     one, other = (
-        f"{part.attributes[place].name!r}" if place < len(part.attributes) else "none" for part in (train, test)
+        f"{part.attributes[index].name!r}" if index < len(part.attributes) else "none" for part in (train, test)
     )
     msg = (
-        f"{test.path}: attribute {place + 1} is {other}, but {one} in {train.path}, or has other values there; the two "
+        f"{test.path}: attribute {index + 1} is {other}, but {one} in {train.path}, or has other values there; the two "
         f"files must be of one data set"
     )
     raise InputError(msg)
 
 
-def _table(parts: Sequence[Arff], xml: Path, row_N: npt.NDArray[np.int64], test_N: npt.NDArray[np.bool_]) -> Any:
-    """The rows of one or two files; what is no label is a feature, in the order of the attributes."""
+def _table(parts: Sequence[Arff], xml: Path, row_N: npt.NDArray[np.int64], test_N: npt.NDArray[np.bool_]) -> Table:
+    """Return the rows of one or two files; what is no label is a feature, in the order of the attributes."""
     attributes = parts[0].attributes
     columns = read_labels(xml, attributes)
     if len(columns) == len(attributes):

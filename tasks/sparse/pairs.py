@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import Column, Ints, list_parts
+from anchorfl.tasks.arrays.arrow import Column, Ints, Table, list_parts
 from anchorfl.tasks.contract import CLASS_NAMES, InputSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
@@ -30,21 +30,26 @@ Floats = npt.NDArray[np.floating[Any]]
 
 
 def pair_lists(number_P: npt.NDArray[Any], value_P: Floats, length_N: Ints) -> Column:
-    """list<float32> column of pairs. number_P: numbers of the features from 1; length_N: pairs of every row."""
+    """Return the list<float32> column of pairs. number_P: numbers of the features from 1; length_N: pairs of every
+    row.
+    """
     flat = np.empty(2 * len(number_P), dtype=np.float32)
     flat[0::2], flat[1::2] = number_P, value_P
     return pa.ListArray.from_arrays(pa.array(_offsets(2 * length_N)), pa.array(flat))
 
 
 def label_lists(class_P: npt.NDArray[Any], length_N: Ints) -> Column:
-    """list<int32> column of classes. length_N: classes of every row."""
+    """Return a list<int32> column of classes. length_N: classes of every row."""
     return pa.ListArray.from_arrays(pa.array(_offsets(length_N)), pa.array(class_P.astype(np.int32)))
 
 
 def sparse_table(
     row_N: Ints, test_N: npt.NDArray[np.bool_], labels: Column, pairs: Column, names: Sequence[str], features: int
-) -> Any:
-    """What ``read`` of a sparse data set gives. names: of the classes; features: F, which ``fit`` finds again."""
+) -> Table:
+    """Return the table that ``read`` of a sparse data set gives.
+
+    names: of the classes; features: F, which ``fit`` finds again.
+    """
     split = pa.DictionaryArray.from_arrays(pa.array(test_N.astype(np.int8)), pa.array(["train", "test"]))
     table = pa.table({"row": row_N, "split": split.cast(pa.string()), "labels": labels, PAYLOAD: pairs})
     about = {CLASS_NAMES: json.dumps(distinct(names)).encode(), COUNT: str(features).encode()}
@@ -52,7 +57,7 @@ def sparse_table(
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """The names; one that equals an earlier one, but for case, spaces and signs, gets the number of its label:
+    """Return the names; one that equals an earlier one, but for case, spaces and signs, gets the number of its label:
     product titles and tags do come twice.
     """
     seen, made = set[str](), list[str]()
@@ -63,13 +68,13 @@ def distinct(names: Sequence[str]) -> list[str]:
     return made
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """The number of features; values stay as they are."""
+def fit(train: Table, options: TaskOptions) -> InputSpec:
+    """Return the spec: the number of features; values stay as they are."""
     return InputSpec("sparse", (_count(train),))
 
 
-def fit_scaled(train: Any, options: TaskOptions) -> InputSpec:
-    """The number of features, and mean and deviation of each over all training rows, zeros included."""
+def fit_scaled(train: Table, options: TaskOptions) -> InputSpec:
+    """Return the number of features, and mean and deviation of each over all training rows, zeros included."""
     features, rows = _count(train), train.num_rows
     flat, _ = list_parts(train[PAYLOAD])
     feature_P, value_P = flat[0::2].astype(np.int64) - 1, flat[1::2].astype(np.float64)
@@ -82,9 +87,9 @@ def fit_scaled(train: Any, options: TaskOptions) -> InputSpec:
     return InputSpec("sparse", (features,), mean=tuple(mean_F.tolist()), std=tuple(std_F.tolist()))
 
 
-def encode(table: Any, spec: InputSpec) -> Any:
-    """The table with ``x`` in place of the pairs. Where the spec has means, every feature of a row is listed, zeros
-    too, less its mean and divided by its deviation.
+def encode(table: Table, spec: InputSpec) -> Table:
+    """Return the table with ``x`` in place of the pairs. Where the spec has means, every feature of a row is listed,
+    zeros too, less its mean and divided by its deviation.
 
     Raises InputError on pairs that are none.
     """
@@ -125,8 +130,8 @@ def _encoded(chunk: Column, spec: InputSpec) -> Column:
     return pair_lists(number, x_NF.ravel(), np.full(len(x_NF), features))
 
 
-def _count(train: Any) -> int:
-    """The number of features that ``read`` left."""
+def _count(train: Table) -> int:
+    """Return the number of features that ``read`` left."""
     about = train.schema.metadata or {}
     if COUNT not in about:
         msg = f"read must leave the number of features in the table's metadata, under {COUNT.decode()!r}"
@@ -135,7 +140,7 @@ def _count(train: Any) -> int:
 
 
 def _offsets(length_N: Ints) -> npt.NDArray[np.int32]:
-    """Where every list begins. Raises ValueError where the lists hold too much for one Arrow array."""
+    """Return where every list begins. Raises ValueError where the lists hold too much for one Arrow array."""
     total = int(length_N.sum())
     if total > np.iinfo(np.int32).max:
         msg = f"{total} values do not fit into one list array; cut the rows into blocks"

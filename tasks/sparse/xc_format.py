@@ -26,7 +26,7 @@ from anchorfl.tasks.arrays.arrow import Column, Ints
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.decompression import check_growth
-from anchorfl.tasks.files.raw_files import LONGEST_LINE, open_text
+from anchorfl.tasks.files.raw_files import MAX_LINE_BYTES, open_text
 from anchorfl.tasks.sparse.pairs import MOST, label_lists, pair_lists
 
 BLOCK = 4 << 20
@@ -45,27 +45,31 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """First line: how many rows the file has, and how many features and labels there are."""
+    """The first line of a file."""
 
     rows: int
+    """Number of rows of the file."""
     features: int
+    """Number of features."""
     labels: int
+    """Number of labels."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows of a file without the bad ones. place_N: int64, their places in the file from 0; labels: list<int32>, each
-    row's ascending; pairs: list<float32>; the two are chunked.
-    """
+class SparseFileRows:
+    """The rows of a file without the bad ones; labels and pairs are chunked."""
 
     header: Header
-    place_N: Ints
+    index_N: Ints
+    """Indices in the file from 0, int64."""
     labels: Column
+    """list<int32>, each row's ascending."""
     pairs: Column
+    """list<float32>."""
 
 
-def read_rows(path: Path, bad: BadRows) -> Rows:
-    """All rows of a file, plain or gzipped. Raises InputError with file, line and field."""
+def read_rows(path: Path, bad: BadRows) -> SparseFileRows:
+    """Return all rows of a file, plain or gzipped. Raises InputError with file, line and field."""
     blocks = _blocks(path)
     header = _header(path, next(blocks, (1, b""))[1])
     parts, rows = list[tuple[Ints, Column, Column]](), 0
@@ -78,7 +82,7 @@ def read_rows(path: Path, bad: BadRows) -> Rows:
         msg = f"{path}:1: the header promises {header.rows} rows, the file has {rows}; get the file again"
         raise InputError(msg)
     empty = np.zeros(0, dtype=np.int64)
-    return Rows(
+    return SparseFileRows(
         header,
         np.concatenate([empty, *(part[0] for part in parts)]),
         pa.chunked_array([part[1] for part in parts], pa.list_(pa.int32())),
@@ -87,8 +91,8 @@ def read_rows(path: Path, bad: BadRows) -> Rows:
 
 
 def read_splits(train: Path, test: Path, rows: int, column: int) -> npt.NDArray[np.bool_]:
-    """True where a row is a test row, bool [rows]. train, test: files of row numbers from 1, one a line, in each of
-    several columns for another split; column: which, from 0.
+    """Return true where a row is a test row, bool [rows]. train, test: files of row numbers from 1, one a line, in each
+    of several columns for another split; column: which, from 0.
 
     Raises InputError with file and line on a number that is none, out of range, twice there or on both sides, and
     where a row is on no side.
@@ -118,7 +122,9 @@ def read_splits(train: Path, test: Path, rows: int, column: int) -> npt.NDArray[
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Number of the first line, and whole lines with a newline behind each; the first block is the first line alone."""
+    """Yield the number of the first line, and whole lines with a newline behind each; the first block is the first line
+    alone.
+    """
     line, size, rest, data = 1, 0, b"", b"\n"
     # the gzip module's file is a binary stream, whatever its stub calls it
     with cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as stream:
@@ -131,8 +137,8 @@ def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
             size += len(data)
             check_growth(path, size)
             rest += data
-            if len(rest) > LONGEST_LINE + BLOCK:
-                raise InputError(f"{path}:{line}: the line is longer than {LONGEST_LINE} bytes; get the file again")
+            if len(rest) > MAX_LINE_BYTES + BLOCK:
+                raise InputError(f"{path}:{line}: the line is longer than {MAX_LINE_BYTES} bytes; get the file again")
             if not data and rest and not rest.endswith(b"\n"):
                 rest += b"\n"
             if line == 1 and (cut := rest.find(b"\n") + 1):
@@ -163,7 +169,7 @@ def _header(path: Path, line: bytes) -> Header:
 
 
 def _promised(path: Path, header: Header, rows: int, first: int, block: bytes) -> bytes:
-    """The lines of a block that the header promises. Raises InputError where more follow than empty lines."""
+    """Return the lines of a block that the header promises. Raises InputError where more follow than empty lines."""
     ends = np.flatnonzero(np.frombuffer(block, np.uint8) == NEWLINE)
     left = header.rows - rows
     cut = int(ends[left - 1]) + 1 if left else 0
@@ -183,8 +189,8 @@ def _parse(
         return
     found = _columns(data, header)
     if found is not None:
-        place_N = np.arange(data.count(b"\n"), dtype=np.int64) + first - 2  # line 2 is row 0
-        parts.append((place_N, *found))
+        index_N = np.arange(data.count(b"\n"), dtype=np.int64) + first - 2  # line 2 is row 0
+        parts.append((index_N, *found))
         return
     cut = data.find(b"\n", len(data) // 2) + 1
     cut = data.rfind(b"\n", 0, len(data) - 1) + 1 if cut == len(data) else cut
@@ -196,7 +202,7 @@ def _parse(
 
 
 def _columns(data: bytes, header: Header) -> tuple[Column, Column] | None:
-    """Labels and pairs of all rows of a block; None where a row has a fault."""
+    """Return the labels and pairs of all rows of a block; None where a row has a fault."""
     byte_T = np.frombuffer(data, np.uint8)
     if not _KNOWN[byte_T].all():
         return None
@@ -228,8 +234,8 @@ def _columns(data: bytes, header: Header) -> tuple[Column, Column] | None:
 
 
 def number_columns(text_T: Bytes, types: dict[str, Any], expected: int) -> list[npt.NDArray[Any]] | None:
-    """The numbers of a text with one entry ``a:b`` a line and empty lines between; None where they are no numbers, or
-    other than ``expected`` entries. types: Arrow type of every part of an entry.
+    """Return the numbers of a text with one entry ``a:b`` a line and empty lines between; None where they are no
+    numbers, or other than ``expected`` entries. types: Arrow type of every part of an entry.
     """
     if not expected:
         return None if (text_T != NEWLINE).any() else [np.zeros(0, dtype=t.to_pandas_dtype()) for t in types.values()]
@@ -246,7 +252,7 @@ def number_columns(text_T: Bytes, types: dict[str, Any], expected: int) -> list[
 
 
 def _ascending(index_P: npt.NDArray[np.int32], length_N: Ints, count: int) -> npt.NDArray[np.int32] | None:
-    """The indices of every row in ascending order; None where one is outside 0..count-1 or twice in a row."""
+    """Return the indices of every row in ascending order; None where one is outside 0..count-1 or twice in a row."""
     if len(index_P) and (index_P.min() < 0 or index_P.max() >= count):
         return None
     begins_P = np.zeros(len(index_P) + 1, dtype=np.bool_)
@@ -260,14 +266,14 @@ def _ascending(index_P: npt.NDArray[np.int32], length_N: Ints, count: int) -> np
 
 
 def _fault(line: str, header: Header) -> str:
-    """What is wrong with a row, and how to mend it."""
+    """Return the fault of a row, and how to mend it."""
     labels, _, rest = line.replace("\t", " ").partition(" ")
     names = labels.split(",") if labels else []
     for kind, found, count in (("label", names, header.labels), ("feature", rest.split(), header.features)):
         seen = set[int]()
-        for place, field in enumerate(found, 1):
+        for position, field in enumerate(found, 1):
             index, colon, value = field.partition(":") if kind == "feature" else (field, ":", "0")
-            where = f"{kind if kind == 'label' else 'field'} {place} ({field[:40]!r})"
+            where = f"{kind if kind == 'label' else 'field'} {position} ({field[:40]!r})"
             if not colon:
                 return f"{where} has no colon; write feature:value"
             if not _WHOLE.fullmatch(index):

@@ -1,5 +1,5 @@
-"""Twins: generators that write made-up files in the exact raw format of a data set, for tests and for ``anchorfl data
-demo``. No result from a twin is a result of the data set.
+"""Synthetic data: generators that write made-up files in the exact raw format of a data set, for tests and for
+``anchorfl data demo``. No result of synthetic data is a result of the data set.
 
 Each is a function ``(folder, rows, seed)``.
 """

@@ -1,4 +1,4 @@
-"""Twin of COCO 2014 (``tasks/images/coco.py``): annotation files with polygons, boxes and crowds, painted JPEGs.
+"""Synthetic COCO 2014 (``tasks/images/coco.py``): annotation files with polygons, boxes and crowds, painted JPEGs.
 
 As in COCO, a few images have no annotation, category ids have gaps, and annotations stand in no order.
 """
@@ -22,8 +22,9 @@ CROWDS = 0.05
 
 
 def write(folder: Path, rows: int, seed: int) -> None:
-    """annotations/instances_{train,val}2014.json and their images: ``rows`` of them with annotations, two thirds for
-    training, and about 2 % without.
+    """Write annotations/instances_{train,val}2014.json and their images.
+
+    ``rows`` images have annotations, two thirds of them for training; about 2 % more have none.
     """
     rng = np.random.default_rng(seed)
     group = [i for i, names in enumerate(GROUPS.values()) for _ in names]
@@ -73,7 +74,7 @@ def _image(part: str, id_: int) -> dict[str, Any]:
 
 
 def _annotation(id_: int, image: int, category: int, rng: np.random.Generator) -> dict[str, Any]:
-    """A region: a polygon, or a crowd's run lengths."""
+    """Return a region: a polygon, or a crowd's run lengths."""
     crowd = bool(rng.random() < CROWDS)
     polygon = rng.uniform(0, 48, 12).round(2).tolist()
     counts = {"counts": rng.integers(1, 50, 8).tolist(), "size": [48, 64]}

@@ -1,4 +1,4 @@
-"""Twin of ExtraSensory: made-up days of 10 people. What they do, where, and with whom go together, and every label
+"""Synthetic ExtraSensory: made-up days of 10 people. What they do, where, and with whom go together, and every label
 leaves its pattern in the features; with missing labels, missing sensors, jittered minutes and holes as in the real
 files.
 """
@@ -28,13 +28,13 @@ SITUATIONS = (
     ("running", "bicycling", "exercise", "at the gym", "phone in pocket", "outside"),
     ("restaurant", "eating", "with friends", "drinking alcohol", "at a bar", "at a party", "talking", "shopping"),
 )
-"""What goes together; the first of each is the most likely. Every class is in one."""
+"""Classes that go together; the first of each is the most likely. Every class is in one."""
 SENSORS = (0, 26, 52, 83, 129, 138, 155, 183)
-"""Where the features of a sensor begin; the last has the phone's state, which is always there."""
+"""First feature of every sensor; the last has the phone's state, which is always there."""
 
 
 def write(folder: Path, rows: int, seed: int) -> None:
-    """``<UUID>.features_labels.csv.gz`` of 10 users with ``rows`` minutes in all, and ``cv_5_folds``."""
+    """Write ``<UUID>.features_labels.csv.gz`` of 10 users with ``rows`` minutes in all, and ``cv_5_folds``."""
     rng = np.random.default_rng([seed, 60])
     folder.mkdir(parents=True, exist_ok=True)
     pattern_CF = rng.normal(0, 1, (len(CLASSES), len(FEATURES)))
@@ -53,8 +53,9 @@ def write(folder: Path, rows: int, seed: int) -> None:
 
 
 def _days(minutes: int, first: int, rng: np.random.Generator) -> tuple[Any, Any]:
-    """Labels 0, 1 or nan of every minute, and the number of the stretch that it is in: 1 to 40 minutes alike. first:
-    number of the first; ten in a row are in all situations, and each in turn has one of its labels for certain.
+    """Return the labels 0, 1 or nan of every minute, and the number of the stretch that it is in: 1 to 40 minutes
+    alike. first: number of the first; ten in a row are in all situations, and each in turn has one of its labels for
+    certain.
     """
     label_NC, run_N = np.zeros((minutes, len(CLASSES))), np.zeros(minutes, dtype=np.int64)
     start, run = 0, first
@@ -74,7 +75,7 @@ def _days(minutes: int, first: int, rng: np.random.Generator) -> tuple[Any, Any]
 
 
 def _times(run_N: Any, rng: np.random.Generator) -> Any:
-    """Seconds: 60 apart, most of them jittered, with a hole now and then, also within a stretch."""
+    """Return seconds: 60 apart, most of them jittered, with a hole now and then, also within a stretch."""
     gap_N = np.where(rng.random(len(run_N)) < 0.5, 60, rng.integers(27, 106, len(run_N)))
     hole_N = rng.random(len(run_N)) < 0.03
     gap_N[hole_N] = rng.integers(115, 4000, int(hole_N.sum()))
@@ -82,7 +83,7 @@ def _times(run_N: Any, rng: np.random.Generator) -> Any:
 
 
 def _lose_sensors(value_NF: Any, run_N: Any, rng: np.random.Generator) -> None:
-    """In some stretches all features of a sensor are missing; single ones in some minutes. In place."""
+    """Remove all features of a sensor in some stretches, and single ones in some minutes. In place."""
     for begin, end in pairwise(SENSORS):
         lost = np.flatnonzero(rng.random(run_N[-1] + 1) < 0.15)
         value_NF[np.isin(run_N, lost), begin:end] = np.nan
@@ -101,7 +102,7 @@ def _write(path: Path, time_N: Any, value_NF: Any, label_NC: Any, missing: str) 
 
 
 def _write_folds(folder: Path, users: list[str]) -> None:
-    """Two users are tested in each fold; one has an iPhone, the other an Android phone."""
+    """Write the folds: two users are tested in each, one with an iPhone, the other with an Android phone."""
     folder.mkdir(exist_ok=True)
     for fold in range(FOLDS):
         tested = users[fold::FOLDS]

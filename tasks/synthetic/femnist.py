@@ -1,4 +1,4 @@
-"""Twin of LEAF's FEMNIST (``tasks/images/femnist.py``): JSON files by writer, of blots that belong to the class.
+"""Synthetic FEMNIST of LEAF (``tasks/images/femnist.py``): JSON files by writer, of blots that belong to the class.
 
 As in LEAF, a file holds at most 100 writers, pixels are fractions of 255, paper is 1 and ink 0. One writer more has 150
 samples, so that it is not drawn.
@@ -21,8 +21,9 @@ PER_WRITER = 100
 
 
 def write(folder: Path, rows: int, seed: int) -> None:
-    """all_data/all_data_<n>.json: ``rows`` samples of writers with fewer than 150, at least one for each of 50
-    (ValueError), and one writer with 150.
+    """Write all_data/all_data_<n>.json: ``rows`` samples of writers with fewer than 150, and one writer with 150.
+
+    Each of 50 writers has at least one sample (ValueError).
     """
     writers = max(sum(WRITERS.values()), -(-rows // PER_WRITER))
     if rows < writers:
@@ -45,7 +46,7 @@ def write(folder: Path, rows: int, seed: int) -> None:
 
 
 def _glyphs() -> npt.NDArray[np.float64]:
-    """A blot for every class, ink 0..1: [C, H, W]; the same in every twin."""
+    """Return a blot for every class, ink 0..1: [C, H, W]; the same in every synthetic data set."""
     noise = np.random.default_rng(62).normal(size=(len(CLASSES), SIDE, SIDE))
     smooth = np.stack([gaussian_filter(image, 2.0) for image in noise])
     smooth[:, [0, 1, 2, 3, -4, -3, -2, -1]] = 0
@@ -55,10 +56,12 @@ def _glyphs() -> npt.NDArray[np.float64]:
 
 
 def _samples(labels: npt.NDArray[np.int64], glyphs: npt.NDArray[np.float64], rng: np.random.Generator) -> object:
-    """Pixels and labels of one writer, who has a pressure of the pen and a place on the paper of its own."""
-    pressure, place = rng.uniform(0.6, 1.0), rng.integers(-2, 3, 2)
+    """Return the pixels and labels of one writer, who has a pressure of the pen and a position on the paper of its
+    own.
+    """
+    pressure, offset = rng.uniform(0.6, 1.0), rng.integers(-2, 3, 2)
     x = []
     for label in labels.tolist():
-        ink = shift(glyphs[label], place + rng.integers(-1, 2, 2), order=0) * pressure * rng.uniform(0.8, 1.0)
+        ink = shift(glyphs[label], offset + rng.integers(-1, 2, 2), order=0) * pressure * rng.uniform(0.8, 1.0)
         x.append((np.rint((1 - ink) * 255) / 255).ravel().tolist())
     return {"x": x, "y": labels.tolist()}

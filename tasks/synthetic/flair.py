@@ -1,4 +1,4 @@
-"""Twin of FLAIR (``tasks/images/flair.py``): its annotation file and painted JPEGs of made-up users.
+"""Synthetic FLAIR (``tasks/images/flair.py``): its annotation file and painted JPEGs of made-up users.
 
 The names of the labels are real words in FLAIR's spelling, fewer than its 1,628. A user takes pictures of two or three
 coarse categories.
@@ -26,12 +26,13 @@ FINE = {
 PER_USER = 5
 """Images of a user on average."""
 SHARES = (0.8, 0.1, 0.1)
-"""Of the users: train, val, test."""
+"""Shares of the users: train, val, test."""
 
 
 def write(folder: Path, rows: int, seed: int) -> None:
-    """labels_and_metadata.json and small_images with so many images; at least 30 (ValueError), so that every partition
-    has users.
+    """Write labels_and_metadata.json and small_images with so many images.
+
+    There must be at least 30 (ValueError), so that every partition has users.
     """
     users = rows // PER_USER
     if users < 6:
@@ -55,7 +56,7 @@ def write(folder: Path, rows: int, seed: int) -> None:
 
 
 def _labels(row: int, tastes: list[str], rng: np.random.Generator) -> list[str]:
-    """A label that all rows take in turn, so that each occurs, and some of the user's own."""
+    """Return a label that all rows take in turn, so that each occurs, and some of the user's own."""
     every = [name for names in FINE.values() for name in names]
     own = [name for group in tastes for name in FINE[group]]
     chosen = {every[row % len(every)], *rng.choice(own, size=int(rng.integers(1, 4)), replace=False).tolist()}

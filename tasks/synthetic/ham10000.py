@@ -1,4 +1,4 @@
-"""A made-up twin of HAM10000: metadata, photographs in two folders, the 8 x 8 grey table and the thumbnails."""
+"""Synthetic HAM10000: metadata, photographs in two folders, the 8 x 8 grey table and the thumbnails."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from anchorfl.tasks.images.ham10000_rows import CODES, KAGGLE, SIDE
 from anchorfl.tasks.synthetic.pictures import Picture, picture, reduced, write_jpeg
 
 SHARES = (0.10, 0.10, 0.15, 0.08, 0.15, 0.34, 0.08)
-"""Of the classes: nevi are the most, as in the original, but less extremely."""
+"""Shares of the classes: nevi are the most, as in the original, but less extremely."""
 HEIGHT, WIDTH = 45, 60
 FIRST = 24306
 """The original's lowest image number."""
 
 
 def write(folder: Path, rows: int, seed: int) -> None:
-    """About ``rows`` images, at least 20 per class; a lesion has one or two."""
+    """Write about ``rows`` images, at least 20 per class; a lesion has one or two."""
     rng = np.random.default_rng(seed)
     class_N = np.repeat(np.arange(len(CODES)), [max(20, round(rows * share)) for share in SHARES])
     number_N = FIRST + rng.permutation(len(class_N))
@@ -49,8 +49,8 @@ def _write_metadata(folder: Path, images: list[str], classes: list[int], rng: np
             lesion, left, before = lesion + 1, int(rng.integers(1, 3)), class_
         left -= 1
         age = "" if rng.random() < 0.05 else f"{5 * int(rng.integers(0, 18))}.0"
-        sex, place = rng.choice(["male", "female", "unknown"]), rng.choice(["scalp", "back", "lower extremity"])
-        lines.append(f"HAM_{lesion:07d},{image},{CODES[class_]},histo,{age},{sex},{place}")
+        sex, site = rng.choice(["male", "female", "unknown"]), rng.choice(["scalp", "back", "lower extremity"])
+        lines.append(f"HAM_{lesion:07d},{image},{CODES[class_]},histo,{age},{sex},{site}")
     _write_gz(folder / "HAM10000_metadata.csv.gz", "\n".join(lines) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""A made-up twin of Kvasir-v2: small JPEG files of several sizes under random names, one folder per class."""
+"""Synthetic Kvasir-v2: small JPEG files of several sizes under random names, one folder per class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = ((29, 36), (51, 64), (54, 96))
 
 
 def write(folder: Path, rows: int, seed: int) -> None:
-    """About ``rows`` images, at least 10 per class, so that every split has each."""
+    """Write about ``rows`` images, at least 10 per class, so that every split has each."""
     rng = np.random.default_rng(seed)
     for class_, name in enumerate(FOLDERS):
         for number in range(max(10, rows // len(FOLDERS))):

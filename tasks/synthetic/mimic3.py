@@ -1,4 +1,4 @@
-"""Twin of MIMIC-III-50: the files of MIMIC-III 1.4 that it is made of and CAML's split, all invented.
+"""Synthetic MIMIC-III-50: the files of MIMIC-III 1.4 that it is made of and CAML's split, all invented.
 
 As in the true files: quoted notes of many lines with doubled quotes, addenda that stand before their report, other
 categories in between, notes without an admission, codes without their period and with leading zeros, a procedure that
@@ -36,13 +36,15 @@ WITHOUT_SUMMARY = "V053"
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """An admission. split: empty where it is in none; note: whether it has a discharge summary."""
+    """An admission."""
 
     patient: int
     admission: int
     split: str
+    """Empty where it is in none."""
     classes: tuple[int, ...]
     note: bool = True
+    """True where it has a discharge summary."""
 
 
 def write(folder: Path, rows: int, seed: int) -> None:
@@ -50,7 +52,7 @@ def write(folder: Path, rows: int, seed: int) -> None:
     of the 50 codes, and that have no discharge summary.
     """
     if rows < ROWS:
-        msg = f"the twin of MIMIC-III-50 needs at least {ROWS} rows, not {rows}"
+        msg = f"synthetic MIMIC-III-50 needs at least {ROWS} rows, not {rows}"
         raise ValueError(msg)
     rng = np.random.default_rng(seed)
     stays = _stays(rows, rng)
@@ -67,7 +69,7 @@ def write(folder: Path, rows: int, seed: int) -> None:
 
 
 def _stays(rows: int, rng: np.random.Generator) -> list[Stay]:
-    """All admissions, by patient; a patient has one to three, all in one split."""
+    """Return all admissions, by patient; a patient has one to three, all in one split."""
     extra = max(1, rows // 10)
     y_NC = _classes(rows, rng)
     numbers = iter((100_001 + rng.permutation(max(99_999, rows + 3 * extra))).tolist())
@@ -91,8 +93,8 @@ def _stays(rows: int, rng: np.random.Generator) -> list[Stay]:
 
 
 def _classes(rows: int, rng: np.random.Generator) -> Bools:
-    """Bool [rows, C]: every row one class by its frequency, half of the time some of its chapter, and every class twice
-    per split at least.
+    """Return bool [rows, C]: every row one class by its frequency, half of the time some of its chapter, and every
+    class twice per split at least.
     """
     share_C = 1 / np.arange(3, 3 + len(CODES))
     chapters = [chapter(code) for code in CODES]
@@ -102,51 +104,55 @@ def _classes(rows: int, rng: np.random.Generator) -> Bools:
     y_NC[np.arange(rows), first_N] = True
     cut = [0, *np.round(np.cumsum(SHARES) * rows).astype(np.int64).tolist()]
     for first, last in pairwise(cut):
-        place_C = np.arange(len(CODES)) % (last - first)
-        y_NC[first + place_C, np.arange(len(CODES))] = True
-        y_NC[first + (place_C + 1) % (last - first), np.arange(len(CODES))] = True
+        index_C = np.arange(len(CODES)) % (last - first)
+        y_NC[first + index_C, np.arange(len(CODES))] = True
+        y_NC[first + (index_C + 1) % (last - first), np.arange(len(CODES))] = True
     return y_NC
 
 
 def _codes(stays: list[Stay], rng: np.random.Generator, *, procedures: bool) -> Iterator[str]:
-    """The lines of a file of codes: those of the classes, and two others, which no two admissions share if possible."""
+    """Yield the lines of a file of codes: those of the classes, and two others, which no two admissions share if
+    possible.
+    """
     own = [without_period(code) if is_procedure(code) == procedures else "" for code in CODES]
     foreign = _foreign(rng, procedures)
     number = 0
-    for place, stay in enumerate(stays):
+    for index, stay in enumerate(stays):
         codes = [own[c] for c in stay.classes if own[c]]
-        codes += [foreign[(2 * place + n) % len(foreign)] for n in range(2)]
+        codes += [foreign[(2 * index + n) % len(foreign)] for n in range(2)]
         if procedures:
             codes += codes[:1]
         elif not stay.note:
             codes.append(WITHOUT_SUMMARY)
-        for place_in, code in enumerate(codes, 1):
+        for position, code in enumerate(codes, 1):
             number += 1
-            yield f'{number},{stay.patient},{stay.admission},{place_in},"{code}"'
-        if not procedures and place % 40 == 0:
+            yield f'{number},{stay.patient},{stay.admission},{position},"{code}"'
+        if not procedures and index % 40 == 0:
             number += 1
             yield f"{number},{stay.patient},{stay.admission},,"
 
 
 def _foreign(rng: np.random.Generator, procedures: bool) -> list[str]:
-    """Codes that look right and are none of the 50, in any order."""
+    """Return codes that look right and are none of the 50, in any order."""
     used = {without_period(code) for code in CODES} | {WITHOUT_SUMMARY}
     if procedures:
         every = [f"{n:04d}" for n in range(1, 9999)]
     else:
         every = [*(f"{n:05d}" for n in range(100, 99_999)), *(f"E{n}" for n in range(8000, 9999)), "V3000"]
     kept = [code for code in every if code not in used]
-    return [kept[place] for place in rng.permutation(len(kept)).tolist()]
+    return [kept[index] for index in rng.permutation(len(kept)).tolist()]
 
 
 def _notes(stays: list[Stay], rng: np.random.Generator) -> Iterator[str]:
-    """The records of the notes. An addendum, where there is one, stands before its report and is of a later day."""
+    """Yield the records of the notes. An addendum, where there is one, stands before its report and is of a later
+    day.
+    """
     words = _vocabulary()
     number = 0
-    for place, stay in enumerate(stays):
+    for index, stay in enumerate(stays):
         number += 4
-        day = f"21{10 + place % 80}-0{1 + place % 9}-1"
-        if stay.note and place % 5 == 0:
+        day = f"21{10 + index % 80}-0{1 + index % 9}-1"
+        if stay.note and index % 5 == 0:
             yield _record(number - 3, stay, f"{day}5,,", "Discharge summary", "Addendum", _text(stay, words, rng, 12))
         if stay.note:
             yield _record(number - 2, stay, f"{day}4,,", "Discharge summary", "Report", _text(stay, words, rng, 120))
@@ -159,28 +165,28 @@ def _notes(stays: list[Stay], rng: np.random.Generator) -> Iterator[str]:
 def _record(
     number: int, stay: Stay, times: str, category: str, description: str, text: str, outside: bool = False
 ) -> str:
-    """A record; ``outside``: of no admission."""
+    """Return a record; ``outside``: of no admission."""
     admission = "" if outside else str(stay.admission)
     quoted = text.replace('"', '""')
     return f'{number},{stay.patient},{admission},{times},"{category}","{description}",,,"{quoted}\n"'
 
 
 def _text(stay: Stay, words: list[list[str]], rng: np.random.Generator, length: int) -> str:
-    """Lines of ten words, a third of them of the classes, with numbers and signs as in true notes."""
+    """Return the lines of ten words, a third of them of the classes, with numbers and signs as in true notes."""
     common = words[-1]
     own = [word for c in stay.classes for word in words[c]] or common
     pick = np.where(rng.random(length) < 0.35, 1, 0).tolist()
-    place = rng.integers(0, 1 << 30, size=length).tolist()
+    draws = rng.integers(0, 1 << 30, size=length).tolist()
     chosen = [
-        (own if mine else common)[at % len(own if mine else common)] for mine, at in zip(pick, place, strict=True)
+        (own if mine else common)[at % len(own if mine else common)] for mine, at in zip(pick, draws, strict=True)
     ]
     lines = [" ".join(chosen[start : start + 10]) for start in range(0, length, 10)]
-    head = f'Admission Date:  [**2151-7-16**]\n\n"{chosen[0].upper()}" {place[0] % 500} mg, {place[0] % 90}mg.'
+    head = f'Admission Date:  [**2151-7-16**]\n\n"{chosen[0].upper()}" {draws[0] % 500} mg, {draws[0] % 90}mg.'
     return "\n".join([head, *lines])
 
 
 def _vocabulary() -> list[list[str]]:
-    """Four words for every class, and at the end 200 that all share; the same for every seed."""
+    """Return four words for every class, and at the end 200 that all share; the same for every seed."""
     rng = np.random.default_rng(50)
     syllables = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
     words = list(dict.fromkeys("".join(rng.choice(syllables, size=3).tolist()) for _ in range(600)))
@@ -189,7 +195,7 @@ def _vocabulary() -> list[list[str]]:
 
 
 def _write_gzip(path: Path, header: str, lines: Iterable[str]) -> None:
-    """A gzip file whose bytes depend on the lines alone."""
+    """Write a gzip file whose bytes depend on the lines alone."""
     with (
         path.open("wb") as file,
         gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as packed,

@@ -1,4 +1,4 @@
-"""Twins of the Mulan sets: made-up rows in ARFF files with an XML list of labels, with the file names of each set.
+"""Synthetic Mulan sets: made-up rows in ARFF files with an XML list of labels, with the file names of each set.
 
 A row has one label or two that belong together; its features are its labels' patterns and noise. Attribute names hold
 quotes and escaped apostrophes as those of birds do, and the XML file has an order of its own, as that of yeast.
@@ -22,16 +22,20 @@ NOISE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """stem: beginning of the file names; features: kept small; labels: as in the real set, at most one for ten rows;
-    words: bags of words, in sparse rows where ``sparse``; one_file: no split.
-    """
+    """The shape of a data set."""
 
     stem: str
+    """Beginning of the file names."""
     features: int
+    """Kept small."""
     labels: int
+    """As in the real set, at most one for ten rows."""
     words: bool = False
+    """True: bags of words."""
     sparse: bool = False
+    """True: in sparse rows."""
     one_file: bool = False
+    """True: no split."""
 
 
 SHAPES = {
@@ -48,7 +52,7 @@ SHAPES = {
 
 
 def write(folder: Path, rows: int, seed: int, task: str = "scene") -> None:
-    """The files of a data set with ``rows`` rows in all, a third of them test rows."""
+    """Write the files of a data set with ``rows`` rows in all, a third of them test rows."""
     rng = np.random.default_rng(seed)
     shape = SHAPES[task]
     labels = min(shape.labels, max(2, rows // 10))
@@ -71,7 +75,7 @@ def write(folder: Path, rows: int, seed: int, task: str = "scene") -> None:
 
 
 def _labels(rows: int, labels: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """0/1 [N, C]: every label in turn, half of the rows with its partner."""
+    """Return 0/1 [N, C]: every label in turn, half of the rows with its partner."""
     main_N = np.arange(rows) % labels
     y_NC = np.zeros((rows, labels))
     y_NC[np.arange(rows), main_N] = 1
@@ -89,7 +93,7 @@ def _words(y_NC: npt.NDArray[np.float64], features: int, rng: np.random.Generato
 
 
 def _measured(y_NC: npt.NDArray[np.float64], features: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Six decimals, and a last feature that never changes."""
+    """Return measurements with six decimals, and a last feature that never changes."""
     pattern_CF = rng.standard_normal((y_NC.shape[1], features))
     x_NF = np.round(5 + y_NC @ pattern_CF + 0.5 * rng.standard_normal((len(y_NC), features)), 6)
     x_NF[:, -1] = 2

@@ -17,12 +17,12 @@ from anchorfl.tasks.synthetic.pictures import write_jpeg
 
 
 def paint(classes: Sequence[int], height: int, width: int, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-    """An RGB image [H, W, 3] that shows the given classes."""
+    """Return an RGB image [H, W, 3] that shows the given classes."""
     image_HW3 = rng.normal(rng.uniform(90, 160), 12, (height, width, 3))
     down_H1, across_W = np.arange(height)[:, None], np.arange(width)
     radius = max(3.0, 0.3 * min(height, width))
     for number in classes:
-        look = np.random.default_rng((20, number))  # the look belongs to the class in every twin
+        look = np.random.default_rng((20, number))  # the look belongs to the class in every synthetic data set
         colors_23, period, angle = look.uniform(0, 255, (2, 3)), look.uniform(3, 8), look.uniform(0, np.pi)
         top, left = rng.uniform(radius, height - radius), rng.uniform(radius, width - radius)
         along_HW = across_W * np.cos(angle) + down_H1 * np.sin(angle)
@@ -38,8 +38,8 @@ def save(path: Path, classes: Sequence[int], rng: np.random.Generator) -> None:
 
 
 def label_sets(rows: int, group_C: Ints, rng: np.random.Generator) -> Bools:
-    """Bool [N, C]: every row has one class, the classes in turn, and often more of the same group; group_C: the group
-    of every class.
+    """Return bool [N, C]: every row has one class, the classes in turn, and often more of the same group; group_C: the
+    group of every class.
     """
     classes = len(group_C)
     main_N = rng.permutation(np.arange(rows) % classes)

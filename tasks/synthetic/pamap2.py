@@ -1,4 +1,4 @@
-"""Twin of PAMAP2: made-up recordings of 9 subjects. Each activity has a level, a rhythm and a strength of its own in
+"""Synthetic PAMAP2: made-up recordings of 9 subjects. Each activity has a level, a rhythm and a strength of its own in
 every measure, so that windows can be told apart; with the gaps and the slow heart rate of the real files.
 """
 
@@ -25,8 +25,9 @@ _SENSOR = 17
 
 
 def write(folder: Path, rows: int, seed: int) -> None:
-    """``Protocol/subject101.dat`` to ``subject109.dat`` and five of ``Optional``, with ``rows`` lines or a few more in
-    ``Protocol``; each activity of each subject has at least 120 lines.
+    """Write ``Protocol/subject101.dat`` to ``subject109.dat`` and five of ``Optional``.
+
+    ``Protocol`` has ``rows`` lines or a few more; each activity of each subject has at least 120 lines.
     """
     rng = np.random.default_rng([seed, 231])
     shape = (max(PROTOCOL) + 1, len(FEATURES))
@@ -46,7 +47,7 @@ def write(folder: Path, rows: int, seed: int) -> None:
 
 
 def _activities(activities: Iterable[int], each: int, rng: np.random.Generator) -> Any:
-    """Activity of every line: each once, of different length, with something in between."""
+    """Return the activity of every line: each once, of different length, with something in between."""
     parts = list[Any]()
     for number in activities:
         # a rest of less than a window at the end of every activity
@@ -56,7 +57,7 @@ def _activities(activities: Iterable[int], each: int, rng: np.random.Generator) 
 
 
 def _with_gaps(value_NF: Any, rng: np.random.Generator) -> Any:
-    """Heart rate at every eleventh line, from the sixth on; sensors that miss some lines, each for itself."""
+    """Keep the heart rate at every eleventh line, from the sixth on; let sensors miss some lines, each for itself."""
     value_NF[np.arange(len(value_NF)) % HEART_EVERY != 5, 0] = np.nan
     for sensor in range(3):
         lost = rng.random(len(value_NF)) < NAN_SHARE

@@ -1,4 +1,4 @@
-"""A made-up twin of PBC: the photographs and both files of reduced arrays, with the original's oddities: a hidden file
+"""Synthetic PBC: the photographs and both files of reduced arrays, with the original's oddities: a hidden file
 that is no image, equal files under two names, and one picture under two classes.
 """
 
@@ -26,7 +26,7 @@ HEIGHT, WIDTH = 73, 72
 
 
 def write(folder: Path, rows: int, seed: int) -> None:
-    """About ``rows`` images, at least 10 per class, so that every split has each."""
+    """Write about ``rows`` images, at least 10 per class, so that every split has each."""
     rng = np.random.default_rng(seed)
     pictures = dict[str, Picture]()
     for class_, name in enumerate(FOLDERS):

@@ -12,7 +12,7 @@ Picture = npt.NDArray[np.uint8]
 
 
 def picture(class_: int, classes: int, height: int, width: int, rng: np.random.Generator) -> Picture:
-    """RGB [height, width, 3]; two pictures of a class differ in phase, brightness and noise."""
+    """Return RGB [height, width, 3]; two pictures of a class differ in phase, brightness and noise."""
     y_HW, x_HW = np.mgrid[0:height, 0:width] / max(height, width)
     angle = np.pi * class_ / classes
     wave_HW = np.sin(
@@ -25,14 +25,14 @@ def picture(class_: int, classes: int, height: int, width: int, rng: np.random.G
 
 
 def write_jpeg(path: Path, pixels: Picture, *, grey: bool = False) -> None:
-    """One file, its folders made where they are missing."""
+    """Write one file, its folders made where they are missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.fromarray(pixels)
     (image.convert("L") if grey else image).save(path, quality=90)
 
 
 def reduced(pixels: Picture, side: int) -> Picture:
-    """The middle square, bicubic, [side, side, 3]: how thumbnails are made."""
+    """Return the middle square, bicubic, [side, side, 3]; thumbnails are made so."""
     height, width = pixels.shape[:2]
     edge = min(height, width)
     left, top = (width - edge) // 2, (height - edge) // 2

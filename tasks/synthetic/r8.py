@@ -1,4 +1,4 @@
-"""Twin of R8: lines ``class<TAB>words`` of invented stems; every class has words of its own."""
+"""Synthetic R8: lines ``class<TAB>words`` of invented stems; every class has words of its own."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _stems(rng: np.random.Generator) -> list[str]:
 
 
 def _text(rng: np.random.Generator, stems: list[str], label: int) -> str:
-    """A third of the words are of the class, the others of no class, frequent ones first (Zipf)."""
+    """Return a text: a third of the words are of the class, the others of no class, frequent ones first (Zipf)."""
     length = max(3, int(rng.poisson(LENGTH)))
     own = rng.integers(0, OWN, length) + label * OWN
     common = len(CLASSES) * OWN + np.minimum(rng.zipf(1.4, length), STEMS - len(CLASSES) * OWN) - 1

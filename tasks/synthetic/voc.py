@@ -1,4 +1,4 @@
-"""Twins of PASCAL VOC 2007 and 2012 (``tasks/images/voc.py``): the development kit's lists and painted JPEGs."""
+"""Synthetic PASCAL VOC 2007 and 2012 (``tasks/images/voc.py``): the development kit's lists and painted JPEGs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SHARES = {2007: {"train": 0.25, "val": 0.25, "test": 0.5}, 2012: {"train": 0.5, 
 
 
 def write(folder: Path, rows: int, seed: int) -> None:
-    """VOC2007/ImageSets/Main and VOC2007/JPEGImages with so many images."""
+    """Write VOC2007/ImageSets/Main and VOC2007/JPEGImages with so many images."""
     _write(folder, rows, seed, 2007)
 
 
 def write_2012(folder: Path, rows: int, seed: int) -> None:
-    """VOC2012/ImageSets/Main and VOC2012/JPEGImages with so many images."""
+    """Write VOC2012/ImageSets/Main and VOC2012/JPEGImages with so many images."""
     _write(folder, rows, seed, 2012)
 
 
@@ -47,7 +47,7 @@ def _write(folder: Path, rows: int, seed: int, year: int) -> None:
 
 
 def _values(rows: int, rng: np.random.Generator) -> npt.NDArray[np.int8]:
-    """1, 0 or -1 of every image and class; every image has a 1."""
+    """Return 1, 0 or -1 of every image and class; every image has a 1."""
     group = [next(i for i, names in enumerate(GROUPS.values()) if name in names) for name in CLASSES]
     y_NC = label_sets(rows, np.array(group), rng)
     value_NC = np.where(y_NC, PRESENT, ABSENT).astype(np.int8)

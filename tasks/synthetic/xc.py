@@ -1,4 +1,4 @@
-"""Twins of the extreme-classification sets: made-up rows in the text format, with the file names of each set.
+"""Synthetic extreme-classification sets: made-up rows in the text format, with the file names of each set.
 
 A row has a main label, often its partner (0 with 1, 2 with 3, ...) and sometimes a third; five features belong to each
 label, the others are noise. There is one label for twenty rows, so that each has some. Rows without labels and the
@@ -28,17 +28,20 @@ Found = tuple[Ints, Bools]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a file is. features, labels: of the header; pairs: features of a row, before those that fall together
-    count once; extra: labels of a row beside the main one, on average; binary: all values are 1; unlabeled: one row
-    of so many has no label, 0 for none.
-    """
+    """The size of a file."""
 
     features: int
+    """Of the header."""
     labels: int
+    """Of the header."""
     pairs: int
+    """Features of a row, before those that fall together count once."""
     extra: float = 1.0
+    """Labels of a row beside the main one, on average."""
     binary: bool = False
+    """True: all values are 1."""
     unlabeled: int = 97
+    """One row of so many has no label; 0: none."""
 
 
 BIBTEX = Size(1836, 159, 40, binary=True, unlabeled=0)
@@ -53,7 +56,7 @@ SIZES = {
 
 
 def write(folder: Path, rows: int, seed: int, task: str = "bibtex") -> None:
-    """The files of a data set with ``rows`` rows in all, a third of them test rows."""
+    """Write the files of a data set with ``rows`` rows in all, a third of them test rows."""
     rng = np.random.default_rng(seed)
     labels = max(2, rows // 20)
     if task == "bibtex":
@@ -74,7 +77,7 @@ def write(folder: Path, rows: int, seed: int, task: str = "bibtex") -> None:
 
 
 def write_rows(path: Path, rows: int, size: Size, rng: np.random.Generator) -> None:
-    """One file, block by block: memory does not grow with the rows."""
+    """Write one file, block by block: memory does not grow with the rows."""
     with path.open("wb") as stream:
         stream.write(f"{rows} {size.features} {size.labels}\n".encode())
         for first in range(0, rows, BLOCK_ROWS):
@@ -104,7 +107,7 @@ def _block(row_N: Ints, size: Size, rng: np.random.Generator) -> bytes:
 
 
 def _labels(row_N: Ints, main_N: Ints, size: Size, rng: np.random.Generator) -> Found:
-    """The labels of every row, ascending."""
+    """Return the labels of every row, ascending."""
     others = max(1, round(2 * size.extra))
     partner_N = np.minimum(main_N ^ 1, size.labels - 1)
     drawn_NK = rng.integers(size.labels, size=(len(row_N), others))
@@ -117,7 +120,7 @@ def _labels(row_N: Ints, main_N: Ints, size: Size, rng: np.random.Generator) -> 
 
 
 def _once(value_NK: Ints) -> Found:
-    """The values of every row, ascending; the repeated ones are not there."""
+    """Return the values of every row, ascending, without repetitions."""
     value_NK = np.sort(value_NK, axis=1)
     return value_NK, np.diff(value_NK, axis=1, prepend=-1) > 0
 
@@ -129,7 +132,7 @@ def _lists(values: Any, there_NK: Bools) -> Any:
 
 
 def _write_names(path: Path, form: str, count: int) -> None:
-    """Made-up words of syllables, one a line, all different."""
+    """Write made-up words of syllables, one a line, all different."""
     syllables = [f"{a}{b}" for a in "bdfgklmnprst" for b in "aeiou"]
     words = [syllables[n // 60 % 60] + syllables[n % 60] + ("" if n < 3600 else str(n // 3600)) for n in range(count)]
     path.write_text("".join(form.format(word) + "\n" for word in words))

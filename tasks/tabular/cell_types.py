@@ -5,11 +5,10 @@ A CSV file has no types, so one such cell is enough, and texts can be trained on
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from anchorfl.tasks.arrays.arrow import Column
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.tabular.reading import TableFile
 
@@ -30,7 +29,7 @@ WRITTEN = (
 
 
 def odd_cell(file: TableFile, name: str) -> str:
-    """What is odd in a column of texts of a CSV file, with the row and the mend; empty where nothing is."""
+    """Return the odd cell of a column of texts of a CSV file, with the row and the hint; empty where there is none."""
     if not isinstance(file.content, pa.Table) or file.form(name) != "text":
         return ""
     text = pc.utf8_trim_whitespace(file.read([name])[name])
@@ -46,26 +45,26 @@ def odd_cell(file: TableFile, name: str) -> str:
 
 
 def check_cells(file: TableFile, name: str, hint: str = "") -> None:
-    """InputError where a column of texts was hardly meant as one. mend: what else helps."""
+    """Raise InputError where a column of texts was hardly meant as one. hint: what else helps."""
     if odd := odd_cell(file, name):
         raise InputError(f"{file.path}: {odd}{hint}")
 
 
 def all_images(file: TableFile, name: str) -> bool:
-    """Whether every text of a column is the path of an image."""
+    """Return whether every text of a column is the path of an image."""
     alike = _alike(pc.utf8_trim_whitespace(file.read([name])[name]), IMAGE)
     return _share(alike) == 1
 
 
-def _alike(text: Any, pattern: str) -> Any:
-    """Bool per cell, null where it is empty."""
+def _alike(text: Column, pattern: str) -> Column:
+    """Return bool per cell, null where it is empty."""
     return pc.match_substring_regex(text, pattern)
 
 
-def _share(alike: Any) -> float:
+def _share(alike: Column) -> float:
     return float(pc.mean(alike.cast(pa.int8())).as_py() or 0.0)
 
 
-def _cell(file: TableFile, name: str, text: Any, which: Any) -> str:
+def _cell(file: TableFile, name: str, text: Column, which: Column) -> str:
     at = pc.index(pc.fill_null(which, False), True).as_py()
     return f"row {file.row_N[at] + 1}: column {name!r} holds {text[at].as_py()!r}"

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.files.decompression import Watched
+from anchorfl.tasks.files.decompression import CheckedStream
 
 QUOTE = b'"'
 
 
-class QuotedCells(Watched):
+class QuoteCheckedStream(CheckedStream):
     """A stream that follows quotes as Arrow does: one opens at the beginning of a cell only, two within a quoted cell
     are a mark (``5" pipe`` is a cell as any other).
     """
@@ -27,7 +27,7 @@ class QuotedCells(Watched):
         self._begins, self._line = True, 1
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes. Raises InputError, at the end also where a quote is open."""
+        """Return the next bytes. Raises InputError, at the end also where a quote is open."""
         before = self.lines
         data = super().read(size)
         if data:
@@ -38,7 +38,7 @@ class QuotedCells(Watched):
         return data
 
     def _follow(self, data: bytes, line: int) -> None:
-        """line: the number of the line in which ``data`` begins."""
+        """Follow the quotes of ``data``. line: the number of the line in which it begins."""
         at, opened = 0, -1
         if self._closing and data.startswith(QUOTE):  # two marks, one at the end of what was read before
             self._inside, at = True, 1

@@ -1,4 +1,4 @@
-"""What a user's table holds, before anything trains: columns, classes, clients, splits, and what will be a problem.
+"""Inspection of a user's table before anything trains: columns, classes, clients, splits, and likely problems.
 
 Shape suffixes: N rows, C classes, F features.
 """
@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from anchorfl.tasks.arrays.arrow import Bools, Ints, list_parts
+from anchorfl.tasks.arrays.arrow import Bools, Column, Ints, Table, list_parts
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import Task
 from anchorfl.tasks.files.bad_rows import BadRows, skipped
 from anchorfl.tasks.files.split_leaks import leaked_rows
-from anchorfl.tasks.ingest.raw_table import SPLITS, checked, given_labels
+from anchorfl.tasks.ingest.raw_table import SPLITS, given_labels, validate_table
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.tabular.reading import TableFile, listed, open_file
 from anchorfl.tasks.tabular.schema import IDS, Schema, option_path, schema_of
@@ -31,35 +31,39 @@ SHOWN = 200
 
 
 @dataclass(slots=True)
-class Look:
-    """lines: for the reader; problems: what will hurt; stops: what keeps a run from starting."""
+class Inspection:
+    """The findings about a table."""
 
     lines: list[str] = field(default_factory=list)
+    """For the reader."""
     problems: list[str] = field(default_factory=list)
+    """Lines about what will hurt."""
     stops: list[str] = field(default_factory=list)
+    """Lines about what keeps a run from starting."""
     bad_rows: int = 0
-    """How many of the stops are about bad rows, which ``on_bad_row = "skip"`` leaves out."""
+    """Number of the stops about bad rows, which ``on_bad_row = "skip"`` leaves out."""
     clients: int = 0
-    """Values of the column ``client`` that have training rows."""
+    """Number of values of the column ``client`` that have training rows."""
 
     def text(self) -> str:
-        """All of it."""
+        """Return all of it as text."""
         found = [f"  - {line}" for line in (*self.stops, *self.problems)]
         head = "stops a run, and other problems" if self.stops else "problems"
         return "\n".join([*self.lines, "", f"{head}: {'none found' if not found else ''}".rstrip(), *found])
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """The rows that can be used. given: the classes whose label is given, None where all are."""
+class _UsableRows:
+    """The rows that can be used."""
 
-    table: Any
+    table: Table
     labels: Labels
     given: Labels | None
+    """The classes whose label is given; None where all are."""
     split_N: Any
 
     def of(self, split: str) -> Bools:
-        """True at the rows of a split."""
+        """Return true at the rows of a split."""
         here: Bools = self.split_N == split
         return here
 
@@ -69,32 +73,32 @@ class _Rows:
         return np.ones(len(self.labels), dtype=np.bool_) if self.given is None else self.given.length_N > 0
 
 
-def look(options: TaskOptions) -> Look:
-    """What ``options.file`` holds. Raises InputError where it can be no task."""
+def inspect_table(options: TaskOptions) -> Inspection:
+    """Return the findings about ``options.file``. Raises InputError where it can be no task."""
     path = option_path(options.file, options)
-    file, found = open_file(path, BadRows(skip=True)), Look()
-    found.lines.append(f"{path}: {len(file.row_N)} rows, {len(file.types)} columns")
+    file, inspection = open_file(path, BadRows(skip=True)), Inspection()
+    inspection.lines.append(f"{path}: {len(file.row_N)} rows, {len(file.types)} columns")
     if not options.label_columns:
-        found.lines += _columns(file)
-        found.lines += ["", "say which columns hold the labels, and what is found in them is shown"]
-        return found
+        inspection.lines += _columns(file)
+        inspection.lines += ["", "say which columns hold the labels, and what is found in them is shown"]
+        return inspection
     schema = schema_of(file, options)
     task = task_of_schema(path, schema, options)
-    raw = checked(task.read(path.parent, replace(options, on_bad_row="skip")), task)
+    raw = validate_table(task.read(path.parent, replace(options, on_bad_row="skip")), task)
     labels = Labels.of_lists(raw["labels"], len(task.class_names))
-    rows = _Rows(raw, labels, given_labels(raw, labels.classes), np.array(raw["split"].to_pylist()))
-    found.lines += ["", *_roles(file, schema)]
-    _bad_rows(raw, options, found)
-    _splits(rows, schema, found)
-    _classes(rows, schema, found, needed=bool(schema.client) or options.partition not in ("iid", "one_class"))
+    rows = _UsableRows(raw, labels, given_labels(raw, labels.classes), np.array(raw["split"].to_pylist()))
+    inspection.lines += ["", *_roles(file, schema)]
+    _bad_rows(raw, options, inspection)
+    _splits(rows, schema, inspection)
+    _classes(rows, schema, inspection, needed=bool(schema.client) or options.partition not in ("iid", "one_class"))
     if schema.client:
-        _clients(rows, schema, found)
-    _inputs(rows, task, schema, found)
-    return found
+        _clients(rows, schema, inspection)
+    _inputs(rows, task, schema, inspection)
+    return inspection
 
 
-def next_command(options: TaskOptions, found: Look, selected: int) -> str:
-    """What to type next. selected: clients per round, if not said otherwise."""
+def next_command(options: TaskOptions, inspection: Inspection, selected: int) -> str:
+    """Return the command to type next. selected: clients per round, if not said otherwise."""
     words = ["anchorfl", "run"] if options.label_columns else ["anchorfl", "data", "check", options.file]
     prefix = "--task." if options.label_columns else "--"
     if not options.label_columns:
@@ -102,15 +106,15 @@ def next_command(options: TaskOptions, found: Look, selected: int) -> str:
     for name in ("file", "label_columns", "input_columns", "client_column", "split_column", "class_names", "root"):
         if (value := getattr(options, name)) and (options.label_columns or name != "file"):
             words += [f"{prefix}{name}", value]
-    if options.label_columns and found.bad_rows:
+    if options.label_columns and inspection.bad_rows:
         words += ["--task.on_bad_row", "skip"]
-    if options.client_column and found.clients < selected:
-        words += ["--federation.clients_per_round", str(found.clients)]
+    if options.client_column and inspection.clients < selected:
+        words += ["--federation.clients_per_round", str(inspection.clients)]
     return shlex.join(words)
 
 
 def _columns(file: TableFile) -> list[str]:
-    """Every column: what it holds, and whether it may be labels."""
+    """Describe every column: its content, and whether it may be labels."""
     lines = ["", f"  {'column':<28} {'holds':<10} {'missing':>8}  may be"]
     for name in list(file.types)[:SHOWN]:
         column = file.read([name])[name]
@@ -119,7 +123,7 @@ def _columns(file: TableFile) -> list[str]:
     return [*lines, f"  ... and {more} more columns"] if more > 0 else lines
 
 
-def _may_be(file: TableFile, name: str, column: Any) -> str:
+def _may_be(file: TableFile, name: str, column: Column) -> str:
     form = file.form(name)
     if form == "other":
         return f"nothing ({file.types[name]})"
@@ -143,9 +147,9 @@ def _roles(file: TableFile, schema: Schema) -> list[str]:
         "lists": "one column of lists of classes, multi-label",
     }[schema.style]
     form = {
-        "numbers": f"numbers, standardised, {len(schema.inputs)} column{'s' * (len(schema.inputs) > 1)}",
-        "vector": "one column of lists of numbers, standardised",
-        "series": "one column of series, standardised",
+        "numbers": f"numbers, standardized, {len(schema.inputs)} column{'s' * (len(schema.inputs) > 1)}",
+        "vector": "one column of lists of numbers, standardized",
+        "series": "one column of series, standardized",
         "text": "one column of texts",
         "image": "one column of paths of images",
     }[schema.form]
@@ -158,53 +162,61 @@ def _roles(file: TableFile, schema: Schema) -> list[str]:
     return [*lines, f"not used {listed(rest)}"] if rest else lines
 
 
-def _bad_rows(raw: Any, options: TaskOptions, found: Look) -> None:
+def _bad_rows(raw: Table, options: TaskOptions, inspection: Inspection) -> None:
     count, messages = skipped(raw)
     if count:
         left_out = options.on_bad_row == "skip"
-        where = found.problems if left_out else found.stops
+        where = inspection.problems if left_out else inspection.stops
         where.append(f"{count} bad rows{', left out' if left_out else ''}; the first: {messages[0]}")
         where += messages[1:FEW]
-        found.bad_rows = len(found.stops)
+        inspection.bad_rows = len(inspection.stops)
 
 
-def _splits(rows: _Rows, schema: Schema, found: Look) -> None:
+def _splits(rows: _UsableRows, schema: Schema, inspection: Inspection) -> None:
     sizes = [f"{split} {int(rows.of(split).sum())}" for split in SPLITS if rows.of(split).any()]
-    found.lines += ["", f"rows     {', '.join(sizes)}"]
+    inspection.lines += ["", f"rows     {', '.join(sizes)}"]
     if not rows.labeled_N.all():
-        found.lines.append(f"         {int((~rows.labeled_N).sum())} rows without any label: they stay, unlabeled")
+        inspection.lines.append(f"         {int((~rows.labeled_N).sum())} rows without any label: they stay, unlabeled")
     if schema.split and schema.client:
         sides = [set(rows.table["subject"].filter(rows.of(split)).to_pylist()) for split in ("train", "test")]
         both = sorted(sides[0] & sides[1])
         if both:
-            found.problems.append(
+            inspection.problems.append(
                 f"{len(both)} of {len(sides[0] | sides[1])} values of {schema.client!r} have rows on both sides of the"
                 f" split ({listed(both, 4)}): right where a client is tested on new rows of its own, a leak where on"
                 " clients that it has not seen"
             )
 
 
-def _classes(rows: _Rows, schema: Schema, found: Look, *, needed: bool) -> None:
-    """needed: whether the partition needs a training row of every class."""
+def _classes(rows: _UsableRows, schema: Schema, inspection: Inspection, *, needed: bool) -> None:
+    """Add the classes. needed: whether the partition needs a training row of every class."""
     splits = [split for split in SPLITS if rows.of(split).any()]
     count_SC = {split: rows.labels.take(np.flatnonzero(rows.of(split))).counts() for split in splits}
     total = len(rows.labels)
     given_C = np.full(rows.labels.classes, total) if rows.given is None else rows.given.counts()
     multi = schema.kind == "multi"  # single-label: an unknown label is unknown for every class
-    found.lines += ["", f"  {'class':<32}" + "".join(f"{s:>11}" for s in splits) + multi * f"{'unknown':>11}"]
+    inspection.lines += ["", f"  {'class':<32}" + "".join(f"{s:>11}" for s in splits) + multi * f"{'unknown':>11}"]
     for c, name in list(enumerate(schema.class_names))[:SHOWN]:
         counts = "".join(f"{count_SC[split][c]:>11}" for split in splits)
-        found.lines.append(f"  {name:<32}{counts}" + multi * f"{total - given_C[c]:>11}")
+        inspection.lines.append(f"  {name:<32}{counts}" + multi * f"{total - given_C[c]:>11}")
     if rows.labels.classes > SHOWN:
-        found.lines.append(f"  ... and {rows.labels.classes - SHOWN} more classes")
+        inspection.lines.append(f"  ... and {rows.labels.classes - SHOWN} more classes")
     train_C, test_C = count_SC["train"], count_SC["test"]
-    _name(found.stops if needed else found.problems, "no positive training row", train_C == 0, schema.class_names)
     _name(
-        found.problems, f"fewer than {FEW} positive training rows", (train_C > 0) & (train_C < FEW), schema.class_names
+        inspection.stops if needed else inspection.problems,
+        "no positive training row",
+        train_C == 0,
+        schema.class_names,
     )
-    _name(found.problems, "no positive test row", test_C == 0, schema.class_names)
+    _name(
+        inspection.problems,
+        f"fewer than {FEW} positive training rows",
+        (train_C > 0) & (train_C < FEW),
+        schema.class_names,
+    )
+    _name(inspection.problems, "no positive test row", test_C == 0, schema.class_names)
     if all(name.lstrip("-").isdigit() for name in schema.class_names):
-        found.problems.append(
+        inspection.problems.append(
             "the class names are numbers, which say nothing to methods that use names: give --class_names"
         )
 
@@ -215,7 +227,7 @@ def _name(where: list[str], what: str, which_C: Bools, names: Sequence[str]) -> 
         where.append(f"{what}: class {listed(chosen)}")
 
 
-def _clients(rows: _Rows, schema: Schema, found: Look) -> None:
+def _clients(rows: _UsableRows, schema: Schema, inspection: Inspection) -> None:
     subject_N = np.array(rows.table["subject"].to_pylist(), dtype=np.str_)
     train_N = rows.of("train")
     names, code_N = np.unique(subject_N, return_inverse=True)
@@ -224,28 +236,28 @@ def _clients(rows: _Rows, schema: Schema, found: Look) -> None:
         for which_N in (train_N, train_N & rows.labeled_N, np.ones(len(code_N), dtype=np.bool_))
     )
     held_S = np.bincount(code_N[train_N], rows.labels.length_N[train_N], minlength=len(names)) > 0
-    found.lines += ["", f"  {schema.client:<24}{'train':>8}{'labeled':>10}{'other':>8}  classes (training rows)"]
-    found.clients = len(np.unique(code_N[train_N]))
+    inspection.lines += ["", f"  {schema.client:<24}{'train':>8}{'labeled':>10}{'other':>8}  classes (training rows)"]
+    inspection.clients = len(np.unique(code_N[train_N]))
     without = [repr(name) for name in names[(train_S > 0) & ~held_S].tolist()]
     nowhere = [repr(name) for name in names[train_S == 0].tolist()]
     for code, name in enumerate(names[:SHOWN].tolist()):
         held: Ints = rows.labels.take(np.flatnonzero((code_N == code) & train_N)).counts()
         classes = [f"{schema.class_names[c]} {held[c]}" for c in np.flatnonzero(held).tolist()]
         numbers = f"{train_S[code]:>8}{labeled_S[code]:>10}{all_S[code] - train_S[code]:>8}"
-        found.lines.append(f"  {name:<24}{numbers}  {listed(classes) or 'none'}")
+        inspection.lines.append(f"  {name:<24}{numbers}  {listed(classes) or 'none'}")
     if len(names) > SHOWN:
-        found.lines.append(f"  ... and {len(names) - SHOWN} more")
+        inspection.lines.append(f"  ... and {len(names) - SHOWN} more")
     if without:
-        found.stops.append(f"no training row with a class: client {listed(without)}")
+        inspection.stops.append(f"no training row with a class: client {listed(without)}")
     if nowhere:
-        found.problems.append(f"no training row, so no client: {listed(nowhere)}")
+        inspection.problems.append(f"no training row, so no client: {listed(nowhere)}")
 
 
-def _inputs(rows: _Rows, task: Task, schema: Schema, found: Look) -> None:
+def _inputs(rows: _UsableRows, task: Task, schema: Schema, inspection: Inspection) -> None:
     same = leaked_rows(rows.table, task.payload)
     if same:
         pairs = [f"{test + 1} = {train + 1}" for test, train in same]
-        found.problems.append(
+        inspection.problems.append(
             f"{len(same)} test rows have the inputs of a training row (row = row: {listed(pairs, 5)}): leave them out,"
             " or their scores show memory"
         )
@@ -263,4 +275,4 @@ def _inputs(rows: _Rows, task: Task, schema: Schema, found: Look) -> None:
     ):
         if which_F.any():
             chosen = [names[f] for f in np.flatnonzero(which_F).tolist()]
-            found.problems.append(f"{what}: {len(chosen)} of {features} features: {listed(chosen)}")
+            inspection.problems.append(f"{what}: {len(chosen)} of {features} features: {listed(chosen)}")

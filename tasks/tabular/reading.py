@@ -21,15 +21,15 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.arrays.arrow import Bools, Column, Ints, Table
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.decompression import NUMBERS, check_growth
 from anchorfl.tasks.files.raw_files import open_bytes, open_text
-from anchorfl.tasks.tabular.csv_quotes import QuotedCells
+from anchorfl.tasks.tabular.csv_quotes import QuoteCheckedStream
 
 Form = Literal["numbers", "text", "vector", "series", "names", "other"]
-"""What a column holds: a number, a text, a list of numbers, a list of lists of numbers, a list of texts; or else."""
+"""Content of a column: a number, a text, a list of numbers, a list of lists of numbers, a list of texts; or else."""
 CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 PARQUET = (".parquet", ".pq")
 BATCH_ROWS = 1 << 16
@@ -41,22 +41,22 @@ BLOCK_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class TableFile:
-    """An open file. types: Arrow type of every column, in file order, as ``read`` gives it; row_N: ids of its rows from
-    0, in which rows that could not be taken apart are left out.
-    """
+    """An open file."""
 
     path: Path
     types: Mapping[str, Any]
+    """Arrow type of every column, in file order, as ``read`` gives it."""
     row_N: Ints
+    """Ids of its rows from 0; rows that could not be taken apart are left out."""
     content: Any
     """CSV: the table; Parquet: its file, of which only the columns that are asked for are read."""
 
     def form(self, name: str) -> Form:
-        """What a column holds."""
+        """Return the content of a column."""
         return form_of(self.types[name])
 
-    def read(self, names: Iterable[str]) -> Any:
-        """Some columns of all rows. Raises InputError where the file is damaged."""
+    def read(self, names: Iterable[str]) -> Table:
+        """Return some columns of all rows. Raises InputError where the file is damaged."""
         names = list(dict.fromkeys(names))
         try:
             # a name may hold a dot, which Parquet takes for a path: what else that brought is dropped
@@ -64,12 +64,15 @@ class TableFile:
         except InputError:
             raise
         except (pa.ArrowException, OSError, ValueError) as error:
-            msg = f"{self.path} is damaged: {one_line(error)}; write it again"
+            msg = f"{self.path} is damaged: {arrow_message(error)}; write it again"
             raise InputError(msg) from error
         return pa.table({name: plain(found[name], self.types[name]) for name in names})
 
-    def _unpacked(self, names: Sequence[str]) -> Any:
-        """Columns of a Parquet file, by so many rows at a time that one that unpacks to no end is refused early."""
+    def _unpacked(self, names: Sequence[str]) -> Table:
+        """Return columns of a Parquet file.
+
+        So many rows are read at a time that a file that unpacks to no end is refused early.
+        """
         parts, numbers, rest = list[Any](), 0, 0
         for batch in self.content.iter_batches(BATCH_ROWS, columns=names):
             parts.append(pa.table({name: plain(pa.chunked_array([batch[name]]), self.types[name]) for name in names}))
@@ -82,16 +85,17 @@ class TableFile:
 
 @dataclass(slots=True)
 class Faults:
-    """What is wrong with rows; all columns are looked at first, so that the first bad row is named."""
+    """The faults of rows. All columns are looked at first, so that the first bad row is named."""
 
     path: Path
     row_N: Ints
     whole: bool = False
     """Images are decoded, not only opened."""
     found: list[tuple[Ints, Callable[[int], str]]] = field(default_factory=list)
+    """Indices of bad rows, and the message for an index."""
 
     def add(self, bad_N: Bools, message: Callable[[int], str]) -> None:
-        """message: what is wrong with the row at an index, and the mend."""
+        """Note bad rows. message: what is wrong with the row at an index, and the hint."""
         index = np.flatnonzero(bad_N)
         if len(index):
             self.found.append((index, message))
@@ -110,7 +114,7 @@ class Faults:
 
 
 def open_file(path: Path, bad: BadRows) -> TableFile:
-    """The file of a user. Raises InputError where there is none, or it is no table, is damaged or has no row."""
+    """Return the file of a user. Raises InputError where there is none, or it is no table, is damaged or has no row."""
     if not path.is_file():
         msg = f"{path}: no such file; give the path of a .parquet, .csv or .csv.gz file"
         raise InputError(msg)
@@ -131,7 +135,7 @@ def open_file(path: Path, bad: BadRows) -> TableFile:
 
 
 def form_of(kind: Any) -> Form:
-    """What a column of a plain type holds."""
+    """Return the content of a column of a plain type."""
     if pa.types.is_list(kind):
         inner = form_of(kind.value_type)
         nested: dict[Form, Form] = {"numbers": "vector", "vector": "series", "text": "names"}
@@ -142,7 +146,10 @@ def form_of(kind: Any) -> Form:
 
 
 def plain_type(kind: Any) -> Any:
-    """The plain type to which columns of a type are brought: string, list, float64 for decimals and empty columns."""
+    """Return the plain type to which columns of a type are brought.
+
+    That is string, list, or float64 for decimals and empty columns.
+    """
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
@@ -157,20 +164,20 @@ def plain_type(kind: Any) -> Any:
     return pa.float32() if types.is_float16(kind) else kind
 
 
-def plain(column: Any, kind: Any) -> Any:
-    """A column brought to its plain type."""
+def plain(column: Column, kind: Any) -> Column:
+    """Return a column brought to its plain type."""
     if isinstance(column.type, pa.BaseExtensionType):
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
     return column if column.type == kind else column.cast(kind)
 
 
-def one_line(error: Exception) -> str:
-    """What an Arrow error says, without line ends."""
+def arrow_message(error: Exception) -> str:
+    """Return the message of an Arrow error, without line ends."""
     return " ".join(str(error).split())
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:
-    """Names in a message, the first and the last of many."""
+    """Return names for a message, the first and the last of many."""
     return ", ".join(names) if len(names) <= most else f"{', '.join(names[: most - 2])} ... {names[-1]}"
 
 
@@ -179,7 +186,7 @@ def _parquet(path: Path) -> tuple[Any, list[str], int, Ints]:
         file = pq.ParquetFile(path)
         names, rows = file.schema_arrow.names, file.metadata.num_rows
     except (pa.ArrowException, OSError, ValueError) as error:
-        msg = f"{path} is no Parquet file, or a damaged one: {one_line(error)}; write it again"
+        msg = f"{path} is no Parquet file, or a damaged one: {arrow_message(error)}; write it again"
         raise InputError(msg) from error
     check_growth(path, rows)  # a row takes a byte at least
     return file, names, rows, np.arange(rows)
@@ -197,7 +204,7 @@ def _csv(path: Path, bad: BadRows) -> tuple[Any, list[str], int, Ints]:
     with open_bytes(path) as stream:
         try:
             table = pyarrow.csv.read_csv(
-                QuotedCells(path, stream, delimiter),
+                QuoteCheckedStream(path, stream, delimiter),
                 # threads would lose the row numbers
                 pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
                 pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=keep),
@@ -205,7 +212,7 @@ def _csv(path: Path, bad: BadRows) -> tuple[Any, list[str], int, Ints]:
         except InputError:
             raise
         except (pa.ArrowException, OSError, EOFError, zlib.error, ValueError) as error:
-            msg = f"{path} is no CSV table: {one_line(error)}; correct it"
+            msg = f"{path} is no CSV table: {arrow_message(error)}; correct it"
             raise InputError(msg) from error
     for row in broken:
         bad.meet(
@@ -219,8 +226,8 @@ def _csv(path: Path, bad: BadRows) -> tuple[Any, list[str], int, Ints]:
     return table, table.column_names, table.num_rows, row_N
 
 
-def _cells(column: Any, name: str, path: Path) -> Any:
-    """A CSV column: texts that are lists become lists, empty texts null."""
+def _cells(column: Column, name: str, path: Path) -> Column:
+    """Return a CSV column whose texts that are lists became lists, and empty texts null."""
     if pa.types.is_binary(column.type):
         msg = f"{path}: column {name!r} is no UTF-8; convert the file to UTF-8"
         raise InputError(msg)

@@ -1,6 +1,6 @@
 """The inputs of a user's table: from columns to one payload column, what is fitted, and how a sample is encoded.
 
-Columns of numbers and lists of numbers become vectors that are standardised with the mean and the deviation of the
+Columns of numbers and lists of numbers become vectors that are standardized with the mean and the deviation of the
 clients' training rows; a missing value becomes the mean. A vector is encoded as sparse: all its features with their
 numbers from 1. Shape suffixes: N rows, S steps, F features.
 """
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anchorfl.tasks.arrays.arrow import Bools, list_parts
+from anchorfl.tasks.arrays.arrow import Bools, Column, Table, list_parts
 from anchorfl.tasks.contract import Encode, InputKind, InputSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.images.pixels import encode_images, image_spec, path_column
@@ -36,26 +36,26 @@ ROWS = 1 << 14
 CHUNK_VALUES = 1 << 28
 """An Arrow list array counts its values in 31 bits: longer columns are cut into chunks of about this many."""
 
-LARGEST = float(np.finfo(np.float32).max)
-"""What a value may be: samples are stored in float32."""
+MAX_VALUE = float(np.finfo(np.float32).max)
+"""Largest value: samples are stored in float32."""
 
 Floats = npt.NDArray[np.floating[Any]]
 
 
 def payload_name(form: Inputs) -> str:
-    """Name of the payload column."""
+    """Return the name of the payload column."""
     return {"text": "text", "image": "image"}.get(form, "values")
 
 
 def kind_of(form: Inputs) -> InputKind:
-    """Kind of the encoded input."""
+    """Return the kind of the encoded input."""
     if form == "numbers" or form == "vector":
         return "sparse"
     return "tokens" if form == "text" else form
 
 
 def encoder(kind: InputKind) -> tuple[str, Encode]:
-    """Payload column and encode of the samples of a model."""
+    """Return the payload column and the encode of the samples of a model."""
     encoders: dict[InputKind, tuple[str, Encode]] = {
         "tokens": ("text", encode_text),
         "image": ("image", encode_images),
@@ -65,8 +65,8 @@ def encoder(kind: InputKind) -> tuple[str, Encode]:
     return encoders[kind]
 
 
-def payload(table: Any, schema: Schema, faults: Faults) -> Any:
-    """The payload column: texts, absolute paths, or lists of numbers of one length with NaN for what is missing.
+def payload(table: Table, schema: Schema, faults: Faults) -> Column:
+    """Return the payload column: texts, absolute paths, or lists of numbers of one length with NaN for what is missing.
 
     A row with a fault has a payload that means nothing.
     """
@@ -82,8 +82,8 @@ def payload(table: Any, schema: Schema, faults: Faults) -> Any:
     return _vectors(column, name, schema.features, faults)
 
 
-def fit(train: Any, options: TaskOptions, schema: Schema) -> InputSpec:
-    """The description of the input, with what the clients' training rows give for it."""
+def fit(train: Table, options: TaskOptions, schema: Schema) -> InputSpec:
+    """Return the spec of the input, with what the clients' training rows give for it."""
     if schema.form == "text":
         return replace(token_spec(train["text"], options.min_count, options.max_tokens), columns=schema.columns)
     if schema.form == "image":
@@ -96,9 +96,10 @@ def fit(train: Any, options: TaskOptions, schema: Schema) -> InputSpec:
     )
 
 
-def moments(column: Any, features: int) -> tuple[Floats, Floats]:
-    """Mean and deviation of every feature over what is not missing: float64 [F]; 0 and 1 where nothing is there or
-    nothing varies.
+def moments(column: Column, features: int) -> tuple[Floats, Floats]:
+    """Return mean and deviation of every feature over what is not missing: float64 [F].
+
+    They are 0 and 1 where nothing is there or nothing varies.
     """
     values, _ = list_parts(column)
     x_NF = values.reshape(-1, features)
@@ -111,27 +112,30 @@ def moments(column: Any, features: int) -> tuple[Floats, Floats]:
     return mean_F, np.where(std_F > 1e-9 * np.abs(mean_F), std_F, 1.0)
 
 
-def encode_vectors(table: Any, spec: InputSpec) -> Any:
-    """``x`` list<float32> (1, value, 2, value, ...) in place of ``values``, standardised."""
+def encode_vectors(table: Table, spec: InputSpec) -> Table:
+    """Return the table with ``x`` list<float32> (1, value, 2, value, ...) in place of ``values``, standardized."""
     features = spec.shape[0]
-    x_NF = _standardised(table, spec)
+    x_NF = _standardize(table, spec)
     x_NF2 = np.empty((len(x_NF), features, 2), dtype=np.float32)
     x_NF2[:, :, 0] = np.arange(1, features + 1)
     x_NF2[:, :, 1] = x_NF
     return table.drop_columns(["values"]).append_column("x", _lists(x_NF2.reshape(len(x_NF2), 2 * features)))
 
 
-def encode_series(table: Any, spec: InputSpec) -> Any:
-    """``x`` list<float32>, flattened, in place of ``values``, standardised. No step is all zeros: those are padding."""
+def encode_series(table: Table, spec: InputSpec) -> Table:
+    """Return the table with ``x`` list<float32>, flattened, in place of ``values``, standardized.
+
+    No step is all zeros: those are padding.
+    """
     steps, features = spec.shape
-    x_SF = _standardised(table, spec).astype(np.float32)
+    x_SF = _standardize(table, spec).astype(np.float32)
     x_SF[~x_SF.any(1), 0] = REAL
     x = x_SF.reshape(-1, steps * features)
     return table.drop_columns(["values"]).append_column("x", _lists(x))
 
 
-def _standardised(table: Any, spec: InputSpec) -> Floats:
-    """Float64 [N or N x S, F] of the column ``values``."""
+def _standardize(table: Table, spec: InputSpec) -> Floats:
+    """Return float64 [N or N x S, F] of the column ``values``."""
     values, length_N = list_parts(table["values"])
     wrong_N = length_N != np.prod(spec.shape)
     if wrong_N.any():
@@ -140,7 +144,7 @@ def _standardised(table: Any, spec: InputSpec) -> Floats:
     x_NF = values.astype(np.float64).reshape(-1, spec.shape[-1])
     x_NF = np.where(np.isnan(x_NF), spec.mean, x_NF)
     scaled: Floats = (x_NF - np.array(spec.mean)) / np.array(spec.std)
-    beyond = np.abs(scaled) > LARGEST
+    beyond = np.abs(scaled) > MAX_VALUE
     if beyond.any():
         row = table["row"][int(np.flatnonzero(beyond.reshape(table.num_rows, -1).any(1))[0])].as_py()
         msg = f"row {row + 1}: {x_NF[beyond][0]:g} is too far from the training rows' mean to be stored; correct it"
@@ -148,18 +152,18 @@ def _standardised(table: Any, spec: InputSpec) -> Floats:
     return scaled
 
 
-def _numbers(table: Any, inputs: Sequence[str], faults: Faults) -> Any:
+def _numbers(table: Table, inputs: Sequence[str], faults: Faults) -> Column:
     small = all(table[name].type in (pa.float32(), pa.int8(), pa.int16(), pa.bool_()) for name in inputs)
     x_NF = np.empty((table.num_rows, len(inputs)), dtype=np.float32 if small else np.float64)
     for feature, name in enumerate(inputs):
         x_NF[:, feature] = _numeric(table[name]).to_numpy()
-        what = f"column {name!r} is not finite, or beyond {LARGEST:.1e}; leave the cell empty or correct it"
-        faults.add(np.abs(x_NF[:, feature]) > LARGEST, partial(_same, what))
+        what = f"column {name!r} is not finite, or beyond {MAX_VALUE:.1e}; leave the cell empty or correct it"
+        faults.add(np.abs(x_NF[:, feature]) > MAX_VALUE, partial(_same, what))
     return _lists(x_NF)
 
 
-def _vectors(column: Any, name: str, features: int, faults: Faults) -> Any:
-    """Lists of one length; features: 0, or the number of values in each of their own lists (series)."""
+def _vectors(column: Column, name: str, features: int, faults: Faults) -> Column:
+    """Return lists of one length; features: 0, or the number of values in each of their own lists (series)."""
     column = column.combine_chunks()
     length_N = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
     steps = int(length_N[length_N > 0][0]) if (length_N > 0).any() else 0
@@ -180,23 +184,23 @@ def _vectors(column: Any, name: str, features: int, faults: Faults) -> Any:
     x_NV = np.full((len(length_N), width), np.nan, dtype=np.float32 if flat.type == pa.float32() else np.float64)
     value_V = _numeric(flat).to_numpy(zero_copy_only=False)
     x_NV[good_N] = value_V[np.repeat(good_N, length_N)].reshape(-1, width)
-    too_large_N = (np.abs(x_NV) > LARGEST).any(1)
-    what = f"column {name!r} holds a value that is not finite, or beyond {LARGEST:.1e}; correct it"
+    too_large_N = (np.abs(x_NV) > MAX_VALUE).any(1)
+    what = f"column {name!r} holds a value that is not finite, or beyond {MAX_VALUE:.1e}; correct it"
     faults.add(too_large_N, partial(_same, what))
     return _lists(x_NV)
 
 
 def _same(message: str, row: int) -> str:
-    """A message that does not depend on the row."""
+    """Return a message that does not depend on the row."""
     return message
 
 
-def _numeric(column: Any) -> Any:
-    """Truth values as 0 and 1, other numbers as they are."""
+def _numeric(column: Column) -> Column:
+    """Return truth values as 0 and 1, other numbers as they are."""
     return column.cast(pa.int8()) if column.type == pa.bool_() else column
 
 
-def _paths(column: Any, name: str, empty_N: Bools, faults: Faults) -> Any:
+def _paths(column: Column, name: str, empty_N: Bools, faults: Faults) -> Column:
     folder = faults.path.parent
     paths: list[Path | str] = [folder / text for text in pc.utf8_trim_whitespace(column).to_pylist()]
     found = iter(image_faults([paths[i] for i in np.flatnonzero(~empty_N).tolist()], faults.whole))
@@ -205,8 +209,8 @@ def _paths(column: Any, name: str, empty_N: Bools, faults: Faults) -> Any:
     return path_column(paths)
 
 
-def _lists(x_ND: Floats) -> Any:
-    """Fixed-size list column, in chunks."""
+def _lists(x_ND: Floats) -> Column:
+    """Return a fixed-size list column, in chunks."""
     rows = max(1, CHUNK_VALUES // max(1, x_ND.shape[1]))
     parts = [x_ND[start : start + rows] for start in range(0, max(1, len(x_ND)), rows)]
     arrays = [

@@ -1,4 +1,4 @@
-"""Which column of a user's table is what: labels, inputs, client, split; and what the classes are called."""
+"""The roles of the columns of a user's table: labels, inputs, client, split; and the names of the classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anchorfl.tasks.contract import Columns, Kind
+from anchorfl.tasks.contract import Columns, LabelKind
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.raw_files import open_text
 from anchorfl.tasks.options import TaskOptions
@@ -28,33 +28,41 @@ IDS = re.compile(r"id|index|row|unnamed: 0|__index_level_\d+__|.*[_ ]id|", re.IG
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What the columns are. values: what stands in the table for each class; guessed: nobody named the inputs."""
+    """The roles of the columns."""
 
     labels: tuple[str, ...]
+    """Columns of the labels."""
     style: Style
+    """Form of the labels in these columns."""
     values: tuple[str, ...]
+    """The word in the table for each class."""
     class_names: tuple[str, ...]
     inputs: tuple[str, ...]
+    """Columns of the inputs."""
     form: Inputs
+    """Content of the inputs."""
     guessed: bool = False
+    """True where nobody named the inputs."""
     client: str = ""
+    """Column of the clients; empty: none."""
     split: str = ""
+    """Column of the split; empty: none."""
     features: int = 0
     """Series only: values of a step, as the first row has them."""
 
     @property
-    def kind(self) -> Kind:
-        """Single-label where one column holds one class."""
+    def kind(self) -> LabelKind:
+        """``single`` where one column holds one class."""
         return "single" if self.style == "value" else "multi"
 
     @property
     def columns(self) -> Columns:
-        """What a trained model has to know."""
+        """The columns that a trained model has to know."""
         return Columns(self.inputs, self.labels, self.values)
 
 
 def schema_of(file: TableFile, options: TaskOptions) -> Schema:
-    """What the user said the columns are, the rest guessed. Raises InputError where that cannot be."""
+    """Return the roles that the user gave to the columns, the rest guessed. Raises InputError where that cannot be."""
     names = list(file.types)
     if not options.label_columns:
         msg = f"{file.path}: say which columns hold the labels: --task.label_columns; there are {listed(names, 40)}"
@@ -67,14 +75,14 @@ def schema_of(file: TableFile, options: TaskOptions) -> Schema:
             msg = f"{file.path}: column {name!r} ([task] {option}) holds {file.types[name]}; give names or numbers"
             raise InputError(msg)
     taken = {name for name in (options.client_column, options.split_column) if name}
-    labels = chosen(options.label_columns, names, "label_columns", taken, file.path)
+    labels = select_columns(options.label_columns, names, "label_columns", taken, file.path)
     style = _style(file, labels)
     values, class_names = _classes(file, labels, style, options)
     rest = taken | set(labels)
     inputs = (
-        chosen(options.input_columns, names, "input_columns", rest, file.path)
+        select_columns(options.input_columns, names, "input_columns", rest, file.path)
         if options.input_columns
-        else guess(file, rest)
+        else guess_inputs(file, rest)
     )
     form = form_of_inputs(file, inputs)
     steps = features(file, inputs[0]) if form == "series" else 0
@@ -84,8 +92,8 @@ def schema_of(file: TableFile, options: TaskOptions) -> Schema:
     )
 
 
-def schema_of_model(file: TableFile, columns: Columns, kind: Kind, class_names: tuple[str, ...]) -> Schema:
-    """The columns that a trained model asks for. Raises InputError where the table lacks one of its inputs."""
+def schema_of_model(file: TableFile, columns: Columns, kind: LabelKind, class_names: tuple[str, ...]) -> Schema:
+    """Return the columns that a trained model asks for. Raises InputError where the table lacks one of its inputs."""
     lacking = [name for name in columns.inputs if name not in file.types]
     if lacking:
         hint = nearest(lacking[0], file.types)
@@ -98,10 +106,11 @@ def schema_of_model(file: TableFile, columns: Columns, kind: Kind, class_names: 
     return Schema(labels, style, columns.values, class_names, columns.inputs, form, features=steps)
 
 
-def chosen(text: str, names: Sequence[str], option: str, taken: Iterable[str], path: Path) -> tuple[str, ...]:
-    """The columns that an option names: one name, or names and patterns separated by commas, in that order.
+def select_columns(text: str, names: Sequence[str], option: str, taken: Iterable[str], path: Path) -> tuple[str, ...]:
+    """Return the columns that an option names.
 
-    A pattern leaves out the columns that are ``taken``. Raises InputError on a name that is no column or is taken.
+    text: one name, or names and patterns separated by commas, in that order. A pattern leaves out the columns that are
+    ``taken``. Raises InputError on a name that is no column or is taken.
     """
     taken = set(taken)
     found = dict[str, None]()
@@ -120,9 +129,11 @@ def chosen(text: str, names: Sequence[str], option: str, taken: Iterable[str], p
     return tuple(found)
 
 
-def guess(file: TableFile, taken: Iterable[str]) -> tuple[str, ...]:
-    """All columns of numbers that are not taken and do not number the rows; where there is none, the one other column
-    that can be an input. Raises InputError where there is not just one.
+def guess_inputs(file: TableFile, taken: Iterable[str]) -> tuple[str, ...]:
+    """Return the columns that are likely inputs.
+
+    These are all columns of numbers that are not taken and do not number the rows; where there is none, the one other
+    column that can be an input. Raises InputError where there is not just one.
     """
     rest = [name for name in file.types if name not in set(taken)]
     numbers = tuple(name for name in rest if file.form(name) == "numbers" and not IDS.fullmatch(name))
@@ -137,7 +148,7 @@ def guess(file: TableFile, taken: Iterable[str]) -> tuple[str, ...]:
 
 
 def form_of_inputs(file: TableFile, inputs: Sequence[str]) -> Inputs:
-    """What the inputs are. Raises InputError where they do not go together."""
+    """Return the content of the inputs. Raises InputError where they do not go together."""
     forms = {name: file.form(name) for name in inputs}
     if set(forms.values()) == {"numbers"}:
         return "numbers"
@@ -157,7 +168,7 @@ def form_of_inputs(file: TableFile, inputs: Sequence[str]) -> Inputs:
 
 
 def features(file: TableFile, name: str) -> int:
-    """Values of a step of the first row that has any. Raises InputError where there is none."""
+    """Return the number of values of a step of the first row that has any. Raises InputError where there is none."""
     length = pc.list_value_length(pc.list_flatten(file.read([name])[name]))
     found = length.filter(pc.greater(pc.fill_null(length, 0), 0))
     if not len(found):
@@ -166,8 +177,10 @@ def features(file: TableFile, name: str) -> int:
     return int(found[0].as_py())
 
 
-def names_of(path: Path) -> tuple[list[str], list[str]]:
-    """Ids (none where the file gives none) and names of the classes in a file. Raises InputError with file and line."""
+def read_class_names(path: Path) -> tuple[list[str], list[str]]:
+    """Return the ids (none where the file gives none) and names of the classes in a file. Raises InputError with file
+    and line.
+    """
     if not path.is_file():
         msg = f"[task] class_names = {str(path)!r}: no such file; give a text file with a class name a line"
         raise InputError(msg)
@@ -184,7 +197,7 @@ def names_of(path: Path) -> tuple[list[str], list[str]]:
 
 
 def option_path(text: str, options: TaskOptions) -> Path:
-    """A path that an option names: below ``root`` where that is given."""
+    """Return a path that an option names: below ``root`` where that is given."""
     return Path(options.root).expanduser() / Path(text).expanduser()
 
 
@@ -204,8 +217,8 @@ def _style(file: TableFile, labels: Sequence[str]) -> Style:
 def _classes(
     file: TableFile, labels: tuple[str, ...], style: Style, options: TaskOptions
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What stands in the table for each class, and the names. Raises InputError on names that hardly differ."""
-    given = names_of(option_path(options.class_names, options)) if options.class_names else None
+    """Return the word in the table for each class, and the names. Raises InputError on names that hardly differ."""
+    given = read_class_names(option_path(options.class_names, options)) if options.class_names else None
     if style == "columns":
         values, names = _of_columns(labels, given, options)
     elif given is None:
@@ -224,7 +237,7 @@ def _classes(
 
 
 def check_names(names: Sequence[str], where: str, *, exact: bool = False) -> None:
-    """InputError where a name is empty, or two differ only in case or spaces (exact: are the same)."""
+    """Raise InputError where a name is empty, or two differ only in case or spaces (exact: are the same)."""
     seen = dict[str, str]()
     for name in names:
         key = name if exact else "".join(name.split()).casefold()
@@ -259,7 +272,7 @@ def _of_columns(
 
 
 def _present(file: TableFile, name: str, style: Style) -> list[str]:
-    """The values that occur: numbers by size, names by the alphabet."""
+    """Return the values that occur: numbers by size, names by the alphabet."""
     column: Any = file.read([name])[name]
     column = words(pc.list_flatten(column) if style == "lists" else column, name, Faults(file.path, file.row_N))
     values: list[str] = pc.unique(column.drop_null()).to_pylist()

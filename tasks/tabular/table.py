@@ -13,15 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anchorfl.tasks.arrays.arrow import Bools
+from anchorfl.tasks.arrays.arrow import Bools, Column, Table
 from anchorfl.tasks.arrays.labels import Labels
-from anchorfl.tasks.contract import InputSpec, Kind, Source, Task
+from anchorfl.tasks.contract import InputSpec, LabelKind, Source, Task
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.ingest.raw_table import SPLITS
@@ -37,7 +36,7 @@ TEST_SEED = 20
 
 
 def table_task(options: TaskOptions) -> Task:
-    """The task of ``options.file``. Reads the file; raises InputError on what cannot be a task."""
+    """Read ``options.file`` and return its task. Raises InputError on what cannot be a task."""
     path = _plainly_named(option_path(options.file, options))
     schema = schema_of(open_file(path, BadRows(skip=options.on_bad_row == "skip")), options)
     return task_of_schema(path, schema, options)
@@ -51,7 +50,7 @@ def _plainly_named(path: Path) -> Path:
 
 
 def task_of_schema(path: Path, schema: Schema, options: TaskOptions) -> Task:
-    """The task of a table whose columns are known."""
+    """Return the task of a table whose columns are known."""
     stem = re.sub(r"[^A-Za-z0-9]+", "-", path.name.split(".")[0]).strip("-")
     files: tuple[str, ...] = (path.name,)
     if options.class_names:  # what is in it matters to the prepared data as well
@@ -74,15 +73,16 @@ def task_of_schema(path: Path, schema: Schema, options: TaskOptions) -> Task:
 
 
 def images(folder: Path, options: TaskOptions, *, schema: Schema) -> list[str]:
-    """The paths that the table's rows name, each once."""
+    """Return the paths that the table's rows name, each once."""
     file = open_file(folder / Path(options.file).name, BadRows(skip=True))
     text = pc.utf8_trim_whitespace(file.read(schema.inputs)[schema.inputs[0]])
     return sorted(path for path in pc.unique(text.drop_null()).to_pylist() if path)
 
 
-def settled(options: TaskOptions, log: Callable[[str], None]) -> TaskOptions:
-    """The options with the table's name, and with what a column ``client`` says: partition by subjects, one client for
-    every value. Says what was guessed.
+def resolve_options(options: TaskOptions, log: Callable[[str], None]) -> TaskOptions:
+    """Return the options with the table's name, and with what a column ``client`` says. Log what was guessed.
+
+    That is partition by subjects, one client for every value.
     """
     if not options.file:
         wrong = next(
@@ -112,8 +112,8 @@ def settled(options: TaskOptions, log: Callable[[str], None]) -> TaskOptions:
     return replace(options, partition="subjects", clients=clients)
 
 
-def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Any:
-    """The raw rows in file order. Raises InputError with file and row."""
+def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Table:
+    """Return the raw rows in file order. Raises InputError with file and row."""
     if folder is None:
         msg = "a table needs the folder of its file"
         raise ValueError(msg)
@@ -135,23 +135,24 @@ def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Any:
     table = pa.table(columns).filter(good)
     if not schema.split:
         given_N = found.given_N[good.to_numpy(zero_copy_only=False)]
-        table = table.append_column("split", _drawn(table, given_N, len(schema.values), file.path))
+        table = table.append_column("split", _draw_split(table, given_N, len(schema.values), file.path))
     return bad.noted(table)
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
-    """What a trained model is asked about. table: ``row``, ``labels``, ``known`` and the payload, of every row;
-    labeled: whether the file has any label.
-    """
+class PredictionSamples:
+    """The samples that a trained model is asked about."""
 
-    table: Any
+    table: Table
+    """``row``, ``labels``, ``known`` and the payload, of every row."""
     labeled: bool
+    """True where the file has any label."""
 
 
-def samples_of(path: Path, spec: InputSpec, kind: Kind, class_names: tuple[str, ...]) -> Samples:
-    """The samples of a file with the columns that the model was trained on, labeled or not. InputError with file and
-    row.
+def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tuple[str, ...]) -> PredictionSamples:
+    """Return the samples of a file with the columns that the model was trained on, labeled or not.
+
+    Raises InputError with file and row.
     """
     if spec.columns is None:
         msg = "the model was not trained on a table"
@@ -177,21 +178,21 @@ def samples_of(path: Path, spec: InputSpec, kind: Kind, class_names: tuple[str, 
         nothing = pa.array([[]] * len(raw), pa.list_(pa.int32()))
         columns |= {"labels": nothing, "known": nothing}
     faults.settle(bad)
-    return Samples(pa.table(columns), bool(schema.labels) and bool(found.given_N.any()))
+    return PredictionSamples(pa.table(columns), bool(schema.labels) and bool(found.given_N.any()))
 
 
-def _all_null(file: TableFile) -> Any:
+def _all_null(file: TableFile) -> Column:
     return pa.nulls(len(file.row_N), pa.list_(pa.int32()))
 
 
-def _check_width(column: Any, schema: Schema, spec: InputSpec, path: Path) -> None:
+def _check_width(column: Column, schema: Schema, spec: InputSpec, path: Path) -> None:
     width = column.type.list_size
     if width != np.prod(spec.shape) or (schema.features and schema.features != spec.shape[-1]):
         msg = f"{path}: a sample has {width} values; the model takes {' x '.join(map(str, spec.shape))}"
         raise InputError(msg)
 
 
-def _subjects(column: Any, name: str, faults: Faults) -> Any:
+def _subjects(column: Column, name: str, faults: Faults) -> Column:
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
     column = column.cast(pa.string())
@@ -200,7 +201,7 @@ def _subjects(column: Any, name: str, faults: Faults) -> Any:
     return pc.fill_null(column, "")
 
 
-def _splits(column: Any, schema: Schema, found: Targets, faults: Faults) -> Any:
+def _splits(column: Column, schema: Schema, found: Targets, faults: Faults) -> Column:
     column = pc.fill_null(column.cast(pa.string()), "")
     wrong_N = ~pc.is_in(column, value_set=pa.array(SPLITS)).to_numpy()
     name = schema.split
@@ -222,8 +223,8 @@ def _splits(column: Any, schema: Schema, found: Targets, faults: Faults) -> Any:
     return column
 
 
-def _drawn(table: Any, given_N: Bools, classes: int, path: Path) -> Any:
-    """The split column where the file has none: a fifth of the labeled rows is test."""
+def _draw_split(table: Table, given_N: Bools, classes: int, path: Path) -> Column:
+    """Draw the split column where the file has none: a fifth of the labeled rows is test."""
     index = np.flatnonzero(given_N)
     rarest = Labels.of_lists(table["labels"], classes).take(index).rarest()
     spare = len(index) - len(np.unique(rarest))

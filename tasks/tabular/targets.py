@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.arrays.arrow import Bools, Column, Ints, Table
 from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.tabular.reading import Faults
 
@@ -26,19 +27,20 @@ Style = Literal["columns", "value", "lists"]
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """labels: list<int32> per row; known: list<int32> per row, null where all are given; None: all in every row;
-    given_N: true where a row has any label that is given.
-    """
+    """The labels of every row."""
 
     labels: Any
+    """list<int32> per row."""
     known: Any
+    """list<int32> per row, null where all are given; None: all in every row."""
     given_N: Bools
+    """True where a row has any label that is given."""
 
 
-def targets(table: Any, style: Style, labels: Sequence[str], values: Sequence[str], faults: Faults) -> Targets:
-    """The labels of every row. values: what stands in the table for each class; labels: the columns that hold them.
+def targets(table: Table, style: Style, labels: Sequence[str], values: Sequence[str], faults: Faults) -> Targets:
+    """Return the labels of every row. A row with a fault has some labels that mean nothing.
 
-    A row with a fault has some labels that mean nothing.
+    labels: the columns that hold them; values: the word in the table for each class.
     """
     if style == "columns":
         return _of_columns(table, labels, faults)
@@ -48,8 +50,10 @@ def targets(table: Any, style: Style, labels: Sequence[str], values: Sequence[st
     return _of_lists(table[name], name, values, faults)
 
 
-def words(column: Any, name: str, faults: Faults) -> Any:
-    """A column of class names or whole numbers as strings, null where nothing stands. Raises InputError on others."""
+def words(column: Column, name: str, faults: Faults) -> Column:
+    """Return a column of class names or whole numbers as strings, null where nothing stands. Raises InputError on
+    others.
+    """
     kind = column.type
     if pa.types.is_floating(kind):
         value_N = column.to_numpy(zero_copy_only=False)
@@ -73,8 +77,8 @@ def words(column: Any, name: str, faults: Faults) -> Any:
     return pc.if_else(pc.equal(pc.utf8_trim_whitespace(column), ""), pa.scalar(None, pa.string()), column)
 
 
-def binary(column: Any, name: str, faults: Faults) -> Any:
-    """A column of 0, 1 and nothing as floats, NaN for nothing; any other number is a fault of its row."""
+def binary(column: Column, name: str, faults: Faults) -> Any:
+    """Return a column of 0, 1 and nothing as floats, NaN for nothing; any other number is a fault of its row."""
     if not (pa.types.is_boolean(column.type) or pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         msg = f"{faults.path}: column {name!r} holds {column.type}; several label columns hold 0, 1 or nothing each"
         raise InputError(msg)
@@ -85,7 +89,7 @@ def binary(column: Any, name: str, faults: Faults) -> Any:
     return value_N
 
 
-def _of_columns(table: Any, names: Sequence[str], faults: Faults) -> Targets:
+def _of_columns(table: Table, names: Sequence[str], faults: Faults) -> Targets:
     total = table.num_rows
     positives, given = list[Ints](), list[Ints]()
     for name in names:
@@ -99,18 +103,17 @@ def _of_columns(table: Any, names: Sequence[str], faults: Faults) -> Targets:
     return Targets(labels.lists(), _nulls(known, known.length_N == len(names)), known.length_N > 0)
 
 
-def _of_value(column: Any, name: str, values: Sequence[str], faults: Faults) -> Targets:
+def _of_value(column: Column, name: str, values: Sequence[str], faults: Faults) -> Targets:
     index = pc.index_in(column, value_set=pa.array(values, pa.string()))
     given_N = column.is_valid().to_numpy(zero_copy_only=False)
     found_N = index.is_valid().to_numpy(zero_copy_only=False)
     faults.add(given_N & ~found_N, lambda i: _no_class(column[i].as_py(), name, values))
-    offset_N1 = np.concatenate([[0], np.cumsum(found_N, dtype=np.int64)])
-    labels = Labels(index.drop_null().to_numpy().astype(np.int32), offset_N1, len(values))
+    labels = Labels(index.drop_null().to_numpy().astype(np.int32), offsets(found_N), len(values))
     nothing = Labels(np.zeros(0, np.int32), np.zeros(len(column) + 1, np.int64), len(values))
     return Targets(labels.lists(), None if given_N.all() else _nulls(nothing, given_N), given_N)
 
 
-def _of_lists(column: Any, name: str, values: Sequence[str], faults: Faults) -> Targets:
+def _of_lists(column: Column, name: str, values: Sequence[str], faults: Faults) -> Targets:
     given_N = column.is_valid().to_numpy()
     length_N = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
     word_P = words(pc.list_flatten(column), name, faults)
@@ -129,8 +132,8 @@ def _of_lists(column: Any, name: str, values: Sequence[str], faults: Faults) -> 
             f"column {name!r} names class {values[twice[i] % len(values)]!r} twice; give each class of a row once"
         ),
     )
-    offset_N1 = np.concatenate([[0], np.cumsum(np.bincount(key_P // len(values), minlength=len(length_N)))])
-    labels = Labels((key_P % len(values)).astype(np.int32), offset_N1.astype(np.int64), len(values))
+    offset_N1 = offsets(np.bincount(key_P // len(values), minlength=len(length_N)))
+    labels = Labels((key_P % len(values)).astype(np.int32), offset_N1, len(values))
     nothing = Labels(np.zeros(0, np.int32), np.zeros(len(length_N) + 1, np.int64), len(values))
     return Targets(labels.lists(), None if given_N.all() else _nulls(nothing, given_N), given_N)
 
@@ -144,16 +147,16 @@ def _no_class(word: str | None, name: str, values: Sequence[str]) -> str:
 
 
 def _by_row(rows_C: Sequence[Ints], total: int) -> Labels:
-    """Labels from the rows of every class."""
+    """Return the labels from the rows of every class."""
     class_P = np.repeat(np.arange(len(rows_C)), [len(rows) for rows in rows_C])
     row_P = np.concatenate(rows_C)
     order_P = np.lexsort((class_P, row_P))
-    offset_N1 = np.concatenate([[0], np.cumsum(np.bincount(row_P, minlength=total))]).astype(np.int64)
+    offset_N1 = offsets(np.bincount(row_P, minlength=total))
     return Labels(class_P[order_P].astype(np.int32), offset_N1, len(rows_C))
 
 
-def _nulls(labels: Labels, null_N: Bools) -> Any:
-    """The lists of every row, null where ``null_N``."""
+def _nulls(labels: Labels, null_N: Bools) -> Column:
+    """Return the lists of every row, null where ``null_N``."""
     lists = labels.lists()
     if null_N.any():  # an entry under a null would still be read by who flattens the list
         lists = labels.where(~null_N[labels.row_P]).lists()

@@ -19,7 +19,7 @@ import pyarrow.csv as pacsv
 from anchorfl.tasks.arrays.arrow import Ints
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.bad_rows import BadRows
-from anchorfl.tasks.files.decompression import Watched
+from anchorfl.tasks.files.decompression import CheckedStream
 from anchorfl.tasks.files.raw_files import open_text
 
 BLOCK = 1 << 24
@@ -28,16 +28,16 @@ BLOCK = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some records. columns: the asked-for columns, all strings (an empty field is the empty string); number_N: the
-    number of every record in its file.
-    """
+    """Some records."""
 
     columns: Any
+    """The columns that were asked for, all strings (an empty field is the empty string)."""
     number_N: Ints
+    """Number of every record in its file."""
 
 
 def read_blocks(path: Path, columns: Sequence[str], bad: BadRows, block: int = BLOCK) -> Iterator[Block]:
-    """The records of a file, plain or gzip, with these columns of its header.
+    """Yield the records of a file, plain or gzip, with these columns of its header.
 
     Raises InputError with file and record on a missing column, a damaged gzip stream, bytes that are no UTF-8, and a
     file that ends within quotes; a record with too few or too many fields is a bad row.
@@ -62,22 +62,26 @@ def read_blocks(path: Path, columns: Sequence[str], bad: BadRows, block: int = B
 
 @dataclass(slots=True)
 class _Broken:
-    """Records whose number of fields is not the header's. quotes: so many quotation marks stand in them."""
+    """The records whose number of fields is not the header's."""
 
     numbers: list[int] = field(default_factory=list)
+    """Their numbers."""
     fields: list[int] = field(default_factory=list)
+    """Their numbers of fields."""
     quotes: int = 0
+    """Number of quotation marks in them."""
     reported: int = 0
+    """Number of them that were reported."""
 
     def meet(self, row: Any) -> str:
-        """Arrow's way of asking what to do: leave it out for now, since an error raised here would not arrive."""
+        """Answer Arrow's question what to do: leave it out for now, since an error raised here would not arrive."""
         self.numbers.append(row.number)
         self.fields.append(row.actual_columns)
         self.quotes += row.text.count('"')
         return "skip"
 
     def report(self, path: Path, width: int, bad: BadRows) -> None:
-        """Tell of those that were not told of yet."""
+        """Meet those that were not reported yet."""
         for number, fields in list(zip(self.numbers, self.fields, strict=True))[self.reported :]:
             self.reported += 1
             bad.meet(
@@ -86,20 +90,20 @@ class _Broken:
             )
 
 
-class _Quotes(Watched):
+class _Quotes(CheckedStream):
     """A stream that counts the quotation marks that pass; their number is even in a whole file."""
 
     quotes = 0
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes. Raises InputError."""
+        """Return the next bytes. Raises InputError."""
         data = super().read(size)
         self.quotes += data.count(b'"')
         return data
 
 
 def _batches(path: Path, source: _Quotes, columns: Sequence[str], broken: _Broken, block: int) -> Iterator[Any]:
-    """Arrow's record batches, and its errors as InputError, without the text that Arrow would quote."""
+    """Yield Arrow's record batches; its errors become InputError, without the text that Arrow would quote."""
     read = pacsv.ReadOptions(block_size=block, use_threads=False)  # with threads it would not number the records
     parse = pacsv.ParseOptions(newlines_in_values=True, invalid_row_handler=broken.meet)
     convert = pacsv.ConvertOptions(
@@ -117,14 +121,14 @@ def _batches(path: Path, source: _Quotes, columns: Sequence[str], broken: _Broke
 
 
 def _fault(message: str, block: int) -> str:
-    """What Arrow complains of, without the content of the record."""
+    """Return Arrow's complaint, without the content of the record."""
     if "straddl" in message:
         return f"a record is longer than {block} bytes: a quote is not closed; get the file again"
     return "this is no CSV file; get it again"
 
 
 def _check_header(path: Path, columns: Sequence[str]) -> int:
-    """The number of columns. Raises InputError where one of ``columns`` is missing."""
+    """Return the number of columns. Raises InputError where one of ``columns`` is missing."""
     _, line = next(open_text(path), (1, ""))
     try:
         names = next(csv.reader([line]), [])

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 DIAGNOSIS = r"^(?:[0-9]{3}|V[0-9]{2})[0-9]{0,2}$|^E[0-9]{3}[0-9]?$"
 PROCEDURE = r"^[0-9]{2}[0-9]{0,2}$"
-"""What a code without its period looks like."""
+"""Form of a code without its period."""
 
 TITLES = {
     "401.9": "Unspecified essential hypertension",
@@ -125,24 +125,26 @@ _SUPPLEMENTARY = {
 
 
 def with_period(codes: Any, *, procedures: bool) -> Any:
-    """A string column of codes without their period, which the files of MIMIC-III leave out, with it."""
+    """Return a string column of codes without their period, which the files of MIMIC-III leave out, with it."""
     if procedures:
         return pc.replace_substring_regex(codes, r"^([0-9]{2})([0-9]+)$", r"\1.\2")
     return pc.replace_substring_regex(codes, r"^(E[0-9]{3}|[V0-9][0-9]{2})([0-9]+)$", r"\1.\2")
 
 
 def without_period(code: str) -> str:
-    """A code as the files of MIMIC-III have it."""
+    """Return a code as the files of MIMIC-III have it."""
     return code.replace(".", "")
 
 
 def is_procedure(code: str) -> bool:
-    """Whether a code with its period is a procedure's."""
+    """Return whether a code with its period is a procedure's."""
     return len(code.partition(".")[0]) == 2
 
 
 def chapter(code: str) -> str:
-    """Name of the chapter of a code with its period, by its range. Raises ValueError where the code is none."""
+    """Return the name of the chapter of a code with its period, by its range. Raises ValueError where the code is
+    none.
+    """
     head = code.partition(".")[0]
     if head[:1] in _SUPPLEMENTARY:
         return _SUPPLEMENTARY[head[0]]
@@ -155,7 +157,7 @@ def chapter(code: str) -> str:
 
 
 def chapters() -> dict[str, tuple[str, ...]]:
-    """Chapter -> titles of its codes among the 50, in the order in which the chapters first occur."""
+    """Return the chapter -> titles of its codes among the 50, in the order in which the chapters first occur."""
     found = dict[str, list[str]]()
     for code, title in TITLES.items():
         found.setdefault(chapter(code), []).append(title)

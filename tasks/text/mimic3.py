@@ -26,13 +26,12 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anchorfl.tasks.arrays.arrow import Ints
+from anchorfl.tasks.arrays.arrow import Column, Ints, Table
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError
@@ -45,7 +44,7 @@ from anchorfl.tasks.text.mimic3_files import (
     Codes,
     Notes,
     check_frequent,
-    joined_notes,
+    join_notes,
     read_codes,
     read_notes,
     read_splits,
@@ -57,7 +56,7 @@ CLASSES = tuple(TITLES.values())
 GROUPS = chapters()
 SPLITS = ("train", "validation", "test")
 SHARES = (8066 / 11368, 1573 / 11368, 1729 / 11368)
-"""Of the patients, in variant ``own``."""
+"""Shares of the patients, in variant ``own``."""
 SPLIT_SEED = 3
 DROPPED = ("admission", "discharge", "date", "birth")
 """Words that FedAlign leaves out."""
@@ -66,7 +65,7 @@ SLICE = 1024
 
 
 def mimic3_50() -> Task:
-    """The MIMIC-III-50 task."""
+    """Return the MIMIC-III-50 task."""
     return Task(
         name="mimic3-50",
         title="MIMIC-III discharge summaries, 50 ICD-9 codes",
@@ -99,8 +98,8 @@ def mimic3_50() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
-    """The raw rows, one per admission, by number (HADM_ID, which is the row's id); ``text`` is the joined notes.
+def read(folder: Path | None, options: TaskOptions) -> Table:
+    """Return the raw rows, one per admission, by number (HADM_ID, which is the row's id); ``text`` is the joined notes.
 
     Raises InputError with file and record. Holds some blocks of the file and, three times over, the notes of the wanted
     admissions (0.1 GB published, 0.6 GB own).
@@ -116,7 +115,7 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     wanted = labeled if splits is None else np.intersect1d(labeled, splits.admission_N)
     notes = read_notes(folder, wanted, bad)
     check_frequent(codes, notes, CODES, folder)
-    split = own_split(notes, labeled) if splits is None else splits.of(notes, labeled, bad)
+    split = draw_split(notes, labeled) if splits is None else splits.of(notes, labeled, bad)
     if not split:
         msg = f"{folder}: no admission has a discharge summary and one of the 50 codes; get the files again"
         raise InputError(msg)
@@ -126,26 +125,28 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
         "row": row_N,
         "split": pa.array([split[row] for row in row_N.tolist()]),
         "labels": _labels(codes, row_N),
-        "text": joined_notes(notes, row_N),
+        "text": join_notes(notes, row_N),
         "subject": pa.array(patient_N.astype(np.str_).tolist()),
     }
     return bad.noted(pa.table(columns))
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """Tokens: the words seen ``min_count`` times in the given training notes, cut to ``max_tokens`` words before."""
+def fit(train: Table, options: TaskOptions) -> InputSpec:
+    """Return the spec: tokens: the words seen ``min_count`` times in the given training notes, cut to ``max_tokens``
+    words before.
+    """
     cut = words(train["text"], max(1, options.max_tokens))  # token_spec refuses 0 and less
     return token_spec(cut, options.min_count, options.max_tokens)
 
 
-def encode(table: Any, spec: InputSpec) -> Any:
-    """The table with ``x``, ids of the first ``spec.shape[0]`` words, in place of ``text``."""
+def encode(table: Table, spec: InputSpec) -> Table:
+    """Return the table with ``x``, ids of the first ``spec.shape[0]`` words, in place of ``text``."""
     cut = words(table["text"], spec.shape[0])
     return encode_text(table.set_column(table.column_names.index("text"), "text", cut), spec)
 
 
-def words(texts: Any, limit: int) -> Any:
-    """The first ``limit`` words of every text, separated by spaces: lower case, runs of letters, digits and
+def words(texts: Column, limit: int) -> Column:
+    """Return the first ``limit`` words of every text, separated by spaces: lower case, runs of letters, digits and
     underscores, of which those without a letter are left out, and so are ``DROPPED``. Words stay as they are when this
     is done again.
     """
@@ -153,7 +154,7 @@ def words(texts: Any, limit: int) -> Any:
     return pa.chunked_array(parts, type=pa.string())
 
 
-def _words(texts: Any, limit: int) -> Any:
+def _words(texts: Column, limit: int) -> Column:
     lower = pc.utf8_lower(texts.cast(pa.string()))
     spaced = pc.split_pattern(pc.replace_substring_regex(lower, r"[^\p{L}\p{N}_]+", " "), " ")
     array = spaced.combine_chunks() if isinstance(spaced, pa.ChunkedArray) else spaced
@@ -166,21 +167,21 @@ def _words(texts: Any, limit: int) -> Any:
     return pc.binary_join(pc.list_slice(lists, 0, limit), " ")
 
 
-def own_split(notes: Notes, labeled: Ints) -> dict[int, str]:
-    """Admission -> split, for those that have a discharge summary and one of the classes: a function of the patient
-    alone, so that it does not depend on which others there are.
+def draw_split(notes: Notes, labeled: Ints) -> dict[int, str]:
+    """Return the admission -> split, for those that have a discharge summary and one of the classes: a function of the
+    patient alone, so that it does not depend on which others there are.
     """
     kept_N = np.isin(notes.row_N, labeled)
-    patient_S, place_N = np.unique(notes.patient_N[kept_N], return_inverse=True)
+    patient_S, patient_index_N = np.unique(notes.patient_N[kept_N], return_inverse=True)
     seeds = (hashlib.sha256(f"mimic3-50 {SPLIT_SEED} {patient}".encode()).digest() for patient in patient_S.tolist())
     draw_S = np.array([int.from_bytes(seed[:8], "big") / 2**64 for seed in seeds])
     side_S = np.searchsorted(np.cumsum(SHARES)[:-1], draw_S, side="right")
-    sides = (SPLITS[side] for side in side_S[place_N].tolist())
+    sides = (SPLITS[side] for side in side_S[patient_index_N].tolist())
     return dict(zip(notes.row_N[kept_N].tolist(), sides, strict=True))
 
 
-def _labels(codes: Codes, row_N: Ints) -> Any:
-    """list<int32>: the classes of every admission, ascending."""
+def _labels(codes: Codes, row_N: Ints) -> Column:
+    """Return list<int32>: the classes of every admission, ascending."""
     row_E, class_E = codes.of(row_N, CODES)
     key_P = np.unique(row_E * len(CODES) + class_E)
     length_N = np.bincount(key_P // len(CODES), minlength=len(row_N))

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.arrays.arrow import Bools, Column, Ints, Table
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.raw_files import find_file, open_text
@@ -34,49 +34,52 @@ JOINED = 1024
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Codes of admissions, an entry for every line of the two files. code_E: with their period (dictionary array)."""
+    """The codes of admissions, an entry for every line of the two files."""
 
     admission_E: Ints
+    """Admission of every entry."""
     code_E: Any
+    """Code with its period (dictionary array)."""
 
     def admissions(self, codes: Sequence[str]) -> Ints:
-        """The admissions that have one of these codes, ascending."""
+        """Return the admissions that have one of these codes, ascending."""
         return np.unique(self.admission_E[self._class_E(codes) >= 0])
 
     def of(self, row_N: Ints, codes: Sequence[str]) -> tuple[Ints, Ints]:
-        """The entries of these admissions (ascending) that have one of these codes: place of the admission, and of the
-        code.
+        """Return the entries of these admissions (ascending) that have one of these codes: index of the admission, and
+        of the code.
         """
         class_E = self._class_E(codes)
         kept_E = (class_E >= 0) & np.isin(self.admission_E, row_N)
         return np.searchsorted(row_N, self.admission_E[kept_E]), class_E[kept_E]
 
     def counts(self, admission_N: Ints) -> dict[str, int]:
-        """How often every code stands with these admissions."""
+        """Return how often every code stands with these admissions."""
         among = self.code_E.indices.to_numpy()[np.isin(self.admission_E, admission_N)]
         count = np.bincount(among, minlength=len(self.code_E.dictionary)).tolist()
         return dict(zip(self.code_E.dictionary.to_pylist(), count, strict=True))
 
     def _class_E(self, codes: Sequence[str]) -> Ints:
-        place = {code: number for number, code in enumerate(codes)}
-        class_D = np.array([place.get(code, -1) for code in self.code_E.dictionary.to_pylist()], dtype=np.int64)
+        index = {code: number for number, code in enumerate(codes)}
+        class_D = np.array([index.get(code, -1) for code in self.code_E.dictionary.to_pylist()], dtype=np.int64)
         class_E: Ints = class_D[self.code_E.indices.to_numpy()]
         return class_E
 
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """Discharge summaries. row_N, patient_N: every admission that has one, ascending, and its patient; table: the notes
-    of the wanted admissions (admission, date, note, text), by admission, date and number.
-    """
+    """The discharge summaries."""
 
     row_N: Ints
+    """Every admission that has one, ascending."""
     patient_N: Ints
-    table: Any
+    """The patient of each."""
+    table: Table
+    """The notes of the wanted admissions (admission, date, note, text), by admission, date and number."""
 
 
 def read_codes(folder: Path, bad: BadRows) -> Codes:
-    """The codes of both files. A line with neither SEQ_NUM nor ICD9_CODE (version 1.4 has 47) names none."""
+    """Return the codes of both files. A line with neither SEQ_NUM nor ICD9_CODE (version 1.4 has 47) names none."""
     admissions, codes = list[Ints](), list[Any]()
     for name, pattern in (("DIAGNOSES_ICD.csv", DIAGNOSIS), ("PROCEDURES_ICD.csv", PROCEDURE)):
         path = find_file(folder, name)
@@ -94,7 +97,7 @@ def read_codes(folder: Path, bad: BadRows) -> Codes:
 
 
 def read_notes(folder: Path, wanted: Ints, bad: BadRows) -> Notes:
-    """The discharge summaries, with the texts of those of the wanted admissions (ascending)."""
+    """Return the discharge summaries, with the texts of those of the wanted admissions (ascending)."""
     path = find_file(folder, "NOTEEVENTS.csv")
     columns = ("ROW_ID", "SUBJECT_ID", "HADM_ID", "CHARTDATE", "CATEGORY", "TEXT")
     rules = {
@@ -114,15 +117,15 @@ def read_notes(folder: Path, wanted: Ints, bad: BadRows) -> Notes:
         raise InputError(msg)
     pair_N = np.unique(np.concatenate(pairs), axis=0)
     twice = np.flatnonzero(np.diff(pair_N[:, 0]) == 0)
-    for place in twice.tolist():
-        both = " and ".join(pair_N[place : place + 2, 1].astype(np.str_))
-        bad.meet(f"{path}: admission {pair_N[place, 0]} is of the patients {both} (SUBJECT_ID); correct one of them")
+    for index in twice.tolist():
+        both = " and ".join(pair_N[index : index + 2, 1].astype(np.str_))
+        bad.meet(f"{path}: admission {pair_N[index, 0]} is of the patients {both} (SUBJECT_ID); correct one of them")
     pair_N = np.delete(pair_N, np.flatnonzero(np.isin(pair_N[:, 0], pair_N[twice, 0])), axis=0)
     return Notes(pair_N[:, 0], pair_N[:, 1], pa.concat_tables(tables))
 
 
-def joined_notes(notes: Notes, row_N: Ints) -> Any:
-    """The text of every one of these admissions (ascending): its notes, a line end between them."""
+def join_notes(notes: Notes, row_N: Ints) -> Column:
+    """Return the text of every one of these admissions (ascending): its notes, a line end between them."""
     ordered = notes.table.sort_by([(name, "ascending") for name in ("admission", "date", "note")])
     ordered = ordered.filter(pa.array(np.isin(ordered["admission"].to_numpy(), row_N)))
     start_N1 = np.append(np.searchsorted(ordered["admission"].to_numpy(), row_N), len(ordered))
@@ -136,8 +139,9 @@ def joined_notes(notes: Notes, row_N: Ints) -> Any:
 
 
 def check_frequent(codes: Codes, notes: Notes, expected: Sequence[str], folder: Path) -> None:
-    """InputError where these codes are not the most frequent of the admissions with a discharge summary; where several
-    are equally frequent, the expected ones count as more so.
+    """Raise InputError where these codes are not the most frequent of the admissions with a discharge summary.
+
+    Where several are equally frequent, the expected ones count as more so.
     """
     count = dict.fromkeys(expected, 0) | codes.counts(notes.row_N)
     ranked = sorted(count, key=lambda code: (-count[code], code not in expected, code))[: len(expected)]
@@ -160,22 +164,25 @@ def check_frequent(codes: Codes, notes: Notes, expected: Sequence[str], folder: 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """CAML's split. place: of every admission, its split and where that stands."""
+    """CAML's split."""
 
-    place: dict[int, tuple[str, str]]
+    split_of: dict[int, tuple[str, str]]
+    """Admission -> its split and the location of that line."""
 
     @property
     def admission_N(self) -> Ints:
         """Its admissions, ascending."""
-        return np.array(sorted(self.place), dtype=np.int64)
+        return np.array(sorted(self.split_of), dtype=np.int64)
 
     def of(self, notes: Notes, labeled: Ints, bad: BadRows) -> dict[int, str]:
-        """Admission -> split. Bad rows: an admission without a discharge summary or without any of the classes, and
-        one whose patient is also in a later split (train, validation, test), where that patient stays.
+        """Return admission -> split.
+
+        Bad rows: an admission without a discharge summary or without any of the classes, and one whose patient is also
+        in a later split (train, validation, test), where that patient stays.
         """
         patient = dict(zip(notes.row_N.tolist(), notes.patient_N.tolist(), strict=True))
         known, found = set(labeled.tolist()), dict[int, str]()
-        for row, (split, where) in self.place.items():
+        for row, (split, where) in self.split_of.items():
             if row not in patient:
                 bad.meet(f"{where}: admission {row} has no discharge summary in NOTEEVENTS; get all files again")
             elif row not in known:
@@ -188,7 +195,7 @@ class Published:
         torn = [row for row, split in found.items() if last[patient[row]] != split]
         count = len({patient[row] for row in torn})
         for row in torn:
-            split, where = self.place[row]
+            split, where = self.split_of[row]
             bad.meet(
                 f"{where}: admission {row} is of patient {patient[row]} (SUBJECT_ID), who is also in the split "
                 f"{last[patient[row]]}; {count} patients are on both sides; get the split files again"
@@ -197,8 +204,8 @@ class Published:
 
 
 def read_splits(folder: Path, bad: BadRows) -> Published:
-    """CAML's split: a file per split, a HADM_ID per line."""
-    place = dict[int, tuple[str, str]]()
+    """Return CAML's split: a file per split, a HADM_ID per line."""
+    split_of = dict[int, tuple[str, str]]()
     for split, name in SPLIT_FILES.items():
         path = find_file(folder, name)
         for number, line in open_text(path):
@@ -207,15 +214,15 @@ def read_splits(folder: Path, bad: BadRows) -> Published:
                 bad.meet(f"{where}: HADM_ID {line[:20]!r} is no number of an admission; write one per line")
                 continue
             row = int(line)
-            if row in place:
-                bad.meet(f"{where}: admission {row} (HADM_ID) also stands at {place[row][1]}; remove one of the two")
+            if row in split_of:
+                bad.meet(f"{where}: admission {row} (HADM_ID) also stands at {split_of[row][1]}; remove one of the two")
                 continue
-            place[row] = split, where
-    return Published(place)
+            split_of[row] = split, where
+    return Published(split_of)
 
 
 def _names(folder: Path) -> dict[str, str]:
-    """Code with its period -> title, from the files of names where they are there: they are not needed."""
+    """Return the code with its period -> title, from the files of names where they are there: they are not needed."""
     names = dict[str, str]()
     for name in NAME_FILES:
         path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
@@ -226,24 +233,24 @@ def _names(folder: Path) -> dict[str, str]:
 
 
 def _only(block: Block, kept_B: Any) -> Block:
-    """Some records of a block."""
+    """Return some records of a block."""
     return Block(block.columns.filter(kept_B), block.number_N[kept_B.to_numpy(zero_copy_only=False)])
 
 
 def _kept(path: Path, block: Block, rules: dict[str, tuple[str, str]], bad: BadRows) -> Any:
-    """The records whose fields look as they should; the others are bad rows. rules: column -> pattern, and what a
-    field is that does not match it.
+    """Return the records whose fields look as they should; the others are bad rows. rules: column -> pattern, and what
+    a field is that does not match it.
     """
     good_B: Bools = np.ones(len(block.number_N), dtype=np.bool_)
     for name, (pattern, fault) in rules.items():
         match_B = pc.match_substring_regex(block.columns[name], pattern).to_numpy(zero_copy_only=False)
-        for place in np.flatnonzero(good_B & ~match_B).tolist():
-            shown = "" if name == "TEXT" else f" {block.columns[name][place].as_py()[:20]!r}"
-            bad.meet(f"{path}: record {block.number_N[place]}: {name}{shown} is {fault}")
+        for index in np.flatnonzero(good_B & ~match_B).tolist():
+            shown = "" if name == "TEXT" else f" {block.columns[name][index].as_py()[:20]!r}"
+            bad.meet(f"{path}: record {block.number_N[index]}: {name}{shown} is {fault}")
         good_B &= match_B
     return block.columns.filter(pa.array(good_B))
 
 
-def _numbers(column: Any) -> Ints:
+def _numbers(column: Column) -> Ints:
     numbers: Ints = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
     return numbers

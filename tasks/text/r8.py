@@ -10,11 +10,11 @@ copyright Reuters Ltd., free for research purposes only.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.raw_files import file_names, find_file, open_text
@@ -25,7 +25,7 @@ CLASSES = ("acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "tra
 
 
 def r8() -> Task:
-    """The R8 task."""
+    """Return the R8 task."""
     return Task(
         name="r8",
         title="Reuters-21578 R8, news topics",
@@ -44,8 +44,8 @@ def r8() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
-    """The raw rows, training file first. Raises InputError with file and line."""
+def read(folder: Path | None, options: TaskOptions) -> Table:
+    """Return the raw rows, training file first. Raises InputError with file and line."""
     if folder is None:
         msg = "r8 needs the folder of its files"
         raise ValueError(msg)
@@ -62,13 +62,15 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     return pa.table(columns)
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """Tokens: the words seen ``min_count`` times in the given training texts, at most ``max_tokens`` of a text."""
+def fit(train: Table, options: TaskOptions) -> InputSpec:
+    """Return the spec: tokens: the words seen ``min_count`` times in the given training texts, at most ``max_tokens``
+    of a text.
+    """
     return token_spec(train["text"], options.min_count, options.max_tokens)
 
 
 def _read_file(path: Path) -> tuple[list[int], list[str]]:
-    """Class indices and texts of one file of lines ``label<TAB>text``."""
+    """Return the class indices and texts of one file of lines ``label<TAB>text``."""
     index = {name: i for i, name in enumerate(CLASSES)}
     labels, texts = [], []
     for number, line in open_text(path):

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from anchorfl.tasks.arrays.arrow import Column, Table
 from anchorfl.tasks.contract import InputSpec
 from anchorfl.tasks.errors import InputError
 
 PADDING, UNKNOWN = "<pad>", "<unk>"
 
 
-def tokenise(texts: Any) -> Any:
-    """list<string> column: every text in lower case, split at white space."""
+def tokenize(texts: Column) -> Column:
+    """Return list<string> column: every text in lower case, split at white space."""
     words = pc.utf8_split_whitespace(pc.utf8_lower(pc.utf8_trim_whitespace(texts)))
     return words.combine_chunks() if isinstance(words, pa.ChunkedArray) else words
 
 
-def vocabulary(texts: Any, min_count: int) -> tuple[str, ...]:
-    """Padding, unknown, then the words seen at least ``min_count`` times, most frequent first, equals by the alphabet.
+def vocabulary(texts: Column, min_count: int) -> tuple[str, ...]:
+    """Return padding, unknown, then the words seen at least ``min_count`` times, most frequent first, equals by the
+    alphabet.
 
     Raises InputError where no word is that frequent.
     """
-    counted = pc.value_counts(pc.list_flatten(tokenise(texts)))
+    counted = pc.value_counts(pc.list_flatten(tokenize(texts)))
     pairs = zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True)
     frequent = sorted((-count, word) for word, count in pairs if count >= min_count and word)
     if not frequent:
@@ -34,17 +34,19 @@ def vocabulary(texts: Any, min_count: int) -> tuple[str, ...]:
     return (PADDING, UNKNOWN, *(word for _, word in frequent))
 
 
-def token_spec(texts: Any, min_count: int, max_tokens: int) -> InputSpec:
-    """Tokens over the vocabulary of the given training texts, at most ``max_tokens`` of a text."""
+def token_spec(texts: Column, min_count: int, max_tokens: int) -> InputSpec:
+    """Return the tokens over the vocabulary of the given training texts, at most ``max_tokens`` of a text."""
     if max_tokens < 1:
         msg = f"[task] max_tokens = {max_tokens} must be at least 1"
         raise InputError(msg)
     return InputSpec("tokens", (max_tokens,), vocabulary(texts, min_count))
 
 
-def encode_text(table: Any, spec: InputSpec) -> Any:
-    """The Encode of text tasks: ``x`` list<int32> (word ids, cut to ``spec.shape[0]`` words) in place of ``text``."""
-    words = pc.list_slice(tokenise(table["text"]), 0, spec.shape[0])
+def encode_text(table: Table, spec: InputSpec) -> Table:
+    """Return the Encode of text tasks: ``x`` list<int32> (word ids, cut to ``spec.shape[0]`` words) in place of
+    ``text``.
+    """
+    words = pc.list_slice(tokenize(table["text"]), 0, spec.shape[0])
     # pyarrow gives null for a word outside the vocabulary
     index = pc.index_in(pc.list_flatten(words), value_set=pa.array(spec.vocabulary[2:], type=pa.string()))
     ids = pc.fill_null(pc.add(index, pa.scalar(2, pa.int32())), pa.scalar(1, pa.int32()))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from anchorfl.tasks.arrays.arrow import fixed_lists
+from anchorfl.tasks.arrays.arrow import Table, fixed_lists
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.options import TaskOptions
@@ -26,7 +25,7 @@ WEATHER = np.array(
 
 
 def toy_multi() -> Task:
-    """The toy task of multi-label images."""
+    """Return the toy task of multi-label images."""
     return Task(
         name="toy-multi",
         title="Toy skies, 5 labels",
@@ -41,8 +40,8 @@ def toy_multi() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
-    """The rows, always the same: each class adds a fixed pattern to noise; every fifth is a test row."""
+def read(folder: Path | None, options: TaskOptions) -> Table:
+    """Return the rows, always the same: each class adds a fixed pattern to noise; every fifth is a test row."""
     rng = np.random.default_rng(20230806)
     pattern_CD = rng.standard_normal((len(CLASSES), SIDE * SIDE))
     chance_NC = WEATHER[rng.integers(len(WEATHER), size=ROWS)]
@@ -58,11 +57,11 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     return pa.table(columns)
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """One image of 4x4; nothing is learnt from the rows."""
+def fit(train: Table, options: TaskOptions) -> InputSpec:
+    """Return the spec: one image of 4x4; nothing is learnt from the rows."""
     return InputSpec("image", (1, SIDE, SIDE))
 
 
-def encode(table: Any, spec: InputSpec) -> Any:
-    """The table with ``x`` in place of ``pixels``."""
+def encode(table: Table, spec: InputSpec) -> Table:
+    """Return the table with ``x`` in place of ``pixels``."""
     return table.rename_columns(["x" if name == "pixels" else name for name in table.column_names])

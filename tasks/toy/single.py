@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from anchorfl.tasks.arrays.arrow import Table
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.text.words import encode_text, token_spec
@@ -24,7 +24,7 @@ SHARED = ("the", "of", "and", "new", "day", "good", "year", "many")
 
 
 def toy_single() -> Task:
-    """The toy task of texts."""
+    """Return the toy task of texts."""
     return Task(
         name="toy-single",
         title="Toy texts, 4 classes",
@@ -39,8 +39,8 @@ def toy_single() -> Task:
     )
 
 
-def read(folder: Path | None, options: TaskOptions) -> Any:
-    """The rows, always the same; every fifth is a test row."""
+def read(folder: Path | None, options: TaskOptions) -> Table:
+    """Return the rows, always the same; every fifth is a test row."""
     rng = np.random.default_rng(20230806)
     label_N = rng.permutation(np.arange(ROWS, dtype=np.int32) % len(TOPICS))
     topics = list(TOPICS.values())
@@ -58,6 +58,8 @@ def read(folder: Path | None, options: TaskOptions) -> Any:
     return pa.table(columns)
 
 
-def fit(train: Any, options: TaskOptions) -> InputSpec:
-    """Tokens; the vocabulary is every training word, since no word of so few texts reaches a usual ``min_count``."""
+def fit(train: Table, options: TaskOptions) -> InputSpec:
+    """Return the spec: tokens; the vocabulary is every training word, since no word of so few texts reaches a usual
+    ``min_count``.
+    """
     return token_spec(train["text"], 1, options.max_tokens)

@@ -28,7 +28,7 @@ from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.signals.recordings import read_bytes, recording
 from anchorfl.tasks.sparse.arff import read_arff
 from anchorfl.tasks.sparse.xc_format import read_rows
-from anchorfl.tasks.tabular.inspect import look
+from anchorfl.tasks.tabular.inspect import inspect_table
 from anchorfl.tasks.text.csv_records import read_blocks
 from tests.fuzz.found import file, refused
 from tests.fuzz.mutations import DEEP
@@ -190,7 +190,7 @@ def test_a_table_that_unpacks_without_end(tmp_path):
     """One text of 100 characters, millions of times: 10 KB on disk."""
     text = pa.DictionaryArray.from_arrays(pa.array(np.zeros(8 << 20, np.int32)), pa.array(["x" * 100]))
     pq.write_table(pa.table({"kind": text, "x": pa.array(np.zeros(8 << 20, np.int8))}), tmp_path / "t.parquet")
-    refused(lambda: look(TaskOptions(file=str(tmp_path / "t.parquet"), label_columns="kind")), "t.parquet")
+    refused(lambda: inspect_table(TaskOptions(file=str(tmp_path / "t.parquet"), label_columns="kind")), "t.parquet")
 
 
 def test_label_columns_that_pack_well_are_read(tmp_path):
@@ -199,7 +199,7 @@ def test_label_columns_that_pack_well_are_read(tmp_path):
     columns = {f"label_{c}": pa.array(np.arange(rows) == c).cast(pa.int64()) for c in range(12)}
     pq.write_table(pa.table({"x": pa.array(np.arange(rows) >> 17), **columns}), tmp_path / "t.parquet")
     assert 12 * 8 * rows > FREE + RATIO * (tmp_path / "t.parquet").stat().st_size, "more than other data may unpack to"
-    found = look(TaskOptions(file=str(tmp_path / "t.parquet"), label_columns="label_*"))
+    found = inspect_table(TaskOptions(file=str(tmp_path / "t.parquet"), label_columns="label_*"))
     assert "12 columns of 0 and 1" in found.text()
 
 
@@ -207,12 +207,12 @@ def test_a_csv_table_that_unpacks_without_end(tmp_path):
     path = file(
         tmp_path, "t.csv.gz", gzip.compress(b"kind,x\n", mtime=0) + gzip.compress(b"a,1\n" * (2 << 20), 9, mtime=0) * 14
     )
-    refused(lambda: look(TaskOptions(file=str(path), label_columns="kind")), "t.csv.gz", "times its size")
+    refused(lambda: inspect_table(TaskOptions(file=str(path), label_columns="kind")), "t.csv.gz", "times its size")
 
 
 def test_a_row_that_is_no_text(tmp_path):
     path = file(tmp_path, "t.csv", b"kind,x\na,1\nb\xff\n")
-    refused(lambda: look(TaskOptions(file=str(path), label_columns="kind")), "t.csv:3")
+    refused(lambda: inspect_table(TaskOptions(file=str(path), label_columns="kind")), "t.csv:3")
 
 
 @pytest.mark.parametrize("old", [b"text", b"PAR1\x15"])

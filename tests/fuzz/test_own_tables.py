@@ -13,7 +13,7 @@ from PIL import Image
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import task_of
-from anchorfl.tasks.tabular.inspect import look
+from anchorfl.tasks.tabular.inspect import inspect_table
 from tests.fuzz.parsers import Bench, Parser
 from tests.fuzz.promise import QUICK, keep
 from tests.tasks.own_tables import trees
@@ -24,7 +24,7 @@ def read(name, folder, made, **options):
         file=name, root=str(folder), cache=str(made), clients=2, partition="iid", validation=0.0, min_count=1,
         **{"label_columns": "kind", "image_size": 8, **options},
     )  # fmt: skip
-    look(asked)
+    inspect_table(asked)
     prepare(task_of(asked), asked, 1, engine="local")
 
 

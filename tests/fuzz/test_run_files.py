@@ -167,7 +167,7 @@ def all_of(folder: Path, made: Path) -> None:
     for client in range(len(found.manifest.examples)):
         found.client(client, objective)
         found.sparse_client(client)
-    found.held()
+    found.class_histogram()
     found.split("test", objective)
     found.sparse_split("validation")
 

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from anchorfl.models import name_cache
 from anchorfl.models.build import ModelOptions
-from anchorfl.models.concepts import Asked, _load, keep
-from anchorfl.models.label_names import Training, from_cooccurrence, read_table
+from anchorfl.models.concepts import ConceptRequest, _load, save_concepts
+from anchorfl.models.label_names import SkipGramOptions, from_cooccurrence, read_table
 from anchorfl.models.language import from_language_model
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.tasks.corpus.cooccurrence import count_names
@@ -24,8 +24,8 @@ from tests.fuzz.runs import quiet, small
 from tests.tiny_bert import saved_bert
 
 TABLE = "label,ash,beech,elm\nash,3,1,0.5\nbeech,1,2,nan\nelm,0.5,,4\n"
-SHORT = Training(walks_per_node=2, length=4, window=2, epochs=1)
-ASKED = Asked(("ash", "beech"), ("a {name}", "the {name}"), "made-up/encoder")
+SHORT = SkipGramOptions(walks_per_node=2, length=4, window=2, epochs=1)
+ASKED = ConceptRequest(("ash", "beech"), ("a {name}", "the {name}"), "made-up/encoder")
 
 
 def weights(folder):
@@ -47,7 +47,7 @@ def names(folder, made):
 
 def cached(folder):
     unit = np.ones((2, 2, 4), np.float32) / 2
-    keep(ASKED, ASKED.file(folder), unit, "made up", quiet)
+    save_concepts(ASKED, ASKED.file(folder), unit, "made up", quiet)
     name_cache.save(folder / f"names-{'0' * 16}.npz", "0" * 64, np.ones((2, 4), np.float32), quiet)
 
 

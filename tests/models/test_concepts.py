@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from anchorfl.models import concepts as module
-from anchorfl.models.concepts import concepts, keep
+from anchorfl.models.concepts import load_concepts, save_concepts
 from anchorfl.models.label_names import NamesError
 from tests.tiny_bert import PROMPTS, WIDTH, WORDS_C, asked_of, saved_bert, states, transformers_or_skip
 
@@ -41,7 +41,7 @@ def without_library(monkeypatch):
 
 def test_vectors_are_unit_means_over_real_tokens(folder, tmp_path):
     """Against mean pooling in NumPy: normalized per prompt, before any statistic."""
-    got = concepts(asked_of(folder), tmp_path).vectors_CMD
+    got = load_concepts(asked_of(folder), tmp_path).vectors_CMD
     assert got.dtype == torch.float32
     assert not got.requires_grad
     expected = []
@@ -57,15 +57,15 @@ def test_vectors_are_unit_means_over_real_tokens(folder, tmp_path):
 
 
 def test_dropout_is_off_and_a_row_depends_on_its_class_alone(folder, tmp_path):
-    every = concepts(asked_of(folder), tmp_path / "a").vectors_CMD
-    assert torch.equal(concepts(asked_of(folder), tmp_path / "b").vectors_CMD, every)
-    alone = concepts(asked_of(folder, words=WORDS_C[1:2]), tmp_path).vectors_CMD
+    every = load_concepts(asked_of(folder), tmp_path / "a").vectors_CMD
+    assert torch.equal(load_concepts(asked_of(folder), tmp_path / "b").vectors_CMD, every)
+    alone = load_concepts(asked_of(folder, words=WORDS_C[1:2]), tmp_path).vectors_CMD
     assert torch.equal(alone[0], every[1])
 
 
 def test_prompts_that_are_too_long_or_the_same_are_named(folder, tmp_path):
     with pytest.raises(NamesError, match="a prompt has 21 tokens, it takes 16; shorten it"):
-        concepts(asked_of(folder, prompts=("a " * 17 + "{name}",)), tmp_path)
+        load_concepts(asked_of(folder, prompts=("a " * 17 + "{name}",)), tmp_path)
     for changed, message in [
         ({"prompts": ()}, "at least one class and one prompt"),
         ({"words": ()}, "at least one class and one prompt"),
@@ -74,7 +74,7 @@ def test_prompts_that_are_too_long_or_the_same_are_named(folder, tmp_path):
         ({"words": ("polyp", "polyp")}, "the words of two classes are 'polyp'; give each its own"),
     ]:
         with pytest.raises(NamesError, match=message):
-            concepts(asked_of(folder, **changed), tmp_path)
+            load_concepts(asked_of(folder, **changed), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -85,13 +85,13 @@ def test_second_start_needs_neither_library_nor_model(folder, tmp_path, monkeypa
     """The digest covers what is asked, so it is the same on a machine that has nothing."""
     model = shutil.copytree(folder, tmp_path / "model")
     cache, asked, heard = tmp_path / "cache", asked_of(model), []
-    first = concepts(asked, cache, heard.append)
+    first = load_concepts(asked, cache, heard.append)
     assert [file.name for file in cache.iterdir()] == [f"concepts-{asked.digest[:16]}.npz"]
     assert first.made_by == f"transformers {metadata.version('transformers')}"
     shutil.rmtree(model)
     without_library(monkeypatch)
     cache = cache.rename(tmp_path / "another machine")
-    again = concepts(asked, cache, heard.append)
+    again = load_concepts(asked, cache, heard.append)
     assert torch.equal(again.vectors_CMD, first.vectors_CMD)
     assert again.made_by == first.made_by
     assert heard == []
@@ -106,14 +106,14 @@ def test_without_anything_one_line_names_extra_model_and_cache(folder, tmp_path,
     copy = rf"; or copy {file.name}, made by the same options on a machine with 'anchorfl\[plm\]' and the model"
     transformers_or_skip()
     with pytest.raises(NamesError, match=rf"'nobody/nothing' cannot be loaded .*{copy} 'nobody/nothing', into {place}"):
-        concepts(asked, tmp_path)
+        load_concepts(asked, tmp_path)
     without_library(monkeypatch)
     install = r"pip install 'anchorfl\[plm\]'"
     with pytest.raises(NamesError, match=rf"text encoder 'nobody/nothing': .*{install}.*{copy}.* into {place}") as got:
-        concepts(asked, tmp_path)
+        load_concepts(asked, tmp_path)
     assert "\n" not in str(got.value)
     with pytest.raises(NamesError, match=rf"need open_clip: pip install open_clip_torch.*into {place}"):
-        concepts(replace(asked, model="open_clip:hf-hub:a/b"), tmp_path)
+        load_concepts(replace(asked, model="open_clip:hf-hub:a/b"), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -132,10 +132,10 @@ def test_digest_covers_what_is_asked_and_nothing_of_the_machine(folder, monkeypa
 
 
 def test_another_version_of_the_library_makes_nothing_again(folder, tmp_path, monkeypatch):
-    first = concepts(asked_of(folder), tmp_path)
+    first = load_concepts(asked_of(folder), tmp_path)
     monkeypatch.setattr(metadata, "version", lambda _: "0")
-    monkeypatch.setattr(module, "encoded", never)
-    again = concepts(asked_of(folder), tmp_path)
+    monkeypatch.setattr(module, "encode_concepts", never)
+    again = load_concepts(asked_of(folder), tmp_path)
     assert torch.equal(again.vectors_CMD, first.vectors_CMD)
     assert again.made_by == first.made_by != "transformers 0"
 
@@ -146,59 +146,59 @@ def never(*_):
 
 def test_other_weights_in_the_folder_make_them_again_and_other_times_do_not(folder, tmp_path):
     model, cache, heard = shutil.copytree(folder, tmp_path / "model"), tmp_path / "cache", []
-    first = concepts(asked_of(model), cache, heard.append)
+    first = load_concepts(asked_of(model), cache, heard.append)
     for file in model.iterdir():
         os.utime(file, ns=(1, 1))
-    assert torch.equal(concepts(asked_of(model), cache, heard.append).vectors_CMD, first.vectors_CMD)
+    assert torch.equal(load_concepts(asked_of(model), cache, heard.append).vectors_CMD, first.vectors_CMD)
     assert heard == []
     saved_bert(model, seed=6)
-    again = concepts(asked_of(model), cache, heard.append)
+    again = load_concepts(asked_of(model), cache, heard.append)
     assert not torch.allclose(again.vectors_CMD, first.vectors_CMD)
     assert heard == [
         f"{asked_of(model).file(cache)}: unusable cache of class concepts"
         f" (made from other files than {model} holds now); making them again"
     ]
-    concepts(asked_of(model), cache, heard.append)
+    load_concepts(asked_of(model), cache, heard.append)
     assert len(heard) == 1
 
 
 def test_damaged_files_are_said_and_made_again(folder, tmp_path, monkeypatch):
     asked, heard = asked_of(folder), []
-    first, file = concepts(asked, tmp_path), asked.file(tmp_path)
+    first, file = load_concepts(asked, tmp_path), asked.file(tmp_path)
     good = file.read_bytes()
     flipped = bytearray(good)
     flipped[200] ^= 0xFF
     for text in (b"", good[: len(good) // 2], b"\x80\x04N.", bytes(flipped)):
         file.write_bytes(text)
-        again = concepts(asked, tmp_path, heard.append)
+        again = load_concepts(asked, tmp_path, heard.append)
         assert torch.equal(again.vectors_CMD, first.vectors_CMD)
         assert file.read_bytes() == good
     vectors = first.vectors_CMD.numpy()
     nan = np.where(np.arange(WIDTH) == 0, np.nan, vectors).astype(np.float32)
     for wrong in (vectors[:2], vectors * 2, vectors[0], nan):
-        keep(asked, file, wrong, "somebody", heard.append)
-        assert torch.equal(concepts(asked, tmp_path, heard.append).vectors_CMD, first.vectors_CMD)
+        save_concepts(asked, file, wrong, "somebody", heard.append)
+        assert torch.equal(load_concepts(asked, tmp_path, heard.append).vectors_CMD, first.vectors_CMD)
     assert len(heard) == 8
     assert all(f"{file}: unusable cache of class concepts (" in line for line in heard)
     assert sum("another shape or length" in line for line in heard) == 4
     file.write_bytes(good[:100])
-    monkeypatch.setattr(module, "encoded", never)
+    monkeypatch.setattr(module, "encode_concepts", never)
     with pytest.raises(AssertionError, match="called"):
-        concepts(asked, tmp_path, heard.append)
+        load_concepts(asked, tmp_path, heard.append)
 
 
 def test_a_damaged_file_without_an_encoder_is_an_error(folder, tmp_path, monkeypatch):
     asked, heard = asked_of(folder), []
-    concepts(asked, tmp_path)
+    load_concepts(asked, tmp_path)
     asked.file(tmp_path).write_bytes(b"half")
     without_library(monkeypatch)
     with pytest.raises(NamesError, match=r"pip install 'anchorfl\[plm\]'"):
-        concepts(asked, tmp_path, heard.append)
+        load_concepts(asked, tmp_path, heard.append)
     assert len(heard) == 1
 
 
 def test_a_cache_that_cannot_be_written_is_said(folder, tmp_path):
     (tmp_path / "file").write_text("in the way")
     heard = []
-    assert concepts(asked_of(folder), tmp_path / "file", heard.append).vectors_CMD.shape == (3, 3, WIDTH)
+    assert load_concepts(asked_of(folder), tmp_path / "file", heard.append).vectors_CMD.shape == (3, 3, WIDTH)
     assert len(heard) == 1

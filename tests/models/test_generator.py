@@ -8,7 +8,15 @@ import torch
 from torch import nn
 
 from anchorfl.models.encoders.resnet import ResNet
-from anchorfl.models.generator import DoublingConv, Generator, conditions, diversity, noise, normalisations, watched
+from anchorfl.models.generator import (
+    DoublingConv,
+    Generator,
+    batch_norm_layers,
+    conditions,
+    diversity,
+    noise,
+    watch_batch_norm,
+)
 
 C, M, D = 3, 5, 6
 
@@ -114,9 +122,9 @@ def test_every_normalisation_is_measured_against_numpy(encoder):
     """20 layers of a ResNet-18 with shortcuts; the first one by hand; nothing stays on the network."""
     x_B = torch.randn(4, 3, 12, 12, generator=rng(7))
     inputs: dict[nn.Module, np.ndarray] = {}
-    layers = normalisations(encoder)
+    layers = batch_norm_layers(encoder)
     hooks = [m.register_forward_pre_hook(lambda layer, args: inputs.update({layer: args[0].numpy()})) for m in layers]
-    with torch.no_grad(), watched(encoder) as seen:
+    with torch.no_grad(), watch_batch_norm(encoder) as seen:
         encoder(x_B)
         encoder(x_B)  # the last pass counts
     for hook in hooks:
@@ -135,12 +143,12 @@ def test_every_normalisation_is_measured_against_numpy(encoder):
 
 def test_images_with_the_running_statistics_are_at_no_distance(encoder):
     x_B = torch.randn(4, 3, 12, 12, generator=rng(8))
-    for layer in normalisations(encoder):
+    for layer in batch_norm_layers(encoder):
         layer.momentum = 1.0
     encoder.train()(x_B)  # every layer's statistics become those of this batch
     encoder.eval()
-    first = normalisations(encoder)[0]
-    with torch.no_grad(), watched(encoder) as seen:
+    first = batch_norm_layers(encoder)[0]
+    with torch.no_grad(), watch_batch_norm(encoder) as seen:
         encoder(x_B)
     count = x_B.shape[0] * 12 * 12
     unbiased = float((first.running_var / count).norm())  # torch keeps the unbiased variance, the loss has the biased
@@ -148,6 +156,6 @@ def test_images_with_the_running_statistics_are_at_no_distance(encoder):
 
 
 def test_hooks_go_even_where_the_block_fails(encoder):
-    with pytest.raises(RuntimeError, match="stop"), watched(encoder):
+    with pytest.raises(RuntimeError, match="stop"), watch_batch_norm(encoder):
         raise RuntimeError("stop")
     assert not any(m._forward_pre_hooks for m in encoder.modules())

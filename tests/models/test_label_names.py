@@ -17,9 +17,9 @@ import torch
 
 from anchorfl.models import label_names, name_cache
 from anchorfl.models.label_names import (
-    Cooccurrence,
+    NameGraph,
     NamesError,
-    Training,
+    SkipGramOptions,
     from_cooccurrence,
     random_vectors,
     read_table,
@@ -31,17 +31,17 @@ Graph = Callable[..., npt.NDArray[np.float64]]
 
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = Training(walks_per_node=20, length=20)
+SMALL = SkipGramOptions(walks_per_node=20, length=20)
 R8 = ("acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade")
 
 
-def cliques() -> Cooccurrence:
+def cliques() -> NameGraph:
     """Two cliques of four names with one thin edge between them, and two names without an edge."""
     weight_KK = np.zeros((10, 10))
     weight_KK[:4, :4] = weight_KK[4:8, 4:8] = 1.0
     weight_KK[3, 4] = weight_KK[4, 3] = 0.01
     np.fill_diagonal(weight_KK, 0.0)
-    return Cooccurrence(("a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3", "lone", "other"), weight_KK)
+    return NameGraph(("a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3", "lone", "other"), weight_KK)
 
 
 def never(*_: object, **__: object) -> npt.NDArray[np.float32]:
@@ -62,7 +62,7 @@ def write(folder: Path, text: str) -> Path:
 def test_cliques_are_closer_inside_than_between() -> None:
     table = cliques()
     result = from_cooccurrence(
-        table, table.names[:8], width=16, seed=3, cache=None, training=Training(walks_per_node=100, length=40)
+        table, table.names[:8], width=16, seed=3, cache=None, training=SkipGramOptions(walks_per_node=100, length=40)
     )
     unit_CD = torch.nn.functional.normalize(result.vectors_CD)
     cosine_CC = unit_CD @ unit_CD.T
@@ -92,7 +92,7 @@ def test_result_does_not_depend_on_the_hash_seed() -> None:
     code = (
         "import numpy as np; from anchorfl.models.label_names import *\n"
         "w = np.ones((6, 6)) - np.eye(6); w[5] = w[:, 5] = 0\n"
-        "t = Cooccurrence(tuple('abcdef'), w); h = Training(walks_per_node=5, length=10)\n"
+        "t = NameGraph(tuple('abcdef'), w); h = SkipGramOptions(walks_per_node=5, length=10)\n"
         "v = from_cooccurrence(t, t.names, width=4, seed=1, cache=None, training=h)\n"
         "print(v.digest, v.without_edge, v.vectors_CD.numpy().tobytes().hex())"
     )
@@ -134,7 +134,7 @@ def test_class_of_nothing_but_nan_keeps_a_random_vector_of_the_same_scale(tmp_pa
 
 def test_table_without_any_edge_gives_random_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gensim.models", None)
-    result = from_cooccurrence(Cooccurrence(("a", "b"), np.zeros((2, 2))), ("b", "a"), width=8, seed=1, cache=None)
+    result = from_cooccurrence(NameGraph(("a", "b"), np.zeros((2, 2))), ("b", "a"), width=8, seed=1, cache=None)
     assert result.without_edge == ("b", "a")
     assert torch.equal(result.vectors_CD, random_vectors(("b", "a"), 8, 1))
 
@@ -152,7 +152,7 @@ def test_random_vectors_are_standard_normal_and_keyed_by_name() -> None:
 
 
 def test_bad_requests_are_named(monkeypatch: pytest.MonkeyPatch, graph: Graph) -> None:
-    table = Cooccurrence(("earn", "grain", "money-fx", "wheat"), graph((0, 1, 1.0), nodes=4))
+    table = NameGraph(("earn", "grain", "money-fx", "wheat"), graph((0, 1, 1.0), nodes=4))
     with pytest.raises(NamesError, match=r"class 'Grain' is not in the table \(nearest: 'grain', .*\); rename the"):
         from_cooccurrence(table, ("earn", "Grain"), width=4, seed=0, cache=None)
     with pytest.raises(NamesError, match=r"'earn' occurs twice; give every class one name of its own"):
@@ -160,7 +160,7 @@ def test_bad_requests_are_named(monkeypatch: pytest.MonkeyPatch, graph: Graph) -
     with pytest.raises(NamesError, match=r"width 0; give at least 1"):
         from_cooccurrence(table, ("earn",), width=0, seed=0, cache=None)
     with pytest.raises(NamesError, match=r"length=0.*; give at least 1 for every value"):
-        from_cooccurrence(table, ("earn",), width=4, seed=0, cache=None, training=Training(length=0))
+        from_cooccurrence(table, ("earn",), width=4, seed=0, cache=None, training=SkipGramOptions(length=0))
 
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
@@ -190,11 +190,13 @@ def test_second_start_neither_imports_nor_trains(tmp_path: Path, monkeypatch: py
 
 def test_whatever_changes_the_vectors_changes_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     table = cliques()
-    renamed = Cooccurrence(("x", *table.names[1:]), table.weight_KK)
-    heavier = Cooccurrence(table.names, table.weight_KK * 2)
+    renamed = NameGraph(("x", *table.names[1:]), table.weight_KK)
+    heavier = NameGraph(table.names, table.weight_KK * 2)
     cases = [(t, 4, 1, SMALL) for t in (table, renamed, heavier)]
     cases += [(table, 5, 1, SMALL), (table, 4, 2, SMALL)]
-    cases += [(table, 4, 1, Training(**{"walks_per_node": 20, "length": 20} | {key: 3})) for key in SMALL.__slots__]
+    cases += [
+        (table, 4, 1, SkipGramOptions(**{"walks_per_node": 20, "length": 20} | {key: 3})) for key in SMALL.__slots__
+    ]
     digests = [label_names._digest(*case) for case in cases]
     monkeypatch.setattr(label_names, "FORMAT", 2)
     digests.append(label_names._digest(*cases[0]))

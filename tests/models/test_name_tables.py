@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anchorfl.models.label_names import (
-    Cooccurrence,
+    NameGraph,
     NamesError,
     read_table,
 )
@@ -137,5 +137,5 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, case:
 )
 def test_a_table_made_in_memory_is_checked(names: tuple[str, ...], weights: np.ndarray, message: str) -> None:
     with pytest.raises(NamesError) as caught:
-        Cooccurrence(names, weights)
+        NameGraph(names, weights)
     assert message in str(caught.value)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from anchorfl.models.concepts import Asked, concepts, encoded
+from anchorfl.models.concepts import ConceptRequest, encode_concepts, load_concepts
 from anchorfl.models.label_names import NamesError
 from anchorfl.models.text_encoders import text_encoder
 from tests.tiny_bert import PROMPTS, WORDS, WORDS_C, asked_of, saved_bert, states, transformers_or_skip
@@ -29,7 +29,7 @@ def test_first_token_is_the_first_real_one(folder, tmp_path, side):
     place = shutil.copytree(folder, tmp_path / "model")
     config = json.loads((place / "tokenizer_config.json").read_text())
     (place / "tokenizer_config.json").write_text(json.dumps(config | {"padding_side": side}))
-    got = concepts(asked_of(place, pooling="first"), tmp_path).vectors_CMD
+    got = load_concepts(asked_of(place, pooling="first"), tmp_path).vectors_CMD
     state_MLD, mask_ML = states(place, [prompt.replace("{name}", "sitting") for prompt in PROMPTS])
     assert mask_ML[:, 0].min() == (side == "right"), "the side of the padding was not taken over"
     first = [s[np.flatnonzero(m)[0]] for s, m in zip(state_MLD, mask_ML, strict=True)]
@@ -63,7 +63,7 @@ def saved_clip(place, folder):
 def test_projected_is_the_models_own_projection(folder, tmp_path):
     place = tmp_path / "clip"
     model = saved_clip(place, folder)
-    got = concepts(asked_of(place, pooling="projected"), tmp_path).vectors_CMD
+    got = load_concepts(asked_of(place, pooling="projected"), tmp_path).vectors_CMD
     assert got.shape == (3, 3, 6)
     tokenizer = transformers_or_skip().AutoTokenizer.from_pretrained(place)
     with torch.no_grad():
@@ -72,9 +72,9 @@ def test_projected_is_the_models_own_projection(folder, tmp_path):
         expected = model.text_projection(out)[0].numpy()
     np.testing.assert_allclose(got[1, 0].numpy(), expected / np.linalg.norm(expected), rtol=0, atol=2e-6)
     with pytest.raises(NamesError, match=r"\(clip\) is no text encoder; set class_embeddings\.pooling to 'projected'"):
-        concepts(asked_of(place), tmp_path)
+        load_concepts(asked_of(place), tmp_path)
     with pytest.raises(NamesError, match=r"has no projection of texts: set class_embeddings\.pooling to 'mean'"):
-        concepts(asked_of(folder, pooling="projected"), tmp_path)
+        load_concepts(asked_of(folder, pooling="projected"), tmp_path)
 
 
 # --- open_clip
@@ -116,18 +116,18 @@ def fake_clip(monkeypatch):
 
 
 def test_open_clip_towers_are_used_in_evaluation_mode(fake_clip, tmp_path):
-    asked = Asked(WORDS_C, PROMPTS, "open_clip:hf-hub:somebody/tower")
-    one, two = (concepts(asked, tmp_path / name) for name in ("a", "b"))
+    asked = ConceptRequest(WORDS_C, PROMPTS, "open_clip:hf-hub:somebody/tower")
+    one, two = (load_concepts(asked, tmp_path / name) for name in ("a", "b"))
     assert torch.equal(one.vectors_CMD, two.vectors_CMD)
     assert one.made_by == "open_clip_torch 3.0"
     np.testing.assert_allclose(one.vectors_CMD.norm(dim=2).numpy(), 1, atol=1e-6)
     assert fake_clip[0] == ("hf-hub:somebody/tower", {"pretrained": None, "require_pretrained": True})
-    encoded(replace(asked, model="open_clip:ViT-B-32@tag", pooling="projected"))
+    encode_concepts(replace(asked, model="open_clip:ViT-B-32@tag", pooling="projected"))
     assert fake_clip[-1] == ("ViT-B-32", {"pretrained": "tag", "require_pretrained": True})
 
 
 def test_open_clip_models_that_cannot_be_used_are_named(fake_clip, tmp_path):
-    asked = Asked(WORDS_C, PROMPTS, "open_clip:ViT-B-32")
+    asked = ConceptRequest(WORDS_C, PROMPTS, "open_clip:ViT-B-32")
     for changed, message in [
         ({}, r"say which weights, for example open_clip:ViT-B-32@laion2b_s34b_b79k"),
         (
@@ -141,7 +141,7 @@ def test_open_clip_models_that_cannot_be_used_are_named(fake_clip, tmp_path):
         ({"model": "open_clip:a@b", "prompts": ("x" * 40 + "{name}",)}, "has too many tokens for it; shorten it"),
     ]:
         with pytest.raises(NamesError, match=message):
-            concepts(replace(asked, **changed), tmp_path)
+            load_concepts(replace(asked, **changed), tmp_path)
 
 
 def test_a_real_tower_of_open_clip(tmp_path):
@@ -155,7 +155,9 @@ def test_a_real_tower_of_open_clip(tmp_path):
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
     network = open_clip.CLIP(**config).eval()
     save_file({k: v.contiguous() for k, v in network.state_dict().items()}, tmp_path / "open_clip_model.safetensors")
-    got = concepts(Asked(WORDS_C, PROMPTS, f"open_clip:local-dir:{tmp_path}"), tmp_path / "cache").vectors_CMD
+    got = load_concepts(
+        ConceptRequest(WORDS_C, PROMPTS, f"open_clip:local-dir:{tmp_path}"), tmp_path / "cache"
+    ).vectors_CMD
     with torch.no_grad():
         token_ML = open_clip.get_tokenizer(f"local-dir:{tmp_path}")(["a photo of sitting"])
         expected = network.encode_text(token_ML, normalize=True)[0]
@@ -171,7 +173,7 @@ def test_a_real_sentence_encoder_tells_meanings_apart(tmp_path):
     words = ("melanoma", "melanocytic nevus", "neutrophil", "eosinophil")
     prompts = ("an image of {name}", "a photo shows {name}", "the presence of {name} in a picture")
     model = str(package.get_model_path())
-    got = concepts(Asked(words, prompts, model), tmp_path).vectors_CMD
+    got = load_concepts(ConceptRequest(words, prompts, model), tmp_path).vectors_CMD
     assert got.shape == (4, 3, 384)
     mean_CD = torch.nn.functional.normalize(got.mean(1), dim=1)
     assert torch.equal((got @ mean_CD.T).argmax(-1), torch.arange(4)[:, None].expand(4, 3))

@@ -23,7 +23,7 @@ from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, in_round
 from anchorfl.pipeline.execution.batched_executor import BatchedStep, batched_step
 from anchorfl.pipeline.training.local_training import TrainingSpec, fit
 from anchorfl.tasks.arrays.labels import Labels
-from anchorfl.tasks.arrays.sparse_rows import Part
+from anchorfl.tasks.arrays.sparse_rows import RowBlock
 from anchorfl.tasks.contract import Card, ClientData, Objective
 
 F, D, C = 5, 6, 4
@@ -88,7 +88,7 @@ def parts(rows):
     for start in range(0, len(rows), 2):
         at = slice(start, start + 2)
         length = None if rows.length_N is None else rows.length_N[at]
-        yield Part(replace(rows, x=rows.x[at], length_N=length), Labels.of_matrix(positive[at]), known[at])
+        yield RowBlock(replace(rows, x=rows.x[at], length_N=length), Labels.of_matrix(positive[at]), known[at])
 
 
 def begun(method, model, data, seed=0):

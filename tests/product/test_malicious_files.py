@@ -31,7 +31,7 @@ from anchorfl.tasks.contract import Objective
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.raw_files import raw_folder
 from anchorfl.tasks.images.arrays import load_arrays
-from anchorfl.tasks.ingest.raw_table import checked
+from anchorfl.tasks.ingest.raw_table import validate_table
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import task_of
 from anchorfl.tuning.clusters.check import _load as load_cluster_file
@@ -212,7 +212,7 @@ def _read_all(prepared):
     for client in range(len(prepared.manifest.examples)):
         prepared.client(client, Objective(prepared.manifest.kind))
         prepared.sparse_client(client)
-    prepared.held()
+    prepared.class_histogram()
     for split in ("validation", "test"):
         prepared.split(split, Objective(prepared.manifest.kind))
         prepared.sparse_split(split)
@@ -237,7 +237,7 @@ def test_rows_that_are_pickled_objects_are_not_run(finished, tmp_path, mark, mak
     for inputs, labels, client in (("a,b", "kind", ""), ("a", "kind", "site"), ("a,b", "kind,site", "")):
         options = TaskOptions(file=str(file), input_columns=inputs, label_columns=labels, client_column=client)
         with pytest.raises(REFUSALS):
-            checked(task_of(options).read(raw_folder(task_of(options), options), options), task_of(options))
+            validate_table(task_of(options).read(raw_folder(task_of(options), options), options), task_of(options))
 
 
 def test_such_rows_would_run_elsewhere(tmp_path, mark):
@@ -261,7 +261,7 @@ def test_a_user_s_table_with_one_bad_column_is_not_run(tmp_path, mark):
         options = TaskOptions(file=str(file), input_columns="height,girth", label_columns="kind", client_column="site")
         with contextlib.suppress(*REFUSALS):
             task = task_of(options)
-            checked(task.read(raw_folder(task, options), options), task)
+            validate_table(task.read(raw_folder(task, options), options), task)
         assert not mark.exists(), column
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import Source, Task
 from anchorfl.tasks.partition.partition import make_plan
-from anchorfl.tasks.partition.stratify import Rows
+from anchorfl.tasks.partition.stratify import TrainingRows
 
 CASES = os.environ.get("ANCHORFL_CASES", "")
 QUICK = settings(max_examples=int(CASES or 60), deadline=None, derandomize=not CASES, database=None)
@@ -43,7 +43,7 @@ def task_of(classes, groups=None, subjects="", kind="multi"):
 
 def rows_of(y_NC, row_N=None, subject_N=None, whole_N=None):
     row_N = np.arange(len(y_NC)) if row_N is None else row_N
-    return Rows(Labels.of_matrix(np.asarray(y_NC, dtype=bool)), row_N, subject_N, whole_N)
+    return TrainingRows(Labels.of_matrix(np.asarray(y_NC, dtype=bool)), row_N, subject_N, whole_N)
 
 
 def shuffled(rows, seed):

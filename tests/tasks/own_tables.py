@@ -8,7 +8,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from anchorfl.tasks.files.raw_files import raw_folder
-from anchorfl.tasks.ingest.raw_table import checked
+from anchorfl.tasks.ingest.raw_table import validate_table
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import task_of
 
@@ -44,4 +44,4 @@ def csv(folder, text, name="t.csv"):
 def table(path, **options):
     options = TaskOptions(file=str(path), **{"label_columns": "kind", **options})
     task = task_of(options)
-    return task, checked(task.read(raw_folder(task, options), options), task), options
+    return task, validate_table(task.read(raw_folder(task, options), options), task), options

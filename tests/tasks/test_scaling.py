@@ -14,7 +14,7 @@ from anchorfl.tasks.arrays.tensors import client_data
 from anchorfl.tasks.contract import InputSpec, Objective
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.images.pixels import encode_pixels, image_spec, pixel_column
-from anchorfl.tasks.ingest.encoding import normalized
+from anchorfl.tasks.ingest.encoding import set_normalization
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
@@ -91,10 +91,10 @@ def test_images_in_the_unit_range_are_normalised_like_stored_ones():
 
 def test_constants_of_the_options():
     def made(spec, text):
-        got = normalized(spec, TaskOptions(normalize=text))
+        got = set_normalization(spec, TaskOptions(normalize=text))
         return got.mean, got.std
 
-    assert normalized(COLOUR, TaskOptions()) is COLOUR
+    assert set_normalization(COLOUR, TaskOptions()) is COLOUR
     assert made(COLOUR, "imagenet") == (IMAGENET_MEAN, IMAGENET_STD)
     assert made(COLOUR, "none") == ((), ())
     assert made(COLOUR, "0.5/0.25") == ((0.5,) * 3, (0.25,) * 3)
@@ -105,13 +105,13 @@ def test_constants_of_the_options():
 @pytest.mark.parametrize("text", ["imagnet", "0.5", "0.5/0", "0.5/-1", "nan/1", "0.1,0.2/1", "0.5/1/1", ""])
 def test_other_constants_are_refused(text):
     with pytest.raises(InputError, match=r"task.normalize = .*give auto, imagenet, none, or mean/deviation"):
-        normalized(COLOUR, TaskOptions(normalize=text))
+        set_normalization(COLOUR, TaskOptions(normalize=text))
 
 
 def test_constants_that_do_not_fit_the_images():
     with pytest.raises(InputError, match=r"'imagenet' is for color images, and these have 1 channel; give numbers"):
-        normalized(GREY, TaskOptions(normalize="imagenet"))
+        set_normalization(GREY, TaskOptions(normalize="imagenet"))
     with pytest.raises(InputError, match=r"stored as pixels, which those of this task are not: set it to 'auto'"):
         prepare(find_task("digits"), TaskOptions(clients=2, partition="iid", normalize="none"), 1, engine="local")
     with pytest.raises(InputError, match="is for images that are stored as pixels"):
-        normalized(InputSpec("tokens", (4,)), TaskOptions(normalize="imagenet"))
+        set_normalization(InputSpec("tokens", (4,)), TaskOptions(normalize="imagenet"))

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from anchorfl.models.label_names import Training, from_cooccurrence, read_table
+from anchorfl.models.label_names import SkipGramOptions, from_cooccurrence, read_table
 from anchorfl.pipeline.cli.main import main
 from anchorfl.tasks.registry import find_task
 from anchorfl.tasks.synthetic import SYNTHETIC
@@ -44,7 +44,7 @@ def test_a_corpus_becomes_a_table_that_becomes_vectors(corpus, tmp_path, capsys)
     assert counts["with_pair"] == {CLASSES[0]: {CLASSES[1]: 30, CLASSES[2]: 5}}
     pmi = np.log(30 * 65 / (40 * 30)), np.log(5 * 65 / (40 * 25))
     assert table.weight_KK[0, 1] == pytest.approx(pmi[0] - np.mean(pmi))
-    small = Training(walks_per_node=5, length=5)
+    small = SkipGramOptions(walks_per_node=5, length=5)
     got = from_cooccurrence(table, CLASSES, width=8, seed=1, cache=None, training=small)
     assert got.without_edge == CLASSES[2:]
 

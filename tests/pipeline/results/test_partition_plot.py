@@ -27,7 +27,7 @@ def pixels(path):
 
 
 def test_the_same_federation_gives_the_same_bytes_and_another_plan_others(prepared, tmp_path):
-    manifest, held = prepared.manifest, prepared.held()
+    manifest, held = prepared.manifest, prepared.class_histogram()
     for name in ("a", "b"):
         draw_partition(manifest, held, tmp_path / f"{name}.png", "toy")
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
@@ -41,7 +41,7 @@ def test_identified_cells_are_blue_and_the_others_grey(prepared, tmp_path):
     manifest = prepared.manifest
     every = tuple(range(len(manifest.class_names)))
     for name, classes, blue in (("all", every, True), ("none", (), False)):
-        draw_partition(replace(manifest, classes=(classes,) * 3), prepared.held(), tmp_path / f"{name}.png")
+        draw_partition(replace(manifest, classes=(classes,) * 3), prepared.class_histogram(), tmp_path / f"{name}.png")
         part = pixels(tmp_path / f"{name}.png")
         cells = part[part.shape[0] // 5 : part.shape[0] * 3 // 5, part.shape[1] // 8 : part.shape[1] * 2 // 5]
         bluish = (cells[..., 2] - cells[..., 0] > 40).mean()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from anchorfl.models.concepts import Asked, keep
+from anchorfl.models.concepts import ConceptRequest, save_concepts
 from anchorfl.models.label_names import NamesError
 from anchorfl.pipeline.algorithm.contract import HeadSpec
 from anchorfl.pipeline.config.class_embeddings import ClassEmbeddingOptions
@@ -81,7 +81,7 @@ def test_a_run_without_library_or_model_uses_the_file(named, own_cache, monkeypa
     asked = concept_request(e, find_task("digits").class_names)
     assert len(asked.prompts) == 25
     assert asked.words[3] == "digit three"
-    keep(asked, asked.file(own_cache), made_up(asked), "an encoder", quiet)
+    save_concepts(asked, asked.file(own_cache), made_up(asked), "an encoder", quiet)
     monkeypatch.setitem(sys.modules, "transformers", None)
     run_spec = make_run_spec(e, quiet)
     assert torch.equal(run_spec.concepts_CMD, torch.from_numpy(made_up(asked)))
@@ -93,7 +93,7 @@ def test_a_record_tells_vectors_apart_that_options_do_not(named, own_cache, tmp_
     e, tags = named(encoder="somebody/encoder"), []
     asked = concept_request(e, find_task("digits").class_names)
     for seed in (0, 1, 1):
-        keep(asked, asked.file(own_cache), made_up(asked, seed), "an encoder", quiet)
+        save_concepts(asked, asked.file(own_cache), made_up(asked, seed), "an encoder", quiet)
         tags.append(run_info(make_run_spec(e, quiet), tmp_path / "run").tags)
     one, other, same = (t["concepts_digest"] for t in tags)
     assert one != other == same
@@ -121,7 +121,7 @@ def test_rows_follow_the_classes_that_the_data_have(named):
 def test_a_share_of_the_prompts_is_cut_out_of_one_file(named, own_cache):
     every = named(encoder="m")
     asked = concept_request(every, find_task("digits").class_names)
-    keep(asked, asked.file(own_cache), made_up(asked), "an encoder", quiet)
+    save_concepts(asked, asked.file(own_cache), made_up(asked), "an encoder", quiet)
     whole_CMD, before = make_run_spec(every, quiet).concepts_CMD, set()
     for share, count in ((0.25, 7), (0.5, 13), (0.75, 19), (1.0, 25)):
         e = named(encoder="m", prompt_fraction=share)
@@ -151,5 +151,5 @@ def test_what_is_missing_is_named(named):
 
 def test_files_lie_beside_the_prepared_data(named, own_cache):
     prepared = prepare_data(named(encoder="m"), quiet)
-    asked = Asked(("one",), ("{name}",), "m")
+    asked = ConceptRequest(("one",), ("{name}",), "m")
     assert asked.file(own_cache).parent.samefile(f"{prepared.folder}/..")

@@ -31,5 +31,5 @@ def test_rows_of_chunks_are_the_rows_of_the_table(seed, largest, rows, ascending
     index = rng.integers(0, max(rows, 1), 40 if rows else 0)
     index = np.sort(index) if ascending else index
     assert chunks.take(index).equals(table.take(index))
-    with patch("anchorfl.tasks.arrays.chunks.LARGEST", 64):  # rows are put in order a few at a time
+    with patch("anchorfl.tasks.arrays.chunks.MAX_CHUNK_BYTES", 64):  # rows are put in order a few at a time
         assert chunks.take(index).equals(table.take(index))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anchorfl.tasks.arrays.arrow import list_parts, padded, table_digest
-from anchorfl.tasks.arrays.disclosure import disclosed, disclosed_table, known_matrix
+from anchorfl.tasks.arrays.disclosure import disclose, disclose_table, known_matrix
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.ingest.prepared import table_bytes
 
@@ -23,7 +23,7 @@ MULTI = np.array([[1, 1, 0], [0, 0, 0], [0, 0, 1]], dtype=bool)
 def seen(y_NC, given, classes, kind):
     """What is disclosed, as lists."""
     given = None if given is None else pa.array(given, pa.list_(pa.int32()))
-    labels, known = disclosed(Labels.of_matrix(y_NC), given, classes, kind)
+    labels, known = disclose(Labels.of_matrix(y_NC), given, classes, kind)
     return labels.lists().to_pylist(), known.to_pylist()
 
 
@@ -47,7 +47,7 @@ def test_what_the_raw_data_do_not_label_stays_unknown():
 
 def test_a_disclosed_table_is_in_row_order_and_holds_no_other_label():
     raw = pa.table({"row": [5, 1, 3], "labels": Labels.of_matrix(Y).lists(), "x": [[1, 2], [3], []]})
-    table = disclosed_table(raw, (0, 2), 3, "single")
+    table = disclose_table(raw, (0, 2), 3, "single")
     assert table.to_pydict() == {
         "row": [1, 3, 5],
         "x": [[3], [], [1, 2]],
@@ -82,14 +82,14 @@ def test_more_values_than_an_array_can_hold(monkeypatch):
     x = [pa.array([[row, row + 1]], pa.list_(pa.uint8())) for row in (3, 0, 2, 1)]
     columns = {"row": [3, 0, 2, 1], "x": pa.chunked_array(x), "labels": pa.array([[0]] * 4, pa.list_(pa.int32()))}
     table = pa.table(columns)
-    whole = disclosed_table(table, (0, 1), 2, "single")
+    whole = disclose_table(table, (0, 1), 2, "single")
     assert whole["x"].num_chunks == 1
     data, digest = table_bytes(whole)
     assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 1
     monkeypatch.setattr("anchorfl.tasks.arrays.arrow.MOST_VALUES", 8)
-    monkeypatch.setattr("anchorfl.tasks.arrays.chunks.LARGEST", 8)
+    monkeypatch.setattr("anchorfl.tasks.arrays.chunks.MAX_CHUNK_BYTES", 8)
     monkeypatch.setattr("anchorfl.tasks.ingest.prepared.GROUP_BYTES", 40)
-    cut = disclosed_table(table, (0, 1), 2, "single")
+    cut = disclose_table(table, (0, 1), 2, "single")
     assert cut["x"].num_chunks > 1
     assert cut.equals(whole)
     data, same = table_bytes(cut)

@@ -35,8 +35,6 @@ def same(labels, y_NC):
     assert labels.counts().tolist() == y_NC.sum(0).tolist()
     assert labels.rarest().tolist() == rarest_of(y_NC)
     assert np.array_equal(labels.row_P, np.repeat(np.arange(len(y_NC)), y_NC.sum(1)))
-    for class_ in range(y_NC.shape[1]):
-        assert labels.rows_of(class_).tolist() == np.flatnonzero(y_NC[:, class_]).tolist()
     assert labels.lists().to_pylist() == [np.flatnonzero(y).tolist() for y in y_NC]
     assert labels.lists().type == pa.list_(pa.int32())
 

@@ -14,7 +14,7 @@ import pytest
 from anchorfl.tasks.corpus import corpus_files
 from anchorfl.tasks.corpus.cooccurrence import count_names
 from anchorfl.tasks.corpus.corpus_files import Reading, files, shards_of
-from anchorfl.tasks.corpus.counting import Counts, Scanner
+from anchorfl.tasks.corpus.counting import PairCounts, Scanner
 from anchorfl.tasks.errors import InputError
 
 NAMES = ("walking", "eat meal", "phone on table", "never")
@@ -30,7 +30,7 @@ def articles(number=60, seed=0):
 
 def whole(texts, scanner):
     """Counts of one article after the other."""
-    return sum((scanner.count(text) for text in texts), Counts.none(len(scanner.names)))
+    return sum((scanner.count(text) for text in texts), PairCounts.none(len(scanner.names)))
 
 
 def equal(found, counts):
@@ -119,7 +119,7 @@ def test_parquet_without_a_column_of_text(tmp_path):
 
 def test_segments_beyond_the_limit_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus_files, "BLOCK", 4)
-    monkeypatch.setattr(corpus_files, "LARGEST", 20_000)
+    monkeypatch.setattr(corpus_files, "MAX_SEGMENT_BYTES", 20_000)
     text = b"word " * 10_000
     (tmp_path / "a.txt").write_bytes(text)
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text, mtime=0))

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from anchorfl.tasks.corpus.counting import MARKS, RECORD, TITLES, Counts, Scanner
-from anchorfl.tasks.corpus.name_matching import STOP, forms, name_words, stemmed, words_of
+from anchorfl.tasks.corpus.counting import MARKS, RECORD, TITLES, PairCounts, Scanner
+from anchorfl.tasks.corpus.name_matching import STOP, forms, name_words, stem_word, words_of
 from anchorfl.tasks.errors import InputError
 
 QUICK = settings(max_examples=150, deadline=None, derandomize=True, database=None)
@@ -101,13 +101,13 @@ def oracle(names, text, segment, layout, window, stem):
     for name in names:
         words = [word.lower() for word in WORD.findall(name)]
         words = [word for word in words if word not in STOP] or words
-        wanted.append({stemmed(word, stem) for word in words})
+        wanted.append({stem_word(word, stem) for word in words})
     total, pair_KK = 0, np.zeros((len(names), len(names)), np.int64)
     for words in segments(text, segment, layout):
         if not words:
             continue
         total += 1
-        roots = [stemmed(word, stem) for word in words]
+        roots = [stem_word(word, stem) for word in words]
         hits = [any(words <= set(roots[at : at + window * len(words)]) for at in range(len(roots))) for words in wanted]
         pair_KK += np.outer(hits, hits)
     return total, pair_KK
@@ -144,8 +144,8 @@ def test_counts_are_those_of_all_windows_of_all_names(case):
 @settings(QUICK, max_examples=500)
 def test_the_forms_of_a_stem_are_the_words_with_that_stem(one, two):
     for stem in ("none", "plural", "verbs"):
-        assert one in forms(stemmed(one, stem), stem)
-        assert (two in forms(stemmed(one, stem), stem)) == (stemmed(one, stem) == stemmed(two, stem))
+        assert one in forms(stem_word(one, stem), stem)
+        assert (two in forms(stem_word(one, stem), stem)) == (stem_word(one, stem) == stem_word(two, stem))
 
 
 @pytest.mark.parametrize(
@@ -158,13 +158,13 @@ def test_the_forms_of_a_stem_are_the_words_with_that_stem(one, two):
     ],
 )  # fmt: skip
 def test_forms_that_are_one_word(words, same):
-    assert len({stemmed(word, same) for word in words}) == 1
-    assert len({stemmed(word, "none") for word in words}) == len(words)
+    assert len({stem_word(word, same) for word in words}) == 1
+    assert len({stem_word(word, "none") for word in words}) == len(words)
 
 
 def test_words_that_stay_themselves():
     for word in ("bus", "gas", "string", "class", "tennis", "king", "red"):
-        assert stemmed(word, "verbs") == word
+        assert stem_word(word, "verbs") == word
 
 
 def test_a_window_does_not_reach_into_the_next_segment_and_order_does_not_matter():
@@ -217,25 +217,25 @@ def test_counts_add_up_and_travel():
     lines = ["walk", "walk and eat", "eats", "none"]
     parts = [pickle.loads(pickle.dumps(scanner)).count(line) for line in lines]
     whole = scanner.count("\n".join(lines))
-    total = sum(parts, Counts.none(2))
+    total = sum(parts, PairCounts.none(2))
     assert (total.segments, total.pair_KK.tolist()) == (whole.segments, whole.pair_KK.tolist()) == (4, [[2, 1], [1, 2]])
 
 
 def test_pmi_and_weights_by_hand():
     """8 segments; a in 4, b in 2, c in 1, d never; a and b meet twice, a and c once."""
     pair_KK = np.array([[4, 2, 1, 0], [2, 2, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]])
-    pmi_KK = Counts(8, pair_KK).pmi()
+    pmi_KK = PairCounts(8, pair_KK).pmi()
     assert pmi_KK[0, 1] == pytest.approx(np.log(2 / 8 / (4 / 8 * 2 / 8)))
     assert pmi_KK[0, 2] == pytest.approx(np.log(2))
     assert pmi_KK[1, 2] == -np.inf
     assert np.isnan(pmi_KK[3]).all()
     pair_KK[0, 1] = pair_KK[1, 0] = 1
-    weight_KK = Counts(8, pair_KK).weights()  # PMI 0 and log 2, mean log(2) / 2
+    weight_KK = PairCounts(8, pair_KK).weights()  # PMI 0 and log 2, mean log(2) / 2
     assert weight_KK[0, 2] == weight_KK[2, 0] == pytest.approx(np.log(2) / 2)
     assert weight_KK[0, 1] == weight_KK[1, 2] == weight_KK[0, 0] == 0
     assert np.isnan(weight_KK[3]).all()
     assert np.isnan(weight_KK[:, 3]).all()
-    alone = Counts(3, np.diag([1, 1])).weights()
+    alone = PairCounts(3, np.diag([1, 1])).weights()
     assert alone.tolist() == [[0, 0], [0, 0]]
 
 

@@ -18,7 +18,7 @@ from anchorfl.tasks.files import object_store
 
 
 @pytest.fixture(params=["path", "file", "s3", "query"])
-def place(request, tmp_path, monkeypatch):
+def location(request, tmp_path, monkeypatch):
     """An empty place of every kind; ``query``: an S3 endpoint that the address names itself."""
     if request.param == "path":
         return str(tmp_path / "some where")
@@ -32,24 +32,24 @@ def place(request, tmp_path, monkeypatch):
     return f"{bucket}/some%20where?endpoint_override={endpoint}&scheme=http"
 
 
-def test_the_same_verbs_everywhere(place):
-    assert object_store.sizes(place) == {}
-    assert not object_store.exists(object_store.join(place, "a"))
+def test_the_same_verbs_everywhere(location):
+    assert object_store.sizes(location) == {}
+    assert not object_store.exists(object_store.join(location, "a"))
     contents = {"a": b"1", "deep/er/b c%20=ü.txt": b"22", "empty": b"", "big": bytes(12 << 20)}
     for name, data in contents.items():
-        object_store.write_bytes(object_store.join(place, *name.split("/", 1)), data)
-    assert object_store.sizes(place) == {name: len(data) for name, data in contents.items()}
-    assert {name: object_store.read_bytes(object_store.join(place, name)) for name in contents} == contents
-    assert object_store.exists(object_store.join(place, "a"))
-    assert not object_store.exists(object_store.join(place, "deep"))  # a folder is no file
-    assert object_store.sizes(object_store.join(place, "deep")) == {"er/b c%20=ü.txt": 2}
-    object_store.write_bytes(object_store.join(place, "a"), b"333")
-    assert object_store.read_bytes(object_store.join(place, "a")) == b"333"
+        object_store.write_bytes(object_store.join(location, *name.split("/", 1)), data)
+    assert object_store.sizes(location) == {name: len(data) for name, data in contents.items()}
+    assert {name: object_store.read_bytes(object_store.join(location, name)) for name in contents} == contents
+    assert object_store.exists(object_store.join(location, "a"))
+    assert not object_store.exists(object_store.join(location, "deep"))  # a folder is no file
+    assert object_store.sizes(object_store.join(location, "deep")) == {"er/b c%20=ü.txt": 2}
+    object_store.write_bytes(object_store.join(location, "a"), b"333")
+    assert object_store.read_bytes(object_store.join(location, "a")) == b"333"
     for name in ("deep/er/b c%20=ü.txt", "a", "a"):  # what is gone is gone
-        object_store.delete(object_store.join(place, name))
-    assert set(object_store.sizes(place)) == {"empty", "big"}
+        object_store.delete(object_store.join(location, name))
+    assert set(object_store.sizes(location)) == {"empty", "big"}
     with pytest.raises(FileNotFoundError):
-        object_store.read_bytes(object_store.join(place, "a"))
+        object_store.read_bytes(object_store.join(location, "a"))
 
 
 def test_names():
@@ -61,7 +61,7 @@ def test_names():
 
 
 @pytest.mark.parametrize(
-    ("place", "message"),
+    ("location", "message"),
     [
         ("s3://AKIAXX:sesame@bucket/x", r"holds a key.*leave keys to the environment .*s3://bucket"),
         ("S3://sesame@bucket/x", "holds a key"),
@@ -71,24 +71,24 @@ def test_names():
         ("some/folder", "give s3://bucket/folder, gs://bucket/folder or an absolute path"),
     ],
 )
-def test_what_is_no_place(place, message):
+def test_bad_locations(location, message):
     with pytest.raises(InputError, match=message) as caught:
-        object_store.check(place, "cluster.backup")
+        object_store.check_location(location, "cluster.backup")
     assert str(caught.value).startswith("cluster.backup")
     assert "sesame" not in str(caught.value)
 
 
-@pytest.mark.parametrize("place", ["/a/b", "s3://bucket", "s3://b/x?region=eu", "gs://anonymous@b/x", "file:///a"])
-def test_what_is_a_place(place):
-    object_store.check(place, "cluster.backup")
+@pytest.mark.parametrize("location", ["/a/b", "s3://bucket", "s3://b/x?region=eu", "gs://anonymous@b/x", "file:///a"])
+def test_good_locations(location):
+    object_store.check_location(location, "cluster.backup")
 
 
 VERBS = {
     "sizes": object_store.sizes,
-    "write": lambda place: object_store.write_bytes(object_store.join(place, "x"), b"1"),
-    "delete": lambda place: object_store.delete(object_store.join(place, "x")),
-    "read": lambda place: object_store.read_bytes(object_store.join(place, "x")),
-    "exists": lambda place: object_store.exists(object_store.join(place, "x")),
+    "write": lambda location: object_store.write_bytes(object_store.join(location, "x"), b"1"),
+    "delete": lambda location: object_store.delete(object_store.join(location, "x")),
+    "read": lambda location: object_store.read_bytes(object_store.join(location, "x")),
+    "exists": lambda location: object_store.exists(object_store.join(location, "x")),
 }
 
 
@@ -130,9 +130,9 @@ def test_no_network(s3, monkeypatch):
 
 def test_a_file_that_is_replaced_meanwhile_is_read_whole(tmp_path, monkeypatch):
     """pyarrow reads as many bytes as there were when it asked for the size."""
-    place = f"file://{tmp_path}/x"
-    object_store.write_bytes(place, b"the new and longer content")
-    opened, reads = object_store._opened, [b"the new", b"the new and longer content"]
+    location = f"file://{tmp_path}/x"
+    object_store.write_bytes(location, b"the new and longer content")
+    opened, reads = object_store._open_store, [b"the new", b"the new and longer content"]
 
     @contextlib.contextmanager
     def stale(where):
@@ -140,17 +140,17 @@ def test_a_file_that_is_replaced_meanwhile_is_read_whole(tmp_path, monkeypatch):
             stream = lambda _: pyarrow.BufferReader(reads.pop(0))  # noqa: E731
             yield types.SimpleNamespace(open_input_stream=stream, get_file_info=system.get_file_info), path
 
-    monkeypatch.setattr(object_store, "_opened", stale)
+    monkeypatch.setattr(object_store, "_open_store", stale)
 
-    assert object_store.read_bytes(place) == b"the new and longer content"
+    assert object_store.read_bytes(location) == b"the new and longer content"
     reads += [b"the new"] * object_store.READS
     with pytest.raises(InputError, match=r"^file://.*/x changes while it is read: end what writes it"):
-        object_store.read_bytes(place)
+        object_store.read_bytes(location)
 
 
 def test_a_file_is_fetched_once_however_many_ask(s3, tmp_path, monkeypatch):
-    place, path, asked = f"{s3}/data", tmp_path / "here" / "data", []
-    object_store.write_bytes(place, b"content")
+    location, path, asked = f"{s3}/data", tmp_path / "here" / "data", []
+    object_store.write_bytes(location, b"content")
     real = object_store.read_bytes
 
     def slow(where):
@@ -159,12 +159,12 @@ def test_a_file_is_fetched_once_however_many_ask(s3, tmp_path, monkeypatch):
         return real(where)
 
     monkeypatch.setattr(object_store, "read_bytes", slow)
-    threads = [threading.Thread(target=object_store.fetch, args=(place, path)) for _ in range(5)]
+    threads = [threading.Thread(target=object_store.download, args=(location, path)) for _ in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert asked == [place]
+    assert asked == [location]
     assert path.read_bytes() == b"content"
     assert {p.name for p in path.parent.iterdir()} == {"data", ".data.lock"}
 
@@ -172,7 +172,7 @@ def test_a_file_is_fetched_once_however_many_ask(s3, tmp_path, monkeypatch):
 def test_a_file_with_another_checksum_is_refused(tmp_path):
     object_store.write_bytes(f"file://{tmp_path}/there", b"content")
     with pytest.raises(InputError, match=r"there does not have the checksum that its manifest states: delete .*/here"):
-        object_store.fetch(f"file://{tmp_path}/there", tmp_path / "here" / "x", sha256="0" * 64)
+        object_store.download(f"file://{tmp_path}/there", tmp_path / "here" / "x", sha256="0" * 64)
     assert not (tmp_path / "here" / "x").exists()
 
 

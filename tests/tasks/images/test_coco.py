@@ -1,4 +1,4 @@
-"""COCO 2014: its reader and its errors on a twin."""
+"""COCO 2014: its reader and its errors on synthetic files."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows, skipped
 from anchorfl.tasks.images.coco import CLASSES, GROUPS, coco2014, images_of
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.synthetic import coco as twin
+from anchorfl.tasks.synthetic import coco as synthetic
 
 TRAIN = "annotations/instances_train2014.json"
 
 
 @pytest.fixture
 def folder(tmp_path):
-    twin.write(tmp_path, 120, seed=3)
+    synthetic.write(tmp_path, 120, seed=3)
     return tmp_path
 
 
@@ -57,7 +57,7 @@ def test_what_the_twin_wrote_comes_back(folder):
 def test_the_names_are_cocos():
     assert len(CLASSES) == len(set(CLASSES)) == 80
     assert (CLASSES[0], CLASSES[39], CLASSES[79], len(GROUPS)) == ("person", "bottle", "toothbrush", 12)
-    assert dict(zip(twin.CATEGORY_IDS, CLASSES, strict=True))[90] == "toothbrush"
+    assert dict(zip(synthetic.CATEGORY_IDS, CLASSES, strict=True))[90] == "toothbrush"
 
 
 def test_images_are_decoded_and_scaled(folder):

@@ -1,4 +1,4 @@
-"""FEMNIST: its reader and its errors on a twin."""
+"""FEMNIST: its reader and its errors on synthetic files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import skipped
 from anchorfl.tasks.images.femnist import CLASSES, femnist
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.synthetic import femnist as twin
+from anchorfl.tasks.synthetic import femnist as synthetic
 
 WHITE = [1.0] * 784
 
 
 @pytest.fixture
 def folder(tmp_path):
-    twin.write(tmp_path, 200, seed=3)
+    synthetic.write(tmp_path, 200, seed=3)
     return tmp_path
 
 
@@ -243,4 +243,4 @@ def test_too_few_writers_and_strange_folders_are_refused(folder):
     with pytest.raises(InputError, match=r"its all_data\*\.json are in no folder all_data, train or test"):
         read(folder)
     with pytest.raises(ValueError, match="49 rows are too few for 50 writers, ask for 50 or more"):
-        twin.write(folder, 49, seed=0)
+        synthetic.write(folder, 49, seed=0)

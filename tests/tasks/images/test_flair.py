@@ -1,4 +1,4 @@
-"""FLAIR: its reader and its errors on a twin."""
+"""FLAIR: its reader and its errors on synthetic files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import skipped
 from anchorfl.tasks.images.flair import ANNOTATIONS, flair
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.synthetic import flair as twin
+from anchorfl.tasks.synthetic import flair as synthetic
 
 
 @pytest.fixture
 def folder(tmp_path):
-    twin.write(tmp_path, 100, seed=3)
+    synthetic.write(tmp_path, 100, seed=3)
     return tmp_path
 
 
@@ -132,4 +132,4 @@ def test_a_wrong_file_is_refused(folder):
 
 def test_too_small_a_twin_is_refused(tmp_path):
     with pytest.raises(ValueError, match="29 rows are too few for users in every partition, ask for 30 or more"):
-        twin.write(tmp_path, 29, seed=0)
+        synthetic.write(tmp_path, 29, seed=0)

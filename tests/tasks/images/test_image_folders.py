@@ -152,7 +152,7 @@ def test_equal_files_stay_on_one_side(kvasir_folder, tmp_path):
 
 
 def spoil(folder, fault):
-    """Spoil a copy of the OCT twin; the path that the message names."""
+    """Spoil a copy of the synthetic OCT files; the path that the message names."""
     train = folder / "train"
     if fault == "unknown":
         return (train / "DRUSEN").rename(train / "DRUSSEN")

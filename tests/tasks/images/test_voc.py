@@ -1,4 +1,4 @@
-"""PASCAL VOC: its reader and its errors on a twin, its counts on the real lists."""
+"""PASCAL VOC: its reader and its errors on synthetic files, its counts on the real lists."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from anchorfl.tasks.images.voc import (
     voc2007_difficult_unknown,
 )
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.synthetic import voc as twin
+from anchorfl.tasks.synthetic import voc as synthetic
 
 LISTS = "VOC2007/ImageSets/Main"
 
 
 @pytest.fixture
 def folder(tmp_path):
-    twin.write(tmp_path, 80, seed=3)
+    synthetic.write(tmp_path, 80, seed=3)
     return tmp_path
 
 
@@ -99,7 +99,7 @@ def test_variants_and_rows(folder):
 
 
 def test_2012_is_tested_on_its_validation_images(tmp_path):
-    twin.write_2012(tmp_path, 40, seed=1)
+    synthetic.write_2012(tmp_path, 40, seed=1)
     table = read(tmp_path, module.voc2012())
     assert table["row"][0].as_py() == int(Path(table["path"][0].as_py()).stem.replace("_", ""))
     assert {v["values"]: v["counts"] for v in pc.value_counts(table["split"]).to_pylist()} == {"train": 20, "test": 20}

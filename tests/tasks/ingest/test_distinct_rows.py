@@ -11,7 +11,7 @@ import pytest
 
 from anchorfl.tasks.contract import InputSpec
 from anchorfl.tasks.ingest import distinct_rows as module
-from anchorfl.tasks.ingest.distinct_rows import pool
+from anchorfl.tasks.ingest.distinct_rows import collect_distinct_rows
 
 
 @pytest.mark.parametrize("base", [0, 14_000_000_000])
@@ -27,7 +27,7 @@ def test_ids_may_be_any_numbers(monkeypatch, base):
     monkeypatch.setattr(module, "_read", read)
     prepared = SimpleNamespace(manifest=SimpleNamespace(examples=(2, 3, 0), spec=InputSpec("vector", (2,))))
     tracemalloc.start()
-    found = pool(prepared, [0, 1, 1], 2)
+    found = collect_distinct_rows(prepared, [0, 1, 1], 2)
     assert tracemalloc.get_traced_memory()[1] < 1e6
     tracemalloc.stop()
     assert (found.row_N - base).tolist() == [1, 2, 5, 9]

@@ -16,7 +16,7 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.prepared import Prepared
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.partition.plan import digest
+from anchorfl.tasks.partition.plan import plan_digest
 from anchorfl.tasks.registry import find_task
 
 TASKS = ("toy-single", "toy-multi")
@@ -61,7 +61,7 @@ def test_a_clients_file_never_holds_a_label_that_it_does_not_identify(made):
         assert (told.client, told.num_examples) == (number, len(client.rows))
         assert told.count_C.tolist() == (y_NC[client.rows] & known).sum(0).tolist()
         assert told.identified_C.tolist() == aware.tolist()
-        held_MC = prepared.held().matrix(len(plan.clients), len(task.class_names))
+        held_MC = prepared.class_histogram().matrix(len(plan.clients), len(task.class_names))
         assert held_MC[number].tolist() == y_NC[client.rows].sum(0).tolist()
         sparse = prepared.sparse_client(number).part(0, len(client.rows))
         assert torch.equal(sparse.data.x, data.x)
@@ -101,7 +101,7 @@ def test_loading_gives_the_same_manifest_and_data_stay_writable(made):
     task, _, prepared = made
     again = Prepared.load(prepared.folder)
     assert again == prepared
-    assert digest(again.plan()) == again.manifest.partition_digest
+    assert plan_digest(again.plan()) == again.manifest.partition_digest
     data = again.client(0, Objective(task.kind))
     data.x.add_(1)  # a warning, and so an error, where the tensor is a view of read-only memory
     data.y_NC.add_(1)

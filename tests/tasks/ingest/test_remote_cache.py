@@ -18,7 +18,7 @@ from anchorfl.tasks.files import object_store
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.prepared import Prepared
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.partition.plan import digest
+from anchorfl.tasks.partition.plan import plan_digest
 from anchorfl.tasks.registry import find_task
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -46,15 +46,17 @@ def shared(cache: str, log=lambda _: None, read=None) -> Prepared:
 def test_prepared_once_for_all_machines(s3, machine):
     lines = []
     first = shared(f"{s3}/cache", lines.append)
-    name = object_store.last_name(first.place)
-    assert first.place == f"{s3}/cache/{name}"
-    assert lines[-1] == f"toy-single: prepared data copied to {first.place}"
-    there = {n: object_store.read_bytes(object_store.join(first.place, n)) for n in object_store.sizes(first.place)}
+    name = object_store.last_name(first.location)
+    assert first.location == f"{s3}/cache/{name}"
+    assert lines[-1] == f"toy-single: prepared data copied to {first.location}"
+    there = {
+        n: object_store.read_bytes(object_store.join(first.location, n)) for n in object_store.sizes(first.location)
+    }
     assert there == {path.name: path.read_bytes() for path in Path(first.folder).iterdir()}
 
     here = machine("second")
     second = shared(f"{s3}/cache", lines.append, read=lambda *_: pytest.fail("prepared again"))
-    assert lines[-1] == f"toy-single: prepared data found in {first.place}"
+    assert lines[-1] == f"toy-single: prepared data found in {first.location}"
     assert second.manifest == first.manifest
     assert second.folder != first.folder
     files = lambda: {path.name for path in here.rglob("*") if path.is_file() and not path.name.startswith(".")}  # noqa: E731
@@ -64,17 +66,17 @@ def test_prepared_once_for_all_machines(s3, machine):
     assert len(second.cards()) == 3
     assert files() == {"manifest.json", "client-00001.parquet"}  # no other client's
     second.split("test", Objective("single"))
-    assert digest(second.plan()) == digest(first.plan())
+    assert plan_digest(second.plan()) == plan_digest(first.plan())
     assert files() == {"manifest.json", "client-00001.parquet", "test.parquet", "partition.json"}
 
 
 def test_each_file_is_asked_for_once(s3, machine, monkeypatch):
-    place = shared(f"{s3}/cache").place
+    location = shared(f"{s3}/cache").location
     machine("second")
     asked, real = [], object_store.read_bytes
     monkeypatch.setattr(object_store, "read_bytes", lambda p: asked.append(object_store.last_name(p)) or real(p))
     for _ in range(3):  # as several actors of one machine do
-        Prepared.load(place).client(0, Objective("single"))
+        Prepared.load(location).client(0, Objective("single"))
     assert asked == ["manifest.json", "client-00000.parquet"]
 
 
@@ -82,11 +84,11 @@ def test_the_manifest_comes_last(tmp_path, machine, monkeypatch):
     """A kill before it leaves nothing that anybody would take for prepared data."""
     order, real = [], object_store.write_bytes
 
-    def killed(place, data):
-        if place.endswith("manifest.json"):
+    def killed(location, data):
+        if location.endswith("manifest.json"):
             raise KeyboardInterrupt
-        order.append(object_store.last_name(place))
-        real(place, data)
+        order.append(object_store.last_name(location))
+        real(location, data)
 
     cache = f"file://{tmp_path}/shared"
     monkeypatch.setattr(object_store, "write_bytes", killed)
@@ -102,15 +104,15 @@ def test_the_manifest_comes_last(tmp_path, machine, monkeypatch):
 
 
 def test_a_damaged_or_missing_file_is_named(tmp_path, machine):
-    place = shared(f"file://{tmp_path}/shared").place
-    folder = Path(place.removeprefix("file://"))
+    location = shared(f"file://{tmp_path}/shared").location
+    folder = Path(location.removeprefix("file://"))
     machine("second")
     (folder / "client-00002.parquet").write_bytes(b"something else")
     with pytest.raises(InputError, match=r"client-00002\.parquet does not have the checksum that its manifest states"):
-        Prepared.load(place).client(2, Objective("single"))
+        Prepared.load(location).client(2, Objective("single"))
     (folder / "client-00002.parquet").unlink()
     with pytest.raises(InputError, match=r"^file://.*: client-00002\.parquet is missing; delete the folder"):
-        Prepared.load(place).client(2, Objective("single"))
+        Prepared.load(location).client(2, Objective("single"))
     with pytest.raises(InputError, match=r"^file://.*: client-00002\.parquet is missing; delete the folder"):
         shared(f"file://{tmp_path}/shared")
     machine("third")

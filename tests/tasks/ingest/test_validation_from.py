@@ -14,7 +14,7 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.partition import make_plan
-from anchorfl.tasks.partition.plan import digest, plan_from_json, plan_to_json
+from anchorfl.tasks.partition.plan import plan_digest, plan_from_json, plan_to_json
 from anchorfl.tasks.registry import find_task
 from tests.tasks.federations import QUICK, rows_of, shuffled, task_of
 
@@ -49,9 +49,9 @@ def test_the_partition_comes_first_and_a_share_of_each_client_is_held_out(case, 
         assert len(held) == round(chosen.validation * len(before.rows))
         assert np.array_equal(np.sort(np.concatenate([client.rows, held])), before.rows)
         assert client.classes == before.classes
-    assert digest(make_plan(shuffled(rows, 1), task, chosen, seed)) == digest(plan)
+    assert plan_digest(make_plan(shuffled(rows, 1), task, chosen, seed)) == plan_digest(plan)
     again = plan_from_json(plan_to_json(plan))
-    assert digest(again) == digest(plan)
+    assert plan_digest(again) == plan_digest(plan)
     assert np.array_equal(again.validation_client, plan.validation_client)
 
 
@@ -72,7 +72,7 @@ def test_pieces_of_a_sequence_are_held_out_together(case, seed, where):
     assert sum(len(part) for part in parts) == len(set(whole_N.tolist()))  # no sequence is in two of them
     if where == "server":
         assert len(parts[-1]) == round(chosen.validation * count)
-    assert digest(make_plan(shuffled(cut, 1), task, chosen, seed)) == digest(plan)
+    assert plan_digest(make_plan(shuffled(cut, 1), task, chosen, seed)) == plan_digest(plan)
 
 
 @pytest.mark.parametrize("name", ["toy-multi", "toy-single"])

@@ -14,7 +14,7 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.categories import class_sets
 from anchorfl.tasks.partition.partition import make_plan
-from anchorfl.tasks.partition.plan import digest
+from anchorfl.tasks.partition.plan import plan_digest
 from anchorfl.tasks.partition.stratify import generator
 from tests.tasks.federations import QUICK, multi_labels, owner_of, rows_of, shuffled, task_of
 
@@ -113,7 +113,7 @@ def test_every_row_is_with_the_client_of_its_rarest_class(case, seed):
     silent_M = np.bincount(owner_N[~said_N], minlength=chosen.clients)
     if not chosen.keep_subjects:
         assert silent_M.max() - silent_M.min() <= 1
-    assert digest(make_plan(shuffled(rows, 1), task, chosen, seed)) == digest(plan)
+    assert plan_digest(make_plan(shuffled(rows, 1), task, chosen, seed)) == plan_digest(plan)
 
 
 @QUICK
@@ -169,7 +169,7 @@ def test_halves_are_random_by_seed():
     cut = [tuple(map(tuple, class_sets(extrasensory(), 15, rng(seed)))) for seed in (0, 0, 1)]
     assert cut[0] == cut[1] != cut[2]
     y_NC = np.eye(51)[np.arange(510) % 51]
-    plans = [digest(make_plan(rows_of(y_NC), extrasensory(), options(15), seed)) for seed in (0, 0, 1)]
+    plans = [plan_digest(make_plan(rows_of(y_NC), extrasensory(), options(15), seed)) for seed in (0, 0, 1)]
     assert plans[0] == plans[1] != plans[2]
 
 

@@ -13,8 +13,8 @@ from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.partition import make_plan
-from anchorfl.tasks.partition.plan import digest
-from anchorfl.tasks.partition.stratify import Rows
+from anchorfl.tasks.partition.plan import plan_digest
+from anchorfl.tasks.partition.stratify import TrainingRows
 from tests.tasks.federations import QUICK, multi_labels, names, rows_of, shuffled, task_of
 
 
@@ -34,7 +34,7 @@ def test_a_client_has_exactly_the_rows_of_its_class(y_NC, seed):
         assert client.rows.dtype == np.int64
         assert client.rows.tolist() == sorted(rows.row_N[y_NC[:, class_]].tolist())
     again = make_plan(shuffled(rows, 1), task_of(classes), options(classes), seed)
-    assert digest(again) == digest(plan)
+    assert plan_digest(again) == plan_digest(plan)
     others = make_plan(rows, task_of(classes), options(classes), seed + 1).clients  # nothing is drawn
     assert [c.rows.tolist() for c in others] == [c.rows.tolist() for c in plan.clients]
 
@@ -76,7 +76,7 @@ def test_without_any_class_there_is_no_client():
 def test_ten_thousand_classes_take_seconds():
     size, classes = 200_000, 10_000
     class_P = (np.arange(2 * size) * 7919 % classes).astype(np.int32)
-    rows = Rows(Labels(class_P, np.arange(size + 1) * 2, classes), np.arange(size))
+    rows = TrainingRows(Labels(class_P, np.arange(size + 1) * 2, classes), np.arange(size))
     start = time.perf_counter()
     plan = make_plan(rows, task_of(classes), options(classes), 0)
     assert time.perf_counter() - start < 10

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.partition import PARTITIONS, make_plan, partitions_of
-from anchorfl.tasks.partition.plan import digest, plan_from_json, plan_to_json
+from anchorfl.tasks.partition.plan import plan_digest, plan_from_json, plan_to_json
 from anchorfl.tasks.partition.stratify import largest_remainder, stratified_holdout
 from tests.tasks.federations import QUICK, owner_of, plan_of, rows_of, shuffled, task_of
 
@@ -69,10 +69,10 @@ def test_same_seed_same_plan_whatever_the_order_of_the_rows(case):
     y_NC, row_N, options, seed = case
     plan = plan_of(y_NC, options, seed, row_N)
     task = task_of(y_NC.shape[1])
-    assert digest(plan) == digest(make_plan(shuffled(rows_of(y_NC, row_N), 0), task, options, seed))
-    assert digest(plan_of(y_NC, options, seed + 1, row_N)) != digest(plan)
+    assert plan_digest(plan) == plan_digest(make_plan(shuffled(rows_of(y_NC, row_N), 0), task, options, seed))
+    assert plan_digest(plan_of(y_NC, options, seed + 1, row_N)) != plan_digest(plan)
     back = plan_from_json(plan_to_json(plan))
-    assert digest(back) == digest(plan)
+    assert plan_digest(back) == plan_digest(plan)
     assert back.clients[0].classes == plan.clients[0].classes
 
 
@@ -90,7 +90,7 @@ def test_the_digest_tells_clients_apart():
     plan = plan_of(y_NC, TaskOptions(clients=2), 1)
     other = replace(plan, clients=(replace(plan.clients[0], classes=(0, 1)), plan.clients[1]))
     swapped = replace(plan, clients=plan.clients[::-1])
-    assert len({digest(plan), digest(swapped), digest(replace(plan, seed=2)), digest(other)}) == 4
+    assert len({plan_digest(plan), plan_digest(swapped), plan_digest(replace(plan, seed=2)), plan_digest(other)}) == 4
 
 
 @QUICK
@@ -285,4 +285,4 @@ def test_plans_stay_the_same_from_version_to_version(partition, expected):
     """A change here changes every published result: it belongs under Numbers in the changelog."""
     y_NC = np.eye(6, dtype=bool)[np.arange(300) % 6] | (np.arange(1800).reshape(300, 6) % 7 == 0)
     options = TaskOptions(clients=5, partition=partition, classes_per_client=2, beta=0.3)
-    assert digest(plan_of(y_NC, options, 4321, np.arange(300) * 3))[:16] == expected
+    assert plan_digest(plan_of(y_NC, options, 4321, np.arange(300) * 3))[:16] == expected

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.partition.partition import _without_last_rows, make_plan
-from anchorfl.tasks.partition.plan import digest
-from anchorfl.tasks.partition.subjects import balanced
+from anchorfl.tasks.partition.partition import _spare_last_rows, make_plan
+from anchorfl.tasks.partition.plan import plan_digest
+from anchorfl.tasks.partition.subjects import balance_subjects
 from tests.tasks.federations import QUICK, multi_labels, owner_of, rows_of, shuffled, task_of
 
 
@@ -49,7 +49,7 @@ def test_a_subject_is_with_one_client_which_identifies_what_it_holds(case, seed)
     assert load_M.max() - load_M.min() <= size_S.max()  # dealt to the smallest client, it cannot be further off
     if clients == len(names):
         assert [set(rows.subject_N[owner_N == c]) for c in range(clients)] == [{name} for name in names]
-    assert digest(make_plan(shuffled(rows, 1), task, options(clients), seed)) == digest(plan)
+    assert plan_digest(make_plan(shuffled(rows, 1), task, options(clients), seed)) == plan_digest(plan)
 
 
 @QUICK
@@ -69,7 +69,7 @@ def test_every_subject_keeps_a_training_row_with_a_class(case, seed, share, piec
         drawn = rows.held_out(share, np.random.default_rng(0))
     except InputError:
         assume(False)
-    validation = _without_last_rows(rows, drawn)
+    validation = _spare_last_rows(rows, drawn)
     assert set(validation) <= set(drawn)
     kept_N = ~np.isin(rows.row_N, validation)
     assert set(rows.subject_N[kept_N & labeled_N]) == set(named)
@@ -126,7 +126,7 @@ def test_another_seed_deals_otherwise_unless_every_subject_has_a_client():
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=40), st.data(), st.integers(0, 99))
 def test_loads_are_as_even_as_the_subjects_allow(sizes, data, seed):
     clients = data.draw(st.integers(1, len(sizes)))
-    load_M = np.bincount(balanced(np.array(sizes), clients, np.random.default_rng(seed)), weights=sizes)
+    load_M = np.bincount(balance_subjects(np.array(sizes), clients, np.random.default_rng(seed)), weights=sizes)
     assert len(load_M) == clients
     assert load_M.min() > 0
     assert load_M.max() <= sum(sizes) / clients + max(sizes)  # the last subject went to a client below the mean

@@ -1,4 +1,4 @@
-"""ExtraSensory: what its twin wrote comes back in sequences; the counts of the real files."""
+"""ExtraSensory: what the synthetic files hold comes back in sequences; the counts of the real files."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ def made(tmp_path):
 
 def matrix(found):
     """The rows as a matrix."""
-    value_NA = np.zeros((len(found.place_N), len(found.attributes)))
-    value_NA[np.repeat(np.arange(len(found.place_N)), found.length_N), found.column_P] = found.value_P
+    value_NA = np.zeros((len(found.index_N), len(found.attributes)))
+    value_NA[np.repeat(np.arange(len(found.index_N)), found.length_N), found.column_P] = found.value_P
     return value_NA
 
 
@@ -68,7 +68,7 @@ def test_dense_rows_and_every_form_of_an_attribute(made):
         Attribute("height"),
     )
     assert matrix(found) == pytest.approx(np.array([[1.5, 0, 1, 13, 1, -0.2], [0, 1, 0, 2, 0, 0]]))
-    assert (found.rows, found.place_N.tolist()) == (2, [0, 1])
+    assert (found.rows, found.index_N.tolist()) == (2, [0, 1])
 
 
 def test_sparse_rows(made):
@@ -127,8 +127,8 @@ def test_a_bad_row_is_named_or_left_out(made, head, row, message):
         read(path)
     bad = BadRows(True)
     found = read_arff(path, bad)
-    assert (len(found.place_N), found.rows, bad.count) == (13, 14, 1)
-    assert found.place_N.tolist() == [*range(9), *range(10, 14)]
+    assert (len(found.index_N), found.rows, bad.count) == (13, 14, 1)
+    assert found.index_N.tolist() == [*range(9), *range(10, 14)]
     assert (matrix(found) == matrix(found)[0]).all()
 
 
@@ -173,7 +173,7 @@ def test_a_bad_list_of_labels_is_refused(made, labels, message):
 
 
 def plain(path):
-    """The rows of a twin's file as a matrix, the plain way; names of the attributes."""
+    """The rows of a synthetic file as a matrix, the plain way; names of the attributes."""
     head, _, rows = path.read_text().partition("@data\n")
     names = [line.split(" ", 1)[1].rsplit(" ", 1)[0] for line in head.splitlines() if line.startswith("@attribute")]
     value_NA = np.zeros((rows.count("\n"), len(names)))

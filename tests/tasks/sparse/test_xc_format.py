@@ -52,7 +52,7 @@ def test_every_form_of_a_row_is_read(made):
     assert rows.header == Header(6, 10, 4)
     assert rows.labels.to_pylist() == LABELS
     assert rows.pairs.to_pylist() == [[float(np.float32(v)) for v in row] for row in PAIRS]
-    assert rows.place_N.tolist() == list(range(6))
+    assert rows.index_N.tolist() == list(range(6))
     assert (rows.labels.type, rows.pairs.type) == (pa.list_(pa.int32()), pa.list_(pa.float32()))
 
 
@@ -109,7 +109,7 @@ def test_a_bad_row_is_named_or_left_out(made, row, message):
     assert str(caught.value).endswith(", or leave such rows out with --task.on_bad_row skip")
     bad = BadRows(True)
     rows = read_rows(path, bad)
-    assert rows.place_N.tolist() == [*range(30), *range(31, 51)]
+    assert rows.index_N.tolist() == [*range(30), *range(31, 51)]
     assert rows.labels.to_pylist() == [[n % 4] for n in range(50)]
     assert (bad.count, len(bad.listed)) == (1, 1)
     assert bad.listed[0].startswith(f"{path}:32: {message}")
@@ -118,7 +118,7 @@ def test_a_bad_row_is_named_or_left_out(made, row, message):
 def test_bad_rows_are_met_in_the_order_of_the_file(made):
     bad = BadRows(True)
     path = made("5 10 4\n9 1:1\n0 1:1\n0 1\n0 1:1\n\xff 1:1\n")
-    assert read_rows(path, bad).place_N.tolist() == [1, 3]
+    assert read_rows(path, bad).index_N.tolist() == [1, 3]
     assert [line.split(":")[1] for line in bad.listed] == ["2", "4", "6"]
     assert read(made("2 10 4\nx\ny\n"), skip=True).labels.to_pylist() == []
 

@@ -1,4 +1,4 @@
-"""Every data set that needs files has a twin, and the twin goes from its files to prepared data."""
+"""Every data set that needs files has synthetic ones, which go to prepared data."""
 
 from __future__ import annotations
 

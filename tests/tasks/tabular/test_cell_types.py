@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.tabular.csv_quotes import QuotedCells
+from anchorfl.tasks.tabular.csv_quotes import QuoteCheckedStream
 from tests.tasks.own_tables import csv, parquet, table
 
 ROWS = range(20)
@@ -104,7 +104,7 @@ def _open_line(data):
 def test_quotes_are_followed_whatever_is_read_at_a_time(tmp_path_factory, data, size):
     path = tmp_path_factory.getbasetemp() / "quotes.csv"
     path.touch()
-    stream = QuotedCells(path, io.BytesIO(data.encode()), ",")
+    stream = QuoteCheckedStream(path, io.BytesIO(data.encode()), ",")
     line = _open_line(data)
     expected = pytest.raises(InputError, match=f"in line {line} is never closed") if line else nullcontext()
     with expected:

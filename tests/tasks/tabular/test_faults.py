@@ -13,7 +13,7 @@ import pytest
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import skipped
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.tabular.table import settled
+from anchorfl.tasks.tabular.table import resolve_options
 from tests.tasks.own_tables import KINDS, csv, parquet, table, trees
 
 LISTS = {"kind": list(KINDS) * 4, "v": [[1.0, 2.0]] * 12}
@@ -145,7 +145,7 @@ def test_a_name_that_would_mean_several_files(tmp_path, name):
     with pytest.raises(InputError, match=r"the name of the file must not hold .* which mean several files; rename it"):
         table(csv(tmp_path, TEXT, name))
     with pytest.raises(InputError, match="which mean several files"):
-        settled(TaskOptions(file=str(tmp_path / name), label_columns="kind"), print)
+        resolve_options(TaskOptions(file=str(tmp_path / name), label_columns="kind"), print)
 
 
 def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pyarrow.csv
 import pytest
 
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.tabular.inspect import look
+from anchorfl.tasks.tabular.inspect import inspect_table
 from tests.tasks.own_tables import parquet, trees
 
 
@@ -27,11 +27,11 @@ def test_look_names_what_will_hurt(tmp_path):
     columns["height"] = [float(i % 40) for i in range(60)]
     columns["girth"] = [1] * 60
     path = parquet(tmp_path, columns)
-    found = look(TaskOptions(file=path, label_columns="label_*", client_column="site", split_column="part"))
+    found = inspect_table(TaskOptions(file=path, label_columns="label_*", client_column="site", split_column="part"))
     text = found.text()
     for part in (
         "labels   3 columns of 0 and 1, multi-label: label_a, label_b, label_c",
-        "inputs   numbers, standardised, 4 columns (guessed; --input_columns names others): height, girth, flat, none",
+        "inputs   numbers, standardized, 4 columns (guessed; --input_columns names others): height, girth, flat, none",
         "not used id, kind, spectrum, steps, note",
         "rows     train 40, test 20",
         "  c                                         0         20         40",
@@ -53,7 +53,7 @@ def test_look_lists_bad_rows_and_unlabeled_clients(tmp_path):
     columns = trees() | {"height": [np.inf if i in (4, 6) else float(i) for i in range(60)]}
     columns["kind"] = [None if s == "h3" else k for s, k in zip(columns["site"], columns["kind"], strict=True)]
     path = parquet(tmp_path, columns)
-    found = look(TaskOptions(file=path, label_columns="kind", client_column="site"))
+    found = inspect_table(TaskOptions(file=path, label_columns="kind", client_column="site"))
     assert found.stops[0] == (
         f"2 bad rows; the first: {path}: row 5: column 'height' is not finite, or beyond 3.4e+38; leave "
         "the cell empty or correct it"
@@ -63,12 +63,13 @@ def test_look_lists_bad_rows_and_unlabeled_clients(tmp_path):
     assert "rows without any label: they stay, unlabeled" in found.text()
     numbers = {"x": [1.0, 2.0] * 10, "kind": [1, 2] * 10}
     assert (
-        "the class names are numbers" in look(TaskOptions(file=parquet(tmp_path, numbers), label_columns="kind")).text()
+        "the class names are numbers"
+        in inspect_table(TaskOptions(file=parquet(tmp_path, numbers), label_columns="kind")).text()
     )
 
 
 def test_look_without_labels_shows_the_columns(tmp_path):
-    found = look(TaskOptions(file=parquet(tmp_path, trees())))
+    found = inspect_table(TaskOptions(file=parquet(tmp_path, trees())))
     assert "  kind                         text              7  labels, a client or a split" in found.lines
     assert any("spectrum" in line and "vector" in line for line in found.lines)
 
@@ -85,7 +86,7 @@ def test_scene_as_a_table_has_the_counts_of_its_files(data_folder, tmp_path):
         for name, values in zip([*names, "split"], [*zip(*rows, strict=True), [split] * len(rows)], strict=True):
             columns.setdefault(name, []).extend(values if name == "split" else map(float, values))
     labels = ",".join(names[-6:])
-    found = look(TaskOptions(file=parquet(tmp_path, columns), label_columns=labels, split_column="split"))
+    found = inspect_table(TaskOptions(file=parquet(tmp_path, columns), label_columns=labels, split_column="split"))
     assert "rows     train 1211, test 1196" in found.lines
     assert any("294 columns" in line for line in found.lines)
     assert [line.split() for line in found.lines if line.startswith("  Beach")] == [["Beach", "227", "200", "0"]]

@@ -17,12 +17,12 @@ from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.raw_files import raw_folder, status
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.raw_digest import raw_digest
-from anchorfl.tasks.ingest.raw_table import checked
+from anchorfl.tasks.ingest.raw_table import validate_table
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import task_of
 from anchorfl.tasks.tabular.reading import open_file
 from anchorfl.tasks.tabular.samples import moments
-from anchorfl.tasks.tabular.table import read, samples_of, settled, table_task
+from anchorfl.tasks.tabular.table import read, read_samples, resolve_options, table_task
 from tests.tasks.own_tables import KINDS, csv, parquet, table, trees
 
 
@@ -146,7 +146,7 @@ def test_clients_and_splits_come_from_columns(tmp_path):
     assert raw["split"].to_pylist() == columns["part"]
     said = []
     path = parquet(tmp_path, columns)
-    options = settled(
+    options = resolve_options(
         TaskOptions(file=path, label_columns="kind", client_column="site", split_column="part"), said.append
     )
     assert (options.partition, options.clients, options.name) == ("subjects", 4, "table-t")
@@ -154,15 +154,15 @@ def test_clients_and_splits_come_from_columns(tmp_path):
         "t.parquet: inputs guessed (--task.input_columns names them), as numbers: height, girth",
         "t.parquet: 4 clients, one for every 'site' that has training rows",
     ]
-    assert settled(TaskOptions(), said.append) == TaskOptions()
+    assert resolve_options(TaskOptions(), said.append) == TaskOptions()
     with pytest.raises(InputError, match=r"client_column is for a table of your own: name its file with --task\.file"):
-        settled(TaskOptions(client_column="site"), said.append)
+        resolve_options(TaskOptions(client_column="site"), said.append)
 
 
 def test_the_prepared_federation_has_one_client_per_value_and_unlabeled_rows(tmp_path):
     path = parquet(tmp_path, trees(120))
     options = TaskOptions(file=path, label_columns="kind", client_column="site", cache=str(tmp_path / "cache"))
-    options = settled(options, lambda _: None)
+    options = resolve_options(options, lambda _: None)
     prepared = prepare(task_of(options), options, 0, engine="local")
     assert len(prepared.manifest.examples) == 4
     data = prepared.client(1, Objective("single"))
@@ -208,21 +208,21 @@ def test_samples_for_a_trained_model(tmp_path):
     task, raw, options = table(parquet(tmp_path, trees()))
     spec = task.fit(raw, options)
     new = {name: values for name, values in trees().items() if name in ("girth", "height")}
-    found = samples_of(tmp_path / "n.csv", spec, "single", KINDS) if pq_to_csv(tmp_path / "n.csv", new) else None
+    found = read_samples(tmp_path / "n.csv", spec, "single", KINDS) if pq_to_csv(tmp_path / "n.csv", new) else None
     assert (found.table.num_rows, found.labeled) == (60, False)
     values = np.array(task.encode(found.table, spec)["x"].to_pylist())
     assert np.array_equal(values, np.array(task.encode(raw, spec)["x"].to_pylist())), "columns by name, not by place"
-    found = samples_of(tmp_path / "t.parquet", spec, "single", KINDS)
+    found = read_samples(tmp_path / "t.parquet", spec, "single", KINDS)
     assert found.labeled
     assert found.table["labels"].to_pylist() == raw["labels"].to_pylist()
     parquet(tmp_path, {"heihgt": [1.0], "girth": [2]})
     with pytest.raises(
         InputError, match=r"lacks 1 of the 2 input columns of the model: height \(did you mean 'heihgt'"
     ):
-        samples_of(tmp_path / "t.parquet", spec, "single", KINDS)
+        read_samples(tmp_path / "t.parquet", spec, "single", KINDS)
     parquet(tmp_path, {"height": [1.0], "girth": ["x"]})
     with pytest.raises(InputError, match=r"column 'girth' holds string, no number"):
-        samples_of(tmp_path / "t.parquet", spec, "single", KINDS)
+        read_samples(tmp_path / "t.parquet", spec, "single", KINDS)
 
 
 def pq_to_csv(path, columns):
@@ -235,7 +235,7 @@ def test_some_label_columns_are_enough_for_a_trained_model(tmp_path):
     task, raw, options = table(parquet(tmp_path, columns), label_columns="a,b", input_columns="x")
     spec = task.fit(raw, options)
     parquet(tmp_path, {"x": [1.0, 2.0], "b": [1, 0]})
-    found = samples_of(tmp_path / "t.parquet", spec, "multi", ("a", "b"))
+    found = read_samples(tmp_path / "t.parquet", spec, "multi", ("a", "b"))
     assert found.table["known"].to_pylist() == [[1], [1]]
     assert found.table["labels"].to_pylist() == [[1], []]
 
@@ -249,7 +249,7 @@ def test_the_place_of_the_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = TaskOptions(file="t.parquet", label_columns="kind")
     assert table_task(options).source.files == ("t.parquet",)
-    assert checked(task.read(raw_folder(task, options), options), task).num_rows == 60
+    assert validate_table(task.read(raw_folder(task, options), options), task).num_rows == 60
     with pytest.raises(ValueError, match="needs the folder"):
         read(None, options, schema=None)
 
@@ -286,7 +286,7 @@ def test_small_clients_of_a_table_stay_clients(tmp_path):
     options = TaskOptions(
         file=parquet(tmp_path, columns), label_columns="kind", client_column="who", cache=str(tmp_path / "cache")
     )
-    options = settled(options, lambda _: None)
+    options = resolve_options(options, lambda _: None)
     for seed in range(3):
         prepared = prepare(task_of(options), options, seed, engine="local")
         assert len(prepared.manifest.examples) == options.clients

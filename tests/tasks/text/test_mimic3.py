@@ -1,4 +1,4 @@
-"""MIMIC-III-50: its reader and its errors on a twin, its numbers on the real files."""
+"""MIMIC-III-50: its reader and its errors on synthetic files, its numbers on the real files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import skipped
 from anchorfl.tasks.files.raw_files import file_names, raw_folder
 from anchorfl.tasks.ingest.ingest import prepare
-from anchorfl.tasks.ingest.raw_table import checked
+from anchorfl.tasks.ingest.raw_table import validate_table
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.synthetic import mimic3 as twin
+from anchorfl.tasks.synthetic import mimic3 as synthetic
 from anchorfl.tasks.text import icd9
 from anchorfl.tasks.text import mimic3 as module
 from anchorfl.tasks.text.mimic3 import CODES, mimic3_50, words
@@ -31,13 +31,13 @@ OWN = TaskOptions(name="mimic3-50", variant="own")
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mimic3")
-    twin.write(folder, 120, 1)
+    synthetic.write(folder, 120, 1)
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture
 def folder(written, tmp_path):
-    """The twin, its tables unpacked, so that a test can change a line."""
+    """Synthetic files, their tables unpacked, so that a test can change a line."""
     for name, data in written.items():
         path = tmp_path / name.removesuffix(".gz")
         path.write_bytes(gzip.decompress(data) if name.endswith(".gz") else data)
@@ -57,7 +57,7 @@ def records(path):
 
 def test_what_the_twin_wrote_comes_back(folder):
     """Read the files once more with the csv module and plain Python."""
-    table = checked(module.read(folder, PUBLISHED), mimic3_50())
+    table = validate_table(module.read(folder, PUBLISHED), mimic3_50())
     split = {
         int(line): split
         for split, name in (("train", "train"), ("validation", "dev"), ("test", "test"))
@@ -93,7 +93,7 @@ def test_own_split_takes_every_admission_and_keeps_patients_together(folder):
     for name in ("train", "dev", "test"):
         (folder / f"{name}_50_hadm_ids.csv").unlink()
     assert file_names(mimic3_50(), OWN) == (NOTES, DIAGNOSES, PROCEDURES)
-    table = checked(module.read(folder, OWN), mimic3_50())
+    table = validate_table(module.read(folder, OWN), mimic3_50())
     assert table.num_rows == 120 + 12
     sides = {}
     for patient, split in zip(table["subject"].to_pylist(), table["split"].to_pylist(), strict=True):

@@ -16,7 +16,7 @@ from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
 from anchorfl.tasks.text import r8 as module
 from anchorfl.tasks.text.r8 import CLASSES
-from anchorfl.tasks.text.words import encode_text, tokenise, vocabulary
+from anchorfl.tasks.text.words import encode_text, tokenize, vocabulary
 
 GOOD = "".join(f"{name}\tsome words about {name} number {n}\n" for n in range(6) for name in CLASSES)
 
@@ -88,7 +88,7 @@ def test_vocabulary_is_ordered_by_count_then_word():
     texts = pa.array(["b a  b", "A c", " c d "])
     assert vocabulary(texts, 2) == ("<pad>", "<unk>", "a", "b", "c")
     assert vocabulary(pa.chunked_array([texts[:1], texts[1:]]), 2) == vocabulary(texts, 2)
-    assert tokenise(texts).to_pylist() == [["b", "a", "b"], ["a", "c"], ["c", "d"]]
+    assert tokenize(texts).to_pylist() == [["b", "a", "b"], ["a", "c"], ["c", "d"]]
 
 
 def test_encoding_cuts_and_marks_unknown_words():

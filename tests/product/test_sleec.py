@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from anchorfl.models.sleec import Sleec, SleecOptions, embed
+from benchmarks.sleec import Sleec, SleecOptions, embed
 
 
 def rng(seed=0):
