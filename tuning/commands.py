@@ -1,4 +1,4 @@
-"""What the commands of this package do. Slow libraries are imported where a command needs them."""
+"""The commands of this package. Slow libraries are imported where a command needs them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def sweep(arguments: list[str]) -> int:
     from anchorfl.pipeline.storage.restore import restore_if_remote
     from anchorfl.tuning.search.backup import LEAVE, RESUME
     from anchorfl.tuning.search.search_space import space_of
-    from anchorfl.tuning.sweep.plan import FILE, Plan, load_plan, new_sweep_folder, preset_text
+    from anchorfl.tuning.sweep.plan import PLAN_FILE, SweepPlan, load_plan, new_sweep_folder, preset_text
 
     own, given, overrides = _split(arguments)
     if own.resume is not None:
         if own.preset or own.space or overrides:
             raise InputError("--resume takes the preset, the space and the options from the sweep's folder")
-        folder = restore_if_remote(own.resume, print, RESUME, marker=FILE, leave=LEAVE)
+        folder = restore_if_remote(own.resume, print, RESUME, marker=PLAN_FILE, leave=LEAVE)
         return _run(load_plan(folder, given), folder)
     if not own.preset:
         raise InputError(f"sweep needs a preset: {some_presets()}; or the path of a .toml file")
@@ -38,7 +38,7 @@ def sweep(arguments: list[str]) -> int:
     experiment = resolve_options(override(read_preset(own.preset), overrides, f"anchorfl sweep {own.preset}"))
     if experiment.output:
         raise InputError("--output stands for the folder of the sweep; leave it out of the preset")
-    plan = Plan(
+    plan = SweepPlan(
         own.preset,
         experiment,
         space_of(experiment, own.space),
@@ -52,16 +52,16 @@ def report(options: argparse.Namespace) -> int:
     """Write the report of a sweep again."""
     from anchorfl.tuning.sweep.plan import load_plan
     from anchorfl.tuning.sweep.report import write_report
-    from anchorfl.tuning.sweep.sweep import view_of
+    from anchorfl.tuning.sweep.sweep import read_sweep
 
     plan = load_plan(options.sweep, {})
-    for path in write_report(view_of(plan, options.sweep.resolve()), options.sweep / "report", plan.text):
+    for path in write_report(read_sweep(plan, options.sweep.resolve()), options.sweep / "report", plan.text):
         print(path)
     return 0
 
 
 def table(arguments: list[str]) -> int:
-    """A paper's table."""
+    """Run a paper's table."""
     from anchorfl.tuning.tables import command
 
     return command.table(arguments)
@@ -95,37 +95,38 @@ def _run(plan: Any, folder: Path) -> int:
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"anchorfl sweep --resume {folder}") from stop
     print(f"\n{summary(view)}\n\nreport: {folder / 'report' / 'report.html'}")
-    return 0 if view.whole else 3
+    return 0 if view.complete else 3
 
 
 def summary(view: Any) -> str:
-    """The chosen point and its scores, in few lines."""
-    from anchorfl.tuning.sweep.progress import named, spread
+    """Return the chosen point and its scores, in few lines."""
+    from anchorfl.tuning.sweep.progress import format_mean_sd, format_point
 
     if view.best is None:
         return "no trial has a score"
-    lines = [f"chosen: trial {view.best.number}  {named(view.best.point)}"]
-    lines.append(
-        f"validation {view.metric}, {view.rule}, round {view.best.rounds}: {spread(view.best.scores(view.rule))}"
-    )
+    lines = [f"chosen: trial {view.best.number}  {format_point(view.best.point)}"]
+    score = format_mean_sd(view.best.scores(view.rule))
+    lines.append(f"validation {view.metric}, {view.rule}, round {view.best.rounds}: {score}")
     own = view.trials[0]
     if view.best.number and own.scores(view.rule):
-        lines.append(f"the preset's own point, round {own.rounds}: {spread(own.scores(view.rule))}")
-    own_runs = [("preset's own point", view.references)] if view.referred or view.references else []
-    for word, runs in (("chosen point", view.finals), *own_runs):
-        if not runs and view.tested:
-            lines.append(f"test, {word}: no result of seeds {', '.join(map(str, view.fresh))}")
+        lines.append(f"the preset's own point, round {own.rounds}: {format_mean_sd(own.scores(view.rule))}")
+    own_runs = [("preset's own point", view.reference_runs)] if view.needs_reference_runs or view.reference_runs else []
+    for word, runs in (("chosen point", view.final_runs), *own_runs):
+        if not runs and view.final_runs_begun:
+            lines.append(f"test, {word}: no result of seeds {', '.join(map(str, view.fresh_seeds))}")
         elif runs:
             seeds = ", ".join(str(r.seed) for r in runs)
-            scores = "  ".join(f"{m} {spread([r.scores['test'][m] for r in runs])}" for m in runs[0].scores["test"])
-            missing = ", ".join(map(str, view.lacking(runs)))
+            scores = "  ".join(
+                f"{m} {format_mean_sd([r.scores['test'][m] for r in runs])}" for m in runs[0].scores["test"]
+            )
+            missing = ", ".join(map(str, view.missing_seeds(runs)))
             without = f" (no result of seeds {missing})" if missing else ""
             lines.append(f"test, {word}, {runs[0].rounds} rounds, seeds {seeds}{without}: {scores}")
     return "\n".join(lines)
 
 
 def _split(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any], list[str]]:
-    """Arguments of the command itself, the sweep's options that were given, and the overrides of the preset."""
+    """Split the command line into the command's arguments, the sweep's options given, and the preset's overrides."""
     from dataclasses import MISSING, fields
 
     import tyro
@@ -158,5 +159,5 @@ def _split(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any], li
     parsed = one_line(
         lambda: tyro.cli(SweepOptions, args=options, prog="anchorfl sweep", config=(tyro.conf.FlagConversionOff,))
     )
-    named = {w[2:].partition("=")[0].replace("-", "_") for w in options if w.startswith("--")}
-    return own, {n: getattr(parsed, n) for n in named}, overrides
+    given = {w[2:].partition("=")[0].replace("-", "_") for w in options if w.startswith("--")}
+    return own, {n: getattr(parsed, n) for n in given}, overrides

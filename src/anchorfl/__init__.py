@@ -119,9 +119,9 @@ def sweep(
     from anchorfl.pipeline.config.schema import to_toml
     from anchorfl.tuning.search.options import SweepOptions
     from anchorfl.tuning.search.search_space import space_of
-    from anchorfl.tuning.sweep.plan import Plan, new_sweep_folder
+    from anchorfl.tuning.sweep.plan import SweepPlan, new_sweep_folder
     from anchorfl.tuning.sweep.sweep import run_sweep
 
     name = f"{experiment.task.name}-{experiment.method.name}"
-    plan = Plan(name, experiment, space_of(experiment, space), SweepOptions(**options), to_toml(experiment))
+    plan = SweepPlan(name, experiment, space_of(experiment, space), SweepOptions(**options), to_toml(experiment))
     return run_sweep(plan, new_sweep_folder(name, str(folder)), log)

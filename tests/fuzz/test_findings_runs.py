@@ -23,7 +23,7 @@ from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.errors import nearest
 from anchorfl.tuning.clusters import check
 from anchorfl.tuning.search.ledger import Ledger
-from anchorfl.tuning.sweep.final_runs import read_finals
+from anchorfl.tuning.sweep.final_runs import read_final_runs
 from anchorfl.tuning.sweep.plan import load_plan
 from tests.fuzz.found import file, refused
 from tests.fuzz.mutations import DEEP
@@ -218,7 +218,7 @@ def test_a_final_run_without_scores_of_the_test_split(tmp_path, scores):
     place = tmp_path / "trial-0001-seed-5"
     place.mkdir()
     file(place, "result.json", json.dumps({"rounds": 2, "scores": scores, "seconds": 2.0}))
-    refused(lambda: read_finals(tmp_path, "trial-0001", {5: "d"}), "result.json")
+    refused(lambda: read_final_runs(tmp_path, "trial-0001", {5: "d"}), "result.json")
 
 
 ALIASES = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))

@@ -18,9 +18,9 @@ from anchorfl.tuning.clusters import check as cloud
 from anchorfl.tuning.search.ledger import Ledger
 from anchorfl.tuning.search.options import SweepOptions
 from anchorfl.tuning.search.search_space import Choice, Range
-from anchorfl.tuning.sweep.plan import Plan, load_plan
+from anchorfl.tuning.sweep.plan import SweepPlan, load_plan
 from anchorfl.tuning.sweep.report import write_report
-from anchorfl.tuning.sweep.sweep import LEDGER, view_of
+from anchorfl.tuning.sweep.sweep import LEDGER, read_sweep
 from tests.fuzz.parsers import Bench, Parser
 from tests.fuzz.promise import QUICK
 
@@ -32,7 +32,7 @@ RESULT = {"rounds": 2, "scores": {"test": {"f1_macro": 0.5}, "validation": {"f1_
 def sweep(folder):
     space = {"q1": Range(90, 99.9, "tail", reason="why"), "q2": Choice((10, 50.0))}
     options = SweepOptions(searcher="random", trials=3, seeds=1, finals=1, rounds=2, scheduler="none")
-    plan = Plan("digits/fedalign", read_preset("digits/fedalign"), space, options, "[method]\n")
+    plan = SweepPlan("digits/fedalign", read_preset("digits/fedalign"), space, options, "[method]\n")
     plan.save(folder)
     ledger = Ledger(folder / LEDGER)
     ledger.write({"event": "start", "time": time.time(), "versions": {"ray": "0"}})
@@ -43,14 +43,14 @@ def sweep(folder):
             record = {"score": 0.4, "scores": seeds, "seconds": 1.0, "training_seconds": 0.5}
             ledger.write({"event": "result", "trial": trial, "round": round_, "time": time.time(), "record": record})
         ledger.write({"event": "end", "trial": trial, "status": "finished", "error": "", "time": time.time()})
-    final = folder / "final" / f"trial-0001-seed-{plan.fresh[0]}"
+    final = folder / "final" / f"trial-0001-seed-{plan.fresh_seeds[0]}"
     final.mkdir(parents=True)
     (final / "result.json").write_text(json.dumps(RESULT))
 
 
 def report(folder, made):
     plan = load_plan(folder, {})
-    write_report(view_of(plan, folder), made, plan.text)
+    write_report(read_sweep(plan, folder), made, plan.text)
 
 
 def check(folder, made):

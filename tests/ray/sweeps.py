@@ -12,7 +12,7 @@ from pathlib import Path
 
 from anchorfl.tasks.files import object_store
 from anchorfl.tuning.search.ledger import Ledger
-from anchorfl.tuning.search.study import Entry, read_entries
+from anchorfl.tuning.search.study import TrialState, read_trials
 from anchorfl.tuning.sweep.sweep import LEDGER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,12 +20,12 @@ SHORT = ["--searcher", "random", "--scheduler", "none", "--seeds", "2", "--round
 SPACE = ["--space", "q1=60:95", "alpha=log:0.1:10"]
 
 
-def entries(folder: str) -> list[Entry]:
-    return read_entries(Ledger(Path(folder) / LEDGER).events)
+def trials(folder: str) -> list[TrialState]:
+    return read_trials(Ledger(Path(folder) / LEDGER).events)
 
 
 def scores(folder: str) -> list[tuple]:
-    return [(e.point, e.status, [e.records[r]["scores"] for r in sorted(e.records)]) for e in entries(folder)]
+    return [(e.point, e.status, [e.records[r]["scores"] for r in sorted(e.records)]) for e in trials(folder)]
 
 
 HOLD = """

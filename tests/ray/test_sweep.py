@@ -15,8 +15,8 @@ from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tuning.cli import main
 from anchorfl.tuning.search.ledger import Ledger
 from anchorfl.tuning.sweep.plan import load_plan
-from anchorfl.tuning.sweep.sweep import LEDGER, view_of
-from tests.ray.sweeps import SHORT, SPACE, entries, mlflow_runs, scores, sweep_process, wait_for_ends
+from anchorfl.tuning.sweep.sweep import LEDGER, read_sweep
+from tests.ray.sweeps import SHORT, SPACE, mlflow_runs, scores, sweep_process, trials, wait_for_ends
 
 pytestmark = pytest.mark.ray
 
@@ -40,8 +40,8 @@ def test_trials_are_runs(preset, one_ray):
     for name, file in (("a", "toy.toml"), ("b", "serial.toml")):
         assert main(["sweep", file, *SPACE, *SHORT, "--trials", "2", "--finals", "1", "--output", name]) == 0
     assert scores("a") == scores("b")
-    assert [e.status for e in entries("a")] == ["finished"] * 2
-    trial = entries("a")[1]
+    assert [e.status for e in trials("a")] == ["finished"] * 2
+    trial = trials("a")[1]
     e = read_preset("serial.toml")
     e = dataclasses.replace(
         e,
@@ -78,7 +78,7 @@ def test_a_failing_trial_is_one_trial(preset, one_ray, capsys):
     file = preset(tracking={"uri": "none"})
     space = ["--space", "data_lr=0.01,1e30", "--searcher", "grid"]
     assert main(["sweep", file, *SHORT, *space, "--trials", "9", "--finals", "0", "--output", "s"]) == 0
-    by_value = {e.point["data_lr"]: e for e in entries("s")[1:]}
+    by_value = {e.point["data_lr"]: e for e in trials("s")[1:]}
     assert by_value[0.01].status == "finished"
     assert by_value[1e30].status == "failed"
     assert "not finite" in by_value[1e30].error or "quorum" in by_value[1e30].error
@@ -94,10 +94,10 @@ def test_a_budget_ends_the_search_and_can_be_raised(preset, one_ray, capsys):
     spent = ["--cost", "0.0001", "--cpu-price", "3600"]  # the first reported second is over it
     assert main(["sweep", file, *SHORT, *SPACE, *spent, "--trials", "4", "--finals", "0", "--output", "s"]) == 0
     assert "the budget is spent" in capsys.readouterr().out
-    assert len([e for e in entries("s") if e.status == "finished"]) < 4
+    assert len([e for e in trials("s") if e.status == "finished"]) < 4
     assert Path("s/report/report.html").exists()
     assert main(["sweep", "--resume", "s", "--cost", "0"]) == 0
-    assert [e.status for e in entries("s")] == ["finished"] * 4
+    assert [e.status for e in trials("s")] == ["finished"] * 4
     assert main(["sweep", "--resume", "s"]) == 0  # nothing left to do
 
 
@@ -116,16 +116,16 @@ def test_killed_and_resumed(preset, tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = len(Ledger(ledger).events)
-    ended = [e.trial_id for e in entries("cut/s") if e.status != "running"]
+    ended = [e.trial_id for e in trials("cut/s") if e.status != "running"]
     assert 2 <= len(ended) < 4
     files = [p for t in ended for p in (tmp_path / "cut/s/trials" / t).glob("seed-*/**/*") if p.is_file()]
     stamps = {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in files}
     again = sweep_process(tmp_path, "--resume", "cut/s")
     assert again.wait(timeout=300) == 0, (tmp_path / "said.txt").read_text()
     assert scores("cut/s") == scores("whole/s")
-    views = [view_of(load_plan(Path(p), {}), Path(p)) for p in ("cut/s", "whole/s")]
+    views = [read_sweep(load_plan(Path(p), {}), Path(p)) for p in ("cut/s", "whole/s")]
     assert views[0].best.number == views[1].best.number
-    assert [f.scores for f in views[0].finals] == [f.scores for f in views[1].finals]
+    assert [f.scores for f in views[0].final_runs] == [f.scores for f in views[1].final_runs]
     assert {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in files} == stamps
     later = [e for e in Ledger(ledger).events[before:] if f"{e.get('trial', 99):04d}" in ended]
     assert not later

@@ -14,8 +14,8 @@ from anchorfl.tasks.files import object_store
 from anchorfl.tuning.cli import main
 from anchorfl.tuning.search.ledger import Ledger
 from anchorfl.tuning.sweep.plan import load_plan
-from anchorfl.tuning.sweep.sweep import LEDGER, view_of
-from tests.ray.sweeps import SHORT, SPACE, entries, scores, sweep_process, wait_for_ends
+from anchorfl.tuning.sweep.sweep import LEDGER, read_sweep
+from tests.ray.sweeps import SHORT, SPACE, scores, sweep_process, trials, wait_for_ends
 
 pytestmark = pytest.mark.ray
 REST = ["--trials", "9", "--finals", "1", "--concurrent", "1"]
@@ -75,9 +75,9 @@ def test_killed_and_resumed_on_another_machine(preset, tmp_path, s3):
     assert again.wait(timeout=300) == 0, (tmp_path / "second/said.txt").read_text()
     folder = tmp_path / "second/runs/s"
     assert scores(str(folder)) == scores("whole/s")
-    views = [view_of(load_plan(p, {}), p) for p in (folder, Path("whole/s"))]
+    views = [read_sweep(load_plan(p, {}), p) for p in (folder, Path("whole/s"))]
     assert views[0].best.number == views[1].best.number
-    assert [f.scores for f in views[0].finals] == [f.scores for f in views[1].finals]
+    assert [f.scores for f in views[0].final_runs] == [f.scores for f in views[1].final_runs]
     assert Ledger(folder / LEDGER).events[: len(before[LEDGER].splitlines())] == [
         json.loads(line) for line in before[LEDGER].splitlines()
     ]
@@ -102,6 +102,6 @@ def test_a_copy_is_one_sweeps(preset, tmp_path, s3, capsys):
     assert f"the backup holds {s3}/runs/s already: go on with 'anchorfl sweep --resume" in capsys.readouterr().err
     assert not Path("b/s/sweep.json").exists()
     assert contents(f"{s3}/runs/s") == before
-    assert len(entries("a/s")) == 1
+    assert len(trials("a/s")) == 1
     assert main(["sweep", "--resume", f"{s3}/runs/nothing"]) == 2
     assert "holds no copy to go on with (sweep.json is missing)" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What happened in a sweep, in order, one line per event: what a sweep is resumed from.
+"""The events of a sweep, in order, one line per event: a sweep is resumed from them.
 
 Events: ``suggest`` (trial, point), ``result`` (trial, round, record), ``end`` (trial, status, error), ``start`` (a
 process took the sweep up, with its versions). Searcher and scheduler hold nothing that replaying the events through
@@ -19,41 +19,45 @@ from anchorfl.tasks.files.json_schema import misfit, parsed
 Event = dict[str, Any]
 
 
-class Start(TypedDict):
-    """A process took the sweep up."""
+class StartEvent(TypedDict):
+    """The event of a process that took the sweep up."""
 
     time: float
     versions: dict[str, str]
 
 
-class Suggest(TypedDict):
-    """A trial exists."""
+class SuggestEvent(TypedDict):
+    """The event of a new trial."""
 
     trial: int
     point: dict[str, str | int | float | bool]
     time: float
 
 
-class Record(TypedDict):
-    """What a trial reported of a round, as far as it is read again."""
+class ReportedRound(TypedDict):
+    """A trial's report of a round, as far as it is read again."""
 
     score: float
+    """Mean over seeds, 0 to 1."""
     scores: dict[str, float]
+    """Seed -> score."""
     seconds: NotRequired[float]
+    """Wall time of the trial so far."""
     training_seconds: NotRequired[float]
+    """The part in which clients trained or models were scored."""
 
 
-class Result(TypedDict):
-    """It finished a round."""
+class ResultEvent(TypedDict):
+    """The event of a trial that finished a round."""
 
     trial: int
     round: int
-    record: Record
+    record: ReportedRound
     time: float
 
 
-class End(TypedDict):
-    """It is over."""
+class EndEvent(TypedDict):
+    """The event of a trial that is over."""
 
     trial: int
     status: Literal["finished", "stopped", "failed"]
@@ -61,7 +65,7 @@ class End(TypedDict):
     time: float
 
 
-KINDS: Mapping[str, Any] = {"start": Start, "suggest": Suggest, "result": Result, "end": End}
+KINDS: Mapping[str, Any] = {"start": StartEvent, "suggest": SuggestEvent, "result": ResultEvent, "end": EndEvent}
 
 
 class Ledger:
@@ -74,7 +78,7 @@ class Ledger:
         self.events = list(self._read())
 
     def write(self, event: Event) -> None:
-        """Append one event."""
+        """Append one event; it is on the disk on return."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self._torn:
             with self.path.open("r+b") as stream:
@@ -87,8 +91,10 @@ class Ledger:
         self.events.append(event)
 
     def _read(self) -> Iterator[Event]:
-        """All whole lines. A half-written last one, which a kill leaves, is not among them, and cut off when something
-        is written: a report may read while another process writes. InputError names a damaged line.
+        """Yield the events of all whole lines. InputError names a damaged line.
+
+        A half-written last line, which a kill leaves, is not among them. It is cut off only when something is written:
+        a report may read while another process writes.
         """
         if not self.path.exists():
             return
@@ -110,7 +116,7 @@ class Ledger:
 
 
 def _fault(event: Event, trials: int) -> str:
-    """What is wrong with an event after ``trials`` that were suggested."""
+    """Return what is wrong with an event after ``trials`` that were suggested; "" for nothing."""
     kind = event.get("event")
     if not isinstance(kind, str) or kind not in KINDS:
         return f"event must be one of {', '.join(KINDS)}"

@@ -1,4 +1,4 @@
-"""What a sweep is told besides its preset: how it searches, how much it may spend, how it chooses."""
+"""Options of a sweep besides its preset: how it searches, how much it may spend, how it chooses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SweepOptions:
     """``optuna``: TPE; ``random``; ``grid``: every combination of the space's grid points. Trial 0 is always the
     preset's own point."""
     scheduler: Literal["asha", "median", "none"] = "asha"
-    """Which trials are stopped early: ``asha`` (Li et al., 2020), ``median`` (the median stopping rule), ``none``."""
+    """Rule that stops trials early: ``asha`` (Li et al., 2020), ``median`` (the median stopping rule), ``none``."""
     trials: int = 30
     """Points to try, the preset's own included; a grid ends earlier where it has fewer."""
     hours: float = 0.0
@@ -67,7 +67,7 @@ class SweepOptions:
 
 
 def resolve_metric(options: SweepOptions, metrics: Metrics) -> str:
-    """Name of the measure by which a sweep chooses. ValueError where runs with these metrics do not have it."""
+    """Return the measure by which a sweep chooses. ValueError where runs with these metrics do not have it."""
     names = [measure.name for measure in FAMILIES[metrics].measures]
     if options.metric and options.metric not in names:
         raise ValueError(
@@ -77,15 +77,17 @@ def resolve_metric(options: SweepOptions, metrics: Metrics) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Rounds:
+class TrialRounds:
     """Resolved lengths of a trial."""
 
     whole: int
+    """Rounds of a whole trial."""
     grace: int
+    """Rounds before it may be stopped."""
 
 
-def resolve_rounds(options: SweepOptions, preset_rounds: int, warm_up: int) -> Rounds:
-    """Rounds and grace period. ValueError where trials would end within the grace period's reach."""
+def resolve_rounds(options: SweepOptions, preset_rounds: int, warm_up: int) -> TrialRounds:
+    """Return rounds and grace period. ValueError where trials would end within the grace period's reach."""
     whole = options.rounds or preset_rounds
     grace = options.grace or max(warm_up, whole // 8, 1)
     if options.scheduler != "none" and grace >= whole:
@@ -93,4 +95,4 @@ def resolve_rounds(options: SweepOptions, preset_rounds: int, warm_up: int) -> R
             f"a trial has {whole} rounds and may not be stopped before round {grace} (--grace, or the method's"
             " warm-up): raise --rounds, lower --grace, or give --scheduler none"
         )
-    return Rounds(whole, grace)
+    return TrialRounds(whole, grace)

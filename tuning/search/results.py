@@ -1,4 +1,4 @@
-"""What a sweep gave, as plain values: what the report shows, whatever searched and wherever it ran.
+"""Results of a sweep, as plain values: what the report shows, whatever searched and wherever it ran.
 
 A point maps the name of a searched option, as it stands in the space (``q1``, ``optimizer.lr``), to its value.
 """
@@ -18,28 +18,30 @@ Status = Literal["running", "finished", "stopped", "failed"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """One point, run with every seed of the sweep in step.
-
-    curves: seed -> round -> validation score (0 to 1) of every round that all seeds completed; ``stopped``: ended early
-    by the scheduler; seconds: wall time in all; training_seconds: the part that clients trained or models were scored;
-    error: why it failed, one line.
-    """
+    """One point, run with every seed of the sweep in step."""
 
     number: int
+    """From 0; trial 0 is the preset's own point."""
     point: Mapping[str, Value]
+    """Searched name -> value."""
     status: Status
+    """``stopped``: ended early by the scheduler."""
     curves: Mapping[int, Mapping[int, float]]
+    """Seed -> round -> validation score (0 to 1) of every round that all seeds completed."""
     seconds: float = 0.0
+    """Wall time in all."""
     training_seconds: float = 0.0
+    """The part in which clients trained or models were scored."""
     error: str = ""
+    """Why it failed, one line."""
 
     @property
     def rounds(self) -> int:
-        """Rounds that all seeds completed."""
+        """Return how many rounds all seeds completed."""
         return min((max(curve, default=0) for curve in self.curves.values()), default=0)
 
     def scores(self, rule: Rule) -> list[float]:
-        """One score per seed, in order of seed; [] where there is none yet.
+        """Return one score per seed, in order of seed; [] where there is none yet.
 
         ``last``: of the last round; ``mean5``: mean of the last five scored rounds; ``best``: of the best round.
         """
@@ -53,70 +55,90 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Final:
-    """The chosen point on a fresh seed with the full number of rounds. scores: split -> metric -> value (0 to 1)."""
+class FinalRun:
+    """A point on a fresh seed with the full number of rounds, tested once."""
 
     seed: int
+    """None of the search's."""
     rounds: int
+    """Those of the preset."""
     scores: Mapping[str, Mapping[str, float]]
+    """Split -> metric -> value (0 to 1)."""
     folder: str
+    """Its run folder."""
     seconds: float = 0.0
+    """Wall time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sweep:
-    """A whole sweep. metric: name of a measure (``f1_macro``), on the validation split; rounds: of a whole trial.
-
-    Trial 0 is the preset's own point. finals: runs of the chosen point; references: runs of the preset's own point on
-    the same seeds, where they were asked for (``compared``); fresh: these seeds; tested: whether final runs were begun,
-    which may all have failed. seconds: wall time so far, over all
-    starts.
-    """
+    """A whole sweep, as far as it has come."""
 
     name: str
+    """Name of its folder."""
     preset: str
+    """Name of the preset."""
     task: str
+    """Name of the task."""
     method: str
+    """Name of the method."""
     space: Space
+    """Searched name -> dimension."""
     searcher: str
+    """As in ``SweepOptions``."""
     scheduler: str
+    """As in ``SweepOptions``."""
     metric: str
+    """Name of a measure (``f1_macro``), on the validation split."""
     rule: Rule
+    """How a curve becomes one score."""
     seeds: tuple[int, ...]
+    """Those of the trials."""
     rounds: int
+    """Rounds of a whole trial."""
     trials: tuple[Trial, ...]
-    finals: tuple[Final, ...] = ()
-    references: tuple[Final, ...] = ()
+    """By number; trial 0 is the preset's own point."""
+    final_runs: tuple[FinalRun, ...] = ()
+    """Runs of the chosen point."""
+    reference_runs: tuple[FinalRun, ...] = ()
+    """Runs of the preset's own point on the same seeds, where they were asked for."""
     seconds: float = 0.0
+    """Wall time so far, over all starts."""
     notes: tuple[str, ...] = field(default=())
-    fresh: tuple[int, ...] = ()
-    compared: bool = False
-    tested: bool = False
+    """What to know about it, a line each."""
+    fresh_seeds: tuple[int, ...] = ()
+    """Seeds of the final runs."""
+    reference_wanted: bool = False
+    """Whether runs of the preset's own point were asked for."""
+    final_runs_begun: bool = False
+    """Whether final runs were begun, which may all have failed."""
 
-    def lacking(self, runs: Sequence[Final]) -> list[int]:
-        """The seeds of final runs that are not among ``runs``."""
-        return [seed for seed in self.fresh if seed not in {run.seed for run in runs}]
+    def missing_seeds(self, runs: Sequence[FinalRun]) -> list[int]:
+        """Return the seeds of final runs that are not among ``runs``."""
+        return [seed for seed in self.fresh_seeds if seed not in {run.seed for run in runs}]
 
     @property
-    def referred(self) -> bool:
-        """Whether the preset's own point has final runs of its own: asked for, and not the chosen one."""
-        return self.compared and self.best is not None and self.best.number != 0
+    def needs_reference_runs(self) -> bool:
+        """Return whether the preset's own point has final runs of its own: asked for, and not the chosen one."""
+        return self.reference_wanted and self.best is not None and self.best.number != 0
 
     @property
-    def whole(self) -> bool:
-        """Whether a trial was chosen and no final run lacks its result."""
-        if self.best is None or self.lacking(self.finals):
+    def complete(self) -> bool:
+        """Return whether a trial was chosen and no final run lacks its result."""
+        if self.best is None or self.missing_seeds(self.final_runs):
             return False
-        return not (self.referred and self.lacking(self.references))
+        return not (self.needs_reference_runs and self.missing_seeds(self.reference_runs))
 
     def ranked(self) -> list[Trial]:
-        """Trials with a score, best first: those with more rounds first, then by the mean over seeds of the rule's
-        score; of equals the lower number. A trial that was stopped early is so never chosen over a whole one.
+        """Return the trials with a score, best first.
+
+        Those with more rounds come first, then the order is by the mean over seeds of the rule's score; of equals the
+        lower number. So a trial that was stopped early is never chosen over a whole one.
         """
         scored = [t for t in self.trials if t.status != "failed" and t.scores(self.rule)]
         return sorted(scored, key=lambda t: (-t.rounds, -statistics.fmean(t.scores(self.rule)), t.number))
 
     @property
     def best(self) -> Trial | None:
-        """The trial that the rule chooses, on validation alone."""
+        """Return the trial that the rule chooses, on validation alone."""
         return next(iter(self.ranked()), None)

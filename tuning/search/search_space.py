@@ -25,16 +25,21 @@ SYNTAX = "low:high, log:low:high, tail:low:high, int:low:high, or values with co
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers from ``low`` to ``high``. ``log``: even in the logarithm; ``tail``: even in the logarithm of the distance
-    to 100, for percentiles near the top. steps: points of a grid.
-    """
+    """Numbers from ``low`` to ``high``, both included."""
 
     low: float
+    """The lowest value."""
     high: float
+    """The highest value."""
     scale: Literal["linear", "log", "tail"] = "linear"
+    """``log``: even in the logarithm; ``tail``: even in the logarithm of the distance to 100, for percentiles near the
+    top."""
     integer: bool = False
+    """Whole numbers alone."""
     steps: int = 5
+    """Points of a grid, at least 2."""
     reason: str = ""
+    """Why this range, for the report."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
@@ -49,11 +54,11 @@ class Range:
             raise ValueError("a grid needs at least 2 points")
 
     def inner(self, value: float) -> float:
-        """The searched variable of a value: the value itself, or its distance to 100."""
+        """Return the searched variable of a value: the value itself, or its distance to 100."""
         return 100 - value if self.scale == "tail" else value
 
     def value(self, inner: float) -> float | int:
-        """The option's value, to five significant digits of the searched variable, and inside the range."""
+        """Return the option's value, to five significant digits of the searched variable, and inside the range."""
         if self.integer:
             return min(max(round(inner), math.ceil(self.low)), math.floor(self.high))
         short = float(f"{inner:.5g}")
@@ -61,7 +66,7 @@ class Range:
         return min(max(value, self.low), self.high)
 
     def grid(self) -> list[Value]:
-        """Evenly spaced points, ends included, ascending."""
+        """Return evenly spaced points, ends included, ascending."""
         low, high = sorted((self.inner(self.low), self.inner(self.high)))
         if self.scale == "linear":
             inner = [low + (high - low) * i / (self.steps - 1) for i in range(self.steps)]
@@ -70,7 +75,7 @@ class Range:
         return list(dict.fromkeys(sorted(self.value(x) for x in inner)))
 
     def holds(self, value: Value) -> bool:
-        """Whether a value lies inside."""
+        """Return whether a value lies inside."""
         return isinstance(value, int | float) and self.low <= value <= self.high
 
 
@@ -79,14 +84,16 @@ class Choice:
     """A list of values."""
 
     values: tuple[Value, ...]
+    """All different."""
     reason: str = ""
+    """Why these, for the report."""
 
     def grid(self) -> list[Value]:
-        """The values."""
+        """Return the values."""
         return list(self.values)
 
     def holds(self, value: Value) -> bool:
-        """Whether it is one of the values."""
+        """Return whether it is one of the values."""
         return value in self.values
 
 
@@ -95,24 +102,26 @@ Space = Mapping[str, Dimension]
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """What a method declares. warm_up: rounds before its scores can be compared; a scheduler stops nothing before."""
+class MethodSpace:
+    """The declaration of a method: its search space and warm-up."""
 
     space: Space
+    """Searched name -> dimension."""
     warm_up: int = 1
+    """Rounds before its scores can be compared; a scheduler stops nothing before."""
 
 
 LAMBDA = Range(0.1, 1000, "log", steps=9, reason="FedALC's grid, 1 to 500, and a little more to both sides")
 
-SPACES: Mapping[str, Declared] = {
-    "fedavg": Declared(
+SPACES: Mapping[str, MethodSpace] = {
+    "fedavg": MethodSpace(
         {
             "optimizer.lr": Range(
                 1e-4, 1e-2, "log", reason="the one knob of plain averaging; two decades around Adam's 0.001"
             )
         }
     ),
-    "fedalign": Declared(
+    "fedalign": MethodSpace(
         {
             "q1": Range(
                 90, 99.9, "tail", reason="share of rows that become positives, 10 % to 0.1 %: decades, so tail"
@@ -126,12 +135,12 @@ SPACES: Mapping[str, Declared] = {
         },
         warm_up=4,  # the first pseudo-labels come from untrained anchors
     ),
-    "fedalc": Declared({"lambda_": LAMBDA}, warm_up=5),
-    "fedaws": Declared({"lambda_": LAMBDA}, warm_up=5),
-    "fedalc-fixed": Declared(
+    "fedalc": MethodSpace({"lambda_": LAMBDA}, warm_up=5),
+    "fedaws": MethodSpace({"lambda_": LAMBDA}, warm_up=5),
+    "fedalc-fixed": MethodSpace(
         {"alpha": Range(1e-3, 10, "log", reason="pull of classes that occur together against the push, which is 1")}
     ),
-    "fedavg-positive": Declared(
+    "fedavg-positive": MethodSpace(
         {
             "class_embedding_lr": Range(
                 1e-3, 1, "log", reason="how fast the class rows follow, and so how fast they collapse"
@@ -139,7 +148,7 @@ SPACES: Mapping[str, Declared] = {
         },
         warm_up=5,
     ),
-    "fedmlh": Declared(
+    "fedmlh": MethodSpace(
         {
             "buckets": Range(
                 5,
@@ -152,7 +161,7 @@ SPACES: Mapping[str, Declared] = {
             "optimizer.lr": Range(0.01, 1, "log", reason="a decade to each side of FedALC's 0.1"),
         }
     ),
-    "fedbm": Declared(
+    "fedbm": MethodSpace(
         {
             "tau": Choice((7.5, 12.5, 17.5), reason="those of the reference scripts, by data set and beta"),
             "lambda_dis": Choice((0.0, 0.1, 1.0, 10.0), reason="the paper's own list, and without"),
@@ -160,22 +169,22 @@ SPACES: Mapping[str, Declared] = {
         },
         warm_up=10,  # the generator's first training is after round 5
     ),
-    "feddyn": Declared(
+    "feddyn": MethodSpace(
         {"alpha": Range(1e-3, 1, "log", reason="the authors' list, .001 to .1, and a decade above it")},
         warm_up=3,  # the first drifts are zeros
     ),
-    "fedetf": Declared(
+    "fedetf": MethodSpace(
         {
             "gamma": Range(0, 2, reason="0 is plain cross-entropy; the authors take 1"),
             "first_scale": Range(1, 20, "log", reason="the authors' 1 for residual networks and 10 for small ones"),
         }
     ),
-    "fednh": Declared(
+    "fednh": MethodSpace(
         {"rho": Range(0.5, 1, reason="at 1 prototypes stay where they were drawn; the authors take 0.9")},
         warm_up=5,  # prototypes move by a tenth in a round
     ),
-    "flag": Declared({"optimizer.lr": Range(0.01, 1, "log", reason="a decade to each side of FedALC's 0.1")}),
-    "fedproto": Declared(
+    "flag": MethodSpace({"optimizer.lr": Range(0.01, 1, "log", reason="a decade to each side of FedALC's 0.1")}),
+    "fedproto": MethodSpace(
         {
             "lambda_": Range(
                 0.01, 10, "log", reason="weight of the distance to the prototypes; the authors take 1 and .1"
@@ -183,26 +192,26 @@ SPACES: Mapping[str, Declared] = {
         },
         warm_up=3,  # there are no prototypes before round 2
     ),
-    "fedprox": Declared(
+    "fedprox": MethodSpace(
         {"mu": Range(1e-5, 1, "log", reason="the authors' list, .001 to 1, and the two smaller values of FedAlign")}
     ),
-    "fedpu": Declared(
+    "fedpu": MethodSpace(
         {"lambda_": Range(0.01, 10, "log", reason="weight of what unlabeled rows say; the authors take 1")}, warm_up=2
     ),
-    "fedrep": Declared(
+    "fedrep": MethodSpace(
         {"head_epochs": Range(1, 10, integer=True, reason="as many as of the body at least; the authors take 10")},
         warm_up=3,  # a client's head is the first one until it has taken part
     ),
-    "fedrod": Declared({"gamma": Range(0, 2, reason="0 is plain cross-entropy; the authors take 1")}),
-    "fedrs": Declared({"alpha": Range(0, 1, reason="its whole range; the authors' list is .1, .25, .5, .75, .9")}),
-    "moon": Declared(
+    "fedrod": MethodSpace({"gamma": Range(0, 2, reason="0 is plain cross-entropy; the authors take 1")}),
+    "fedrs": MethodSpace({"alpha": Range(0, 1, reason="its whole range; the authors' list is .1, .25, .5, .75, .9")}),
+    "moon": MethodSpace(
         {
             "mu": Range(1e-3, 10, "log", reason="the authors' list; FedAlign's tables take 0.001"),
             "tau": Range(0.1, 1, "log", reason="around the authors' 0.5"),
         },
         warm_up=3,  # a client has a last model from its second round on
     ),
-    "scaffold": Declared(
+    "scaffold": MethodSpace(
         {
             "optimizer.lr": Range(1e-4, 1e-2, "log", reason="as for plain averaging"),
             "server_lr": Range(0.1, 1, "log", reason="above 1 it overshoots what the clients found"),
@@ -213,7 +222,7 @@ SPACES: Mapping[str, Declared] = {
 
 
 def space_of(experiment: Experiment, given: Sequence[str] = ()) -> Space:
-    """The space of a sweep: ``given`` (``name=...``), or what the method declares. InputError on a bad one."""
+    """Return the space of a sweep: ``given`` (``name=...``), or what the method declares. InputError on a bad one."""
     if not given:
         return SPACES[experiment.method.name].space
     space: dict[str, Dimension] = {}
@@ -233,7 +242,7 @@ def space_of(experiment: Experiment, given: Sequence[str] = ()) -> Space:
 
 
 def _check(experiment: Experiment, option: str, dimension: Dimension) -> None:
-    """InputError where an option's type refuses values of a dimension, all of which a search would leave out."""
+    """Raise InputError where an option's type refuses values of a dimension: a search would leave out all of them."""
     for value in dimension.grid():
         typed_option(experiment, option, value)
     own = options_of(experiment)[option]
@@ -244,12 +253,12 @@ def _check(experiment: Experiment, option: str, dimension: Dimension) -> None:
 
 
 def none_as_text(value: Value | None) -> Value:
-    """A value of an option as a point has it: no value is the text that options read as none."""
+    """Return a value of an option as a point has it: no value is the text that options read as none."""
     return "none" if value is None else value
 
 
 def resolve(experiment: Experiment, name: str) -> str:
-    """The full name of an option (``q1`` -> ``method.q1``). InputError where a sweep cannot vary it."""
+    """Return the full name of an option (``q1`` -> ``method.q1``). InputError where a sweep cannot vary it."""
     known = options_of(experiment)
     full = name if name in known else f"method.{name}"
     if full not in known:
@@ -264,7 +273,10 @@ def resolve(experiment: Experiment, name: str) -> str:
 
 
 def parse(spec: str) -> Dimension:
-    """``95:99.9``, ``log:0.1:1000``, ``tail:90:99.9``, ``int:1:5``, each with ``:n`` for a grid, or ``0.1,1,10``."""
+    """Return the dimension that a text describes. ValueError on a bad one.
+
+    ``95:99.9``, ``log:0.1:1000``, ``tail:90:99.9``, ``int:1:5``, each with ``:n`` for a grid, or ``0.1,1,10``.
+    """
     if ":" not in spec:
         values = [_literal(v) for v in spec.split(",") if v.strip()]
         if len(values) != len(set(values)) or not values:
@@ -298,7 +310,7 @@ def _literal(text: str) -> Value:
 
 
 def describe(dimension: Dimension) -> str:
-    """A dimension as ``--space`` takes it."""
+    """Return a dimension as ``--space`` takes it."""
     if isinstance(dimension, Choice):
         return ",".join(map(str, dimension.values))
     kind = "int:" if dimension.integer else "" if dimension.scale == "linear" else f"{dimension.scale}:"

@@ -16,10 +16,10 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
-from anchorfl.tuning.search.options import Rounds, SweepOptions
+from anchorfl.tuning.search.options import SweepOptions, TrialRounds
 from anchorfl.tuning.search.search_space import Choice, Dimension, Range, Space, Value
 
-Point = dict[str, Value]
+HyperParams = dict[str, Value]
 ROUND, SCORE = "training_iteration", "score"
 REFUSED = -1.0
 """Score of a point that the options refuse, below any real one."""
@@ -33,19 +33,21 @@ class Grid(Searcher):
     def __init__(self, space: Space) -> None:
         super().__init__(metric=SCORE, mode="max")
         cells = itertools.product(*(d.grid() for d in space.values()))
-        self._cells: Iterator[Point] = (dict(zip(space, cell, strict=True)) for cell in cells)
+        self._cells: Iterator[HyperParams] = (dict(zip(space, cell, strict=True)) for cell in cells)
 
-    def suggest(self, trial_id: str) -> Point | None:
-        """The next combination; None after the last."""
+    def suggest(self, trial_id: str) -> HyperParams | None:
+        """Return the next combination; None after the last."""
         return next(self._cells, None)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """A grid learns nothing."""
+        """Do nothing: a grid learns nothing."""
 
 
 def most_trials(options: SweepOptions, space: Space, own: Mapping[str, Value]) -> int:
-    """How many there will be at most: a grid may have fewer points than trials were allowed, and one more where the
-    preset's ``own`` point is none of them.
+    """Return how many trials there will be at most.
+
+    A grid may have fewer points than trials were allowed, and one more where the preset's ``own`` point is none of
+    them.
     """
     if options.searcher != "grid":
         return options.trials
@@ -54,7 +56,7 @@ def most_trials(options: SweepOptions, space: Space, own: Mapping[str, Value]) -
 
 
 def make_searcher(options: SweepOptions, space: Space, seed: int, first: Mapping[str, Value] | None) -> Searcher:
-    """The searcher; ``first``: a point inside the space that it is to know as its first suggestion."""
+    """Return the searcher; ``first``: a point inside the space that it is to know as its first suggestion."""
     if options.searcher == "grid":
         return Grid(space)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -78,13 +80,13 @@ def make_searcher(options: SweepOptions, space: Space, seed: int, first: Mapping
     )
 
 
-def values_of(space: Space, suggested: Mapping[str, Any]) -> Point:
-    """The point of a suggestion: searched variables turned into the options' values."""
+def values_of(space: Space, suggested: Mapping[str, Any]) -> HyperParams:
+    """Return the point of a suggestion: searched variables turned into the options' values."""
     return {n: d.value(suggested[n]) if isinstance(d, Range) else suggested[n] for n, d in space.items()}
 
 
-def make_scheduler(options: SweepOptions, rounds: Rounds) -> TrialScheduler:
-    """The scheduler. Its counts are rounds, its score the mean over seeds of the validation metric."""
+def make_scheduler(options: SweepOptions, rounds: TrialRounds) -> TrialScheduler:
+    """Return the scheduler. Its counts are rounds, its score the mean over seeds of the validation metric."""
     if options.scheduler == "asha":
         return ASHAScheduler(
             time_attr=ROUND,
@@ -107,10 +109,11 @@ def make_scheduler(options: SweepOptions, rounds: Rounds) -> TrialScheduler:
 
 
 def draw(
-    searcher: Searcher, space: Space, number: int, allowed: Callable[[Point], bool], attempts: int = 500
-) -> tuple[str, Point] | None:
-    """The next point that ``allowed`` takes, and the name by which the searcher knows it; the searcher is told that the
-    others are bad. None: there are no more.
+    searcher: Searcher, space: Space, number: int, allowed: Callable[[HyperParams], bool], attempts: int = 500
+) -> tuple[str, HyperParams] | None:
+    """Return the searcher's name of the next point that ``allowed`` takes, and the point; None: there are no more.
+
+    The searcher is told that the others are bad.
     """
     for attempt in range(attempts):
         name = f"{number:04d}" if attempt == 0 else f"{number:04d}-{attempt}"
@@ -126,7 +129,7 @@ def draw(
 
 
 def distribution_of(dimension: Dimension) -> BaseDistribution:
-    """The searched variable of a dimension as Optuna takes it."""
+    """Return the searched variable of a dimension as Optuna takes it."""
     if isinstance(dimension, Choice):
         return CategoricalDistribution(dimension.values)
     low, high = sorted((dimension.inner(dimension.low), dimension.inner(dimension.high)))
@@ -136,5 +139,5 @@ def distribution_of(dimension: Dimension) -> BaseDistribution:
 
 
 def inner_of(dimension: Dimension, value: Value) -> Value:
-    """The searched variable at a value."""
+    """Return the searched variable at a value."""
     return dimension.inner(float(value)) if isinstance(dimension, Range) else value

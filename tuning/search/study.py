@@ -19,23 +19,27 @@ from ray.tune.search import Searcher
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.search.ledger import Event, Ledger
 from anchorfl.tuning.search.search_space import Space
-from anchorfl.tuning.search.searchers import ROUND, SCORE, Point, draw
+from anchorfl.tuning.search.searchers import ROUND, SCORE, HyperParams, draw
 
 
 @dataclass(slots=True)
-class Entry:
-    """A trial as the driver knows it. records: what it reported, by round; searched_as: its name in the searcher, ""
-    where the searcher does not know it; verdict: whether the scheduler said to stop it. Ray's schedulers take it for a
-    trial: they look at ``trial_id`` alone.
-    """
+class TrialState:
+    """A trial as the driver knows it. Ray's schedulers take it for one of theirs: they look at ``trial_id`` alone."""
 
     number: int
-    point: Point
+    """From 0, in the order of suggestion."""
+    point: HyperParams
+    """Searched name -> value."""
     searched_as: str
+    """Its name in the searcher; "" where the searcher does not know it."""
     status: str = "running"
+    """``running``, ``finished``, ``stopped`` (by the scheduler) or ``failed``."""
     records: dict[int, dict[str, Any]] = field(default_factory=dict)
-    verdict: str = TrialScheduler.CONTINUE
+    """Round -> what it reported (``ledger.ReportedRound``)."""
+    decision: str = TrialScheduler.CONTINUE
+    """The scheduler's last word: go on or stop."""
     error: str = ""
+    """Why it failed, one line."""
     trace: str = ""
     """The whole traceback of ``error``, where it happened in this start."""
     unseen: float = 0.0
@@ -43,12 +47,12 @@ class Entry:
 
     @property
     def trial_id(self) -> str:
-        """A name that stays the same over all starts of the sweep."""
+        """Return a name that stays the same over all starts of the sweep."""
         return f"{self.number:04d}"
 
     @property
     def rounds(self) -> int:
-        """Rounds that it reported."""
+        """Return the last round that it reported; 0 for none."""
         return max(self.records, default=0)
 
     def __hash__(self) -> int:
@@ -59,166 +63,178 @@ class Entry:
 
 
 class Observer(Protocol):
-    """Who is told what happens; at a resumption also of what had happened before."""
+    """Listener to a search. At a resumption it also hears what had happened before."""
 
-    def suggested(self, entry: Entry) -> None:
-        """A trial exists."""
+    def on_suggest(self, trial: TrialState) -> None:
+        """Take note of a new trial."""
 
-    def reported(self, entry: Entry, round_: int) -> None:
-        """It finished a round."""
+    def on_report(self, trial: TrialState, round_: int) -> None:
+        """Take note of a round that a trial reported."""
 
-    def ended(self, entry: Entry) -> None:
-        """It is over."""
+    def on_end(self, trial: TrialState) -> None:
+        """Take note of a trial that is over."""
 
 
 @dataclass
-class Conductor:
-    """A search. first: the preset's own point, which is trial 0; known: the searcher was told to suggest it first;
-    allowed: whether the options take a point; count: trials in all; rounds: of a whole trial.
-    """
+class Study:
+    """The driver's state of a search, always the one that follows from its ledger."""
 
     space: Space
-    first: Point
-    known: bool
-    allowed: Callable[[Point], bool]
+    """Searched name -> dimension."""
+    first: HyperParams
+    """The preset's own point, which is trial 0."""
+    searcher_knows_first: bool
+    """Whether the searcher was told to suggest ``first`` first."""
+    allowed: Callable[[HyperParams], bool]
+    """Whether the options take a point."""
     count: int
+    """Trials in all."""
     rounds: int
+    """Rounds of a whole trial."""
     searcher: Searcher
-    scheduler: Any  # a TrialScheduler, given entries for trials and no controller
+    """Ray Tune's, new: ``replay`` teaches it what the ledger has."""
+    scheduler: Any  # a TrialScheduler, given TrialStates for trials and no controller
+    """Ray Tune's, as new."""
     ledger: Ledger
+    """Every event, before anybody acts on it."""
     observers: Sequence[Observer]
-    entries: list[Entry] = field(default_factory=list)
+    """Listeners, told in this order."""
+    trials: list[TrialState] = field(default_factory=list)
+    """All trials by number."""
     exhausted: bool = False
-    _again: deque[Entry] = field(default_factory=deque)
+    """Whether the searcher has no further point."""
+    _interrupted: deque[TrialState] = field(default_factory=deque)
+    """Trials that a kill left running: they come first."""
 
     def replay(self) -> None:
-        """Bring searcher, scheduler and entries to where the ledger ends."""
+        """Bring searcher, scheduler and trials to where the ledger ends."""
         for event in list(self.ledger.events):
             self._apply(event)
-        for entry in self.entries:
-            self.over(entry)  # a kill may have come between the last result and the end
-        self._again = deque(e for e in self.entries if e.status == "running")
+        for trial in self.trials:
+            self.close_trial(trial)  # a kill may have come between the last result and the end
+        self._interrupted = deque(trial for trial in self.trials if trial.status == "running")
 
-    def next(self) -> Entry | None:
-        """The trial to run next: first those that a kill interrupted. None: there are no more."""
-        if self._again:
-            return self._again.popleft()
-        if len(self.entries) >= self.count or self.exhausted:
+    def next_trial(self) -> TrialState | None:
+        """Return the trial to run next: first those that a kill interrupted. None: there are no more."""
+        if self._interrupted:
+            return self._interrupted.popleft()
+        if len(self.trials) >= self.count or self.exhausted:
             return None
-        entry = self._draw()
-        if entry is None:
+        trial = self._draw()
+        if trial is None:
             self.exhausted = True
             return None
-        self.ledger.write({"event": "suggest", "trial": entry.number, "point": entry.point, "time": time.time()})
-        self._add(entry)
-        return entry
+        self.ledger.write({"event": "suggest", "trial": trial.number, "point": trial.point, "time": time.time()})
+        self._apply_suggestion(trial)
+        return trial
 
-    def result(self, entry: Entry, round_: int, record: dict[str, Any]) -> str:
-        """Take a round's record; the scheduler's decision. A round that was reported before changes nothing."""
-        if round_ <= entry.rounds:
-            return entry.verdict
-        event = {"event": "result", "trial": entry.number, "round": round_, "time": time.time(), "record": record}
+    def add_result(self, trial: TrialState, round_: int, record: dict[str, Any]) -> str:
+        """Take a round's record; return the scheduler's decision. A round that was reported before changes nothing."""
+        if round_ <= trial.rounds:
+            return trial.decision
+        event = {"event": "result", "trial": trial.number, "round": round_, "time": time.time(), "record": record}
         self.ledger.write(event)
-        self._take(entry, round_, record)
-        return entry.verdict
+        self._apply_result(trial, round_, record)
+        return trial.decision
 
-    def over(self, entry: Entry, error: str = "") -> None:
-        """The trial's process has ended. One that neither failed, nor is whole, nor was stopped goes on later."""
-        status = self._status(entry, error)
-        if entry.status != "running" or status == "running":
+    def close_trial(self, trial: TrialState, error: str = "") -> None:
+        """End a trial whose process has ended. One that neither failed, nor is whole, nor was stopped goes on later."""
+        status = self._status(trial, error)
+        if trial.status != "running" or status == "running":
             return
         self.ledger.write(
-            {"event": "end", "trial": entry.number, "status": status, "error": error, "time": time.time()}
+            {"event": "end", "trial": trial.number, "status": status, "error": error, "time": time.time()}
         )
-        self._end(entry, status, error)
+        self._apply_end(trial, status, error)
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to run."""
-        none_left = len(self.entries) >= self.count or self.exhausted
-        return none_left and all(e.status != "running" for e in self.entries)
+        """Return whether nothing is left to run."""
+        none_left = len(self.trials) >= self.count or self.exhausted
+        return none_left and all(trial.status != "running" for trial in self.trials)
 
-    def _status(self, entry: Entry, error: str) -> str:
+    def _status(self, trial: TrialState, error: str) -> str:
         if error:
             return "failed"
-        if entry.rounds >= self.rounds:
+        if trial.rounds >= self.rounds:
             return "finished"
-        return "stopped" if entry.verdict == TrialScheduler.STOP else "running"
+        return "stopped" if trial.decision == TrialScheduler.STOP else "running"
 
-    def _draw(self) -> Entry | None:
-        """Trial 0 is the preset's own point; of the others no two are equal."""
-        number = len(self.entries)
+    def _draw(self) -> TrialState | None:
+        """Return a new trial: trial 0 is the preset's own point; of the others no two are equal. None: no more."""
+        number = len(self.trials)
         if number == 0:
-            name = "0000" if self.known else ""
-            if self.known:
+            name = "0000" if self.searcher_knows_first else ""
+            if self.searcher_knows_first:
                 self.searcher.suggest(name)
-            return Entry(0, dict(self.first), name)
-        tried = [e.point for e in self.entries]
-        drawn = draw(self.searcher, self.space, number, lambda p: p not in tried and self.allowed(p))
-        return None if drawn is None else Entry(number, drawn[1], drawn[0])
+            return TrialState(0, dict(self.first), name)
+        tried = [trial.point for trial in self.trials]
+        drawn = draw(self.searcher, self.space, number, lambda point: point not in tried and self.allowed(point))
+        return None if drawn is None else TrialState(number, drawn[1], drawn[0])
 
-    def _add(self, entry: Entry) -> None:
-        self.entries.append(entry)
-        self.scheduler.on_trial_add(None, entry)
+    def _apply_suggestion(self, trial: TrialState) -> None:
+        self.trials.append(trial)
+        self.scheduler.on_trial_add(None, trial)
         for observer in self.observers:
-            observer.suggested(entry)
+            observer.on_suggest(trial)
 
-    def _take(self, entry: Entry, round_: int, record: dict[str, Any]) -> None:
-        entry.records[round_] = record
-        told = {ROUND: round_, SCORE: record["score"]}
+    def _apply_result(self, trial: TrialState, round_: int, record: dict[str, Any]) -> None:
+        trial.records[round_] = record
+        report = {ROUND: round_, SCORE: record["score"]}
         if round_ < self.rounds:
-            entry.verdict = self.scheduler.on_trial_result(None, entry, told)
-        if entry.verdict != TrialScheduler.STOP and entry.searched_as:
-            self.searcher.on_trial_result(entry.searched_as, told)
+            trial.decision = self.scheduler.on_trial_result(None, trial, report)
+        if trial.decision != TrialScheduler.STOP and trial.searched_as:
+            self.searcher.on_trial_result(trial.searched_as, report)
         for observer in self.observers:
-            observer.reported(entry, round_)
+            observer.on_report(trial, round_)
 
-    def _end(self, entry: Entry, status: str, error: str) -> None:
-        entry.status, entry.error = status, error
-        last = entry.records.get(entry.rounds)
-        told = None if last is None else {ROUND: entry.rounds, SCORE: last["score"]}
-        if status == "failed" or told is None:
-            self.scheduler.on_trial_error(None, entry)
+    def _apply_end(self, trial: TrialState, status: str, error: str) -> None:
+        trial.status, trial.error = status, error
+        last = trial.records.get(trial.rounds)
+        report = None if last is None else {ROUND: trial.rounds, SCORE: last["score"]}
+        if status == "failed" or report is None:
+            self.scheduler.on_trial_error(None, trial)
         else:
-            self.scheduler.on_trial_complete(None, entry, told)
-        if entry.searched_as:
+            self.scheduler.on_trial_complete(None, trial, report)
+        if trial.searched_as:
             failed = status == "failed"
-            self.searcher.on_trial_complete(entry.searched_as, None if failed else told, error=failed)
+            self.searcher.on_trial_complete(trial.searched_as, None if failed else report, error=failed)
         for observer in self.observers:
-            observer.ended(entry)
+            observer.on_end(trial)
 
     def _apply(self, event: Event) -> None:
         kind = event["event"]
         if kind == "suggest":
-            entry = self._draw()
-            if entry is None or entry.point != event["point"]:
+            trial = self._draw()
+            if trial is None or trial.point != event["point"]:
+                changed = _changed_versions(self.ledger.events)
                 raise InputError(
                     f"{self.ledger.path}: the searcher no longer suggests trial {event['trial']} as it did"
-                    f" ({_why(self.ledger.events)}); resume with the versions that started it, or start a new one"
+                    f" ({changed}); resume with the versions that started it, or start a new one"
                 )
-            self._add(entry)
+            self._apply_suggestion(trial)
         elif kind == "result":
-            self._take(self.entries[event["trial"]], event["round"], event["record"])
+            self._apply_result(self.trials[event["trial"]], event["round"], event["record"])
         elif kind == "end":
-            self._end(self.entries[event["trial"]], event["status"], event["error"])
+            self._apply_end(self.trials[event["trial"]], event["status"], event["error"])
 
 
-def read_entries(events: Sequence[Event]) -> list[Entry]:
-    """The trials of a ledger, without a searcher or scheduler."""
-    entries: list[Entry] = []
+def read_trials(events: Sequence[Event]) -> list[TrialState]:
+    """Return the trials of a ledger, without a searcher or scheduler."""
+    trials: list[TrialState] = []
     for event in events:
         if event["event"] == "suggest":
-            entries.append(Entry(event["trial"], event["point"], ""))
+            trials.append(TrialState(event["trial"], event["point"], ""))
         elif event["event"] == "result":
-            entries[event["trial"]].records[event["round"]] = event["record"]
+            trials[event["trial"]].records[event["round"]] = event["record"]
         elif event["event"] == "end":
-            entries[event["trial"]].status, entries[event["trial"]].error = event["status"], event["error"]
-    return entries
+            trials[event["trial"]].status, trials[event["trial"]].error = event["status"], event["error"]
+    return trials
 
 
-def _why(events: list[Event]) -> str:
-    """Which versions changed between the first start and the last."""
-    starts: list[Mapping[str, str]] = [e["versions"] for e in events if e["event"] == "start"]
+def _changed_versions(events: list[Event]) -> str:
+    """Return the versions that changed between the first start and the last, in a line."""
+    starts: list[Mapping[str, str]] = [event["versions"] for event in events if event["event"] == "start"]
     first, last = starts[0], starts[-1]
     changed = [f"{name} {first[name]} -> {last.get(name)}" for name in first if last.get(name) != first[name]]
     return ", ".join(changed) or "the versions are those that started it"

@@ -1,4 +1,4 @@
-"""What runs inside a trial: one point with several seeds in step, on actors that belong to the trial.
+"""The inside of a trial: one point with several seeds in step, on actors that belong to the trial.
 
 Each seed is an ordinary run in a folder of its own, with its checkpoint, so a trial that died goes on after its last
 round, in whatever process. Its actors live in the trial's placement group: bundle 0 holds the server, each further one
@@ -38,32 +38,36 @@ from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.search.backup import backup_of, set_aside
 from anchorfl.tuning.search.options import SweepOptions
-from anchorfl.tuning.search.searchers import Point
+from anchorfl.tuning.search.searchers import HyperParams
 from anchorfl.tuning.search.tune_adapter import ERROR
 
 SERVER_CPUS = 0.1
 """CPU share of a trial's server: it works while the clients wait."""
 _ACTOR_POOLS: dict[str, ActorPool] = {}
-"""The actor pool of this process by placement group: a process that Tune gives another trial keeps its actors."""
+"""The actor pools of this process by placement group: a process that Tune gives another trial keeps its actors."""
 
 
 @dataclass(frozen=True)
-class Work:
-    """What all trials of a sweep share. setups: seed -> data and class-name vectors, made before the sweep; names:
-    searched name -> option; folder: of the trials; metric: ``validation/f1_macro``, for example.
-    """
+class TrialContext:
+    """All that the trials of a sweep share."""
 
     run_specs: Mapping[int, RunSpec]
+    """Seed -> data and class-name vectors, made before the sweep."""
     names: Mapping[str, str]
+    """Searched name -> option."""
     folder: str
+    """Folder of the trials."""
     rounds: int
+    """Rounds of a whole trial."""
     metric: str
+    """Key in a round's record: ``validation/f1_macro``, for example."""
     slots: int
+    """Client actors of a trial."""
 
 
 def bundles(cluster: ClusterOptions, options: SweepOptions) -> list[dict[str, float]]:
-    """Resources of a trial: for the serial executor its own process; else nothing for the trial's process, then the
-    server, then every client slot.
+    """Return the resources of a trial: for the serial executor its own process; else nothing for the trial's process,
+    then the server, then every client slot.
     """
     if cluster.executor == "serial":
         return [{"CPU": options.cpus}]
@@ -76,80 +80,83 @@ def _gpu(share: float) -> dict[str, float]:
     return {"GPU": share} if share else {}
 
 
-def point_experiment(experiment: Experiment, names: Mapping[str, str], point: Point, seed: int) -> Experiment:
-    """The experiment of a point. InputError where the options refuse it."""
-    got = with_options(experiment, {names[n]: v for n, v in point.items()})
-    return replace(got, seed=seed, output="", tracking=replace(got.tracking, uri="none", run_name=""))
+def point_experiment(experiment: Experiment, names: Mapping[str, str], point: HyperParams, seed: int) -> Experiment:
+    """Return the experiment of a point. InputError where the options refuse it."""
+    experiment = with_options(experiment, {names[name]: value for name, value in point.items()})
+    return replace(experiment, seed=seed, output="", tracking=replace(experiment.tracking, uri="none", run_name=""))
 
 
-def final_experiment(experiment: Experiment, names: Mapping[str, str], point: Point, seed: int) -> Experiment:
-    """The experiment of a final run. InputError where the options refuse the point."""
-    e = point_experiment(experiment, names, point, seed)
-    return replace(e, evaluation=replace(e.evaluation, test="last"))
+def final_experiment(experiment: Experiment, names: Mapping[str, str], point: HyperParams, seed: int) -> Experiment:
+    """Return the experiment of a final run. InputError where the options refuse the point."""
+    experiment = point_experiment(experiment, names, point, seed)
+    return replace(experiment, evaluation=replace(experiment.evaluation, test="last"))
 
 
-def train_trial(config: dict[str, Any], work: Work) -> None:
-    """Tune's trainable: ``config`` holds the trial's number, its point, and the rounds that were reported before."""
-    telling(_train_trial, config, work)
+def train_trial(config: dict[str, Any], context: TrialContext) -> None:
+    """Train a trial (Tune's trainable): ``config`` holds its number, its point, and the rounds reported before."""
+    report_errors(_train_trial, config, context)
 
 
-def train_final(config: dict[str, Any], work: Work) -> None:
-    """Tune's trainable for a point in full on one fresh seed, tested once: an ordinary run with its model.
+def train_final(config: dict[str, Any], context: TrialContext) -> None:
+    """Train a point in full on one fresh seed, tested once (Tune's trainable): an ordinary run with its model.
+
     ``config["job"]`` holds seed, point, name of the folder, and name for the registry.
     """
-    telling(_train_final, config, work)
+    report_errors(_train_final, config, context)
 
 
-def telling(train: Callable[[dict[str, Any], Any], None], config: dict[str, Any], work: Any) -> None:
+def report_errors(train: Callable[[dict[str, Any], Any], None], config: dict[str, Any], context: Any) -> None:
     """Report what goes wrong in training, which would go wrong again; Tune itself only sees processes that are lost."""
     try:
-        train(config, work)
+        train(config, context)
     except Exception:
         while _ACTOR_POOLS:  # their server may be what died
             _ACTOR_POOLS.popitem()[1].close()
         tune.report({"round": 0, "score": 0.0, ERROR: traceback.format_exc()})
 
 
-def _train_trial(config: dict[str, Any], work: Work) -> None:
-    began, folder = time.perf_counter(), Path(work.folder) / f"{config['number']:04d}"
+def _train_trial(config: dict[str, Any], context: TrialContext) -> None:
+    began, folder = time.perf_counter(), Path(context.folder) / f"{config['number']:04d}"
     with ExitStack() as stack:
         loops = {}
-        for seed, run_spec in work.run_specs.items():
-            experiment = point_experiment(run_spec.experiment, work.names, config["point"], seed)
+        for seed, run_spec in context.run_specs.items():
+            experiment = point_experiment(run_spec.experiment, context.names, config["point"], seed)
             experiment = replace(
                 experiment,
-                federation=replace(experiment.federation, rounds=work.rounds),
+                federation=replace(experiment.federation, rounds=context.rounds),
                 evaluation=replace(experiment.evaluation, test="never", model_selection="last", every=1),
             )
-            loops[seed] = _open(replace(run_spec, experiment=experiment), folder / f"seed-{seed}", work, stack)
+            loops[seed] = _open(replace(run_spec, experiment=experiment), folder / f"seed-{seed}", context, stack)
         steps = {seed: loop.steps() for seed, loop in loops.items()}
-        for round_ in range(1, work.rounds + 1):
+        for round_ in range(1, context.rounds + 1):
             for seed, loop in loops.items():
                 _advance(loop, steps[seed], round_)
             if round_ > config["after"]:
-                record = _record(folder, list(loops), round_, work)
+                record = _record(folder, list(loops), round_, context)
                 record["seconds"] = config["seconds"] + time.perf_counter() - began
                 tune.report({"round": round_, "score": record["score"], "record": json.dumps(record)})
         for loop in loops.values():
             loop.tracker.end("FINISHED")
 
 
-def _train_final(config: dict[str, Any], work: Work) -> None:
+def _train_final(config: dict[str, Any], context: TrialContext) -> None:
     job, began = config["job"], time.perf_counter()
-    seed, folder, sweep = job["seed"], Path(work.folder) / job["name"], Path(work.folder).parent
-    run_spec = work.run_specs[seed]
-    experiment = final_experiment(run_spec.experiment, work.names, job["point"], seed)
+    seed, folder, sweep = job["seed"], Path(context.folder) / job["name"], Path(context.folder).parent
+    run_spec = context.run_specs[seed]
+    experiment = final_experiment(run_spec.experiment, context.names, job["point"], seed)
     experiment = replace(
         experiment,
         cluster=replace(experiment.cluster, backup=backup_of(experiment.cluster.backup, sweep, folder)),
         tracking=replace(experiment.tracking, run_name=f"{sweep.name}-{job['name']}", register=job["register"]),
     )
-    result = whole_run(replace(run_spec, experiment=experiment), folder, sweep)
+    result = run_to_end(replace(run_spec, experiment=experiment), folder, sweep)
     tune.report({"scores": json.dumps(result.scores), "seconds": time.perf_counter() - began})
 
 
-def whole_run(run_spec: RunSpec, folder: Path, parent: Path | None = None, written: Experiment | None = None) -> Result:
-    """A run inside a trial, from its checkpoint where it has one, to its result.
+def run_to_end(
+    run_spec: RunSpec, folder: Path, parent: Path | None = None, written: Experiment | None = None
+) -> Result:
+    """Run to the end inside a trial, from the checkpoint where there is one; return the result.
 
     parent: folder of the sweep that it is a part of; written: the options that its folder keeps for whoever resumes it
     elsewhere, where those are not what it runs with here.
@@ -167,9 +174,9 @@ def whole_run(run_spec: RunSpec, folder: Path, parent: Path | None = None, writt
         return federate(run_spec, executor, folder, progress, _log, parent)
 
 
-def _open(run_spec: RunSpec, folder: Path, work: Work, stack: ExitStack) -> RoundLoop:
+def _open(run_spec: RunSpec, folder: Path, context: TrialContext, stack: ExitStack) -> RoundLoop:
     stack.enter_context(lock_run_soon(folder))
-    run_spec = _caught_up(run_spec, folder, work)
+    run_spec = _restore(run_spec, folder, context)
     backup = run_spec.experiment.cluster.backup
     set_aside(folder, run_spec.experiment, backup_uri(backup, folder) if backup else "", _log)
     executor = executor_for(run_spec, _actor_pool)
@@ -182,9 +189,9 @@ def _open(run_spec: RunSpec, folder: Path, work: Work, stack: ExitStack) -> Roun
     return loop
 
 
-def _caught_up(run_spec: RunSpec, folder: Path, work: Work) -> RunSpec:
-    """The setup for a run folder that this process holds, with what another node did of the run fetched into it."""
-    experiment, sweep = run_spec.experiment, Path(work.folder).parent
+def _restore(run_spec: RunSpec, folder: Path, context: TrialContext) -> RunSpec:
+    """Fetch what another node did of a run into its folder, which this process holds; return the spec with its copy."""
+    experiment, sweep = run_spec.experiment, Path(context.folder).parent
     if not experiment.cluster.backup:
         return run_spec
     backup = backup_of(experiment.cluster.backup, sweep, folder)
@@ -221,16 +228,16 @@ def _advance(loop: RoundLoop, steps: Iterator[int], round_: int) -> None:
         next(steps)
 
 
-def _record(folder: Path, seeds: Sequence[int], round_: int, work: Work) -> dict[str, Any]:
-    """What a trial reports of a round: means over its seeds, the score of each, and seconds of training so far."""
+def _record(folder: Path, seeds: Sequence[int], round_: int, context: TrialContext) -> dict[str, Any]:
+    """Return a trial's report of a round: means over its seeds, the score of each, and seconds of training so far."""
     rows = {seed: read_records(folder / f"seed-{seed}")[0] for seed in seeds}
     now = {seed: next(r for r in rows[seed] if r.round == round_) for seed in seeds}
-    if missing := [seed for seed, record in now.items() if work.metric not in record.metrics]:
-        raise InputError(f"seeds {missing} have no {work.metric} (docs/metrics.md says when): give another --metric")
-    scores = {seed: record.metrics[work.metric] for seed, record in now.items()}
+    if missing := [seed for seed, record in now.items() if context.metric not in record.metrics]:
+        raise InputError(f"seeds {missing} have no {context.metric} (docs/metrics.md says when): give another --metric")
+    scores = {seed: record.metrics[context.metric] for seed, record in now.items()}
     shared = set.intersection(*(set(r.metrics) for r in now.values()))
     means = {k: statistics.fmean(r.metrics[k] for r in now.values()) for k in sorted(shared)}
-    training = sum(_training(r, work.slots) for records in rows.values() for r in records if r.round <= round_)
+    training = sum(_training(r, context.slots) for records in rows.values() for r in records if r.round <= round_)
     return {
         "score": statistics.fmean(scores.values()),
         "scores": {str(seed): score for seed, score in scores.items()},
@@ -240,11 +247,13 @@ def _record(folder: Path, seeds: Sequence[int], round_: int, work: Work) -> dict
 
 
 def _training(record: RoundRecord, slots: int) -> float:
-    """Seconds in which clients trained, over the slots that they shared, models were scored or the server merged."""
-    alone = record.metrics["time/evaluate"] + record.metrics.get("time/aggregate", 0.0)  # round 0 merges nothing
+    """Return the seconds of a round in which clients trained, over the slots that they shared, models were scored or
+    the server aggregated.
+    """
+    alone = record.metrics["time/evaluate"] + record.metrics.get("time/aggregate", 0.0)  # round 0 aggregates nothing
     return record.metrics["time/clients"] / slots + alone
 
 
 def _log(line: str) -> None:
-    """A trial shows its progress through what it reports; whatever else it says is in Ray's log of its process."""
+    """Print to Ray's log of this process: a trial shows its progress through what it reports alone."""
     print(line, file=sys.stderr, flush=True)

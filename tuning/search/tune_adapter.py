@@ -1,6 +1,6 @@
 """Ray Tune as the engine of a sweep: it places trials, runs them, restarts what a lost node took with it, stops them.
 
-What Tune is told comes from the ``Conductor``, through the searcher and the scheduler that it expects; what Tune would
+What Tune is told comes from the ``Study``, through the searcher and the scheduler that it expects; what Tune would
 save of its own is not needed, since a sweep resumes from its ledger.
 """
 
@@ -25,88 +25,88 @@ from anchorfl.pipeline.cluster.layout import nodes
 from anchorfl.pipeline.cluster.placement import count_groups
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.search.searchers import SCORE
-from anchorfl.tuning.search.study import Conductor, Entry
+from anchorfl.tuning.search.study import Study, TrialState
 
 RETRIES = 2
 """A trial whose process or node is lost goes on from its checkpoint so many times."""
 
 
 ERROR = "error"
-"""Under this name a trial reports the traceback of what it met itself: that is not tried again."""
+"""Key under which a trial reports the traceback of its own error: that is not tried again."""
 
 
 def last_line(trace: str) -> str:
-    """What a traceback ends with; "" of none."""
+    """Return the last line of a traceback; "" of none."""
     return next((line.strip() for line in reversed(trace.splitlines()) if line.strip()), "")
 
 
-class Unsaved:
-    """Mixed into what Tune would pickle to be able to restore a search by itself: it gets an empty shell."""
+class NotPickled:
+    """Mix-in of what Tune would pickle to be able to restore a search by itself: it gets an empty shell."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
 
-class _Searcher(Unsaved, Searcher):
-    """Tune's questions to a searcher, answered by the conductor."""
+class _Searcher(NotPickled, Searcher):
+    """Tune's questions to a searcher, answered by the study."""
 
-    def __init__(self, conductor: Conductor, entries: dict[str, Entry]) -> None:
+    def __init__(self, study: Study, states: dict[str, TrialState]) -> None:
         super().__init__(metric=SCORE, mode="max")
-        self.conductor, self.entries = conductor, entries
+        self.study, self.states = study, states
 
     def suggest(self, trial_id: str) -> Any:
-        entry = self.conductor.next()
-        if entry is None:
+        state = self.study.next_trial()
+        if state is None:
             return Searcher.FINISHED
-        self.entries[trial_id] = entry
-        spent = entry.records[entry.rounds]["seconds"] if entry.records else 0.0
-        return {"number": entry.number, "point": entry.point, "after": entry.rounds, "seconds": spent}
+        self.states[trial_id] = state
+        spent = state.records[state.rounds]["seconds"] if state.records else 0.0
+        return {"number": state.number, "point": state.point, "after": state.rounds, "seconds": spent}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Tune gives a trial up, whose process was lost too often; other ends are the scheduler's to tell."""
+        """End a trial that Tune gives up: its process was lost too often. Other ends are the scheduler's to tell."""
         if error:
-            self.conductor.over(self.entries[trial_id], f"its process died {RETRIES + 1} times")
+            self.study.close_trial(self.states[trial_id], f"its process died {RETRIES + 1} times")
 
     def save(self, checkpoint_path: str) -> None:
-        """The ledger is all that is saved."""
+        """Save nothing: the ledger is all that is saved."""
 
 
-class _Scheduler(Unsaved, TrialScheduler):
-    """Tune's questions to a scheduler, answered by the conductor; trials run in the order in which they came."""
+class _Scheduler(NotPickled, TrialScheduler):
+    """Tune's questions to a scheduler, answered by the study; trials run in the order in which they came."""
 
-    def __init__(self, conductor: Conductor, entries: dict[str, Entry]) -> None:
+    def __init__(self, study: Study, states: dict[str, TrialState]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # ray has no annotation here
         self._metric = SCORE
-        self.conductor, self.entries = conductor, entries
+        self.study, self.states = study, states
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        """It was made, or its process was lost and Tune starts it again: then what it met is over, and its clock starts
-        from what the config says, which is older than what it spent.
+        """Take note of a trial that was made, or that Tune starts again because its process was lost: then what it met
+        is over, and its clock starts from what the config says, which is older than what it spent.
         """
-        entry = self.entries[trial.trial_id]
-        entry.trace = ""
-        entry.unseen = entry.records[entry.rounds]["seconds"] - trial.config["seconds"] if entry.records else 0.0
+        state = self.states[trial.trial_id]
+        state.trace = ""
+        state.unseen = state.records[state.rounds]["seconds"] - trial.config["seconds"] if state.records else 0.0
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
-        entry = self.entries[trial.trial_id]
+        state = self.states[trial.trial_id]
         if result.get(ERROR):
-            entry.trace = result[ERROR]
+            state.trace = result[ERROR]
             return str(TrialScheduler.STOP)
         record = json.loads(result["record"])
-        record["seconds"] += entry.unseen
-        return self.conductor.result(entry, result["round"], record)
+        record["seconds"] += state.unseen
+        return self.study.add_result(state, result["round"], record)
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> None:
-        entry = self.entries[trial.trial_id]
-        self.conductor.over(entry, last_line(entry.trace))
+        state = self.states[trial.trial_id]
+        self.study.close_trial(state, last_line(state.trace))
 
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
-        self.conductor.over(self.entries[trial.trial_id])
+        self.study.close_trial(self.states[trial.trial_id])
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
-        """Its process or node was lost: Tune runs it again, from its checkpoint, or tells the searcher."""
+        """Keep the trace of a lost process or node: Tune runs it again, from its checkpoint, or tells the searcher."""
         if trial.error_file:
-            self.entries[trial.trial_id].trace = Path(trial.error_file).read_text(encoding="utf-8")
+            self.states[trial.trial_id].trace = Path(trial.error_file).read_text(encoding="utf-8")
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
         for trial in tune_controller.get_trials():
@@ -115,42 +115,47 @@ class _Scheduler(Unsaved, TrialScheduler):
         return None
 
     def debug_string(self) -> str:
-        return "conductor"
+        return "study"
 
 
 @dataclass
-class Budget(Unsaved, Stopper):
-    """Ends a search when it has spent its time or its money; ``spent`` tells (hours, cost) so far."""
+class Budget(NotPickled, Stopper):
+    """The stopper of a search that has spent its time or its money."""
 
     hours: float
+    """Limit in hours; 0: none."""
     cost: float
+    """Limit in the currency of the prices; 0: none."""
     spent: Callable[[], tuple[float, float]]
+    """Returns (hours, cost) so far."""
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """No single trial is stopped by it."""
+        """Return False: no single trial is stopped by it."""
         return False
 
     def stop_all(self) -> bool:
-        """Whether a limit is reached."""
+        """Return whether a limit is reached."""
         hours, cost = self.spent()
         return bool(self.hours and hours >= self.hours) or bool(self.cost and cost >= self.cost)
 
 
 def fit(
-    trainable: Callable[..., None], work: Any, resources: Sequence[dict[str, float]], at_once: int, **tuner: Any
+    trainable: Callable[..., None], context: Any, resources: Sequence[dict[str, float]], at_once: int, **tuner: Any
 ) -> Any:
-    """Run trials of ``trainable(config, work)`` to their end; Tune's results. ``tuner``: search_alg, scheduler, stop,
-    param_space, num_samples; reuse_actors: whether a process takes the next trial (true unless said otherwise).
+    """Run trials of ``trainable(config, context)`` to their end; return Tune's results.
+
+    ``tuner``: search_alg, scheduler, stop, param_space, num_samples, callbacks; reuse_actors: whether a process takes
+    the next trial (true unless said otherwise).
     """
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # records are our own
     os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # failures are told in a line each, with their trace kept
     os.environ["TUNE_RESULT_BUFFER_LENGTH"] = "1"  # every round is decided on when it ends
-    place = tempfile.mkdtemp(prefix="anchorfl-tune-")
+    folder = tempfile.mkdtemp(prefix="anchorfl-tune-")
     run = RunConfig(
         name="sweep",
-        storage_path=place,
+        storage_path=folder,
         failure_config=FailureConfig(max_failures=RETRIES),
         verbose=0,
         stop=tuner.pop("stop", None),
@@ -158,29 +163,31 @@ def fit(
     )
     space = tuner.pop("param_space", None)
     config = TuneConfig(reuse_actors=tuner.pop("reuse_actors", True), max_concurrent_trials=at_once, **tuner)
-    placed = tune.with_resources(tune.with_parameters(trainable, work=work), PlacementGroupFactory(list(resources)))
+    placed = tune.with_resources(
+        tune.with_parameters(trainable, context=context), PlacementGroupFactory(list(resources))
+    )
     try:
         return Tuner(placed, run_config=run, tune_config=config, param_space=space).fit()
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def search(
-    conductor: Conductor, trainable: Any, work: Any, resources: Sequence[dict[str, float]], at_once: int, budget: Budget
+    study: Study, trainable: Any, context: Any, resources: Sequence[dict[str, float]], at_once: int, budget: Budget
 ) -> None:
     """Run the search until nothing is left or the budget is spent."""
-    entries: dict[str, Entry] = {}
+    states: dict[str, TrialState] = {}
     fit(
-        trainable, work, resources, at_once,
-        search_alg=_Searcher(conductor, entries),
-        scheduler=_Scheduler(conductor, entries),
-        num_samples=conductor.count + len(conductor.entries),
+        trainable, context, resources, at_once,
+        search_alg=_Searcher(study, states),
+        scheduler=_Scheduler(study, states),
+        num_samples=study.count + len(study.trials),
         stop=budget,
     )  # fmt: skip
 
 
-def room(resources: Sequence[Mapping[str, float]], wanted: int) -> int:
-    """Trials of these bundles that the cluster holds at a time, at most ``wanted`` (0: no limit).
+def max_concurrent_trials(resources: Sequence[Mapping[str, float]], wanted: int) -> int:
+    """Return how many trials of these bundles the cluster holds at a time, at most ``wanted`` (0: no limit).
 
     InputError where it holds none: such a trial would wait for ever.
     """

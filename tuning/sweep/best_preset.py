@@ -14,7 +14,7 @@ from anchorfl.tuning.search.search_space import Value
 
 
 def best_preset(sweep: Sweep, text: str) -> str:
-    """The preset's TOML text with the chosen values in place of its own, under a head that says whence they come."""
+    """Return the preset's TOML text with the chosen values in place of its own; a head says whence they come."""
     trial = sweep.best
     if trial is None:
         raise ValueError("a sweep without a scored trial has chosen nothing")
@@ -36,7 +36,7 @@ def best_preset(sweep: Sweep, text: str) -> str:
 
 
 def _comment(text: str, tree: dict[str, Any]) -> bool:
-    """Whether a text is TOML that says this. Tables may be written in ways that no replaced line fits."""
+    """Return whether a text is TOML that says this. Tables may be written in ways that no replaced line fits."""
     try:
         return tomllib.loads(text) == tree
     except tomllib.TOMLDecodeError:

@@ -17,32 +17,32 @@ from anchorfl.pipeline.storage.run_folder import RESULT, read_result
 from anchorfl.pipeline.storage.run_record import note_register
 from anchorfl.tasks.errors import InputError, first_line
 from anchorfl.tuning.search.backup import bring
-from anchorfl.tuning.search.results import Final
+from anchorfl.tuning.search.results import FinalRun
 from anchorfl.tuning.search.search_space import Value
-from anchorfl.tuning.search.searchers import Point
-from anchorfl.tuning.search.trial import Work, final_experiment, train_final
-from anchorfl.tuning.search.tune_adapter import ERROR, Unsaved, fit, last_line
-from anchorfl.tuning.sweep.records import Records
+from anchorfl.tuning.search.searchers import HyperParams
+from anchorfl.tuning.search.trial import TrialContext, final_experiment, train_final
+from anchorfl.tuning.search.tune_adapter import ERROR, NotPickled, fit, last_line
+from anchorfl.tuning.sweep.records import SweepRecords
 
-LOOK_S = 5.0
+POLL_S = 5.0
 """Seconds between two looks for news of runs whose records other processes write."""
 
 
-class Tell(Unsaved, Callback):
-    """Lets the records look for news now and then while runs go, and says when one has ended."""
+class FinalRunsCallback(NotPickled, Callback):
+    """Tune's callback while final runs go: has news sent now and then, and says when a run has ended."""
 
-    def __init__(self, folder: Path, backup: str, records: Records, log: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, backup: str, records: SweepRecords, log: Callable[[str], None]) -> None:
         self.folder, self.backup, self.records, self.log = folder, backup, records, log
-        self.looked = time.monotonic()
+        self.polled = time.monotonic()
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Tune has been round its loop."""
-        if time.monotonic() - self.looked > LOOK_S:
-            self.looked = time.monotonic()
-            self.records.look()
+        """Have news sent where ``POLL_S`` is over: Tune has been round its loop."""
+        if time.monotonic() - self.polled > POLL_S:
+            self.polled = time.monotonic()
+            self.records.wake_writer()
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A run has ended well."""
+        """Record a run that has ended well, and say its scores."""
         name = trial.config["job"]["name"]
         bring(self.backup, self.folder.parent, self.folder / name, self.log)
         self.records.add(self.folder / name)
@@ -53,17 +53,17 @@ class Tell(Unsaved, Callback):
         self.log(f"final run {name}: test {scores}")
 
 
-def run_finals(
-    points: Mapping[str, Point], seeds: Sequence[int], work: Work, resources: Sequence[dict[str, float]], at_once: int,
-    records: Records, register: str,
+def run_final_runs(
+    points: Mapping[str, HyperParams], seeds: Sequence[int], context: TrialContext,
+    resources: Sequence[dict[str, float]], at_once: int, records: SweepRecords, register: str,
 ) -> list[str]:  # fmt: skip
-    """Run every point (by the word that opens its folders' names) on every seed, those that have no result yet;
-    returns what failed, a line each. ``register``: name in MLflow's registry for the model of the first.
+    """Run every point on every seed, where there is no result yet; return what failed, a line each.
 
+    points: by the word that opens their folders' names. register: name in MLflow's registry for the model of the first.
     KeyboardInterrupt where Ctrl-C ended it early; InputError where one has a result on data that are prepared otherwise
     now.
     """
-    folder, backup = Path(work.folder), next(iter(work.run_specs.values())).experiment.cluster.backup
+    folder, backup = Path(context.folder), next(iter(context.run_specs.values())).experiment.cluster.backup
     jobs: list[dict[str, Any]] = [
         {"name": f"{word}-seed-{seed}", "seed": seed, "point": dict(point), "register": ""}
         for word, point in points.items()
@@ -71,11 +71,11 @@ def run_finals(
     ]
     jobs[0]["register"] = register
     folder.mkdir(parents=True, exist_ok=True)  # that there were final runs is seen where all of them failed
-    wanted = {job["name"]: digest_of(work, job["point"], job["seed"]) for job in jobs}
+    wanted = {job["name"]: final_run_digest(context, job["point"], job["seed"]) for job in jobs}
     for job in jobs:  # those of an earlier start, too: their records may not have arrived
         bring(backup, folder.parent, folder / job["name"], records.log)
         if has_result(folder / job["name"], wanted[job["name"]]):
-            check_same_data(run_info(work.run_specs[job["seed"]], folder).tags, folder / job["name"])
+            check_same_data(run_info(context.run_specs[job["seed"]], folder).tags, folder / job["name"])
             if job["register"]:  # named by a resumption first
                 note_register(folder / job["name"], job["register"])
         records.add(folder / job["name"])
@@ -83,56 +83,60 @@ def run_finals(
     if not missing:
         return []
     results = fit(
-        train_final, work, resources, at_once,
+        train_final, context, resources, at_once,
         param_space={"job": tune.grid_search(missing)},
-        callbacks=[Tell(folder, backup, records, records.log)],
+        callbacks=[FinalRunsCallback(folder, backup, records, records.log)],
     )  # fmt: skip
-    errors = {r.config["job"]["name"]: why(r, folder / r.config["job"]["name"]) for r in results}
+    errors = {r.config["job"]["name"]: failure_reason(r, folder / r.config["job"]["name"]) for r in results}
     failed = [f"final run {name} failed: {error}" for name, error in errors.items() if error]
     if len(failed) < sum(not has_result(folder / job["name"], wanted[job["name"]]) for job in missing):
         raise KeyboardInterrupt
     return failed
 
 
-def digest_of(work: Work, point: Mapping[str, Value], seed: int) -> str:
-    """Of the options of a final run."""
-    return digest(final_experiment(work.run_specs[seed].experiment, work.names, dict(point), seed))
+def final_run_digest(context: TrialContext, point: Mapping[str, Value], seed: int) -> str:
+    """Return the digest of a final run's options."""
+    return digest(final_experiment(context.run_specs[seed].experiment, context.names, dict(point), seed))
 
 
 def has_result(folder: Path, wanted: str) -> bool:
-    """Whether a final run of these options has ended: there may be one of another point, of a ledger that was cut."""
+    """Return whether a final run of these options has ended.
+
+    There may be one of another point, from before a ledger was cut.
+    """
     return bool(content := read_result(folder)) and content.get("digest", wanted) == wanted
 
 
-def why(result: Any, folder: Path) -> str:
-    """Why a run in ``folder`` failed, by what Tune says of it, in a line; "" where it did not."""
+def failure_reason(result: Any, folder: Path) -> str:
+    """Return why a run in ``folder`` failed, by what Tune says of it, in a line; "" where it did not."""
     if result.error:
         return first_line(cause_of(result.error))
-    told = result.metrics or {}
-    if "scores" in told and not (folder / RESULT).exists():
+    report = result.metrics or {}
+    if "scores" in report and not (folder / RESULT).exists():
         return "it ended on another node and its folder is not here: set --cluster.backup, or mend it and go on"
-    return last_line(told.get(ERROR, ""))
+    return last_line(report.get(ERROR, ""))
 
 
-def read_finals(folder: Path, word: str, digests: Mapping[int, str]) -> tuple[Final, ...]:
-    """The final runs of a word that have a result. digests: seed -> of the run's options. InputError where one has
-    other scores on the test split than the first, or none.
+def read_final_runs(folder: Path, word: str, digests: Mapping[int, str]) -> tuple[FinalRun, ...]:
+    """Return the final runs of a word that have a result. digests: seed -> of the run's options.
+
+    InputError where one has other scores on the test split than the first, or none.
     """
-    out = list[Final]()
+    out = list[FinalRun]()
     for seed, wanted in digests.items():
-        place = folder / f"{word}-seed-{seed}"
-        if has_result(place, wanted):
-            content = read_result(place, "rounds", "scores", "seconds")
+        path = folder / f"{word}-seed-{seed}"
+        if has_result(path, wanted):
+            content = read_result(path, "rounds", "scores", "seconds")
             names = content["scores"].get("test", {}).keys()
             if not names or (out and names != out[0].scores["test"].keys()):
                 fault = f"scores of the test split are {', '.join(names) or 'missing'}"
-                raise InputError(f"{place / RESULT} is damaged ({fault}); delete it, and resume the sweep")
+                raise InputError(f"{path / RESULT} is damaged ({fault}); delete it, and resume the sweep")
             out.append(
-                Final(
+                FinalRun(
                     seed=seed,
                     rounds=content["rounds"],
                     scores=content["scores"],
-                    folder=str(place),
+                    folder=str(path),
                     seconds=content["seconds"],
                 )
             )

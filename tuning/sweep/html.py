@@ -26,17 +26,22 @@ svg { max-width: 100%; height: auto; }
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of a report: title, table (first row its head, empty cells: none), figure with file name, text."""
+    """A piece of a report."""
 
     title: str = ""
+    """Its heading; empty: none."""
     rows: Sequence[Sequence[str]] = ()
+    """A table; the first row is its head, of empty cells where it has none."""
     picture: Callable[[], Figure] | None = None
+    """Draws a figure."""
     file: str = ""
+    """Name of the figure's file."""
     paragraphs: Sequence[str] = field(default=())
+    """Text below table or figure."""
 
 
 def html(title: str, blocks: Sequence[Block]) -> str:
-    """One page with its style and figures inside."""
+    """Return one HTML page with its style and figures inside."""
     parts = [f"<h1>{escape(title)}</h1>"]
     for block in blocks:
         if block.title:
@@ -54,7 +59,7 @@ def html(title: str, blocks: Sequence[Block]) -> str:
 
 
 def markdown(title: str, blocks: Sequence[Block], folder: Path) -> str:
-    """The same as Markdown, its figures as PNG files in ``folder``."""
+    """Return the same as Markdown; write its figures as PNG files into ``folder``."""
     parts = [f"# {title}"]
     for block in blocks:
         if block.title:

@@ -1,4 +1,4 @@
-"""How much each searched option matters: Optuna's fANOVA (Hutter et al., 2014) over the whole trials of a sweep."""
+"""Importance of each searched option: Optuna's fANOVA (Hutter et al., 2014) over the whole trials of a sweep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FEWEST = 8
 
 
 def importances(sweep: Sweep) -> dict[str, float] | str:
-    """Share of the scores' variance by option, adding up to 1; or why there is none, in one line."""
+    """Return the share of the scores' variance by option, adding up to 1; or why there is none, in one line."""
     import optuna
 
     whole = [t for t in sweep.trials if t.status == "finished" and t.scores(sweep.rule)]

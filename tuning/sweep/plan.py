@@ -1,4 +1,4 @@
-"""What a sweep was asked for, as a value and as ``sweep.json`` in its folder: what a resumed sweep starts from."""
+"""The plan of a sweep, as a value and as ``sweep.json`` in its folder: a resumed sweep starts from it."""
 
 from __future__ import annotations
 
@@ -16,32 +16,39 @@ from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.run_folder import RUNS
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.json_schema import misfit, parsed
-from anchorfl.tuning.search.options import Rounds, SweepOptions, resolve_metric, resolve_rounds
+from anchorfl.tuning.search.options import SweepOptions, TrialRounds, resolve_metric, resolve_rounds
 from anchorfl.tuning.search.search_space import SPACES, Choice, Dimension, Range, Space, Value, none_as_text, resolve
 
 Log = Callable[[str], None]
-FILE = "sweep.json"
+PLAN_FILE = "sweep.json"
 
 
-class Saved(TypedDict):
-    """What ``sweep.json`` holds."""
+class SavedPlan(TypedDict):
+    """The content of ``sweep.json``."""
 
     preset: str
     options: dict[str, Any]
+    """Of ``SweepOptions``."""
     space: dict[str, dict[str, Any]]
+    """Searched name -> the fields of its dimension, and ``kind``: Choice or Range."""
     experiment: dict[str, Any]
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """A sweep before its first trial. options: the metric by its name; text: the preset as TOML, overrides included."""
+class SweepPlan:
+    """A sweep before its first trial."""
 
     preset: str
+    """Name or path of the preset."""
     experiment: Experiment
+    """The preset with its overrides."""
     space: Space
+    """Searched name -> dimension."""
     options: SweepOptions
+    """As given, the metric by its name."""
     text: str
+    """The preset as TOML, overrides included."""
 
     def __post_init__(self) -> None:
         if self.experiment.task.validation == 0:
@@ -55,29 +62,29 @@ class Plan:
 
     @property
     def names(self) -> dict[str, str]:
-        """Searched name -> option."""
+        """Return the option of each searched name."""
         return {name: resolve(self.experiment, name) for name in self.space}
 
     @property
-    def own(self) -> dict[str, Value]:
-        """The preset's own point."""
+    def preset_point(self) -> dict[str, Value]:
+        """Return the preset's own point: searched name -> value."""
         known = options_of(self.experiment)
         return {name: none_as_text(known[option]) for name, option in self.names.items()}
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Seeds of the search: the preset's and the next ones."""
+        """Return the seeds of the search: the preset's and the next ones."""
         return tuple(range(self.experiment.seed, self.experiment.seed + self.options.seeds))
 
     @property
-    def fresh(self) -> tuple[int, ...]:
-        """Seeds of the final runs: those after the search's."""
+    def fresh_seeds(self) -> tuple[int, ...]:
+        """Return the seeds of the final runs: those after the search's."""
         first = self.experiment.seed + self.options.seeds
         return tuple(range(first, first + self.options.finals))
 
     @property
-    def rounds(self) -> Rounds:
-        """Lengths of a trial. InputError where they do not fit each other."""
+    def rounds(self) -> TrialRounds:
+        """Return the lengths of a trial. InputError where they do not fit each other."""
         warm_up = SPACES[self.experiment.method.name].warm_up
         try:
             return resolve_rounds(self.options, self.experiment.federation.rounds, warm_up)
@@ -93,22 +100,22 @@ class Plan:
             "experiment": redacted_tree(self.experiment),
             "text": self.text,
         }
-        write_atomically(folder / FILE, json.dumps(content, indent=1).encode())
+        write_atomically(folder / PLAN_FILE, json.dumps(content, indent=1).encode())
 
 
-def load_plan(folder: Path, changes: Mapping[str, Any]) -> Plan:
-    """The plan of a sweep's folder; ``changes``: options that a resumption may change. InputError: there is none."""
+def load_plan(folder: Path, changes: Mapping[str, Any]) -> SweepPlan:
+    """Read the plan of a sweep's folder. changes: options that a resumption may change. InputError: there is none."""
     try:
-        text = (folder / FILE).read_bytes()
+        text = (folder / PLAN_FILE).read_bytes()
     except FileNotFoundError as error:
-        known = sorted(p.parent.name for p in RUNS.glob(f"*/{FILE}"))
+        known = sorted(p.parent.name for p in RUNS.glob(f"*/{PLAN_FILE}"))
         raise InputError(f"{folder} holds no sweep; sweeps in {RUNS}/: {', '.join(known) or 'none'}") from error
-    content: Saved = parsed(text, Saved, folder / FILE, "restore it from a copy")
+    content: SavedPlan = parsed(text, SavedPlan, folder / PLAN_FILE, "restore it from a copy")
     fixed = {f.name for f in fields(SweepOptions)} - {"trials", "hours", "cost", "cpu_price", "gpu_price", "finals",
                                                       "reference", "concurrent", "register"}  # fmt: skip
     old = content["options"]
     if fault := misfit(old, SweepOptions, "options"):
-        raise InputError(f"{folder / FILE} is damaged ({fault}); restore it from a copy")
+        raise InputError(f"{folder / PLAN_FILE} is damaged ({fault}); restore it from a copy")
     for name in fixed & set(changes):
         if changes[name] != old[name]:
             raise InputError(
@@ -117,14 +124,16 @@ def load_plan(folder: Path, changes: Mapping[str, Any]) -> Plan:
     try:
         options = replace(SweepOptions(**old), **changes)
         space = {name: _dimension(dict(entry)) for name, entry in content["space"].items()}
-        return Plan(content["preset"], from_tree(content["experiment"]), space, options, content["text"])
+        return SweepPlan(content["preset"], from_tree(content["experiment"]), space, options, content["text"])
     except ValueError as error:  # an InputError too: these say which option, and not where it stands
-        raise InputError(f"{folder / FILE}: {error}") from error
+        raise InputError(f"{folder / PLAN_FILE}: {error}") from error
 
 
 def preset_text(preset: str, experiment: Experiment, overridden: bool) -> str:
-    """The preset as TOML: its own text, or the resolved options where it extends another, holds a password, which no
-    record has, or options were overridden.
+    """Return the preset as TOML.
+
+    It is the preset's own text, or the resolved options where it extends another, holds a password, which no record
+    has, or options were overridden.
     """
     path = own_file(preset)
     text = shipped_toml(preset) if path is None else path.read_text(encoding="utf-8")
@@ -135,10 +144,10 @@ def preset_text(preset: str, experiment: Experiment, overridden: bool) -> str:
 
 
 def new_sweep_folder(preset: str, output: str) -> Path:
-    """A folder for a new sweep: ``output``, or the first free one below ``runs/``. InputError where it holds one."""
+    """Return the folder of a new sweep: ``output``, or the first free one below ``runs/``. InputError: it holds one."""
     if output:
         folder = Path(output)
-        if (folder / FILE).exists():
+        if (folder / PLAN_FILE).exists():
             raise InputError(f"{folder} holds a sweep already: anchorfl sweep --resume {folder}, or another --output")
         return folder
     stem = f"sweep-{Path(preset).stem if preset.endswith('.toml') else preset.replace('/', '-')}"

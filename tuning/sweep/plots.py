@@ -30,18 +30,21 @@ SETTINGS: Any = {"svg.hashsalt": "anchorfl", "font.size": 9, "axes.spines.top": 
 
 
 def heat_map(sweep: Sweep, x: str, y: str) -> Figure:
-    """Mean score over the plane of two dimensions: cells with figures for a grid, marks for other searches. The chosen
-    point wears a ring, the preset's own a square.
+    """Draw the mean score over the plane of two dimensions: cells with figures for a grid, marks for other searches.
+
+    The chosen point wears a ring, the preset's own a square.
     """
     shown = _scored(sweep)
     figure = Figure(figsize=(5.6, 4.2), layout="constrained")
     ax = figure.add_subplot()
     norm = _norm(sweep, shown)
     cells: dict[tuple[float, float], list[Trial]] = {}
-    for t in shown:
-        cells.setdefault((_place(sweep.space[x], t.point[x]), _place(sweep.space[y], t.point[y])), []).append(t)
+    for trial in shown:
+        cells.setdefault(
+            (_position(sweep.space[x], trial.point[x]), _position(sweep.space[y], trial.point[y])), []
+        ).append(trial)
     for (a, b), trials in cells.items():  # of a grid over more dimensions a cell holds several trials
-        score = statistics.fmean(_mean(sweep, t) for t in trials)
+        score = statistics.fmean(_mean(sweep, trial) for trial in trials)
         color, whole = MAP(norm(score)), all(map(_whole, trials))
         if sweep.searcher == "grid":
             ax.scatter(a, b, s=1100, marker="s", color=color, alpha=1.0 if whole else 0.45, zorder=1)
@@ -49,12 +52,10 @@ def heat_map(sweep: Sweep, x: str, y: str) -> Figure:
             ax.annotate(f"{score:.1f}", (a, b), ha="center", va="center", color="white" if dark else INK, fontsize=8)
         else:
             ax.scatter(a, b, s=90, color=color if whole else "white", edgecolor=color, linewidth=1.8, zorder=2)
-    for trial, marker, size in ((sweep.best, "o", 320), (sweep.trials[0], "s", 260)):
-        if trial is not None and trial in shown:
-            ax.scatter(
-                _place(sweep.space[x], trial.point[x]), _place(sweep.space[y], trial.point[y]), s=size, marker=marker,
-                facecolor="none", edgecolor=INK, linewidth=1.2, zorder=3,
-            )  # fmt: skip
+    for marked, marker, size in ((sweep.best, "o", 320), (sweep.trials[0], "s", 260)):
+        if marked is not None and marked in shown:
+            at = _position(sweep.space[x], marked.point[x]), _position(sweep.space[y], marked.point[y])
+            ax.scatter(*at, s=size, marker=marker, facecolor="none", edgecolor=INK, linewidth=1.2, zorder=3)
     _axis(ax, sweep.space[x], x, "x")
     _axis(ax, sweep.space[y], y, "y")
     ax.margins(0.12)
@@ -63,28 +64,29 @@ def heat_map(sweep: Sweep, x: str, y: str) -> Figure:
 
 
 def against(sweep: Sweep, name: str) -> Figure:
-    """Score against one dimension: mean over seeds, and a bar from the lowest to the highest seed; of a grid also the
-    mean over all whole trials with that value.
+    """Draw the score against one dimension: mean over seeds, and a bar from the lowest to the highest seed.
+
+    Of a grid also the mean over all whole trials with that value.
     """
     dimension = sweep.space[name]
     figure = Figure(figsize=(4.6, 3.2), layout="constrained")
     ax = figure.add_subplot()
     shown = _scored(sweep)
-    places = [_place(dimension, t.point[name]) for t in shown]
-    scores = [[100 * s for s in t.scores(sweep.rule)] for t in shown]
-    edge = ["#31688e" if _whole(t) else GREY for t in shown]
-    face = [color if _whole(t) else "white" for color, t in zip(edge, shown, strict=True)]
-    ax.vlines(places, [*map(min, scores)], [*map(max, scores)], color=edge, linewidth=1, alpha=0.7)
-    ax.scatter(places, [*map(statistics.fmean, scores)], s=26, color=face, edgecolor=edge, zorder=3)
+    positions = [_position(dimension, trial.point[name]) for trial in shown]
+    scores = [[100 * s for s in trial.scores(sweep.rule)] for trial in shown]
+    edge = ["#31688e" if _whole(trial) else GREY for trial in shown]
+    face = [color if _whole(trial) else "white" for color, trial in zip(edge, shown, strict=True)]
+    ax.vlines(positions, [*map(min, scores)], [*map(max, scores)], color=edge, linewidth=1, alpha=0.7)
+    ax.scatter(positions, [*map(statistics.fmean, scores)], s=26, color=face, edgecolor=edge, zorder=3)
     if sweep.searcher == "grid":
         groups: dict[float, list[float]] = {}
-        for t in filter(_whole, shown):
-            groups.setdefault(_place(dimension, t.point[name]), []).append(_mean(sweep, t))
-        places = sorted(groups)
-        ax.plot(places, [statistics.fmean(groups[p]) for p in places], color="#31688e", linewidth=1.2, zorder=2)
+        for trial in filter(_whole, shown):
+            groups.setdefault(_position(dimension, trial.point[name]), []).append(_mean(sweep, trial))
+        positions = sorted(groups)
+        ax.plot(positions, [statistics.fmean(groups[p]) for p in positions], color="#31688e", linewidth=1.2, zorder=2)
     if (best := sweep.best) is not None:
-        place = _place(dimension, best.point[name])
-        ax.scatter(place, _mean(sweep, best), s=150, facecolor="none", edgecolor=INK, zorder=4)
+        position = _position(dimension, best.point[name])
+        ax.scatter(position, _mean(sweep, best), s=150, facecolor="none", edgecolor=INK, zorder=4)
     _axis(ax, dimension, name, "x")
     ax.set_ylabel(f"validation {_metric(sweep)}")
     ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
@@ -92,20 +94,22 @@ def against(sweep: Sweep, name: str) -> Figure:
 
 
 def parallel(sweep: Sweep) -> Figure:
-    """Every trial as a line over one axis per dimension and one for the score; stopped trials thin and grey."""
+    """Draw every trial as a line over one axis per dimension and one for the score; stopped trials thin and grey."""
     names = [*sweep.space, "score"]
-    shown = sorted(_scored(sweep), key=lambda t: (_whole(t), _mean(sweep, t)))  # the best is drawn last, on top
+    shown = sorted(
+        _scored(sweep), key=lambda trial: (_whole(trial), _mean(sweep, trial))
+    )  # the best is drawn last, on top
     norm, chosen = _norm(sweep, shown), sweep.best
     figure = Figure(figsize=(1.7 * len(names) + 1.6, 3.8), layout="constrained")
     ax = figure.add_subplot()
     spans = {n: _span(sweep, n, shown) for n in names}
-    for t in shown:
-        places = [_mean(sweep, t) if n == "score" else _place(sweep.space[n], t.point[n]) for n in names]
-        heights = [_share(p, *spans[n]) for n, p in zip(names, places, strict=True)]
-        whole = _whole(t)
-        best = t is chosen
+    for trial in shown:
+        positions = [_mean(sweep, trial) if n == "score" else _position(sweep.space[n], trial.point[n]) for n in names]
+        heights = [_share(p, *spans[n]) for n, p in zip(names, positions, strict=True)]
+        whole = _whole(trial)
+        best = trial is chosen
         ax.plot(
-            range(len(names)), heights, color=MAP(norm(_mean(sweep, t))) if whole else "#c9c9c9",
+            range(len(names)), heights, color=MAP(norm(_mean(sweep, trial))) if whole else "#c9c9c9",
             linewidth=2.6 if best else 1.4 if whole else 0.8, zorder=3 if best else 2 if whole else 1,
         )  # fmt: skip
     for i, name in enumerate(names):
@@ -124,17 +128,17 @@ def parallel(sweep: Sweep) -> Figure:
 
 
 def curves(sweep: Sweep) -> Figure:
-    """Validation score by round, mean over seeds, colored by the trial's score; stopped trials end with a ring."""
+    """Draw the validation score by round, mean over seeds, colored by the trial's score; a ring ends stopped trials."""
     shown = _scored(sweep)
     norm, chosen = _norm(sweep, shown), sweep.best
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
     ax = figure.add_subplot()
-    for t in shown:
-        rounds = sorted(set.intersection(*(set(curve) for curve in t.curves.values())))
-        means = [100 * statistics.fmean(curve[r] for curve in t.curves.values()) for r in rounds]
-        ax.plot(rounds, means, color=MAP(norm(_mean(sweep, t))), linewidth=2.4 if t is chosen else 1.1)
-        ax.plot(rounds[-1], means[-1], "o", markersize=4, color=MAP(norm(_mean(sweep, t))),
-                markerfacecolor=MAP(norm(_mean(sweep, t))) if _whole(t) else "white")  # fmt: skip
+    for trial in shown:
+        rounds = sorted(set.intersection(*(set(curve) for curve in trial.curves.values())))
+        means = [100 * statistics.fmean(curve[r] for curve in trial.curves.values()) for r in rounds]
+        ax.plot(rounds, means, color=MAP(norm(_mean(sweep, trial))), linewidth=2.4 if trial is chosen else 1.1)
+        ax.plot(rounds[-1], means[-1], "o", markersize=4, color=MAP(norm(_mean(sweep, trial))),
+                markerfacecolor=MAP(norm(_mean(sweep, trial))) if _whole(trial) else "white")  # fmt: skip
     ax.set_xlabel("round")
     ax.set_ylabel(f"validation {_metric(sweep)}")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -144,7 +148,7 @@ def curves(sweep: Sweep) -> Figure:
 
 
 def importance(shares: dict[str, float]) -> Figure:
-    """Bars of importances, which add up to 1."""
+    """Draw importances as bars, which add up to 1."""
     ordered = sorted(shares.items(), key=lambda item: item[1])
     figure = Figure(figsize=(4.6, 0.5 + 0.38 * len(ordered)), layout="constrained")
     ax = figure.add_subplot()
@@ -157,7 +161,7 @@ def importance(shares: dict[str, float]) -> Figure:
 
 
 def svg(draw: Callable[[], Figure]) -> str:
-    """A figure as inline SVG."""
+    """Return a figure as inline SVG."""
     with matplotlib.rc_context(SETTINGS):
         stream = io.StringIO()
         draw().savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
@@ -166,14 +170,14 @@ def svg(draw: Callable[[], Figure]) -> str:
 
 
 def png(draw: Callable[[], Figure], path: Path) -> Path:
-    """A figure as a PNG file."""
+    """Write a figure as a PNG file; return its path."""
     with matplotlib.rc_context(SETTINGS):
         draw().savefig(path, dpi=130, metadata={"Software": None})
     return path
 
 
 def _scored(sweep: Sweep) -> list[Trial]:
-    return [t for t in sweep.trials if t.status != "failed" and t.scores(sweep.rule)]
+    return [trial for trial in sweep.trials if trial.status != "failed" and trial.scores(sweep.rule)]
 
 
 def _whole(trial: Trial) -> bool:
@@ -189,15 +193,16 @@ def _metric(sweep: Sweep) -> str:
 
 
 def _norm(sweep: Sweep, shown: Sequence[Trial]) -> Normalize:
-    """Colors span the whole trials, so that early scores do not use up the range."""
-    scores = [_mean(sweep, t) for t in shown if _whole(t)] or [_mean(sweep, t) for t in shown]
+    """Return the color scale: it spans the whole trials, so that early scores do not use up the range."""
+    scores = [_mean(sweep, trial) for trial in shown if _whole(trial)] or [_mean(sweep, trial) for trial in shown]
     low, high = min(scores), max(scores)
     return Normalize(low, high if high > low else low + 1, clip=True)
 
 
-def _place(dimension: Dimension, value: object) -> float:
-    """Where a value lies on an axis: choices by their number, ``tail`` by its distance to 100 (downwards), in
-    logarithms where the scale has them.
+def _position(dimension: Dimension, value: object) -> float:
+    """Return the position of a value on an axis, in logarithms where the scale has them.
+
+    Choices stand by their number, ``tail`` by its distance to 100 (downwards).
     """
     if isinstance(dimension, Choice):
         return float(dimension.values.index(value)) if value in dimension.values else -1.0
@@ -216,12 +221,12 @@ def _ticks(dimension: Dimension) -> list[object]:
 
 def _axis(ax: Axes, dimension: Dimension, name: str, which: str) -> None:
     ticks = _ticks(dimension)
-    places, labels = [_place(dimension, v) for v in ticks], [verbatim(_word(v)) for v in ticks]
+    positions, labels = [_position(dimension, v) for v in ticks], [verbatim(_word(v)) for v in ticks]
     if which == "x":
-        ax.set_xticks(places, labels)
+        ax.set_xticks(positions, labels)
         ax.set_xlabel(name)
     else:
-        ax.set_yticks(places, labels)
+        ax.set_yticks(positions, labels)
         ax.set_ylabel(name)
 
 
@@ -231,29 +236,31 @@ def _word(value: object) -> str:
 
 def _span(sweep: Sweep, name: str, shown: Sequence[Trial]) -> tuple[float, float]:
     if name == "score":
-        places = [_mean(sweep, t) for t in shown]
+        positions = [_mean(sweep, trial) for trial in shown]
     else:
         dimension = sweep.space[name]
         ends = dimension.values if isinstance(dimension, Choice) else (dimension.low, dimension.high)
-        places = [_place(dimension, v) for v in ends] + [_place(dimension, t.point[name]) for t in shown]
-    return min(places), max(places)
+        positions = [_position(dimension, v) for v in ends] + [
+            _position(dimension, trial.point[name]) for trial in shown
+        ]
+    return min(positions), max(positions)
 
 
-def _share(place: float, low: float, high: float) -> float:
-    return (place - low) / (high - low) if high > low else 0.5
+def _share(position: float, low: float, high: float) -> float:
+    return (position - low) / (high - low) if high > low else 0.5
 
 
 def _tick(sweep: Sweep, name: str, span: tuple[float, float], share: float) -> str:
-    place = span[0] + share * (span[1] - span[0])
+    position = span[0] + share * (span[1] - span[0])
     if name == "score":
-        return f"{place:.1f}"
+        return f"{position:.1f}"
     dimension = sweep.space[name]
     if isinstance(dimension, Choice):
-        inside = 0 <= round(place) < len(dimension.values) and float(place).is_integer()
-        return str(dimension.values[round(place)]) if inside else ""
+        inside = 0 <= round(position) < len(dimension.values) and float(position).is_integer()
+        return str(dimension.values[round(position)]) if inside else ""
     if dimension.scale == "tail":
-        return f"{100 - 10**-place:.4g}"
-    return f"{10**place if dimension.scale == 'log' else place:.3g}"
+        return f"{100 - 10**-position:.4g}"
+    return f"{10**position if dimension.scale == 'log' else position:.3g}"
 
 
 def _bar(figure: Figure, ax: Axes, norm: Normalize, sweep: Sweep) -> None:

@@ -1,4 +1,4 @@
-"""What a person sees while a sweep goes: a line per trial that ended, and on a terminal a live line between."""
+"""The progress of a sweep for a person: a line per trial that ended, and on a terminal a live line between."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from anchorfl.pipeline.run.progress import format_duration
-from anchorfl.tuning.search.study import Entry
+from anchorfl.tuning.search.study import TrialState
 
 
-class Watch:
-    """Trials, scores, time left. say: takes a line; live: rewrites the last one, None where that is no terminal."""
+class SweepProgress:
+    """An observer that prints trials, scores and the time left.
+
+    log: takes a line; live: rewrites the last one, None where that is no terminal.
+    """
 
     def __init__(
         self, count: int, at_once: int, log: Callable[[str], None], live: Callable[[str], None] | None
@@ -23,42 +26,42 @@ class Watch:
         self.began, self.spent = time.monotonic(), list[float]()
 
     def start(self) -> None:
-        """The replay is over: speak."""
+        """Begin to speak: the replay is over."""
         self.quiet, self.began = False, time.monotonic()
         done = {s: sum(v == s for v in self.status.values()) for s in ("finished", "stopped", "failed", "running")}
         if self.status:
             self.log("going on: " + ", ".join(f"{n} trials {s}" for s, n in done.items() if n))
 
-    def suggested(self, entry: Entry) -> None:
-        """A trial exists."""
-        self.status[entry.number] = "running"
+    def on_suggest(self, trial: TrialState) -> None:
+        """Count a new trial as running."""
+        self.status[trial.number] = "running"
 
-    def reported(self, entry: Entry, round_: int) -> None:
-        """A trial finished a round."""
+    def on_report(self, trial: TrialState, round_: int) -> None:
+        """Rewrite the live line with a round of a trial."""
         if self.live and not self.quiet:
             running = sum(s == "running" for s in self.status.values())
-            score = 100 * entry.records[round_]["score"]
-            self.live(f"trial {entry.number} round {round_}: {score:.2f}  {running} running  {self._rest()}")
+            score = 100 * trial.records[round_]["score"]
+            self.live(f"trial {trial.number} round {round_}: {score:.2f}  {running} running  {self._rest()}")
 
-    def ended(self, entry: Entry) -> None:
-        """A trial is over."""
-        self.status[entry.number] = entry.status
-        if entry.records:
-            record = entry.records[entry.rounds]
+    def on_end(self, trial: TrialState) -> None:
+        """Print a line for a trial that is over."""
+        self.status[trial.number] = trial.status
+        if trial.records:
+            record = trial.records[trial.rounds]
             self.spent.append(record["seconds"])
-            if entry.status == "finished" and (self.best is None or record["score"] > self.best[0]):
-                self.best = (record["score"], entry.number)
+            if trial.status == "finished" and (self.best is None or record["score"] > self.best[0]):
+                self.best = (record["score"], trial.number)
         if not self.quiet:
-            self.log(self._line(entry))
+            self.log(self._line(trial))
 
-    def _line(self, entry: Entry) -> str:
-        if entry.status == "failed":
-            return f"trial {entry.number:>3} failed: {entry.error}"
-        record = entry.records[entry.rounds]
+    def _line(self, trial: TrialState) -> str:
+        if trial.status == "failed":
+            return f"trial {trial.number:>3} failed: {trial.error}"
+        record = trial.records[trial.rounds]
         sd = statistics.stdev(record["scores"].values()) if len(record["scores"]) > 1 else 0.0
-        word = "" if entry.status == "finished" else f", stopped at round {entry.rounds}"
+        word = "" if trial.status == "finished" else f", stopped at round {trial.rounds}"
         return (
-            f"trial {entry.number:>3} {100 * record['score']:6.2f} ± {100 * sd:.2f}{word}  {named(entry.point)}"
+            f"trial {trial.number:>3} {100 * record['score']:6.2f} ± {100 * sd:.2f}{word}  {format_point(trial.point)}"
             f"  {record['seconds']:.0f} s  {self._rest()}"
         )
 
@@ -69,12 +72,12 @@ class Watch:
         return f"{best}{len(ended)}/{self.count} done" + (f"  about {format_duration(left)} left" if left else "")
 
 
-def named(point: Mapping[str, object]) -> str:
-    """A point in one line."""
+def format_point(point: Mapping[str, object]) -> str:
+    """Return a point in one line."""
     return " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in point.items())
 
 
-def spread(scores: Sequence[float]) -> str:
-    """Mean and, of several, sd (ddof 1), in percent."""
+def format_mean_sd(scores: Sequence[float]) -> str:
+    """Return the mean and, of several, the sd (ddof 1), in percent."""
     sd = f" ± {100 * statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
     return f"{100 * statistics.fmean(scores):.2f}{sd}"

@@ -23,7 +23,7 @@ from anchorfl.pipeline.tracking.mlflow_writer import LOCAL_WAIT_S, SERVER_WAIT_S
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tuning.search.backup import move_aside
 from anchorfl.tuning.search.results import Trial
-from anchorfl.tuning.search.study import Entry
+from anchorfl.tuning.search.study import TrialState
 
 ENDED: Mapping[str, Status] = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED"}
 """MLflow has no word for a trial that the scheduler stopped, which did what it was asked to."""
@@ -32,149 +32,154 @@ RECORD = ("metrics.jsonl", "tracking.json", "error.txt", "run.json")
 
 
 @dataclass
-class Records:
-    """Writes what the conductor tells it. experiment_of: the experiment of a point, with the first seed; setups: by
-    seed; about: parameters of the sweep itself; say: takes a line for a person.
-    """
+class SweepRecords:
+    """An observer that writes the records of a sweep and of its trials."""
 
     folder: Path
+    """The sweep's folder."""
     experiment: Experiment
+    """The preset with its overrides."""
     run_specs: Mapping[int, RunSpec]
+    """By seed of the search."""
     experiment_of: Callable[[Mapping[str, Any]], Experiment]
-    about: dict[str, Any]
+    """Returns the experiment of a point, with the first seed."""
+    params: dict[str, Any]
+    """Parameters of the sweep itself."""
     metric: str
+    """``validation/f1_macro``, for example."""
     log: Callable[[str], None]
-    _trials: dict[int, JsonLines] = field(default_factory=dict)
-    _known: dict[int, int] = field(default_factory=dict)
-    _ended: dict[str, int] = field(default_factory=dict)
+    """Takes a line for a person."""
+    _open_records: dict[int, JsonLines] = field(default_factory=dict)
+    _written_rounds: dict[int, int] = field(default_factory=dict)
+    _end_counts: dict[str, int] = field(default_factory=dict)
 
     def check(self) -> None:
-        """InputError where the sweep has trials on data that are prepared otherwise now."""
-        check_same_data(self._base().tags, self.folder)
+        """Raise InputError where the sweep has trials on data that are prepared otherwise now."""
+        check_same_data(self._shared_info().tags, self.folder)
 
     def begin(self) -> None:
         """Open the sweep's own record and start the writer."""
-        base, run_spec = self._base(), next(iter(self.run_specs.values()))
+        base, run_spec = self._shared_info(), next(iter(self.run_specs.values()))
         rows = read_records(self.folder)[0]
         self._rows = max((r.round for r in rows), default=-1)
-        self._parent = JsonLines(self.folder, self._rows + 1)
-        params = {**{k: v for k, v in flat(run_spec.experiment).items() if k not in ("seed", "output")}, **self.about}
-        self._parent.begin(replace(base, name=self.folder.name, params=params, folder=self.folder))
+        self._sweep_record = JsonLines(self.folder, self._rows + 1)
+        params = {**{k: v for k, v in flat(run_spec.experiment).items() if k not in ("seed", "output")}, **self.params}
+        self._sweep_record.begin(replace(base, name=self.folder.name, params=params, folder=self.folder))
         options = self.experiment.tracking
         uri = store_uri(options.uri, self.folder)
-        self._deliveries = MlflowTreeUploader(self.folder, uri) if uri else None
+        self._uploader = MlflowTreeUploader(self.folder, uri) if uri else None
         self._writer = None
-        if self._deliveries is not None:
+        if self._uploader is not None:
             wait = LOCAL_WAIT_S if uri.startswith("sqlite") else SERVER_WAIT_S
-            self._writer = MlflowWriter(self.folder, uri, self.log, timeout_s=wait, uploader=self._deliveries)
+            self._writer = MlflowWriter(self.folder, uri, self.log, timeout_s=wait, uploader=self._uploader)
             self._writer.begin(base)
 
     def trial_folder(self, number: int) -> Path:
-        """Folder of a trial: its record, and a run folder per seed."""
+        """Return the folder of a trial: its record, and a run folder per seed."""
         return self.folder / "trials" / f"{number:04d}"
 
-    def suggested(self, entry: Entry) -> None:
+    def on_suggest(self, trial: TrialState) -> None:
         """Open the record of a trial; one that an earlier start closed stays as it is."""
-        folder, experiment, base = self.trial_folder(entry.number), self.experiment_of(entry.point), self._base()
-        about = read_metadata(folder)
-        if about and about["tags"].get("config_digest", digest(experiment)) != digest(
+        folder, experiment, base = self.trial_folder(trial.number), self.experiment_of(trial.point), self._shared_info()
+        metadata = read_metadata(folder)
+        if metadata and metadata["tags"].get("config_digest", digest(experiment)) != digest(
             experiment
         ):  # the end of a ledger was lost
             self.log(f"{folder} held the record of another point: moved to {move_aside(folder, RECORD)}")
-            about = {}
+            metadata = {}
         self._send(folder)
-        if about.get("status") in ENDED.values():
+        if metadata.get("status") in ENDED.values():
             return
         rows = read_records(folder)[0]
-        self._known[entry.number] = max((r.round for r in rows), default=0)
-        journal = JsonLines(folder, self._known[entry.number] + 1 if rows else 0)
-        params = {**flat(experiment), "seed": self.about["seeds"], "trial": entry.number}
-        tags = {**base.tags, "config_digest": digest(experiment), "trial": entry.trial_id}
-        info = replace(base, name=f"{self.folder.name}-{entry.trial_id}", params=params, tags=tags, folder=folder)
-        journal.begin(replace(info, parent=self.folder))
-        self._trials[entry.number] = journal
+        self._written_rounds[trial.number] = max((r.round for r in rows), default=0)
+        run_record = JsonLines(folder, self._written_rounds[trial.number] + 1 if rows else 0)
+        params = {**flat(experiment), "seed": self.params["seeds"], "trial": trial.number}
+        tags = {**base.tags, "config_digest": digest(experiment), "trial": trial.trial_id}
+        info = replace(base, name=f"{self.folder.name}-{trial.trial_id}", params=params, tags=tags, folder=folder)
+        run_record.begin(replace(info, parent=self.folder))
+        self._open_records[trial.number] = run_record
 
-    def reported(self, entry: Entry, round_: int) -> None:
+    def on_report(self, trial: TrialState, round_: int) -> None:
         """Keep a round of a trial, unless an earlier start did."""
-        if entry.number not in self._trials or round_ <= self._known[entry.number]:
+        if trial.number not in self._open_records or round_ <= self._written_rounds[trial.number]:
             return
-        record = entry.records[round_]
+        record = trial.records[round_]
         metrics = {**record["metrics"], **{f"{self.metric}/seed_{s}": v for s, v in record["scores"].items()}}
         if len(record["scores"]) > 1:
             metrics[f"{self.metric}/sd"] = statistics.stdev(record["scores"].values())
-        self._trials[entry.number].round(RoundRecord(round_, time.time(), metrics))
-        self._known[entry.number] = round_
-        self._send(self.trial_folder(entry.number))
+        self._open_records[trial.number].round(RoundRecord(round_, time.time(), metrics))
+        self._written_rounds[trial.number] = round_
+        self._send(self.trial_folder(trial.number))
 
-    def ended(self, entry: Entry) -> None:
+    def on_end(self, trial: TrialState) -> None:
         """Close the record of a trial; count it in the sweep's."""
-        journal = self._trials.pop(entry.number, None)
-        if journal is not None:
-            if entry.trace:
-                (journal.folder / "error.txt").write_text(entry.trace, encoding="utf-8")
-                journal.artifact(journal.folder / "error.txt")
-            journal.end(ENDED[entry.status])
-        self._ended[entry.status] = self._ended.get(entry.status, 0) + 1
-        if entry.records:
-            score = entry.records[entry.rounds]["score"]
-            whole = f"{self.metric}/{'whole' if entry.status == 'finished' else 'stopped'}"
-            self._count({whole: score, "trial": float(entry.number)})
+        run_record = self._open_records.pop(trial.number, None)
+        if run_record is not None:
+            if trial.trace:
+                (run_record.folder / "error.txt").write_text(trial.trace, encoding="utf-8")
+                run_record.artifact(run_record.folder / "error.txt")
+            run_record.end(ENDED[trial.status])
+        self._end_counts[trial.status] = self._end_counts.get(trial.status, 0) + 1
+        if trial.records:
+            score = trial.records[trial.rounds]["score"]
+            whole = f"{self.metric}/{'whole' if trial.status == 'finished' else 'stopped'}"
+            self._count({whole: score, "trial": float(trial.number)})
         else:
-            self._count({"trial": float(entry.number)})
-        self._send(self.trial_folder(entry.number))
+            self._count({"trial": float(trial.number)})
+        self._send(self.trial_folder(trial.number))
 
     def add(self, folder: Path) -> None:
-        """Deliver a further run folder, whose record another process wrote."""
+        """Upload a further run folder, whose record another process wrote."""
         self._send(folder)
 
-    def look(self) -> None:
-        """Send what has come since."""
+    def wake_writer(self) -> None:
+        """Have what has come since sent."""
         if self._writer is not None:
             self._writer.wake()
 
     def artifact(self, path: Path) -> None:
         """Keep a file or folder of the sweep."""
-        self._parent.artifact(path)
+        self._sweep_record.artifact(path)
 
     def end(self, status: Status) -> None:
         """Close the sweep's record and wait for the writer."""
-        self._parent.end(status)
+        self._sweep_record.end(status)
         if self._writer is not None:
             self._writer.end(status)
 
     def _count(self, metrics: dict[str, float]) -> None:
-        done = sum(self._ended.values())
+        done = sum(self._end_counts.values())
         if done > self._rows:
-            counts = {f"trials/{status}": float(n) for status, n in self._ended.items()}
-            self._parent.round(RoundRecord(done, time.time(), metrics | counts))
+            counts = {f"trials/{status}": float(n) for status, n in self._end_counts.items()}
+            self._sweep_record.round(RoundRecord(done, time.time(), metrics | counts))
             self._rows = done
 
     def _send(self, folder: Path) -> None:
-        if self._deliveries is not None and self._writer is not None:
-            self._deliveries.add(folder)
-            self.look()
+        if self._uploader is not None and self._writer is not None:
+            self._uploader.add(folder)
+            self.wake_writer()
 
-    def _base(self) -> RunInfo:
-        """What all records share: study, data sets, digests over all seeds."""
+    def _shared_info(self) -> RunInfo:
+        """Return what all records share: study, data sets, digests over all seeds."""
         infos = [run_info(run_spec, self.folder) for run_spec in self.run_specs.values()]
         tags = {k: ",".join(dict.fromkeys(i.tags[k] for i in infos)) for k in infos[0].tags}
         study = self.experiment.tracking.experiment or infos[0].experiment
         return replace(infos[0], experiment=study, tags={**tags, "config_digest": digest(self.experiment)})
 
 
-def as_trial(entry: Entry) -> Trial:
-    """An entry as the report takes it."""
+def as_trial(trial: TrialState) -> Trial:
+    """Return a trial as the report takes it."""
     curves: dict[int, dict[int, float]] = {}
-    for round_, record in sorted(entry.records.items()):
+    for round_, record in sorted(trial.records.items()):
         for seed, score in record["scores"].items():
             curves.setdefault(int(seed), {})[round_] = score
-    last = entry.records.get(entry.rounds, {})
+    last = trial.records.get(trial.rounds, {})
     return Trial(
-        number=entry.number,
-        point=entry.point,
-        status=entry.status,  # type: ignore[arg-type]  # the words are the ledger's
+        number=trial.number,
+        point=trial.point,
+        status=trial.status,  # type: ignore[arg-type]  # the words are the ledger's
         curves=curves,
         seconds=last.get("seconds", 0.0),
         training_seconds=last.get("training_seconds", 0.0),
-        error=entry.error,
+        error=trial.error,
     )

@@ -16,13 +16,13 @@ from matplotlib.figure import Figure
 
 from anchorfl.pipeline.run.progress import format_duration
 from anchorfl.pipeline.storage.atomic_files import write_atomically
-from anchorfl.tuning.search.results import Final, Sweep, Trial
+from anchorfl.tuning.search.results import FinalRun, Sweep, Trial
 from anchorfl.tuning.search.search_space import Range, describe
 from anchorfl.tuning.sweep import plots
 from anchorfl.tuning.sweep.best_preset import best_preset
 from anchorfl.tuning.sweep.html import Block, html, markdown
 from anchorfl.tuning.sweep.importance import importances
-from anchorfl.tuning.sweep.progress import named, spread
+from anchorfl.tuning.sweep.progress import format_mean_sd, format_point
 
 RULES = {
     "last": "the score of its last round",
@@ -33,7 +33,7 @@ RULES = {
 
 def write_report(sweep: Sweep, out: Path, preset_toml: str | None = None) -> list[Path]:
     """Write ``report.html``, ``report.md`` with ``figures/``, ``trials.csv`` and, given the preset's text,
-    ``best.toml`` into ``out``; what was written, the figures as their folder.
+    ``best.toml`` into ``out``; return what was written, the figures as their folder.
     """
     (out / "figures").mkdir(parents=True, exist_ok=True)
     blocks = list(_blocks(sweep))
@@ -51,17 +51,20 @@ def write_report(sweep: Sweep, out: Path, preset_toml: str | None = None) -> lis
 def _blocks(sweep: Sweep) -> Iterator[Block]:
     yield Block(rows=_facts(sweep))
     yield Block("What was chosen", paragraphs=_verdict(sweep))
-    if sweep.tested:
-        yield Block("On fresh seeds, tested once", rows=_finals(sweep))
+    if sweep.final_runs_begun:
+        yield Block("On fresh seeds, tested once", rows=_final_runs(sweep))
     yield from _pictures(sweep)
     yield Block("Trials", rows=_table(sweep), paragraphs=[_how_to_read(sweep), *sweep.notes])
-    failed = [["trial", "error"], *([str(t.number), t.error] for t in sweep.trials if t.status == "failed")]
+    failed = [
+        ["trial", "error"],
+        *([str(trial.number), trial.error] for trial in sweep.trials if trial.status == "failed"),
+    ]
     if len(failed) > 1:
         yield Block("Failures", rows=failed)
 
 
 def _facts(sweep: Sweep) -> list[list[str]]:
-    counts = {s: sum(t.status == s for t in sweep.trials) for s in ("finished", "stopped", "failed", "running")}
+    counts = {s: sum(trial.status == s for trial in sweep.trials) for s in ("finished", "stopped", "failed", "running")}
     rows = [
         ["preset", f"{sweep.preset} (task {sweep.task}, method {sweep.method})"],
         ["search", f"{sweep.searcher}, scheduler {sweep.scheduler}"],
@@ -82,14 +85,15 @@ def _verdict(sweep: Sweep) -> list[str]:
     if best is None:
         return ["No trial has a score yet."]
     mine = best.scores(sweep.rule)
-    lines = [f"Trial {best.number}: {named(best.point)}. Validation score {spread(mine)} at round {best.rounds}."]
+    score = format_mean_sd(mine)
+    lines = [f"Trial {best.number}: {format_point(best.point)}. Validation score {score} at round {best.rounds}."]
     own = sweep.trials[0]
     theirs = own.scores(sweep.rule)
     if best.number == own.number:
         return [*lines, "This is the preset's own point: no other did better."]
     if not theirs or own.rounds != best.rounds:
         return [*lines, f"The preset's own point (trial 0) ended at round {own.rounds}, so the two cannot be compared."]
-    lines.append(f"The preset's own point (trial 0, {named(own.point)}): {spread(theirs)}.")
+    lines.append(f"The preset's own point (trial 0, {format_point(own.point)}): {format_mean_sd(theirs)}.")
     gains = [100 * (a - b) for a, b in zip(mine, theirs, strict=True)]
     gain = statistics.fmean(gains)
     if len(gains) < 2:
@@ -99,29 +103,29 @@ def _verdict(sweep: Sweep) -> list[str]:
     return [*lines, f"{word}gain {gain:+.2f}, standard error over {len(gains)} paired seeds {error:.2f}."]
 
 
-def _finals(sweep: Sweep) -> list[list[str]]:
-    some = next(iter((*sweep.finals, *sweep.references)), None)
+def _final_runs(sweep: Sweep) -> list[list[str]]:
+    some = next(iter((*sweep.final_runs, *sweep.reference_runs)), None)
     metrics = list(some.scores["test"]) if some else [sweep.metric]
     head = ["point", "seed", "rounds", *(f"test {m}" for m in metrics)]
     rows: list[list[str]] = []
-    for word, runs in (("chosen", sweep.finals), ("preset's own", sweep.references)):
+    for word, runs in (("chosen", sweep.final_runs), ("preset's own", sweep.reference_runs)):
         rows += [
             [word, str(r.seed), str(r.rounds), *(f"{100 * r.scores['test'][m]:.2f}" for m in metrics)] for r in runs
         ]
-        lacking = sweep.lacking(runs) if word == "chosen" or sweep.referred else []
-        rows += [[word, str(seed), "-", *("no result" for _ in metrics)] for seed in lacking]
+        missing = sweep.missing_seeds(runs) if word == "chosen" or sweep.needs_reference_runs else []
+        rows += [[word, str(seed), "-", *("no result" for _ in metrics)] for seed in missing]
         if len(runs) > 1:
-            of = f", {len(runs)} of {len(sweep.fresh)}" if lacking else ""
-            rows.append([f"{word}, mean ± sd{of}", "", "", *(spread(_test(runs, m)) for m in metrics)])
+            of = f", {len(runs)} of {len(sweep.fresh_seeds)}" if missing else ""
+            rows.append([f"{word}, mean ± sd{of}", "", "", *(format_mean_sd(_test(runs, m)) for m in metrics)])
     return [head, *rows]
 
 
-def _test(runs: Sequence[Final], metric: str) -> list[float]:
+def _test(runs: Sequence[FinalRun], metric: str) -> list[float]:
     return [r.scores["test"][metric] for r in runs]
 
 
 def _pictures(sweep: Sweep) -> Iterator[Block]:
-    scored = [t for t in sweep.trials if t.status != "failed" and t.scores(sweep.rule)]
+    scored = [trial for trial in sweep.trials if trial.status != "failed" and trial.scores(sweep.rule)]
     if not scored:
         yield Block("Figures", paragraphs=["No trial has a score, so there is nothing to draw."])
         return
@@ -162,18 +166,26 @@ def _table(sweep: Sweep) -> list[list[str]]:
         "%",
     ]
     ranked = sweep.ranked()
-    rest = [t for t in sweep.trials if t not in ranked]
-    return [head, *(_row(sweep, t) for t in [*ranked, *rest])]
+    rest = [trial for trial in sweep.trials if trial not in ranked]
+    return [head, *(_row(sweep, trial) for trial in [*ranked, *rest])]
 
 
-def _row(sweep: Sweep, t: Trial) -> list[str]:
-    scores = t.scores(sweep.rule)
+def _row(sweep: Sweep, trial: Trial) -> list[str]:
+    scores = trial.scores(sweep.rule)
     each = [f"{100 * s:.2f}" for s in scores] or ["-"] * len(sweep.seeds)
-    beyond = t.seconds - t.training_seconds
-    share = f"{100 * beyond / t.seconds:.1f}" if t.seconds else "-"
-    point = [f"{v:g}" if isinstance(v, float) else str(v) for v in (t.point[n] for n in sweep.space)]
-    times = [f"{t.seconds:.0f}", f"{beyond:.1f}", share] if scores else ["-"] * 3
-    return [str(t.number), *point, t.status, str(t.rounds), spread(scores) if scores else "-", *each, *times]
+    beyond = trial.seconds - trial.training_seconds
+    share = f"{100 * beyond / trial.seconds:.1f}" if trial.seconds else "-"
+    point = [f"{v:g}" if isinstance(v, float) else str(v) for v in (trial.point[n] for n in sweep.space)]
+    times = [f"{trial.seconds:.0f}", f"{beyond:.1f}", share] if scores else ["-"] * 3
+    return [
+        str(trial.number),
+        *point,
+        trial.status,
+        str(trial.rounds),
+        format_mean_sd(scores) if scores else "-",
+        *each,
+        *times,
+    ]
 
 
 def _how_to_read(sweep: Sweep) -> str:
@@ -191,11 +203,12 @@ def _csv(sweep: Sweep) -> str:
     seeds = [f"score_seed_{s}" for s in sweep.seeds]
     writer.writerow(["trial", "status", "rounds", *sweep.space, "score_mean", "score_sd", *seeds, "seconds",
                      "overhead_seconds"])  # fmt: skip
-    for t in sweep.trials:
-        scores = t.scores(sweep.rule)
+    for trial in sweep.trials:
+        scores = trial.scores(sweep.rule)
         mean = f"{statistics.fmean(scores):.6f}" if scores else ""
         sd = f"{statistics.stdev(scores):.6f}" if len(scores) > 1 else ""
         each = [f"{s:.6f}" for s in scores] or [""] * len(sweep.seeds)
-        writer.writerow([t.number, t.status, t.rounds, *(t.point[n] for n in sweep.space), mean, sd, *each,
-                         f"{t.seconds:.3f}", f"{t.seconds - t.training_seconds:.3f}"])  # fmt: skip
+        point = [trial.point[name] for name in sweep.space]
+        times = [f"{trial.seconds:.3f}", f"{trial.seconds - trial.training_seconds:.3f}"]
+        writer.writerow([trial.number, trial.status, trial.rounds, *point, mean, sd, *each, *times])
     return stream.getvalue()

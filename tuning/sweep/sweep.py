@@ -26,20 +26,20 @@ from anchorfl.tuning.search.backup import SweepBackup
 from anchorfl.tuning.search.ledger import Event, Ledger
 from anchorfl.tuning.search.results import Sweep
 from anchorfl.tuning.search.search_space import Value, describe
-from anchorfl.tuning.search.searchers import Point, make_scheduler, make_searcher, most_trials
-from anchorfl.tuning.search.study import Conductor, Observer, read_entries
-from anchorfl.tuning.search.trial import Work, bundles, final_experiment, point_experiment, train_trial
-from anchorfl.tuning.search.tune_adapter import Budget, room, search
-from anchorfl.tuning.sweep.final_runs import read_finals, run_finals
-from anchorfl.tuning.sweep.plan import Log, Plan
-from anchorfl.tuning.sweep.progress import Watch
-from anchorfl.tuning.sweep.records import Records, as_trial
+from anchorfl.tuning.search.searchers import HyperParams, make_scheduler, make_searcher, most_trials
+from anchorfl.tuning.search.study import Observer, Study, read_trials
+from anchorfl.tuning.search.trial import TrialContext, bundles, final_experiment, point_experiment, train_trial
+from anchorfl.tuning.search.tune_adapter import Budget, max_concurrent_trials, search
+from anchorfl.tuning.sweep.final_runs import read_final_runs, run_final_runs
+from anchorfl.tuning.sweep.plan import Log, SweepPlan
+from anchorfl.tuning.sweep.progress import SweepProgress
+from anchorfl.tuning.sweep.records import SweepRecords, as_trial
 from anchorfl.tuning.sweep.report import write_report
 
 LEDGER = "ledger.jsonl"
 
 
-def run_sweep(plan: Plan, folder: Path, log: Log = print) -> Sweep:
+def run_sweep(plan: SweepPlan, folder: Path, log: Log = print) -> Sweep:
     """Run a sweep in ``folder``, or what is left of it. InputError on bad options or data.
 
     KeyboardInterrupt where Ctrl-C ended it early; everything that had finished is kept.
@@ -49,23 +49,26 @@ def run_sweep(plan: Plan, folder: Path, log: Log = print) -> Sweep:
         stack.enter_context(lock_run(folder))
         sweep_backup = SweepBackup(plan.experiment.cluster.backup, folder, LEDGER, log)
         stack.enter_context(ray_cluster.session(plan.experiment.cluster))
-        at_once = room(bundles(plan.experiment.cluster, plan.options), plan.options.concurrent)
+        at_once = max_concurrent_trials(bundles(plan.experiment.cluster, plan.options), plan.options.concurrent)
         # Here and once: a trial that prepared data would wait for CPUs that the trials themselves hold.
-        everywhere = {s: make_run_spec(replace(plan.experiment, seed=s), log) for s in (*plan.seeds, *plan.fresh)}
-        started = _Run(plan, folder, everywhere, at_once, sweep_backup, log)
+        everywhere = {s: make_run_spec(replace(plan.experiment, seed=s), log) for s in (*plan.seeds, *plan.fresh_seeds)}
+        started = _SweepRun(plan, folder, everywhere, at_once, sweep_backup, log)
         started.records().check()
         plan.save(folder)
         return started.go()
 
 
 @dataclass
-class _Run:
+class _SweepRun:
     """One start of a sweep."""
 
-    plan: Plan
+    plan: SweepPlan
     folder: Path
+    """The sweep's folder, absolute."""
     run_specs: Mapping[int, RunSpec]
+    """Seed -> data and class-name vectors, of the trials and the final runs."""
     at_once: int
+    """Trials at a time."""
     sweep_backup: SweepBackup
     log: Log
     refused: list[str] = field(default_factory=list)
@@ -73,20 +76,20 @@ class _Run:
 
     def go(self) -> Sweep:
         ledger = Ledger(self.folder / LEDGER)
-        count = most_trials(self.plan.options, self.plan.space, self.plan.own)
-        watch = Watch(count, self.at_once, self.log, live if sys.stdout.isatty() else None)
+        count = most_trials(self.plan.options, self.plan.space, self.plan.preset_point)
+        progress = SweepProgress(count, self.at_once, self.log, rewrite_last_line if sys.stdout.isatty() else None)
         records = self.records()
-        before = seconds_of(ledger.events)
+        before = wall_seconds(ledger.events)
         ledger.write({"event": "start", "time": time.time(), "versions": _versions()})
         began = time.time()
         records.begin()
         status: Status = "FAILED"
         try:
-            conductor = self._conductor(ledger, [records, watch, self.sweep_backup])
-            conductor.replay()
-            watch.start()
-            budget = self._budget(conductor, lambda: before + time.time() - began)
-            self._search(conductor, budget)
+            study = self._make_study(ledger, [records, progress, self.sweep_backup])
+            study.replay()
+            progress.start()
+            budget = self._budget(study, lambda: before + time.time() - began)
+            self._search(study, budget)
             view = self._conclude(records)
             status = "FINISHED"
         except KeyboardInterrupt:
@@ -97,35 +100,38 @@ class _Run:
             self.sweep_backup.close()
         return view
 
-    def _search(self, conductor: Conductor, budget: Budget) -> None:
-        o, cluster_options = self.plan.options, self.plan.experiment.cluster
-        if not conductor.done and not budget.stop_all():
+    def _search(self, study: Study, budget: Budget) -> None:
+        options, cluster_options = self.plan.options, self.plan.experiment.cluster
+        if not study.done and not budget.stop_all():
             run_specs = {seed: self.run_specs[seed] for seed in self.plan.seeds}
-            work = self._work(run_specs, self.folder / "trials")
-            search(conductor, train_trial, work, bundles(cluster_options, o), self.at_once, budget)
-        if conductor.exhausted and self.refused:
-            count, wanted = len(conductor.entries), self.plan.options.trials
+            context = self._trial_context(run_specs, self.folder / "trials")
+            search(study, train_trial, context, bundles(cluster_options, options), self.at_once, budget)
+        if study.exhausted and self.refused:
+            count, wanted = len(study.trials), self.plan.options.trials
             self.log(
                 f"{count} trials in place of {wanted}: the options refused {len(self.refused)} points that were drawn,"
                 f" the last with: {self.refused[-1]}"
             )
-        if not conductor.done:
+        if not study.done:
             if not budget.stop_all():
                 raise KeyboardInterrupt
             self.log("the budget is spent: --resume with a larger one goes on where the search stands")
 
-    def _conclude(self, records: Records) -> Sweep:
-        """Final runs and report."""
-        plan, view, notes = self.plan, view_of(self.plan, self.folder), list[str]()
-        if view.best is not None and plan.fresh:
-            points = {_word(view.best.number): dict(view.best.point)}
+    def _conclude(self, records: SweepRecords) -> Sweep:
+        """Make the final runs and the report; return the sweep with both."""
+        plan, view, notes = self.plan, read_sweep(self.plan, self.folder), list[str]()
+        if view.best is not None and plan.fresh_seeds:
+            points = {_trial_name(view.best.number): dict(view.best.point)}
             if plan.options.reference:
-                points[_word(0)] = dict(plan.own)
-            self.log(f"trial {view.best.number} is chosen: {len(points) * len(plan.fresh)} runs in full on fresh seeds")
-            run_specs = {seed: self.run_specs[seed] for seed in plan.fresh}
-            work, shares = self._work(run_specs, self.folder / "final"), bundles(plan.experiment.cluster, plan.options)
-            notes = run_finals(points, plan.fresh, work, shares, self.at_once, records, plan.options.register)
-            view = view_of(plan, self.folder)
+                points[_trial_name(0)] = dict(plan.preset_point)
+            self.log(
+                f"trial {view.best.number} is chosen: {len(points) * len(plan.fresh_seeds)} runs in full on fresh seeds"
+            )
+            run_specs = {seed: self.run_specs[seed] for seed in plan.fresh_seeds}
+            context = self._trial_context(run_specs, self.folder / "final")
+            shares, register = bundles(plan.experiment.cluster, plan.options), plan.options.register
+            notes = run_final_runs(points, plan.fresh_seeds, context, shares, self.at_once, records, register)
+            view = read_sweep(plan, self.folder)
         for path in (
             self.folder / "sweep.json",
             self.folder / LEDGER,
@@ -136,23 +142,23 @@ class _Run:
             self.log(note)
         return view
 
-    def _work(self, run_specs: Mapping[int, RunSpec], folder: Path) -> Work:
+    def _trial_context(self, run_specs: Mapping[int, RunSpec], folder: Path) -> TrialContext:
         plan = self.plan
         metric = f"validation/{plan.options.metric}"
-        return Work(run_specs, plan.names, str(folder), plan.rounds.whole, metric, plan.options.slots)
+        return TrialContext(run_specs, plan.names, str(folder), plan.rounds.whole, metric, plan.options.slots)
 
-    def _conductor(self, ledger: Ledger, observers: list[Observer]) -> Conductor:
+    def _make_study(self, ledger: Ledger, observers: list[Observer]) -> Study:
         plan = self.plan
-        known = all(d.holds(plan.own[n]) for n, d in plan.space.items()) and plan.options.searcher != "grid"
+        known = all(d.holds(plan.preset_point[n]) for n, d in plan.space.items()) and plan.options.searcher != "grid"
         seed = seed_for(plan.experiment.seed, "sweep") % 2**32
-        return Conductor(
-            plan.space, dict(plan.own), known, self._allowed, plan.options.trials, plan.rounds.whole,
-            make_searcher(plan.options, plan.space, seed, plan.own if known else None),
+        return Study(
+            plan.space, dict(plan.preset_point), known, self._allowed, plan.options.trials, plan.rounds.whole,
+            make_searcher(plan.options, plan.space, seed, plan.preset_point if known else None),
             make_scheduler(plan.options, plan.rounds), ledger, observers,
         )  # fmt: skip
 
-    def _allowed(self, point: Point) -> bool:
-        """Whether the options take a point: FedAlign refuses q2 above q1, for example."""
+    def _allowed(self, point: HyperParams) -> bool:
+        """Return whether the options take a point: FedAlign refuses q2 above q1, for example."""
         try:
             self._experiment_of(point)
         except InputError as error:
@@ -163,56 +169,60 @@ class _Run:
     def _experiment_of(self, point: Mapping[str, object]) -> Experiment:
         return point_experiment(self.plan.experiment, self.plan.names, dict(point), self.plan.experiment.seed)  # type: ignore[arg-type]
 
-    def records(self) -> Records:
-        """The records of the sweep and its trials."""
-        plan, o = self.plan, self.plan.options
-        about = {
-            **{f"sweep.{k}": v for k, v in asdict(o).items()},
+    def records(self) -> SweepRecords:
+        """Return the records of the sweep and its trials, not begun."""
+        plan, options = self.plan, self.plan.options
+        params = {
+            **{f"sweep.{k}": v for k, v in asdict(options).items()},
             **{f"space.{n}": describe(d) for n, d in plan.space.items()},
             "preset": plan.preset, "seeds": ",".join(map(str, plan.seeds)), "sweep.rounds": plan.rounds.whole,
             "sweep.grace": plan.rounds.grace,
         }  # fmt: skip
         run_specs = {seed: self.run_specs[seed] for seed in plan.seeds}
-        metric = f"validation/{o.metric}"
-        return Records(self.folder, plan.experiment, run_specs, self._experiment_of, about, metric, self.log)
+        metric = f"validation/{options.metric}"
+        return SweepRecords(self.folder, plan.experiment, run_specs, self._experiment_of, params, metric, self.log)
 
-    def _budget(self, conductor: Conductor, seconds: object) -> Budget:
-        o = self.plan.options
-        shares = bundles(self.plan.experiment.cluster, o)
-        price = sum(b.get("CPU", 0) * o.cpu_price + b.get("GPU", 0) * o.gpu_price for b in shares)
+    def _budget(self, study: Study, seconds: object) -> Budget:
+        options = self.plan.options
+        shares = bundles(self.plan.experiment.cluster, options)
+        price = sum(b.get("CPU", 0) * options.cpu_price + b.get("GPU", 0) * options.gpu_price for b in shares)
 
         def spent() -> tuple[float, float]:
-            busy = sum(e.records[e.rounds]["seconds"] for e in conductor.entries if e.records)
+            busy = sum(trial.records[trial.rounds]["seconds"] for trial in study.trials if trial.records)
             return seconds() / 3600, busy / 3600 * price  # type: ignore[operator]
 
-        return Budget(o.hours, o.cost, spent)
+        return Budget(options.hours, options.cost, spent)
 
 
-def view_of(plan: Plan, folder: Path) -> Sweep:
-    """What a sweep's folder holds, as the report takes it; readable at any time, also while the sweep runs."""
+def read_sweep(plan: SweepPlan, folder: Path) -> Sweep:
+    """Read a sweep's folder as the report takes it; it can be read at any time, also while the sweep runs."""
     ledger = Ledger(folder / LEDGER)
-    o = plan.options
+    options = plan.options
     view = Sweep(
         name=folder.name, preset=plan.preset, task=plan.experiment.task.name, method=plan.experiment.method.name,
-        space=plan.space, searcher=o.searcher, scheduler=o.scheduler, metric=o.metric, rule=o.rule, seeds=plan.seeds,
-        rounds=plan.rounds.whole, trials=tuple(as_trial(e) for e in read_entries(ledger.events)),
-        seconds=seconds_of(ledger.events), notes=_notes(plan), fresh=plan.fresh,
-        compared=plan.options.reference, tested=(folder / "final").exists(),
+        space=plan.space, searcher=options.searcher, scheduler=options.scheduler, metric=options.metric,
+        rule=options.rule, seeds=plan.seeds, rounds=plan.rounds.whole,
+        trials=tuple(as_trial(trial) for trial in read_trials(ledger.events)),
+        seconds=wall_seconds(ledger.events), notes=_notes(plan), fresh_seeds=plan.fresh_seeds,
+        reference_wanted=plan.options.reference, final_runs_begun=(folder / "final").exists(),
     )  # fmt: skip
     if view.best is None:
         return view
-    finals = read_finals(folder / "final", _word(view.best.number), _digests(plan, view.best.point))
-    references = read_finals(folder / "final", _word(0), _digests(plan, plan.own)) if view.best.number else ()
-    return replace(view, finals=finals, references=references)
+    final = folder / "final"
+    final_runs = read_final_runs(final, _trial_name(view.best.number), _digests(plan, view.best.point))
+    if view.best.number == 0:  # the preset's own point was chosen
+        return replace(view, final_runs=final_runs)
+    reference_runs = read_final_runs(final, _trial_name(0), _digests(plan, plan.preset_point))
+    return replace(view, final_runs=final_runs, reference_runs=reference_runs)
 
 
-def _digests(plan: Plan, point: Mapping[str, Value]) -> dict[int, str]:
-    """Of the final runs of a point, by seed."""
-    return {s: digest(final_experiment(plan.experiment, plan.names, dict(point), s)) for s in plan.fresh}
+def _digests(plan: SweepPlan, point: Mapping[str, Value]) -> dict[int, str]:
+    """Return the digests of a point's final runs: seed -> digest."""
+    return {s: digest(final_experiment(plan.experiment, plan.names, dict(point), s)) for s in plan.fresh_seeds}
 
 
-def seconds_of(events: list[Event]) -> float:
-    """Wall time of a sweep over all its starts, each up to its last event."""
+def wall_seconds(events: list[Event]) -> float:
+    """Return the wall time of a sweep over all its starts, each up to its last event, in seconds."""
     total, began, last = 0.0, 0.0, 0.0
     for event in events:
         if event["event"] == "start":
@@ -222,13 +232,13 @@ def seconds_of(events: list[Event]) -> float:
     return total + last - began
 
 
-def _notes(plan: Plan) -> tuple[str, ...]:
+def _notes(plan: SweepPlan) -> tuple[str, ...]:
     full, short = plan.experiment.federation.rounds, plan.rounds.whole
     shortened = (f"Trials ran {short} rounds, the preset and the final runs {full}.",) if short != full else ()
     return (*shortened, f"No trial was stopped before round {plan.rounds.grace}.")
 
 
-def _word(number: int) -> str:
+def _trial_name(number: int) -> str:
     return f"trial-{number:04d}"
 
 
@@ -236,6 +246,6 @@ def _versions() -> dict[str, str]:
     return {name: version_of(name) for name in ("anchorfl", "optuna", "ray", "torch")}
 
 
-def live(line: str) -> None:
+def rewrite_last_line(line: str) -> None:
     """Rewrite the terminal's last line."""
     print(f"\r\x1b[2K{line}", end="", flush=True)

@@ -21,9 +21,9 @@ from anchorfl.pipeline.storage.restore import backup_uri, restore_if_ahead
 from anchorfl.pipeline.storage.run_folder import RESULT, read_result
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tuning.search.options import SweepOptions
-from anchorfl.tuning.search.trial import bundles, telling, whole_run
-from anchorfl.tuning.search.tune_adapter import Unsaved, fit, room
-from anchorfl.tuning.sweep.final_runs import LOOK_S, why
+from anchorfl.tuning.search.trial import bundles, report_errors, run_to_end
+from anchorfl.tuning.search.tune_adapter import NotPickled, fit, max_concurrent_trials
+from anchorfl.tuning.sweep.final_runs import POLL_S, failure_reason
 from anchorfl.tuning.tables.runs import Job
 
 Log = Callable[[str], None]
@@ -37,21 +37,21 @@ class Runs:
     folders: Mapping[str, Path]
 
 
-def train_run(config: dict[str, Any], work: Runs) -> None:
+def train_run(config: dict[str, Any], context: Runs) -> None:
     """Tune's trainable: ``config["job"]`` holds the digest of a run."""
-    telling(_train_run, config, work)
+    report_errors(_train_run, config, context)
 
 
-def _train_run(config: dict[str, Any], work: Runs) -> None:
-    written = work.run_specs[config["job"]]
+def _train_run(config: dict[str, Any], context: Runs) -> None:
+    written = context.run_specs[config["job"]]
     # The driver alone writes to MLflow: a database file has one writer.
     quiet = replace(written.experiment.tracking, uri="none")
     run_spec = replace(written, experiment=replace(written.experiment, tracking=quiet))
-    result = whole_run(run_spec, work.folders[config["job"]], written=written.experiment)
+    result = run_to_end(run_spec, context.folders[config["job"]], written=written.experiment)
     tune.report({"scores": len(result.scores)})
 
 
-class Watch(Unsaved, Callback):
+class Watch(NotPickled, Callback):
     """Says when a run starts and ends, and about how long the rest takes. news: is told the folder of a run that has
     ended, and None now and then while runs go.
     """
@@ -62,12 +62,12 @@ class Watch(Unsaved, Callback):
         self.began: dict[str, float] = {}
         self.spent: list[float] = []
         self.over = 0
-        self.looked = time.monotonic()
+        self.polled = time.monotonic()
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Tune has been round its loop."""
-        if time.monotonic() - self.looked > LOOK_S:
-            self.looked = time.monotonic()
+        if time.monotonic() - self.polled > POLL_S:
+            self.polled = time.monotonic()
             self.notify(None)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -118,16 +118,18 @@ def run_jobs(
     """
     options = jobs[0].cell.experiment.cluster
     shares = bundles(options, SweepOptions())
-    at_once = room(shares, min(at_once or len(jobs), len(jobs)))
+    at_once = max_concurrent_trials(shares, min(at_once or len(jobs), len(jobs)))
     log(f"{len(jobs)} runs, {at_once} at a time")
-    work = Runs({job.cell.digest: run_specs[job.cell.digest] for job in jobs}, {j.cell.digest: j.folder for j in jobs})
+    context = Runs(
+        {job.cell.digest: run_specs[job.cell.digest] for job in jobs}, {j.cell.digest: j.folder for j in jobs}
+    )
     results = fit(
-        train_run, work, shares, at_once,
+        train_run, context, shares, at_once,
         reuse_actors=False,  # a process that took run after run kept growing; a run by itself lets go of its memory
         param_space={"job": tune.grid_search([job.cell.digest for job in jobs])},
         callbacks=[Watch(jobs, at_once, log, notify)],
     )  # fmt: skip
-    found = {r.config["job"]: why(r, work.folders[r.config["job"]]) for r in results if r.config}
+    found = {r.config["job"]: failure_reason(r, context.folders[r.config["job"]]) for r in results if r.config}
     failed = {digest: reason for digest, reason in found.items() if reason}
     if any(job.cell.digest not in failed and not (job.folder / RESULT).exists() for job in jobs):
         raise KeyboardInterrupt

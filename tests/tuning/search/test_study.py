@@ -10,14 +10,14 @@ import pytest
 
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.search.ledger import Ledger
-from anchorfl.tuning.search.options import Rounds, SweepOptions
+from anchorfl.tuning.search.options import SweepOptions, TrialRounds
 from anchorfl.tuning.search.search_space import Choice, Range
 from anchorfl.tuning.search.searchers import make_scheduler, make_searcher, most_trials
-from anchorfl.tuning.search.study import Conductor, Entry, read_entries
+from anchorfl.tuning.search.study import Study, TrialState, read_trials
 
 SPACE = {"q1": Range(90, 99.9, "tail", steps=4), "q2": Range(10, 99, steps=4), "kind": Choice(("cosine", "dot"))}
 OWN = {"q1": 99.0, "q2": 50.0, "kind": "cosine"}
-COUNT, ROUNDS = 14, Rounds(whole=9, grace=2)
+COUNT, ROUNDS = 14, TrialRounds(whole=9, grace=2)
 
 
 class Listener:
@@ -26,20 +26,20 @@ class Listener:
     def __init__(self) -> None:
         self.heard: list[tuple[str, int]] = []
 
-    def suggested(self, entry: Entry) -> None:
-        self.heard.append(("suggested", entry.number))
+    def on_suggest(self, trial: TrialState) -> None:
+        self.heard.append(("suggested", trial.number))
 
-    def reported(self, entry: Entry, round_: int) -> None:
-        self.heard.append((f"round {round_}", entry.number))
+    def on_report(self, trial: TrialState, round_: int) -> None:
+        self.heard.append((f"round {round_}", trial.number))
 
-    def ended(self, entry: Entry) -> None:
-        self.heard.append((entry.status, entry.number))
+    def on_end(self, trial: TrialState) -> None:
+        self.heard.append((trial.status, trial.number))
 
 
-def conductor(path, searcher="optuna", scheduler="asha", seed=3, count=COUNT, highest=99.9) -> Conductor:
+def study(path, searcher="optuna", scheduler="asha", seed=3, count=COUNT, highest=99.9) -> Study:
     options = SweepOptions(searcher=searcher, scheduler=scheduler, reduction=2)
     known = searcher != "grid"
-    return Conductor(
+    return Study(
         SPACE,
         dict(OWN),
         known,
@@ -53,35 +53,35 @@ def conductor(path, searcher="optuna", scheduler="asha", seed=3, count=COUNT, hi
     )
 
 
-def record(entry: Entry, round_: int) -> dict:
+def record(trial: TrialState, round_: int) -> dict:
     """A score that depends on the point and the round alone."""
-    p = entry.point
+    p = trial.point
     top = 0.9 - abs(p["q1"] - 98) / 20 - abs(p["q2"] - 40) / 200 + (0.02 if p["kind"] == "dot" else 0)
     return {"score": top * (1 - np.exp(-round_ / 3)), "scores": {"0": 0.5, "1": 0.5}, "seconds": 1.0}
 
 
-def run(search: Conductor, at_once: int, rng: random.Random, steps: int = 10_000) -> None:
+def run(search: Study, at_once: int, rng: random.Random, steps: int = 10_000) -> None:
     """Trials that take turns at random, as processes would."""
-    live: list[Entry] = []
+    live: list[TrialState] = []
     for _ in range(steps):
-        while len(live) < at_once and (entry := search.next()) is not None:
-            live.append(entry)
+        while len(live) < at_once and (trial := search.next_trial()) is not None:
+            live.append(trial)
         if not live:
             return
-        entry = rng.choice(live)
-        if entry.rounds < ROUNDS.whole and entry.verdict == "CONTINUE" and not fails(entry):
-            search.result(entry, entry.rounds + 1, record(entry, entry.rounds + 1))
+        trial = rng.choice(live)
+        if trial.rounds < ROUNDS.whole and trial.decision == "CONTINUE" and not fails(trial):
+            search.add_result(trial, trial.rounds + 1, record(trial, trial.rounds + 1))
             continue
-        search.over(entry, "ValueError: no good" if fails(entry) else "")
-        live.remove(entry)
+        search.close_trial(trial, "ValueError: no good" if fails(trial) else "")
+        live.remove(trial)
 
 
-def fails(entry: Entry) -> bool:
-    return entry.number == 5 and entry.rounds == 1
+def fails(trial: TrialState) -> bool:
+    return trial.number == 5 and trial.rounds == 1
 
 
-def state(search: Conductor) -> list[tuple]:
-    return [(e.number, e.point, e.status, e.rounds, e.error) for e in search.entries]
+def state(search: Study) -> list[tuple]:
+    return [(e.number, e.point, e.status, e.rounds, e.error) for e in search.trials]
 
 
 def lines(path) -> list[dict]:
@@ -93,12 +93,12 @@ def lines(path) -> list[dict]:
 def test_one_at_a_time_a_cut_changes_nothing(tmp_path, searcher, scheduler):
     """Cut after every seventh line, and once in the middle of a line: the ledger ends as the uncut one's."""
     whole = tmp_path / "whole.jsonl"
-    run(conductor(whole, searcher, scheduler), 1, random.Random(0))
+    run(study(whole, searcher, scheduler), 1, random.Random(0))
     text = whole.read_text().splitlines(keepends=True)
     for cut in [*range(0, len(text), 7), len(text) - 1]:
         part = tmp_path / f"{cut}.jsonl"
         part.write_text("".join(text[:cut]) + (text[cut][:20] if cut % 2 else ""))
-        again = conductor(part, searcher, scheduler)
+        again = study(part, searcher, scheduler)
         again.replay()
         run(again, 1, random.Random(1))
         assert lines(part) == lines(whole), cut
@@ -111,21 +111,21 @@ def test_several_at_a_time(tmp_path, scheduler, seed):
     ended ones never again.
     """
     path = tmp_path / "ledger.jsonl"
-    first = conductor(path, scheduler=scheduler)
+    first = study(path, scheduler=scheduler)
     run(first, 3, random.Random(seed), steps=45 + 10 * seed)
     before = state(first)
-    again = conductor(path, scheduler=scheduler)
+    again = study(path, scheduler=scheduler)
     again.replay()
     # a kill may come between a verdict and the end of its trial, which the replay then writes
     expected = [(n, p, "stopped" if v == "STOP" else s, r, e) for (n, p, s, r, e), v in
-                zip(before, [x.verdict for x in first.entries], strict=True)]  # fmt: skip
+                zip(before, [x.decision for x in first.trials], strict=True)]  # fmt: skip
     expected = [(n, p, "finished" if s == "running" and r == ROUNDS.whole else s, r, e) for n, p, s, r, e in expected]
     assert state(again) == expected
-    assert [(e.number, e.rounds) for e in read_entries(again.ledger.events)] == [(n, r) for n, _, _, r, _ in before]
-    interrupted = [e.number for e in again.entries if e.status == "running"]
-    handed = [again.next().number for _ in interrupted]
+    assert [(e.number, e.rounds) for e in read_trials(again.ledger.events)] == [(n, r) for n, _, _, r, _ in before]
+    interrupted = [e.number for e in again.trials if e.status == "running"]
+    handed = [again.next_trial().number for _ in interrupted]
     assert handed == interrupted
-    run(conductor_after(path, scheduler), 3, random.Random(9))
+    run(study_after(path, scheduler), 3, random.Random(9))
     events = lines(path)
     ended = {}
     for event in events:
@@ -136,64 +136,64 @@ def test_several_at_a_time(tmp_path, scheduler, seed):
     assert ended[5] == "failed"
 
 
-def conductor_after(path, scheduler) -> Conductor:
-    search = conductor(path, scheduler=scheduler)
+def study_after(path, scheduler) -> Study:
+    search = study(path, scheduler=scheduler)
     search.replay()
     return search
 
 
 def test_points(tmp_path):
     """Trial 0 is the preset's own; none is refused or tried twice; the searcher is told of refused ones."""
-    search = conductor(tmp_path / "ledger.jsonl", scheduler="none", count=40, highest=55)
+    search = study(tmp_path / "ledger.jsonl", scheduler="none", count=40, highest=55)
     run(search, 1, random.Random(0))
-    points = [e.point for e in search.entries]
+    points = [e.point for e in search.trials]
     assert points[0] == OWN
     assert len(points) == 40
     assert all(p["q2"] <= 55 for p in points)
     assert len({json.dumps(p) for p in points}) == 40
-    assert any("-" in e.searched_as for e in search.entries), "some suggestion was refused"
+    assert any("-" in e.searched_as for e in search.trials), "some suggestion was refused"
 
 
 def test_a_grid_ends(tmp_path):
-    search = conductor(tmp_path / "ledger.jsonl", "grid", "none", count=100)
+    search = study(tmp_path / "ledger.jsonl", "grid", "none", count=100)
     run(search, 2, random.Random(0))
     assert search.done
     cells = [(a, b, k) for a in SPACE["q1"].grid() for b in SPACE["q2"].grid() for k in ("cosine", "dot") if b <= a]
-    assert [tuple(e.point.values()) for e in search.entries[1:]] == [c for c in cells if c != tuple(OWN.values())]
+    assert [tuple(e.point.values()) for e in search.trials[1:]] == [c for c in cells if c != tuple(OWN.values())]
 
 
 def test_nothing_is_stopped_within_the_grace_period(tmp_path):
-    search = conductor(tmp_path / "ledger.jsonl")
+    search = study(tmp_path / "ledger.jsonl")
     run(search, 1, random.Random(0))
-    stopped = [e for e in search.entries if e.status == "stopped"]
+    stopped = [e for e in search.trials if e.status == "stopped"]
     assert stopped
     assert min(e.rounds for e in stopped) >= ROUNDS.grace
 
 
 def test_a_round_reported_again_changes_nothing(tmp_path):
-    search = conductor(tmp_path / "ledger.jsonl")
-    entry = search.next()
+    search = study(tmp_path / "ledger.jsonl")
+    trial = search.next_trial()
     for round_ in (1, 2):
-        search.result(entry, round_, record(entry, round_))
+        search.add_result(trial, round_, record(trial, round_))
     size = (tmp_path / "ledger.jsonl").stat().st_size
-    search.result(entry, 1, {"score": 0.0})
+    search.add_result(trial, 1, {"score": 0.0})
     assert (tmp_path / "ledger.jsonl").stat().st_size == size
-    assert entry.records[1]["score"] > 0
+    assert trial.records[1]["score"] > 0
 
 
 def test_another_searcher_is_refused(tmp_path):
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path)
     ledger.write({"event": "start", "time": 1.0, "versions": {"optuna": "5.0.0"}})
-    run(conductor(path), 1, random.Random(0), steps=30)
+    run(study(path), 1, random.Random(0), steps=30)
     Ledger(path).write({"event": "start", "time": 2.0, "versions": {"optuna": "6.0.0"}})
     with pytest.raises(InputError, match=r"no longer suggests trial \d+ as it did \(optuna 5.0.0 -> 6.0.0\)"):
-        conductor(path, seed=4).replay()
+        study(path, seed=4).replay()
 
 
 def test_damaged_line_is_named(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    run(conductor(path), 1, random.Random(0), steps=10)
+    run(study(path), 1, random.Random(0), steps=10)
     text = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*text[:3], "{broken\n", *text[3:]]))
     with pytest.raises(InputError, match=r"ledger.jsonl:4 is damaged"):

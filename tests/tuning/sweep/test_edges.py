@@ -24,8 +24,8 @@ from anchorfl.tuning.search.options import SweepOptions
 from anchorfl.tuning.search.search_space import Choice, Range, space_of
 from anchorfl.tuning.sweep import report
 from anchorfl.tuning.sweep.best_preset import best_preset
-from anchorfl.tuning.sweep.final_runs import has_result, read_finals, run_finals
-from anchorfl.tuning.sweep.plan import Plan, preset_text
+from anchorfl.tuning.sweep.final_runs import has_result, read_final_runs, run_final_runs
+from anchorfl.tuning.sweep.plan import SweepPlan, preset_text
 from anchorfl.tuning.sweep.report import write_report
 from anchorfl.tuning.tables.statistics import traffic
 from tests.pipeline.compared import quiet
@@ -39,8 +39,10 @@ def test_a_folder_of_another_point_is_moved_aside(experiment, tmp_path, monkeypa
     def scores(number, rate, after=0):
         told = []
         monkeypatch.setattr(trials.tune, "report", lambda metrics: told.append(metrics["score"]))
-        work = trials.Work({1: run_spec}, {"lr": "optimizer.lr"}, str(tmp_path / "trials"), 2, "validation/f1_macro", 1)
-        trials._train_trial({"number": number, "point": {"lr": rate}, "after": after, "seconds": 0.0}, work)
+        context = trials.TrialContext(
+            {1: run_spec}, {"lr": "optimizer.lr"}, str(tmp_path / "trials"), 2, "validation/f1_macro", 1
+        )
+        trials._train_trial({"number": number, "point": {"lr": rate}, "after": after, "seconds": 0.0}, context)
         return told
 
     first, fresh = scores(0, 0.001), scores(1, 0.05)
@@ -80,16 +82,18 @@ def test_a_final_run_of_another_point_has_no_result(tmp_path):
     finished(tmp_path / "trial-0001-seed-3", "another")
     assert has_result(tmp_path / "trial-0001-seed-2", "this")
     assert not has_result(tmp_path / "trial-0001-seed-3", "this")
-    assert [f.seed for f in read_finals(tmp_path, "trial-0001", {2: "this", 3: "this", 4: "this"})] == [2]
+    assert [f.seed for f in read_final_runs(tmp_path, "trial-0001", {2: "this", 3: "this", 4: "this"})] == [2]
 
 
 def test_a_name_for_the_registry_that_comes_late(experiment, tmp_path):
     """The final runs are there: the first one's record learns the name, and its delivery sends it."""
     e = experiment()
     run_spec, added = make_run_spec(e, quiet), []
-    work = trials.Work({5: run_spec}, {"lr": "optimizer.lr"}, str(tmp_path / "final"), 3, "validation/f1_macro", 1)
+    context = trials.TrialContext(
+        {5: run_spec}, {"lr": "optimizer.lr"}, str(tmp_path / "final"), 3, "validation/f1_macro", 1
+    )
     folder = tmp_path / "final/trial-0000-seed-5"
-    finished(folder, digest(trials.final_experiment(e, work.names, {"lr": 0.01}, 5)))
+    finished(folder, digest(trials.final_experiment(e, context.names, {"lr": 0.01}, 5)))
     about = {"id": "i", "name": "n", "experiment": "e", "created": 1.0, "status": "FINISHED", "folder": "f"}
     write_json(folder / "run.json", about | {"params": {}, "tags": {}, "datasets": [], "artifacts": [], "register": ""})
 
@@ -99,25 +103,30 @@ def test_a_name_for_the_registry_that_comes_late(experiment, tmp_path):
         def add(self, place):
             added.append(read_metadata(place)["register"])
 
-    assert run_finals({"trial-0000": {"lr": 0.01}}, (5,), work, [{"CPU": 1}], 1, Records(), "champion") == []
+    assert run_final_runs({"trial-0000": {"lr": 0.01}}, (5,), context, [{"CPU": 1}], 1, Records(), "champion") == []
     assert added == ["champion"]
 
 
 def test_missing_final_runs_are_on_the_page(tmp_path):
-    view = sweep(finals=(final(3), final(5)), references=(final(3), final(4), final(5)), fresh=(3, 4, 5), compared=True)
-    view = dataclasses.replace(view, tested=True)
-    assert not view.whole
+    view = sweep(
+        final_runs=(final(3), final(5)),
+        reference_runs=(final(3), final(4), final(5)),
+        fresh_seeds=(3, 4, 5),
+        reference_wanted=True,
+    )
+    view = dataclasses.replace(view, final_runs_begun=True)
+    assert not view.complete
     write_report(view, tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "chosen, mean ± sd, 2 of 3" in text
     assert "preset's own, mean ± sd |" in text
     assert text.count("no result") == 2  # of two metrics
-    assert dataclasses.replace(view, finals=(*view.finals, final(4))).whole
-    assert not dataclasses.replace(view, trials=()).whole
-    own = dataclasses.replace(view, finals=(final(3), final(4), final(5)), references=())
+    assert dataclasses.replace(view, final_runs=(*view.final_runs, final(4))).complete
+    assert not dataclasses.replace(view, trials=()).complete
+    own = dataclasses.replace(view, final_runs=(final(3), final(4), final(5)), reference_runs=())
     assert own.best.number == 0
-    assert own.whole  # the preset's own point was chosen: its final runs are the chosen one's
-    assert "no result" not in str(report._finals(own))
+    assert own.complete  # the preset's own point was chosen: its final runs are the chosen one's
+    assert "no result" not in str(report._final_runs(own))
 
 
 def test_a_report_leaves_a_half_written_line_alone(tmp_path):
@@ -154,12 +163,12 @@ def test_no_value_is_a_value(experiment, tmp_path):
     e = experiment("fedalign")
     space = space_of(e, ["positive_f1_gate=none,0.6"])
     assert space["positive_f1_gate"] == Choice(("none", 0.6))
-    plan = Plan("digits/fedalign", e, space, SweepOptions(scheduler="none"), "")
-    assert plan.own == {"positive_f1_gate": "none"}
+    plan = SweepPlan("digits/fedalign", e, space, SweepOptions(scheduler="none"), "")
+    assert plan.preset_point == {"positive_f1_gate": "none"}
     ledger = Ledger(tmp_path / "ledger.jsonl")
-    ledger.write({"event": "suggest", "trial": 0, "point": plan.own, "time": 1.0})
-    assert Ledger(ledger.path).events[0]["point"] == plan.own
-    assert trials.point_experiment(e, plan.names, plan.own, 1).method.positive_f1_gate is None
+    ledger.write({"event": "suggest", "trial": 0, "point": plan.preset_point, "time": 1.0})
+    assert Ledger(ledger.path).events[0]["point"] == plan.preset_point
+    assert trials.point_experiment(e, plan.names, plan.preset_point, 1).method.positive_f1_gate is None
     both = tuple(dataclasses.replace(trial(n, {}), point={"positive_f1_gate": v}) for n, v in enumerate(("none", 0.6)))
     write_report(sweep(trials=both, space=space), tmp_path, preset_text("digits/fedalign", e, overridden=True))
     assert from_tree(tomllib.loads((tmp_path / "best.toml").read_text())) == e

@@ -13,12 +13,12 @@ from anchorfl.tuning.cli import main
 from anchorfl.tuning.commands import _split
 from anchorfl.tuning.search.options import SweepOptions, resolve_rounds
 from anchorfl.tuning.search.search_space import Choice, Range
-from anchorfl.tuning.sweep.plan import Plan, load_plan, new_sweep_folder, preset_text
+from anchorfl.tuning.sweep.plan import SweepPlan, load_plan, new_sweep_folder, preset_text
 
 
-def plan(**options) -> Plan:
+def plan(**options) -> SweepPlan:
     space = {"q1": Range(90, 99.9, "tail", reason="why"), "q2": Choice((10, 50.0)), "anchor_score": Choice(("dot",))}
-    return Plan("digits/fedalign", read_preset("digits/fedalign"), space, SweepOptions(**options), "text")
+    return SweepPlan("digits/fedalign", read_preset("digits/fedalign"), space, SweepOptions(**options), "text")
 
 
 def test_a_plan_comes_back(tmp_path):
@@ -37,15 +37,15 @@ def test_seeds_follow_each_other():
     p = plan(seeds=2, finals=3)
     first = p.experiment.seed
     assert p.seeds == (first, first + 1)
-    assert p.fresh == (first + 2, first + 3, first + 4)
-    assert p.own == {"q1": p.experiment.method.q1, "q2": p.experiment.method.q2, "anchor_score": "cosine"}
+    assert p.fresh_seeds == (first + 2, first + 3, first + 4)
+    assert p.preset_point == {"q1": p.experiment.method.q1, "q2": p.experiment.method.q2, "anchor_score": "cosine"}
 
 
 def test_no_sweep_without_validation():
     e = read_preset("digits/fedalign")
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, validation=0.0))
     with pytest.raises(InputError, match=r"chooses on the validation split: set task.validation above 0"):
-        Plan("digits/fedalign", e, {"q1": Range(90, 99)}, SweepOptions(), "")
+        SweepPlan("digits/fedalign", e, {"q1": Range(90, 99)}, SweepOptions(), "")
 
 
 def test_overridden_presets_read_back(tmp_path):
@@ -135,7 +135,7 @@ def test_the_metric_is_the_first_of_those_that_are_computed():
     e = read_preset("digits/fedalign")
     e = dataclasses.replace(e, evaluation=dataclasses.replace(e.evaluation, metrics="ranking"))
     space = {"q1": Range(90, 99)}
-    assert Plan("digits/fedalign", e, space, SweepOptions(), "").options.metric == "p_at_1"
-    assert Plan("digits/fedalign", e, space, SweepOptions(metric="map"), "").options.metric == "map"
+    assert SweepPlan("digits/fedalign", e, space, SweepOptions(), "").options.metric == "p_at_1"
+    assert SweepPlan("digits/fedalign", e, space, SweepOptions(metric="map"), "").options.metric == "map"
     with pytest.raises(InputError, match=r"--metric accuracy: with evaluation.metrics = 'ranking' there are p_at_1, "):
-        Plan("digits/fedalign", e, space, SweepOptions(metric="accuracy"), "")
+        SweepPlan("digits/fedalign", e, space, SweepOptions(metric="accuracy"), "")

@@ -9,7 +9,7 @@ import pytest
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo
 from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.tasks.errors import InputError
-from anchorfl.tuning.search.trial import Work, _record
+from anchorfl.tuning.search.trial import TrialContext, _record
 from anchorfl.tuning.sweep.plots import against, heat_map
 from anchorfl.tuning.sweep.report import write_report
 from tests.tuning.sweep.test_report import sweep
@@ -30,9 +30,9 @@ def test_a_trial_reports_its_metric_or_says_that_runs_lack_it(tmp_path):
         journal.begin(RunInfo(name=f"seed-{seed}", experiment="toy", params={}, folder=tmp_path / f"seed-{seed}"))
         metrics = {"validation/p_at_1": score, "time/clients": 1.0, "time/evaluate": 0.5}
         journal.round(RoundRecord(1, 100.0, metrics))
-    work = Work({}, {}, str(tmp_path), 1, "validation/p_at_1", 1)
-    got = _record(tmp_path, [1, 2], 1, work)
+    context = TrialContext({}, {}, str(tmp_path), 1, "validation/p_at_1", 1)
+    got = _record(tmp_path, [1, 2], 1, context)
     assert (got["score"], got["scores"]) == (pytest.approx(0.5), {"1": 0.4, "2": 0.6})
     assert json.loads(json.dumps(got)) == got
     with pytest.raises(InputError, match=r"seeds \[1, 2\] have no validation/map .* give another --metric"):
-        _record(tmp_path, [1, 2], 1, Work({}, {}, str(tmp_path), 1, "validation/map", 1))
+        _record(tmp_path, [1, 2], 1, TrialContext({}, {}, str(tmp_path), 1, "validation/map", 1))

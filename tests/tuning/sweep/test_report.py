@@ -10,7 +10,7 @@ import re
 import pytest
 
 from anchorfl.pipeline.config.presets import read_preset
-from anchorfl.tuning.search.results import Final, Sweep, Trial
+from anchorfl.tuning.search.results import FinalRun, Sweep, Trial
 from anchorfl.tuning.search.search_space import SPACES, Choice, Range, Space
 from anchorfl.tuning.sweep.best_preset import best_preset
 from anchorfl.tuning.sweep.importance import importances
@@ -38,13 +38,18 @@ def sweep(count: int = 12, seeds=(1, 2), space: Space | None = None, **more) -> 
     return dataclasses.replace(base, **more)
 
 
-def final(seed: int) -> Final:
-    return Final(seed=seed, rounds=50, scores={"test": {"f1_macro": 0.8 + seed / 100, "accuracy": 0.9}}, folder="f")
+def final(seed: int) -> FinalRun:
+    return FinalRun(seed=seed, rounds=50, scores={"test": {"f1_macro": 0.8 + seed / 100, "accuracy": 0.9}}, folder="f")
 
 
 def test_everything_is_in_one_file(tmp_path):
     """Headline, figures, tables; nothing is fetched from anywhere."""
-    view = sweep(finals=(final(3), final(4)), references=(final(3),), tested=True, notes=("Trials ran 6 rounds.",))
+    view = sweep(
+        final_runs=(final(3), final(4)),
+        reference_runs=(final(3),),
+        final_runs_begun=True,
+        notes=("Trials ran 6 rounds.",),
+    )
     files = write_report(view, tmp_path, (read_text("r8-8/fedalign")))
     assert {f.name for f in files} == {"report.html", "report.md", "figures", "trials.csv", "best.toml"}
     page = (tmp_path / "report.html").read_text()

@@ -18,10 +18,10 @@ from anchorfl.tasks.files import object_store
 from anchorfl.tuning.commands import summary
 from anchorfl.tuning.search.backup import set_aside
 from anchorfl.tuning.search.search_space import Range
-from anchorfl.tuning.search.study import Entry
-from anchorfl.tuning.search.trial import Work, final_experiment, point_experiment
-from anchorfl.tuning.sweep.final_runs import run_finals
-from anchorfl.tuning.sweep.records import Records
+from anchorfl.tuning.search.study import TrialState
+from anchorfl.tuning.search.trial import TrialContext, final_experiment, point_experiment
+from anchorfl.tuning.sweep.final_runs import run_final_runs
+from anchorfl.tuning.sweep.records import SweepRecords
 from anchorfl.tuning.sweep.report import write_report
 from tests.pipeline.compared import quiet
 from tests.tuning.sweep.test_edges import finished
@@ -38,7 +38,9 @@ def run_spec(experiment):
 def records(run_spec, folder, log=quiet):
     """The records of one start of the sweep in ``folder``, not begun."""
     e, about = run_spec.experiment, {"seeds": "1", "preset": "digits/fedavg"}
-    return Records(folder, e, {1: run_spec}, lambda point: point_experiment(e, RATE, point, 1), about, "f1_macro", log)
+    return SweepRecords(
+        folder, e, {1: run_spec}, lambda point: point_experiment(e, RATE, point, 1), about, "f1_macro", log
+    )
 
 
 def test_a_sweep_does_not_go_on_with_data_that_are_prepared_otherwise(run_spec, tmp_path):
@@ -54,7 +56,7 @@ def test_a_sweep_does_not_go_on_with_data_that_are_prepared_otherwise(run_spec, 
 
 
 def test_final_runs_on_data_that_are_prepared_otherwise_do_not_count(run_spec, tmp_path):
-    work = Work({5: run_spec}, RATE, str(tmp_path / "final"), 3, "validation/f1_macro", 1)
+    context = TrialContext({5: run_spec}, RATE, str(tmp_path / "final"), 3, "validation/f1_macro", 1)
     folder = tmp_path / "final/trial-0000-seed-5"
     finished(folder, digest(final_experiment(run_spec.experiment, RATE, {"lr": 0.01}, 5)))
     about = {"id": "i", "name": "n", "experiment": "e", "created": 1.0, "status": "FINISHED", "folder": "f"}
@@ -64,22 +66,22 @@ def test_final_runs_on_data_that_are_prepared_otherwise_do_not_count(run_spec, t
     class Sent:
         log = add = staticmethod(quiet)
 
-    given = {"trial-0000": {"lr": 0.01}}, (5,), work, [{"CPU": 1}], 1, Sent(), ""
-    assert run_finals(*given) == []
+    given = {"trial-0000": {"lr": 0.01}}, (5,), context, [{"CPU": 1}], 1, Sent(), ""
+    assert run_final_runs(*given) == []
     write_json(folder / "run.json", about | {"tags": about["tags"] | {"partition_digest": "another"}})
     with pytest.raises(InputError, match=r"trial-0000-seed-5: its data are prepared otherwise now"):
-        run_finals(*given)
+        run_final_runs(*given)
 
 
 def trained(first, rate, score):
     """A start of a sweep in which trial 0 has ``rate`` and reports one round, and ends."""
-    entry = Entry(0, {"lr": rate}, "a")
+    trial = TrialState(0, {"lr": rate}, "a")
     first.begin()
-    first.suggested(entry)
-    entry.records[1] = {"metrics": {"validation/f1_macro": score}, "scores": {"1": score}, "score": score}
-    first.reported(entry, 1)
-    entry.status = "finished"
-    first.ended(entry)
+    first.on_suggest(trial)
+    trial.records[1] = {"metrics": {"validation/f1_macro": score}, "scores": {"1": score}, "score": score}
+    first.on_report(trial, 1)
+    trial.status = "finished"
+    first.on_end(trial)
     first.end("KILLED")
 
 
@@ -135,15 +137,20 @@ def test_a_store_that_is_away_does_not_stop_a_trial(experiment, tmp_path, monkey
 def test_final_runs_that_all_failed_are_on_the_page(tmp_path):
     own, better = (dataclasses.replace(trial(n, {"lr": 0.1}), curves={1: {6: f1}}) for n, f1 in enumerate((0.1, 0.2)))
     view = sweep(
-        seeds=(1,), trials=(own, better), space={"lr": Range(0.01, 1)}, fresh=(3, 4), compared=True, tested=True
+        seeds=(1,),
+        trials=(own, better),
+        space={"lr": Range(0.01, 1)},
+        fresh_seeds=(3, 4),
+        reference_wanted=True,
+        final_runs_begun=True,
     )
     for name, runs, metrics in (("a", (), 1), ("b", (final(3), final(4)), 2)):
-        shown = dataclasses.replace(view, references=runs)
+        shown = dataclasses.replace(view, reference_runs=runs)
         write_report(shown, tmp_path / name)
         text = (tmp_path / name / "report.md").read_text()
         assert "On fresh seeds" in text
         assert text.count("no result") == (2 * metrics if runs else 4)
         assert "test, chosen point: no result of seeds 3, 4" in summary(shown)
         assert ("test, preset's own point: no result of seeds 3, 4" in summary(shown)) == (not runs)
-    write_report(dataclasses.replace(view, tested=False), tmp_path / "c")  # the search goes on
+    write_report(dataclasses.replace(view, final_runs_begun=False), tmp_path / "c")  # the search goes on
     assert "On fresh seeds" not in (tmp_path / "c/report.md").read_text()
