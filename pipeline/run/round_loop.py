@@ -24,7 +24,7 @@ from anchorfl.pipeline.tracking.tracker import Tracker
 from anchorfl.pipeline.training.errors import LostError
 from anchorfl.pipeline.training.sampling import backup_clients, select
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.files.json_schema import misfit
+from anchorfl.tasks.files.json_schema import converted
 from anchorfl.tasks.metrics.scores import Scores
 
 T = TypeVar("T")
@@ -243,9 +243,7 @@ class Loop:
 
 def _standing(found: Checkpoint) -> Standing:
     """What a checkpoint's notes say. ValueError where they cannot be."""
-    if fault := misfit(found.notes, Standing):
-        raise ValueError(f"notes: {fault}")
-    standing = Standing(**found.notes)
+    standing: Standing = converted(found.notes, Standing, "notes")
     if not 0 <= standing.best_round <= standing.round == found.round:
         raise ValueError(f"notes: round {standing.round}, best round {standing.best_round} in round {found.round}")
     return standing

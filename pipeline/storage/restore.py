@@ -14,7 +14,7 @@ from anchorfl.pipeline.storage.checkpoint import Checkpoints
 from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, RUNS, held
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
-from anchorfl.tasks.files.json_schema import misfit, parsed
+from anchorfl.tasks.files.json_schema import parsed, type_error
 
 Log = Callable[[str], None]
 ATTEMPTS = 3
@@ -44,7 +44,7 @@ class Standing:
 def standing(place: str) -> Standing:
     """How far the run at a place is. InputError where the store cannot be used."""
     run, round_ = _json(place, "run.json").get("id", ""), _json(place, INDEX).get("round")
-    if fault := misfit(run, str, "id") or misfit(round_, int | None, "round"):
+    if fault := type_error(run, str, "id") or type_error(round_, int | None, "round"):
         raise InputError(
             f"{object_store.shown(place)}: run.json or {INDEX} is damaged ({fault}); restore it from a copy"
         )

@@ -15,7 +15,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from anchorfl.pipeline.storage.atomic_files import _replace, read_json, write_json
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.files.json_schema import misfit, parsed
+from anchorfl.tasks.files.json_schema import parsed, type_error
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 Value = str | int | float | bool
@@ -80,7 +80,7 @@ class About(TypedDict):
 def read_about(folder: Path) -> dict[str, Any]:
     """``run.json`` of a run folder (the fields of ``About``); {} where there is none. InputError where damaged."""
     about = read_json(folder / "run.json")
-    if about and (fault := misfit(about, About)):
+    if about and (fault := type_error(about, About)):
         raise InputError(f"{folder / 'run.json'} is damaged ({fault}); restore it from a copy")
     return about
 

@@ -20,7 +20,7 @@ from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.contract import InputSpec, Kind, Objective
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.files.json_schema import misfit, parsed
+from anchorfl.tasks.files.json_schema import converted, parsed, type_error
 from anchorfl.tasks.metrics.scores import Metrics
 
 FORMAT = 2
@@ -112,8 +112,8 @@ def _about(data: bytes, where: Path, hint: str) -> About:
     about = parsed(data, dict[str, Any], where, hint)
     if about.get("format") != FORMAT:
         raise InputError(f"{where} has format {about.get('format')}, this version reads {FORMAT}")
-    fault = misfit(about, About) or misfit(about["input"], InputSpec, "input")
-    if fault := fault or misfit(about["model"], ModelOptions, "model"):
+    fault = type_error(about, About) or type_error(about["input"], InputSpec, "input")
+    if fault := fault or type_error(about["model"], ModelOptions, "model"):
         raise InputError(f"{where} is damaged ({fault}); {hint}")
     found: About = about
     return found
@@ -125,7 +125,8 @@ def _built(about: About, weights: Tensors) -> tuple[InputSpec, Classifier]:
     It is first built without memory for its values (torch's device ``meta``) and held against ``weights``: a
     description of a network of terabytes costs nothing.
     """
-    spec, classes = InputSpec.of(about["input"]), len(about["class_names"])
+    spec: InputSpec = converted(about["input"], InputSpec)
+    classes = len(about["class_names"])
     options, width = ModelOptions(**about["model"]), about["class_embedding_width"]
     if min(spec.shape, default=0) < 1 or math.prod(spec.shape) * options.width > LARGEST:
         raise ValueError(f"a sample of shape {spec.shape} cannot be")

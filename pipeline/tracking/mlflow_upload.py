@@ -28,7 +28,7 @@ from anchorfl.pipeline.tracking.mlflow_entities import (
 from anchorfl.pipeline.tracking.mlflow_model import send_model
 from anchorfl.pipeline.tracking.mlflow_store import artifact_place, open_store
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.files.json_schema import misfit
+from anchorfl.tasks.files.json_schema import type_error
 
 NOTES = "tracking.json"
 """What was sent where: store -> id of the MLflow run, artifacts with their stamps, id of the model."""
@@ -45,7 +45,7 @@ class Sent(TypedDict):
 def read_notes(folder: Path) -> dict[str, Any]:
     """``tracking.json`` of a run folder; {} where there is none. InputError where it is damaged."""
     notes = read_json(folder / NOTES)
-    if fault := misfit(notes, dict[str, Sent]):
+    if fault := type_error(notes, dict[str, Sent]):
         raise InputError(f"{folder / NOTES} is damaged ({fault}); delete it: runs are found by their tags, too")
     return notes
 
