@@ -39,7 +39,7 @@ from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.run.round_loop import Loop
 from anchorfl.pipeline.storage.atomic_files import write_json
-from anchorfl.pipeline.storage.run_folder import held, write_config
+from anchorfl.pipeline.storage.run_folder import lock_run, write_config
 from anchorfl.tasks.options import TaskOptions
 from benchmarks.growth import Reader, Series, Slope
 
@@ -89,7 +89,7 @@ def soak(options: argparse.Namespace, path: Path) -> dict[str, Any]:
     def content() -> dict[str, Any]:
         return {"about": about(options, time.perf_counter() - began), "rounds": series.rounds, "values": series.values}
 
-    with held(folder):
+    with lock_run(folder):
         ray_cluster.start(e.cluster)
         run_spec = make_run_spec(e, print)
         executor = RayExecutor(run_spec)

@@ -25,7 +25,7 @@ from anchorfl.pipeline.diagnosis.pseudo_labels import pseudo_labels
 from anchorfl.pipeline.diagnosis.result import Part
 from anchorfl.pipeline.diagnosis.study import Study, open_study
 from anchorfl.pipeline.storage.atomic_files import write_atomically
-from anchorfl.pipeline.storage.run_folder import held, read_config
+from anchorfl.pipeline.storage.run_folder import lock_run, read_config
 from anchorfl.pipeline.storage.run_record import RoundRecord, note_artifact, write_records
 from anchorfl.pipeline.tracking.mlflow_store import store_uri
 from anchorfl.pipeline.tracking.mlflow_writer import send
@@ -69,7 +69,7 @@ def diagnose(folder: Path, options: DiagnoseOptions, log: Log = print) -> list[s
     was.
     """
     read_config(folder)
-    with held(folder):
+    with lock_run(folder):
         study = open_study(folder, log)
         if len(study.rounds()) == 1:
             log(

@@ -25,7 +25,7 @@ from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.backup import Backup
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
 from anchorfl.pipeline.storage.restore import check_backup_owner, place_of, update_backup
-from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, held, read_experiment, read_result, write_config
+from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, lock_run, read_experiment, read_result, write_config
 from anchorfl.pipeline.storage.run_record import FINAL_SCORES, Status, note_finished, read_records, write_final_scores
 from anchorfl.pipeline.storage.saved_model import NO_MODEL, save_model
 from anchorfl.pipeline.tracking.jsonl import JsonLines
@@ -46,7 +46,7 @@ def run(experiment: Experiment, folder: Path, log: Log = print, actor_pools: Act
     """
     store_uri(experiment.tracking.uri, folder)  # a store that MLflow refuses is refused before anything is written
     with ExitStack() as stack:
-        stack.enter_context(held(folder))
+        stack.enter_context(lock_run(folder))
         if experiment.cluster.backup:
             check_backup_owner(place_of(experiment.cluster.backup, folder), folder, log)
         if experiment.cluster.executor == "ray":
@@ -79,7 +79,7 @@ def resumed(folder: Path, log: Log = print) -> Result:
 
 def _deliver(experiment: Experiment, folder: Path, log: Log) -> None:
     """Close the record of a finished run and send MLflow what it lacks: a kill may have come before the end of that."""
-    with held(folder):
+    with lock_run(folder):
         note_finished(folder)
         try:
             if uri := store_uri(experiment.tracking.uri, folder):

@@ -11,7 +11,7 @@ from typing import Any
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.backup import CHECKPOINT, INDEX, Backup, is_left, parts_of
 from anchorfl.pipeline.storage.checkpoint import Checkpoints
-from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, RUNS, held
+from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, RUNS, lock_run
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
 from anchorfl.tasks.files.json_schema import parsed, type_error
@@ -116,7 +116,7 @@ def restore_if_remote(source: str, log: Log, again: str = "anchorfl resume", **s
     folder = RUNS / object_store.last_name(source)
     if marker not in object_store.sizes(source):  # which says where the bucket itself is missing
         raise InputError(f"{where} holds no copy to go on with ({marker} is missing)")
-    with held(folder):
+    with lock_run(folder):
         there, here = standing(source), standing(str(folder))
         if here.run and here.run != there.run:
             raise InputError(f"{folder} is another run than {where}: move it away, or start in another directory")

@@ -20,7 +20,7 @@ from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.run.lifecycle import open_loop
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.progress import Progress
-from anchorfl.pipeline.storage.run_folder import held
+from anchorfl.pipeline.storage.run_folder import lock_run
 from benchmarks.growth import Reader, Series, Slope, grown
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
@@ -46,7 +46,7 @@ def many_rounds(executor_of, experiment, folder, rounds: int, settled: int, ever
         cluster={"executor": "ray", "clients_per_actor": 2},
     )  # fmt: skip
     series = Series()
-    with held(folder), open(os.devnull, "w") as nowhere:
+    with lock_run(folder), open(os.devnull, "w") as nowhere:
         executor = executor_of(make_run_spec(e, quiet))
         loop = open_loop(executor.run_spec, executor, folder, Progress(rounds, out=nowhere), quiet)
         reader = Reader(executor, folder, series)

@@ -34,7 +34,7 @@ from anchorfl.pipeline.run.lifecycle import Result, federate, open_loop
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.run.round_loop import Loop
 from anchorfl.pipeline.storage.restore import place_of, restore_if_ahead
-from anchorfl.pipeline.storage.run_folder import held_soon, write_config
+from anchorfl.pipeline.storage.run_folder import lock_run, write_config
 from anchorfl.pipeline.storage.run_record import RoundRecord, read_records
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
@@ -157,7 +157,7 @@ def whole_run(run_spec: RunSpec, folder: Path, parent: Path | None = None, writt
     elsewhere, where those are not what it runs with here.
     """
     with ExitStack() as stack:
-        stack.enter_context(held_soon(folder))
+        stack.enter_context(lock_run(folder, patience_s=60))
         backup = run_spec.experiment.cluster.backup
         if backup:
             restore_if_ahead(place_of(backup, folder), folder, _log)
@@ -170,7 +170,7 @@ def whole_run(run_spec: RunSpec, folder: Path, parent: Path | None = None, writt
 
 
 def _open(run_spec: RunSpec, folder: Path, work: Work, stack: ExitStack) -> Loop:
-    stack.enter_context(held_soon(folder))
+    stack.enter_context(lock_run(folder, patience_s=60))
     run_spec = _caught_up(run_spec, folder, work)
     backup = run_spec.experiment.cluster.backup
     set_aside(folder, run_spec.experiment, place_of(backup, folder) if backup else "", _log)

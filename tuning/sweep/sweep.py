@@ -18,7 +18,7 @@ from anchorfl.pipeline.cluster import ray_cluster
 from anchorfl.pipeline.config.experiment import Experiment, digest
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.provenance import version_of
-from anchorfl.pipeline.storage.run_folder import held
+from anchorfl.pipeline.storage.run_folder import lock_run
 from anchorfl.pipeline.storage.run_record import Status
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
@@ -46,7 +46,7 @@ def run_sweep(plan: Plan, folder: Path, log: Log = print) -> Sweep:
     """
     folder = folder.resolve()
     with ExitStack() as stack:
-        stack.enter_context(held(folder))
+        stack.enter_context(lock_run(folder))
         sweep_backup = SweepBackup(plan.experiment.cluster.backup, folder, LEDGER, log)
         if ray_cluster.start(plan.experiment.cluster):
             stack.callback(ray_cluster.stop)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from anchorfl.pipeline.config.redaction import shown
 from anchorfl.pipeline.run.progress import Log
-from anchorfl.pipeline.storage.run_folder import held
+from anchorfl.pipeline.storage.run_folder import lock_run
 from anchorfl.pipeline.storage.run_record import Status
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.tables.options import Vary, changing, of_one_method, vary_of, without_own
@@ -120,7 +120,7 @@ def table(arguments: list[str]) -> int:
     if ask.show:
         made, files = call.show()
     else:
-        with held(ask.out.resolve()):
+        with lock_run(ask.out.resolve()):
             made, files = call.run()
     print(f"\n{page_text(made)}\n\n{total(made)}" if made.rows else "\nno finished run of this table yet")
     for note in made.notes:

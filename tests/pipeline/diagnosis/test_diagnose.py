@@ -17,7 +17,7 @@ from anchorfl.pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
 from anchorfl.pipeline.diagnosis.study import open_study
 from anchorfl.pipeline.methods.fedalign import AlignTrainer
 from anchorfl.pipeline.run.lifecycle import run
-from anchorfl.pipeline.storage.run_folder import held
+from anchorfl.pipeline.storage.run_folder import lock_run
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.contract import ClientData
 from anchorfl.tasks.errors import InputError
@@ -202,7 +202,7 @@ def test_what_is_refused(run_of, tmp_path, capsys, monkeypatch):
     fails([str(folder), "--clients", "1,1"], "--clients 1,1: name two different clients")
     fails([str(folder), "--clients", "1,7", "--parts", "agreement"], "no client 7 with rows; the clients are 0..3")
     fails([str(folder), "--rows", "3"], "--rows 3: must be at least 20")
-    with held(folder):
+    with lock_run(folder):
         fails([str(folder)], "is in use by process")
     begun = tmp_path / "begun"
     begun.mkdir()

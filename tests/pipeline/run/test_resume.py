@@ -111,9 +111,12 @@ def test_resume_of_nothing(tmp_path):
 
 
 def test_two_processes_never_share_a_folder(experiment, tmp_path):
-    from anchorfl.pipeline.storage.run_folder import held
+    from anchorfl.pipeline.storage.run_folder import lock_run
 
-    with held(tmp_path / "run"), pytest.raises(InputError, match=rf"is in use by process {os.getpid()}: wait for it"):
+    with (
+        lock_run(tmp_path / "run"),
+        pytest.raises(InputError, match=rf"is in use by process {os.getpid()}: wait for it"),
+    ):
         run(experiment("fedavg"), tmp_path / "run", quiet)
 
 

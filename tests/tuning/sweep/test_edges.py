@@ -15,7 +15,7 @@ from anchorfl.pipeline.config.presets import read_preset, shipped_toml
 from anchorfl.pipeline.config.schema import from_tree
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.atomic_files import write_json
-from anchorfl.pipeline.storage.run_folder import CONFIG, LOCK, held, write_config
+from anchorfl.pipeline.storage.run_folder import CONFIG, LOCK, lock_run, write_config
 from anchorfl.pipeline.storage.run_record import RoundRecord, read_about
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.search.backup import set_aside
@@ -60,7 +60,7 @@ def test_the_copy_of_another_point_goes_too(experiment, tmp_path):
         write_config(place, e)
         (place / "result.json").write_text("{}")
     said = []
-    with held(folder):
+    with lock_run(folder):
         set_aside(folder, e, str(copy), said.append)
         assert (folder / CONFIG).exists()
         set_aside(folder, dataclasses.replace(e, seed=9), str(copy), said.append)

@@ -11,7 +11,7 @@ from anchorfl.pipeline.config.experiment import digest
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.run.provenance import run_info
 from anchorfl.pipeline.storage.atomic_files import write_json
-from anchorfl.pipeline.storage.run_folder import CONFIG, held, write_config
+from anchorfl.pipeline.storage.run_folder import CONFIG, lock_run, write_config
 from anchorfl.pipeline.storage.run_record import read_about, read_records
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
@@ -110,7 +110,7 @@ def test_a_copy_that_is_the_wanted_run_is_fetched(experiment, tmp_path):
         place.mkdir()
         write_config(place, what)
         (place / "metrics.jsonl").write_text(f"{what.seed}\n")
-    with held(folder):
+    with lock_run(folder):
         set_aside(folder, wanted, str(copy), quiet)
     assert (folder / "metrics.jsonl").read_text() == "9\n"
     assert json.loads((folder / CONFIG).read_text())["digest"] == digest(wanted)
@@ -126,7 +126,7 @@ def test_a_store_that_is_away_does_not_stop_a_trial(experiment, tmp_path, monkey
         raise InputError(f"{place}: no answer")
 
     monkeypatch.setattr(object_store, "read_bytes", away)
-    with held(folder):
+    with lock_run(folder):
         set_aside(folder, dataclasses.replace(e, seed=9), "s3://bucket/seed-1", said.append)
     assert said[1] == "backup: s3://bucket/seed-1/config.json: no answer; the run begins anew"
     assert not (folder / CONFIG).exists()

@@ -14,7 +14,7 @@ from anchorfl.pipeline.config.experiment import digest
 from anchorfl.pipeline.config.overrides import override
 from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.storage.atomic_files import write_json
-from anchorfl.pipeline.storage.run_folder import held, write_config
+from anchorfl.pipeline.storage.run_folder import lock_run, write_config
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.cli import main
 from anchorfl.tuning.tables import papers
@@ -265,7 +265,7 @@ def test_bad_arguments_are_one_line(capsys):
 def test_show_runs_nothing(paper, capsys):
     """The page of what is there, without a record, also while another call holds the folder."""
     made_run(cells_of(rows_of(paper), [1], [])[0], Path("runs"), SCORES)
-    with held(Path("runs/table-toy")):
+    with lock_run(Path("runs/table-toy")):
         assert main(["table", "toy", "--show"]) == 0
         assert main(["table", "toy"]) == 2
     said = capsys.readouterr().out
