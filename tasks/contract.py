@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
 import torch.nn.functional as F
@@ -73,14 +73,6 @@ class InputSpec:
     ``(x / levels - mean) / std`` batch by batch."""
     columns: Columns | None = None
     """User's table only: the columns that a sample is made of."""
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> InputSpec:
-        """Return the spec of the JSON of its fields; those that are missing (older files) have their defaults."""
-        lists = {name: tuple(content[name]) for name in ("shape", "vocabulary", "mean", "std") if name in content}
-        table = content.get("columns")
-        columns = Columns(**{name: tuple(value) for name, value in table.items()}) if table else None
-        return cls(kind=content["kind"], levels=content.get("levels", 0), columns=columns, **lists)
 
     def scaling(self) -> Scaling:
         """Return the scaling that stored inputs go through."""

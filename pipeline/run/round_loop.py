@@ -25,7 +25,7 @@ from anchorfl.pipeline.tracking.tracker import Tracker
 from anchorfl.pipeline.training.errors import LostError
 from anchorfl.pipeline.training.sampling import backup_clients, select
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.files.json_schema import misfit
+from anchorfl.tasks.files.json_schema import converted
 from anchorfl.tasks.metrics.scores import Scores
 
 T = TypeVar("T")
@@ -275,9 +275,7 @@ class RoundLoop:
 
 def _loop_state(found: Checkpoint) -> LoopState:
     """Return the loop's state out of a checkpoint's notes. ValueError where it cannot be."""
-    if fault := misfit(found.notes, LoopState):
-        raise ValueError(f"notes: {fault}")
-    state = LoopState(**found.notes)
+    state: LoopState = converted(found.notes, LoopState, "notes")
     if not 0 <= state.best_round <= state.round == found.round:
         raise ValueError(f"notes: round {state.round}, best round {state.best_round} in round {found.round}")
     return state

@@ -25,7 +25,7 @@ from torch import Tensor
 from anchorfl.models.weight_files import WeightsError, tensors
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.files.json_schema import misfit, parsed
+from anchorfl.tasks.files.json_schema import parsed, type_error
 
 FORMAT = 3
 SERVER_STATES = "server_states"
@@ -211,7 +211,7 @@ def index_of(data: bytes, where: object, hint: str = "") -> Index:
     if content.get("format", FORMAT) != FORMAT:
         raise InputError(f"{where} has format {content['format']}, this version reads {FORMAT}; start the run anew")
     stated = content.pop("sha256", "")
-    fault = misfit(content, Index) or ("" if stated == seal(content) else "its checksum does not fit")
+    fault = type_error(content, Index) or ("" if stated == seal(content) else "its checksum does not fit")
     names = [] if fault else [entry["file"] for entry in content["parts"].values()]
     fault = fault or next((f"{name!r} is no part beside it" for name in names if not _beside(name)), "")
     if fault:

@@ -14,7 +14,7 @@ from anchorfl.pipeline.storage.checkpoint import Checkpoints
 from anchorfl.pipeline.storage.run_folder import CONFIG, RESULT, RUNS, lock_run
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files import object_store
-from anchorfl.tasks.files.json_schema import misfit, parsed
+from anchorfl.tasks.files.json_schema import parsed, type_error
 
 Log = Callable[[str], None]
 ATTEMPTS = 3
@@ -45,7 +45,7 @@ class BackupStatus:
 def backup_status(uri: str) -> BackupStatus:
     """Return how far the run at ``uri`` is. Raise InputError where the store cannot be used."""
     run, round_ = _read_json(uri, "run.json").get("id", ""), _read_json(uri, INDEX).get("round")
-    if fault := misfit(run, str, "id") or misfit(round_, int | None, "round"):
+    if fault := type_error(run, str, "id") or type_error(round_, int | None, "round"):
         raise InputError(f"{object_store.shown(uri)}: run.json or {INDEX} is damaged ({fault}); restore it from a copy")
     if round_ is None:
         round_ = (_read(uri, "metrics.jsonl") or b"").count(b"\n") - 1

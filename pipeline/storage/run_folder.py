@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict
+
+from filelock import FileLock, Timeout
 
 from anchorfl.pipeline.config.experiment import Experiment, digest, redacted_tree
 from anchorfl.pipeline.config.schema import from_tree
@@ -40,48 +40,42 @@ def new_folder(experiment: Experiment, label: str = "", runs: Path = RUNS) -> Pa
 
 
 @contextmanager
-def lock_run(folder: Path) -> Iterator[None]:
-    """Hold the run folder for this process. Raise InputError where another live process holds it.
+def lock_run(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
+    """Hold the folder of a run or a sweep for this process; InputError where another live process holds it.
 
-    The operating system drops the lock with the process, so that a kill leaves nothing to clean up.
+    The operating system drops the lock with the process, so that a kill leaves nothing to clean up. patience_s: time to
+    wait for the other: a process that was killed from afar may take some seconds to die.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a+") as stream:
+    path = folder / LOCK
+    lock = FileLock(path, patience_s, thread_local=False, poll_interval=0.2, fallback_to_soft=False, on_acquired=_sign)
+    locked = None
+    while locked is None:
+        folder.mkdir(parents=True, exist_ok=True)
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            stream.seek(0)
+            locked = lock.acquire()
+        except FileNotFoundError:  # who held the folder left it empty, and removed it
+            continue
+        except Timeout as error:
+            holder = "?"
+            with suppress(OSError):  # Windows lets nobody else read it
+                holder = path.read_text().strip() or holder
             raise InputError(
-                f"{folder} is in use by process {stream.read().strip() or '?'}: wait for it, or give another --output"
+                f"{folder} is in use by process {holder}: wait for it, or give another --output"
             ) from error
-        stream.truncate(0)
-        stream.write(str(os.getpid()))
-        stream.flush()
+    with locked:
         try:
             yield
         finally:
             if [p.name for p in folder.iterdir()] == [LOCK]:  # bad input was found before anything was written
-                (folder / LOCK).unlink()
-                folder.rmdir()
+                with suppress(OSError):  # Windows removes no open file
+                    path.unlink()
+                    folder.rmdir()
 
 
-@contextmanager
-def lock_run_soon(folder: Path, patience_s: float = 60.0) -> Iterator[None]:
-    """Lock as ``lock_run`` does, but wait for the lock: a process that was killed from afar may take some seconds to
-    die.
-    """
-    deadline = time.monotonic() + patience_s
-    while True:
-        stack = ExitStack()
-        try:
-            stack.enter_context(lock_run(folder))
-            break
-        except InputError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
-    with stack:
-        yield
+def _sign(lock: int) -> None:
+    """Write the number of this process into the lock file, for the message to others."""
+    os.ftruncate(lock, 0)
+    os.write(lock, str(os.getpid()).encode())
 
 
 def write_config(folder: Path, experiment: Experiment) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from anchorfl.pipeline.storage.atomic_files import read_json, write_atomically, write_json
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.files.json_schema import misfit, parsed
+from anchorfl.tasks.files.json_schema import parsed, type_error
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 Value = str | int | float | bool
@@ -87,7 +87,7 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     Raises InputError where it is damaged.
     """
     metadata = read_json(folder / "run.json")
-    if metadata and (fault := misfit(metadata, RunMetadata)):
+    if metadata and (fault := type_error(metadata, RunMetadata)):
         raise InputError(f"{folder / 'run.json'} is damaged ({fault}); restore it from a copy")
     return metadata
 

@@ -20,7 +20,7 @@ from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.contract import InputSpec, LabelKind, Objective
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.files.json_schema import misfit, parsed
+from anchorfl.tasks.files.json_schema import converted, parsed, type_error
 from anchorfl.tasks.metrics.scores import Metrics
 
 FORMAT = 2
@@ -113,8 +113,8 @@ def _read_metadata(data: bytes, where: Path, hint: str) -> ModelMetadata:
     metadata = parsed(data, dict[str, Any], where, hint)
     if metadata.get("format") != FORMAT:
         raise InputError(f"{where} has format {metadata.get('format')}, this version reads {FORMAT}")
-    fault = misfit(metadata, ModelMetadata) or misfit(metadata["input"], InputSpec, "input")
-    if fault := fault or misfit(metadata["model"], ModelOptions, "model"):
+    fault = type_error(metadata, ModelMetadata) or type_error(metadata["input"], InputSpec, "input")
+    if fault := fault or type_error(metadata["model"], ModelOptions, "model"):
         raise InputError(f"{where} is damaged ({fault}); {hint}")
     found: ModelMetadata = metadata
     return found
@@ -126,7 +126,8 @@ def _built(metadata: ModelMetadata, weights: Tensors) -> tuple[InputSpec, Classi
     It is first built without memory for its values (torch's device ``meta``) and held against ``weights``: a
     description of a network of terabytes costs nothing.
     """
-    spec, classes = InputSpec.of(metadata["input"]), len(metadata["class_names"])
+    spec: InputSpec = converted(metadata["input"], InputSpec)
+    classes = len(metadata["class_names"])
     options, width = ModelOptions(**metadata["model"]), metadata["class_embedding_width"]
     if min(spec.shape, default=0) < 1 or math.prod(spec.shape) * options.width > LARGEST:
         raise ValueError(f"a sample of shape {spec.shape} cannot be")

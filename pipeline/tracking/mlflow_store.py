@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import logging
 import os
@@ -11,10 +10,12 @@ import sqlite3
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from anchorfl.pipeline.config.redaction import redact
 from anchorfl.tasks.errors import InputError
@@ -140,18 +141,18 @@ def make_database(path: Path, client: Callable[..., Any]) -> None:
     MLflow's first migration takes seconds, and one that is killed leaves a file that MLflow can never open again
     (measured with 3.17.2).
     """
+    if path.exists():
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(path.parent, os.O_RDONLY)  # of the folder: released by any death, and no lock file stays behind
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    draft, lock = path.with_name(path.name + ".new"), path.with_name(f".{path.name}.lock")
+    with FileLock(lock, fallback_to_soft=False):  # released by any death
         if path.exists():
             return
-        draft = path.with_name(path.name + ".new")
         draft.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory() as folder:
             client(tracking_uri=f"sqlite:///{folder}/mlflow.db")
             with closing(sqlite3.connect(f"{folder}/mlflow.db")) as made, closing(sqlite3.connect(draft)) as kept:
                 made.backup(kept)
         draft.replace(path)
-    finally:
-        os.close(lock)
+        with suppress(OSError):  # Windows removes no open file; whoever still waits finds the database
+            lock.unlink()

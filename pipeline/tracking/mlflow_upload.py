@@ -28,7 +28,7 @@ from anchorfl.pipeline.tracking.mlflow_entities import (
 from anchorfl.pipeline.tracking.mlflow_model import send_model
 from anchorfl.pipeline.tracking.mlflow_store import artifact_uri, open_store
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.files.json_schema import misfit
+from anchorfl.tasks.files.json_schema import type_error
 
 NOTES = "tracking.json"
 """File of a run folder that says what was sent where."""
@@ -51,7 +51,7 @@ def read_notes(folder: Path) -> dict[str, Any]:
     Raises InputError where it is damaged.
     """
     notes = read_json(folder / NOTES)
-    if fault := misfit(notes, dict[str, SentNotes]):
+    if fault := type_error(notes, dict[str, SentNotes]):
         raise InputError(f"{folder / NOTES} is damaged ({fault}); delete it: runs are found by their tags, too")
     return notes
 

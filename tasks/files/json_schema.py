@@ -1,15 +1,16 @@
-"""JSON from files that anyone may have edited: whether a value is what its reader expects, as annotations say it."""
+"""JSON from files that anyone may have edited: read it, and name its first value of another type than annotations say.
+
+msgspec checks the types; ``json`` reads the text (docs/why-by-hand.md says why).
+"""
 
 from __future__ import annotations
 
-import functools
 import json
-import math
-import types
-import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, Literal, NotRequired, Union, get_args, get_origin
+import re
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import msgspec
 
 from anchorfl.tasks.errors import InputError
 
@@ -18,104 +19,108 @@ LARGEST = 2**63
 
 
 def parsed(text: str | bytes, hint: Any, where: object, mend: str) -> Any:
-    """The value of a JSON text, which is of the type ``hint``. where: the file; mend: what can be done about damage.
+    """Return the value of a JSON text, which is of the type ``hint``. where: the file; mend: what to do about damage.
 
     Raises InputError where the text is no JSON, or of other types.
     """
     try:
-        content = json.loads(text)
+        content = json.loads(text, parse_int=_whole)
     except RecursionError:
         fault = "brackets within brackets within brackets"
-    except ValueError as error:  # no JSON, no UTF-8, or a number of thousands of digits
+    except ValueError as error:  # no JSON, no UTF-8, or too large a number
         fault = str(error)
     else:
-        fault = misfit(content, hint)
+        fault = type_error(content, hint)
     if fault:
         raise InputError(f"{where} is damaged ({fault})" + (f"; {mend}" if mend else ""))
     return content
 
 
-def misfit(value: Any, hint: Any, at: str = "") -> str:
-    """What is wrong with a value out of JSON that should be of an annotated type, and where in it; "" if nothing.
-
-    hint: Any, None, bool, int, float (a whole number will do), str, ``Literal``, a union, ``list``, ``tuple`` (JSON has
-    lists), ``dict`` with keys of text, a ``TypedDict`` or a dataclass, whose fields may lack where they have a default.
-    """
-    origin, inner = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return ""
-    if origin in (Union, types.UnionType):
-        faults = [misfit(value, each, at) for each in inner]
-        return "" if "" in faults else max(faults, key=len)  # what looked deepest says most
-    if origin is Literal:
-        return "" if value in inner and type(value) in map(type, inner) else _wrong(value, at, f"one of {inner}")
-    if origin in (list, tuple, Sequence) or (origin is not None and issubclass(origin, Sequence)):
-        return _list_misfit(value, inner, at)
-    if origin is not None and issubclass(origin, Mapping):
-        if not isinstance(value, dict):
-            return _wrong(value, at, "an object")
-        return next((fault for key in value if (fault := misfit(value[key], inner[1], _at(at, key)))), "")
-    if typing.is_typeddict(hint) or is_dataclass(hint):
-        return _fields_misfit(value, hint, at)
-    if hint is float:
-        return "" if _real(value) else _wrong(value, at, "a number")
-    if hint is int:
-        return "" if type(value) is int and abs(value) < LARGEST else _wrong(value, at, "a whole number")
-    return "" if value is hint or type(value) is hint else _wrong(value, at, getattr(hint, "__name__", str(hint)))
-
-
-def _list_misfit(value: Any, inner: tuple[Any, ...], at: str) -> str:
-    if not isinstance(value, list):
-        return _wrong(value, at, "a list")
-    each = [inner[0]] * len(value) if len(inner) == 1 or inner[1] is Ellipsis else inner
-    if len(each) != len(value):
-        return _wrong(value, at, f"a list of {len(each)}")
-    pairs = enumerate(zip(value, each, strict=True))
-    return next((fault for i, (one, kind) in pairs if (fault := misfit(one, kind, _at(at, i)))), "")
-
-
-def _fields_misfit(value: Any, hint: Any, at: str) -> str:
-    """Of an object with known fields; a dataclass has no others."""
-    if not isinstance(value, dict):
-        return _wrong(value, at, "an object")
-    hints, needed = _declared(hint)
-    open_ended = typing.is_typeddict(hint)
-    for key in sorted(needed - value.keys()):
-        return f"{_at(at, key)} is missing"
-    for key in value:
-        if key not in hints and not open_ended:
-            return f"{_at(at, key)} is unknown"
-        if key in hints and (fault := misfit(value[key], hints[key], _at(at, key))):
-            return fault
+def type_error(value: Any, hint: Any, at: str = "") -> str:
+    """Return the first fault of a value out of JSON that should be of a type, with its path; "" if there is none."""
+    try:
+        converted(value, hint, at)
+    except ValueError as error:
+        return str(error)
     return ""
 
 
-@functools.cache
-def _declared(hint: Any) -> tuple[dict[str, Any], set[str]]:
-    """Types of the fields by name, and those that must be there."""
-    hints = typing.get_type_hints(hint, include_extras=True)
-    lacking = {name for name, kind in hints.items() if get_origin(kind) is NotRequired}
-    if not getattr(hint, "__total__", True):
-        lacking = set(hints)
-    if is_dataclass(hint):
-        lacking = {f.name for f in fields(hint) if f.default is not MISSING or f.default_factory is not MISSING}
-    plain = {name: get_args(kind)[0] if get_origin(kind) is NotRequired else kind for name, kind in hints.items()}
-    return plain, set(hints) - lacking
+def converted(value: Any, hint: Any, at: str = "") -> Any:
+    """Return a value out of JSON as its type has it: a dataclass from an object, a tuple from a list.
+
+    hint: whatever msgspec takes; a field may be missing where it has a default. at: path of the value itself.
+    Raises ValueError with the path of the first fault. A dataclass has no other fields than its own.
+    """
+    made, said = _attempt(value, hint)
+    if said:
+        keys, fault = _located(value, hint, said)
+    elif keys := _unknown(value, made):
+        fault = "unknown field"
+    else:
+        return made
+    where = ".".join(map(str, [at, *keys] if at else keys))[:200]
+    raise ValueError(f"{where or 'the content'}: {fault}")
 
 
-def _real(value: Any) -> bool:
-    if type(value) is float:
-        return True
+def _attempt(value: Any, hint: Any) -> tuple[Any, str]:
     try:
-        return type(value) is int and math.isfinite(float(value))
-    except OverflowError:
-        return False
+        return msgspec.convert(value, hint), ""
+    except msgspec.ValidationError as error:
+        return None, str(error)
 
 
-def _at(place: str, key: object) -> str:
-    return f"{place}.{key}".lstrip(".")[:200]
+def _located(value: Any, hint: Any, said: str) -> tuple[list[Any], str]:
+    """Return the path of a fault and what it is. In place of the key of an object msgspec says [...]."""
+    fault, path = re.fullmatch(r"(.*?)(?: - at `\$([^`]*)`)?", said, re.DOTALL).groups("")  # type: ignore[union-attr]
+    keys = list[Any]()
+    for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", path):
+        if index == "...":
+            value = _narrowed(value, keys, hint, said)
+            keys.extend(_inside(value, keys))
+        else:
+            keys.append(name or int(index))
+    return keys, fault[:1].lower() + fault[1:]
 
 
-def _wrong(value: Any, at: str, expected: str) -> str:
-    shown = "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)[:40]
-    return f"{at or 'the content'} is {shown}, not {expected}"
+def _narrowed(value: Any, keys: list[Any], hint: Any, said: str) -> Any:
+    """Return the value with one entry alone in the object at ``keys``: the one that msgspec ``said`` is wrong."""
+    entries = list(_inside(value, keys).items())
+    while len(entries) > 1:
+        half = entries[: len(entries) // 2]
+        wrong = _attempt(_replaced(value, keys, dict(half)), hint)[1] == said
+        entries = half if wrong else entries[len(half) :]
+    return _replaced(value, keys, dict(entries))
+
+
+def _inside(value: Any, keys: list[Any]) -> Any:
+    for key in keys:
+        value = value[key]
+    return value
+
+
+def _replaced(value: Any, keys: list[Any], inner: Any) -> Any:
+    if not keys:
+        return inner
+    out = value.copy()
+    out[keys[0]] = _replaced(value[keys[0]], keys[1:], inner)
+    return out
+
+
+def _unknown(value: Any, made: Any) -> list[str]:
+    """Return the path of a key that is no field of the dataclass made from it, which msgspec lets pass."""
+    if not is_dataclass(made):
+        return []
+    names = {f.name for f in fields(made)}
+    for key in value:
+        if key not in names:
+            return [key]
+        if below := _unknown(value[key], getattr(made, key)):
+            return [key, *below]
+    return []
+
+
+def _whole(digits: str) -> int:
+    """Return a whole number. ValueError where no array could hold it."""
+    if abs(number := int(digits)) >= LARGEST:
+        raise ValueError(f"a number of {len(digits)} digits is too large")
+    return number

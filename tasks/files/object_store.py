@@ -9,7 +9,6 @@ here is that an object is there as a whole or not at all. Another endpoint than 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -19,6 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+from filelock import FileLock
 
 from anchorfl.tasks.errors import InputError
 
@@ -167,8 +168,8 @@ def download(location: str, path: Path, sha256: str = "") -> None:
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f".{path.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # dropped by the operating system if this process dies
+    # dropped by the operating system if this process dies
+    with FileLock(path.with_name(f".{path.name}.lock"), fallback_to_soft=False):
         if path.exists():
             return
         data = read_bytes(location)

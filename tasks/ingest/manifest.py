@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from anchorfl.tasks.arrays.arrow import Ints
 from anchorfl.tasks.contract import InputSpec, LabelKind
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.files.json_schema import misfit, parsed
+from anchorfl.tasks.files.json_schema import converted, parsed
 from anchorfl.tasks.options import TaskOptions
 
 FORMAT = 6
@@ -88,18 +87,7 @@ def read_manifest(folder: str) -> Manifest:
 
 
 def _manifest_of(content: dict[str, Any]) -> Manifest:
-    each = {key: content.pop(key) for key in ("examples", "counts", "classes")}  # long, so looked at as a whole
-    if fault := misfit(content | {"examples": [], "counts": [], "classes": []}, Manifest):
-        raise ValueError(fault)
-    pairs_ = chain.from_iterable(chain.from_iterable(each["counts"]))
-    if not set(map(type, chain(each["examples"], chain.from_iterable(each["classes"]), pairs_))) <= {int}:
-        raise ValueError("examples, counts and classes must be whole numbers")
-    if len({len(value) for value in each.values()}) > 1:
+    manifest: Manifest = converted(content, Manifest)
+    if len({len(manifest.examples), len(manifest.counts), len(manifest.classes)}) > 1:
         raise ValueError("examples, counts and classes must have as many clients")
-    content["spec"] = InputSpec.of(content.pop("spec"))
-    content["options"] = TaskOptions(**content.pop("options"))
-    content["class_names"] = tuple(content["class_names"])
-    content["examples"] = tuple(each["examples"])
-    content["classes"] = tuple(tuple(row) for row in each["classes"])
-    content["counts"] = tuple(tuple((class_, rows) for class_, rows in client) for client in each["counts"])
-    return Manifest(**content)
+    return manifest

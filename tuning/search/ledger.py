@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.files.json_schema import misfit, parsed
+from anchorfl.tasks.files.json_schema import parsed, type_error
 
 Event = dict[str, Any]
 
@@ -122,4 +122,4 @@ def _fault(event: Event, trials: int) -> str:
         return f"event must be one of {', '.join(KINDS)}"
     trial = event.get("trial", 0)
     known = range(trials, trials + 1) if kind == "suggest" else range(trials) if kind != "start" else (trial,)
-    return misfit(event, KINDS[kind]) or ("" if trial in known else f"there is no trial {trial} at this place")
+    return type_error(event, KINDS[kind]) or ("" if trial in known else f"there is no trial {trial} at this place")

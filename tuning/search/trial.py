@@ -32,7 +32,7 @@ from anchorfl.pipeline.run.lifecycle import Result, federate, open_loop
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.run.round_loop import RoundLoop
 from anchorfl.pipeline.storage.restore import backup_uri, restore_if_ahead
-from anchorfl.pipeline.storage.run_folder import lock_run_soon, write_config
+from anchorfl.pipeline.storage.run_folder import lock_run, write_config
 from anchorfl.pipeline.storage.run_record import RoundRecord, read_records
 from anchorfl.pipeline.training.run_spec import RunSpec
 from anchorfl.tasks.errors import InputError
@@ -162,7 +162,7 @@ def run_to_end(
     elsewhere, where those are not what it runs with here.
     """
     with ExitStack() as stack:
-        stack.enter_context(lock_run_soon(folder))
+        stack.enter_context(lock_run(folder, patience_s=60))
         backup = run_spec.experiment.cluster.backup
         if backup:
             restore_if_ahead(backup_uri(backup, folder), folder, _log)
@@ -175,7 +175,7 @@ def run_to_end(
 
 
 def _open(run_spec: RunSpec, folder: Path, context: TrialContext, stack: ExitStack) -> RoundLoop:
-    stack.enter_context(lock_run_soon(folder))
+    stack.enter_context(lock_run(folder, patience_s=60))
     run_spec = _restore(run_spec, folder, context)
     backup = run_spec.experiment.cluster.backup
     set_aside(folder, run_spec.experiment, backup_uri(backup, folder) if backup else "", _log)

@@ -15,7 +15,7 @@ from anchorfl.pipeline.config.schema import from_tree, options_of, to_toml
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.run_folder import RUNS
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.files.json_schema import misfit, parsed
+from anchorfl.tasks.files.json_schema import converted, parsed
 from anchorfl.tuning.search.options import SweepOptions, TrialRounds, resolve_metric, resolve_rounds
 from anchorfl.tuning.search.search_space import SPACES, Choice, Dimension, Range, Space, Value, none_as_text, resolve
 
@@ -113,16 +113,15 @@ def load_plan(folder: Path, changes: Mapping[str, Any]) -> SweepPlan:
     content: SavedPlan = parsed(text, SavedPlan, folder / PLAN_FILE, "restore it from a copy")
     fixed = {f.name for f in fields(SweepOptions)} - {"trials", "hours", "cost", "cpu_price", "gpu_price", "finals",
                                                       "reference", "concurrent", "register"}  # fmt: skip
-    old = content["options"]
-    if fault := misfit(old, SweepOptions, "options"):
-        raise InputError(f"{folder / PLAN_FILE} is damaged ({fault}); restore it from a copy")
-    for name in fixed & set(changes):
-        if changes[name] != old[name]:
-            raise InputError(
-                f"--{name} {changes[name]}: the sweep was started with {old[name]}, which a resumed one keeps"
-            )
     try:
-        options = replace(SweepOptions(**old), **changes)
+        old: SweepOptions = converted(content["options"], SweepOptions, "options")
+    except ValueError as error:
+        raise InputError(f"{folder / PLAN_FILE} is damaged ({error}); restore it from a copy") from error
+    for name in fixed & set(changes):
+        if changes[name] != (was := getattr(old, name)):
+            raise InputError(f"--{name} {changes[name]}: the sweep was started with {was}, which a resumed one keeps")
+    try:
+        options = replace(old, **changes)
         space = {name: _dimension(dict(entry)) for name, entry in content["space"].items()}
         return SweepPlan(content["preset"], from_tree(content["experiment"]), space, options, content["text"])
     except ValueError as error:  # an InputError too: these say which option, and not where it stands
@@ -156,8 +155,7 @@ def new_sweep_folder(preset: str, output: str) -> Path:
 
 def _dimension(entry: dict[str, Any]) -> Dimension:
     kind: Any = {"Choice": Choice, "Range": Range}.get(str(entry.pop("kind", "")))
-    fault = misfit(entry, kind) if kind else "its kind must be Choice or Range"
-    if fault:
-        raise ValueError(f"space: {fault}")
-    found: Dimension = kind(**(entry | {"values": tuple(entry["values"])} if kind is Choice else entry))
+    if kind is None:
+        raise ValueError("space: its kind must be Choice or Range")
+    found: Dimension = converted(entry, kind, "space")
     return found

@@ -71,7 +71,7 @@ HARMS = {
     "is missing, though a checkpoint names it": lambda f: (f / "state-000003.safetensors").unlink(),
     "is damaged": lambda f: (f / "checkpoint.json").write_text("{"),
     "No such file": lambda f: (f / "checkpoint.json").unlink(),
-    "the content is a list": lambda f: (f / "checkpoint.json").write_text("[]"),
+    "the content: expected `object`, got `array`": lambda f: (f / "checkpoint.json").write_text("[]"),
     "its checksum does not fit": lambda f: tampered(f, '"best": 3', '"best": 2'),
     "has format 1, this version reads 3": lambda f: tampered(f, '"format": 3', '"format": 1'),
 }

@@ -14,6 +14,7 @@ import pytest
 from anchorfl.tasks.contract import InputSpec, Objective
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
+from anchorfl.tasks.files.json_schema import converted
 from anchorfl.tasks.files.raw_files import raw_folder, status
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.raw_digest import raw_digest
@@ -40,7 +41,8 @@ def test_numbers_are_guessed_standardised_and_gaps_become_the_mean(tmp_path):
     assert x[0, 3] == 0
     assert x[1, 3] == pytest.approx((1 - np.mean(girth)) / np.std(girth), rel=1e-6)
     assert task.encode(raw.slice(0, 0), spec).num_rows == 0
-    assert InputSpec.of({"kind": "sparse", "shape": [2], "columns": {"inputs": ["a", "b"]}}).columns.labels == ()
+    old = {"kind": "sparse", "shape": [2], "columns": {"inputs": ["a", "b"]}}
+    assert converted(old, InputSpec).columns.labels == ()
 
 
 def test_missing_labels_are_unknown_and_only_in_training(tmp_path):
