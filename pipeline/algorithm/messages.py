@@ -1,6 +1,7 @@
 """Walk the tensors of a message: move, count, check, checksum, pack into flat buffers and unpack.
 
 A message is a tensor, or a dataclass or dict of messages. Every leaf is a tensor, so that nothing here needs pickle.
+Measured beside a library in docs/why-by-hand.md.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 An unknown key or option, and a value of another type than it must have, is an InputError with the file, the table and
 the nearest name. What one file says of another is checked in ``federations.py``.
+Why not by a library: docs/why-by-hand.md.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 A preset is a federation with a row of ``tuning/presets/`` (``federations.py``), or any path to a TOML file; tables are
 [task], [method] (with ``name``), [model], [federation], [optimizer], [evaluation], [cluster], [tracking]; ``seed`` and
 ``output`` stand above them, and ``extends``, the name of a preset whose options hold where this one says nothing.
+Why not by a library: docs/why-by-hand.md.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ up to ``KEPT`` of them (0.5 GiB in float32: FLAIR's 43,960 x 1,628 and EURLex's 
 306,782 x 13,330 do not); above that it is left out and a note says so. Sums over rows are exact before they are rounded
 (``math.fsum``), so that neither the order of the rows nor the size of the chunks changes a figure.
 
+Measured beside a library in docs/why-by-hand.md.
+
 Shape suffixes: N rows of a split, B rows of a chunk, C classes, P positives, K the first ranks of a row.
 """
 

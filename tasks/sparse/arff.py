@@ -4,6 +4,8 @@ Comments (``%``) are left out. A nominal value is its number where all values of
 position in the list. Not understood: missing values (``?``), weights of rows, and in sparse rows nominal attributes
 other than ``{0,1}``.
 
+Measured beside a library in docs/why-by-hand.md.
+
 Shape suffixes: N rows, A attributes, P values that are not 0, row after row.
 """
 

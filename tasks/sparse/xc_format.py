@@ -4,6 +4,8 @@ First line ``rows features labels``, then one row a line: ``l1,l2,... f:v f:v ..
 row without labels begins with a space. Files are read in blocks of whole lines and become numbers column by column
 (pyarrow's CSV reader), never pair by pair; a block with a fault is halved until the line with the fault stands alone.
 
+Measured beside a library in docs/why-by-hand.md.
+
 Shape suffixes: N rows, P pairs or labels of all rows, row after row.
 """
 
