@@ -26,15 +26,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from anchorfl.tasks.errors import InputError
-from anchorfl.tuning.tables.command import asked
-from anchorfl.tuning.tables.options import changing
+from anchorfl.tuning.tables.command import parse_args
+from anchorfl.tuning.tables.options import drop_free_options
 from anchorfl.tuning.tables.ours import OURS, csv_text, figures_of
 from anchorfl.tuning.tables.page import verdicts
 from anchorfl.tuning.tables.papers import PAPERS, paper_of
-from anchorfl.tuning.tables.published import chosen, lines_of, plain, rows_of
-from anchorfl.tuning.tables.runs import Found, cells_of, check_scored, look, matched
-from anchorfl.tuning.tables.significance import corrected, paired
-from anchorfl.tuning.tables.statistics import NOISE, NOT, REPRODUCED, Entry, Table, left_out, table_of
+from anchorfl.tuning.tables.published import figure_lines, rows_of, select_rows, value_text
+from anchorfl.tuning.tables.runs import RunIndex, attach_folders, check_has_scores, index_runs, table_runs_of
+from anchorfl.tuning.tables.significance import apply_holm, paired
+from anchorfl.tuning.tables.statistics import (
+    NOT_REPRODUCED,
+    REPRODUCED,
+    WITHIN_NOISE,
+    Table,
+    TableEntry,
+    left_out_notes,
+    table_of,
+)
 from benchmarks.last_rounds import Swing, swing
 
 TOP = Path(__file__).resolve().parents[1]
@@ -149,7 +157,7 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.found = cache(self._found)
+        self.found = cache(self._index)
         self.table = cache(self._table)
 
     def runs(self, archive: str) -> Path:
@@ -161,18 +169,18 @@ class Records:
                 tar.extractall(out, filter="data")
         return out
 
-    def _found(self, archive: str) -> Found:
-        return look(self.runs(archive))
+    def _index(self, archive: str) -> RunIndex:
+        return index_runs(self.runs(archive))
 
     def _table(self, name: str) -> Table:
         kept = KEPT[name]
-        a = asked(shlex.split(kept.arguments))
+        a = parse_args(shlex.split(kept.arguments))
         paper = paper_of(a.name)
-        cells = cells_of(chosen(rows_of(paper), a.data, a.rows), a.seeds, a.overrides, a.vary)
-        check_scored(paper, cells)
+        cells = table_runs_of(select_rows(rows_of(paper), a.data, a.rows), a.seeds, a.overrides, a.vary)
+        check_has_scores(paper, cells)
         finished = {digest: runs for archive in kept.archives for digest, runs in self.found(archive).finished.items()}
-        table = table_of(paper, matched(cells, Found(finished)), options=changing(a.overrides))
-        if not table.runs:
+        table = table_of(paper, attach_folders(cells, RunIndex(finished)), options=drop_free_options(a.overrides))
+        if not table.finished:
             raise InputError(f"{name}: no kept run has the options of anchorfl table {kept.arguments}")
         return table
 
@@ -222,11 +230,11 @@ def details(table: Table, name: str) -> str:
     glued = re.sub(r"(--\S+) (?!--)", "\\1\N{NO-BREAK SPACE}", f"anchorfl table {kept.arguments}")
     words = [line.replace("\N{NO-BREAK SPACE}", " ") for line in wrapped(glued, 108)]
     records = " and ".join(f"`benchmarks/results/{archive}.tar.xz`" for archive in kept.archives)
-    wanted = len({cell.digest for cell in table.cells})
-    text = f"{len(table.runs)} of {wanted} runs, {table.hours:.2f} CPU hours. Records: {records}."
+    wanted = len({run.digest for run in table.runs})
+    text = f"{len(table.finished)} of {wanted} runs, {table.hours:.2f} CPU hours. Records: {records}."
     lines = ["<details><summary>Command and records</summary>", "", "```sh", " \\\n    ".join(words), "```", ""]
     lines += wrapped(text, 118)
-    lines += [f"- {line}" for line in left_out(table.cells, table.runs)]
+    lines += [f"- {line}" for line in left_out_notes(table.runs, table.finished)]
     return "\n".join([*lines, "", "</details>"])
 
 
@@ -241,7 +249,7 @@ def beside(records: Records, name: str, link: str = "") -> str:
         row = f"{line[at['row']]} `{line[at['preset']]}`" if kept.presets else line[at["row"]]
         data = f"[{entry.row.data}]({link}{kept.link}.md)" if kept.link else entry.row.data
         cells = [line[at[column]] for column in ("metric", "published", "ours", "difference")]
-        seeds = str(len(entry.scores)) if len(entry.scores) == len(entry.asked) else line[at["n"]]
+        seeds = str(len(entry.scores)) if len(entry.scores) == len(entry.seeds) else line[at["n"]]
         rows.append([data, row, *cells, seeds, *([line[-1]] if last else [])])
     names = ["Data set", "Row", "Metric", "Published", "Ours", "Difference", "Seeds", *map(str.title, last)]
     return f"{grid([names, *once(rows, 2)])}\n\n{details(table, name)}"
@@ -266,7 +274,7 @@ def compared(records: Records, name: str, own: str = "", rows: str = "", metrics
     """
     table = records.table(name)
     among = [row for row in table.rows if not rows or row.name in rows.split(",") or row.name == own]
-    entries: dict[str, dict[str, dict[str, Entry]]] = {}
+    entries: dict[str, dict[str, dict[str, TableEntry]]] = {}
     for e in table.entries:
         if e.row in among and (not metrics or e.metric.published in metrics.split(",")):
             entries.setdefault(e.row.data, {}).setdefault(e.metric.shown, {})[e.row.key] = e
@@ -277,7 +285,7 @@ def compared(records: Records, name: str, own: str = "", rows: str = "", metrics
         rows_of_data = {row.key: row for row in among if row.data == data}
         key = next(row.key for row in rows_of_data.values() if row.name == first)
         found = {
-            metric: corrected({k: paired(of[key].scores, e.scores) for k, e in of.items() if k != key})
+            metric: apply_holm({k: paired(of[key].scores, e.scores) for k, e in of.items() if k != key})
             for metric, of in per_metric.items()
         }
         for k, row in rows_of_data.items():
@@ -300,8 +308,8 @@ def vary(records: Records, name: str) -> str:
     option = re.search(r"--vary ([^=]+)=", KEPT[name].arguments).group(1)  # type: ignore[union-attr]
     labels = list(dict.fromkeys(row.label for row in table.rows))
     metrics = list(dict.fromkeys(e.metric.shown for e in table.entries))
-    by = {(plain(e.row.change.value), e.row.label, e.metric.shown): e for e in table.entries if e.row.change}
-    own = {plain(e.row.change.value) for e in table.entries if e.row.change and e.row.change.own}
+    by = {(value_text(e.row.change.value), e.row.label, e.metric.shown): e for e in table.entries if e.row.change}
+    own = {value_text(e.row.change.value) for e in table.entries if e.row.change and e.row.change.is_preset_value}
     head = [f"`{option}`", *(f"{label}, {metric}" for label in labels for metric in metrics)]
     two = len(labels) == 2
     rows = [[*head, *([f"{labels[1]} less {labels[0]}, {metrics[0]}"] if two else [])]]
@@ -314,7 +322,7 @@ def vary(records: Records, name: str) -> str:
     return f"{grid(rows)}\n\n{details(table, name)}"
 
 
-def _ours(e: Entry) -> str:
+def _ours(e: TableEntry) -> str:
     if e.mean is None:
         return "-"
     return f"{e.mean:.2f}" + (f" ± {e.sd:.2f}" if e.sd is not None else "")
@@ -378,12 +386,16 @@ def cost(records: Records, name: str) -> str:
     return grid([row[1:] for row in out] if len(table.data) == 1 else out)
 
 
-def quoted(records: Records, name: str, method: str) -> str:
+def quoted_lines(records: Records, name: str, method: str) -> str:
     """The published figures of a method that is no row of the table."""
     table = records.table(name)
     shown = {metric.published: metric.shown for metric in table.paper.metrics}
     data = {data for data, _ in table.data}
-    lines = [line for line in lines_of(table.paper) if line["method"] == method and table.paper.named(line)[0] in data]
+    lines = [
+        line
+        for line in figure_lines(table.paper)
+        if line["method"] == method and table.paper.data_and_method(line)[0] in data
+    ]
     return grid([[shown[line["metric"]] for line in lines], [f"{float(line['mean_percent']):.2f}" for line in lines]])
 
 
@@ -396,7 +408,9 @@ def summary(records: Records) -> str:
             if not kept.link or kept.arguments.split()[0] != paper:
                 continue
             entries = [e for e in records.table(name).entries if e.published and e.scores]
-            counts = [str(sum(e.verdict == word for e in entries)) for word in (REPRODUCED, NOISE, NOT)]
+            counts = [
+                str(sum(e.verdict == word for e in entries)) for word in (REPRODUCED, WITHIN_NOISE, NOT_REPRODUCED)
+            ]
             data = ", ".join(dict.fromkeys(e.row.data for e in entries))
             total -= len(entries)
             line = [f"[{data}](docs/results/{kept.link}.md)", kept.settings or "the paper's", str(len(entries))]
@@ -413,7 +427,7 @@ VIEWS: dict[str, Callable[..., str]] = {
     "swings": swings,
     "runs": runs,
     "cost": cost,
-    "quoted": quoted,
+    "quoted": quoted_lines,
     "summary": summary,
 }
 

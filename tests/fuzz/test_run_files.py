@@ -28,7 +28,7 @@ from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.prepared import Prepared
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
-from anchorfl.tuning.tables.runs import Found, look
+from anchorfl.tuning.tables.runs import RunIndex, index_runs
 from tests.fuzz.parsers import Bench, Parser
 from tests.fuzz.promise import QUICK
 from tests.fuzz.runs import finished, quiet, seal, small, unfinished
@@ -55,8 +55,8 @@ def kept(folder: Path, made: Path) -> None:
 
 
 def tables(folder: Path, made: Path) -> None:
-    found = look(folder)
-    assert isinstance(found, Found)
+    found = index_runs(folder)
+    assert isinstance(found, RunIndex)
     found.notes([])
 
 

@@ -31,7 +31,7 @@ def toy(folder: Path, figures: str = DIGITS, **fields: object) -> Paper:
         title="Toy (2023)",
         published="Toy",
         tables=("1", "2"),
-        own="FedAlign",
+        proposed_method="FedAlign",
         data={"Digits": "digits"},
         methods={"FedAvg": "fedavg", "FedAlign": "fedalign"},
         metrics=(MACRO_F1, MACRO_ACCURACY),
@@ -42,7 +42,7 @@ def toy(folder: Path, figures: str = DIGITS, **fields: object) -> Paper:
 
 
 def made_run(
-    cell: Cell,
+    run: Cell,
     runs: Path,
     scores: Mapping[str, Sequence[float]],
     *,
@@ -53,8 +53,8 @@ def made_run(
     """A finished run of a cell: for every metric a score per round from round 0; each client gets 2 MB and sends 1 MB a
     round, and a round is 90 s of training and 10 s of scoring. failed: clients left out of every round.
     """
-    folder = runs / f"{re.sub(r'[ /-]+', '-', cell.row.key)}-s{cell.seed}"
-    e = cell.experiment
+    folder = runs / f"{re.sub(r'[ /-]+', '-', run.row.key)}-s{run.seed}"
+    e = run.experiment
     journal = JsonLines(folder)
     journal.begin(
         RunInfo(name=folder.name, experiment=e.task.name, params=flat(e), folder=folder, tags=dict(tags or {}))
@@ -72,10 +72,10 @@ def made_run(
     journal.end("FINISHED")
     write_config(folder, e)
     last = {name.removeprefix("test/"): values[-1] for name, values in scores.items() if name.startswith("test/")}
-    content = {"checksum": "c", "digest": cell.digest, "scores": {"test": last}, "seconds": 1.0}
+    content = {"checksum": "c", "digest": run.digest, "scores": {"test": last}, "seconds": 1.0}
     write_json(folder / "result.json", content | result)
     write_atomically(folder / "model.json", b"{}")
-    return replace(cell, folder=folder)
+    return replace(run, folder=folder)
 
 
 def rising(top: float, rounds: int = 50, wave: float = 0.02) -> list[float]:

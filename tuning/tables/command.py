@@ -14,24 +14,30 @@ from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.storage.run_folder import lock_run
 from anchorfl.pipeline.storage.run_record import Status
 from anchorfl.tasks.errors import InputError
-from anchorfl.tuning.tables.options import Vary, changing, of_one_method, vary_of, without_own
+from anchorfl.tuning.tables.options import (
+    Vary,
+    drop_free_options,
+    notes_without_preset_value,
+    options_of_one_method,
+    parse_vary,
+)
 from anchorfl.tuning.tables.page import text as page_text
 from anchorfl.tuning.tables.page import total, write_page
 from anchorfl.tuning.tables.papers import PAPERS, paper_of
-from anchorfl.tuning.tables.published import chosen, rows_of
+from anchorfl.tuning.tables.published import rows_of, select_rows
 from anchorfl.tuning.tables.record import TableRecord
 from anchorfl.tuning.tables.runs import (
-    Cell,
     Job,
-    cells_of,
-    check_scored,
+    TableRun,
+    attach_folders,
+    check_has_scores,
+    failure_lines,
+    index_runs,
     jobs_of,
-    look,
-    matched,
-    of_other_data,
+    missing_data,
+    notes_on_other_data,
     prepare_all,
-    told,
-    without_data,
+    table_runs_of,
 )
 from anchorfl.tuning.tables.statistics import Table, table_of
 
@@ -51,7 +57,7 @@ FAILED = 3
 """Exit code where a run failed; the others are kept, and the page is written."""
 
 
-class Asked(NamedTuple):
+class TableArgs(NamedTuple):
     """What the command line asks for."""
 
     name: str
@@ -67,7 +73,7 @@ class Asked(NamedTuple):
     vary: Vary | None
 
 
-def asked(arguments: Sequence[str]) -> Asked:
+def parse_args(arguments: Sequence[str]) -> TableArgs:
     """The arguments of ``anchorfl table``. InputError on bad ones."""
     if not arguments or arguments[0].startswith("-"):
         raise InputError(f"table needs a paper: {', '.join(PAPERS)}")
@@ -81,16 +87,16 @@ def asked(arguments: Sequence[str]) -> Asked:
     parser.add_argument("--parallel", type=int, default=0)
     parser.add_argument("--show", action="store_true")
     try:
-        own, overrides = parser.parse_known_args(rest)
+        given, overrides = parser.parse_known_args(rest)
     except argparse.ArgumentError as error:
         raise InputError(f"table: {error}") from error
-    if own.parallel < 0:
-        raise InputError(f"--parallel {own.parallel}: must be at least 0")
-    vary = vary_of(own.vary)
+    if given.parallel < 0:
+        raise InputError(f"--parallel {given.parallel}: must be at least 0")
+    vary = parse_vary(given.vary)
     page = f"table-{name}-{vary.word}" if vary else f"table-{name}"
-    return Asked(
-        name, _words(own.data), _words(own.rows), _seeds(own.seeds) or list(paper.seeds), own.runs,
-        Path(own.out) if own.out else own.runs / page, own.parallel, own.show, overrides,
+    return TableArgs(
+        name, _words(given.data), _words(given.rows), _seeds(given.seeds) or list(paper.seeds), given.runs,
+        Path(given.out) if given.out else given.runs / page, given.parallel, given.show, overrides,
         shlex.join(["anchorfl", "table", *(redact(word) for word in arguments if word != "--show")]), vary,
     )  # fmt: skip
 
@@ -114,48 +120,50 @@ def table(arguments: list[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
         print(USAGE)
         return 0
-    ask = asked(arguments)
-    call = Call(ask)
-    if ask.show:
-        made, files = call.show()
+    args = parse_args(arguments)
+    command = TableCommand(args)
+    if args.show:
+        table, files = command.show()
     else:
-        with lock_run(ask.out.resolve()):
-            made, files = call.run()
-    print(f"\n{page_text(made)}\n\n{total(made)}" if made.rows else "\nno finished run of this table yet")
-    for note in made.notes:
+        with lock_run(args.out.resolve()):
+            table, files = command.run()
+    print(f"\n{page_text(table)}\n\n{total(table)}" if table.rows else "\nno finished run of this table yet")
+    for note in table.notes:
         print(note)
     print("page: " + ", ".join(map(str, files)))
-    return FAILED if call.failed else 0
+    return FAILED if command.failed else 0
 
 
 @dataclass
-class Call:
+class TableCommand:
     """What a call was asked for and what it met. notes: for the page, a line each; failed: digest -> reason; absent:
     data sets whose files are missing.
     """
 
-    asked: Asked
+    args: TableArgs
     log: Log = print
     notes: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     absent: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        a = self.asked
-        self.paper = paper_of(a.name)
-        self.cells = cells_of(chosen(rows_of(self.paper), a.data, a.rows), a.seeds, a.overrides, a.vary)
-        check_scored(self.paper, self.cells)
-        presets = {cell.row.preset: cell.experiment for cell in self.cells}
-        alone = of_one_method(a.overrides, presets).items()
+        args = self.args
+        self.paper = paper_of(args.name)
+        self.table_runs = table_runs_of(
+            select_rows(rows_of(self.paper), args.data, args.rows), args.seeds, args.overrides, args.vary
+        )
+        check_has_scores(self.paper, self.table_runs)
+        presets = {run.row.preset: run.experiment for run in self.table_runs}
+        alone = options_of_one_method(args.overrides, presets).items()
         self.notes += [
             f"--{option} goes to the rows of {method} alone: others have no such option" for option, method in alone
         ]
-        self.notes += without_own({cell.row.key: cell.row for cell in self.cells}.values())
+        self.notes += notes_without_preset_value({run.row.key: run.row for run in self.table_runs}.values())
 
     def show(self) -> tuple[Table, list[Path]]:
         """Write the page of what is there."""
         table = self.table()
-        return table, write_page(table, self.asked.out)
+        return table, write_page(table, self.args.out)
 
     def run(self) -> tuple[Table, list[Path]]:
         """Run what is missing and write the page. KeyboardInterrupt with the command that goes on."""
@@ -168,69 +176,71 @@ class Call:
             status = "FINISHED"
         except KeyboardInterrupt as stop:
             status = "KILLED"
-            raise KeyboardInterrupt(self.asked.command) from stop
+            raise KeyboardInterrupt(self.args.command) from stop
         finally:
             record.end(status)
         return table, files
 
     def _record(self) -> TableRecord:
-        a = self.asked
-        rows = list(dict.fromkeys(cell.row.preset for cell in self.cells))
+        args = self.args
+        rows = list(dict.fromkeys(run.row.preset for run in self.table_runs))
         params: dict[str, str | int] = {
-            "table": a.name, "rows": " ".join(rows), "seeds": ",".join(map(str, a.seeds)),
-            "options": redact(" ".join(a.overrides)), "command": a.command,
+            "table": args.name, "rows": " ".join(rows), "seeds": ",".join(map(str, args.seeds)),
+            "options": redact(" ".join(args.overrides)), "command": args.command,
         }  # fmt: skip
-        if a.vary:
-            params["vary"] = a.vary.text
-        return TableRecord(a.out, a.runs, self.cells[0].experiment.tracking.uri, params, self.log)
+        if args.vary:
+            params["vary"] = args.vary.text
+        return TableRecord(args.out, args.runs, self.table_runs[0].experiment.tracking.uri, params, self.log)
 
     def table(self) -> Table:
         """Return the table of what is there."""
-        found = look(self.asked.runs)
-        cells = matched(self.cells, found)
-        there = {cell.row.data for cell in cells if cell.folder is not None}
+        index = index_runs(self.args.runs)
+        table_runs = attach_folders(self.table_runs, index)
+        there = {run.row.data for run in table_runs if run.folder is not None}
         known = there | self.absent
-        none = [data for data in dict.fromkeys(cell.row.data for cell in cells) if data not in known]
-        met = [*found.notes(cells), *of_other_data(cells)]
+        none = [data for data in dict.fromkeys(run.row.data for run in table_runs) if data not in known]
+        met = [*index.notes(table_runs), *notes_on_other_data(table_runs)]
         notes = [*self.notes, *met, *([f"No finished run: {', '.join(none)}."] if none else [])]
-        a = self.asked
-        return table_of(self.paper, cells, options=changing(a.overrides), command=a.command, notes=notes)
+        args = self.args
+        return table_of(
+            self.paper, table_runs, options=drop_free_options(args.overrides), command=args.command, notes=notes
+        )
 
     def _complete(self, record: TableRecord) -> None:
         """Make the missing runs, as far as their data are there."""
-        found = look(self.asked.runs)
-        cells = matched(self.cells, found)
-        record.late([cell.folder for cell in cells if cell.folder is not None])
-        jobs = jobs_of(cells, found, self.asked.runs, self.log)
-        absent = without_data(jobs)
+        index = index_runs(self.args.runs)
+        table_runs = attach_folders(self.table_runs, index)
+        record.late([run.folder for run in table_runs if run.folder is not None])
+        jobs = jobs_of(table_runs, index, self.args.runs, self.log)
+        absent = missing_data(jobs)
         for folder, reason in absent.items():
-            data = next(cell.row.data for cell in cells if cell.row.folder == folder)
+            data = next(run.row.data for run in table_runs if run.row.folder == folder)
             self.absent.add(data)
             self.notes.append(f"{data} is left out: {reason}")
             self.log(self.notes[-1])
-        jobs = [job for job in jobs if job.cell.row.folder not in absent]
-        self._say_what_is_there(cells, jobs)
+        jobs = [job for job in jobs if job.run.row.folder not in absent]
+        self._say_what_is_there(table_runs, jobs)
         if jobs:
-            self._run(jobs, cells, record)
+            self._run(jobs, table_runs, record)
 
-    def _say_what_is_there(self, cells: Sequence[Cell], jobs: Sequence[Job]) -> None:
-        there = sum(cell.folder is not None for cell in cells)
+    def _say_what_is_there(self, table_runs: Sequence[TableRun], jobs: Sequence[Job]) -> None:
+        there = sum(run.folder is not None for run in table_runs)
         begun = sum(job.folder.exists() for job in jobs)
         self.log(
-            f"{len(cells)} runs in this table: {there} found in {self.asked.runs}, {len(jobs)} to run"
+            f"{len(table_runs)} runs in this table: {there} found in {self.args.runs}, {len(jobs)} to run"
             + (f", {begun} of them already begun" if begun else "")
         )
 
-    def _run(self, jobs: Sequence[Job], cells: Sequence[Cell], record: TableRecord) -> None:
+    def _run(self, jobs: Sequence[Job], table_runs: Sequence[TableRun], record: TableRecord) -> None:
         from anchorfl.pipeline.cluster import ray_cluster  # Ray, which the page alone does without
         from anchorfl.tuning.tables.launch import run_jobs
 
-        with ray_cluster.session(jobs[0].cell.experiment.cluster):
+        with ray_cluster.session(jobs[0].run.experiment.cluster):
             ready = prepare_all(jobs, self.log)
             self.failed |= ready.failures
-            able = [job for job in jobs if job.cell.digest in ready.run_specs]
+            able = [job for job in jobs if job.run.digest in ready.run_specs]
             if able:
-                self.failed |= run_jobs(able, ready.run_specs, self.asked.parallel, self.log, record.notify)
-        for line in told(cells, self.failed):
+                self.failed |= run_jobs(able, ready.run_specs, self.args.parallel, self.log, record.notify)
+        for line in failure_lines(table_runs, self.failed):
             self.notes.append(line)
             self.log(line)

@@ -57,7 +57,7 @@ class Watch(NotPickled, Callback):
     """
 
     def __init__(self, jobs: Sequence[Job], at_once: int, log: Log, notify: Callable[[Path | None], None]) -> None:
-        self.jobs = {job.cell.digest: job for job in jobs}
+        self.jobs = {job.run.digest: job for job in jobs}
         self.at_once, self.log, self.notify = at_once, log, notify
         self.began: dict[str, float] = {}
         self.spent: list[float] = []
@@ -73,9 +73,9 @@ class Watch(NotPickled, Callback):
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A run starts, or starts again where its process was lost."""
         job = self.jobs[trial.config["job"]]
-        self.began[job.cell.digest] = time.monotonic()
+        self.began[job.run.digest] = time.monotonic()
         self.notify(job.folder)
-        self.log(f"{job.cell.name}: starts in {os.path.relpath(job.folder)}")
+        self.log(f"{job.run.name}: starts in {os.path.relpath(job.folder)}")
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A run has ended, well or not."""
@@ -86,19 +86,19 @@ class Watch(NotPickled, Callback):
         self._ended(self.jobs[trial.config["job"]])
 
     def _ended(self, job: Job) -> None:
-        backup = job.cell.experiment.cluster.backup
+        backup = job.run.experiment.cluster.backup
         if backup and not (job.folder / RESULT).exists():
             restore_if_ahead(backup_uri(backup, job.folder), job.folder, self.log, finished=True)
         self.over += 1
         now = time.monotonic()
-        seconds = now - self.began.get(job.cell.digest, now)  # one whose process never came up has not started
+        seconds = now - self.began.get(job.run.digest, now)  # one whose process never came up has not started
         result = read_result(job.folder, "scores")
         if not result:
-            self.log(f"{job.cell.name}: ended without a result after {seconds / 60:.1f} min  {self._rest()}")
+            self.log(f"{job.run.name}: ended without a result after {seconds / 60:.1f} min  {self._rest()}")
             return
         self.spent.append(seconds)
         scores = "  ".join(f"{name} {100 * value:.2f}" for name, value in result["scores"]["test"].items())
-        self.log(f"{job.cell.name}: test {scores}  {seconds / 60:.1f} min  {self._rest()}")
+        self.log(f"{job.run.name}: test {scores}  {seconds / 60:.1f} min  {self._rest()}")
         self.notify(job.folder)
 
     def _rest(self) -> str:
@@ -116,21 +116,19 @@ def run_jobs(
 
     KeyboardInterrupt where Ctrl-C ended it early: every run stands after its last completed round.
     """
-    options = jobs[0].cell.experiment.cluster
+    options = jobs[0].run.experiment.cluster
     shares = bundles(options, SweepOptions())
     at_once = max_concurrent_trials(shares, min(at_once or len(jobs), len(jobs)))
     log(f"{len(jobs)} runs, {at_once} at a time")
-    context = Runs(
-        {job.cell.digest: run_specs[job.cell.digest] for job in jobs}, {j.cell.digest: j.folder for j in jobs}
-    )
+    context = Runs({job.run.digest: run_specs[job.run.digest] for job in jobs}, {j.run.digest: j.folder for j in jobs})
     results = fit(
         train_run, context, shares, at_once,
         reuse_actors=False,  # a process that took run after run kept growing; a run by itself lets go of its memory
-        param_space={"job": tune.grid_search([job.cell.digest for job in jobs])},
+        param_space={"job": tune.grid_search([job.run.digest for job in jobs])},
         callbacks=[Watch(jobs, at_once, log, notify)],
     )  # fmt: skip
     found = {r.config["job"]: failure_reason(r, context.folders[r.config["job"]]) for r in results if r.config}
     failed = {digest: reason for digest, reason in found.items() if reason}
-    if any(job.cell.digest not in failed and not (job.folder / RESULT).exists() for job in jobs):
+    if any(job.run.digest not in failed and not (job.folder / RESULT).exists() for job in jobs):
         raise KeyboardInterrupt
     return failed

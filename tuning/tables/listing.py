@@ -14,7 +14,7 @@ from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tuning.tables.ours import OurFigure, read_ours
 from anchorfl.tuning.tables.papers import PAPERS
-from anchorfl.tuning.tables.published import Figure, Row, plain, rows_of
+from anchorfl.tuning.tables.published import Figure, Row, rows_of, value_text
 
 NONE = "-"
 """In place of what there is not."""
@@ -111,7 +111,7 @@ def _columns(table: Sequence[tuple[str, ...]]) -> list[str]:
     return ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in table]
 
 
-def resolved(name: str) -> str:
+def preset_toml(name: str) -> str:
     """Return a preset as one TOML file: a shipped one as its files have it, one's own with every option."""
     return shipped_toml(name) if own_file(name) is None else to_toml(read_preset(name))
 
@@ -125,7 +125,7 @@ def difference(one: str, other: str) -> str:
     ]
     if not options:
         return f"{one} and {other} have the same options"
-    values = [(option, *(plain(tree.get(option, NONE)) for tree in trees)) for option in options]
+    values = [(option, *(value_text(tree.get(option, NONE)) for tree in trees)) for option in options]
     same = digest(experiments[0]) == digest(experiments[1])
     return "\n".join(
         [*_columns([("option", one, other), *values]), *(["", "no result depends on these"] if same else [])]

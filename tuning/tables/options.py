@@ -10,34 +10,34 @@ from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.schema import options_of
 from anchorfl.pipeline.results.compare import FREE
 from anchorfl.tasks.errors import InputError
-from anchorfl.tuning.tables.published import Change, Row, plain
+from anchorfl.tuning.tables.published import Change, Row, value_text
 
 
-def name_of(word: str) -> str:
+def option_name(word: str) -> str:
     """The option that a word names: ``--method.q1=95`` -> ``method.q1``; empty where it is a value."""
     return word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else ""
 
 
-def changing(overrides: Sequence[str]) -> list[str]:
+def drop_free_options(overrides: Sequence[str]) -> list[str]:
     """Of overrides, those that may change a result: not where runs go, or what is kept of them."""
-    return _kept(overrides, lambda name: not free(name))
+    return _keep(overrides, lambda name: not is_free(name))
 
 
-def without(overrides: Sequence[str], options: Collection[str]) -> list[str]:
+def drop_options(overrides: Sequence[str], options: Collection[str]) -> list[str]:
     """The overrides but for those of ``options``, with their values."""
-    return _kept(overrides, lambda name: name not in options)
+    return _keep(overrides, lambda name: name not in options)
 
 
-def _kept(overrides: Sequence[str], wanted: Callable[[str], bool]) -> list[str]:
+def _keep(overrides: Sequence[str], wanted: Callable[[str], bool]) -> list[str]:
     out, keep = list[str](), True
     for word in overrides:
-        keep = wanted(name) if (name := name_of(word)) else keep
+        keep = wanted(name) if (name := option_name(word)) else keep
         if keep:
             out.append(word)
     return out
 
 
-def of_one_method(overrides: Sequence[str], presets: Mapping[str, Experiment]) -> dict[str, str]:
+def options_of_one_method(overrides: Sequence[str], presets: Mapping[str, Experiment]) -> dict[str, str]:
     """Options of overrides that one of the presets' methods alone has, where others lack it: option -> method. Rows of
     that method alone get it.
 
@@ -45,7 +45,7 @@ def of_one_method(overrides: Sequence[str], presets: Mapping[str, Experiment]) -
     """
     known = {name: set(options_of(e)) for name, e in presets.items()}
     out = {}
-    for option in filter(None, map(name_of, overrides)):
+    for option in filter(None, map(option_name, overrides)):
         having = dict.fromkeys(presets[name].method.name for name, options in known.items() if option in options)
         if len(having) > 1 and not all(option in options for options in known.values()):
             raise InputError(
@@ -81,7 +81,7 @@ class Vary(NamedTuple):
         return f"--{self.option}={value}"
 
 
-def vary_of(words: Sequence[str]) -> Vary | None:
+def parse_vary(words: Sequence[str]) -> Vary | None:
     """What the ``--vary`` of a command line say; None without one. InputError on a second one, on one that is not of
     the form, and on an option that changes no result.
     """
@@ -96,12 +96,12 @@ def vary_of(words: Sequence[str]) -> Vary | None:
         raise InputError(f"--vary {words[0]}: must be an option and its values, such as {FORM}")
     if len(values) < 2:
         raise InputError(f"--vary {words[0]}: one value varies nothing; write --{option} {values[0]} for every run")
-    if option not in ("seed", "output") and free(option):  # a table says what to write for these two
+    if option not in ("seed", "output") and is_free(option):  # a table says what to write for these two
         raise InputError(f"--vary {words[0]}: {option} changes no result")
     return Vary(option, values)
 
 
-def free(option: str) -> bool:
+def is_free(option: str) -> bool:
     """Whether an option changes no result, only where a run goes or what is kept of it; or is the seed."""
     return any(option.startswith(name) if name.endswith(".") else option == name for name in FREE)
 
@@ -109,17 +109,17 @@ def free(option: str) -> bool:
 def with_change(row: Row, option: str, experiment: Experiment, preset: Experiment) -> Row:
     """The row with the value that its experiment has. The published figures stand at the preset's own value alone."""
     change = Change(option, options_of(experiment)[option], options_of(preset)[option])
-    return replace(row, change=change, figures=row.figures if change.own else {})
+    return replace(row, change=change, figures=row.figures if change.is_preset_value else {})
 
 
-def ordered(rows: Sequence[tuple[Row, Experiment]]) -> list[tuple[Row, Experiment]]:
+def sort_by_value(rows: Sequence[tuple[Row, Experiment]]) -> list[tuple[Row, Experiment]]:
     """The rows of one preset by value where all values are numbers, else as they are. InputError on one that is there
     twice.
     """
     seen = set[str]()
     for row, _ in rows:
         if row.change is not None and row.key in seen:
-            raise InputError(f"--vary {row.change.option}: {plain(row.change.value)} is there twice")
+            raise InputError(f"--vary {row.change.option}: {value_text(row.change.value)} is there twice")
         seen.add(row.key)
     values = {row.key: row.change.value for row, _ in rows if row.change}
     if not values or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in values.values()):
@@ -127,7 +127,7 @@ def ordered(rows: Sequence[tuple[Row, Experiment]]) -> list[tuple[Row, Experimen
     return sorted(rows, key=lambda pair: values[pair[0].key])
 
 
-def without_own(rows: Iterable[Row]) -> list[str]:
+def notes_without_preset_value(rows: Iterable[Row]) -> list[str]:
     """What to know of presets whose own value is not among those of their rows, a line for each such value."""
     changes: dict[str, list[Change]] = {}
     for row in rows:
@@ -135,8 +135,8 @@ def without_own(rows: Iterable[Row]) -> list[str]:
             changes.setdefault(row.preset, []).append(row.change)
     missing: dict[tuple[str, str], list[str]] = {}
     for preset, its in changes.items():
-        if not any(change.own for change in its):
-            missing.setdefault((its[0].option, plain(its[0].preset)), []).append(preset)
+        if not any(change.is_preset_value for change in its):
+            missing.setdefault((its[0].option, value_text(its[0].preset)), []).append(preset)
     return [
         f"{option} = {value}, the preset's own value of {', '.join(presets)}, is not among the values: there,"
         " nothing is tested and no published figure stands."

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from anchorfl.tuning.tables.options import changing
+from anchorfl.tuning.tables.options import drop_free_options
 from anchorfl.tuning.tables.statistics import Table
 
 OURS = Path(__file__).resolve().parents[1] / "ours.csv"
@@ -42,7 +42,7 @@ class OurFigure:
 
 def figures_of(table: Table, records: str) -> list[OurFigure]:
     """Return the figures of a table's rows that have a finished run."""
-    options = " ".join(changing(table.options))
+    options = " ".join(drop_free_options(table.options))
     return [
         OurFigure(
             preset=entry.row.preset,

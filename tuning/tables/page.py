@@ -14,10 +14,10 @@ from pathlib import Path
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.tasks.metrics.scores import SUM
 from anchorfl.tuning.sweep.html import Block, markdown
-from anchorfl.tuning.tables.options import changing
-from anchorfl.tuning.tables.plots import curves, curves_csv, dots, sensitivity, sensitivity_csv
-from anchorfl.tuning.tables.published import Row, quoted
-from anchorfl.tuning.tables.statistics import Entry, Table, counted_of
+from anchorfl.tuning.tables.options import drop_free_options
+from anchorfl.tuning.tables.plots import curves, curves_csv, plot_dots, sensitivity, sensitivity_csv
+from anchorfl.tuning.tables.published import Row, quoted_lines
+from anchorfl.tuning.tables.statistics import Table, TableEntry, counted_traffic_of
 
 FIGURES = "figures"
 HOW = (
@@ -84,10 +84,10 @@ def _blocks(table: Table) -> Iterator[Block]:
         name, picture = _sensitivity_of(table), partial(sensitivity, table)
         numbers = [f"Numbers: `{FIGURES}/{name}.csv`."]
         yield Block(f"Scores against {table.varied}", picture=picture, file=f"{name}.png", paragraphs=numbers)
-    yield Block("Published beside ours", picture=partial(dots, table), file="table.png")
+    yield Block("Published beside ours", picture=partial(plot_dots, table), file="table.png")
     for data, rows in table.data:
         entries = [e for e in table.entries if e.row in rows]
-        yield Block(data, rows=verdicts(entries, table.seeds), paragraphs=quoted(table.paper, data))
+        yield Block(data, rows=verdicts(entries, table.seeds), paragraphs=quoted_lines(table.paper, data))
         if any(e.against for e in entries):
             yield Block(f"{data}: {_against(table, rows)}", rows=_tests(entries))
         yield Block(f"{data}: cost", rows=_costs(table, rows))
@@ -97,11 +97,11 @@ def _blocks(table: Table) -> Iterator[Block]:
         yield Block(f"{data}: learning curves", picture=picture, file=f"{name}.png", paragraphs=numbers)
     yield Block("Total", paragraphs=[total(table)])
     varied = "the same preset at its own value", "values of that preset"
-    own, family = varied if table.varied else (table.paper.own, "rows of the data set")
+    own, family = varied if table.varied else (table.paper.proposed_method, "rows of the data set")
     reported = REPORTED[table.paper.reported].format(primary=table.paper.primary)
     words = {"reported": reported, "own": own, "family": family}
     how = [*HOW, CONVENTION] if table.paper.convention else HOW
-    methods = [cell.experiment.method for cell in table.cells if cell.digest in table.runs]
+    methods = [run.experiment.method for run in table.runs if run.digest in table.finished]
     scored = [text for whose, text in SCORED.items() if whose in {(m.name, m.evaluate_on) for m in methods}]
     yield Block("How to read it", paragraphs=[*(text.format(**words) for text in how), *scored])
 
@@ -111,8 +111,8 @@ def _against(table: Table, rows: Sequence[Row]) -> str:
     if table.varied:
         return "the preset's own value against the others"
     own = table.reference(rows[0])
-    if own is None or own.label == table.paper.own:
-        return f"{table.paper.own} against each row"
+    if own is None or own.label == table.paper.proposed_method:
+        return f"{table.paper.proposed_method} against each row"
     return f"{own.label}, its best on validation, against each row"
 
 
@@ -131,7 +131,7 @@ def _changed(table: Table) -> list[str]:
     out = []
     if table.varied:
         out.append(f"Every row is run with each value of `{table.varied}`. {VARIED}")
-    if not all(cell.own for cell in table.cells):
+    if not all(run.has_preset_options for run in table.runs):
         text = " ".join(table.options)
         out.append(
             f"**Not the paper's settings**: every run has `{text}`, so its figures say nothing about the published"
@@ -148,11 +148,11 @@ def _named(tables: Sequence[str], word: str) -> str:
 
 def total(table: Table) -> str:
     """Number of runs and what they cost together, in a line."""
-    wanted = len({cell.digest for cell in table.cells})
-    return f"{len(table.runs)} of {wanted} runs, {_number(table.hours)} CPU hours in all."
+    wanted = len({run.digest for run in table.runs})
+    return f"{len(table.finished)} of {wanted} runs, {_number(table.hours)} CPU hours in all."
 
 
-def verdicts(entries: Sequence[Entry], seeds: Sequence[int]) -> list[list[str]]:
+def verdicts(entries: Sequence[TableEntry], seeds: Sequence[int]) -> list[list[str]]:
     """The table of a data set: first its head."""
     head = ["row", "preset", "metric", "published", "ours", "difference", f"seeds {_list(seeds)}", "n", "verdict"]
     out = [head]
@@ -169,7 +169,7 @@ def verdicts(entries: Sequence[Entry], seeds: Sequence[int]) -> list[list[str]]:
     return out
 
 
-def _tests(entries: Sequence[Entry]) -> list[list[str]]:
+def _tests(entries: Sequence[TableEntry]) -> list[list[str]]:
     rows = [["row", "metric", "difference", "n", "p", "Holm", "Wilcoxon"]]
     for e in entries:
         if (a := e.against) is not None:
@@ -187,7 +187,7 @@ def _costs(table: Table, rows: Sequence[Row]) -> list[list[str]]:
         line = [row.shown, str(cost.runs), *(_number(v) for v in (cost.down, cost.up, cost.hours))]
         if convention:
             run = next(iter(table.of(row).values()), None)
-            both = (None, None) if run is None or cost.up is None else counted_of(run, cost.up)
+            both = (None, None) if run is None or cost.up is None else counted_traffic_of(run, cost.up)
             line += [_number(value) for value in both]
         out.append(line)
     return out
@@ -199,14 +199,14 @@ def reproducibility(table: Table) -> str:
     """
     out = [f"| Row | Preset | Metric | Published | Ours, mean ± sd | Seeds {_list(table.seeds)} | Verdict |"]
     out.append("|---" * 7 + "|")
-    words = {cell.row.key: cell.words for cell in table.cells}
+    words = {run.row.key: run.words for run in table.runs}
     before = ""
     for e in table.entries:
         if not e.verdict:
             continue
         first = e.row.key != before
         about = f"{table.paper.title}, {_named(e.row.tables, 'Table')}, {e.row.data}, {e.row.label}" if first else ""
-        preset = f"`{' '.join([e.row.preset, *changing(words[e.row.key])])}`" if first else ""
+        preset = f"`{' '.join([e.row.preset, *drop_free_options(words[e.row.key])])}`" if first else ""
         scores = _list([_score(e, seed) for seed in table.seeds])
         cells = [about, preset, e.metric.shown, _published(e), _ours(e), scores, e.verdict]
         out.append("| " + " | ".join(cells) + " |")
@@ -227,7 +227,7 @@ def table_csv(table: Table) -> str:
     return stream.getvalue()
 
 
-def _line(table: Table, e: Entry) -> list[object]:
+def _line(table: Table, e: TableEntry) -> list[object]:
     a, cost = e.against, table.cost(e.row)
     difference = None if a is None or math.isnan(a.difference) else 100 * a.difference
     tests = [difference, a and a.n, a and a.p, a and a.holm, a and a.wilcoxon]
@@ -246,19 +246,19 @@ def _cell(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _published(e: Entry) -> str:
+def _published(e: TableEntry) -> str:
     if e.published is None:
         return "-"
     return f"{e.published.mean:.2f}" + (f" ± {e.published.sd:.2f}" if e.published.sd is not None else "")
 
 
-def _ours(e: Entry) -> str:
+def _ours(e: TableEntry) -> str:
     if e.mean is None:
         return "-"
     return f"{e.mean:.2f}" + (f" ± {e.sd:.2f}" if e.sd is not None else "")
 
 
-def _score(e: Entry, seed: int) -> str:
+def _score(e: TableEntry, seed: int) -> str:
     return f"{100 * e.scores[seed]:.2f}" if seed in e.scores else "-"
 
 

@@ -33,11 +33,11 @@ def _paper(name: str, **about: Any) -> Paper:
 
 
 PAPERS: dict[str, Paper] = {
-    "fedalign": _paper("fedalign", tables=("2", "3"), own="FedAlign", metrics=(MACRO_F1, MACRO_ACCURACY)),
+    "fedalign": _paper("fedalign", tables=("2", "3"), proposed_method="FedAlign", metrics=(MACRO_F1, MACRO_ACCURACY)),
     "fedalc": _paper(
         "fedalc",
         tables=("III", "V", "VI", "VII"),
-        own="FedALC",
+        proposed_method="FedALC",
         metrics=(P_AT_1, P_AT_3, P_AT_5, MAP),
         in_label=("lambda",),
         given=("K",),
@@ -47,7 +47,7 @@ PAPERS: dict[str, Paper] = {
     "fedbm": _paper(
         "fedbm",
         tables=("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII"),
-        own="FedBM",
+        proposed_method="FedBM",
         metrics=(ACCURACY, MACRO_F1),
         reported="best_sum",
     ),

@@ -14,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 
 from anchorfl.pipeline.results.compare import RunSummary
 from anchorfl.tuning.sweep.plots import INK
-from anchorfl.tuning.tables.published import Change, Metric, Row, plain
-from anchorfl.tuning.tables.statistics import Entry, Table
+from anchorfl.tuning.tables.published import Change, Metric, Row, value_text
+from anchorfl.tuning.tables.statistics import Table, TableEntry
 
 Curves = Mapping[str, Mapping[int, float]]
 """Metric -> round -> score."""
@@ -24,7 +24,7 @@ COLUMNS = 4
 OURS, THEIRS, OWN = "#31688e", "#d1495b", "#222222"
 
 
-def dots(table: Table) -> Figure:
+def plot_dots(table: Table) -> Figure:
     """One panel per data set and metric, one line per row: the published figure as an open diamond, ours as a point
     with its sd, every seed as a tick. In bold is what the others are tested against.
     """
@@ -46,7 +46,7 @@ def dots(table: Table) -> Figure:
     return figure
 
 
-def _panel(ax: Axes, entries: Sequence[Entry], bold: Sequence[bool], named: bool) -> None:
+def _panel(ax: Axes, entries: Sequence[TableEntry], bold: Sequence[bool], named: bool) -> None:
     for place, entry in enumerate(entries):
         if entry.published:
             ax.errorbar(
@@ -97,7 +97,7 @@ def curves(table: Table, rows: Sequence[Row]) -> Figure:
             ax.grid(alpha=0.3)
             ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         block.supylabel(f"test {metric.shown} (%)", fontsize=9)
-    name = "the preset's own value" if table.varied else table.paper.own
+    name = "the preset's own value" if table.varied else table.paper.proposed_method
     reference = f"; dashed: mean of {name}" if references else ""
     figure.supxlabel(f"round; mean, lowest and highest of (n) seeds{reference}", fontsize=9)
     return figure
@@ -168,7 +168,7 @@ def sensitivity(table: Table) -> Figure:
 
 def _values(table: Table) -> list[str]:
     """All values in their order, as text."""
-    return list(dict.fromkeys(plain(row.change.value) for row in table.rows if row.change))
+    return list(dict.fromkeys(value_text(row.change.value) for row in table.rows if row.change))
 
 
 def _styles(table: Table) -> dict[str, Style]:
@@ -179,7 +179,7 @@ def _styles(table: Table) -> dict[str, Style]:
     }
 
 
-def _row(ax: Axes, entries: Sequence[Entry], values: Sequence[str], shift: float, style: Style) -> None:
+def _row(ax: Axes, entries: Sequence[TableEntry], values: Sequence[str], shift: float, style: Style) -> None:
     """A line of one row through its values."""
     color, mark, line = style
     places = [_place(entry, values) + shift for entry in entries]
@@ -194,12 +194,12 @@ def _row(ax: Axes, entries: Sequence[Entry], values: Sequence[str], shift: float
         seeds = [100 * score for score in entry.scores.values()]
         ax.plot([x] * len(seeds), seeds, "_", color=color, markersize=9, alpha=0.55, zorder=1)
         ax.errorbar(x, entry.mean, yerr=entry.sd, fmt=mark, markersize=5, capsize=3, color=color, zorder=3)
-        if entry.row.change and entry.row.change.own:
+        if entry.row.change and entry.row.change.is_preset_value:
             ax.plot(x, entry.mean, "o", markersize=13, markerfacecolor="none", color=INK, zorder=4)
 
 
-def _place(entry: Entry, values: Sequence[str]) -> int:
-    return values.index(plain(entry.row.change.value)) if entry.row.change else 0
+def _place(entry: TableEntry, values: Sequence[str]) -> int:
+    return values.index(value_text(entry.row.change.value)) if entry.row.change else 0
 
 
 def _axes(ax: Axes, values: Sequence[str], title: str, option: str) -> None:
@@ -216,7 +216,7 @@ def _sensitivity_legend(ax: Axes, table: Table, styles: dict[str, Style]) -> tup
     for label, (color, mark, line) in styles.items():
         out[f"{label}: mean and sd"] = ax.errorbar([], [], yerr=[], fmt=f"{mark}{line}", capsize=3, color=color)
     (out["single seeds"],) = ax.plot([], [], "_", color=INK, alpha=0.55, markersize=9)
-    if any(row.change and row.change.own for row in table.rows):
+    if any(row.change and row.change.is_preset_value for row in table.rows):
         (out["the preset's own value"],) = ax.plot([], [], "o", markersize=11, markerfacecolor="none", color=INK)
     if any(entry.published for entry in table.entries):
         (out["published"],) = ax.plot([], [], "D", markersize=7, markerfacecolor="none", color=INK)
@@ -238,10 +238,10 @@ def sensitivity_csv(table: Table) -> str:
     return stream.getvalue()
 
 
-def _csv_line(entry: Entry, change: Change, seeds: Sequence[int]) -> list[str]:
+def _csv_line(entry: TableEntry, change: Change, seeds: Sequence[int]) -> list[str]:
     row, published = entry.row, entry.published.mean if entry.published else None
     scores = [100 * entry.scores[seed] if seed in entry.scores else None for seed in seeds]
     numbers = ["" if n is None else f"{n:.4f}" for n in (published, entry.mean, entry.sd, *scores)]
-    varied = [change.option, plain(change.value), str(int(change.own))]
+    varied = [change.option, value_text(change.value), str(int(change.is_preset_value))]
     about = [row.data, row.label, row.preset, *varied, entry.metric.published]
     return [*about, numbers[0], str(len(entry.scores)), *numbers[1:]]

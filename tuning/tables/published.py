@@ -61,7 +61,7 @@ class Paper:
     """Its name in ``published.csv``."""
     tables: tuple[str, ...]
     """Those of its tables that are run again."""
-    own: str
+    proposed_method: str
     """Its own method, which the others are tested against."""
     data: Mapping[str, str]
     """Data set as published -> federation, in the order of the page."""
@@ -87,7 +87,7 @@ class Paper:
     file: Path = PUBLISHED
     """The published figures."""
 
-    def named(self, line: Mapping[str, str]) -> tuple[str, str]:
+    def data_and_method(self, line: Mapping[str, str]) -> tuple[str, str]:
         """Data set and method of a line of the file, as the definition has them."""
         words = [word for word in line["setting"].split() if word.partition("=")[0] not in self.given]
         of_method = [word for word in words if word.partition("=")[0] in self.in_label]
@@ -112,7 +112,7 @@ class Change:
     preset: Any
 
     @property
-    def own(self) -> bool:
+    def is_preset_value(self) -> bool:
         """Whether the value is the preset's own."""
         return bool(self.value == self.preset)
 
@@ -145,20 +145,20 @@ class Row:
     @property
     def key(self) -> str:
         """The preset with the change, as ``anchorfl run`` takes them: what tells rows apart."""
-        return f"{self.preset} --{self.change.option} {plain(self.change.value)}" if self.change else self.preset
+        return f"{self.preset} --{self.change.option} {value_text(self.change.value)}" if self.change else self.preset
 
     @property
     def shown(self) -> str:
         """The label with the change, in tables and figures."""
-        return f"{self.label}, {self.change.word} = {plain(self.change.value)}" if self.change else self.label
+        return f"{self.label}, {self.change.word} = {value_text(self.change.value)}" if self.change else self.label
 
 
-def plain(value: object) -> str:
+def value_text(value: object) -> str:
     """A value of an option as text: 95.0 as 95."""
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-def lines_of(paper: Paper) -> list[dict[str, str]]:
+def figure_lines(paper: Paper) -> list[dict[str, str]]:
     """The lines of its file that belong to its tables."""
     with paper.file.open(encoding="utf-8", newline="") as stream:
         found = csv.DictReader(stream)
@@ -167,16 +167,16 @@ def lines_of(paper: Paper) -> list[dict[str, str]]:
 
 def metrics_of(paper: Paper, data: str) -> list[Metric]:
     """Those that it has for a data set, in its order."""
-    published = {line["metric"] for line in lines_of(paper) if paper.named(line)[0] == data}
+    published = {line["metric"] for line in figure_lines(paper) if paper.data_and_method(line)[0] == data}
     return [metric for metric in paper.metrics if metric.published in published]
 
 
-def quoted(paper: Paper, data: str) -> list[str]:
+def quoted_lines(paper: Paper, data: str) -> list[str]:
     """What the paper has for a data set of methods that are not run again: a line for each method."""
     shown = {metric.published: metric.shown for metric in paper.metrics}
     out: dict[str, list[str]] = {}
-    for line in lines_of(paper):
-        place, label = paper.named(line)
+    for line in figure_lines(paper):
+        place, label = paper.data_and_method(line)
         if place == data and label in paper.quoted:
             out.setdefault(label, []).append(f"{shown[line['metric']]} {float(line['mean_percent']):.2f}")
     return [f"{label}, published and not run here: {', '.join(figures)}." for label, figures in out.items()]
@@ -192,8 +192,8 @@ def rows_of(paper: Paper) -> tuple[Row, ...]:
     tables: dict[tuple[str, str], list[str]] = {}
     figures: dict[tuple[str, str], dict[str, Figure]] = {}
     known = {metric.published for metric in paper.metrics}
-    for line in lines_of(paper):
-        (data, label), metric = paper.named(line), line["metric"]
+    for line in figure_lines(paper):
+        (data, label), metric = paper.data_and_method(line), line["metric"]
         if label in paper.quoted:
             continue
         if data not in paper.data or label not in paper.methods or metric not in known:
@@ -222,7 +222,7 @@ def rows_of(paper: Paper) -> tuple[Row, ...]:
     )
 
 
-def chosen(rows: Sequence[Row], data: Sequence[str], names: Sequence[str]) -> tuple[Row, ...]:
+def select_rows(rows: Sequence[Row], data: Sequence[str], names: Sequence[str]) -> tuple[Row, ...]:
     """The rows of these data sets and methods, as ``--data`` and ``--rows`` call them; empty: all. InputError on an
     unknown one, or where nothing is left.
     """

@@ -69,14 +69,14 @@ class TableRecord:
 
     def page(self, table: Table, files: Sequence[Path]) -> None:
         """Keep the page's files, and its means and costs as metrics."""
-        metrics = {"runs": float(len(table.runs)), "cpu_hours": table.hours}
+        metrics = {"runs": float(len(table.finished)), "cpu_hours": table.hours}
         means = {f"{e.row.key}/{e.metric.published}": e.mean for e in table.entries}
         for row in table.rows:
             cost = table.cost(row)
             means |= {f"{row.key}/mb_down": cost.down, f"{row.key}/mb_up": cost.up}
         metrics |= {name: value for name, value in means.items() if value is not None}
         if metrics != self.metrics:  # runs may be other ones of the same number
-            self.journal.round(RoundRecord(max(len(table.runs), self.last + 1), time.time(), metrics))
+            self.journal.round(RoundRecord(max(len(table.finished), self.last + 1), time.time(), metrics))
         for path in files:
             self.journal.artifact(path)
 

@@ -27,7 +27,15 @@ from anchorfl.tasks.ingest.prepared import Prepared
 from anchorfl.tasks.metrics.scores import FAMILIES
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import task_of
-from anchorfl.tuning.tables.options import Vary, free, name_of, of_one_method, ordered, with_change, without
+from anchorfl.tuning.tables.options import (
+    Vary,
+    drop_options,
+    is_free,
+    option_name,
+    options_of_one_method,
+    sort_by_value,
+    with_change,
+)
 from anchorfl.tuning.tables.published import Paper, Row
 
 ENCODERS = ("fedbm-bert", "fedbm-roberta", "fedbm-biomedclip")
@@ -41,7 +49,7 @@ TAKEN = {"seed": "--seeds 4321,4322", "output": "--runs FOLDER and --out FOLDER"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
+class TableRun:
     """One row with one seed: one run. own: whether its options are the preset's, but for the row's change and for
     savings; words: those of the command line that it takes; folder: of the finished run; None: there is none.
     """
@@ -50,7 +58,7 @@ class Cell:
     seed: int
     experiment: Experiment
     digest: str
-    own: bool
+    has_preset_options: bool
     words: tuple[str, ...] = ()
     folder: Path | None = None
 
@@ -60,16 +68,16 @@ class Cell:
         return f"{self.row.key} seed {self.seed}"
 
 
-def cells_of(
+def table_runs_of(
     rows: Sequence[Row], seeds: Sequence[int], overrides: Sequence[str], vary: Vary | None = None
-) -> list[Cell]:
+) -> list[TableRun]:
     """Every row, with every value of what is varied, with every seed: data set by data set and seed by seed, so that a
     whole comparison is there early. An option that one method alone has goes to its rows. InputError on an override
     that a row's preset refuses, or that a table sets itself.
 
     Runs are serial unless the overrides say otherwise: one process each is the cheapest way through many runs.
     """
-    named = {name for word in overrides if (name := name_of(word))}
+    named = {name for word in overrides if (name := option_name(word))}
     if vary is not None and vary.option in named:
         raise InputError(f"--{vary.option}: --vary sets it for its runs; give one of them")
     encoders = sorted({row.name for row in rows if row.name in ENCODERS})
@@ -82,23 +90,30 @@ def cells_of(
     for option in (named | {vary.option} if vary else named) & TAKEN.keys():
         raise InputError(f"--{option}: a table sets it for its runs; give {TAKEN[option]}")
     presets = {row.preset: read_preset(row.preset) for row in rows}
-    others = of_one_method(overrides, presets)
+    others = options_of_one_method(overrides, presets)
     out = []
     for row in rows:
         preset = presets[row.preset]
-        words = without(overrides, [option for option, method in others.items() if method != preset.method.name])
+        words = drop_options(overrides, [option for option, method in others.items() if method != preset.method.name])
         for changed, read in _experiments(row, preset, words, vary):
             e = read
             if "cluster.executor" not in named:
                 e = replace(e, cluster=replace(e.cluster, executor="serial"))
-            own = _is_presets(e, preset, changed)
+            own = _has_preset_options(e, preset, changed)
             for seed in seeds:
                 one = replace(e, seed=seed)
                 out.append(
-                    Cell(row=changed, seed=seed, experiment=one, digest=digest(one), own=own, words=tuple(words))
+                    TableRun(
+                        row=changed,
+                        seed=seed,
+                        experiment=one,
+                        digest=digest(one),
+                        has_preset_options=own,
+                        words=tuple(words),
+                    )
                 )
     places = {folder: i for i, folder in enumerate(dict.fromkeys(row.folder for row in rows))}
-    return sorted(out, key=lambda cell: (places[cell.row.folder], seeds.index(cell.seed)))
+    return sorted(out, key=lambda run: (places[run.row.folder], seeds.index(run.seed)))
 
 
 def _experiments(
@@ -115,13 +130,13 @@ def _experiments(
         except InputError as error:
             raise InputError(f"{row.preset}: {error} (--rows leaves rows out)") from error
         out.append((with_change(row, vary.option, experiment, preset) if vary else row, experiment))
-    return ordered(out)
+    return sort_by_value(out)
 
 
-def check_scored(paper: Paper, cells: Sequence[Cell]) -> None:
+def check_has_scores(paper: Paper, table_runs: Sequence[TableRun]) -> None:
     """InputError where runs of the cells would lack a score that the table shows."""
-    for cell in cells:
-        experiment = cell.experiment
+    for run in table_runs:
+        experiment = run.experiment
         having = FAMILIES[experiment.evaluation.metrics].measures
         lacking = [m.shown for m in paper.metrics if m.value not in {measure.value for measure in having}]
         if lacking:
@@ -135,44 +150,44 @@ def check_scored(paper: Paper, cells: Sequence[Cell]) -> None:
         if experiment.tested == "last" and SELECTED.get(paper.reported) != experiment.evaluation.model_selection:
             raise InputError(
                 f"--evaluation.test last with evaluation.model_selection {experiment.evaluation.model_selection}:"
-                f" {cell.row.preset} is reported"
+                f" {run.row.preset} is reported"
                 f" otherwise ({paper.reported}), and would have no score: leave --evaluation.test out"
             )
 
 
-def _is_presets(experiment: Experiment, preset: Experiment, row: Row) -> bool:
+def _has_preset_options(experiment: Experiment, preset: Experiment, row: Row) -> bool:
     """Whether whatever makes another experiment is as in the preset, but for the row's change: savings, which give
     other last bits or other draws of the same dropout, do not.
     """
     theirs, others = options_of(preset), {row.change.option if row.change else "", *SAVINGS}
     return all(
-        value == theirs[name] for name, value in options_of(experiment).items() if not (free(name) or name in others)
+        value == theirs[name] for name, value in options_of(experiment).items() if not (is_free(name) or name in others)
     )
 
 
 @dataclass(slots=True)
-class Found:
+class RunIndex:
     """What lies below a folder: digest -> finished runs, by name; digest -> the run that was begun."""
 
     finished: dict[str, list[Path]] = field(default_factory=dict)
     begun: dict[str, Path] = field(default_factory=dict)
 
-    def notes(self, cells: Sequence[Cell]) -> list[str]:
+    def notes(self, table_runs: Sequence[TableRun]) -> list[str]:
         """Runs of the same options that ended with other weights, a line each."""
         out = []
-        for cell in cells:
-            folders = self.finished.get(cell.digest, [])
+        for run in table_runs:
+            folders = self.finished.get(run.digest, [])
             if len({read_result(f).get("checksum") for f in folders}) > 1:
                 rest = ", ".join(map(str, folders[1:]))
-                out.append(f"{cell.name}: {folders[0]} is shown; {rest}: the same options and seed, other weights")
+                out.append(f"{run.name}: {folders[0]} is shown; {rest}: the same options and seed, other weights")
         return out
 
 
-def look(runs: Path) -> Found:
+def index_runs(runs: Path) -> RunIndex:
     """Every run below ``runs``, at any depth. What has no run.json is none (artifacts have a config.json, too), and an
     unfinished run that has a parent is its sweep's to go on with.
     """
-    found = Found()
+    found = RunIndex()
     for path in sorted(runs.rglob("run.json")):
         folder = path.parent
         result = read_result(folder)
@@ -183,21 +198,21 @@ def look(runs: Path) -> Found:
     return found
 
 
-def matched(cells: Sequence[Cell], found: Found) -> list[Cell]:
+def attach_folders(table_runs: Sequence[TableRun], found: RunIndex) -> list[TableRun]:
     """The cells with the folders of their finished runs."""
-    return [replace(c, folder=next(iter(found.finished.get(c.digest, [])), None)) for c in cells]
+    return [replace(c, folder=next(iter(found.finished.get(c.digest, [])), None)) for c in table_runs]
 
 
-def of_other_data(cells: Sequence[Cell]) -> list[str]:
+def notes_on_other_data(table_runs: Sequence[TableRun]) -> list[str]:
     """Runs whose data were prepared otherwise than those of other rows with the same options and seed, as by an older
     version: a line for each such data set and seed, since their scores cannot stand beside each other.
     """
     groups: dict[tuple[str, str, int], dict[str, list[Path]]] = {}
-    for cell in cells:
-        if cell.folder is not None:
-            made = read_metadata(cell.folder).get("tags", {}).get("data_digest", "")
-            key = (cell.row.data, repr(cell.experiment.task), cell.seed)
-            groups.setdefault(key, {}).setdefault(made, []).append(cell.folder)
+    for run in table_runs:
+        if run.folder is not None:
+            made = read_metadata(run.folder).get("tags", {}).get("data_digest", "")
+            key = (run.row.data, repr(run.experiment.task), run.seed)
+            groups.setdefault(key, {}).setdefault(made, []).append(run.folder)
     out = []
     for (data, _, seed), folders in groups.items():
         if len(folders) > 1:
@@ -212,32 +227,32 @@ def of_other_data(cells: Sequence[Cell]) -> list[str]:
 class Job(NamedTuple):
     """A run to make or to go on with."""
 
-    cell: Cell
+    run: TableRun
     folder: Path
 
 
-def jobs_of(cells: Sequence[Cell], found: Found, runs: Path, log: Log) -> list[Job]:
+def jobs_of(table_runs: Sequence[TableRun], found: RunIndex, runs: Path, log: Log) -> list[Job]:
     """What is missing, and where: the folder in which it was begun, or a new one; two rows that are one experiment are
     one job. A finished copy on object storage is fetched and is missing no more: look again.
     """
     out: dict[str, Job] = {}
-    for cell in cells:
-        if cell.folder is not None or cell.digest in out:
+    for run in table_runs:
+        if run.folder is not None or run.digest in out:
             continue
-        label = cell.row.preset.replace("/", "-")
-        folder = found.begun.get(cell.digest) or new_folder(cell.experiment, label, runs)
-        backup = cell.experiment.cluster.backup
+        label = run.row.preset.replace("/", "-")
+        folder = found.begun.get(run.digest) or new_folder(run.experiment, label, runs)
+        backup = run.experiment.cluster.backup
         if backup:
             restore_if_ahead(backup_uri(backup, folder), folder, log, finished=True)
         if not (folder / RESULT).exists():
-            out[cell.digest] = Job(cell, folder.resolve())
+            out[run.digest] = Job(run, folder.resolve())
     return list(out.values())
 
 
-def without_data(jobs: Sequence[Job]) -> dict[str, str]:
+def missing_data(jobs: Sequence[Job]) -> dict[str, str]:
     """Data sets of which files are missing, by their folder of presets -> where to get them, in a line."""
     out: dict[str, str] = {}
-    for folder, options in dict.fromkeys((job.cell.row.folder, job.cell.experiment.task) for job in jobs):
+    for folder, options in dict.fromkeys((job.run.row.folder, job.run.experiment.task) for job in jobs):
         try:
             raw_folder(task_of(options), options)
         except InputError as error:
@@ -265,20 +280,20 @@ def prepare_all(jobs: Sequence[Job], log: Log) -> Preparation:
             said.add(line)
             log(line)
 
-    for cell, _ in jobs:
-        experiment = cell.experiment
+    for run, _ in jobs:
+        experiment = run.experiment
         key = (experiment.task, experiment.seed)
         try:
             if key not in data:
                 data[key] = _prepared(experiment, once)
             found = data[key]
             if isinstance(found, InputError):
-                out.failures[cell.digest] = str(found)
+                out.failures[run.digest] = str(found)
             else:
                 task, prepared = found
-                out.run_specs[cell.digest] = make_run_spec(replace(experiment, task=task), once, prepared)
+                out.run_specs[run.digest] = make_run_spec(replace(experiment, task=task), once, prepared)
         except (InputError, NamesError) as error:
-            out.failures[cell.digest] = str(error)
+            out.failures[run.digest] = str(error)
     return out
 
 
@@ -293,12 +308,12 @@ def _prepared(experiment: Experiment, log: Log) -> tuple[TaskOptions, Prepared] 
         return error
 
 
-def told(cells: Sequence[Cell], reasons: Mapping[str, str]) -> list[str]:
+def failure_lines(table_runs: Sequence[TableRun], reasons: Mapping[str, str]) -> list[str]:
     """Failures by digest as lines: one for each row and reason, with its seeds."""
     groups: dict[tuple[str, str], list[int]] = {}
-    for cell in cells:
-        if cell.digest in reasons:
-            groups.setdefault((cell.row.key, reasons[cell.digest]), []).append(cell.seed)
+    for run in table_runs:
+        if run.digest in reasons:
+            groups.setdefault((run.row.key, reasons[run.digest]), []).append(run.seed)
     return [
         f"{row} seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))} failed: {reason}"
         for (row, reason), seeds in groups.items()

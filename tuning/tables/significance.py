@@ -14,7 +14,7 @@ FEWEST_RANKS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Paired:
+class PairedComparison:
     """A method against another over the seeds that both have.
 
     n: pairs; difference: mean of the first less the second (0 to 1), NaN without pairs; p: two-sided paired t-test,
@@ -29,7 +29,7 @@ class Paired:
     wilcoxon: float | None = None
 
 
-def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Paired:
+def paired(first: Mapping[int, float], second: Mapping[int, float]) -> PairedComparison:
     """Compare scores by seed. Nothing is tested below ``FEWEST`` pairs, nor where all differences are equal: a t-test
     has no spread to go by then.
     """
@@ -40,11 +40,11 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Paired:
     differences = [x - y for x, y in zip(a, b, strict=True)]
     mean = statistics.fmean(differences) if differences else math.nan
     if len(seeds) < FEWEST or max(differences) - min(differences) < 1e-12:
-        return Paired(len(seeds), mean)
+        return PairedComparison(len(seeds), mean)
     ranks = None
     if len(seeds) >= FEWEST_RANKS:
         ranks = float(wilcoxon(differences, alternative="two-sided").pvalue)
-    return Paired(len(seeds), mean, float(ttest_rel(a, b, alternative="two-sided").pvalue), None, ranks)
+    return PairedComparison(len(seeds), mean, float(ttest_rel(a, b, alternative="two-sided").pvalue), None, ranks)
 
 
 def holm(pvalues: Sequence[float]) -> list[float]:
@@ -59,7 +59,7 @@ def holm(pvalues: Sequence[float]) -> list[float]:
     return out
 
 
-def corrected(family: Mapping[str, Paired]) -> dict[str, Paired]:
+def apply_holm(family: Mapping[str, PairedComparison]) -> dict[str, PairedComparison]:
     """The comparisons of a family, those that were tested with Holm's correction over these."""
     tested = {name: one.p for name, one in family.items() if one.p is not None}
     by_name = dict(zip(tested, holm(list(tested.values())), strict=True))

@@ -14,19 +14,19 @@ from pathlib import Path
 from anchorfl.pipeline.config.federation import FederationOptions
 from anchorfl.pipeline.results.compare import RunSummary, load_run
 from anchorfl.tuning.tables.published import Figure, Metric, Paper, Row, metrics_of
-from anchorfl.tuning.tables.runs import Cell
-from anchorfl.tuning.tables.significance import Paired, corrected, paired
+from anchorfl.tuning.tables.runs import TableRun
+from anchorfl.tuning.tables.significance import PairedComparison, apply_holm, paired
 
-REPRODUCED, NOISE, NOT, ONE = "reproduced", "within noise", "not reproduced", "below, one seed"
+REPRODUCED, WITHIN_NOISE, NOT_REPRODUCED, ONE_SEED = "reproduced", "within noise", "not reproduced", "below, one seed"
 """Verdicts; one seed has no sd, so nothing says whether it is noise."""
-OTHER = "other settings"
+OTHER_SETTINGS = "other settings"
 """In place of a verdict, where the options are not the preset's: such runs say nothing about the published figure."""
 DIGITS = 2
 """Of the published figures, to which ours is rounded before it is compared."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableEntry:
     """A row of a table and one metric. scores: seed -> score of the seeds that have a finished run; asked: seeds in
     all; published: None where the paper has no such figure; against: the row's reference (``Table.reference``) less
     this row, None where it is its own or has none in the table; own: whether all options are the preset's.
@@ -37,8 +37,8 @@ class Entry:
     scores: Mapping[int, float]
     asked: tuple[int, ...]
     published: Figure | None
-    against: Paired | None = None
-    own: bool = True
+    against: PairedComparison | None = None
+    has_preset_options: bool = True
 
     @property
     def mean(self) -> float | None:
@@ -60,13 +60,13 @@ class Entry:
         """A word of the four, or OTHER; "" where there is nothing to compare."""
         if self.difference is None:
             return ""
-        if not self.own:
-            return OTHER
+        if not self.has_preset_options:
+            return OTHER_SETTINGS
         if round(self.difference, DIGITS) >= 0:
             return REPRODUCED
         if self.sd is None:
-            return ONE
-        return NOISE if -self.difference <= self.sd else NOT
+            return ONE_SEED
+        return WITHIN_NOISE if -self.difference <= self.sd else NOT_REPRODUCED
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ class Table:
     """
 
     paper: Paper
-    cells: Sequence[Cell]
-    runs: Mapping[str, RunSummary]
+    runs: Sequence[TableRun]
+    finished: Mapping[str, RunSummary]
     options: Sequence[str] = ()
     command: str = ""
     notes: Sequence[str] = ()
@@ -98,13 +98,13 @@ class Table:
     @property
     def seeds(self) -> tuple[int, ...]:
         """All that were asked for."""
-        return tuple(dict.fromkeys(cell.seed for cell in self.cells))
+        return tuple(dict.fromkeys(run.seed for run in self.runs))
 
     @property
     def rows(self) -> tuple[Row, ...]:
         """In the order of the paper; those of data sets that have no run at all are left out."""
-        there = {cell.row.folder for cell in self.cells if cell.digest in self.runs}
-        rows = {cell.row.key: cell.row for cell in self.cells if cell.row.folder in there}
+        there = {run.row.folder for run in self.runs if run.digest in self.finished}
+        rows = {run.row.key: run.row for run in self.runs if run.row.folder in there}
         return tuple(rows.values())
 
     @property
@@ -116,7 +116,7 @@ class Table:
     @property
     def varied(self) -> str:
         """The option that is varied; "" where none is."""
-        return next((cell.row.change.option for cell in self.cells if cell.row.change), "")
+        return next((run.row.change.option for run in self.runs if run.row.change), "")
 
     def reference(self, row: Row) -> Row | None:
         """What a row is tested against: the paper's own method on the same data, of several rows of it (FedALC with
@@ -124,10 +124,10 @@ class Table:
         value. None where that is not in the table.
         """
         if row.change is None:
-            own = self.paper.own
+            own = self.paper.proposed_method
             rows = [r for r in self.rows if r.data == row.data and (r.label == own or r.label.startswith(f"{own}("))]
             return max(rows, key=self._validation, default=None)
-        return next((r for r in self.rows if r.preset == row.preset and r.change and r.change.own), None)
+        return next((r for r in self.rows if r.preset == row.preset and r.change and r.change.is_preset_value), None)
 
     def _validation(self, row: Row) -> float:
         """Mean validation score of a row's runs; below every score where there is none."""
@@ -138,10 +138,10 @@ class Table:
 
     def of(self, row: Row) -> dict[int, RunSummary]:
         """The finished runs of a row by seed."""
-        return {c.seed: self.runs[c.digest] for c in self.cells if c.row == row and c.digest in self.runs}
+        return {c.seed: self.finished[c.digest] for c in self.runs if c.row == row and c.digest in self.finished}
 
     @cached_property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[TableEntry, ...]:
         """Every row with every metric of the paper, with Holm's correction over the rows of a data set and metric;
         where an option is varied, over the values of a row and metric.
         """
@@ -152,67 +152,67 @@ class Table:
             e
             for rows in families.values()
             for metric in metrics_of(self.paper, rows[0].data)
-            for e in self._family(rows, metric)
+            for e in self._family_entries(rows, metric)
         ]
         order = {row.key: i for i, row in enumerate(self.rows)}
         return tuple(sorted(out, key=lambda e: order[e.row.key]))
 
-    def _family(self, rows: Sequence[Row], metric: Metric) -> list[Entry]:
+    def _family_entries(self, rows: Sequence[Row], metric: Metric) -> list[TableEntry]:
         scores = {row.key: self._scores(row, metric) for row in rows}
         own = self.reference(rows[0])
-        runs = {row.key: tuple(c.digest for c in self.cells if c.row == row) for row in rows}
+        runs = {row.key: tuple(c.digest for c in self.runs if c.row == row) for row in rows}
         # two rows of one set of options (FedAvg, and a study's baseline) are one comparison of the family
         once = {runs[key]: key for key in reversed(scores)} if own else {}
-        others = [key for cells, key in once.items() if own and cells != runs[own.key]]
-        tests = corrected({key: paired(scores[own.key], scores[key]) for key in reversed(others)}) if own else {}
+        others = [key for table_runs, key in once.items() if own and table_runs != runs[own.key]]
+        tests = apply_holm({key: paired(scores[own.key], scores[key]) for key in reversed(others)}) if own else {}
         return [
-            Entry(
+            TableEntry(
                 row, metric, scores[row.key], self.seeds, row.figures.get(metric.published),
-                tests.get(once.get(runs[row.key], "")), all(c.own for c in self.cells if c.row == row),
+                tests.get(once.get(runs[row.key], "")), all(c.has_preset_options for c in self.runs if c.row == row),
             )
             for row in rows
         ]  # fmt: skip
 
     def _scores(self, row: Row, metric: Metric) -> dict[int, float]:
         name = f"{metric.value}_{self.paper.reported}"
-        return {seed: value for seed, run in self.of(row).items() if (value := run.values[name]) is not None}
+        return {seed: value for seed, summary in self.of(row).items() if (value := summary.values[name]) is not None}
 
     def cost(self, row: Row) -> Cost:
         """What the runs of a row cost."""
-        return _cost(list(self.of(row).values()))
+        return _mean_cost(list(self.of(row).values()))
 
     @property
     def hours(self) -> float:
         """Busy hours of all runs, each counted once."""
-        return sum(busy_hours(run) for run in self.runs.values())
+        return sum(busy_hours(summary) for summary in self.finished.values())
 
 
-def table_of(paper: Paper, cells: Sequence[Cell], **about: Sequence[str] | str) -> Table:
+def table_of(paper: Paper, table_runs: Sequence[TableRun], **about: Sequence[str] | str) -> Table:
     """The table of the cells that have a finished run. InputError where one of these is damaged."""
-    folders: dict[str, Path] = {cell.digest: cell.folder for cell in cells if cell.folder is not None}
+    folders: dict[str, Path] = {run.digest: run.folder for run in table_runs if run.folder is not None}
     runs = {digest: load_run(folder) for digest, folder in folders.items()}
-    about["notes"] = [*about.get("notes", ()), *left_out(cells, runs)]
-    return Table(paper, cells, runs, **about)  # type: ignore[arg-type]
+    about["notes"] = [*about.get("notes", ()), *left_out_notes(table_runs, runs)]
+    return Table(paper, table_runs, runs, **about)  # type: ignore[arg-type]
 
 
-def left_out(cells: Sequence[Cell], runs: Mapping[str, RunSummary]) -> list[str]:
+def left_out_notes(table_runs: Sequence[TableRun], runs: Mapping[str, RunSummary]) -> list[str]:
     """A line for every run that went on without some of its clients, such as those whose training diverged."""
     out = []
-    for cell in {cell.digest: cell for cell in reversed(cells)}.values():
-        records = runs[cell.digest].records if cell.digest in runs else []
+    for run in {run.digest: run for run in reversed(table_runs)}.values():
+        records = runs[run.digest].records if run.digest in runs else []
         failed_R = [count for r in records if (count := r.metrics.get("failures/dropped_clients", 0.0))]
         if failed_R:
             out.append(
-                f"{cell.name}: clients failed {sum(failed_R):.0f} times, in {len(failed_R)} rounds, which went on"
+                f"{run.name}: clients failed {sum(failed_R):.0f} times, in {len(failed_R)} rounds, which went on"
                 " without them (failures/* in its metrics.jsonl)"
             )
     return out[::-1]
 
 
-def _cost(runs: Sequence[RunSummary]) -> Cost:
+def _mean_cost(runs: Sequence[RunSummary]) -> Cost:
     if not runs:
         return Cost(0, None, None, None)
-    per_client = [traffic(run) for run in runs]
+    per_client = [traffic(summary) for summary in runs]
     return Cost(
         len(runs),
         statistics.fmean(down for down, _ in per_client),
@@ -221,14 +221,14 @@ def _cost(runs: Sequence[RunSummary]) -> Cost:
     )
 
 
-def traffic(run: RunSummary) -> tuple[float, float]:
+def traffic(summary: RunSummary) -> tuple[float, float]:
     """Megabytes down and up per client and round, over all clients that answered."""
     federation = FederationOptions(
-        clients_per_round=int(run.params["federation.clients_per_round"]),
-        client_fraction=float(run.params.get("federation.client_fraction", 0.0)),  # older records have none
+        clients_per_round=int(summary.params["federation.clients_per_round"]),
+        client_fraction=float(summary.params.get("federation.client_fraction", 0.0)),  # older records have none
     )
-    selected = federation.selected(int(run.params["task.clients"]))
-    rounds = [record.metrics for record in run.records if record.round]
+    selected = federation.selected(int(summary.params["task.clients"]))
+    rounds = [record.metrics for record in summary.records if record.round]
     answered = sum(
         metrics.get("clients/completed", selected - metrics["failures/dropped_clients"]) for metrics in rounds
     )
@@ -238,11 +238,11 @@ def traffic(run: RunSummary) -> tuple[float, float]:
     return down / answered, up / answered
 
 
-def busy_hours(run: RunSummary) -> float:
+def busy_hours(summary: RunSummary) -> float:
     """Hours in which clients trained, models were scored or the server merged (and trained: FedBM's generator)."""
     keys = ("time/clients", "time/evaluate", "time/aggregate")
     # round 0 merges nothing, and older records do not say how long it took
-    return sum(record.metrics.get(key, 0.0) for record in run.records for key in keys) / 3600
+    return sum(record.metrics.get(key, 0.0) for record in summary.records for key in keys) / 3600
 
 
 MIB = 2**20
@@ -252,7 +252,7 @@ FLOAT = 4
 """Bytes of a weight that really travels."""
 
 
-def counted(theta: int, classes: int, width: int, rounds: int, *, fixed: bool) -> tuple[float, float]:
+def counted_traffic(theta: int, classes: int, width: int, rounds: int, *, fixed: bool) -> tuple[float, float]:
     """Megabytes to and from one client over a whole run. theta: its weights; width: values of a class row."""
     row = VALUE * width / MIB
     model, all_rows = theta / 1e6, classes * row
@@ -261,10 +261,10 @@ def counted(theta: int, classes: int, width: int, rounds: int, *, fixed: bool) -
     return rounds * (model + all_rows), rounds * (model + row)
 
 
-def counted_of(run: RunSummary, up: float) -> tuple[float, float]:
+def counted_traffic_of(summary: RunSummary, up: float) -> tuple[float, float]:
     """The same of a run with one client per class. up: megabytes (10^6 bytes) that a client sent in a round."""
-    p = run.params
+    p = summary.params
     width = int(p["model.width"]) * int(p.get("hash_tables", 1))
     fixed = not float(p["class_embedding_lr"])
     theta = round(up * 1e6 / FLOAT) - (0 if fixed else width)
-    return counted(theta, int(p["task.clients"]), width, int(p["federation.rounds"]), fixed=fixed)
+    return counted_traffic(theta, int(p["task.clients"]), width, int(p["federation.rounds"]), fixed=fixed)

@@ -11,7 +11,7 @@ import pytest
 
 from anchorfl.pipeline.results.compare import load_run
 from anchorfl.pipeline.storage.run_record import RoundRecord, write_final_scores
-from anchorfl.tuning.tables.runs import look
+from anchorfl.tuning.tables.runs import index_runs
 from anchorfl.tuning.tables.statistics import traffic
 from benchmarks.keep_records import main, read, slim, write
 from benchmarks.last_rounds import swing
@@ -33,7 +33,7 @@ def test_what_is_kept_gives_the_same_numbers(run, tmp_path):
     assert seconds[0] == pytest.approx(seconds[1], abs=0.02)
     assert after.result == before.result
     assert traffic(after) == traffic(before)
-    assert look(tmp_path / "kept").finished.keys() == look(run).finished.keys()
+    assert index_runs(tmp_path / "kept").finished.keys() == index_runs(run).finished.keys()
 
 
 def test_scores_of_a_selected_round_are_kept(run, tmp_path):

@@ -108,7 +108,7 @@ def test_a_reader_that_has_enough():
     """As ``anchorfl presets | head -1`` does."""
     code = "from anchorfl.tuning.cli import main, run_console\nrun_console(lambda: main(['presets']))"
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as asked:
-        asked.stdout.close()
-        assert asked.stderr.read() == ""
-    assert asked.returncode == 141
+    with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as parse_args:
+        parse_args.stdout.close()
+        assert parse_args.stderr.read() == ""
+    assert parse_args.returncode == 141

@@ -9,9 +9,9 @@ from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import resolve_options
 from anchorfl.tuning.tables.page import write_page
 from anchorfl.tuning.tables.papers import paper_of
-from anchorfl.tuning.tables.published import chosen, rows_of
-from anchorfl.tuning.tables.runs import cells_of, jobs_of, look, matched, prepare_all, without_data
-from anchorfl.tuning.tables.statistics import counted, counted_of, table_of
+from anchorfl.tuning.tables.published import rows_of, select_rows
+from anchorfl.tuning.tables.runs import attach_folders, index_runs, jobs_of, missing_data, prepare_all, table_runs_of
+from anchorfl.tuning.tables.statistics import counted_traffic, counted_traffic_of, table_of
 
 TINY = [
     "--task.name",
@@ -33,15 +33,15 @@ def quiet(line):
 
 
 @pytest.fixture
-def cells(tmp_path, monkeypatch):
+def table_runs(tmp_path, monkeypatch):
     """FedALC with two lambdas, FedAwS and FedALC-fixed of the Bibtex table, on the toy task."""
     monkeypatch.chdir(tmp_path)
     names = ["fedaws-10", "fedalc-10", "fedalc-100", "fedalc-fixed"]
-    return cells_of(chosen(rows_of(paper_of("fedalc")), ["bibtex"], names), [0, 1], TINY)
+    return table_runs_of(select_rows(rows_of(paper_of("fedalc")), ["bibtex"], names), [0, 1], TINY)
 
 
-def test_what_was_asked_for_and_what_was_counted_are_one_experiment(cells):
-    e = cells[0].experiment
+def test_what_was_asked_for_and_what_was_counted_are_one_experiment(table_runs):
+    e = table_runs[0].experiment
     counted = resolve_options(e, quiet)
     assert (e.task.clients, counted.task.clients) == (0, CLASSES)
     assert digest(e) == digest(counted)
@@ -51,22 +51,24 @@ def test_rows_without_their_files_are_left_out(tmp_path, monkeypatch):
     """Nothing is read before that is known."""
     monkeypatch.setenv("ANCHORFL_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    cells = cells_of(chosen(rows_of(paper_of("fedalc")), ["voc07", "eurlex"], ["fedavg"]), [0], [])
-    absent = without_data(jobs_of(matched(cells, look(tmp_path)), look(tmp_path), tmp_path, quiet))
+    table_runs = table_runs_of(select_rows(rows_of(paper_of("fedalc")), ["voc07", "eurlex"], ["fedavg"]), [0], [])
+    absent = missing_data(
+        jobs_of(attach_folders(table_runs, index_runs(tmp_path)), index_runs(tmp_path), tmp_path, quiet)
+    )
     assert set(absent) == {"voc07", "eurlex"}
 
 
-def test_runs_are_found_and_the_best_lambda_is_what_rows_are_tested_against(cells, tmp_path, monkeypatch):
-    jobs = jobs_of(cells, look(tmp_path), tmp_path, quiet)
+def test_runs_are_found_and_the_best_lambda_is_what_rows_are_tested_against(table_runs, tmp_path, monkeypatch):
+    jobs = jobs_of(table_runs, index_runs(tmp_path), tmp_path, quiet)
     ready = prepare_all(jobs, quiet)
     assert not ready.failures
     for job in jobs:
-        run_spec = ready.run_specs[job.cell.digest]
+        run_spec = ready.run_specs[job.run.digest]
         assert run_spec.experiment.task.clients == CLASSES
         run(run_spec.experiment, job.folder, quiet)
     monkeypatch.setenv("ANCHORFL_CACHE", str(tmp_path / "none"))  # a page needs no data
-    again = matched(cells, look(tmp_path))
-    assert all(cell.folder for cell in again)
+    again = attach_folders(table_runs, index_runs(tmp_path))
+    assert all(table_run.folder for table_run in again)
     table = table_of(paper_of("fedalc"), again)
     own = table.reference(again[0].row)
     best = max(("fedalc-10", "fedalc-100"), key=lambda name: validation(table, name))
@@ -76,10 +78,10 @@ def test_runs_are_found_and_the_best_lambda_is_what_rows_are_tested_against(cell
     page = write_page(table, tmp_path / "page")[0].read_text()
     assert f"Bibtex: {own.label}, its best on validation, against each row" in page
     assert "run, Table IV: down" in page
-    e = jobs[0].cell.experiment
+    e = jobs[0].run.experiment
     sent = table.cost(again[0].row).up * 1e6 / 4  # theta and a row
     theta = round(sent) - e.model.width
-    assert counted_of(next(iter(table.of(again[0].row).values())), sent * 4 / 1e6) == counted(
+    assert counted_traffic_of(next(iter(table.of(again[0].row).values())), sent * 4 / 1e6) == counted_traffic(
         theta, CLASSES, e.model.width, 1, fixed=False
     )
     assert "SLEEC, published and not run here: P@1 65.08, P@3 39.64, P@5 28.87." in page

@@ -16,13 +16,13 @@ from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.cli import main
 from anchorfl.tuning.tables import papers
-from anchorfl.tuning.tables.command import Call, asked
-from anchorfl.tuning.tables.options import Vary, vary_of, without_own
+from anchorfl.tuning.tables.command import TableCommand, parse_args
+from anchorfl.tuning.tables.options import Vary, notes_without_preset_value, parse_vary
 from anchorfl.tuning.tables.page import reproducibility, table_csv, write_page
-from anchorfl.tuning.tables.plots import curves_csv, dots, sensitivity, sensitivity_csv
+from anchorfl.tuning.tables.plots import curves_csv, plot_dots, sensitivity, sensitivity_csv
 from anchorfl.tuning.tables.published import rows_of
 from anchorfl.tuning.tables.record import TableRecord
-from anchorfl.tuning.tables.runs import cells_of, told
+from anchorfl.tuning.tables.runs import failure_lines, table_runs_of
 from anchorfl.tuning.tables.significance import holm
 from anchorfl.tuning.tables.statistics import Table, table_of
 from tests.tuning.made_tables import made_run, toy
@@ -46,20 +46,20 @@ def paper(tmp_path, monkeypatch):
 
 def varied(paper, text: str, rows: str = "", overrides: tuple[str, ...] = (), seeds=SEEDS):
     """The cells of some rows with an option varied."""
-    return cells_of([r for r in rows_of(paper) if rows in r.name], seeds, overrides, vary_of([text]))
+    return table_runs_of([r for r in rows_of(paper) if rows in r.name], seeds, overrides, parse_vary([text]))
 
 
 def made(paper, text: str = "method.q1=99.5,90,95", lacking: tuple = ()) -> Table:
     """FedAlign with the scores above, accuracy 0.1 more; without the (value, seed) in lacking."""
-    cells = []
-    for cell in varied(paper, text, "fedalign"):
-        value = cell.row.shown.rpartition(" ")[2]
-        if (value, cell.seed) not in lacking:
-            top = TOPS[value][cell.seed - 1]
+    table_runs = []
+    for table_run in varied(paper, text, "fedalign"):
+        value = table_run.row.shown.rpartition(" ")[2]
+        if (value, table_run.seed) not in lacking:
+            top = TOPS[value][table_run.seed - 1]
             scores = {"test/f1_macro": [0.05, 0.1, top], "test/accuracy": [0.1, 0.2, top + 0.1]}
-            cell = made_run(cell, Path("runs"), scores)
-        cells.append(cell)
-    return table_of(paper, cells, command="anchorfl table toy")
+            table_run = made_run(table_run, Path("runs"), scores)
+        table_runs.append(table_run)
+    return table_of(paper, table_runs, command="anchorfl table toy")
 
 
 def lines(text: str) -> list[dict[str, str]]:
@@ -70,19 +70,21 @@ def test_cells_of_an_option(paper):
     """By value within a seed, each the run that ``anchorfl run`` makes of the same options; the preset's own value is
     the preset's own run, and alone has the published figures.
     """
-    cells = varied(paper, "federation.clients_per_round=8,5,2", "fedavg", seeds=[7, 6])
-    assert [(c.seed, c.row.change.value) for c in cells] == [(7, 2), (7, 5), (7, 8), (6, 2), (6, 5), (6, 8)]
+    table_runs = varied(paper, "federation.clients_per_round=8,5,2", "fedavg", seeds=[7, 6])
+    assert [(c.seed, c.row.change.value) for c in table_runs] == [(7, 2), (7, 5), (7, 8), (6, 2), (6, 5), (6, 8)]
     preset = replace(read_preset("digits/fedavg"), seed=7)
     by_hand = [digest(override(preset, ["--federation.clients_per_round", n])) for n in ("2", "5", "8")]
-    assert [c.digest for c in cells[:3]] == by_hand
-    assert cells[1].digest == digest(preset)
-    assert [c.row.change.own for c in cells[:3]] == [False, True, False]
-    assert [bool(c.row.figures) for c in cells[:3]] == [False, True, False]
-    assert all(c.own for c in cells)
-    assert cells[0].row.key == "digits/fedavg --federation.clients_per_round 2"
-    assert cells[0].row.shown == "FedAvg, clients_per_round = 2"
-    assert cells[0].name == f"{cells[0].row.key} seed 7"
-    assert not any(c.own for c in varied(paper, "federation.epochs=1,5", overrides=("--federation.rounds", "2")))
+    assert [c.digest for c in table_runs[:3]] == by_hand
+    assert table_runs[1].digest == digest(preset)
+    assert [c.row.change.is_preset_value for c in table_runs[:3]] == [False, True, False]
+    assert [bool(c.row.figures) for c in table_runs[:3]] == [False, True, False]
+    assert all(c.has_preset_options for c in table_runs)
+    assert table_runs[0].row.key == "digits/fedavg --federation.clients_per_round 2"
+    assert table_runs[0].row.shown == "FedAvg, clients_per_round = 2"
+    assert table_runs[0].name == f"{table_runs[0].row.key} seed 7"
+    assert not any(
+        c.has_preset_options for c in varied(paper, "federation.epochs=1,5", overrides=("--federation.rounds", "2"))
+    )
     rest = override(preset, ["--federation.rounds", "2"])
     assert varied(paper, "federation.epochs=1,5", "fedavg", ("--federation.rounds", "2"), [7])[1].digest == digest(rest)
 
@@ -95,9 +97,9 @@ def test_switches_and_words_keep_their_order(paper):
         ("method.positive_f1_gate=0.75,None,0.5", [0.75, None, 0.5]),
         ("method.q1=99.0,95", [95.0, 99.0]),
     ):
-        cells = varied(paper, text, "fedalign", seeds=[1])
-        assert [c.row.change.value for c in cells] == values
-    assert [c.row.key for c in cells] == ["digits/fedalign --method.q1 95", "digits/fedalign --method.q1 99"]
+        table_runs = varied(paper, text, "fedalign", seeds=[1])
+        assert [c.row.change.value for c in table_runs] == values
+    assert [c.row.key for c in table_runs] == ["digits/fedalign --method.q1 95", "digits/fedalign --method.q1 99"]
 
 
 @pytest.mark.parametrize(
@@ -120,18 +122,18 @@ def test_switches_and_words_keep_their_order(paper):
 )
 def test_what_cannot_be_varied_is_one_line(paper, words, message):
     with pytest.raises(InputError, match=message) as error:
-        Call(asked(["toy", *words]))
+        TableCommand(parse_args(["toy", *words]))
     assert "\n" not in str(error.value)
 
 
 def test_arguments(paper):
     """A page of its own; the runs are shared."""
-    got = asked(["toy", "--vary", "federation.clients-per-round=2,5", "--federation.rounds", "2"])
+    got = parse_args(["toy", "--vary", "federation.clients-per-round=2,5", "--federation.rounds", "2"])
     assert got.vary == Vary("federation.clients_per_round", ("2", "5"))
     assert (got.out, got.overrides) == (Path("runs/table-toy-clients_per_round"), ["--federation.rounds", "2"])
     assert got.command == "anchorfl table toy --vary federation.clients-per-round=2,5 --federation.rounds 2"
-    assert asked(["toy", "--vary", "method.q1=1,2", "--out", "here"]).out == Path("here")
-    assert asked(["toy"]).vary is None
+    assert parse_args(["toy", "--vary", "method.q1=1,2", "--out", "here"]).out == Path("here")
+    assert parse_args(["toy"]).vary is None
 
 
 def test_every_number_by_hand(paper):
@@ -158,11 +160,11 @@ def test_every_number_by_hand(paper):
 
 def test_families_are_the_values_of_one_preset(paper):
     """Of two rows, each is tested against its own value, and corrected for its own values alone."""
-    cells = []
-    for i, cell in enumerate(varied(paper, "federation.epochs=1,3,5")):
-        top = 0.2 + 0.1 * (cell.row.name == "fedalign") + 0.01 * ((5 * i) % 7)
-        cells.append(made_run(cell, Path("runs"), {"test/f1_macro": [0, top], "test/accuracy": [0, top]}))
-    table = table_of(paper, cells)
+    table_runs = []
+    for i, table_run in enumerate(varied(paper, "federation.epochs=1,3,5")):
+        top = 0.2 + 0.1 * (table_run.row.name == "fedalign") + 0.01 * ((5 * i) % 7)
+        table_runs.append(made_run(table_run, Path("runs"), {"test/f1_macro": [0, top], "test/accuracy": [0, top]}))
+    table = table_of(paper, table_runs)
     assert {row.key: table.reference(row).key for row in table.rows} == {
         f"digits/{name} --federation.epochs {n}": f"digits/{name} --federation.epochs 5"
         for name in ("fedavg", "fedalign")
@@ -203,7 +205,7 @@ def test_the_figure(paper):
     assert line.get_ydata()[0] != line.get_ydata()[0]
     rings = [drawn for drawn in ax.lines if drawn.get_markersize() == 13]
     assert [(r.get_xdata()[0], r.get_ydata()[0]) for r in rings] == [(1, pytest.approx(30))]
-    bold = {x.get_text(): x.get_fontweight() for x in dots(made(paper)).axes[0].get_yticklabels()}
+    bold = {x.get_text(): x.get_fontweight() for x in plot_dots(made(paper)).axes[0].get_yticklabels()}
     assert bold == {"FedAlign, q1 = 90": "normal", "FedAlign, q1 = 95": "bold", "FedAlign, q1 = 99.5": "normal"}
 
 
@@ -230,16 +232,16 @@ def test_the_page(paper):
 def test_without_the_own_value_nothing_is_tested(paper):
     table = made(paper, "method.q1=90,99.5")
     assert not any(e.against or e.published for e in table.entries)
-    (note,) = without_own(table.rows)
+    (note,) = notes_without_preset_value(table.rows)
     assert note.startswith("method.q1 = 95, the preset's own value of digits/fedalign, is not among the values: there,")
-    assert without_own(made(paper).rows) == []
+    assert notes_without_preset_value(made(paper).rows) == []
     write_page(table, Path("page"))
     assert "against the others" not in Path("page/table.md").read_text()
 
 
 def test_runs_are_shared_and_shown(paper, capsys):
     """The runs of a table without --vary stand at the own value of one with it, and the other way round."""
-    (plain,) = cells_of([rows_of(paper)[1]], [1], [])
+    (plain,) = table_runs_of([rows_of(paper)[1]], [1], [])
     folder = made_run(plain, Path("runs"), {"test/f1_macro": [0, 0.3], "test/accuracy": [0, 0.4]}).folder
     words = ["table", "toy", "--rows", "fedalign", "--seeds", "1", "--show"]
     assert main([*words, "--vary", "method.q1=90,95"]) == 0
@@ -269,7 +271,7 @@ def test_values_are_told_apart(paper):
     )
     better = {
         key: replace(run, values=run.values | {"f1_last": run.values["f1_last"] + 0.1})
-        for key, run in table.runs.items()
+        for key, run in table.finished.items()
     }
     for again, steps in ((table, 1), (replace(table, runs=better), 2)):  # as many runs, other scores
         record = TableRecord(Path("page"), Path("runs"), "none", {"table": "toy"}, print)
@@ -278,8 +280,10 @@ def test_values_are_told_apart(paper):
         rows = read_records(Path("page"))[0]
         assert len(rows) == steps
     assert rows[-1].metrics["digits/fedalign --method.q1 90/macro_f1"] == pytest.approx(33)
-    cells = table.cells
-    assert told(cells, {cells[0].digest: "why", cells[1].digest: "why", cells[3].digest: "why"}) == [
+    table_runs = table.runs
+    assert failure_lines(
+        table_runs, {table_runs[0].digest: "why", table_runs[1].digest: "why", table_runs[3].digest: "why"}
+    ) == [
         "digits/fedalign --method.q1 90 seeds 1, 2 failed: why",
         "digits/fedalign --method.q1 95 seed 1 failed: why",
     ]

@@ -14,10 +14,18 @@ from anchorfl.pipeline.methods.fedproto import FedProto
 from anchorfl.pipeline.methods.fedrep import FedRep
 from anchorfl.tuning.tables.page import _blocks, reproducibility, table_csv, text, write_page
 from anchorfl.tuning.tables.papers import PAPERS
-from anchorfl.tuning.tables.plots import curves_csv, dots
-from anchorfl.tuning.tables.published import MACRO_ACCURACY, MACRO_F1, Figure, chosen, rows_of
-from anchorfl.tuning.tables.runs import cells_of
-from anchorfl.tuning.tables.statistics import NOISE, NOT, ONE, OTHER, REPRODUCED, Entry, table_of
+from anchorfl.tuning.tables.plots import curves_csv, plot_dots
+from anchorfl.tuning.tables.published import MACRO_ACCURACY, MACRO_F1, Figure, rows_of, select_rows
+from anchorfl.tuning.tables.runs import table_runs_of
+from anchorfl.tuning.tables.statistics import (
+    NOT_REPRODUCED,
+    ONE_SEED,
+    OTHER_SETTINGS,
+    REPRODUCED,
+    WITHIN_NOISE,
+    Entry,
+    table_of,
+)
 from tests.tuning.made_tables import made_run, rising, toy
 
 AVG, ALIGN = {1: 0.10, 2: 0.20, 3: 0.24}, {1: 0.30, 2: 0.31, 3: 0.29}
@@ -26,15 +34,15 @@ AVG, ALIGN = {1: 0.10, 2: 0.20, 3: 0.24}, {1: 0.30, 2: 0.31, 3: 0.29}
 def made(folder: Path, *, lacking: tuple = (), options: tuple = (), seeds: tuple = (1, 2, 3), **about):
     """FedAvg and FedAlign on digits with the scores above, accuracy 0.1 more; without the (row, seed) in lacking."""
     paper = toy(folder, seeds=seeds)
-    cells = []
-    for cell in cells_of(rows_of(paper), seeds, options):
-        if (cell.row.name, cell.seed) in lacking:
-            cells.append(cell)
+    table_runs = []
+    for table_run in table_runs_of(rows_of(paper), seeds, options):
+        if (table_run.row.name, table_run.seed) in lacking:
+            table_runs.append(table_run)
             continue
-        top = {"fedavg": AVG, "fedalign": ALIGN}[cell.row.name][cell.seed]
+        top = {"fedavg": AVG, "fedalign": ALIGN}[table_run.row.name][table_run.seed]
         scores = {"test/f1_macro": [0.05, 0.1, top], "test/accuracy": [0.1, 0.2, top + 0.1]}
-        cells.append(made_run(cell, folder / "runs", scores))
-    return table_of(paper, cells, command="anchorfl table toy", options=options, **about)
+        table_runs.append(made_run(table_run, folder / "runs", scores))
+    return table_of(paper, table_runs, command="anchorfl table toy", options=options, **about)
 
 
 def lines(table) -> list[dict[str, str]]:
@@ -50,7 +58,7 @@ def test_every_number_by_hand(tmp_path):
     assert float(avg["mean"]) == pytest.approx(18.0)
     assert float(avg["sd"]) == pytest.approx(100 * (0.0104 / 2) ** 0.5, rel=1e-5)
     assert float(avg["difference"]) == pytest.approx(-2.0)
-    assert avg["verdict"] == NOISE
+    assert avg["verdict"] == WITHIN_NOISE
     assert [float(avg[f"seed_{s}"]) for s in (1, 2, 3)] == pytest.approx([10, 20, 24])
     assert float(avg["own_less_row"]) == pytest.approx(12.0)
     assert (avg["pairs"], avg["p_wilcoxon"]) == ("3", "")
@@ -68,11 +76,11 @@ def test_every_number_by_hand(tmp_path):
 def test_a_client_that_failed_moved_nothing(tmp_path):
     """Megabytes are per client that answered; and the page says that some are missing from the means."""
     paper = toy(tmp_path)
-    cell, other = cells_of(rows_of(paper), [1], [])
+    table_run, other = table_runs_of(rows_of(paper), [1], [])
     scores = {"test/f1_macro": [0, 0.2, 0.3], "test/accuracy": [0, 0.2, 0.3]}
-    run = made_run(cell, tmp_path / "runs", scores, failed=2)
+    run = made_run(table_run, tmp_path / "runs", scores, failed=2)
     table = table_of(paper, [run, made_run(other, tmp_path / "runs", scores)], notes=["A note."])
-    cost = table.cost(cell.row)
+    cost = table.cost(table_run.row)
     assert (cost.down, cost.up, cost.runs) == (2.0, 1.0, 1)
     assert table.notes == [
         "A note.",
@@ -86,11 +94,11 @@ def test_a_client_that_failed_moved_nothing(tmp_path):
     [
         ([0.30, 0.31], 30.5, REPRODUCED),
         ([0.30, 0.31], 30.503, REPRODUCED),  # to the digits that the paper has
-        ([0.30, 0.31], 30.51, NOISE),
-        ([0.30, 0.31], 31.2, NOISE),  # sd 0.7071
-        ([0.30, 0.31], 31.3, NOT),
+        ([0.30, 0.31], 30.51, WITHIN_NOISE),
+        ([0.30, 0.31], 31.2, WITHIN_NOISE),  # sd 0.7071
+        ([0.30, 0.31], 31.3, NOT_REPRODUCED),
         ([0.30], 30.0, REPRODUCED),
-        ([0.30], 30.1, ONE),
+        ([0.30], 30.1, ONE_SEED),
         ([], 30.0, ""),
         ([0.30], None, ""),
     ],
@@ -144,7 +152,7 @@ def test_rows_for_reproducibility_name_no_place(tmp_path):
     """Of the command line's options a row has those that may change its result: where runs go is the machine's."""
     table = made(tmp_path)
     words = ("--tracking.uri", "none", "--optimizer.lr", "0.1", "--task.cache=/a/folder", "--cluster.backup", "s3://a")
-    rows = reproducibility(replace(table, cells=[replace(c, words=words) for c in table.cells])).splitlines()
+    rows = reproducibility(replace(table, table_runs=[replace(c, words=words) for c in table.runs])).splitlines()
     assert [row.split("|")[2].strip() for row in rows[2:5]] == [
         "`digits/fedavg --optimizer.lr 0.1`", "", "`digits/fedalign --optimizer.lr 0.1`",
     ]  # fmt: skip
@@ -163,11 +171,11 @@ def test_whose_scores_stand_in_a_row(tmp_path, method, words):
     """Where it is not plain, as FedProto's, which trains no global model; the page says it where it has such a row."""
     table = made(tmp_path)
     assert words not in str(list(_blocks(table))[-1].paragraphs)
-    first, *others = table.cells
+    first, *others = table.runs
     row = replace(first, experiment=replace(first.experiment, method=method))
-    (line,) = [p for p in list(_blocks(replace(table, cells=(row, *others))))[-1].paragraphs if words in p]
+    (line,) = [p for p in list(_blocks(replace(table, table_runs=(row, *others))))[-1].paragraphs if words in p]
     unrun = replace(row, digest="of no run")
-    assert line not in list(_blocks(replace(table, cells=(unrun, *others))))[-1].paragraphs
+    assert line not in list(_blocks(replace(table, table_runs=(unrun, *others))))[-1].paragraphs
 
 
 def test_other_options_are_said(tmp_path):
@@ -176,14 +184,14 @@ def test_other_options_are_said(tmp_path):
     page = (tmp_path / "page" / "table.md").read_text()
     assert "**Not the paper's settings**: every run has `--federation.rounds 2`" in page
     assert "`digits/fedavg --federation.rounds 2`" in reproducibility(table)
-    assert {e.verdict for e in table.entries if e.published} == {OTHER}
+    assert {e.verdict for e in table.entries if e.published} == {OTHER_SETTINGS}
     assert "| 18.00 ± 7.21 | -2.00 | 10.00, 20.00, 24.00 | 3 of 3 | other settings |" in page
 
 
 def test_savings_are_no_other_settings_and_each_row_names_its_own_options(tmp_path):
     """oneDNN computes the same; q1 is FedAlign's alone, so FedAvg's row is the preset's, and its command has no q1."""
     table = made(tmp_path, options=("--optimizer.onednn", "True", "--method.q1", "90"))
-    assert [e.verdict for e in table.entries if e.published] == [NOISE, NOT, OTHER]
+    assert [e.verdict for e in table.entries if e.published] == [WITHIN_NOISE, NOT_REPRODUCED, OTHER_SETTINGS]
     rows = reproducibility(table)
     assert "`digits/fedavg --optimizer.onednn True`" in rows
     assert "`digits/fedalign --optimizer.onednn True --method.q1 90`" in rows
@@ -210,19 +218,22 @@ def test_curves_by_hand(tmp_path):
 def test_rows_are_named_where_a_metric_is_not_published(tmp_path):
     """COCO has no P@1 in the paper: the names stand at the next panel, and the empty one is gone."""
     paper = PAPERS["fedalc"]
-    cells = [
-        made_run(cell, tmp_path / "runs", {metric.record: [0.1, 0.5] for metric in paper.metrics})
-        for cell in cells_of(chosen(rows_of(paper), ["coco14"], ["fedavg", "fedaws"]), [1], [])
+    table_runs = [
+        made_run(table_run, tmp_path / "runs", {metric.record: [0.1, 0.5] for metric in paper.metrics})
+        for table_run in table_runs_of(select_rows(rows_of(paper), ["coco14"], ["fedavg", "fedaws"]), [1], [])
     ]
-    panels = dots(table_of(paper, cells)).axes
+    panels = plot_dots(table_of(paper, table_runs)).axes
     shown = [ax for ax in panels if ax.get_visible()]
     assert 0 < len(shown) < len(panels)
     names = [[label.get_text() for label in ax.get_yticklabels() if label.get_visible()] for ax in shown]
-    assert names[0] == [row.shown for row in (cell.row for cell in cells)]
+    assert names[0] == [row.shown for row in (table_run.row for table_run in table_runs)]
     assert [ax.yaxis.get_tick_params()["labelleft"] for ax in shown] == [True] + [False] * (len(shown) - 1)
     drawn = {round(float(x), 6) for ax in shown for line in ax.lines for x in line.get_xdata()}
     published = {
-        cell.row.figures[m.published].mean for cell in cells for m in paper.metrics if m.published in cell.row.figures
+        table_run.row.figures[m.published].mean
+        for table_run in table_runs
+        for m in paper.metrics
+        if m.published in table_run.row.figures
     }
     assert published
     assert drawn >= {50.0} | published
@@ -232,8 +243,8 @@ def test_rows_of_one_set_of_options_are_one_comparison(tmp_path):
     """As FedAvg and the baseline of an ablation are."""
     table = made(tmp_path)
     twin = replace(table.rows[0], name="twin", label="Baseline")
-    cells = [*table.cells, *(replace(c, row=twin) for c in table.cells if c.row == table.rows[0])]
-    both = replace(table, cells=cells)
+    table_runs = [*table.runs, *(replace(c, row=twin) for c in table.runs if c.row == table.rows[0])]
+    both = replace(table, table_runs=table_runs)
     own = {e.row.name: e.against for e in both.entries if e.metric is MACRO_F1}
     assert own["twin"] == own["fedavg"] == next(e.against for e in table.entries if e.row.name == "fedavg")
     assert own["twin"].holm == own["twin"].p
@@ -242,12 +253,12 @@ def test_rows_of_one_set_of_options_are_one_comparison(tmp_path):
 def test_a_whole_data_set_is_drawn(tmp_path):
     """Twelve rows; Holm's family is the eleven others, also in a metric that the paper has for eight of them."""
     paper = PAPERS["fedalign"]
-    cells = cells_of(chosen(rows_of(paper), ["r8-8"], []), (4321, 4322, 4323), [])
+    table_runs = table_runs_of(select_rows(rows_of(paper), ["r8-8"], []), (4321, 4322, 4323), [])
     made_cells = []
-    for n, cell in enumerate(cells):
-        top = 0.9 if cell.row.name == "fedalign" else 0.5 + 0.01 * ((7 * n) % 11)
+    for n, table_run in enumerate(table_runs):
+        top = 0.9 if table_run.row.name == "fedalign" else 0.5 + 0.01 * ((7 * n) % 11)
         scores = {"test/f1_macro": rising(top, 5), "test/accuracy": rising(top, 5)}
-        made_cells.append(made_run(cell, tmp_path / "runs", scores))
+        made_cells.append(made_run(table_run, tmp_path / "runs", scores))
     table = table_of(paper, made_cells)
     tested = [e.against for e in table.entries if e.metric is MACRO_ACCURACY and e.against]
     assert len(tested) == 11

@@ -25,11 +25,11 @@ from anchorfl.tuning.tables.published import (
     P_AT_5,
     PUBLISHED,
     Figure,
-    chosen,
-    quoted,
+    quoted_lines,
     rows_of,
+    select_rows,
 )
-from anchorfl.tuning.tables.runs import Cell
+from anchorfl.tuning.tables.runs import TableRun
 from anchorfl.tuning.tables.statistics import Table
 from tests.tuning.made_tables import DIGITS, HEAD, toy
 
@@ -97,8 +97,10 @@ def test_fedalcs_grid_is_whole():
     by_name = {row.name: row for row in rows}
     assert by_name["fedalc-10"].figures["p@1"] == Figure(59.67)
     assert by_name["fedalc-10"].tables == ("VI",)
-    assert quoted(PAPERS["fedalc"], "Bibtex") == ["SLEEC, published and not run here: P@1 65.08, P@3 39.64, P@5 28.87."]
-    assert quoted(PAPERS["fedalc"], "VOC07") == []
+    assert quoted_lines(PAPERS["fedalc"], "Bibtex") == [
+        "SLEEC, published and not run here: P@1 65.08, P@3 39.64, P@5 28.87."
+    ]
+    assert quoted_lines(PAPERS["fedalc"], "VOC07") == []
 
 
 def test_a_row_of_two_tables_is_one_row():
@@ -133,15 +135,15 @@ def test_a_setting_is_part_of_the_data_set(tmp_path):
 
 def test_choosing():
     rows = rows_of(paper_of("fedalign"))
-    got = chosen(rows, ["r8-8", "es-5"], ["fedavg", "fedalign"])
+    got = select_rows(rows, ["r8-8", "es-5"], ["fedavg", "fedalign"])
     assert [row.preset for row in got] == ["es-5/fedavg", "es-5/fedalign", "r8-8/fedavg", "r8-8/fedalign"]
-    assert chosen(rows, [], []) == rows
+    assert select_rows(rows, [], []) == rows
     with pytest.raises(InputError, match=r"--data r8: not in this table \(did you mean 'r8-8'\?\); it has es-5, es-15"):
-        chosen(rows, ["r8"], [])
+        select_rows(rows, ["r8"], [])
     with pytest.raises(InputError, match=r"--rows fedavgg: not in this table \(did you mean 'fedavg'\?\)"):
-        chosen(rows, [], ["fedavgg"])
+        select_rows(rows, [], ["fedavgg"])
     with pytest.raises(InputError, match="the paper has no such row"):
-        chosen(rows, ["es-5"], ["fedalign-no-al"])
+        select_rows(rows, ["es-5"], ["fedalign-no-al"])
     with pytest.raises(InputError, match=r"no table 'fedalgn' \(did you mean 'fedalign'\?\); there are: fedalign"):
         paper_of("fedalgn")
 
@@ -187,7 +189,8 @@ def test_the_round_with_the_best_sum(tmp_path):
     row = rows_of(paper)[0]
     e = read_preset("digits/fedavg")
     cells = [
-        Cell(row=row, seed=s, experiment=e, digest=str(s), own=True, folder=runs[str(s)].folder) for s in paper.seeds
+        TableRun(row=row, seed=s, experiment=e, digest=str(s), has_preset_options=True, folder=runs[str(s)].folder)
+        for s in paper.seeds
     ]
     table = Table(paper, cells, runs)
     assert table.entries[0].scores == {seed: 0.25 for seed in paper.seeds}

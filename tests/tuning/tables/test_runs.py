@@ -18,20 +18,20 @@ from anchorfl.pipeline.storage.run_folder import lock_run, write_config
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.cli import main
 from anchorfl.tuning.tables import papers
-from anchorfl.tuning.tables.command import Call, asked
-from anchorfl.tuning.tables.options import changing
+from anchorfl.tuning.tables.command import TableCommand, parse_args
+from anchorfl.tuning.tables.options import drop_free_options
 from anchorfl.tuning.tables.papers import paper_of
 from anchorfl.tuning.tables.published import rows_of
 from anchorfl.tuning.tables.runs import (
-    cells_of,
-    check_scored,
+    attach_folders,
+    check_has_scores,
+    failure_lines,
+    index_runs,
     jobs_of,
-    look,
-    matched,
-    of_other_data,
+    missing_data,
+    notes_on_other_data,
     prepare_all,
-    told,
-    without_data,
+    table_runs_of,
 )
 from tests.tuning.made_tables import made_run, toy
 
@@ -50,15 +50,20 @@ def paper(tmp_path, monkeypatch):
 
 def test_cells_are_experiments(paper):
     """The preset with the seed and the overrides, serial unless the overrides say otherwise, seed by seed."""
-    cells = cells_of(rows_of(paper), [5, 6], ["--federation.rounds", "2"])
-    assert [(c.row.name, c.seed) for c in cells] == [("fedavg", 5), ("fedalign", 5), ("fedavg", 6), ("fedalign", 6)]
+    table_runs = table_runs_of(rows_of(paper), [5, 6], ["--federation.rounds", "2"])
+    assert [(c.row.name, c.seed) for c in table_runs] == [
+        ("fedavg", 5),
+        ("fedalign", 5),
+        ("fedavg", 6),
+        ("fedalign", 6),
+    ]
     e = override(replace(read_preset("digits/fedavg"), seed=5), ["--federation.rounds", "2"])
-    assert cells[0].digest == digest(e) == digest(cells[0].experiment)
-    assert cells[0].experiment.cluster.executor == "serial"
-    assert not cells[0].own
-    own = cells_of(rows_of(paper), [5], ["--cluster.executor", "ray", "--evaluation.save_state_every", "1"])[0]
+    assert table_runs[0].digest == digest(e) == digest(table_runs[0].experiment)
+    assert table_runs[0].experiment.cluster.executor == "serial"
+    assert not table_runs[0].has_preset_options
+    own = table_runs_of(rows_of(paper), [5], ["--cluster.executor", "ray", "--evaluation.save_state_every", "1"])[0]
     assert own.experiment.cluster.executor == "ray"
-    assert own.own
+    assert own.has_preset_options
     assert own.digest == digest(replace(read_preset("digits/fedavg"), seed=5))
 
 
@@ -73,7 +78,7 @@ def test_cells_are_experiments(paper):
 )
 def test_refused_overrides(paper, overrides, message):
     with pytest.raises(InputError, match=message):
-        check_scored(paper, cells_of(rows_of(paper), [1], overrides))
+        check_has_scores(paper, table_runs_of(rows_of(paper), [1], overrides))
 
 
 @pytest.mark.parametrize(
@@ -100,31 +105,33 @@ def test_refused_overrides(paper, overrides, message):
 )
 def test_runs_without_the_score_of_a_table_are_refused(paper, overrides, message):
     paper = paper_of(paper)
-    cells = cells_of([row for row in rows_of(paper) if row.name in ("fedavg", "fedprox")][:1], [1], overrides.split())
+    table_runs = table_runs_of(
+        [row for row in rows_of(paper) if row.name in ("fedavg", "fedprox")][:1], [1], overrides.split()
+    )
     with pytest.raises(InputError, match=message) if message else contextlib.nullcontext():
-        check_scored(paper, cells)
+        check_has_scores(paper, table_runs)
 
 
 def test_an_option_of_one_method_goes_to_its_rows(paper):
     """With its values, and what every row has still goes to every row."""
-    cells = cells_of(rows_of(paper), [5], ["--method.q1", "90", "--federation.rounds=2", "--method.q2=40"])
-    assert [(c.row.name, c.experiment.federation.rounds) for c in cells] == [("fedavg", 2), ("fedalign", 2)]
-    assert (cells[1].experiment.method.q1, cells[1].experiment.method.q2) == (90, 40)
-    plain = cells_of(rows_of(paper), [5], ["--federation.rounds", "2"])
-    assert [c.digest == p.digest for c, p in zip(cells, plain, strict=True)] == [True, False]
+    table_runs = table_runs_of(rows_of(paper), [5], ["--method.q1", "90", "--federation.rounds=2", "--method.q2=40"])
+    assert [(c.row.name, c.experiment.federation.rounds) for c in table_runs] == [("fedavg", 2), ("fedalign", 2)]
+    assert (table_runs[1].experiment.method.q1, table_runs[1].experiment.method.q2) == (90, 40)
+    plain = table_runs_of(rows_of(paper), [5], ["--federation.rounds", "2"])
+    assert [c.digest == p.digest for c, p in zip(table_runs, plain, strict=True)] == [True, False]
 
 
 def test_an_option_of_several_methods_is_for_named_rows():
     """alpha is FedAlign's weight of pseudo-labels and FedRS's scale of other classes."""
     rows = [r for r in rows_of(paper_of("fedalign")) if r.folder == "r8-8"]
     with pytest.raises(InputError, match=r"--method.alpha: .*fedrs.*say with --rows which rows it is for"):
-        cells_of(rows, [1], ["--method.alpha", "0.5"])
+        table_runs_of(rows, [1], ["--method.alpha", "0.5"])
     own = [r for r in rows if r.name in ("fedavg", "fedalign", "fedalign-no-se")]
-    assert [c.experiment.method.alpha for c in cells_of(own, [1], ["--method.alpha", "0.5"])[1:]] == [0.5, 0.5]
+    assert [c.experiment.method.alpha for c in table_runs_of(own, [1], ["--method.alpha", "0.5"])[1:]] == [0.5, 0.5]
 
 
 def test_the_page_says_whose_option_it_was(paper):
-    assert Call(asked(["toy", "--method.q1", "90"])).notes == [
+    assert TableCommand(parse_args(["toy", "--method.q1", "90"])).notes == [
         "--method.q1 goes to the rows of fedalign alone: others have no such option"
     ]
 
@@ -134,8 +141,12 @@ def test_options_that_change_a_result():
         "--cluster.executor ray --federation.rounds 2 --tracking.uri=none --evaluation.save_state_every 5 --task.cache"
         " x"
     )
-    assert changing([*words.split(), "--evaluation.every", "2"]) == [*words.split()[2:4], "--evaluation.every", "2"]
-    assert changing([]) == []
+    assert drop_free_options([*words.split(), "--evaluation.every", "2"]) == [
+        *words.split()[2:4],
+        "--evaluation.every",
+        "2",
+    ]
+    assert drop_free_options([]) == []
 
 
 def test_found_by_digest_wherever(paper):
@@ -143,20 +154,20 @@ def test_found_by_digest_wherever(paper):
     and an unfinished run is gone on with unless it is a sweep's.
     """
     runs = Path("runs")
-    first, second, third, fourth = cells_of(rows_of(paper), [1, 2], [])
+    first, second, third, fourth = table_runs_of(rows_of(paper), [1, 2], [])
     done = made_run(first, runs / "deep" / "er", SCORES)
     shutil.copytree(done.folder, runs / "mlartifacts" / "copy")
     (runs / "mlartifacts" / "copy" / "run.json").unlink()
-    for cell, parent in ((second, None), (third, "../../sweep")):
-        folder = made_run(cell, runs / f"of {parent is None}", SCORES).folder
+    for table_run, parent in ((second, None), (third, "../../sweep")):
+        folder = made_run(table_run, runs / f"of {parent is None}", SCORES).folder
         (folder / "result.json").unlink()
         about = json.loads((folder / "run.json").read_text()) | {"parent": parent}
         write_json(folder / "run.json", about)
-    found = look(runs)
-    cells = matched([first, second, third, fourth], found)
-    assert [c.folder for c in cells] == [done.folder, None, None, None]
-    jobs = jobs_of(cells, found, runs, print)
-    assert [job.cell.digest for job in jobs] == [second.digest, third.digest, fourth.digest]
+    found = index_runs(runs)
+    table_runs = attach_folders([first, second, third, fourth], found)
+    assert [c.folder for c in table_runs] == [done.folder, None, None, None]
+    jobs = jobs_of(table_runs, found, runs, print)
+    assert [job.run.digest for job in jobs] == [second.digest, third.digest, fourth.digest]
     assert jobs[0].folder == (runs / "of True" / "digits-fedalign-s1").resolve()
     assert jobs[1].folder == Path(f"runs/digits-fedavg-s2-{third.digest[:8]}").resolve()
     assert not jobs[1].folder.exists()
@@ -164,19 +175,19 @@ def test_found_by_digest_wherever(paper):
 
 def test_one_experiment_is_one_job(paper):
     """Two rows may be the same options, as in two tables of a paper."""
-    cells = cells_of(rows_of(paper), [1], [])
-    twin = replace(cells[0], row=replace(cells[0].row, label="again"))
-    assert len(jobs_of([*cells, twin], look(Path("runs")), Path("runs"), print)) == 2
+    table_runs = table_runs_of(rows_of(paper), [1], [])
+    twin = replace(table_runs[0], row=replace(table_runs[0].row, label="again"))
+    assert len(jobs_of([*table_runs, twin], index_runs(Path("runs")), Path("runs"), print)) == 2
 
 
 def test_two_runs_with_other_weights_are_told(paper):
     """The same options and seed give the same weights, or the reader learns that they did not."""
-    cells = cells_of(rows_of(paper), [1], [])
-    made_run(cells[0], Path("runs/a"), SCORES)
-    made_run(cells[0], Path("runs/b"), SCORES)
-    assert look(Path("runs")).notes(cells) == []
-    made_run(cells[0], Path("runs/b"), SCORES, checksum="other")
-    (note,) = look(Path("runs")).notes(cells)
+    table_runs = table_runs_of(rows_of(paper), [1], [])
+    made_run(table_runs[0], Path("runs/a"), SCORES)
+    made_run(table_runs[0], Path("runs/b"), SCORES)
+    assert index_runs(Path("runs")).notes(table_runs) == []
+    made_run(table_runs[0], Path("runs/b"), SCORES, checksum="other")
+    (note,) = index_runs(Path("runs")).notes(table_runs)
     assert note == (
         "digits/fedavg seed 1: runs/a/digits-fedavg-s1 is shown; runs/b/digits-fedavg-s1: the same options and seed,"
         " other weights"
@@ -185,18 +196,18 @@ def test_two_runs_with_other_weights_are_told(paper):
 
 def test_runs_of_other_data_are_told(paper):
     """Scores on data that were prepared in two ways do not stand beside each other unremarked."""
-    one, two = (c for c in cells_of(rows_of(paper), [1], []) if c.row.data == "Digits")
+    one, two = (c for c in table_runs_of(rows_of(paper), [1], []) if c.row.data == "Digits")
     first = made_run(one, Path("runs"), SCORES, tags={"data_digest": "new"})
     again = made_run(two, Path("runs"), SCORES, tags={"data_digest": "new"})
-    assert of_other_data([first, again, replace(one, seed=2)]) == []
+    assert notes_on_other_data([first, again, replace(one, seed=2)]) == []
     again = made_run(two, Path("runs"), SCORES, tags={"data_digest": "old"})
-    (line,) = of_other_data([first, again])
+    (line,) = notes_on_other_data([first, again])
     assert line == (
         f"Digits seed 1: the data were prepared in 2 ways: {first.folder}; against {again.folder}."
         " Move the older runs away and call again: they are run anew"
     )
     other = made_run(replace(two, seed=2), Path("runs"), SCORES, tags={"data_digest": "third"})
-    assert of_other_data([first, other]) == []
+    assert notes_on_other_data([first, other]) == []
     assert main(["table", "toy", "--show", "--seeds", "1"]) == 0
     assert line in Path("runs/table-toy/table.md").read_text()
 
@@ -205,8 +216,8 @@ def test_missing_data_are_told(tmp_path, monkeypatch, paper, capsys):
     """The data set is left out with where to get it; nothing runs, nothing fails."""
     monkeypatch.delenv("ANCHORFL_DATA", raising=False)
     monkeypatch.setitem(papers.PAPERS, "toy", toy(tmp_path, R8, data={"R8-8": "r8-8"}))
-    cells = cells_of(rows_of(papers.PAPERS["toy"]), [1, 2], [])
-    absent = without_data(jobs_of(cells, look(Path("runs")), Path("runs"), print))
+    table_runs = table_runs_of(rows_of(papers.PAPERS["toy"]), [1, 2], [])
+    absent = missing_data(jobs_of(table_runs, index_runs(Path("runs")), Path("runs"), print))
     assert list(absent) == ["r8-8"]
     assert main(["table", "toy", "--tracking.uri", "none"]) == 0
     said = capsys.readouterr().out
@@ -219,20 +230,20 @@ def test_missing_data_are_told(tmp_path, monkeypatch, paper, capsys):
 
 def test_bad_input_stops_its_runs_alone(paper):
     """A names table that is not there stops FedAlign's runs and not FedAvg's, and is told once for all seeds."""
-    cells = cells_of(rows_of(paper), [1, 2], [])
-    table = replace(cells[0].experiment.class_embeddings, init="cooccurrence", table="not there.csv")
-    named = [replace(c, experiment=replace(c.experiment, class_embeddings=table)) for c in cells]
-    jobs = jobs_of(named, look(Path("runs")), Path("runs"), print)
+    table_runs = table_runs_of(rows_of(paper), [1, 2], [])
+    table = replace(table_runs[0].experiment.class_embeddings, init="cooccurrence", table="not there.csv")
+    named = [replace(c, experiment=replace(c.experiment, class_embeddings=table)) for c in table_runs]
+    jobs = jobs_of(named, index_runs(Path("runs")), Path("runs"), print)
     said: list[str] = []
     ready = prepare_all(jobs, said.append)
-    assert set(ready.run_specs) == {c.digest for c in cells if c.row.name == "fedavg"}
-    (line,) = told(named, ready.failures)
+    assert set(ready.run_specs) == {c.digest for c in table_runs if c.row.name == "fedavg"}
+    (line,) = failure_lines(named, ready.failures)
     assert line.startswith("digits/fedalign seeds 1, 2 failed: class_embeddings.table")
     assert len(said) == len(set(said))
 
 
 def test_arguments():
-    got = asked(["fedalign", "--data", "r8-8,es-5", "--seeds", "1,2", "--federation.rounds", "2", "--runs", "r"])
+    got = parse_args(["fedalign", "--data", "r8-8,es-5", "--seeds", "1,2", "--federation.rounds", "2", "--runs", "r"])
     assert (got.data, got.rows, got.seeds, got.overrides) == (
         ["r8-8", "es-5"],
         [],
@@ -240,8 +251,8 @@ def test_arguments():
         ["--federation.rounds", "2"],
     )
     assert (got.runs, got.out, got.parallel, got.show) == (Path("r"), Path("r/table-fedalign"), 0, False)
-    assert asked(["fedalign"]).seeds == [4321, 4322, 4323, 4324, 4325]
-    assert asked(["fedalign", "--show", "--rows", "fedavg"]).command == "anchorfl table fedalign --rows fedavg"
+    assert parse_args(["fedalign"]).seeds == [4321, 4322, 4323, 4324, 4325]
+    assert parse_args(["fedalign", "--show", "--rows", "fedavg"]).command == "anchorfl table fedalign --rows fedavg"
     for arguments, message in (
         ([], "table needs a paper: fedalign"),
         (["--show"], "table needs a paper: fedalign"),
@@ -251,7 +262,7 @@ def test_arguments():
         (["fedalign", "--parallel", "many"], "invalid int value"),
     ):
         with pytest.raises(InputError, match=message):
-            asked(arguments)
+            parse_args(arguments)
 
 
 def test_bad_arguments_are_one_line(capsys):
@@ -264,7 +275,7 @@ def test_bad_arguments_are_one_line(capsys):
 
 def test_show_runs_nothing(paper, capsys):
     """The page of what is there, without a record, also while another call holds the folder."""
-    made_run(cells_of(rows_of(paper), [1], [])[0], Path("runs"), SCORES)
+    made_run(table_runs_of(rows_of(paper), [1], [])[0], Path("runs"), SCORES)
     with lock_run(Path("runs/table-toy")):
         assert main(["table", "toy", "--show"]) == 0
         assert main(["table", "toy"]) == 2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from anchorfl.tuning.tables.significance import Paired, corrected, holm, paired
+from anchorfl.tuning.tables.significance import PairedComparison, apply_holm, holm, paired
 
 
 def by_seed(scores: list[float]) -> dict[int, float]:
@@ -52,11 +52,11 @@ def test_only_seeds_that_both_have():
 
 def test_what_is_not_tested():
     """Two pairs; no pair; differences without spread, which a t-test would call certain or undefined."""
-    assert paired({1: 0.9, 2: 0.8}, {1: 0.1, 2: 0.3}) == Paired(2, pytest.approx(0.65))
+    assert paired({1: 0.9, 2: 0.8}, {1: 0.1, 2: 0.3}) == PairedComparison(2, pytest.approx(0.65))
     assert paired({1: 0.5}, {2: 0.5}).n == 0
     assert math.isnan(paired({1: 0.5}, {2: 0.5}).difference)
     same = by_seed([0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
-    assert paired(same, same) == Paired(6, 0.0)
+    assert paired(same, same) == PairedComparison(6, 0.0)
     assert paired({s: v + 0.01 for s, v in same.items()}, same).p is None
 
 
@@ -70,7 +70,7 @@ def test_holm_by_hand():
 
 def test_holm_counts_what_was_tested():
     """A row without a test does not make the others pay for it."""
-    family = {"a": Paired(5, 0.1, 0.01), "b": Paired(2, 0.1), "c": Paired(5, 0.1, 0.03)}
-    got = corrected(family)
+    family = {"a": PairedComparison(5, 0.1, 0.01), "b": PairedComparison(2, 0.1), "c": PairedComparison(5, 0.1, 0.03)}
+    got = apply_holm(family)
     assert (got["a"].holm, got["b"].holm, got["c"].holm) == (pytest.approx(0.02), None, pytest.approx(0.03))
     assert got["a"].p == 0.01

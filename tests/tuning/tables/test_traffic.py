@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anchorfl.tuning.tables.statistics import counted
+from anchorfl.tuning.tables.statistics import counted_traffic
 
 RESNET = 23_000_000
 """What the table takes for ResNet-50."""
@@ -21,5 +21,5 @@ RESNET = 23_000_000
     ],
 )
 def test_printed_figures(classes, width, rounds, fixed, down, up):
-    got = counted(RESNET, classes, width, rounds, fixed=fixed)
+    got = counted_traffic(RESNET, classes, width, rounds, fixed=fixed)
     assert got == pytest.approx((down, up), rel=2e-3)
