@@ -66,7 +66,7 @@ def clients(data: Rows) -> list[tuple[Card, ClientData]]:
     """One per class, with all its rows."""
     out = []
     for c in range(C):
-        x = data.x_NF[torch.from_numpy(data.holders.rows_of(c))]
+        x = data.x_NF[torch.from_numpy(np.flatnonzero(data.holders.matrix()[:, c]))]
         y = torch.zeros(len(x), C, dtype=torch.float64)
         y[:, c] = 1
         aware = torch.eye(C, dtype=torch.bool)[c]

@@ -74,7 +74,7 @@ def test_every_published_figure_has_a_preset_or_is_quoted():
     for line in lines:
         paper = papers[line["paper"]]
         assert line["table"] in paper.tables
-        data, label = paper.named(line)
+        data, label = paper.data_and_method(line)
         if label not in paper.quoted:
             row = rows[line["paper"], data, label]
             assert row.preset in NAMES

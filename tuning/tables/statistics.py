@@ -27,15 +27,15 @@ DIGITS = 2
 
 @dataclass(frozen=True)
 class TableEntry:
-    """A row of a table and one metric. scores: seed -> score of the seeds that have a finished run; asked: seeds in
-    all; published: None where the paper has no such figure; against: the row's reference (``Table.reference``) less
+    """A row of a table and one metric. scores: seed -> score of the seeds that have a finished run; seeds: all of
+    them; published: None where the paper has no such figure; against: the row's reference (``Table.reference``) less
     this row, None where it is its own or has none in the table; own: whether all options are the preset's.
     """
 
     row: Row
     metric: Metric
     scores: Mapping[int, float]
-    asked: tuple[int, ...]
+    seeds: tuple[int, ...]
     published: Figure | None
     against: PairedComparison | None = None
     has_preset_options: bool = True

@@ -23,7 +23,7 @@ from anchorfl.tuning.tables.statistics import (
     OTHER_SETTINGS,
     REPRODUCED,
     WITHIN_NOISE,
-    Entry,
+    TableEntry,
     table_of,
 )
 from tests.tuning.made_tables import made_run, rising, toy
@@ -106,7 +106,7 @@ def test_a_client_that_failed_moved_nothing(tmp_path):
 def test_verdicts(tmp_path, scores, published, verdict):
     row = rows_of(toy(tmp_path))[0]
     figure = None if published is None else Figure(published)
-    assert Entry(row, MACRO_F1, dict(enumerate(scores)), (0, 1), figure).verdict == verdict
+    assert TableEntry(row, MACRO_F1, dict(enumerate(scores)), (0, 1), figure).verdict == verdict
 
 
 def test_the_page(tmp_path):
