@@ -31,10 +31,18 @@ from anchorfl.tuning.tables.options import drop_free_options
 from anchorfl.tuning.tables.ours import OURS, csv_text, figures_of
 from anchorfl.tuning.tables.page import verdicts
 from anchorfl.tuning.tables.papers import PAPERS, paper_of
-from anchorfl.tuning.tables.published import select_rows, figure_lines, value_text, rows_of
-from anchorfl.tuning.tables.runs import RunIndex, table_runs_of, check_has_scores, index_runs, attach_folders
+from anchorfl.tuning.tables.published import figure_lines, rows_of, select_rows, value_text
+from anchorfl.tuning.tables.runs import RunIndex, attach_folders, check_has_scores, index_runs, table_runs_of
 from anchorfl.tuning.tables.significance import apply_holm, paired
-from anchorfl.tuning.tables.statistics import WITHIN_NOISE, NOT_REPRODUCED, REPRODUCED, TableEntry, Table, left_out_notes, table_of
+from anchorfl.tuning.tables.statistics import (
+    NOT_REPRODUCED,
+    REPRODUCED,
+    WITHIN_NOISE,
+    Table,
+    TableEntry,
+    left_out_notes,
+    table_of,
+)
 from benchmarks.last_rounds import Swing, swing
 
 TOP = Path(__file__).resolve().parents[1]
@@ -383,7 +391,11 @@ def quoted_lines(records: Records, name: str, method: str) -> str:
     table = records.table(name)
     shown = {metric.published: metric.shown for metric in table.paper.metrics}
     data = {data for data, _ in table.data}
-    lines = [line for line in figure_lines(table.paper) if line["method"] == method and table.paper.data_and_method(line)[0] in data]
+    lines = [
+        line
+        for line in figure_lines(table.paper)
+        if line["method"] == method and table.paper.data_and_method(line)[0] in data
+    ]
     return grid([[shown[line["metric"]] for line in lines], [f"{float(line['mean_percent']):.2f}" for line in lines]])
 
 
@@ -396,7 +408,9 @@ def summary(records: Records) -> str:
             if not kept.link or kept.arguments.split()[0] != paper:
                 continue
             entries = [e for e in records.table(name).entries if e.published and e.scores]
-            counts = [str(sum(e.verdict == word for e in entries)) for word in (REPRODUCED, WITHIN_NOISE, NOT_REPRODUCED)]
+            counts = [
+                str(sum(e.verdict == word for e in entries)) for word in (REPRODUCED, WITHIN_NOISE, NOT_REPRODUCED)
+            ]
             data = ", ".join(dict.fromkeys(e.row.data for e in entries))
             total -= len(entries)
             line = [f"[{data}](docs/results/{kept.link}.md)", kept.settings or "the paper's", str(len(entries))]

@@ -75,7 +75,7 @@ def presets(options: argparse.Namespace) -> int:
     if len(asked) > 1:
         raise InputError("presets takes one of PATTERN, --toml NAME and --diff A B")
     if options.toml:
-        print(listing.resolved(options.toml), end="")
+        print(listing.preset_toml(options.toml), end="")
     elif options.diff:
         print(listing.difference(*options.diff))
     else:

@@ -14,7 +14,7 @@ from anchorfl.pipeline.storage.run_folder import write_config
 from anchorfl.pipeline.storage.run_record import RoundRecord, RunInfo
 from anchorfl.pipeline.tracking.jsonl import JsonLines
 from anchorfl.tuning.tables.published import MACRO_ACCURACY, MACRO_F1, Paper
-from anchorfl.tuning.tables.runs import Cell
+from anchorfl.tuning.tables.runs import TableRun
 
 HEAD = "paper,table,dataset,setting,method,metric,mean_percent,std_percent\n"
 DIGITS = (
@@ -42,14 +42,14 @@ def toy(folder: Path, figures: str = DIGITS, **fields: object) -> Paper:
 
 
 def made_run(
-    run: Cell,
+    run: TableRun,
     runs: Path,
     scores: Mapping[str, Sequence[float]],
     *,
     failed: int = 0,
     tags: Mapping[str, str] | None = None,
     **result,
-) -> Cell:
+) -> TableRun:
     """A finished run of a cell: for every metric a score per round from round 0; each client gets 2 MB and sends 1 MB a
     round, and a round is 90 s of training and 10 s of scoring. failed: clients left out of every round.
     """
@@ -83,4 +83,4 @@ def rising(top: float, rounds: int = 50, wave: float = 0.02) -> list[float]:
     return [top * (1 - math.exp(-r / 8)) + wave * math.sin(r) * (r < rounds) for r in range(rounds + 1)]
 
 
-Make = Callable[..., Cell]
+Make = Callable[..., TableRun]

@@ -15,24 +15,30 @@ from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.storage.run_folder import held
 from anchorfl.pipeline.storage.run_record import Status
 from anchorfl.tasks.errors import InputError
-from anchorfl.tuning.tables.options import Vary, drop_free_options, options_of_one_method, parse_vary, notes_without_preset_value
+from anchorfl.tuning.tables.options import (
+    Vary,
+    drop_free_options,
+    notes_without_preset_value,
+    options_of_one_method,
+    parse_vary,
+)
 from anchorfl.tuning.tables.page import text as page_text
 from anchorfl.tuning.tables.page import total, write_page
 from anchorfl.tuning.tables.papers import PAPERS, paper_of
-from anchorfl.tuning.tables.published import select_rows, rows_of
+from anchorfl.tuning.tables.published import rows_of, select_rows
 from anchorfl.tuning.tables.record import TableRecord
 from anchorfl.tuning.tables.runs import (
-    TableRun,
     Job,
-    table_runs_of,
-    check_has_scores,
-    jobs_of,
-    index_runs,
+    TableRun,
     attach_folders,
+    check_has_scores,
+    failure_lines,
+    index_runs,
+    jobs_of,
+    missing_data,
     notes_on_other_data,
     prepare_all,
-    failure_lines,
-    missing_data,
+    table_runs_of,
 )
 from anchorfl.tuning.tables.statistics import Table, table_of
 
@@ -144,7 +150,9 @@ class TableCommand:
     def __post_init__(self) -> None:
         args = self.args
         self.paper = paper_of(args.name)
-        self.table_runs = table_runs_of(select_rows(rows_of(self.paper), args.data, args.rows), args.seeds, args.overrides, args.vary)
+        self.table_runs = table_runs_of(
+            select_rows(rows_of(self.paper), args.data, args.rows), args.seeds, args.overrides, args.vary
+        )
         check_has_scores(self.paper, self.table_runs)
         presets = {run.row.preset: run.experiment for run in self.table_runs}
         alone = options_of_one_method(args.overrides, presets).items()
@@ -195,7 +203,9 @@ class TableCommand:
         met = [*index.notes(table_runs), *notes_on_other_data(table_runs)]
         notes = [*self.notes, *met, *([f"No finished run: {', '.join(none)}."] if none else [])]
         args = self.args
-        return table_of(self.paper, table_runs, options=drop_free_options(args.overrides), command=args.command, notes=notes)
+        return table_of(
+            self.paper, table_runs, options=drop_free_options(args.overrides), command=args.command, notes=notes
+        )
 
     def _complete(self, record: TableRecord) -> None:
         """Make the missing runs, as far as their data are there."""

@@ -14,7 +14,7 @@ from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tuning.tables.ours import OurFigure, read_ours
 from anchorfl.tuning.tables.papers import PAPERS
-from anchorfl.tuning.tables.published import Figure, Row, value_text, rows_of
+from anchorfl.tuning.tables.published import Figure, Row, rows_of, value_text
 
 NONE = "-"
 """In place of what there is not."""

@@ -17,7 +17,7 @@ from anchorfl.tuning.sweep.html import Block, markdown
 from anchorfl.tuning.tables.options import drop_free_options
 from anchorfl.tuning.tables.plots import curves, curves_csv, plot_dots, sensitivity, sensitivity_csv
 from anchorfl.tuning.tables.published import Row, quoted_lines
-from anchorfl.tuning.tables.statistics import TableEntry, Table, counted_traffic_of
+from anchorfl.tuning.tables.statistics import Table, TableEntry, counted_traffic_of
 
 FIGURES = "figures"
 HOW = (
@@ -158,7 +158,7 @@ def verdicts(entries: Sequence[TableEntry], seeds: Sequence[int]) -> list[list[s
     out = [head]
     for e in entries:
         difference = "-" if e.difference is None else _signed(e.difference)
-        n = f"{len(e.scores)} of {len(e.asked)}"
+        n = f"{len(e.scores)} of {len(e.seeds)}"
         scores = [_score(e, seed) for seed in seeds]
         out.append(
             [
@@ -234,7 +234,7 @@ def _line(table: Table, e: TableEntry) -> list[object]:
     published = e.published
     return [
         table.paper.title, " ".join(e.row.tables), e.row.data, e.row.shown, e.row.key, e.metric.published,
-        published and published.mean, published and published.sd, len(e.scores), len(e.asked), e.mean, e.sd,
+        published and published.mean, published and published.sd, len(e.scores), len(e.seeds), e.mean, e.sd,
         e.difference, e.verdict, *(100 * e.scores[s] if s in e.scores else None for s in table.seeds), *tests,
         cost.down, cost.up, cost.hours, " ".join(str(run.folder) for run in table.of(e.row).values()),
     ]  # fmt: skip

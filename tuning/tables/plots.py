@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from anchorfl.pipeline.results.compare import RunSummary
 from anchorfl.tuning.sweep.plots import INK
 from anchorfl.tuning.tables.published import Change, Metric, Row, value_text
-from anchorfl.tuning.tables.statistics import TableEntry, Table
+from anchorfl.tuning.tables.statistics import Table, TableEntry
 
 Curves = Mapping[str, Mapping[int, float]]
 """Metric -> round -> score."""

@@ -27,7 +27,15 @@ from anchorfl.tasks.ingest.prepared import Prepared
 from anchorfl.tasks.metrics.scores import FAMILIES
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import task_of
-from anchorfl.tuning.tables.options import Vary, is_free, option_name, options_of_one_method, sort_by_value, with_change, drop_options
+from anchorfl.tuning.tables.options import (
+    Vary,
+    drop_options,
+    is_free,
+    option_name,
+    options_of_one_method,
+    sort_by_value,
+    with_change,
+)
 from anchorfl.tuning.tables.published import Paper, Row
 
 ENCODERS = ("fedbm-bert", "fedbm-roberta", "fedbm-biomedclip")
@@ -95,7 +103,14 @@ def table_runs_of(
             for seed in seeds:
                 one = replace(e, seed=seed)
                 out.append(
-                    TableRun(row=changed, seed=seed, experiment=one, digest=digest(one), has_preset_options=own, words=tuple(words))
+                    TableRun(
+                        row=changed,
+                        seed=seed,
+                        experiment=one,
+                        digest=digest(one),
+                        has_preset_options=own,
+                        words=tuple(words),
+                    )
                 )
     places = {folder: i for i, folder in enumerate(dict.fromkeys(row.folder for row in rows))}
     return sorted(out, key=lambda run: (places[run.row.folder], seeds.index(run.seed)))

@@ -9,8 +9,8 @@ from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import settled
 from anchorfl.tuning.tables.page import write_page
 from anchorfl.tuning.tables.papers import paper_of
-from anchorfl.tuning.tables.published import select_rows, rows_of
-from anchorfl.tuning.tables.runs import table_runs_of, jobs_of, index_runs, attach_folders, prepare_all, missing_data
+from anchorfl.tuning.tables.published import rows_of, select_rows
+from anchorfl.tuning.tables.runs import attach_folders, index_runs, jobs_of, missing_data, prepare_all, table_runs_of
 from anchorfl.tuning.tables.statistics import counted_traffic, counted_traffic_of, table_of
 
 TINY = [
@@ -42,9 +42,9 @@ def table_runs(tmp_path, monkeypatch):
 
 def test_what_was_asked_for_and_what_was_counted_are_one_experiment(table_runs):
     e = table_runs[0].experiment
-    counted_traffic = settled(e, quiet)
-    assert (e.task.clients, counted_traffic.task.clients) == (0, CLASSES)
-    assert digest(e) == digest(counted_traffic)
+    counted = settled(e, quiet)
+    assert (e.task.clients, counted.task.clients) == (0, CLASSES)
+    assert digest(e) == digest(counted)
 
 
 def test_rows_without_their_files_are_left_out(tmp_path, monkeypatch):
@@ -52,7 +52,9 @@ def test_rows_without_their_files_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setenv("ANCHORFL_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     table_runs = table_runs_of(select_rows(rows_of(paper_of("fedalc")), ["voc07", "eurlex"], ["fedavg"]), [0], [])
-    absent = missing_data(jobs_of(attach_folders(table_runs, index_runs(tmp_path)), index_runs(tmp_path), tmp_path, quiet))
+    absent = missing_data(
+        jobs_of(attach_folders(table_runs, index_runs(tmp_path)), index_runs(tmp_path), tmp_path, quiet)
+    )
     assert set(absent) == {"voc07", "eurlex"}
 
 

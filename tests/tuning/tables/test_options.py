@@ -17,12 +17,12 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.cli import main
 from anchorfl.tuning.tables import papers
 from anchorfl.tuning.tables.command import TableCommand, parse_args
-from anchorfl.tuning.tables.options import Vary, parse_vary, notes_without_preset_value
+from anchorfl.tuning.tables.options import Vary, notes_without_preset_value, parse_vary
 from anchorfl.tuning.tables.page import reproducibility, table_csv, write_page
 from anchorfl.tuning.tables.plots import curves_csv, plot_dots, sensitivity, sensitivity_csv
 from anchorfl.tuning.tables.published import rows_of
 from anchorfl.tuning.tables.record import TableRecord
-from anchorfl.tuning.tables.runs import table_runs_of, failure_lines
+from anchorfl.tuning.tables.runs import failure_lines, table_runs_of
 from anchorfl.tuning.tables.significance import holm
 from anchorfl.tuning.tables.statistics import Table, table_of
 from tests.tuning.made_tables import made_run, toy
@@ -82,7 +82,9 @@ def test_cells_of_an_option(paper):
     assert table_runs[0].row.key == "digits/fedavg --federation.clients_per_round 2"
     assert table_runs[0].row.shown == "FedAvg, clients_per_round = 2"
     assert table_runs[0].name == f"{table_runs[0].row.key} seed 7"
-    assert not any(c.has_preset_options for c in varied(paper, "federation.epochs=1,5", overrides=("--federation.rounds", "2")))
+    assert not any(
+        c.has_preset_options for c in varied(paper, "federation.epochs=1,5", overrides=("--federation.rounds", "2"))
+    )
     rest = override(preset, ["--federation.rounds", "2"])
     assert varied(paper, "federation.epochs=1,5", "fedavg", ("--federation.rounds", "2"), [7])[1].digest == digest(rest)
 
@@ -271,7 +273,7 @@ def test_values_are_told_apart(paper):
         key: replace(run, values=run.values | {"f1_last": run.values["f1_last"] + 0.1})
         for key, run in table.finished.items()
     }
-    for again, steps in ((table, 1), (replace(table, runs=better), 2)):  # as many runs, other scores
+    for again, steps in ((table, 1), (replace(table, finished=better), 2)):  # as many runs, other scores
         record = TableRecord(Path("page"), Path("runs"), "none", {"table": "toy"}, print)
         record.page(again, [])
         record.end("FINISHED")
@@ -279,7 +281,9 @@ def test_values_are_told_apart(paper):
         assert len(rows) == steps
     assert rows[-1].metrics["digits/fedalign --method.q1 90/macro_f1"] == pytest.approx(33)
     table_runs = table.runs
-    assert failure_lines(table_runs, {table_runs[0].digest: "why", table_runs[1].digest: "why", table_runs[3].digest: "why"}) == [
+    assert failure_lines(
+        table_runs, {table_runs[0].digest: "why", table_runs[1].digest: "why", table_runs[3].digest: "why"}
+    ) == [
         "digits/fedalign --method.q1 90 seeds 1, 2 failed: why",
         "digits/fedalign --method.q1 95 seed 1 failed: why",
     ]

@@ -15,9 +15,17 @@ from anchorfl.pipeline.methods.fedrep import FedRep
 from anchorfl.tuning.tables.page import _blocks, reproducibility, table_csv, text, write_page
 from anchorfl.tuning.tables.papers import PAPERS
 from anchorfl.tuning.tables.plots import curves_csv, plot_dots
-from anchorfl.tuning.tables.published import MACRO_ACCURACY, MACRO_F1, Figure, select_rows, rows_of
+from anchorfl.tuning.tables.published import MACRO_ACCURACY, MACRO_F1, Figure, rows_of, select_rows
 from anchorfl.tuning.tables.runs import table_runs_of
-from anchorfl.tuning.tables.statistics import WITHIN_NOISE, NOT_REPRODUCED, ONE_SEED, OTHER_SETTINGS, REPRODUCED, Entry, table_of
+from anchorfl.tuning.tables.statistics import (
+    NOT_REPRODUCED,
+    ONE_SEED,
+    OTHER_SETTINGS,
+    REPRODUCED,
+    WITHIN_NOISE,
+    TableEntry,
+    table_of,
+)
 from tests.tuning.made_tables import made_run, rising, toy
 
 AVG, ALIGN = {1: 0.10, 2: 0.20, 3: 0.24}, {1: 0.30, 2: 0.31, 3: 0.29}
@@ -98,7 +106,7 @@ def test_a_client_that_failed_moved_nothing(tmp_path):
 def test_verdicts(tmp_path, scores, published, verdict):
     row = rows_of(toy(tmp_path))[0]
     figure = None if published is None else Figure(published)
-    assert Entry(row, MACRO_F1, dict(enumerate(scores)), (0, 1), figure).verdict == verdict
+    assert TableEntry(row, MACRO_F1, dict(enumerate(scores)), (0, 1), figure).verdict == verdict
 
 
 def test_the_page(tmp_path):
@@ -144,7 +152,7 @@ def test_rows_for_reproducibility_name_no_place(tmp_path):
     """Of the command line's options a row has those that may change its result: where runs go is the machine's."""
     table = made(tmp_path)
     words = ("--tracking.uri", "none", "--optimizer.lr", "0.1", "--task.cache=/a/folder", "--cluster.backup", "s3://a")
-    rows = reproducibility(replace(table, table_runs=[replace(c, words=words) for c in table.runs])).splitlines()
+    rows = reproducibility(replace(table, runs=[replace(c, words=words) for c in table.runs])).splitlines()
     assert [row.split("|")[2].strip() for row in rows[2:5]] == [
         "`digits/fedavg --optimizer.lr 0.1`", "", "`digits/fedalign --optimizer.lr 0.1`",
     ]  # fmt: skip
@@ -165,9 +173,9 @@ def test_whose_scores_stand_in_a_row(tmp_path, method, words):
     assert words not in str(list(_blocks(table))[-1].paragraphs)
     first, *others = table.runs
     row = replace(first, experiment=replace(first.experiment, method=method))
-    (line,) = [p for p in list(_blocks(replace(table, table_runs=(row, *others))))[-1].paragraphs if words in p]
+    (line,) = [p for p in list(_blocks(replace(table, runs=(row, *others))))[-1].paragraphs if words in p]
     unrun = replace(row, digest="of no run")
-    assert line not in list(_blocks(replace(table, table_runs=(unrun, *others))))[-1].paragraphs
+    assert line not in list(_blocks(replace(table, runs=(unrun, *others))))[-1].paragraphs
 
 
 def test_other_options_are_said(tmp_path):
@@ -222,7 +230,10 @@ def test_rows_are_named_where_a_metric_is_not_published(tmp_path):
     assert [ax.yaxis.get_tick_params()["labelleft"] for ax in shown] == [True] + [False] * (len(shown) - 1)
     drawn = {round(float(x), 6) for ax in shown for line in ax.lines for x in line.get_xdata()}
     published = {
-        table_run.row.figures[m.published].mean for table_run in table_runs for m in paper.metrics if m.published in table_run.row.figures
+        table_run.row.figures[m.published].mean
+        for table_run in table_runs
+        for m in paper.metrics
+        if m.published in table_run.row.figures
     }
     assert published
     assert drawn >= {50.0} | published
@@ -233,7 +244,7 @@ def test_rows_of_one_set_of_options_are_one_comparison(tmp_path):
     table = made(tmp_path)
     twin = replace(table.rows[0], name="twin", label="Baseline")
     table_runs = [*table.runs, *(replace(c, row=twin) for c in table.runs if c.row == table.rows[0])]
-    both = replace(table, table_runs=table_runs)
+    both = replace(table, runs=table_runs)
     own = {e.row.name: e.against for e in both.entries if e.metric is MACRO_F1}
     assert own["twin"] == own["fedavg"] == next(e.against for e in table.entries if e.row.name == "fedavg")
     assert own["twin"].holm == own["twin"].p

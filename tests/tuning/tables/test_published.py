@@ -25,9 +25,9 @@ from anchorfl.tuning.tables.published import (
     P_AT_5,
     PUBLISHED,
     Figure,
-    select_rows,
     quoted_lines,
     rows_of,
+    select_rows,
 )
 from anchorfl.tuning.tables.runs import TableRun
 from anchorfl.tuning.tables.statistics import Table
@@ -97,7 +97,9 @@ def test_fedalcs_grid_is_whole():
     by_name = {row.name: row for row in rows}
     assert by_name["fedalc-10"].figures["p@1"] == Figure(59.67)
     assert by_name["fedalc-10"].tables == ("VI",)
-    assert quoted_lines(PAPERS["fedalc"], "Bibtex") == ["SLEEC, published and not run here: P@1 65.08, P@3 39.64, P@5 28.87."]
+    assert quoted_lines(PAPERS["fedalc"], "Bibtex") == [
+        "SLEEC, published and not run here: P@1 65.08, P@3 39.64, P@5 28.87."
+    ]
     assert quoted_lines(PAPERS["fedalc"], "VOC07") == []
 
 
@@ -187,7 +189,8 @@ def test_the_round_with_the_best_sum(tmp_path):
     row = rows_of(paper)[0]
     e = read_preset("digits/fedavg")
     cells = [
-        TableRun(row=row, seed=s, experiment=e, digest=str(s), has_preset_options=True, folder=runs[str(s)].folder) for s in paper.seeds
+        TableRun(row=row, seed=s, experiment=e, digest=str(s), has_preset_options=True, folder=runs[str(s)].folder)
+        for s in paper.seeds
     ]
     table = Table(paper, cells, runs)
     assert table.entries[0].scores == {seed: 0.25 for seed in paper.seeds}

@@ -23,15 +23,15 @@ from anchorfl.tuning.tables.options import drop_free_options
 from anchorfl.tuning.tables.papers import paper_of
 from anchorfl.tuning.tables.published import rows_of
 from anchorfl.tuning.tables.runs import (
-    table_runs_of,
-    check_has_scores,
-    jobs_of,
-    index_runs,
     attach_folders,
+    check_has_scores,
+    failure_lines,
+    index_runs,
+    jobs_of,
+    missing_data,
     notes_on_other_data,
     prepare_all,
-    failure_lines,
-    missing_data,
+    table_runs_of,
 )
 from tests.tuning.made_tables import made_run, toy
 
@@ -51,7 +51,12 @@ def paper(tmp_path, monkeypatch):
 def test_cells_are_experiments(paper):
     """The preset with the seed and the overrides, serial unless the overrides say otherwise, seed by seed."""
     table_runs = table_runs_of(rows_of(paper), [5, 6], ["--federation.rounds", "2"])
-    assert [(c.row.name, c.seed) for c in table_runs] == [("fedavg", 5), ("fedalign", 5), ("fedavg", 6), ("fedalign", 6)]
+    assert [(c.row.name, c.seed) for c in table_runs] == [
+        ("fedavg", 5),
+        ("fedalign", 5),
+        ("fedavg", 6),
+        ("fedalign", 6),
+    ]
     e = override(replace(read_preset("digits/fedavg"), seed=5), ["--federation.rounds", "2"])
     assert table_runs[0].digest == digest(e) == digest(table_runs[0].experiment)
     assert table_runs[0].experiment.cluster.executor == "serial"
@@ -100,7 +105,9 @@ def test_refused_overrides(paper, overrides, message):
 )
 def test_runs_without_the_score_of_a_table_are_refused(paper, overrides, message):
     paper = paper_of(paper)
-    table_runs = table_runs_of([row for row in rows_of(paper) if row.name in ("fedavg", "fedprox")][:1], [1], overrides.split())
+    table_runs = table_runs_of(
+        [row for row in rows_of(paper) if row.name in ("fedavg", "fedprox")][:1], [1], overrides.split()
+    )
     with pytest.raises(InputError, match=message) if message else contextlib.nullcontext():
         check_has_scores(paper, table_runs)
 
@@ -134,7 +141,11 @@ def test_options_that_change_a_result():
         "--cluster.executor ray --federation.rounds 2 --tracking.uri=none --evaluation.save_state_every 5 --task.cache"
         " x"
     )
-    assert drop_free_options([*words.split(), "--evaluation.every", "2"]) == [*words.split()[2:4], "--evaluation.every", "2"]
+    assert drop_free_options([*words.split(), "--evaluation.every", "2"]) == [
+        *words.split()[2:4],
+        "--evaluation.every",
+        "2",
+    ]
     assert drop_free_options([]) == []
 
 
