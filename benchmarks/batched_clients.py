@@ -1,6 +1,6 @@
 """A round of thousands of one-class clients: computed at once, and through explicit client actors.
 
-    python benchmarks/batched_clients.py                                  # EURLex-4K's shape, both ways, a narrow network
+    python benchmarks/batched_clients.py                 # EURLex-4K's shape, both ways, a narrow network
     python benchmarks/batched_clients.py --shape amazoncat-13k --rows 1186239 --width 512 --hidden 1024 --piece 16384 \
         --only-pooled
 
