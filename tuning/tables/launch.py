@@ -30,19 +30,19 @@ Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Runs:
+class TableContext:
     """What all runs of a table share: setups and folders by digest."""
 
     run_specs: Mapping[str, RunSpec]
     folders: Mapping[str, Path]
 
 
-def train_run(config: dict[str, Any], context: Runs) -> None:
+def train_run(config: dict[str, Any], context: TableContext) -> None:
     """Tune's trainable: ``config["job"]`` holds the digest of a run."""
     report_errors(_train_run, config, context)
 
 
-def _train_run(config: dict[str, Any], context: Runs) -> None:
+def _train_run(config: dict[str, Any], context: TableContext) -> None:
     written = context.run_specs[config["job"]]
     # The driver alone writes to MLflow: a database file has one writer.
     quiet = replace(written.experiment.tracking, uri="none")
@@ -51,7 +51,7 @@ def _train_run(config: dict[str, Any], context: Runs) -> None:
     tune.report({"scores": len(result.scores)})
 
 
-class Watch(NotPickled, Callback):
+class TableProgress(NotPickled, Callback):
     """Says when a run starts and ends, and about how long the rest takes. news: is told the folder of a run that has
     ended, and None now and then while runs go.
     """
@@ -120,12 +120,14 @@ def run_jobs(
     shares = bundles(options, SweepOptions())
     at_once = max_concurrent_trials(shares, min(at_once or len(jobs), len(jobs)))
     log(f"{len(jobs)} runs, {at_once} at a time")
-    context = Runs({job.run.digest: run_specs[job.run.digest] for job in jobs}, {j.run.digest: j.folder for j in jobs})
+    context = TableContext(
+        {job.run.digest: run_specs[job.run.digest] for job in jobs}, {j.run.digest: j.folder for j in jobs}
+    )
     results = fit(
         train_run, context, shares, at_once,
         reuse_actors=False,  # a process that took run after run kept growing; a run by itself lets go of its memory
         param_space={"job": tune.grid_search([job.run.digest for job in jobs])},
-        callbacks=[Watch(jobs, at_once, log, notify)],
+        callbacks=[TableProgress(jobs, at_once, log, notify)],
     )  # fmt: skip
     found = {r.config["job"]: failure_reason(r, context.folders[r.config["job"]]) for r in results if r.config}
     failed = {digest: reason for digest, reason in found.items() if reason}

@@ -27,18 +27,20 @@ DIGITS = 2
 
 @dataclass(frozen=True)
 class TableEntry:
-    """A row of a table and one metric. scores: seed -> score of the seeds that have a finished run; seeds: all of
-    them; published: None where the paper has no such figure; against: the row's reference (``Table.reference``) less
-    this row, None where it is its own or has none in the table; own: whether all options are the preset's.
-    """
+    """A row of a table and one metric."""
 
     row: Row
     metric: Metric
     scores: Mapping[int, float]
+    """Seed -> score (0 to 1), of the seeds that have a finished run."""
     seeds: tuple[int, ...]
+    """All seeds that were asked for."""
     published: Figure | None
+    """None where the paper has no such figure."""
     against: PairedComparison | None = None
+    """The row's reference (``Table.reference``) less this row; None where it is its own or has none in the table."""
     has_preset_options: bool = True
+    """Whether all options are the preset's."""
 
     @property
     def mean(self) -> float | None:
@@ -57,7 +59,7 @@ class TableEntry:
 
     @property
     def verdict(self) -> str:
-        """A word of the four, or OTHER; "" where there is nothing to compare."""
+        """A word of the four, or OTHER_SETTINGS; "" where there is nothing to compare."""
         if self.difference is None:
             return ""
         if not self.has_preset_options:

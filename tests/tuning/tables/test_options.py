@@ -273,7 +273,7 @@ def test_values_are_told_apart(paper):
         key: replace(run, values=run.values | {"f1_last": run.values["f1_last"] + 0.1})
         for key, run in table.finished.items()
     }
-    for again, steps in ((table, 1), (replace(table, runs=better), 2)):  # as many runs, other scores
+    for again, steps in ((table, 1), (replace(table, finished=better), 2)):  # as many runs, other scores
         record = TableRecord(Path("page"), Path("runs"), "none", {"table": "toy"}, print)
         record.page(again, [])
         record.end("FINISHED")

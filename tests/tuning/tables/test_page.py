@@ -152,7 +152,7 @@ def test_rows_for_reproducibility_name_no_place(tmp_path):
     """Of the command line's options a row has those that may change its result: where runs go is the machine's."""
     table = made(tmp_path)
     words = ("--tracking.uri", "none", "--optimizer.lr", "0.1", "--task.cache=/a/folder", "--cluster.backup", "s3://a")
-    rows = reproducibility(replace(table, table_runs=[replace(c, words=words) for c in table.runs])).splitlines()
+    rows = reproducibility(replace(table, runs=[replace(c, words=words) for c in table.runs])).splitlines()
     assert [row.split("|")[2].strip() for row in rows[2:5]] == [
         "`digits/fedavg --optimizer.lr 0.1`", "", "`digits/fedalign --optimizer.lr 0.1`",
     ]  # fmt: skip
@@ -173,9 +173,9 @@ def test_whose_scores_stand_in_a_row(tmp_path, method, words):
     assert words not in str(list(_blocks(table))[-1].paragraphs)
     first, *others = table.runs
     row = replace(first, experiment=replace(first.experiment, method=method))
-    (line,) = [p for p in list(_blocks(replace(table, table_runs=(row, *others))))[-1].paragraphs if words in p]
+    (line,) = [p for p in list(_blocks(replace(table, runs=(row, *others))))[-1].paragraphs if words in p]
     unrun = replace(row, digest="of no run")
-    assert line not in list(_blocks(replace(table, table_runs=(unrun, *others))))[-1].paragraphs
+    assert line not in list(_blocks(replace(table, runs=(unrun, *others))))[-1].paragraphs
 
 
 def test_other_options_are_said(tmp_path):
@@ -244,7 +244,7 @@ def test_rows_of_one_set_of_options_are_one_comparison(tmp_path):
     table = made(tmp_path)
     twin = replace(table.rows[0], name="twin", label="Baseline")
     table_runs = [*table.runs, *(replace(c, row=twin) for c in table.runs if c.row == table.rows[0])]
-    both = replace(table, table_runs=table_runs)
+    both = replace(table, runs=table_runs)
     own = {e.row.name: e.against for e in both.entries if e.metric is MACRO_F1}
     assert own["twin"] == own["fedavg"] == next(e.against for e in table.entries if e.row.name == "fedavg")
     assert own["twin"].holm == own["twin"].p

@@ -1,7 +1,7 @@
 """A round of thousands of one-class clients: computed at once, and through explicit client actors.
 
-    python benchmarks/pooled.py                                  # EURLex-4K's shape, both ways, a narrow network
-    python benchmarks/pooled.py --shape amazoncat-13k --rows 1186239 --width 512 --hidden 1024 --piece 16384 \
+    python benchmarks/batched_clients.py                 # EURLex-4K's shape, both ways, a narrow network
+    python benchmarks/batched_clients.py --shape amazoncat-13k --rows 1186239 --width 512 --hidden 1024 --piece 16384 \
         --only-pooled
 
 Made-up files of the set's width are written and prepared, one client per label; rounds start from the same weights.
