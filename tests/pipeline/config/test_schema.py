@@ -92,7 +92,7 @@ def test_help_lists_every_option_with_its_words(capsys):
     assert stop.value.code == 0
     shown = capsys.readouterr().out
     assert "--method.q1" in shown
-    assert "Percentile of similarity" in " ".join(shown.split())
+    assert "Percentile of SIMILARITY" in " ".join(shown.split())
 
 
 def test_the_digest_is_of_what_can_change_a_result():
