@@ -19,5 +19,6 @@ def test_serial_and_ray_keep_the_same_bytes(experiment, tmp_path):
     e = experiment("fedalign", evaluation={"save_state_every": 2})
     run(e, tmp_path / "serial", quiet)
     run(dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="ray")), tmp_path / "ray", quiet)
+    ray, serial = (tmp_path / name / "server_states" for name in ("ray", "serial"))
     for name in ("00002.safetensors", "00003.safetensors"):
-        assert (tmp_path / "ray/rounds" / name).read_bytes() == (tmp_path / "serial/rounds" / name).read_bytes()
+        assert (ray / name).read_bytes() == (serial / name).read_bytes()
