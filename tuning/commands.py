@@ -131,7 +131,7 @@ def _split(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any], li
 
     import tyro
 
-    from anchorfl.pipeline.config.overrides import one_line
+    from anchorfl.pipeline.config.tyro_errors import call_tyro
     from anchorfl.tuning.search.options import SweepOptions
 
     if "--help" in arguments or "-h" in arguments:
@@ -156,7 +156,7 @@ def _split(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any], li
         if word.startswith("--"):
             target = options if word[2:].partition("=")[0].replace("-", "_") in names else overrides
         target.append(word)
-    parsed = one_line(
+    parsed = call_tyro(
         lambda: tyro.cli(SweepOptions, args=options, prog="anchorfl sweep", config=(tyro.conf.FlagConversionOff,))
     )
     given = {w[2:].partition("=")[0].replace("-", "_") for w in options if w.startswith("--")}

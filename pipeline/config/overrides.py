@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import io
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
 import tyro
 
 from anchorfl.pipeline.config.experiment import Experiment
-from anchorfl.pipeline.config.schema import T, _hints, options_of
+from anchorfl.pipeline.config.schema import _hints, options_of
+from anchorfl.pipeline.config.tyro_errors import call_tyro
 from anchorfl.tasks.errors import InputError, nearest
 
 
@@ -27,23 +25,7 @@ def override(experiment: Experiment, arguments: Sequence[str], command: str = "a
             name = argument[2:].partition("=")[0].replace("-", "_")
             if name not in known:
                 raise InputError(f"no option --{name}{nearest(name, known)}; 'anchorfl run PRESET --help' lists all")
-    return one_line(lambda: _parse(experiment, arguments, command))
-
-
-def one_line(parse: Callable[[], T]) -> T:
-    """What a tyro parser gives, its box of complaints turned into one line of InputError."""
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            return parse()
-    except ValueError as error:
-        raise InputError(str(error)) from error
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        words = re.sub(r"[─│╭╮╰╯┌┐└┘]+|-{4,}", " ", re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue()))
-        text = re.sub(r" ?For full helptext.*$", "", " ".join(words.split()))
-        raise InputError(re.sub(r"^Value error Error parsing \S+: (?=\w+\.\w+[ :]|method:)", "", text)) from stop
+    return call_tyro(lambda: _parse(experiment, arguments, command))
 
 
 def _parse(experiment: Experiment, arguments: Sequence[str], command: str) -> Experiment:

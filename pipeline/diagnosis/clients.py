@@ -43,6 +43,6 @@ def check_clients(clients: tuple[int, int], cards: Sequence[Card]) -> tuple[int,
     """Return the user's choice. Raise InputError where one of them is no client with rows."""
     for client in clients:
         if not 0 <= client < len(cards) or not cards[client].num_examples:
-            told = f"no client {client} with rows; the clients are 0..{len(cards) - 1}"
-            raise InputError(f"--clients {clients[0]},{clients[1]}: {told}")
+            problem = f"no client {client} with rows; the clients are 0..{len(cards) - 1}"
+            raise InputError(f"--clients {clients[0]},{clients[1]}: {problem}")
     return clients

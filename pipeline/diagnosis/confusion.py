@@ -37,8 +37,8 @@ def confusion(study: Study, out: Path) -> PartResult:
     off_CC = count_CC - np.diag(np.diag(count_CC))
     true, taken = np.unravel_index(int(off_CC.argmax()), off_CC.shape)
     right = 100 * np.trace(count_CC) / max(1, count_CC.sum())
-    told = f"confusion after round {study.last.round}: {right:.1f} % of {count_CC.sum()} test rows right"
+    summary = f"confusion after round {study.last.round}: {right:.1f} % of {count_CC.sum()} test rows right"
     if off_CC.any():
         names = study.class_names
-        told += f"; most often {names[true]} is taken for {names[taken]} ({off_CC[true, taken]} rows)"
-    return PartResult({}, (told,))
+        summary += f"; most often {names[true]} is taken for {names[taken]} ({off_CC[true, taken]} rows)"
+    return PartResult({}, (summary,))

@@ -104,7 +104,7 @@ def embeddings(study: Study, out: Path, *, clusters: int, log: Callable[[str], N
     order_C, cluster_C = order_classes(cosine_CC, number, seed_for(study.seed, "diagnosis", "clusters"))
     pmi_CC, in_order = associations(study), [names[c] for c in order_C]
     beside, beside_CC = (PMI, pmi_CC) if pmi_CC is not None else (PHI, correlations(study, log))
-    told = [f"class embeddings after round {study.last.round}: {len(set(cluster_C.tolist()))} spectral clusters"]
+    summary = [f"class embeddings after round {study.last.round}: {len(set(cluster_C.tolist()))} spectral clusters"]
     metrics: dict[str, float] = {}
     for name, matrix_CC in (("cosine", cosine_CC), (beside.name, beside_CC)):
         if matrix_CC is not None:
@@ -112,7 +112,7 @@ def embeddings(study: Study, out: Path, *, clusters: int, log: Callable[[str], N
             write_table(out / f"class_{name}.csv", ("class", "cluster", *in_order), rows)
     if beside_CC is not None:
         rho = rank_correlation(cosine_CC, beside_CC)
-        told.append(f"Spearman's rank correlation of cosine and {beside.short} over pairs of classes {rho:.3f}")
+        summary.append(f"Spearman's rank correlation of cosine and {beside.short} over pairs of classes {rho:.3f}")
         metrics = {"classes/spearman": rho} if np.isfinite(rho) else {}
     draw_matrices(cosine_CC, beside_CC, beside, order_C, cluster_C, names, metrics.get("classes/spearman"), out)
-    return PartResult({study.last.round: metrics} if metrics else {}, ("; ".join(told),), {"order": in_order})
+    return PartResult({study.last.round: metrics} if metrics else {}, ("; ".join(summary),), {"order": in_order})

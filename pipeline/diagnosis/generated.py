@@ -47,8 +47,8 @@ def generated(study: Study, out: Path) -> PartResult:
     rows = ([r, name, float(shares[r][c])] for r in rounds for c, name in enumerate(study.class_names))
     write_table(out / "generated.csv", ("round", "class", "recognized"), rows)
     metrics = {r: {"generated/recognized": float(share_C.mean())} for r, share_C in shares.items()}
-    told = f"generated images: the global model takes {100 * shares[rounds[-1]].mean():.1f} % for their class"
-    return PartResult(metrics, (f"{told} after round {rounds[-1]}",), {"trainings": rounds})
+    summary = f"generated images: the global model takes {100 * shares[rounds[-1]].mean():.1f} % for their class"
+    return PartResult(metrics, (f"{summary} after round {rounds[-1]}",), {"trainings": rounds})
 
 
 def trainings(study: Study) -> list[int]:

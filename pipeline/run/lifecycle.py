@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def run(experiment: Experiment, folder: Path, log: Log = print, actor_pools: ActorPools | None = None) -> Result:
     """Run ``experiment`` in ``folder``, from its checkpoint where it holds one. InputError on bad options or data.
 
-    crews: of several runs, one after the other.
+    actor_pools: of several runs, one after the other.
     """
     store_uri(experiment.tracking.uri, folder)  # a store that MLflow refuses is refused before anything is written
     with ExitStack() as stack:
@@ -235,8 +235,8 @@ def open_tracker(options: TrackingOptions, folder: Path, resume_at: int, log: Ca
     Errors: InputError for a store that MLflow refuses.
     """
     store = store_uri(options.uri, folder)
-    journal: list[Tracker] = [JsonLines(folder, resume_at)]
+    trackers: list[Tracker] = [JsonLines(folder, resume_at)]
     if not store:
-        return Trackers(journal, options)
+        return Trackers(trackers, options)
     wait = LOCAL_WAIT_S if store.startswith("sqlite") else SERVER_WAIT_S
-    return Trackers([*journal, MlflowWriter(folder, store, log, timeout_s=wait)], options)
+    return Trackers([*trackers, MlflowWriter(folder, store, log, timeout_s=wait)], options)

@@ -194,12 +194,12 @@ class Backup:
         return True
 
     def _wait(self) -> None:
-        began, told = time.monotonic(), False
+        began, logged = time.monotonic(), False
         while self._thread.is_alive():
             self._thread.join(0.2)
             now = time.monotonic()
-            if not told and now - began > LONG_S:
-                told = True
+            if not logged and now - began > LONG_S:
+                logged = True
                 self.log(f"waiting for the backup {object_store.shown(self.uri)}")
             if now - self._moved > STALL_S:
                 self._error = f"no file was copied in {STALL_S:g} s"

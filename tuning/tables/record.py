@@ -41,8 +41,8 @@ class TableRecord:
         rows = read_records(out)[0] if read_metadata(out).get("params") == info.params else []
         self.last = max((record.round for record in rows), default=-1)
         self.metrics = rows[-1].metrics if rows else {}
-        self.journal = JsonLines(out, self.last + 1)
-        self.journal.begin(info)
+        self.record = JsonLines(out, self.last + 1)
+        self.record.begin(info)
         self.writer: MlflowWriter | None = None
         if self.uri:
             self.tree_uploader = MlflowTreeUploader(out, self.uri)
@@ -76,12 +76,12 @@ class TableRecord:
             means |= {f"{row.key}/mb_down": cost.down, f"{row.key}/mb_up": cost.up}
         metrics |= {name: value for name, value in means.items() if value is not None}
         if metrics != self.metrics:  # runs may be other ones of the same number
-            self.journal.round(RoundRecord(max(len(table.finished), self.last + 1), time.time(), metrics))
+            self.record.round(RoundRecord(max(len(table.finished), self.last + 1), time.time(), metrics))
         for path in files:
-            self.journal.artifact(path)
+            self.record.artifact(path)
 
     def end(self, status: Status) -> None:
         """Close the record and wait for the writer."""
-        self.journal.end(status)
+        self.record.end(status)
         if self.writer is not None:
             self.writer.end(status)
