@@ -112,9 +112,7 @@ def main() -> None:
         print(f"prepared in {time.perf_counter() - began:.1f} s, peak {peak():.0f} MB")
         began = time.perf_counter()
         batched = executor_for(run_spec)
-        print(
-            f"batched executor of {options.rows} rows and {e.task.clients} clients made in {time.perf_counter() - began:.1f} s"
-        )
+        print(f"{options.rows} rows of {e.task.clients} clients batched in {time.perf_counter() - began:.1f} s")
         parameters = sum(p.numel() for p in batched.model.parameters())  # type: ignore[attr-defined]
         seconds = rounds(batched, e.task.clients, 3)
         once = statistics.median(seconds)
