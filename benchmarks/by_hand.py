@@ -26,8 +26,6 @@ from sklearn.metrics import average_precision_score, ndcg_score
 from torch.utils import _pytree
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.config.presets import read_preset
-from anchorfl.pipeline.config.schema import from_tree, to_tree
 from anchorfl.pipeline.storage.run_record import Line
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.corpus.counting import Scanner
@@ -116,19 +114,23 @@ def ranking(rows: int = 20_000, classes: int = 159) -> None:
 def corpus(characters: int = 4_000_000) -> None:
     rng = np.random.default_rng(0)
     words = np.array(["".join(chr(97 + c) for c in rng.integers(26, size=rng.integers(2, 10))) for _ in range(20_000)])
-    names = tuple(words[:52])
     drawn = words[rng.zipf(1.3, size=characters // 6) % len(words)]
     text = "\n".join(" ".join(drawn[at : at + 60]) for at in range(0, len(drawn), 60))
-    scanner = Scanner(names)
-    pattern = re.compile(r"\b(?:" + "|".join(names) + r")\b")
-    others: dict[str, float | None] = {"re, bare hits": milliseconds(lambda: sum(1 for _ in pattern.finditer(text)))}
-    if aho := library("ahocorasick"):
-        automaton = aho.Automaton()
-        for name in names:
-            automaton.add_word(name, name)
-        automaton.make_automaton()
-        others["pyahocorasick, bare hits"] = milliseconds(lambda: sum(1 for _ in automaton.iter(text)))
-    show(f"scan for 52 names, {len(text) / 1e6:.1f} MB", milliseconds(lambda: scanner.count(text)), others)
+    aho = library("ahocorasick")
+    for kind, first in (("most frequent", 1), ("rare", 1000)):
+        names = tuple(map(str, words[first : first + 52]))
+        scanner, pattern = Scanner(names), re.compile(r"\b(?:" + "|".join(names) + r")\b")
+        others: dict[str, float | None] = {
+            "re": milliseconds(lambda pattern=pattern: sum(1 for _ in pattern.finditer(text)))
+        }
+        if aho:
+            automaton = aho.Automaton()
+            for name in names:
+                automaton.add_word(name, name)
+            automaton.make_automaton()
+            others["pyahocorasick"] = milliseconds(lambda automaton=automaton: sum(1 for _ in automaton.iter(text)))
+        ours = milliseconds(lambda scanner=scanner: scanner.count(text))
+        show(f"scan of {len(text) / 1e6:.1f} MB for 52 names, {kind} words", ours, others)
 
 
 def packing() -> None:
@@ -156,13 +158,6 @@ def records() -> None:
     show("a line of metrics.jsonl, 159 classes", milliseconds(lambda: parsed(line, Line, "x", ""), 200), others)
 
 
-def options() -> None:
-    experiment = read_preset("digits/fedavg")
-    tree = to_tree(experiment)
-    theirs = milliseconds(lambda: msgspec.convert(tree["federation"], type(experiment.federation)), 50)
-    show("options of a run, 8 sections", milliseconds(lambda: from_tree(tree), 50), {"msgspec, one section": theirs})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=50_000, help="of the extreme-classification file")
@@ -176,7 +171,6 @@ def main() -> None:
     corpus()
     packing()
     records()
-    options()
 
 
 if __name__ == "__main__":
