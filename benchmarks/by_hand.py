@@ -14,7 +14,7 @@ import importlib
 import json
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def milliseconds(work: Callable[[], object], repeats: int = 1) -> float:
     return 1e3 * least_seconds(work, 3, repeats)
 
 
-def show(what: str, ours: float, others: dict[str, float | None]) -> None:
+def show(what: str, ours: float, others: Mapping[str, float | None]) -> None:
     """Print a row of the table."""
     cells = [f"{name} {shown(value)}" for name, value in others.items() if value is not None]
     print(f"| {what} | {shown(ours)} | {', '.join(cells) or 'not installed'} |", flush=True)
@@ -120,9 +120,7 @@ def corpus(characters: int = 4_000_000) -> None:
     for kind, first in (("most frequent", 1), ("rare", 1000)):
         names = tuple(map(str, words[first : first + 52]))
         scanner, pattern = Scanner(names), re.compile(r"\b(?:" + "|".join(names) + r")\b")
-        others: dict[str, float | None] = {
-            "re": milliseconds(lambda pattern=pattern: sum(1 for _ in pattern.finditer(text)))
-        }
+        others = {"re": milliseconds(lambda pattern=pattern: sum(1 for _ in pattern.finditer(text)))}
         if aho:
             automaton = aho.Automaton()
             for name in names:
@@ -135,8 +133,8 @@ def corpus(characters: int = 4_000_000) -> None:
 
 def packing() -> None:
     tree = {f"layer{n}": {"weight": torch.zeros(4, 4), "bias": torch.zeros(4)} for n in range(8)}
-    others: dict[str, float | None] = {"torch _pytree": milliseconds(lambda: _pytree.tree_map(lambda t: t, tree), 300)}
-    paths: dict[str, float | None] = {
+    others = {"torch _pytree": milliseconds(lambda: _pytree.tree_map(lambda t: t, tree), 300)}
+    paths = {
         "torch _pytree": milliseconds(lambda: _pytree.tree_flatten_with_path(tree), 300),
     }
     if optree := library("optree"):
