@@ -64,9 +64,8 @@ class Experiment:
         if not unsettled and (lack := self.federation.aggregator.lack(least)):
             raise ValueError(
                 f"federation.aggregation = {self.federation.aggregation!r}: {lack}; federation.quorum ="
-                f" {self.federation.quorum:g}"
-                f" of {self.selected_clients} selected clients lets a round have {least}: raise quorum or"
-                " clients_per_round, or change the aggregation"
+                f" {self.federation.quorum:g} of {self.selected_clients} selected clients lets a round have {least}:"
+                " raise quorum or clients_per_round, or change the aggregation"
             )
         if self.model.norm == "batch" and (self.optimizer.skip_zero_rows or self.optimizer.microbatch_tokens):
             raise ValueError(

@@ -33,16 +33,14 @@ def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = 
     if data.manifest.kind not in experiment.method.supports.kinds:
         raise InputError(
             f"method {experiment.method.name!r} is for {'- and '.join(experiment.method.supports.kinds)}-label tasks,"
-            " and"
-            f" {data.manifest.task!r} is {data.manifest.kind}-label: choose another method or task"
+            f" and {data.manifest.task!r} is {data.manifest.kind}-label: choose another method or task"
         )
     _check_merge(experiment)
     if experiment.evaluation.chosen_by is not None and not data.size("validation"):
         raise InputError(
             f"evaluation.model_selection = {experiment.evaluation.model_selection!r} needs validation rows, and"
-            " task.validation ="
-            f" {experiment.task.validation:g} of these data is none: raise it, or set evaluation.model_selection to"
-            " 'last'"
+            f" task.validation = {experiment.task.validation:g} of these data is none: raise it, or set"
+            " evaluation.model_selection to 'last'"
         )
     if experiment.evaluation.metrics == "classification" and data.manifest.kind == "multi":
         raise InputError(

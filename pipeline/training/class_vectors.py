@@ -121,8 +121,7 @@ def concept_request(experiment: Experiment, class_names: tuple[str, ...]) -> Con
     if not experiment.class_embeddings.encoder:
         raise InputError(
             f"method {experiment.method.name!r} needs a text encoder: set class_embeddings.encoder to a folder or hub"
-            " name"
-            " (pip install 'anchorfl[plm]') or to open_clip:..., see docs/concepts.md"
+            " name (pip install 'anchorfl[plm]') or to open_clip:..., see docs/concepts.md"
         )
     task = task_of(experiment.task)
     own, asked = task.wording, experiment.class_embeddings.templates
@@ -130,8 +129,7 @@ def concept_request(experiment: Experiment, class_names: tuple[str, ...]) -> Con
         if own is None:
             raise InputError(
                 f"task {task.name!r} has no prompts of its own: set class_embeddings.prompts, sentences with {{name}}"
-                f" and |"
-                " between them, for example 'a recording of {name} | {name} in a recording'"
+                " and | between them, for example 'a recording of {name} | {name} in a recording'"
             )
         asked = own.prompts()
     words = class_names if own is None else own.of(class_names)
