@@ -19,10 +19,10 @@ from sklearn.manifold import TSNE
 from sklearn.metrics import silhouette_samples
 
 from anchorfl.pipeline.algorithm.seeds import numpy_rng, seed_for
+from anchorfl.pipeline.diagnosis.analysis import Analysis, part_of
 from anchorfl.pipeline.diagnosis.divergence import LEAST, proxy_a_distance
 from anchorfl.pipeline.diagnosis.figures import draw_frames
 from anchorfl.pipeline.diagnosis.result import Floats, PartResult, write_table
-from anchorfl.pipeline.diagnosis.study import Study, part_of
 from anchorfl.tasks.arrays.arrow import Bools, Ints
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.errors import InputError
@@ -98,25 +98,27 @@ def embed(z_KND: Floats, seed: int) -> Floats:
     return np.asarray(plane, dtype=np.float64).reshape(*z_KND.shape[:2], 2)
 
 
-def agreement(study: Study, out: Path, *, clients: tuple[int, int], rows: int) -> PartResult:
+def agreement(analysis: Analysis, out: Path, *, clients: tuple[int, int], rows: int) -> PartResult:
     """Write ``agreement.csv``, ``representations.csv`` and ``representations.png``, after the last completed round."""
-    cards, test = study.server.cards, study.server.splits["test"]
+    cards, test = analysis.server.cards, analysis.server.splits["test"]
     a, b = clients
     y_NC = (test.y_NC.numpy() > 0) & (test.known_NC.numpy() > 0)
-    index_N, class_N = select_rows(y_NC, rows, numpy_rng(study.seed, "diagnosis", "test rows"))
+    index_N, class_N = select_rows(y_NC, rows, numpy_rng(analysis.seed, "diagnosis", "test rows"))
     if len(index_N) < LEAST:
-        raise InputError(f"{study.folder}: only {len(index_N)} labeled test rows: leave 'agreement' out of --parts")
+        raise InputError(f"{analysis.folder}: only {len(index_N)} labeled test rows: leave 'agreement' out of --parts")
     shown = part_of(test, torch.from_numpy(index_N))
-    locals_ = [study.local_weights(study.last.round, m, study.memory(m)) for m in (a, b)]
-    weights = [study.at(study.last.round).state.weights, *locals_]
-    z_KND = np.stack([study.represent(w, shown).double().numpy() for w in weights])
+    locals_ = [analysis.local_weights(analysis.last.round, m, analysis.memory(m)) for m in (a, b)]
+    weights = [analysis.at(analysis.last.round).state.weights, *locals_]
+    z_KND = np.stack([analysis.represent(w, shown).double().numpy() for w in weights])
     found = agreement_of(z_KND, class_N)
-    plane_KN2 = embed(z_KND, seed_for(study.seed, "diagnosis", "t-sne"))
-    aware_KC = np.stack([np.ones(len(study.class_names), np.bool_), *(cards[m].identified_C.numpy() for m in (a, b))])
+    plane_KN2 = embed(z_KND, seed_for(analysis.seed, "diagnosis", "t-sne"))
+    aware_KC = np.stack(
+        [np.ones(len(analysis.class_names), np.bool_), *(cards[m].identified_C.numpy() for m in (a, b))]
+    )
     titles = ("global model", f"client {a}'s model", f"client {b}'s model")
-    draw_frames(plane_KN2, class_N, study.class_names, aware_KC, titles, out / "representations.png")
-    _write(study.class_names, found, aware_KC, plane_KN2, index_N, class_N, out)
-    return _summarize(study, found, _model_distances(z_KND, study.seed), (a, b), len(index_N))
+    draw_frames(plane_KN2, class_N, analysis.class_names, aware_KC, titles, out / "representations.png")
+    _write(analysis.class_names, found, aware_KC, plane_KN2, index_N, class_N, out)
+    return _summarize(analysis, found, _model_distances(z_KND, analysis.seed), (a, b), len(index_N))
 
 
 def _model_distances(z_KND: Floats, seed: int) -> dict[str, float]:
@@ -152,17 +154,18 @@ def _write(
 
 
 def _summarize(
-    study: Study, found: Agreement, distances: dict[str, float], clients: tuple[int, int], rows: int
+    analysis: Analysis, found: Agreement, distances: dict[str, float], clients: tuple[int, int], rows: int
 ) -> PartResult:
     values = {f"cosine/{pair}": float(v) for pair, v in zip(PAIRS, found.cosine_PC.mean(1), strict=True)}
     values |= {f"match/{pair}": float(v) for pair, v in zip(PAIRS, found.match_PC.mean(1), strict=True)}
     agreed = int((found.match_PC[2] > 0.5).sum())
     values |= {"agreed_classes": float(agreed), "silhouette": float(found.silhouette_C.mean())} | distances
     lines = (
-        f"local models of clients {clients[0]} and {clients[1]} after round {study.last.round + 1}, {rows} test rows:"
-        f" they agree on {agreed} of {len(found.classes)} classes (match above 0.5), cosine of their class centroids"
-        f" {values['cosine/a_b']:.3f}, match {values['match/a_b']:.3f}, joint silhouette {values['silhouette']:.3f}",
+        f"local models of clients {clients[0]} and {clients[1]} after round {analysis.last.round + 1}, {rows} test"
+        f" rows: they agree on {agreed} of {len(found.classes)} classes (match above 0.5), cosine of their class"
+        f" centroids {values['cosine/a_b']:.3f}, match {values['match/a_b']:.3f}, joint silhouette"
+        f" {values['silhouette']:.3f}",
     )
     metrics = {f"agreement/{n}": v for n, v in values.items() if np.isfinite(v)}
     measured = {name: value for name, value in distances.items() if np.isfinite(value)}
-    return PartResult({study.last.round: metrics}, lines, {"clients": list(clients), "test_rows": rows} | measured)
+    return PartResult({analysis.last.round: metrics}, lines, {"clients": list(clients), "test_rows": rows} | measured)

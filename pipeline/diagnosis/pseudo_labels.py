@@ -16,10 +16,10 @@ import numpy as np
 from anchorfl.pipeline.algorithm.contract import ClientContext, ClientTrainer
 from anchorfl.pipeline.algorithm.parameters import load_sent
 from anchorfl.pipeline.algorithm.seeds import torch_rng
+from anchorfl.pipeline.diagnosis.analysis import Analysis
 from anchorfl.pipeline.diagnosis.divergence import row_ids
 from anchorfl.pipeline.diagnosis.figures import draw_precision
 from anchorfl.pipeline.diagnosis.result import Floats, PartResult, write_table
-from anchorfl.pipeline.diagnosis.study import Study
 from anchorfl.pipeline.diagnosis.truth import Truth, check_labels, read_truth
 from anchorfl.pipeline.training.local_training import infer
 from anchorfl.tasks.arrays.arrow import Bools, Ints
@@ -101,46 +101,45 @@ def judge(given: ClientData, annotated: ClientData, identified_C: Bools, y_NC: B
     )  # fmt: skip
 
 
-def annotate(study: Study, round_: int, client: int, card: Card, sent: Any) -> ClientData:
+def annotate(analysis: Analysis, round_: int, client: int, card: Card, sent: Any) -> ClientData:
     """Return the client's rows as it would train on them at the start of round ``round_ + 1``."""
-    server, experiment = study.server, study.run_spec.experiment
+    server, experiment = analysis.server, analysis.run_spec.experiment
     load_sent(server.model, sent.weights)
     ctx = ClientContext(
-        server.model, sent, card, study.rows(client), study.lasting(client), server.objective, experiment.optimizer,
-        infer,
-        torch_rng(study.seed, "client", client, "round", round_ + 1, "method"), server.client_message(client),
-        round_ + 1,
+        server.model, sent, card, analysis.rows(client), analysis.lasting(client), server.objective,
+        experiment.optimizer, infer, torch_rng(analysis.seed, "client", client, "round", round_ + 1, "method"),
+        server.client_message(client), round_ + 1,
     )  # fmt: skip
     trainer: ClientTrainer[Any, Any] = experiment.method.trainer(ctx)
     return trainer.data()
 
 
-def pseudo_labels(study: Study, out: Path, log: Callable[[str], None]) -> PartResult:
+def pseudo_labels(analysis: Analysis, out: Path, log: Callable[[str], None]) -> PartResult:
     """Write ``pseudo_labels.csv``: counts and shares per class, and in all, in every round from which clients can go on
-    (``Study.trainable``).
+    (``Analysis.trainable``).
     """
-    clients = [c for c in study.server.cards if c.num_examples]
-    ids = {c.client: row_ids(study.prepared, c.client) for c in clients}
+    clients = [c for c in analysis.server.cards if c.num_examples]
+    ids = {c.client: row_ids(analysis.prepared, c.client) for c in clients}
     truth: Truth | None = None
     found: dict[int, Counts] = {}
-    for round_ in study.trainable():
-        server = study.at(round_)
+    for round_ in analysis.trainable():
+        server = analysis.at(round_)
         sent = server.broadcast(round_ + 1)
         total: Counts | None = None
         for card in clients:
-            given, rows = study.rows(card.client), annotate(study, round_, card.client, card, sent)
+            given, rows = analysis.rows(card.client), annotate(analysis, round_, card.client, card, sent)
             if rows is given:  # the method's own way to say that it labels nothing
                 continue
-            truth = truth or read_truth(study, log)
+            truth = truth or read_truth(analysis, log)
             y_NC, truth_NC = truth.of(ids[card.client])
-            check_labels(given, y_NC, f"{study.folder}, client {card.client}")
+            check_labels(given, y_NC, f"{analysis.folder}, client {card.client}")
             counts = judge(given, rows, card.identified_C.numpy(), y_NC, truth_NC)
             total = counts if total is None else total + counts
         if total is not None:
             found[round_] = total
     if not found:
-        return PartResult({}, (f"pseudo-labels: {study.run_spec.experiment.method.name} makes none here",))
-    return _write(study.class_names, found, out)
+        return PartResult({}, (f"pseudo-labels: {analysis.run_spec.experiment.method.name} makes none here",))
+    return _write(analysis.class_names, found, out)
 
 
 def _write(names: tuple[str, ...], found: dict[int, Counts], out: Path) -> PartResult:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anchorfl.pipeline.diagnosis.study import Study
+from anchorfl.pipeline.diagnosis.analysis import Analysis
 from anchorfl.tasks.arrays.arrow import Bools, Ints
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import ClientData
@@ -38,14 +38,14 @@ class Truth:
         return y_BC, np.ones_like(y_BC) if self.given is None else self.given.take(at_B).matrix()
 
 
-def read_truth(study: Study, log: Callable[[str], None]) -> Truth:
+def read_truth(analysis: Analysis, log: Callable[[str], None]) -> Truth:
     """Read the raw rows. Raise InputError where they are missing, or not those that the run was prepared from."""
-    experiment, manifest = study.run_spec.experiment, study.prepared.manifest
+    experiment, manifest = analysis.run_spec.experiment, analysis.prepared.manifest
     task = task_of(experiment.task)
     options = canonicalize_options(task, experiment.task, experiment.seed)
     folder = raw_folder(task, options)
     if raw_digest(task, options, folder) != manifest.raw_digest:
-        raise InputError(f"{study.folder}: the raw files of {task.name} have changed since: restore them")
+        raise InputError(f"{analysis.folder}: the raw files of {task.name} have changed since: restore them")
     table, task = read_rows(task, options, folder, log)
     table = table.take(np.argsort(table["row"].to_numpy(), kind="stable"))
     labels = Labels.of_lists(table["labels"], len(task.class_names))

@@ -30,7 +30,7 @@ from anchorfl.tasks.ingest.prepared import Prepared
 
 
 @dataclass(frozen=True)
-class Study:
+class Analysis:
     """A run folder opened for analysis."""
 
     folder: Path
@@ -117,7 +117,7 @@ def part_of(data: ClientData, index_B: Tensor) -> ClientData:
     return replace(data, length_N=length_N, **taken)
 
 
-def open_study(folder: Path, log: Callable[[str], None]) -> Study:
+def open_analysis(folder: Path, log: Callable[[str], None]) -> Analysis:
     """Open a run folder, in this process and on the CPU, whatever it ran on.
 
     Raises InputError where it holds no completed round, its method trains no global model, or the data on this machine
@@ -138,4 +138,4 @@ def open_study(folder: Path, log: Callable[[str], None]) -> Study:
                 f"{folder}: the data here are not those that it was trained on ({name} differs):"
                 " name the same raw files with $ANCHORFL_DATA"
             )
-    return Study(folder, run_spec, last)
+    return Analysis(folder, run_spec, last)
