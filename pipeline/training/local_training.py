@@ -34,12 +34,12 @@ INFERENCE_ROWS, INFERENCE_VALUES = 512, 512 * 3 * 28 * 28
 28 pixels a side, and would take 2.6 for 512 of 64.
 """
 Augmentation = Callable[[Tensor], Tensor]
-"""Of the stored inputs of a batch."""
+"""A change of a batch's stored inputs."""
 
 
 @dataclass(frozen=True)
 class TrainingSpec:
-    """What stays the same for every client and round of a run."""
+    """The part of a run that is the same for every client and round."""
 
     method: Method[Any, Any]
     objective: Objective
@@ -100,7 +100,7 @@ def fit(
 
 
 def augmentation(options: OptimizerOptions, rng: torch.Generator) -> Augmentation | None:
-    """What is done to the images of a mini-batch before they are trained on; None where nothing is."""
+    """Return the change of a mini-batch's images before they are trained on; None where there is none."""
     if not options.augments:
         return None
     horizontal, vertical = (options.flip in (way, "both") for way in ("horizontal", "vertical"))
@@ -125,8 +125,8 @@ def _epochs(
 
 
 def batches(order_N: Tensor, size: int, couples_rows: bool) -> list[Tensor]:
-    """Mini-batches of ``size``, the last one smaller. A last one of a single row joins the one before it where the
-    model couples rows: BatchNorm has no variance of one value.
+    """Return mini-batches of ``size``, the last one smaller. A last one of a single row joins the one before it where
+    the model couples rows: BatchNorm has no variance of one value.
     """
     parts = list(torch.split(order_N, size))
     if couples_rows and len(parts) > 1 and len(parts[-1]) == 1:
@@ -142,8 +142,8 @@ def micro_batches(
     model: Classifier,
     change: Augmentation | None = None,
 ) -> list[Batch]:
-    """A mini-batch as pieces whose losses, over the denominator of the whole, add up to its mean; maybe none. change:
-    of its stored inputs.
+    """Return a mini-batch as micro-batches whose losses, over the denominator of the whole, add up to its mean; maybe
+    none. change: of its stored inputs.
 
     A model that couples rows (BatchNorm) needs them all at once: the savings would change its mathematics.
     """
@@ -164,9 +164,7 @@ def micro_batches(
 
 
 def by_length(index_B: Tensor, length_N: Tensor, positions: int) -> Iterator[Tensor]:
-    """``index_B`` sorted by length and cut so that rows x longest stays within ``positions`` (at least one row
-    each).
-    """
+    """Yield ``index_B`` sorted by length, cut so that rows x longest stays within ``positions``; at least one row."""
     length_B = length_N[index_B]
     order = torch.argsort(length_B, stable=True)
     index, lengths = index_B[order], length_B[order].tolist()
@@ -179,7 +177,7 @@ def by_length(index_B: Tensor, length_N: Tensor, positions: int) -> Iterator[Ten
 
 @torch.no_grad()
 def infer(model: Classifier, data: ClientData) -> Tensor:
-    """Representations z_ND of all rows by the encoder in evaluation mode, in the order of the rows."""
+    """Return representations z_ND of all rows by the encoder in evaluation mode, in the order of the rows."""
     was_training = model.training
     model.eval()
     index_N = torch.arange(len(data))
