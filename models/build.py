@@ -1,4 +1,4 @@
-"""From options to a network with reproducible initial weights."""
+"""Networks by options, with reproducible initial weights."""
 
 from __future__ import annotations
 

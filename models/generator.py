@@ -101,9 +101,7 @@ def conditions(concepts_CMD: Tensor, class_B: Tensor, rng: torch.Generator) -> T
 
 
 def noise(width: int, class_B: Tensor, rng: torch.Generator, like: Tensor) -> Tensor:
-    """Draw conditions that say nothing of the class: standard normal, [B, D] (the ablation without concept
-    conditions).
-    """
+    """Draw conditions that say nothing of the class: standard normal, [B, D] (ablation without concept conditions)."""
     return _normal((len(class_B), width), rng, like)
 
 

@@ -38,11 +38,11 @@ class LabelHead(nn.Module):
 
 
 class CosineHead(nn.Module):
-    """One unit row per class; logits are cosines in [-1, 1] of the representation and the rows (FedAwS, FedALC).
+    """A unit row per class; logits are cosines in [-1, 1] of the representation and the rows (FedAwS, FedALC).
 
     First rows: normal draws of length 1, which are almost spread out. Whoever moves them brings them back to length 1.
-    parts: the representation and a row are that many vectors side by side, each of length 1, and a logit is the mean
-    of their cosines (FedMLH: one part per hash function).
+    parts: the representation and a row are that many vectors side by side, each of length 1, and a logit is the mean of
+    their cosines (FedMLH: one part per hash function).
     """
 
     def __init__(self, classes: int, width: int, parts: int = 1) -> None:

@@ -52,9 +52,7 @@ class NameGraph:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SkipGramOptions:
-    """The options of walks and skip-gram. The defaults are the authors' (node2vec's and gensim's where they set
-    none).
-    """
+    """Options of walks and skip-gram. The defaults are the authors' (node2vec's and gensim's where they set none)."""
 
     walks_per_node: int = 200
     length: int = 100
@@ -70,7 +68,7 @@ PAPER = SkipGramOptions()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NameVectors:
-    """One vector per class."""
+    """The vectors of the classes."""
 
     vectors_CD: Tensor
     """float32, rows in the order of the class names that were asked for."""
@@ -79,8 +77,7 @@ class NameVectors:
     digest: str
     """Digest of all that training depends on (table, width, ``SkipGramOptions``, seed, gensim).
 
-    The classes that were asked for are not part of it.
-    """
+    The classes that were asked for are not part of it."""
 
 
 def read_table(path: Path) -> NameGraph:

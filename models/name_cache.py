@@ -35,9 +35,7 @@ class UnusableError(Exception):
 
 
 def load(file: Path, digest: str, log: Callable[[str], None]) -> npt.NDArray[np.float32] | None:
-    """Return the cached rows, or None: no file, or (``log`` says so) one that is damaged or was made for other
-    input.
-    """
+    """Return the cached rows; None where there is no file or (``log`` says so) a damaged one or one for other input."""
     if not file.exists():
         return None
     try:

@@ -67,9 +67,7 @@ def library(model: str) -> str:
 
 
 def folder_of(model: str) -> Path | None:
-    """Return the folder of this machine that a model's name means; None where it means none, or the folder is not
-    here.
-    """
+    """Return the folder on this machine that a model's name means; None where it means none that is here."""
     folder = Path(model.removeprefix(f"{CLIP}local-dir:")).expanduser()
     return folder if folder.is_dir() else None
 

@@ -29,7 +29,7 @@ class Classes:
         self.saved = saved
 
     def predict(self, model_input: Any) -> Any:
-        """A pandas DataFrame with one row per sample and one column per class name, the probability of the class.
+        """Return a pandas DataFrame of probabilities, one row per sample and one column per class name.
 
         Token models take a DataFrame with a column ``text``, or a list of texts; others a DataFrame, an array or a
         list of lists [N, values of one sample], in the order of the columns. InputError names the sample.

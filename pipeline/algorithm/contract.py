@@ -37,7 +37,7 @@ class ServerState:
     """
 
     weights: Tensors
-    """Of the global model, by name."""
+    """Weights of the global model, by name."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Update:
     """A client's message after training. Every field is a tensor, a dict or a dataclass of tensors."""
 
     weights: Tensors
-    """Of the client's model, by name."""
+    """Weights of the client's model, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +88,12 @@ class ClientResult(Generic[U]):
 
 @dataclass(frozen=True)
 class ServerContext:
-    """What a method's server hooks may use."""
+    """The arguments of a method's server hooks beside the state."""
 
     model: Classifier
     """A network with the run's first weights."""
     cards: Sequence[Card]
-    """Of all clients, by id."""
+    """Cards of all clients, by id."""
     objective: Objective
     """Single- or multi-label loss, scores and decisions."""
     validate: Callable[[Tensors], Tensor]
@@ -103,11 +103,11 @@ class ServerContext:
     round: int
     """Counted from 1; 0 in ``begin``."""
     rounds: int
-    """Of the whole run."""
+    """Rounds of the whole run."""
     initial_messages: Sequence[Any] = ()
-    """In ``begin``: what ``Method.initial_message`` returned for every client, by id."""
+    """Messages of all clients before round 1 (``Method.initial_message``), by id; in ``begin`` alone."""
     concepts_CMD: Tensor | None = None
-    """Where ``HeadSpec.concepts``: vectors of length 1 of M prompts with each class's concept (FedBM)."""
+    """Vectors of length 1 of M prompts with each class's concept (FedBM), where ``HeadSpec.concepts``."""
     spec: InputSpec | None = None
     """Kind and shape of an input."""
     workspace: Classifier | None = None
@@ -119,7 +119,7 @@ class ServerContext:
 
 @dataclass(frozen=True)
 class ClientContext(Generic[S]):
-    """What a method's client half may use."""
+    """The arguments of a method's client half."""
 
     model: Classifier
     """The broadcast weights, in storage of its own. Whatever was not sent is NaN, so that using it shows at once."""
@@ -128,9 +128,9 @@ class ClientContext(Generic[S]):
     card: Card
     """The client's own."""
     data: ClientData
-    """Its rows."""
+    """The client's rows."""
     memory: Tensors
-    """What its last ``ClientTrainer.memory`` returned, at first ``Method.first_memory``; read only."""
+    """The client's last ``ClientTrainer.memory``, at first ``Method.first_memory``; read only."""
     objective: Objective
     """Single- or multi-label loss, scores and decisions."""
     optimizer: OptimizerOptions
@@ -140,16 +140,16 @@ class ClientContext(Generic[S]):
     rng: torch.Generator
     """Seeded by the run's seed, the client and the round."""
     client_message: Tensors = field(default_factory=dict)
-    """What the server sent to this client alone (``Method.client_message``)."""
+    """Message of the server to this client alone (``Method.client_message``)."""
     round: int = 1
     """Counted from 1."""
 
 
 class ClientTrainer(ABC, Generic[S, U]):
-    """One client's work in one round: built, stepped, asked for its update and its memory, dropped."""
+    """The work of one client in one round: built, stepped, asked for its update and its memory, dropped."""
 
     refresh: Literal["round", "epoch"] = "round"
-    """How often ``data`` is asked for the rows to train on."""
+    """Time at which ``data`` is asked for the rows to train on."""
 
     def __init__(self, ctx: ClientContext[S]) -> None:
         self.ctx = ctx
@@ -262,7 +262,7 @@ class Method(ABC, Generic[S, U]):
 
     @property
     def sends_client_messages(self) -> bool:
-        """Whether the class has a ``client_message`` of its own."""
+        """True where the class has a ``client_message`` of its own."""
         return type(self).client_message is not Method.client_message
 
     # ---- The server's verbs.
@@ -312,8 +312,9 @@ class Method(ABC, Generic[S, U]):
 
     def notice(self, rounds: int) -> str:
         """Return a line for the log of a run: what else must be known about it. Empty: nothing."""
-        own = "scores are means over all clients of what their own models score"
-        return "" if self.evaluate_on == "server" else own
+        return (
+            "" if self.evaluate_on == "server" else "scores are means over all clients of what their own models score"
+        )
 
     def peak_state(self, state: S, rounds: int) -> tuple[S, int]:
         """Return a state and a round's number in which a run needs most memory, for ``anchorfl probe`` to measure."""

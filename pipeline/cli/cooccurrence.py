@@ -83,7 +83,7 @@ class Table:
 
     names: tuple[str, ...]
     weight_KK: npt.NDArray[np.float64]
-    """As ``Counts.weights``."""
+    """Weights as ``Counts.weights``."""
 
     def summary(self, found: CorpusCounts) -> str:
         """Return what was found, and which names will keep random vectors."""

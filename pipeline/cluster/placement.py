@@ -19,7 +19,7 @@ class Node:
 
     cpus: float
     devices: tuple[float, ...] = ()
-    """What is free of each GPU, 0 to 1."""
+    """Free share of each GPU, 0 to 1."""
     memory: float = field(default=0.0, compare=False)
     """Bytes that actors may take. Nodes that differ in it alone are equal: Ray places actors by CPUs and GPUs."""
 

@@ -26,13 +26,13 @@ class GpuNeed:
     """Memory of the GPU on which a client was measured."""
 
     total: int
-    """Of the device."""
+    """Memory of the device."""
     taken: int
-    """By other processes."""
+    """Memory that other processes take."""
     reserved: int
     """Peak of torch's allocator."""
     context: int
-    """What the process holds beside its allocator: CUDA context, kernels, work-spaces of libraries."""
+    """Memory that the process holds beside its allocator: CUDA context, kernels, work-spaces of libraries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Need:
     client: float
     """Peak of an actor with one client."""
     more: float
-    """For each further client that an actor serves, on its GPU too where it has one."""
+    """Memory for each further client that an actor serves, on its GPU too where it has one."""
     server: float
     """Peak of the server."""
     gpu: GpuNeed | None = None

@@ -1,4 +1,4 @@
-"""Options of [cluster]: where clients run."""
+"""Options of [cluster]: the processes of clients and server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anchorfl.tasks.files import object_store
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterOptions:
-    """Where clients run. No option here changes a result, but for GPUs: they round otherwise, and draw other dropout
+    """Options of the processes. None changes a result, but for GPUs, which round otherwise and draw other dropout
     masks.
     """
 
@@ -42,9 +42,9 @@ class ClusterOptions:
     """Save a checkpoint after every so many rounds, and after the last; a resumed run computes the rounds behind it
     again, with the same bits."""
     keep_checkpoints: int = 2
-    """How many of them are kept: where the last one is damaged, a run goes on from the one before."""
+    """Checkpoints that are kept: where the last one is damaged, a run goes on from the one before."""
     backup: str = ""
-    """Where a copy of the run folder is kept up to date, below which it has the folder's name: ``s3://bucket/runs``,
+    """URI below which a copy of the run folder is kept up to date, under the folder's name: ``s3://bucket/runs``,
     ``gs://...`` or the absolute path of a folder; empty: no copy."""
 
     def __post_init__(self) -> None:

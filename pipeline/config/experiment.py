@@ -1,4 +1,4 @@
-"""One experiment: the tree of options that a preset, the command line and a checkpoint all speak of."""
+"""An experiment: the tree of options that a preset, the command line and a checkpoint all speak of."""
 
 from __future__ import annotations
 
@@ -90,19 +90,19 @@ class Experiment:
 
     @property
     def selected_clients(self) -> int:
-        """How many clients take part in a round."""
+        """Number of clients that take part in a round."""
         return self.federation.selected(self.task.clients)
 
 
 def to_tree(experiment: Experiment) -> dict[str, Any]:
-    """Plain nested dict, as a preset would have it; ``from_tree`` of pipeline/config/schema.py is its inverse."""
+    """Return a plain nested dict, as a preset has it; ``from_tree`` (pipeline/config/schema.py) is its inverse."""
     tree = asdict(experiment)
     tree["method"] = {"name": experiment.method.name, **tree["method"]}
     return tree
 
 
 def redacted_tree(experiment: Experiment) -> dict[str, Any]:
-    """``to_tree`` as it may stand in a file: the address of the MLflow store without a password."""
+    """Return ``to_tree`` as it may stand in a file: the address of the MLflow store without a password."""
     tree = to_tree(experiment)
     tree["tracking"]["uri"] = redact_uri(tree["tracking"]["uri"])
     return tree
@@ -113,7 +113,7 @@ EPOCH = 2
 
 
 def digest(experiment: Experiment) -> str:
-    """SHA-256 of everything that can change a result: not where it runs, is recorded or is written, nor what is kept
+    """Return the SHA-256 of all that can change a result: not where it runs, is recorded or written, nor what is kept
     of it.
 
     Only options that differ from their defaults count, so that an option which a later version adds leaves the digests
@@ -134,7 +134,7 @@ def digest(experiment: Experiment) -> str:
 
 
 def _changed(node: Any) -> dict[str, Any]:
-    """The fields of a dataclass whose values are not the defaults, nested."""
+    """Return the fields of a dataclass whose values are not the defaults, nested."""
     out: dict[str, Any] = {}
     for f in fields(node):
         value = getattr(node, f.name)
@@ -146,7 +146,9 @@ def _changed(node: Any) -> dict[str, Any]:
 
 
 def flat(experiment: Experiment) -> dict[str, str | int | float | bool]:
-    """Flat parameters for MLflow: the method's own names stay short (q1, q2, alpha), others are ``section.name``."""
+    """Return flat parameters for MLflow: the method's own names stay short (q1, q2, alpha), others are
+    ``section.name``.
+    """
     tree = redacted_tree(experiment)
     out: dict[str, str | int | float | bool] = {"method": tree["method"].pop("name")}
     out |= {k: "none" if v is None else v for k, v in tree.pop("method").items()}

@@ -43,7 +43,7 @@ class PresetRow:
     """A shipped preset: a federation and a row."""
 
     name: str
-    """As ``anchorfl run`` takes it."""
+    """Name of the preset, as ``anchorfl run`` takes it."""
     federation: Federation
     row: str
     """Name of the row."""
@@ -52,7 +52,7 @@ class PresetRow:
     published: str
     """The method as published; empty: in no table."""
     cost: str
-    """What a run costs, in words; empty: the records say it, or nobody knows."""
+    """Cost of a run, in words; empty: the records say it, or nobody knows."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Catalog:
 
     @cached_property
     def papers(self) -> dict[str, PaperFile]:
-        """By name of the file."""
+        """The papers by name of the file."""
         found = [read_paper(path, tree) for path, tree in self._files.items() if is_paper(tree)]
         for paper in found:
             self._check_data(paper)
@@ -75,7 +75,7 @@ class Catalog:
 
     @cached_property
     def federations(self) -> dict[str, Federation]:
-        """By name, with the variant."""
+        """The federations by name, with the variant."""
         found = dict[str, Federation]()
         for path, tree in self._files.items():
             for one in () if is_paper(tree) else read_federations(path, tree):

@@ -74,7 +74,7 @@ def merge_sections(below: Tree, above: Tree) -> Tree:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowEntry:
-    """What a file says of a row: in a paper's file the row, in a federation's what it needs for it."""
+    """An entry of a row: in a paper's file the row, in a federation's what the federation needs for it."""
 
     parent: str = ""
     """The row whose options hold where this one says nothing (``from``); empty: none."""
@@ -83,9 +83,9 @@ class RowEntry:
     data: tuple[str, ...] = ()
     """Federations that have the row, with or without their variant; empty: all of the paper."""
     cost: str = ""
-    """What a run costs, in words, where no kept record says it."""
+    """Cost of a run, in words, where no kept record says it."""
     tree: Tree = field(default_factory=dict)
-    """Its sections."""
+    """Sections of the row."""
 
     @property
     def method(self) -> Tree:
@@ -99,7 +99,7 @@ class PaperFile:
     """A paper's rows and the federations that its tables have."""
 
     name: str
-    """Of the file, as ``anchorfl table`` takes it."""
+    """Name of the file, as ``anchorfl table`` takes it."""
     title: str
     """Name and year."""
     published: str
@@ -111,7 +111,7 @@ class PaperFile:
     method: Tree
     """Options of all rows whose method has them."""
     rows: Mapping[str, RowEntry]
-    """By name, in the order of the tables."""
+    """Rows by name, in the order of the tables."""
 
     def parents(self, row: str) -> list[str]:
         """Return the row that a row is from, the one that that is from, and so on."""
@@ -126,15 +126,15 @@ class Federation:
     """Data set, partition, network and optimizer."""
 
     name: str
-    """Of the file, with the variant where it has some: ``pbc-0.05``."""
+    """Name of the file, with the variant where it has some: ``pbc-0.05``."""
     file: str
-    """Of the file alone: ``pbc``."""
+    """Name of the file alone: ``pbc``."""
     tree: Tree
-    """Its sections, without [method]."""
+    """Sections of the federation, without [method]."""
     method: Tree
     """Options of this data set for the rows whose method has them."""
     layers: tuple[Mapping[str, RowEntry], Mapping[str, RowEntry]]
-    """What the file, then its variant, says of rows."""
+    """Entries of rows in the file, then in its variant."""
 
 
 def is_paper(tree: Tree) -> bool:

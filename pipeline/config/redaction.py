@@ -9,13 +9,13 @@ SECRET = r"[^=&?\s]*(?:password|passwd|token|secret|odbc_connect)[^=&\s]*"
 
 
 def redact(text: str) -> str:
-    """A text without the users and passwords of the addresses in it; rather too much is hidden than too little."""
+    """Return a text without users and passwords of addresses in it; rather too much is hidden than too little."""
     text = re.sub(r"//(?:[^\s/:@]*:[^\s'\"]*|[^/@\s]*)@", "//***@", text)  # a password may hold / and @
     return re.sub(rf"([?&]{SECRET}=)[^&\s'\"]*", r"\1***", text, flags=re.IGNORECASE)
 
 
 def redact_uri(uri: str) -> str:
-    """The address of a store as it may stand in a run folder, for a resumed run to use: without a password, which then
+    """Return the address of a store as it may stand in a run folder, for a resumed run: without a password, which then
     comes from the environment (``PGPASSWORD``, ``~/.pgpass``, ``MLFLOW_TRACKING_PASSWORD``). A database keeps its user;
     before the host of a server nothing is left, since a token may stand there in place of a user.
     """

@@ -143,11 +143,11 @@ class Beside:
     """A measure that is laid beside the cosines of class embeddings."""
 
     name: str
-    """In the name of its file."""
+    """Name of the matrix in that of its file."""
     short: str
-    """In the lines that a person is told."""
+    """Name in the printed lines."""
     title: str
-    """Of its panel."""
+    """Title of its panel."""
     signed: bool
     """0 is its middle."""
 

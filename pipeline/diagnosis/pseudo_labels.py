@@ -41,15 +41,15 @@ class Counts:
     open: Ints
     """Without a label, in classes that the client does not identify."""
     hidden: Ints
-    """Those of ``open`` that are truly positive."""
+    """Entries of ``open`` that are truly positive."""
     positive: Ints
     """Positive pseudo-labels."""
     right: Ints
-    """Those of ``positive`` that are true."""
+    """Entries of ``positive`` that are true."""
     negative: Ints
     """Negative pseudo-labels."""
     negative_right: Ints
-    """Those of ``negative`` that are true."""
+    """Entries of ``negative`` that are true."""
     unjudged: Ints
     """Pseudo-labels whose truth the raw data do not have."""
 

@@ -1,6 +1,4 @@
-"""The labels that clients do not see, read from the raw data again: for analysis after training, and for nothing
-else.
-"""
+"""The labels that clients do not see, read from the raw data again: for analysis after training alone."""
 
 from __future__ import annotations
 

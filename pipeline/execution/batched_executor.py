@@ -41,7 +41,7 @@ from anchorfl.tasks.ingest.distinct_rows import DistinctRows, collect_distinct_r
 
 @dataclass(frozen=True)
 class BatchedStep:
-    """One client step, as all clients take it."""
+    """The one step that every client takes."""
 
     batched_round: BatchedRound[Any]
     weight_C: Tensor
@@ -53,7 +53,7 @@ class BatchedStep:
     weight_decay: float
     """Of theta."""
     class_embedding_lr: float
-    """Of the class embeddings; 0: they stay."""
+    """Rate of the class embeddings; 0: they stay."""
     rows_per_pass: int
     """Rows of data that go through the network at a time."""
 

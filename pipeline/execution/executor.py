@@ -1,4 +1,4 @@
-"""Where server and clients run: the seam between the round loop and Ray.
+"""The seam between the round loop and the processes of server and clients, which may be Ray's.
 
 ``SerialExecutor`` is the reference: everything in this process. ``RayExecutor`` (pipeline/execution/ray_executor.py)
 gives the same bits.

@@ -54,7 +54,7 @@ class ClientUse:
     kept: int
     """Size of what is kept for it between rounds."""
     seconds: tuple[float, ...]
-    """Of each round."""
+    """Wall time of each round."""
     gpu: GpuNeed | None = None
     """None: it trained on the CPU."""
 
@@ -68,7 +68,7 @@ class ServerUse:
     peak: int
     """Resident memory at most."""
     seconds: float
-    """To aggregate one update, and to score both splits where it does."""
+    """Wall time to aggregate one update, and to score both splits where it does."""
 
 
 def measure_client(

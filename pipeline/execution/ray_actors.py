@@ -88,9 +88,9 @@ class CallReply:
     """The small part of what a call gives, which the driver reads."""
 
     metrics: tuple[FitMetrics, ...]
-    """Of its clients, in their order, up to the first that failed."""
+    """Metrics of its clients, in their order, up to the first that failed."""
     failure: Failure | None
-    """Of the client that failed; those after it have not been trained."""
+    """Failure of the first client that failed; those after it have not been trained."""
     memory: dict[str, float]
     """Peak memory of the process in MB, as ``RoundOutcome.memory``, under the name ``client``."""
     without_gpu: bool
@@ -99,7 +99,7 @@ class CallReply:
 
 @ray.remote
 class ClientActor:
-    """One client, or several that take turns; of one run, or of several that share it."""
+    """The process of one client, or of several that take turns; of one run, or of several that share it."""
 
     def __init__(self, gpus: float) -> None:
         one_thread()

@@ -39,7 +39,7 @@ from anchorfl.tasks.metrics.scores import Scores
 
 
 class RayExecutor:
-    """One run on a pool of actors. Same bits as SerialExecutor on CPUs."""
+    """The executor of a run on a pool of actors. Same bits as SerialExecutor on CPUs."""
 
     def __init__(self, run_spec: RunSpec, actor_pool: ActorPool | None = None) -> None:
         """actor_pool: shared with other runs, and left to its owner; None: one of its own, which ends with the run."""

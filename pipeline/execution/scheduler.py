@@ -1,4 +1,4 @@
-"""Which actor is called next, and for which clients: the largest first, and short ones several to a call.
+"""Choice of the next actor to call, and of its clients: the largest first, and short ones several to a call.
 
 Nothing here changes a result, which depends on neither the actor nor the order. A call to an actor costs some
 milliseconds whatever it does (docs/speed.md), so clients that train for less share one.
@@ -132,7 +132,7 @@ class PendingRound:
     sent: int
     """Bytes of the broadcast, to every client."""
     running: dict[Any, InFlightCall] = field(default_factory=dict)
-    """Its calls in flight, by the reference of the reply."""
+    """Calls in flight, by the reference of the reply."""
 
 
 def patience(running: Mapping[Any, InFlightCall]) -> float:

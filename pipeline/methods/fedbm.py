@@ -55,7 +55,7 @@ class FedBM(Method[BMState, Update]):
     lkcc: bool = True
     """The frozen classifier; false: a linear one, which is trained (w/o LKCC)."""
     classifier: FrozenKind = "distribution"
-    """What is frozen: mean and variance of the concept embeddings, their mean alone, or random unit rows."""
+    """The frozen part: mean and variance of the concept embeddings, their mean alone, or random unit rows."""
     tau: float = 12.5
     """Inverse temperature, > 0 (reference scripts: 17.5, 12.5 or 7.5, by data set)."""
     cgde: bool = True

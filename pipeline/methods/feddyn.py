@@ -78,7 +78,7 @@ class FedDyn(Method[DynState, Update]):
     alpha: float = 0.01
     """Weight of the pull, > 0 (authors: 0.1, 0.01, 0.001)."""
     weighting: Weighting = "uniform"
-    """What counts in mean and sum: clients (paper; the least mean of the clients' losses is sought), or samples (that
+    """Terms of mean and sum: clients (paper; the least mean of the clients' losses is sought), or samples (that
     of the samples' losses, as in FedAvg)."""
 
     def __post_init__(self) -> None:

@@ -107,7 +107,7 @@ class FedProto(Method[ProtoState, ProtoUpdate]):
     lambda_: float = 1.0
     """Weight of the distance, >= 0; 0: clients train alone (the authors' code: 1, on CIFAR-10 0.1)."""
     inference: Literal["classifier", "prototype"] = "classifier"
-    """What classifies at a client, for its scores: its classifier, or the nearest prototype (paper)."""
+    """Classifier of a client's scores: its own, or the nearest prototype (paper)."""
 
     def __post_init__(self) -> None:
         if not self.lambda_ >= 0:

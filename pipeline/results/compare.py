@@ -47,8 +47,8 @@ class RunSummary:
     params: dict[str, Any]
     records: tuple[RoundRecord, ...]
     values: dict[str, float | None]
-    """Of every measure of its family and every one of ``rounds_of`` it (``f1_last``, 0 to 1), and of ``COSTS``; None
-    where the run has no such number."""
+    """Figures of every measure of its family and every one of ``rounds_of`` it (``f1_last``, 0 to 1), and ``COSTS``;
+    None where the run has no such number."""
     result: dict[str, Any]
     """result.json, {} where the run has none."""
 
@@ -65,7 +65,7 @@ class Group:
     label: str
     runs: tuple[RunSummary, ...]
     mean: dict[str, float | None]
-    """As ``RunSummary.values``."""
+    """Means of ``RunSummary.values``; None where some run lacks one."""
     sd: dict[str, float | None]
     """Standard deviation (ddof 1) as ``RunSummary.values``; None for a single run."""
 
@@ -81,9 +81,9 @@ class Comparison:
     markdown: str
     """The tables as Markdown."""
     notes: tuple[str, ...]
-    """What a reader has to know of the runs."""
+    """Notes that a reader needs on the runs."""
     files: tuple[Path, ...] = ()
-    """What was written."""
+    """Files that were written."""
 
     def __str__(self) -> str:
         return self.text

@@ -32,7 +32,7 @@ T = TypeVar("T")
 STATE, SELECTED, MEMORY = "state", "selected", "memory-"
 """Names of a checkpoint's parts."""
 MAX_RESTARTS = 2
-"""How often in one round a run restarts what it lost before it gives up: what kills the server may be the round."""
+"""Restarts in one round before a run gives up: what kills the server may be the round."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class LoopState:
     best_round: int = 0
     """Round of the selected model so far; 0: none, or the last round is selected."""
     best_score: float = -1.0
-    """Its validation score, in [0, 1]; -1: none."""
+    """Validation score of that round, in [0, 1]; -1: none."""
     seconds: float = 0.0
     """Wall time of all rounds."""
     failures: int = 0
@@ -79,13 +79,13 @@ class RoundLoop:
     checkpoints: Checkpoints
     progress: Progress
     state: LoopState = field(default_factory=LoopState)
-    """What is done."""
+    """Progress of the loop itself."""
     best: Tensors = field(default_factory=dict)
     """The server's state of the selected round so far, path -> tensor; empty where the last round is selected."""
     backup: Backup | None = None
     """Keeps a copy of the run folder."""
     restarts: int = 0
-    """How often what was lost was started anew."""
+    """Restarts of the server so far."""
     _restarts_recorded: int = 0
     _last_recorded: int = -1
     """Last round in the record; a restarted run computes some again, with the same bits, and records none twice."""

@@ -15,7 +15,7 @@ from anchorfl.tasks.metrics.scores import FAMILIES
 ROUND_COMPLETE = "sync/round_complete"
 """Logged last in every round, so its last step in MLflow is the last round that arrived whole."""
 NONFINITE = "failures/nonfinite_metrics"
-"""How many metrics of a round are not finite, where there are any: MLflow stores infinity as 1.8e308."""
+"""Number of a round's metrics that are not finite, where there are any: MLflow stores infinity as 1.8e308."""
 SCORE = "_score"
 """The primary score of a round, of the test split if it was scored, else of validation: MLflow's lists and its compare
 page open on the first name in the alphabet, and that should be a score."""

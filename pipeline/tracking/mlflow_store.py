@@ -29,7 +29,7 @@ QUIET = {
 }
 """Environment of MLflow where the user set nothing else."""
 CONNECT_S = 5
-"""How long a database server may take to answer."""
+"""Seconds that a database server may take to answer."""
 MIGRATION = 4_710_205_311
 """Key of the PostgreSQL advisory lock under which MLflow's tables are made."""
 _IMPORT = threading.Lock()  # two threads that import mlflow at once can see it half made

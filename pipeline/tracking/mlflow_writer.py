@@ -18,7 +18,7 @@ from anchorfl.tasks.errors import InputError
 
 LONGEST_PAUSE_S = 300.0
 LOCAL_WAIT_S, SERVER_WAIT_S = 60.0, 20.0
-"""How long a run waits at its end: a file is only slow (first import and migration), a server may be dead."""
+"""Seconds that a run waits at its end: a file is only slow (first import and migration), a server may be dead."""
 
 
 class Sender(Protocol):
@@ -59,9 +59,8 @@ class MlflowWriter:
     ) -> None:
         """log: takes one line, from any thread.
 
-        uploader: sends, on the writer's one thread; None: this run folder alone.
-        pause_s: first wait after a failure, doubled by each further one.
-        timeout_s: how long ``end`` waits for the rest at most.
+        uploader: sends, on the writer's one thread; None: this run folder alone. pause_s: first wait after a failure,
+        doubled by each further one. timeout_s: how long ``end`` waits for the rest at most.
         """
         self.folder, self.uri, self.log = folder, uri, log
         self.uploader = uploader or MlflowUploader(folder, uri)

@@ -31,8 +31,7 @@ SPARSE_FACTOR = 64
 """So many times more positions in one pass where they are features of sparse rows: the time is in the layers behind."""
 INFERENCE_ROWS, INFERENCE_VALUES = 512, 512 * 3 * 28 * 28
 """Rows without a length, and values of images, in one pass at most. ResNet-18 takes half a gigabyte for 512 images of
-28 pixels a side, and would take 2.6 for 512 of 64.
-"""
+28 pixels a side, and would take 2.6 for 512 of 64."""
 Augmentation = Callable[[Tensor], Tensor]
 """A change of a batch's stored inputs."""
 
@@ -54,7 +53,7 @@ class FitResult(Generic[U]):
 
     update: U
     memory: Tensors
-    """What the client keeps for the next round; {} where the method keeps nothing."""
+    """State that the client keeps for the next round; {} where the method keeps nothing."""
     loss: float
     """Mean over the mini-batches of the last epoch."""
     seconds: float
