@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anchorfl.models.heads import unit
+from anchorfl.pipeline.algorithm.aggregation import Weighting
 from anchorfl.pipeline.algorithm.contract import (
     BatchedRound,
     ClientContext,
@@ -124,7 +125,7 @@ class OneClass(Method[RowsState, RowUpdate]):
 
     margin: float = 0.9
     """Cosine above which a row has no loss (FedALC, eq. 14)."""
-    weighting: Literal["samples", "uniform"] = "uniform"
+    weighting: Weighting = "uniform"
     """Weight of a client in the mean of theta: 1 / C (FedALC, Algorithm 1, line 19), or its rows (eq. 5)."""
     class_embedding_lr: float = 0.1
     """Rate of a client's step on its row (FedALC: the .1 of theta); 0: rows are fixed, and sent once."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from anchorfl.models.build import Head
 from anchorfl.models.classifier import Classifier
-from anchorfl.pipeline.algorithm.aggregation import ROBUST, Average, mean_of
+from anchorfl.pipeline.algorithm.aggregation import ROBUST, Average, Weighting, client_weights, mean_of
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make, restore, state_of
 from anchorfl.pipeline.algorithm.parameters import load_sent, weights_of
 from anchorfl.tasks.arrays.sparse_rows import RowBlock
@@ -165,11 +165,11 @@ class ClientTrainer(ABC, Generic[S, U]):
         """Return optimizers by name; the name is the prefix of their state in the client's memory."""
         return {"all": make(self.ctx.optimizer, self.model.parameters())}
 
-    def epochs(self, given: int) -> Iterable[object]:
-        """Return an item for every local epoch; given: ``federation.epochs``. What stands before a ``yield`` is done
+    def epochs(self, count: int) -> Iterable[object]:
+        """Return an item for every local epoch; count: ``federation.epochs``. What stands before a ``yield`` is done
         right before that epoch (FedRep's two phases).
         """
-        return range(given)
+        return range(count)
 
     def data(self) -> ClientData:
         """Return the rows to train on. FedAlign pseudo-labels here."""
@@ -332,7 +332,7 @@ class AveragingTrainer(ClientTrainer[ServerState, Update]):
 class Averaging(Method[ServerState, Update]):
     """FedAvg's server: a method that differs on the client alone starts here."""
 
-    weighting: Literal["samples", "uniform"] = "samples"
+    weighting: Weighting = "samples"
     """Weight of a client in the mean: its number of samples (McMahan et al., 2017), or 1 (FedAlign's tables)."""
 
     def begin(self, ctx: ServerContext) -> ServerState:
@@ -342,5 +342,5 @@ class Averaging(Method[ServerState, Update]):
         return AveragingTrainer(ctx)
 
     def aggregate(self, state: ServerState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> ServerState:
-        client_weights = [r.card.num_examples if self.weighting == "samples" else 1 for r in results]
-        return ServerState(ctx.average([r.update.weights for r in results], client_weights))
+        weight_of = client_weights([r.card for r in results], self.weighting)
+        return ServerState(ctx.average([r.update.weights for r in results], weight_of))

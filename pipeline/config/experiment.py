@@ -152,9 +152,7 @@ def flat(experiment: Experiment) -> dict[str, str | int | float | bool]:
     tree = redacted_tree(experiment)
     out: dict[str, str | int | float | bool] = {"method": tree["method"].pop("name")}
     out |= {k: "none" if v is None else v for k, v in tree.pop("method").items()}
+    out["task"] = tree["task"].pop("name")
     for section, values in tree.items():
-        if isinstance(values, dict):
-            out |= {("task" if (section, k) == ("task", "name") else f"{section}.{k}"): v for k, v in values.items()}
-        else:
-            out[section] = values
+        out |= {f"{section}.{k}": v for k, v in values.items()} if isinstance(values, dict) else {section: values}
     return out
