@@ -4,11 +4,9 @@ The words of a class are filled into each prompt and the sentence goes through t
 Every vector is brought to length 1 before anything is counted from them; means and variances are the method's matter.
 Shape suffixes: C classes, M prompts, D width of the encoder.
 
-The vectors are kept in ``<cache>/concepts-<digest>.npz``. The digest covers what was ASKED for (words, prompts, model
-as it was named, pooling) and neither the library's version nor the model's files: a machine that has neither finds the
-file by the same name and uses it. What they were MADE by stands inside: the library with its version, and checksums of
-the files of a model in a folder. Where that folder is here and its files are others, the vectors are made again.
-Another version of the library makes nothing again, so a file that travels gives the same bits everywhere.
+The vectors are kept in ``<cache>/concepts-<digest>.npz``. The digest covers the request alone, not the files of library
+and model, so that a machine that has neither finds them. How they were made stands inside: where the model's folder is
+on this machine and has other files, they are made again (docs/concepts.md).
 """
 
 from __future__ import annotations

@@ -3,17 +3,8 @@
 The server's gradient is a sum over classes u of terms h_u: the gradient [C, D] of u's own part of the regularizer,
 which weighs u's K nearest classes by u's row of label correlations and has at most K + 1 rows that are not zero. Each
 h_u is cut to Frobenius norm ``clip``, they are added up, and Gaussian noise of deviation ``noise * clip`` is added to
-every entry: one such release per round, all classes in each.
-
-What is guaranteed: (epsilon, delta)-differential privacy of the term of ONE class, present or absent, and so of its row
-of label correlations as that row enters its own term, towards those who see the class rows of all rounds. It holds
-given what clients send, class rows and theta, which are NOT covered, and neither are the cards (rows per class), the
-label digests, which the server sees, and anything chosen by looking at the data (lambda, the number of rounds). Counts
-are symmetric: a count of u and u' stands in the rows of both classes, and each is protected as one class. To change one
-of m terms is at most 2 m clip, and an instance with p labels changes those of its p classes (with correlations that are
-normalized within a row; raw sigma has the number of instances in every row): its epsilon is ``spent(noise / (2 p),
-...)``. Noise is drawn in floating point by a generator that is not cryptographic, from the run's seed: who knows the
-seed can take it away. So seeds of a real release are secret and drawn at random.
+every entry: one such release per round, all classes in each. The guarantee is for the term of ONE class; what clients
+send is NOT covered, and who knows the seed can take the noise away. docs/label-collection.md has all of it.
 
 Shape suffixes: U classes of a piece, C classes, D width, K + 1 rows that a term touches.
 """

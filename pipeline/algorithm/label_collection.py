@@ -1,12 +1,9 @@
-"""Label collection (FedALC, section IV-B): which labels an instance has, when every client knows only some of them.
+"""Label collection (FedALC, section IV-B): the labels of an instance, when every client knows only some of them.
 
 Once, before training, each client sends a digest of every instance that carries a label, with the label's id; the
 server merges equal digests into label sets and counts which labels occur together. It sees no instance. What a digest
-hides depends on ``matching``: ``hmac`` is keyed, and the server must not have the key; ``sha256`` is obfuscation and
-not privacy, since whoever can guess an instance can check the guess (docs/label-collection.md).
-
-The paper hashes the first network's embeddings. Here the encoded instance itself is hashed, which gives the same sets
-where those embeddings are exact, and does not fail where they differ in the last bit.
+hides depends on ``matching`` (docs/label-collection.md). The paper hashes the first network's embeddings, here it is
+the encoded instance itself.
 
 Shape suffixes: N rows, C classes, K classes of a client, P (row, class) pairs, G digests that differ.
 """

@@ -1,14 +1,8 @@
 """The shipped presets: every federation, every paper with its rows, and the product of the two.
 
-A file of ``tuning/presets/`` is one of two things:
-
-- a *federation*: data set, partition, network and optimizer, as sections of an experiment, and ``[variants.NAME]``,
-  which are federations of their own (``pbc`` with ``[variants."0.05"]`` is ``pbc-0.05``);
-- a *paper*: ``[rows.NAME]``, each a method and its options, and ``[data]``, the federations that its tables have.
-
-The preset ``pbc-0.05/fedbm`` is the federation ``pbc-0.05`` with the row ``fedbm``. What one data set needs for a row
-stands as ``[rows.fedbm.method]`` in the federation's file. A row that is ``from`` another one takes its options, with
-what the data set needs for that one. ``[method]`` of either file goes to the rows whose method has the option.
+The preset ``pbc-0.05/fedbm`` is the federation ``pbc-0.05`` (the variant ``0.05`` of ``pbc.toml``) with the row
+``fedbm``. A row that is ``from`` another one takes its options, with what the data set needs for that one. ``[method]``
+of either file goes to the rows whose method has the option. docs/presets.md shows both kinds of file.
 """
 
 from __future__ import annotations

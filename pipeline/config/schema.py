@@ -1,9 +1,7 @@
 """The experiment of a preset: its tables read strictly, and every option by its dotted name.
 
-A preset is a federation with a row of ``tuning/presets/`` (``federations.py``), or any path to a TOML file; tables are
-[task], [method] (with ``name``), [model], [federation], [optimizer], [evaluation], [cluster], [tracking]; ``seed`` and
-``output`` stand above them, and ``extends``, the name of a preset whose options hold where this one says nothing.
-Why not by a library: docs/why-by-hand.md.
+Its tables are those of ``Experiment``; ``seed`` and ``output`` stand above them. Why not by a library:
+docs/why-by-hand.md.
 """
 
 from __future__ import annotations
@@ -35,13 +33,9 @@ def from_tree(tree: Mapping[str, Any]) -> Experiment:
     for key in values:
         if key not in known:
             raise InputError(f"no option or table {key!r}{nearest(key, known)}")
-    for name in known:
-        if name in values and is_dataclass(hints[name]):
-            values[name] = _node(hints[name], values[name], name)
+    for name in known & values.keys() - {"method"}:
+        values[name] = (_node if is_dataclass(hints[name]) else _typed)(hints[name], values[name], name)
     values["method"] = _method(values.get("method"))
-    for name in ("seed", "output"):
-        if name in values:
-            values[name] = _typed(hints[name], values[name], name)
     experiment: Experiment = _built(Experiment, values, "")
     if not experiment.task.file and experiment.task.name not in TASKS:
         raise InputError(f"no task {experiment.task.name!r} in [task] name{nearest(experiment.task.name, TASKS)}")

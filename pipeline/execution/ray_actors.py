@@ -132,10 +132,11 @@ class ClientActor:
         are top-level arguments, because Ray resolves only those.
         """
         self.open(run, run_spec)
-        memories, client_messages = _split(inputs, len(clients))
+        count = len(clients)
+        memories, client_messages = inputs[:count], inputs[count:] or (None,) * count
         packed = self._fetch_broadcast(run, round_, broadcast)
         updates, metrics, failure = list[messages.Packed](), list[FitMetrics](), None
-        new_memories: list[messages.Packed | None] = [None] * len(clients)
+        new_memories: list[messages.Packed | None] = [None] * count
         for index, client in enumerate(clients):
             memory, client_message = _unpack(memories[index]), _unpack(client_messages[index])
             try:
@@ -176,13 +177,6 @@ class ClientActor:
     def release_run(self, run: str) -> None:
         self.runners.pop(run, None)
         self._broadcast = ("", -1, None)
-
-
-def _split(
-    inputs: Sequence[messages.Packed | None], clients: int
-) -> tuple[Sequence[messages.Packed | None], Sequence[messages.Packed | None]]:
-    """Return the memories and the messages of so many clients out of ``ClientActor.fit``'s inputs."""
-    return inputs[:clients], inputs[clients:] or [None] * clients
 
 
 def _unpack(packed: messages.Packed | None) -> Any:

@@ -57,8 +57,8 @@ def digest_at(uri: str) -> str | None:
 
     Raises InputError as ``backup_status``.
     """
-    found = _read_json(uri, CONFIG).get("digest")
-    return found if isinstance(found, str) else None
+    digest = _read_json(uri, CONFIG).get("digest")
+    return digest if isinstance(digest, str) else None
 
 
 def backup_uri(backup: str, folder: Path) -> str:
@@ -198,8 +198,7 @@ def _read(uri: str, name: str) -> bytes | None:
 
 def _read_json(uri: str, name: str) -> dict[str, Any]:
     """Return a JSON object of the folder at ``uri``; {} where there is none."""
-    data = _read(uri, name)
-    if not data:
-        return {}
-    found: dict[str, Any] = parsed(data, dict[str, Any], f"{object_store.shown(uri)}/{name}", "restore it from a copy")
-    return found
+    content: dict[str, Any] = {}
+    if data := _read(uri, name):
+        content = parsed(data, dict[str, Any], f"{object_store.shown(uri)}/{name}", "restore it from a copy")
+    return content
