@@ -74,9 +74,7 @@ class DoublingConv(nn.Conv2d):
 
 
 def _halves(weight: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Return a 3-wide kernel on doubled pixels as 2-wide ones on the pixels: for the first and the second of each
-    double.
-    """
+    """Return a 3-wide kernel on doubled pixels as 2-wide ones on the pixels: for the first and second of a double."""
     one, two, three = weight.unbind(dim)
     return torch.stack([one, two + three], dim), torch.stack([one + two, three], dim)
 

@@ -206,9 +206,7 @@ def skip_gram(
 
 
 def random_vectors(class_names: Sequence[str], width: int, seed: int) -> Tensor:
-    """Return N(0, 1) draws, float32 [C, width] (of "w/o SE"). A row depends on name, width and seed, not on other
-    names.
-    """
+    """Return N(0, 1) draws, float32 [C, width] ("w/o SE"). A row depends on name, width and seed, not on others."""
     if width < 1:
         raise NamesError(f"class-name vectors: width {width}; give at least 1")
     if twice := [name for name, count in Counter(class_names).items() if count > 1]:
@@ -254,9 +252,7 @@ def _seed(*parts: int | str) -> int:
 
 
 def _digest(table: NameGraph, width: int, seed: int, training: SkipGramOptions) -> str:
-    """Return sha256, in hex, of all that the trained rows depend on. The version of gensim is read without importing
-    it.
-    """
+    """Return sha256, in hex, of all that the trained rows depend on; gensim's version is read without importing it."""
     try:
         gensim = metadata.version("gensim")
     except metadata.PackageNotFoundError as error:

@@ -17,9 +17,7 @@ import numpy.typing as npt
 def load_or_make(
     cache: Path | None, digest: str, make: Callable[[], npt.NDArray[np.float32]], log: Callable[[str], None]
 ) -> npt.NDArray[np.float32]:
-    """Return the vectors of ``<cache>/names-<digest>.npz``, or make them and keep them there; without a cache, make
-    them.
-    """
+    """Return the vectors of ``<cache>/names-<digest>.npz``, or make them and keep them there, if there is a cache."""
     if cache is None:
         return make()
     file = cache / f"names-{digest[:16]}.npz"

@@ -19,9 +19,7 @@ class StartError(ValueError):
 
 
 def read_start(path: Path) -> dict[str, Tensor]:
-    """Return the encoder's tensors of a safetensors file by name; of a whole classifier, what stands below
-    ``encoder.``.
-    """
+    """Return the encoder's tensors of a safetensors file by name; of a whole classifier, those below ``encoder.``."""
     try:
         values = tensors(path.read_bytes())
     except OSError as error:

@@ -169,9 +169,7 @@ class Aggregator:
 
     @property
     def average(self) -> Average:
-        """The average of what clients send whole: ``mean_of`` itself, also of those that Krum chose; or one that
-        takes no notice of the weights.
-        """
+        """The average of what clients send whole: ``mean_of``, also for Krum; or one that ignores the weights."""
         if self.aggregation == "median":
             return lambda values, _: median_of(values)
         if self.aggregation == "trimmed_mean":
@@ -222,9 +220,7 @@ def mean_of(values: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> 
 
 
 def _mean(values: Sequence[Tensor], parts: Sequence[float]) -> Tensor:
-    """Return the mean of one tensor of every client, computed piece by piece: sum and term stay in the processor's
-    cache.
-    """
+    """Return the mean of one tensor of every client, piece by piece: sum and term stay in the processor's cache."""
     if unlike := [v for v in values if v.shape != values[0].shape or v.dtype != values[0].dtype]:
         (first, *_), other = values, unlike[0]
         raise ValueError(f"no mean of {first.dtype} {tuple(first.shape)} and {other.dtype} {tuple(other.shape)}")

@@ -32,9 +32,7 @@ Parts = Iterable[RowBlock]  # a client's rows, some at a time, with sparse label
 
 @dataclass(frozen=True)
 class ServerState:
-    """The server's state; a method that needs more subclasses it. Every field is a tensor, a dict or a dataclass of
-    tensors.
-    """
+    """The server's state, which a method may extend. Every field is a tensor, a dict or a dataclass of tensors."""
 
     weights: Tensors
     """Weights of the global model, by name."""

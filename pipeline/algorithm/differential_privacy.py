@@ -113,9 +113,7 @@ def spent_epsilon(noise: float, rounds: int, delta: float) -> float:
 
 
 def privacy_notice(options: PrivacyOptions, rounds: int) -> str:
-    """Return the line for the log: epsilon after ``rounds`` releases, and what it assumes. InputError as in
-    ``spent_epsilon``.
-    """
+    """Return a line for the log: epsilon after ``rounds``, and its assumptions. InputError as ``spent_epsilon``."""
     if not options.noise:
         return "no DP guarantee (method.dp_noise = 0)"
     epsilon = spent_epsilon(options.noise, rounds, options.delta)

@@ -72,9 +72,7 @@ def checksum(message: object) -> str:
 
 
 def fill(template: M, values: Mapping[str, Tensor]) -> M:
-    """Return ``template`` with the tensors of ``values`` (path -> tensor) as they were saved. ValueError where paths or
-    shapes differ.
-    """
+    """Return ``template`` with the tensors of ``values`` (path -> tensor). ValueError where paths or shapes differ."""
     expected = dict(tensors(template))
     if expected.keys() != values.keys():
         missing, extra = sorted(expected.keys() - values.keys()), sorted(values.keys() - expected.keys())

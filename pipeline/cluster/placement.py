@@ -1,6 +1,4 @@
-"""Placement of actors on the nodes of a cluster: each lies on one node, and a share of a GPU on one device, so totals
-do not tell.
-"""
+"""Placement of actors: each lies on one node, and a share of a GPU on one device, so that totals do not tell."""
 
 from __future__ import annotations
 

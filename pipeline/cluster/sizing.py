@@ -152,9 +152,7 @@ def _cpu_shares(nodes: Sequence[Node], room: Sequence[int]) -> list[float]:
 
 
 def _gpu_shares(nodes: Sequence[Node], need: Need, actors: int, further: int) -> Iterator[float]:
-    """Yield the GPU shares to try, large ones first: Ray fills one GPU before the next, and a large share spreads the
-    actors.
-    """
+    """Yield the GPU shares to try, large ones first: Ray fills one GPU before the next, and these spread the actors."""
     if need.gpu is None:
         yield 0.0
         return

@@ -10,9 +10,7 @@ from anchorfl.tasks.files import object_store
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterOptions:
-    """Options of the processes. None changes a result, but for GPUs, which round otherwise and draw other dropout
-    masks.
-    """
+    """Options of the processes. None changes a result, but for GPUs, which round otherwise and draw other masks."""
 
     executor: Literal["ray", "serial"] = "ray"
     """``ray``: client actors and a server actor; ``serial``: all in this process (debugger, tests, reference)."""

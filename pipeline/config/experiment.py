@@ -146,9 +146,7 @@ def _changed(node: Any) -> dict[str, Any]:
 
 
 def flat(experiment: Experiment) -> dict[str, str | int | float | bool]:
-    """Return flat parameters for MLflow: the method's own names stay short (q1, q2, alpha), others are
-    ``section.name``.
-    """
+    """Return flat parameters for MLflow: the method's own have short names (q1, q2), others are ``section.name``."""
     tree = redacted_tree(experiment)
     out: dict[str, str | int | float | bool] = {"method": tree["method"].pop("name")}
     out |= {k: "none" if v is None else v for k, v in tree.pop("method").items()}

@@ -92,7 +92,5 @@ class FederationOptions:
 
 
 def quorum_size(quorum: float, selected: int) -> int:
-    """Return how many of the selected clients must answer: their share rounded up, at least one. 0.28 of 25 are 7,
-    though 0.28 * 25 is a little more.
-    """
-    return max(1, math.ceil(quorum * selected - 1e-9))
+    """Return how many of the selected clients must answer: their share rounded up, at least one."""
+    return max(1, math.ceil(quorum * selected - 1e-9))  # 0.28 of 25 are 7, though 0.28 * 25 is a little more

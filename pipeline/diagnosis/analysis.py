@@ -80,9 +80,7 @@ class Analysis:
         return self.last.parts.get(f"{MEMORY}{client:05d}", {})
 
     def lasting(self, client: int) -> Tensors:
-        """Return ``memory`` without the moments of optimizers: what the method itself keeps at the client (FedRep's
-        head).
-        """
+        """Return ``memory`` without the moments of optimizers: what the method keeps at the client (FedRep's head)."""
         return without_moments(self.memory(client)) or self.runner.first_memory
 
     def trainable(self) -> list[int]:

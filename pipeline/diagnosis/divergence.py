@@ -141,9 +141,7 @@ def divergence(analysis: Analysis, out: Path, *, clients: tuple[int, int], pairs
 
 
 def _represent(analysis: Analysis, weights: Mapping[int, Tensors], order: Sequence[Ints]) -> npt.NDArray[np.float32]:
-    """Return representations of the sampled rows of these clients, one client after the other, each by a model of its
-    own.
-    """
+    """Return representations of these clients' sampled rows, client after client, each by a model of its own."""
     parts = [
         analysis.represent(own, analysis.rows(m), torch.from_numpy(order[m])).numpy()
         for m, own in weights.items()

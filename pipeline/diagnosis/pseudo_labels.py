@@ -81,9 +81,7 @@ def _ratio(part_C: Ints, whole_C: Ints) -> Floats:
 
 
 def judge(given: ClientData, annotated: ClientData, identified_C: Bools, y_NC: Bools, truth_NC: Bools) -> Counts:
-    """Compare pseudo-labels (what ``annotated`` knows and ``given`` does not) with the truth ``y_NC``, where
-    ``truth_NC`` says that there is one.
-    """
+    """Compare what ``annotated`` knows and ``given`` does not with the truth ``y_NC``, where ``truth_NC`` has one."""
     unknown_NC = given.known_NC.numpy() == 0
     pseudo_NC = unknown_NC & (annotated.known_NC.numpy() > 0)
     positive_NC = pseudo_NC & (annotated.y_NC.numpy() > 0)
@@ -115,9 +113,7 @@ def annotate(analysis: Analysis, round_: int, client: int, card: Card, sent: Any
 
 
 def pseudo_labels(analysis: Analysis, out: Path, log: Callable[[str], None]) -> PartResult:
-    """Write ``pseudo_labels.csv``: counts and shares per class, and in all, in every round from which clients can go on
-    (``Analysis.trainable``).
-    """
+    """Write ``pseudo_labels.csv``: counts and shares per class and in all, by round (``Analysis.trainable``)."""
     clients = [c for c in analysis.server.cards if c.num_examples]
     ids = {c.client: row_ids(analysis.prepared, c.client) for c in clients}
     truth: Truth | None = None

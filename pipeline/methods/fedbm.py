@@ -110,9 +110,7 @@ class FedBM(Method[BMState, Update]):
         return BMState(without_frozen(state.weights), nothing, {}, nothing, nothing)
 
     def client_message(self, state: BMState, card: Card) -> Tensors:
-        """Return the frozen classifier at first contact, and the generator after each of its trainings; with the
-        first generator, the concepts.
-        """
+        """Return at first contact the frozen classifier, then each new generator; with the first, the concepts."""
         seen = int(state.seen_version_I[card.client])
         message = frozen_part(state.weights) if seen < 0 else {}
         if int(state.version) > max(seen, 0):

@@ -32,9 +32,7 @@ GRADIENT = "gradient."
 
 @dataclass(frozen=True)
 class DynState(ServerState):
-    """The server's state; ``weights``: the mean of the clients' weights, which is scored and saved. Clients do not
-    start from it.
-    """
+    """The server's state; ``weights``: the clients' mean, which is scored and saved. Clients do not start from it."""
 
     drift: Tensors
     """h, by name of the parameter; stays on the server."""

@@ -51,9 +51,7 @@ class ProtoUpdate(Update):
 
 
 class Nearest(nn.Module):
-    """A head without parameters: minus the mean squared distance to each prototype, less the part that all classes
-    share; a class without a prototype comes last.
-    """
+    """A head without parameters: minus the mean squared distance to each prototype, less the part all share."""
 
     def __init__(self, state: ProtoState) -> None:
         super().__init__()
@@ -62,6 +60,7 @@ class Nearest(nn.Module):
     def forward(self, z_BD: Tensor) -> Tensor:
         rows_CD = self.state.rows_CD
         logits_BC: Tensor = (2 * z_BD @ rows_CD.T - rows_CD.square().sum(-1)) / rows_CD.shape[1]
+        # a class without a prototype comes last
         return logits_BC.masked_fill(~self.state.held_C, torch.finfo(logits_BC.dtype).min)
 
 

@@ -104,9 +104,7 @@ class RoundLoop:
         return self.best or self._with_recovery(self.executor.snapshot, "the end")
 
     def steps(self) -> Iterator[int]:
-        """Run what is left of the rounds one by one; yield each round's number when it is recorded and saved, first the
-        round that the loop stands at.
-        """
+        """Run what is left of the rounds; yield each once it is recorded and saved, first the loop's present one."""
         for round_ in range(self.state.round, self.experiment.federation.rounds + 1):
             self._with_recovery(partial(self._run_up_to, round_), f"round {round_}")
             yield round_

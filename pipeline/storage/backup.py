@@ -219,9 +219,7 @@ def _round_of(index: bytes | None) -> int:
 
 
 def is_left(name: str, leave: tuple[str, ...]) -> bool:
-    """Return whether a file (or, with a slash at its end, a folder) is not to be copied: hidden, a draft, or in
-    ``leave``.
-    """
+    """Return whether a file (or folder, with a slash at its end) stays out: hidden, a draft, or in ``leave``."""
     inner = name.rstrip("/").split("/")
     draft = inner[-1].endswith(object_store.DRAFT) or any(part.startswith(".") for part in inner)
     return draft or any(fnmatchcase(name, pattern) for pattern in leave)

@@ -115,9 +115,7 @@ class Line(TypedDict):
 
 
 def _figure(value: float | str) -> float:
-    """Return a metric of a line. Raise ValueError for one that no run can have measured: sums and percentages of it
-    would overflow.
-    """
+    """Return a metric of a line. ValueError for one that no run can have measured: sums of it would overflow."""
     figure = float(value)
     if math.isfinite(figure) and abs(figure) > LARGEST:
         raise ValueError(f"{figure} as a metric")

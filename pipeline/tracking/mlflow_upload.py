@@ -91,9 +91,7 @@ class MlflowUploader:
         return len(missing)
 
     def upload_final(self) -> list[str]:
-        """Send the model, the artifacts that are new or changed and the run's status; return the artifacts that are
-        gone.
-        """
+        """Send the model, new and changed artifacts and the run's status; return the artifacts that are gone."""
         metadata, notes = read_metadata(self.folder), read_notes(self.folder)
         mine, gone = notes[redact(self.uri)], []
         sent = mine.setdefault("artifacts", {})
@@ -203,9 +201,7 @@ class MlflowUploader:
         return found[0] if found else None
 
     def _find(self, metadata: dict[str, Any], experiment: str) -> Any:
-        """Return the MLflow run of this folder: by the id in tracking.json, else by tag (killed before the id was
-        written).
-        """
+        """Return the folder's MLflow run: by the id in tracking.json, else by tag (killed before that was written)."""
         from mlflow.exceptions import MlflowException
 
         known = read_notes(self.folder).get(redact(self.uri), {}).get("run_id")
