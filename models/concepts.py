@@ -81,8 +81,7 @@ class Concepts:
 def load_concepts(asked: ConceptRequest, cache: Path, log: Callable[[str], None] = _LOG.warning) -> Concepts:
     """Return the vectors of a request, from the cache, or made now and kept there; a row depends on its class alone.
 
-    Raises NamesError where neither the file is in the cache, nor the encoder on this machine; or it cannot do what is
-    asked.
+    Raises NamesError where neither the file is in the cache, nor the encoder on this machine, or it cannot do this.
     """
     asked.check()
     file = asked.file(cache)

@@ -99,8 +99,7 @@ class ConceptHead(nn.Module):
 class PrototypeHead(nn.Module):
     """FedNH's classifier: logits are a trained scale times the cosines of the representation and unit prototypes.
 
-    No gradient moves the prototypes. They start as orthonormal rows, brought to length 1 where there are more classes
-    than numbers.
+    No gradient moves the prototypes. They start as orthonormal rows, of length 1 where there are too many.
     """
 
     rows: Tensor
@@ -119,8 +118,7 @@ class PrototypeHead(nn.Module):
 
 
 class FrameHead(nn.Module):
-    """FedETF's classifier: a trained projection of length 1 against a simplex equiangular tight frame, times a trained
-    scale.
+    """FedETF's classifier: a trained unit projection against a simplex equiangular tight frame, times a trained scale.
 
     The projection has one number per class. The frame is ``sqrt(C / (C - 1)) (I - 1 / C)``: every two columns have the
     cosine -1 / (C - 1). The projection before it makes any rotation of the frame the same, so it is this one everywhere

@@ -35,8 +35,7 @@ def from_language_model(
 
     model, pooling: as ``text_encoder`` takes them; prompts: templates with ``{name}``; normalize: the vector of every
     prompt to length 1 before the mean. A row depends on its own name alone. They are kept in
-    ``<cache>/names-<digest>.npz``. Raises NamesError where the library or the model is missing, or the model is no text
-    encoder.
+    ``<cache>/names-<digest>.npz``. Raises NamesError where library or model is missing, or it is no text encoder.
     """
     if bad := next((prompt for prompt in prompts if "{name}" not in prompt), None):
         raise NamesError(f"prompt {bad!r} has no {{name}}; write it where the class name belongs")

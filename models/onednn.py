@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 SMALLEST = 2**22
-"""Multiplications below which a product stays with the BLAS: a call of oneDNN's costs more, above all the first with
-its shapes."""
+"""Multiplications below which a product stays with the BLAS: a call of oneDNN's costs more, most with new shapes."""
 
 
 def product(a_MK: Tensor, b_KN: Tensor) -> Tensor:

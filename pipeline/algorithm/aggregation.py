@@ -118,8 +118,7 @@ def _squared_distances(values: Sequence[Mapping[str, Tensor]]) -> Tensor:
 def clip_step(weights: Mapping[str, Tensor], sent: Mapping[str, Tensor], norm: float) -> tuple[dict[str, Tensor], bool]:
     """Return a client's weights with its step cut to L2 norm ``norm``, and whether that changed them.
 
-    The step is the difference from what it was sent, over all float tensors at once; a shorter one comes back bit for
-    bit.
+    The step is the difference from what it was sent, over all float tensors at once; a shorter one comes back as it is.
 
     ``sent + step / max(1, |step| / norm)`` (Sun et al., arXiv 1911.07963: norm thresholding of updates). BatchNorm's
     statistics are float tensors and count.

@@ -111,8 +111,7 @@ class ServerContext:
     workspace: Classifier | None = None
     """A network on the server's device, for what is computed there; it holds whatever was left in it."""
     average: Average = mean_of
-    """The average of what clients send whole (``federation.aggregation``): (tensors of every client, weights) ->
-    tensors."""
+    """The average of what clients send whole (``federation.aggregation``): (clients' tensors, weights) -> tensors."""
 
 
 @dataclass(frozen=True)

@@ -46,14 +46,12 @@ class OptimizerOptions:
     weight_decay: float = 0.0
     """L2 penalty, >= 0."""
     batch_size: int = 128
-    """Rows of a mini-batch, 0: all rows of the client; every mean over a mini-batch divides by its rows, the unlabeled
-    included."""
+    """Rows of a mini-batch, 0: all rows of the client; means over it divide by its rows, the unlabeled included."""
     class_balanced: bool = True
     """Multi-label loss: weigh a class's positives and negatives against each other (FedAlign's reference code); false:
     plain binary cross-entropy (the paper)."""
     state: Literal["keep", "reset"] = "keep"
-    """``keep``: a client's moments go on in its next round (FedAlign's reference code); ``reset``: fresh in every
-    round."""
+    """``keep``: a client's moments go on in its next round (FedAlign's reference code); ``reset``: they start anew."""
     skip_zero_rows: bool = True
     """Do not compute rows whose loss and gradient are zero (unlabeled ones). Same mathematics."""
     microbatch_tokens: int = 1024

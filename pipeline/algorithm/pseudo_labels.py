@@ -73,8 +73,8 @@ def log_odds(logits_NC: Tensor, objective: Objective) -> Tensor:
 def pseudo_annotate(
     data: ClientData, score_NC: Tensor, identified_C: Tensor, objective: Objective, thresholds: Thresholds
 ) -> tuple[ClientData, Tensor]:
-    """Return the client's data with pseudo-labels in its locally-unaware classes, and bool [C]: the classes that got a
-    positive.
+    """Return the client's data with pseudo-labels in classes that it does not identify, and those with positives, bool
+    [C].
 
     Positive above the q1-th percentile of the class's column over ALL rows, negative below the q2-th (linear
     interpolation, float64). Single-label: only rows without a label; a positive must also be the row's best class, a

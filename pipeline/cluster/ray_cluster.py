@@ -140,8 +140,7 @@ def _loopback_only() -> Iterator[None]:
 def _few_processes() -> Iterator[None]:
     """Make a Ray that is started in the block do without three processes that nobody here asks anything.
 
-    They are the API server behind the dashboard, the autoscaler's monitor, and the monitor of workers' logs, which are
-    not shown.
+    They are the API server behind the dashboard, the autoscaler's monitor, and the monitor of workers' logs.
 
     It is there 2 s sooner and takes 180 MB less (docs/speed.md). ``ray.init`` has no options for them.
     """
@@ -197,8 +196,7 @@ def _tell(line: str) -> None:
 
 
 def wait_for_nodes(options: ClusterOptions, pause_s: float = 2.0) -> None:
-    """Wait until the cluster has the CPUs and GPUs that ``options`` ask for, and tell its autoscaler to make nodes for
-    them.
+    """Wait until the cluster has the CPUs and GPUs that ``options`` ask for, and ask its autoscaler for nodes.
 
     Raises InputError where they do not come in time.
     """

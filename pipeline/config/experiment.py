@@ -113,8 +113,7 @@ EPOCH = 2
 
 
 def digest(experiment: Experiment) -> str:
-    """Return the SHA-256 of all that can change a result: not where it runs, is recorded or written, nor what is kept
-    of it.
+    """Return the SHA-256 of all that can change a result: not where it runs, is recorded or written, or what is kept.
 
     Only options that differ from their defaults count, so that an option which a later version adds leaves the digests
     of finished runs as they are. How many clients ``one_class`` has is for the data to say, so it does not count: what

@@ -58,8 +58,8 @@ def _text(path: Path) -> str:
 def merge_sections(below: Tree, above: Tree) -> Tree:
     """Return ``below`` with the sections of ``above`` on top, option by option.
 
-    Options of one method or data set mean nothing to another: where ``above`` names another one, that section of
-    ``below`` goes.
+    Options of one method or data set mean nothing to another: where ``above`` names another, ``below`` loses the
+    section.
     """
     out = dict(below)
     for key, value in above.items():

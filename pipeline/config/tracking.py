@@ -21,8 +21,7 @@ class TrackingOptions:
     log_model: bool = True
     """Log the trained model as an MLflow model (weights as safetensors, no pickle); false: only its files."""
     register: str = ""
-    """Name in MLflow's model registry under which the trained model becomes a version, with the alias ``champion``;
-    empty: none."""
+    """Name in MLflow's registry under which the trained model becomes a version, alias ``champion``; empty: none."""
 
     def __post_init__(self) -> None:
         if set(self.register) & set("/:'\"`"):

@@ -35,8 +35,7 @@ PAIRS = ("global_a", "global_b", "a_b")
 def select_rows(y_NC: Bools, most: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """Return the indices of at most ``most`` rows, ascending, and the class of each: its rarest.
 
-    Rows without a class are left out. Of every class there are as many, as far as it has them, so that rare ones can be
-    seen.
+    Rows without a class are left out. Every class has as many, as far as it can, so that rare ones are seen.
     """
     class_N = Labels.of_matrix(y_NC).rarest()
     count_C = np.bincount(class_N[class_N >= 0], minlength=y_NC.shape[1])
@@ -61,8 +60,7 @@ class Agreement:
     cosine_PC: Floats
     """Cosine of the class's centroids in both models, as seen from the mean of the whole frame."""
     match_PC: Floats
-    """Share of the class's rows that lie nearest to the centroid of their own class in the *other* model, mean of both
-    ways."""
+    """Share of the class's rows that lie nearest to their own class's centroid in the *other* model, mean of both."""
     silhouette_C: Floats
     """Mean over the class's points of all three models together; NaN where there is one class only."""
 

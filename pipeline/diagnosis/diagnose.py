@@ -68,8 +68,7 @@ class DiagnoseOptions:
 def diagnose(folder: Path, options: DiagnoseOptions, log: Log = print) -> list[str]:
     """Analyze one run folder and write ``diagnosis/`` in it, in place of an older one; return what a person is told.
 
-    Raises InputError where the folder holds no run, is in use, or lacks what a part needs; the folder then is as it
-    was.
+    Raises InputError where the folder holds no run, is in use, or lacks what a part needs; the folder stays as it was.
     """
     read_config(folder)
     with lock_run(folder):

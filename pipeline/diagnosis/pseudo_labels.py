@@ -63,8 +63,7 @@ class Counts:
     def table(self) -> dict[str, Ints | Floats]:
         """Return the counts and their shares [C], NaN where there is nothing to divide by.
 
-        precision: right / positive. coverage: right / hidden. chance: hidden / open, the precision of labels given at
-        random.
+        precision: right / positive. coverage: right / hidden. chance: hidden / open, the precision of random labels.
         """
         shares = {
             "precision": _ratio(self.right, self.positive),

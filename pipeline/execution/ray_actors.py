@@ -59,8 +59,7 @@ class ServerActor:
     def aggregate(
         self, run: str, round_: int, refs: dict[int, UpdateRef], *batches: Sequence[messages.Packed]
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Aggregate the updates of the clients of ``refs``; return the server's counts and the peak memory of its
-        process.
+        """Aggregate the updates of the clients of ``refs``; return the server's counts and its peak memory.
 
         batches: top-level arguments, because Ray resolves only those.
         """

@@ -16,8 +16,7 @@ from typing import Any
 from anchorfl.pipeline.execution.cohort import Cohort, FitMetrics
 
 CALL_SECONDS = 0.1
-"""Training time, in seconds, that one call of several clients should take: many times what the call itself costs, and
-little to lose."""
+"""Training time, in seconds, of one call of several clients: many times the call's own cost, and little to lose."""
 CALL_BYTES = 1 << 25
 """Bytes that one call of several clients may return."""
 

@@ -1,7 +1,6 @@
 """Several runs side by side: a table, mean and sd over seeds, and curves; all from the run folders, without MLflow.
 
-Scores are those of ``evaluation.metrics`` on the test split, printed in percent. A round is only ever chosen by
-validation.
+Scores are those of ``evaluation.metrics`` on the test split, in percent. A round is only ever chosen by validation.
 """
 
 from __future__ import annotations

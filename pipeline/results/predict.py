@@ -36,8 +36,7 @@ class Prediction:
     scores_NC: torch.Tensor
     """Confidence per class, 0 to 1."""
     predicted: list[list[int]]
-    """Classes of every sample, in the order of the classes; of a model that was scored by its ranking the five best,
-    best first."""
+    """Classes of every sample, in the order of the classes; the five best, in order, of a model scored by rankings."""
     truth: Scores | None
     """Scores against the file's labels; None where it has none."""
 

@@ -24,9 +24,8 @@ def check_records(folder: Path, done: int) -> None:
 
 
 def check_same_data(now: Mapping[str, str], folder: Path) -> None:
-    """Raise InputError where a run would go on with other data than it began with: a version of this package may
-    prepare the same options otherwise (CHANGELOG.md, *Numbers*), and raw files may have changed. now: tags of
-    ``run_info``.
+    """Raise InputError where a run would go on with other data than it began with: this version may prepare the same
+    options otherwise (CHANGELOG.md, *Numbers*), and raw files may have changed. now: tags of ``run_info``.
     """
     tags = read_metadata(folder).get("tags", {})
     for name in ("data_digest", "partition_digest"):

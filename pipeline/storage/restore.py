@@ -70,8 +70,7 @@ def check_backup_owner(uri: str, folder: Path, log: Log, again: str = "anchorfl 
     """Check that the copy at ``uri`` is this folder's, and that it can be written.
 
     again: the command that goes on with a copy. Raises InputError where the copy is another run's, or further than the
-    folder; for a new run also where the store cannot be used. Where a run goes on that is only said: it has its work to
-    lose.
+    folder; for a new run also where the store cannot be used. A run that goes on only says so: it has work to lose.
     """
     here, where = backup_status(str(folder)), object_store.shown(uri)
     try:

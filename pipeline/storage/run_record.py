@@ -39,8 +39,7 @@ class RunInfo:
     folder: Path
     """The run folder."""
     parent: Path | None = None
-    """Folder of the run that this one is a part of (a sweep); in run.json relative to ``folder``, so that both can be
-    moved together."""
+    """Folder of the run that this is a part of (a sweep); in run.json relative to ``folder``: both move together."""
     log_model: bool = True
     """MLflow gets the trained model as a model, not only as files."""
     register: str = ""

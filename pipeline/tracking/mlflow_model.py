@@ -28,8 +28,7 @@ NAME = "model"
 def send_model(
     client: Any, run_id: str, folder: Path, metadata: dict[str, Any], records: Sequence[RoundRecord] = ()
 ) -> str:
-    """Log the model in ``folder`` (``saved_model.py``) and, where run.json names it, register it; return MLflow's model
-    id.
+    """Log the model in ``folder`` (``saved_model.py``) and, where run.json says so, register it; return its MLflow id.
 
     client: ``MlflowClient``. metadata: run.json. records: the rounds of the run, for the scores of the selected one.
     """

@@ -40,8 +40,7 @@ def store_uri(uri: str, folder: Path) -> str:
     """Return the MLflow store that ``TrackingOptions.uri`` means for a run folder; "" for ``none``.
 
     An empty uri means $MLFLOW_TRACKING_URI, and without that mlflow.db beside the run. SQLite paths become absolute.
-    Raises InputError for a file store, which MLflow refuses, for an unknown scheme, and for a PostgreSQL driver that is
-    not installed.
+    Raises InputError for a file store, which MLflow refuses, an unknown scheme, or a PostgreSQL driver that is missing.
     """
     if uri == "none":
         return ""

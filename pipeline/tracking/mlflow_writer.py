@@ -141,8 +141,7 @@ class MlflowWriter:
 def send(folder: Path, uri: str = "") -> int:
     """Send to MLflow what it lacks of a run folder and of its child runs; return the number of rounds.
 
-    uri: as in ``TrackingOptions``. Raises InputError where there is no run, no store is named, or the store cannot be
-    reached.
+    uri: as in ``TrackingOptions``. Raises InputError where there is no run, no store is named, or it cannot be reached.
     """
     if not read_metadata(folder):
         raise InputError(

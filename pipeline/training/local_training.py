@@ -70,8 +70,7 @@ def fit(
     round_: int,
     client_message: Tensors | None = None,
 ) -> FitResult[Any]:
-    """Train client ``card.client`` in round ``round_``. Pure: nothing of the arguments changes but ``model``, a
-    work-space.
+    """Train client ``card.client`` in round ``round_``. Pure: of the arguments only ``model`` changes, a work-space.
 
     Raises UpdateError where the update cannot be merged.
     """
