@@ -71,8 +71,8 @@ def _digest(
     """Return sha256, in hex, of all that the rows depend on; of a folder, the names, sizes and times of its files."""
     version = library(model).removeprefix("transformers ")
     files = sorted(folder.glob("*")) if (folder := folder_of(model)) else []
-    about = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]
-    head = ["language model", FORMAT, model, about, list(prompts), normalize, list(class_names), version]
+    stamps = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]
+    head = ["language model", FORMAT, model, stamps, list(prompts), normalize, list(class_names), version]
     head += [] if pooling == "auto" else [pooling]  # so that what older versions made is still found
     return hashlib.sha256(json.dumps(head).encode()).hexdigest()
 

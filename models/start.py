@@ -26,8 +26,8 @@ def read_start(path: Path) -> dict[str, Tensor]:
         raise StartError(f"{path}: {error.strerror}; give the path of a .safetensors file") from error
     except WeightsError as error:
         raise StartError(f"{path}: no safetensors file ({error}); weights are read in that format alone") from error
-    own = {name.removeprefix(ENCODER): value for name, value in values.items() if name.startswith(ENCODER)}
-    return own or values
+    encoder = {name.removeprefix(ENCODER): value for name, value in values.items() if name.startswith(ENCODER)}
+    return encoder or values
 
 
 def start_from(encoder: nn.Module, values: Mapping[str, Tensor], where: str, may_lack: Sequence[str] = ()) -> None:

@@ -168,19 +168,19 @@ def _own_folder() -> str | None:
     """
     if os.environ.get("RAY_TMPDIR"):
         return None
-    place = os.environ.get("TMPDIR") if sys.platform.startswith("linux") else ""  # macOS has one that is too long
-    around = Path(place or "/tmp") / f"ray-{os.getuid()}"
-    if len(str(around)) > LONGEST:  # as batch systems make them
-        _tell(f"TMPDIR ({place}) is too long for Ray's sockets, which go to /tmp; RAY_TMPDIR names another place")
-        around = Path("/tmp") / around.name
-    around.mkdir(mode=0o700, exist_ok=True)
-    found = around.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & auth_token.OTHERS:
+    tmpdir = os.environ.get("TMPDIR") if sys.platform.startswith("linux") else ""  # macOS has one that is too long
+    parent = Path(tmpdir or "/tmp") / f"ray-{os.getuid()}"
+    if len(str(parent)) > LONGEST:  # as batch systems make them
+        _tell(f"TMPDIR ({tmpdir}) is too long for Ray's sockets, which go to /tmp; RAY_TMPDIR names another place")
+        parent = Path("/tmp") / parent.name
+    parent.mkdir(mode=0o700, exist_ok=True)
+    status = parent.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & auth_token.OTHERS:
         raise InputError(
-            f"{around} is to hold Ray's sockets and logs, and is no folder that only you may enter: remove it, or name"
+            f"{parent} is to hold Ray's sockets and logs, and is no folder that only you may enter: remove it, or name"
             " another place in RAY_TMPDIR"
         )
-    return str(around / "r")
+    return str(parent / "r")
 
 
 def _wants_token() -> bool:

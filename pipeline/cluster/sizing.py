@@ -111,8 +111,8 @@ def whole_cpus(nodes: Sequence[Node]) -> int:
 def share_out(nodes: Sequence[Node], need: Need, clients: int, server_gpus: float = 0.0) -> Sizing:
     """Return the largest number of client actors that is safe. Raise InputError where there is none."""
     by_cpus = whole_cpus(nodes)
-    for asked in range(min(clients, by_cpus), 0, -1):
-        each = math.ceil(clients / asked)
+    for actors in range(min(clients, by_cpus), 0, -1):
+        each = math.ceil(clients / actors)
         shares = _shares(nodes, need, math.ceil(clients / each), each - 1, server_gpus)
         if shares is None:
             continue

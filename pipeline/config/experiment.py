@@ -85,8 +85,8 @@ class Experiment:
         """``evaluation.test``; but ``always`` for ``last`` where the scores are those of clients' own models and the
         selected round may be an earlier one, whose models nobody has any more.
         """
-        gone = self.method.evaluate_on == "clients" and self.evaluation.model_selection != "last"
-        return "always" if gone and self.evaluation.test == "last" else self.evaluation.test
+        models_lost = self.method.evaluate_on == "clients" and self.evaluation.model_selection != "last"
+        return "always" if models_lost and self.evaluation.test == "last" else self.evaluation.test
 
     @property
     def selected_clients(self) -> int:

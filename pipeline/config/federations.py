@@ -62,36 +62,35 @@ class Catalog:
     @cached_property
     def papers(self) -> dict[str, PaperFile]:
         """The papers by name of the file."""
-        found = [read_paper(path, tree) for path, tree in self._files.items() if is_paper(tree)]
-        for paper in found:
+        papers = [read_paper(path, tree) for path, tree in self._files.items() if is_paper(tree)]
+        for paper in papers:
             self._check_data(paper)
-        return {paper.name: paper for paper in found}
+        return {paper.name: paper for paper in papers}
 
     @cached_property
     def federations(self) -> dict[str, Federation]:
         """The federations by name, with the variant."""
-        found = dict[str, Federation]()
+        federations = dict[str, Federation]()
         for path, tree in self._files.items():
-            for one in () if is_paper(tree) else read_federations(path, tree):
-                if one.name in found:
-                    raise InputError(
-                        f"{path}: {one.name} is a federation of {found[one.name].file}.toml, too: rename one"
-                    )
-                found[one.name] = one
-        return found
+            for federation in () if is_paper(tree) else read_federations(path, tree):
+                if federation.name in federations:
+                    other = federations[federation.name].file
+                    raise InputError(f"{path}: {federation.name} is a federation of {other}.toml, too: rename one")
+                federations[federation.name] = federation
+        return federations
 
     @cached_property
     def presets(self) -> dict[str, PresetRow]:
         """Every preset by its name, sorted."""
-        found = dict[str, PresetRow]()
+        presets = dict[str, PresetRow]()
         for federation in self.federations.values():
             self._check_entries(federation)
-            for one in self._presets_of(federation):
-                if one.name in found:
-                    raise self._wrong(federation.file, f"several papers have a row {one.row!r} for it: rename one")
-                found[one.name] = one
-        self._check_methods(found)
-        return dict(sorted(found.items()))
+            for preset in self._presets_of(federation):
+                if preset.name in presets:
+                    raise self._wrong(federation.file, f"several papers have a row {preset.row!r} for it: rename one")
+                presets[preset.name] = preset
+        self._check_methods(presets)
+        return dict(sorted(presets.items()))
 
     def read(self, name: str) -> Experiment:
         """Return the experiment of a preset. InputError with its files, the table and the key."""

@@ -181,15 +181,15 @@ def read_federations(path: Path, tree: Tree) -> Iterator[Federation]:
         base["seed"] = tree["seed"]
     variants: Tree = file.table("variants", tree.get("variants", {})) or {"": {}}
     for variant, content in variants.items():
-        place = f"variants.{variant}"
-        file.known(place, content, (*SECTIONS, "rows"))
-        whole = merge_sections(base, file.sections(place, content))
+        where = f"variants.{variant}"
+        file.known(where, content, (*SECTIONS, "rows"))
+        whole = merge_sections(base, file.sections(where, content))
         yield Federation(
             name=f"{path.stem}-{variant}" if variant else path.stem,
             file=path.stem,
             tree={key: value for key, value in whole.items() if key != "method"},
             method=whole.get("method", {}),
-            layers=(rows, file.rows(f"{place}.rows", content.get("rows", {}))),
+            layers=(rows, file.rows(f"{where}.rows", content.get("rows", {}))),
         )
 
 
@@ -244,18 +244,18 @@ class _File:
         out = dict[str, RowEntry]()
         for name, content in self.table(where, table).items():
             place = f"{where}.{name}"
-            found = self.known(place, content, OF_ROW)
+            entry = self.known(place, content, OF_ROW)
             texts = {
-                key: self.typed(f"{place}.{key}", found.get(key, ""), str, f"text, such as {like!r}")
+                key: self.typed(f"{place}.{key}", entry.get(key, ""), str, f"text, such as {like!r}")
                 for key, like in (("from", "fedavg"), ("published", "FedAvg"), ("cost", "about 20 CPU minutes"))
             }
-            data = self.items(f"{place}.data", found["data"], str, "names, such as ['pbc']") if "data" in found else ()
+            data = self.items(f"{place}.data", entry["data"], str, "names, such as ['pbc']") if "data" in entry else ()
             out[name] = RowEntry(
                 parent=texts["from"],
                 published=texts["published"],
                 data=data,
                 cost=texts["cost"],
-                tree=self.sections(place, found),
+                tree=self.sections(place, entry),
             )
         return out
 

@@ -27,10 +27,10 @@ def redact_uri(uri: str) -> str:
         rest = host.rpartition("@")[2] + slash + path
     else:
         # A password may hold / and @, and a ?, which SQLAlchemy takes for its own up to the first @.
-        rest, found = re.subn(r"^([^/:@?]*):[^?]*@", r"\1@", rest)
-        rest = rest if found else re.sub(r"^([^/:@]*):[^@]*@", r"\1@", rest)
-        user, at, place = rest.partition("@")
-        rest = user + at + re.sub(r"^[^/]*@", "", place)
+        rest, replaced = re.subn(r"^([^/:@?]*):[^?]*@", r"\1@", rest)
+        rest = rest if replaced else re.sub(r"^([^/:@]*):[^@]*@", r"\1@", rest)
+        user, at, server = rest.partition("@")
+        rest = user + at + re.sub(r"^[^/]*@", "", server)
     head, question, query = rest.partition("?")
     kept = [part for part in query.split("&") if not re.match(rf"{SECRET}=", part, re.IGNORECASE)]
     return f"{scheme}://{head}" + (question + "&".join(kept) if any(kept) else "")

@@ -108,15 +108,15 @@ def agreement(analysis: Analysis, out: Path, *, clients: tuple[int, int], rows: 
     locals_ = [analysis.local_weights(analysis.last.round, m, analysis.memory(m)) for m in (a, b)]
     weights = [analysis.at(analysis.last.round).state.weights, *locals_]
     z_KND = np.stack([analysis.represent(w, shown).double().numpy() for w in weights])
-    found = agreement_of(z_KND, class_N)
+    result = agreement_of(z_KND, class_N)
     plane_KN2 = embed(z_KND, seed_for(analysis.seed, "diagnosis", "t-sne"))
     aware_KC = np.stack(
         [np.ones(len(analysis.class_names), np.bool_), *(cards[m].identified_C.numpy() for m in (a, b))]
     )
     titles = ("global model", f"client {a}'s model", f"client {b}'s model")
     draw_frames(plane_KN2, class_N, analysis.class_names, aware_KC, titles, out / "representations.png")
-    _write(analysis.class_names, found, aware_KC, plane_KN2, index_N, class_N, out)
-    return _summarize(analysis, found, _model_distances(z_KND, analysis.seed), (a, b), len(index_N))
+    _write(analysis.class_names, result, aware_KC, plane_KN2, index_N, class_N, out)
+    return _summarize(analysis, result, _model_distances(z_KND, analysis.seed), (a, b), len(index_N))
 
 
 def _model_distances(z_KND: Floats, seed: int) -> dict[str, float]:
@@ -131,16 +131,16 @@ def _model_distances(z_KND: Floats, seed: int) -> dict[str, float]:
 
 
 def _write(
-    names: Sequence[str], found: Agreement, aware_KC: Bools, plane_KN2: Floats, index_N: Ints, class_N: Ints, out: Path
+    names: Sequence[str], result: Agreement, aware_KC: Bools, plane_KN2: Floats, index_N: Ints, class_N: Ints, out: Path
 ) -> None:
     header = ["class", "rows", "known_to_a", "known_to_b"]
     header += [f"{what}_{pair}" for what in ("cosine", "match") for pair in PAIRS] + ["silhouette"]
     table = [
         [
-            names[c], found.rows_C[k], int(aware_KC[1, c]), int(aware_KC[2, c]),
-            *found.cosine_PC[:, k], *found.match_PC[:, k], found.silhouette_C[k],
+            names[c], result.rows_C[k], int(aware_KC[1, c]), int(aware_KC[2, c]),
+            *result.cosine_PC[:, k], *result.match_PC[:, k], result.silhouette_C[k],
         ]
-        for k, c in enumerate(found.classes.tolist())
+        for k, c in enumerate(result.classes.tolist())
     ]  # fmt: skip
     write_table(out / "agreement.csv", header, table)
     points = (
@@ -152,15 +152,15 @@ def _write(
 
 
 def _summarize(
-    analysis: Analysis, found: Agreement, distances: dict[str, float], clients: tuple[int, int], rows: int
+    analysis: Analysis, result: Agreement, distances: dict[str, float], clients: tuple[int, int], rows: int
 ) -> PartResult:
-    values = {f"cosine/{pair}": float(v) for pair, v in zip(PAIRS, found.cosine_PC.mean(1), strict=True)}
-    values |= {f"match/{pair}": float(v) for pair, v in zip(PAIRS, found.match_PC.mean(1), strict=True)}
-    agreed = int((found.match_PC[2] > 0.5).sum())
-    values |= {"agreed_classes": float(agreed), "silhouette": float(found.silhouette_C.mean())} | distances
+    values = {f"cosine/{pair}": float(v) for pair, v in zip(PAIRS, result.cosine_PC.mean(1), strict=True)}
+    values |= {f"match/{pair}": float(v) for pair, v in zip(PAIRS, result.match_PC.mean(1), strict=True)}
+    agreed = int((result.match_PC[2] > 0.5).sum())
+    values |= {"agreed_classes": float(agreed), "silhouette": float(result.silhouette_C.mean())} | distances
     lines = (
         f"local models of clients {clients[0]} and {clients[1]} after round {analysis.last.round + 1}, {rows} test"
-        f" rows: they agree on {agreed} of {len(found.classes)} classes (match above 0.5), cosine of their class"
+        f" rows: they agree on {agreed} of {len(result.classes)} classes (match above 0.5), cosine of their class"
         f" centroids {values['cosine/a_b']:.3f}, match {values['match/a_b']:.3f}, joint silhouette"
         f" {values['silhouette']:.3f}",
     )

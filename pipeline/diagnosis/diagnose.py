@@ -85,8 +85,8 @@ def diagnose(folder: Path, options: DiagnoseOptions, log: Log = print) -> list[s
             shutil.rmtree(rest, ignore_errors=True)
         draft.mkdir()
         try:
-            found = _measure(analysis, options, draft, log)
-            _write(analysis, found, options, draft)
+            results = _measure(analysis, options, draft, log)
+            _write(analysis, results, options, draft)
             if (folder / FOLDER).exists():
                 (folder / FOLDER).rename(older)
             draft.rename(folder / FOLDER)
@@ -94,7 +94,7 @@ def diagnose(folder: Path, options: DiagnoseOptions, log: Log = print) -> list[s
         finally:
             shutil.rmtree(draft, ignore_errors=True)  # there is none where all went well
         note_artifact(folder, FOLDER)
-    lines = [line for part in found.values() for line in part.lines]
+    lines = [line for part in results.values() for line in part.lines]
     return [*lines, *_send(analysis, folder)]
 
 
@@ -106,7 +106,7 @@ def _measure(analysis: Analysis, options: DiagnoseOptions, out: Path, log: Log) 
         cards = analysis.server.cards
         return check_clients(options.clients, cards) if options.clients else farthest(cards)
 
-    doing: dict[str, Callable[[], PartResult]] = {
+    measures: dict[str, Callable[[], PartResult]] = {
         "divergence": lambda: divergence(analysis, out, clients=pair(), pairs=options.pairs, cap=options.cap),
         "pseudo": lambda: pseudo_labels(analysis, out, log),
         "agreement": lambda: agreement(analysis, out, clients=pair(), rows=options.rows),
@@ -114,25 +114,25 @@ def _measure(analysis: Analysis, options: DiagnoseOptions, out: Path, log: Log) 
         "confusion": lambda: confusion(analysis, out),
         "generated": lambda: generated(analysis, out),
     }
-    found = {}
+    results = {}
     for name in (part for part in PARTS if part in options.parts):
         began = time.perf_counter()
-        found[name] = doing[name]()
+        results[name] = measures[name]()
         log(f"{analysis.folder}: {name} done in {time.perf_counter() - began:.1f} s")
-    return found
+    return results
 
 
-def _write(analysis: Analysis, found: dict[str, PartResult], options: DiagnoseOptions, out: Path) -> None:
+def _write(analysis: Analysis, results: dict[str, PartResult], options: DiagnoseOptions, out: Path) -> None:
     """Write ``metrics.jsonl``, as the run's own, and ``diagnosis.json``: what was asked for, and of which round."""
     metrics: dict[int, dict[str, float]] = {}
-    for part in found.values():
+    for part in results.values():
         for round_, values in part.metrics.items():
             metrics.setdefault(round_, {}).update({f"diagnosis/{name}": value for name, value in values.items()})
     now = time.time()
     write_records(out, [RoundRecord(round_, now, metrics[round_]) for round_ in sorted(metrics)])
     content: dict[str, Any] = {
         "rounds": analysis.rounds(), "last": analysis.last.round, "options": asdict(options),
-        "parts": {name: part.facts | {"said": list(part.lines)} for name, part in found.items()},
+        "parts": {name: part.facts | {"said": list(part.lines)} for name, part in results.items()},
     }  # fmt: skip
     write_atomically(out / "diagnosis.json", json.dumps(content, indent=1).encode())
 

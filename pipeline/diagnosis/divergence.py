@@ -86,22 +86,22 @@ def contrasts(ids: Sequence[Ints], sizes: Sequence[int], pairs: int, rng: np.ran
     every = list(combinations(range(len(ids)), 2))
     if len(every) > pairs:
         every = [every[k] for k in np.sort(rng.choice(len(every), size=pairs, replace=False))]
-    found = []
+    planned = []
     for i, j in every:
         free = index_M[j][~np.isin(ids[j], ids[i])]
         size = min(len(index_M[i]), len(free))
-        found.append(Contrast("pair", i, j, index_M[i][:size], free[:size]))
+        planned.append(Contrast("pair", i, j, index_M[i][:size], free[:size]))
     share_M = np.array(sizes) / max(1, sum(sizes))
     for i in range(len(ids) if len(ids) > 1 else 0):
         size = int(len(index_M[i]) / (1 + share_M[i]))  # what is left of the client's own rows is its share of the pool
-        own = ids[i][:size]
-        free_M = [index_M[j][~np.isin(ids[j], own)] for j in range(len(ids))]
+        sample = ids[i][:size]
+        free_M = [index_M[j][~np.isin(ids[j], sample)] for j in range(len(ids))]
         room_M = np.array([len(free) for free in free_M])
         size = min(size, int(room_M.sum()))
         take_M = largest_remainder(share_M * size, size, room_M)
         pool = np.concatenate([free[:take] for free, take in zip(free_M, take_M, strict=True)])
-        found.append(Contrast("pooled", i, -1, index_M[i][:size], pool))
-    return [c for c in found if len(c.a_R) >= LEAST]
+        planned.append(Contrast("pooled", i, -1, index_M[i][:size], pool))
+    return [c for c in planned if len(c.a_R) >= LEAST]
 
 
 def row_ids(prepared: Prepared, client: int) -> Ints:
@@ -143,8 +143,8 @@ def divergence(analysis: Analysis, out: Path, *, clients: tuple[int, int], pairs
 def _represent(analysis: Analysis, weights: Mapping[int, Tensors], order: Sequence[Ints]) -> npt.NDArray[np.float32]:
     """Return representations of these clients' sampled rows, client after client, each by a model of its own."""
     parts = [
-        analysis.represent(own, analysis.rows(m), torch.from_numpy(order[m])).numpy()
-        for m, own in weights.items()
+        analysis.represent(local, analysis.rows(m), torch.from_numpy(order[m])).numpy()
+        for m, local in weights.items()
         if len(order[m])
     ]
     return np.concatenate(parts)

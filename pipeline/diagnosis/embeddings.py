@@ -42,8 +42,8 @@ def order_classes(cosine_CC: Floats, clusters: int, seed: int) -> tuple[Ints, In
     if classes <= 3:
         return np.arange(classes), np.zeros(classes, np.int64)
     affinity_CC = np.maximum((1 + cosine_CC) / 2, 1e-6)  # above 0, so that the graph holds together
-    found = SpectralClustering(clusters, affinity="precomputed", random_state=seed % 2**32, assign_labels="cluster_qr")
-    cluster_C = np.asarray(found.fit_predict(affinity_CC), dtype=np.int64)
+    model = SpectralClustering(clusters, affinity="precomputed", random_state=seed % 2**32, assign_labels="cluster_qr")
+    cluster_C = np.asarray(model.fit_predict(affinity_CC), dtype=np.int64)
     fiedler_C = spectral_embedding(affinity_CC, n_components=1, random_state=seed % 2**32).ravel()
     mean_K = np.array([fiedler_C[cluster_C == k].mean() if (cluster_C == k).any() else 0.0 for k in range(clusters)])
     order_C = np.lexsort((fiedler_C, cluster_C, mean_K[cluster_C]))

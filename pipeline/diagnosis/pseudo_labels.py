@@ -116,31 +116,31 @@ def pseudo_labels(analysis: Analysis, out: Path, log: Callable[[str], None]) -> 
     clients = [c for c in analysis.server.cards if c.num_examples]
     ids = {c.client: row_ids(analysis.prepared, c.client) for c in clients}
     truth: Truth | None = None
-    found: dict[int, Counts] = {}
+    counts_by_round: dict[int, Counts] = {}
     for round_ in analysis.trainable():
         server = analysis.at(round_)
         sent = server.broadcast(round_ + 1)
         total: Counts | None = None
         for card in clients:
-            given, rows = analysis.rows(card.client), annotate(analysis, round_, card.client, card, sent)
-            if rows is given:  # the method's own way to say that it labels nothing
+            known, rows = analysis.rows(card.client), annotate(analysis, round_, card.client, card, sent)
+            if rows is known:  # the method's own way to say that it labels nothing
                 continue
             truth = truth or read_truth(analysis, log)
             y_NC, truth_NC = truth.of(ids[card.client])
-            check_labels(given, y_NC, f"{analysis.folder}, client {card.client}")
-            counts = judge(given, rows, card.identified_C.numpy(), y_NC, truth_NC)
+            check_labels(known, y_NC, f"{analysis.folder}, client {card.client}")
+            counts = judge(known, rows, card.identified_C.numpy(), y_NC, truth_NC)
             total = counts if total is None else total + counts
         if total is not None:
-            found[round_] = total
-    if not found:
+            counts_by_round[round_] = total
+    if not counts_by_round:
         return PartResult({}, (f"pseudo-labels: {analysis.run_spec.experiment.method.name} makes none here",))
-    return _write(analysis.class_names, found, out)
+    return _write(analysis.class_names, counts_by_round, out)
 
 
-def _write(names: tuple[str, ...], found: dict[int, Counts], out: Path) -> PartResult:
+def _write(names: tuple[str, ...], counts_by_round: dict[int, Counts], out: Path) -> PartResult:
     rows: list[list[object]] = []
     metrics: dict[int, dict[str, float]] = {}
-    for round_, counts in found.items():
+    for round_, counts in counts_by_round.items():
         all_, each = counts.total().table(), counts.table()
         rows += [[round_, "", *(all_[n][0] for n in COLUMNS)]]
         rows += [[round_, name, *(each[n][c] for n in COLUMNS)] for c, name in enumerate(names)]
@@ -148,14 +148,14 @@ def _write(names: tuple[str, ...], found: dict[int, Counts], out: Path) -> PartR
         values |= {f"precision/{name}": float(each["precision"][c]) for c, name in enumerate(names)}
         metrics[round_] = {n: v for n, v in values.items() if np.isfinite(v)}
     write_table(out / "pseudo_labels.csv", ("round", "class", *COLUMNS), rows)
-    tables = [counts.table() for counts in found.values()]
-    total = [counts.total().table() for counts in found.values()]
+    tables = [counts.table() for counts in counts_by_round.values()]
+    total = [counts.total().table() for counts in counts_by_round.values()]
     whole = {n: np.array([float(t[n][0]) for t in total]) for n in ("precision", "coverage", "chance")}
     precision_RC = np.stack([np.asarray(t["precision"], dtype=np.float64) for t in tables])
-    draw_precision(list(found), whole, precision_RC, names, out / "pseudo_labels.png")
+    draw_precision(list(counts_by_round), whole, precision_RC, names, out / "pseudo_labels.png")
     lines = []
-    for round_ in dict.fromkeys((next(iter(found)), list(found)[-1])):
-        t = {n: v[0] for n, v in found[round_].total().table().items()}
+    for round_ in dict.fromkeys((next(iter(counts_by_round)), list(counts_by_round)[-1])):
+        t = {n: v[0] for n, v in counts_by_round[round_].total().table().items()}
         lines.append(
             f"pseudo-positives after round {round_}: {t['right']} of {t['positive']} right"
             f" (precision {t['precision']:.3f}; at random {t['chance']:.3f}), {t['coverage']:.3f} of the hidden ones"

@@ -109,8 +109,8 @@ def _tensors(saved: SavedModel, table: Any) -> ClientData:
 
 def _table(file: Path, saved: SavedModel) -> tuple[ClientData, bool]:
     """Return the rows of a table like the one that the model was trained on, and whether they have labels."""
-    found = read_samples(file, saved.spec, saved.kind, saved.class_names)
-    return _tensors(saved, found.table), found.labeled
+    samples = read_samples(file, saved.spec, saved.kind, saved.class_names)
+    return _tensors(saved, samples.table), samples.labeled
 
 
 def write(prediction: Prediction, out: TextIO) -> None:

@@ -56,8 +56,8 @@ def send_model(
 
 def _find(client: Any, run: Any, checksum: str) -> Any:
     wanted = f"source_run_id = '{run.info.run_id}' AND tags.`{CHECKSUM_TAG}` = '{checksum}'"
-    found = client.search_logged_models([run.info.experiment_id], wanted, max_results=1)
-    return found[0] if found else None
+    models = client.search_logged_models([run.info.experiment_id], wanted, max_results=1)
+    return models[0] if models else None
 
 
 def _upload(client: Any, run_id: str, model_id: str, folder: Path) -> None:

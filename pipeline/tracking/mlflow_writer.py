@@ -115,7 +115,7 @@ class MlflowWriter:
         try:
             with self.uploader.lock():
                 self.uploader.upload_new()
-                gone = self.uploader.upload_final() if ending else []
+                missing = self.uploader.upload_final() if ending else []
         except Exception as error:
             # whatever goes wrong with tracking: it is said, counted, tried again; the run goes on
             self.failures += 1
@@ -124,8 +124,8 @@ class MlflowWriter:
             self._complain(reason(error))
         else:
             self._in_a_row, self._retry_at = 0, 0.0
-            if gone:
-                self.log(f"MLflow did not get {', '.join(gone)}: no longer in {self.folder}")
+            if missing:
+                self.log(f"MLflow did not get {', '.join(missing)}: no longer in {self.folder}")
             if ending and self._said:
                 self.log(f"MLflow at {redact(self.uri)} has everything now ({self.failures} attempts failed)")
 
