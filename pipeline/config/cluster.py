@@ -49,13 +49,9 @@ class ClusterOptions:
         if self.backup:
             object_store.check_location(self.backup, "cluster.backup")
         for name in (
-            "clients_per_actor",
-            "client_cache_mb",
-            "max_concurrent_clients",
-            "wait_for_cpus",
-            "wait_for_gpus",
+            "clients_per_actor", "client_cache_mb", "max_concurrent_clients", "wait_for_cpus", "wait_for_gpus",
             "wait_minutes",
-        ):
+        ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"cluster.{name} = {getattr(self, name)}: must be at least 0")
         for name in ("checkpoint_every", "keep_checkpoints"):

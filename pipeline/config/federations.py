@@ -149,13 +149,9 @@ class Catalog:
             used |= {row, *paper.parents(row)}
             costs = [entry.cost for _, entry in self._entries(federation, paper, row) if entry.cost]
             yield PresetRow(
-                name=f"{federation.name}/{row}",
-                federation=federation,
-                row=row,
-                paper=paper,
-                published=paper.rows[row].published,
-                cost=costs[-1] if costs else "",
-            )
+                name=f"{federation.name}/{row}", federation=federation, row=row, paper=paper,
+                published=paper.rows[row].published, cost=costs[-1] if costs else "",
+            )  # fmt: skip
         for row, entry in (*federation.layers[0].items(), *federation.layers[1].items()):
             if row not in used and "name" in entry.method:
                 used.add(row)
