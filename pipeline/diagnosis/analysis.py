@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +14,7 @@ from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.execution.executor import server_of
 from anchorfl.pipeline.run.prepare import make_run_spec
+from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.run.round_loop import MEMORY, STATE
 from anchorfl.pipeline.storage.checkpoint import Checkpoint, Checkpoints
 from anchorfl.pipeline.storage.run_folder import read_experiment
@@ -115,7 +115,7 @@ def part_of(data: ClientData, index_B: Tensor) -> ClientData:
     return replace(data, length_N=length_N, **taken)
 
 
-def open_analysis(folder: Path, log: Callable[[str], None]) -> Analysis:
+def open_analysis(folder: Path, log: Log) -> Analysis:
     """Open a run folder, in this process and on the CPU, whatever it ran on.
 
     Raises InputError where it holds no completed round, its method trains no global model, or the data on this machine

@@ -24,6 +24,7 @@ from anchorfl.pipeline.diagnosis.embeddings import embeddings
 from anchorfl.pipeline.diagnosis.generated import generated
 from anchorfl.pipeline.diagnosis.pseudo_labels import pseudo_labels
 from anchorfl.pipeline.diagnosis.result import PartResult
+from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.run_folder import lock_run, read_config
 from anchorfl.pipeline.storage.run_record import RoundRecord, note_artifact, write_records
@@ -33,8 +34,6 @@ from anchorfl.tasks.errors import InputError
 
 FOLDER = "diagnosis"
 PARTS = ("divergence", "pseudo", "agreement", "embeddings", "confusion", "generated")
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

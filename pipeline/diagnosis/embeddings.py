@@ -7,7 +7,6 @@ Shape suffixes: C classes, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from anchorfl.pipeline.diagnosis.analysis import Analysis
 from anchorfl.pipeline.diagnosis.figures import PHI, PMI, draw_matrices
 from anchorfl.pipeline.diagnosis.result import Floats, PartResult, write_table
 from anchorfl.pipeline.diagnosis.truth import read_truth
+from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.training.class_vectors import cooccurrence_table
 from anchorfl.tasks.arrays.arrow import Ints
 
@@ -71,7 +71,7 @@ def associations(analysis: Analysis) -> Floats | None:
     return np.asarray(table.weight_KK[np.ix_(row_C, row_C)], dtype=np.float64)
 
 
-def correlations(analysis: Analysis, log: Callable[[str], None]) -> Floats | None:
+def correlations(analysis: Analysis, log: Log) -> Floats | None:
     """Return the correlation (phi) of every two labels over the clients' rows, [C, C], from the raw data.
 
     Each pair is taken over the rows where both are given; 0 where one of them is always or never there. None for
@@ -89,7 +89,7 @@ def correlations(analysis: Analysis, log: Callable[[str], None]) -> Floats | Non
     return phi_CC
 
 
-def embeddings(analysis: Analysis, out: Path, *, clusters: int, log: Callable[[str], None]) -> PartResult:
+def embeddings(analysis: Analysis, out: Path, *, clusters: int, log: Log) -> PartResult:
     """Write ``class_cosine.csv`` and ``class_embeddings.png``, after the last completed round.
 
     Beside them stands ``class_pmi.csv`` where the run has a table of names, else ``class_phi.csv`` where rows have

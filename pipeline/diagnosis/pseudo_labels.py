@@ -6,7 +6,6 @@ classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from anchorfl.pipeline.diagnosis.divergence import row_ids
 from anchorfl.pipeline.diagnosis.figures import draw_precision
 from anchorfl.pipeline.diagnosis.result import Floats, PartResult, write_table
 from anchorfl.pipeline.diagnosis.truth import Truth, check_labels, read_truth
+from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.training.local_training import infer
 from anchorfl.tasks.arrays.arrow import Bools, Ints
 from anchorfl.tasks.contract import Card, ClientData
@@ -111,7 +111,7 @@ def annotate(analysis: Analysis, round_: int, client: int, card: Card, sent: Any
     return trainer.data()
 
 
-def pseudo_labels(analysis: Analysis, out: Path, log: Callable[[str], None]) -> PartResult:
+def pseudo_labels(analysis: Analysis, out: Path, log: Log) -> PartResult:
     """Write ``pseudo_labels.csv``: counts and shares per class and in all, by round (``Analysis.trainable``)."""
     clients = [c for c in analysis.server.cards if c.num_examples]
     ids = {c.client: row_ids(analysis.prepared, c.client) for c in clients}

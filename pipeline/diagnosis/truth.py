@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from anchorfl.pipeline.diagnosis.analysis import Analysis
+from anchorfl.pipeline.run.progress import Log
 from anchorfl.tasks.arrays.arrow import Bools, Ints
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import ClientData
@@ -36,7 +36,7 @@ class Truth:
         return y_BC, np.ones_like(y_BC) if self.given is None else self.given.take(at_B).matrix()
 
 
-def read_truth(analysis: Analysis, log: Callable[[str], None]) -> Truth:
+def read_truth(analysis: Analysis, log: Log) -> Truth:
     """Read the raw rows. Raise InputError where they are missing, or not those that the run was prepared from."""
     experiment, manifest = analysis.run_spec.experiment, analysis.prepared.manifest
     task = task_of(experiment.task)
