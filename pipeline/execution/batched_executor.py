@@ -49,9 +49,9 @@ class BatchedStep:
     rows_C: Tensor
     """Rows of data of a class's client, at least 1."""
     lr: float
-    """Of theta."""
+    """Rate of theta."""
     weight_decay: float
-    """Of theta."""
+    """Weight decay of theta."""
     class_embedding_lr: float
     """Rate of the class embeddings; 0: they stay."""
     rows_per_pass: int

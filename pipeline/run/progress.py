@@ -22,9 +22,8 @@ Log = Callable[[str], None]
 class Progress:
     """The lines of a run: round, time left, clients busy and failed, MB moved, last score."""
 
-    def __init__(self, rounds: int, start: int = 0, out: TextIO | None = None) -> None:
-        self.rounds = rounds
-        self.start = start
+    def __init__(self, rounds: int, out: TextIO | None = None) -> None:
+        self.rounds, self.start = rounds, 0
         self.out = out or sys.stdout
         self.live = self.out.isatty()
         self.began = time.perf_counter()

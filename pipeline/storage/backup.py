@@ -52,9 +52,11 @@ class Backup:
     ) -> None:
         """log: takes one line, from any thread.
 
-        checkpoints: those of the folder; None: it has none. last: files that are read first and copied last, as they
-        say what the others hold. leave: patterns of names that are somebody else's to copy. pause_s: rest between two
-        copies. patience_s: wait after a failure at the end.
+        checkpoints: those of the folder; None: it has none.
+        last: files that are read first and copied last, as they say what the others hold.
+        leave: patterns of names that are somebody else's to copy.
+        pause_s: rest between two copies.
+        patience_s: wait after a failure at the end.
         """
         self.folder, self.uri, self.log, self.checkpoints = folder, uri, log, checkpoints
         self.last, self.leave, self.pause_s, self.patience_s = last, leave, pause_s, patience_s

@@ -16,7 +16,8 @@ from anchorfl.pipeline.tracking.mlflow_store import reason, store_uri
 from anchorfl.pipeline.tracking.mlflow_upload import MlflowUploader
 from anchorfl.tasks.errors import InputError
 
-LONGEST_PAUSE_S = 300.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
+"""Seconds of rest after a failure, doubled by each further one."""
 LOCAL_WAIT_S, SERVER_WAIT_S = 60.0, 20.0
 """Seconds that a run waits at its end: a file is only slow (first import and migration), a server may be dead."""
 
@@ -54,17 +55,15 @@ class MlflowWriter:
         log: Callable[[str], None],
         *,
         uploader: Sender | None = None,
-        pause_s: float = 5.0,
         timeout_s: float = SERVER_WAIT_S,
     ) -> None:
         """log: takes one line, from any thread.
 
-        uploader: sends, on the writer's one thread; None: this run folder alone. pause_s: first wait after a failure,
-        doubled by each further one. timeout_s: how long ``end`` waits for the rest at most.
+        uploader: sends, on the writer's one thread; None: this run folder alone.
+        timeout_s: seconds that ``end`` waits for the rest at most.
         """
-        self.folder, self.uri, self.log = folder, uri, log
+        self.folder, self.uri, self.log, self.timeout_s = folder, uri, log, timeout_s
         self.uploader = uploader or MlflowUploader(folder, uri)
-        self.pause_s, self.timeout_s = pause_s, timeout_s
         self.failures = 0
         self._in_a_row = 0
         self._said = False
@@ -120,7 +119,7 @@ class MlflowWriter:
             # whatever goes wrong with tracking: it is said, counted, tried again; the run goes on
             self.failures += 1
             self._in_a_row += 1
-            self._retry_at = time.monotonic() + min(self.pause_s * 2 ** (self._in_a_row - 1), LONGEST_PAUSE_S)
+            self._retry_at = time.monotonic() + min(FIRST_PAUSE_S * 2 ** (self._in_a_row - 1), LONGEST_PAUSE_S)
             self._complain(reason(error))
         else:
             self._in_a_row, self._retry_at = 0, 0.0
