@@ -34,7 +34,8 @@ def from_tree(tree: Mapping[str, Any]) -> Experiment:
         if key not in known:
             raise InputError(f"no option or table {key!r}{nearest(key, known)}")
     for name in known & values.keys() - {"method"}:
-        values[name] = (_node if is_dataclass(hints[name]) else _typed)(hints[name], values[name], name)
+        convert = _node if is_dataclass(hints[name]) else _typed
+        values[name] = convert(hints[name], values[name], name)
     values["method"] = _method(values.get("method"))
     experiment: Experiment = _built(Experiment, values, "")
     if not experiment.task.file and experiment.task.name not in TASKS:

@@ -104,24 +104,22 @@ def open_loop(
     """
     experiment = run_spec.experiment
     # The tracker needs to know where the loop goes on, so it comes after the checkpoint.
-    no_tracker, checkpoints = (
-        Trackers([], experiment.tracking),
-        Checkpoints(folder, experiment.cluster.keep_checkpoints),
-    )
+    no_tracker = Trackers([], experiment.tracking)
+    checkpoints = Checkpoints(folder, experiment.cluster.keep_checkpoints)
     class_names = run_spec.data().manifest.class_names
     loop = RoundLoop(experiment, class_names, executor, no_tracker, checkpoints, progress)
     loop.resume()
-    last, info = loop.state.round, run_info(run_spec, folder)
-    if last:
+    last_round, info = loop.state.round, run_info(run_spec, folder)
+    if last_round:
         check_same_data(info.tags, folder)
-        check_records(folder, last)
-    loop.tracker = open_tracker(experiment.tracking, folder, last + 1 if last else 0, log)
+        check_records(folder, last_round)
+    loop.tracker = open_tracker(experiment.tracking, folder, last_round + 1 if last_round else 0, log)
     loop.tracker.begin(replace(info, parent=parent))
     if experiment.cluster.backup:
         loop.backup = Backup(folder, backup_uri(experiment.cluster.backup, folder), log, loop.checkpoints)
-    if last:
-        progress.start = last
-        progress.log(f"going on after round {last}")
+    if last_round:
+        progress.start = last_round
+        progress.log(f"going on after round {last_round}")
     return loop
 
 
