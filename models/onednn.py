@@ -60,8 +60,8 @@ def use_onednn(model: nn.Module) -> None:
 
     Raises ValueError where torch was built without oneDNN.
     """
-    there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if not (there and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not (available and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         raise ValueError("optimizer.onednn: this build of torch has no oneDNN: leave the option out")
     for module in model.modules():
         if type(module) is nn.Linear:

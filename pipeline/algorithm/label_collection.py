@@ -70,8 +70,8 @@ def canonical(data: ClientData) -> Iterator[bytes]:
     x_N = data.x.detach().cpu().numpy()
     if data.length_N is None:
         head = f"dense {x_N.dtype.name} {x_N.shape[1:]}|".encode()
-        little = x_N.dtype.newbyteorder("<")
-        return (head + np.ascontiguousarray(x, dtype=little).tobytes() for x in x_N)
+        dtype = x_N.dtype.newbyteorder("<")
+        return (head + np.ascontiguousarray(x, dtype=dtype).tobytes() for x in x_N)
     if x_N.ndim == 2 and x_N.dtype.kind == "i":
         return (b"tokens|" + x_L[x_L != 0].astype("<i4").tobytes() for x_L in x_N)
     if x_N.ndim == 3 and x_N.shape[2] == 2:

@@ -166,18 +166,18 @@ class Catalog:
             if federation not in self.federations:
                 near = nearest(federation, self.federations)
                 raise self._wrong(paper.name, f"data.{label!r} = {federation!r}: no such federation{near}")
-        mine = {name for place in paper.data.values() for name in (place, self.federations[place].file)}
+        names = {name for place in paper.data.values() for name in (place, self.federations[place].file)}
         for row, entry in paper.rows.items():
             for federation in entry.data:
-                if federation not in mine:
-                    near = nearest(federation, mine)
+                if federation not in names:
+                    near = nearest(federation, names)
                     raise self._wrong(paper.name, f"rows.{row}.data: [data] has no {federation!r}{near}")
 
     def _check_entries(self, federation: Federation) -> None:
         """Refuse a federation's file that speaks of a row which it has not, or says what is a paper's to say."""
         files = [other for other in self.federations.values() if other.file == federation.file]
-        for layer, places in zip(federation.layers, (files, [federation]), strict=True):
-            papers = [pair for place in places for pair in self._rows_of(place)]
+        for layer, federations in zip(federation.layers, (files, [federation]), strict=True):
+            papers = [pair for place in federations for pair in self._rows_of(place)]
             known = {name for paper, row in papers for name in (row, *paper.parents(row))}
             for row, entry in layer.items():
                 if entry.published or entry.data or entry.parent:
@@ -185,7 +185,7 @@ class Catalog:
                 if row not in known and "name" not in entry.method:
                     raise self._wrong(
                         federation.file,
-                        f"rows.{row}: no paper has such a row for {' or '.join(place.name for place in places)}"
+                        f"rows.{row}: no paper has such a row for {' or '.join(place.name for place in federations)}"
                         f"{nearest(row, known)}; a row of its own needs method.name",
                     )
 

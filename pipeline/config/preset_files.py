@@ -213,8 +213,8 @@ class _File:
         """Return the table. InputError where it is none or has another key."""
         for key in self.table(where, table):
             if key not in keys:
-                place = f" in [{where}]" if where else ""
-                raise self.wrong(f"no key {key!r}{place}{nearest(key, keys)}; there are: {', '.join(keys)}")
+                section = f" in [{where}]" if where else ""
+                raise self.wrong(f"no key {key!r}{section}{nearest(key, keys)}; there are: {', '.join(keys)}")
         return self.table(where, table)
 
     def typed(self, where: str, value: Any, kind: type, like: str) -> Any:
@@ -234,28 +234,28 @@ class _File:
         out = Tree()
         for name in SECTIONS:
             if name in table:
-                place = f"{where}.{name}" if where else name
-                out[name] = self.table(place, table[name])
-                check_options(self.path, place, out[name], OPTIONS[name] if name in OPTIONS else out[name])
+                section = f"{where}.{name}" if where else name
+                out[name] = self.table(section, table[name])
+                check_options(self.path, section, out[name], OPTIONS[name] if name in OPTIONS else out[name])
         return out
 
     def rows(self, where: str, table: Any) -> dict[str, RowEntry]:
         """Return the rows of a table."""
         out = dict[str, RowEntry]()
         for name, content in self.table(where, table).items():
-            place = f"{where}.{name}"
-            entry = self.known(place, content, OF_ROW)
+            row = f"{where}.{name}"
+            entry = self.known(row, content, OF_ROW)
             texts = {
-                key: self.typed(f"{place}.{key}", entry.get(key, ""), str, f"text, such as {like!r}")
+                key: self.typed(f"{row}.{key}", entry.get(key, ""), str, f"text, such as {like!r}")
                 for key, like in (("from", "fedavg"), ("published", "FedAvg"), ("cost", "about 20 CPU minutes"))
             }
-            data = self.items(f"{place}.data", entry["data"], str, "names, such as ['pbc']") if "data" in entry else ()
+            data = self.items(f"{row}.data", entry["data"], str, "names, such as ['pbc']") if "data" in entry else ()
             out[name] = RowEntry(
                 parent=texts["from"],
                 published=texts["published"],
                 data=data,
                 cost=texts["cost"],
-                tree=self.sections(place, entry),
+                tree=self.sections(row, entry),
             )
         return out
 

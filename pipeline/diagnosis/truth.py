@@ -50,8 +50,10 @@ def read_truth(analysis: Analysis, log: Log) -> Truth:
     return Truth(np.asarray(table["row"].to_numpy(), dtype=np.int64), labels, given_labels(table, labels.classes))
 
 
-def check_labels(data: ClientData, y_NC: Bools, who: str) -> None:
+def check_labels(data: ClientData, y_NC: Bools, client: str) -> None:
     """Raise InputError where the truth contradicts a label that a client was given: it is not that of these rows."""
     known_NC = data.known_NC.numpy() > 0
     if ((data.y_NC.numpy() > 0) != y_NC)[known_NC].any():
-        raise InputError(f"{who}: its labels are not those of the raw data: prepare the data again and repeat the run")
+        raise InputError(
+            f"{client}: its labels are not those of the raw data: prepare the data again and repeat the run"
+        )

@@ -140,11 +140,11 @@ class BatchedExecutor(InProcess):
         answered_C = torch.zeros(len(self.rows_C), dtype=torch.bool)
         answered_C[classes] = True
         self.server.finish_round(round_, weights, answered_C)
-        up = messages.nbytes(theta_of(weights)) + (messages.nbytes(weights[CLASS_ROWS][0]) if class_embedding_lr else 0)
+        row_bytes = messages.nbytes(weights[CLASS_ROWS][0]) if class_embedding_lr else 0
         return RoundOutcome(
             tuple(selected),
             bytes_down=messages.nbytes(broadcast) * len(selected) + sent_alone,
-            bytes_up=up * len(selected),
+            bytes_up=(messages.nbytes(theta_of(weights)) + row_bytes) * len(selected),
             loss=float(loss_C[classes].mean()),
             busy_seconds=time.perf_counter() - began,
             memory=system_metrics.peak("process"),

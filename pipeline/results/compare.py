@@ -191,8 +191,8 @@ def _values(records: Sequence[RoundRecord], family: Family) -> dict[str, float |
 def _best(records: Sequence[RoundRecord], by: Measure) -> RoundRecord | None:
     """Return the first round with the best validation figure; its test scores are missing where it was not tested."""
     select = f"validation/{by.name}"
-    chosen = [record for record in records if select in record.metrics]
-    return max(chosen, key=lambda record: (record.metrics[select], -record.round), default=None)
+    scored = [record for record in records if select in record.metrics]
+    return max(scored, key=lambda record: (record.metrics[select], -record.round), default=None)
 
 
 def _free(param: str) -> bool:

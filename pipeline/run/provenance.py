@@ -16,9 +16,9 @@ from anchorfl.tasks.errors import InputError
 
 def check_records(folder: Path, done: int) -> None:
     """Raise InputError where the records lack one of the rounds 0 to ``done``, which are not computed again."""
-    if lacking := sorted({*range(done + 1)} - {record.round for record in read_records(folder)[0]}):
+    if missing := sorted({*range(done + 1)} - {record.round for record in read_records(folder)[0]}):
         raise InputError(
-            f"{folder / 'metrics.jsonl'} lacks round {lacking[0]} ({len(lacking)} that are done by the checkpoint);"
+            f"{folder / 'metrics.jsonl'} lacks round {missing[0]} ({len(missing)} that are done by the checkpoint);"
             " restore it from a copy, or start the run anew in another --output"
         )
 

@@ -103,8 +103,8 @@ def _register(client: Any, name: str, run_id: str, model: Any) -> None:
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    there = client.search_model_versions(f"name = '{name}' AND run_id = '{run_id}'")
-    version = next((v for v in there if v.tags.get(MODEL_TAG) == model.model_id), None)
+    versions = client.search_model_versions(f"name = '{name}' AND run_id = '{run_id}'")
+    version = next((v for v in versions if v.tags.get(MODEL_TAG) == model.model_id), None)
     if version is None:
         tags, source = {MODEL_TAG: model.model_id}, model.artifact_location
         version = client.create_model_version(name, source, run_id, tags, model_id=model.model_id)

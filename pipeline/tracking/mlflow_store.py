@@ -150,8 +150,8 @@ def make_database(path: Path, client: Callable[..., Any]) -> None:
         draft.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory() as folder:
             client(tracking_uri=f"sqlite:///{folder}/mlflow.db")
-            with closing(sqlite3.connect(f"{folder}/mlflow.db")) as made, closing(sqlite3.connect(draft)) as kept:
-                made.backup(kept)
+            with closing(sqlite3.connect(f"{folder}/mlflow.db")) as source, closing(sqlite3.connect(draft)) as target:
+                source.backup(target)
         draft.replace(path)
         with suppress(OSError):  # Windows removes no open file; whoever still waits finds the database
             lock.unlink()

@@ -125,11 +125,11 @@ class MlflowUploader:
         """
         records = read_records(path)[0] if path.is_dir() else []
         rows = [row for record in records for row in mlflow_entities.metrics(record) if row.key != ROUND_COMPLETE]
-        there: dict[tuple[str, int], float] = {}
+        logged: dict[tuple[str, int], float] = {}
         for key in {row.key for row in rows}:
             history = self._client.get_metric_history(self.run_id, key)
-            there |= {(key, row.step): row.value for row in sorted(history, key=lambda row: row.timestamp)}
-        missing = [row for row in rows if there.get((row.key, row.step)) != row.value]
+            logged |= {(key, row.step): row.value for row in sorted(history, key=lambda row: row.timestamp)}
+        missing = [row for row in rows if logged.get((row.key, row.step)) != row.value]
         for start in range(0, len(missing), METRICS_PER_BATCH):
             self._client.log_batch(self.run_id, metrics=missing[start : start + METRICS_PER_BATCH])
 

@@ -50,8 +50,8 @@ def cooccurrence_table(experiment: Experiment, names: Sequence[str]) -> tuple[Na
         " (docs/label-names.md says where to get it, or how to make one); --class_embeddings.init random does without"
     )
     table = read_table(_file("class_embeddings.table", experiment.class_embeddings.table, hint))
-    others = task_of(experiment.task).table_names
-    return table, [others[name] if name not in table.names and name in others else name for name in names]
+    task_names = task_of(experiment.task).table_names
+    return table, [task_names[name] if name not in table.names and name in task_names else name for name in names]
 
 
 def encoder_start(experiment: Experiment, log: Log) -> dict[str, Tensor] | None:

@@ -91,9 +91,8 @@ def fit(
     change = augmentation(training.optimizer, torch_rng(seed, "client", client, "round", round_, "augment"))
     loss = _epochs(trainer, training, order_rng, change)
     update = trainer.update()
-    wrong = messages.shape_mismatch(update.weights, broadcast.weights) or messages.not_finite(update)
-    if wrong:
-        raise UpdateError(f"client {client}, round {round_}: {wrong}")
+    if fault := messages.shape_mismatch(update.weights, broadcast.weights) or messages.not_finite(update):
+        raise UpdateError(f"client {client}, round {round_}: {fault}")
     return FitResult(update, trainer.memory(), loss, time.perf_counter() - began)
 
 
@@ -145,7 +144,7 @@ def micro_batches(
 
     A model that couples rows (BatchNorm) needs them all at once: the savings would change its mathematics.
     """
-    whole = len(index_B)
+    denominator = len(index_B)
     if (options.skip_zero_rows or options.microbatch_tokens) and model.couples_rows:
         raise ValueError(
             "this model normalizes over the batch, so rows may not be left out or cut apart:"
@@ -156,9 +155,9 @@ def micro_batches(
     if not len(index_B):
         return []
     if not options.microbatch_tokens or data.length_N is None:
-        return [data.rows(index_B, whole, change)]
+        return [data.rows(index_B, denominator, change)]
     positions = options.microbatch_tokens * (SPARSE_FACTOR if model.looks_up else 1)
-    return [data.rows(part, whole, change) for part in by_length(index_B, data.length_N, positions)]
+    return [data.rows(part, denominator, change) for part in by_length(index_B, data.length_N, positions)]
 
 
 def by_length(index_B: Tensor, length_N: Tensor, positions: int) -> Iterator[Tensor]:
@@ -180,8 +179,8 @@ def infer(model: Classifier, data: ClientData) -> Tensor:
     model.eval()
     index_N = torch.arange(len(data))
     if data.length_N is None:
-        most = INFERENCE_VALUES // math.prod(data.x.shape[1:]) if data.x.dim() == 4 else INFERENCE_ROWS
-        parts: list[Tensor] = list(torch.split(index_N, min(INFERENCE_ROWS, max(1, most))))
+        rows = INFERENCE_VALUES // math.prod(data.x.shape[1:]) if data.x.dim() == 4 else INFERENCE_ROWS
+        parts: list[Tensor] = list(torch.split(index_N, min(INFERENCE_ROWS, max(1, rows))))
     else:
         positions = INFERENCE_POSITIONS * (SPARSE_FACTOR if model.looks_up else 1)
         parts = list(by_length(index_N, data.length_N, positions))
