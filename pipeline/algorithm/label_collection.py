@@ -172,7 +172,8 @@ def _check(sent: LabelMessage, sender: int, classes: int) -> None:
     if class_K.shape != count_K.shape or (count_K < 0).any() or int(count_K.sum()) != len(digest_P):
         sizes = f"{len(class_K)} classes, {len(count_K)} counts and {len(digest_P)} digests"
         raise ValueError(f"message {sender}: {sizes} do not fit")
-    if len(class_K) and not 0 <= (low := int(class_K.min())) <= (high := int(class_K.max())) < classes:
+    low, high = (int(class_K.min()), int(class_K.max())) if len(class_K) else (0, -1)
+    if low < 0 or high >= classes:
         raise ValueError(f"message {sender}: classes {low}..{high} are not all in 0..{classes - 1}")
 
 
