@@ -162,9 +162,9 @@ class Aggregator:
     @property
     def uses(self) -> tuple[tuple[str, str], ...]:
         """The members of ``ROBUST`` that are on, each with the option that says so."""
-        options = {self.aggregation: f"federation.aggregation = {self.aggregation!r}"}
-        options["clip_norm"] = f"federation.clip_norm = {self.clip_norm:g}" if self.clip_norm else ""
-        return tuple((name, option) for name, option in options.items() if option and name != "mean")
+        rule = (self.aggregation, f"federation.aggregation = {self.aggregation!r}")
+        clip = ("clip_norm", f"federation.clip_norm = {self.clip_norm:g}")
+        return ((rule,) if self.aggregation != "mean" else ()) + ((clip,) if self.clip_norm else ())
 
     @property
     def average(self) -> Average:
