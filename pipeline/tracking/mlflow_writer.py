@@ -62,7 +62,8 @@ class MlflowWriter:
         uploader: sends, on the writer's one thread; None: this run folder alone.
         timeout_s: seconds that ``end`` waits for the rest at most.
         """
-        self.folder, self.uri, self.log, self.timeout_s = folder, uri, log, timeout_s
+        self.folder, self.uri, self.log = folder, uri, log
+        self.pause_s, self.timeout_s = FIRST_PAUSE_S, timeout_s
         self.uploader = uploader or MlflowUploader(folder, uri)
         self.failures = 0
         self._in_a_row = 0
@@ -119,7 +120,7 @@ class MlflowWriter:
             # whatever goes wrong with tracking: it is said, counted, tried again; the run goes on
             self.failures += 1
             self._in_a_row += 1
-            self._retry_at = time.monotonic() + min(FIRST_PAUSE_S * 2 ** (self._in_a_row - 1), LONGEST_PAUSE_S)
+            self._retry_at = time.monotonic() + min(self.pause_s * 2 ** (self._in_a_row - 1), LONGEST_PAUSE_S)
             self._complain(reason(error))
         else:
             self._in_a_row, self._retry_at = 0, 0.0
