@@ -130,8 +130,7 @@ class OneClass(Method[RowsState, RowUpdate]):
     class_embedding_lr: float = 0.1
     """Rate of a client's step on its row (FedALC: the .1 of theta); 0: rows are fixed, and sent once."""
     server: Literal["average", "adam"] = "average"
-    """Use of the mean of theta: it is the new theta, or the way to it is a gradient for Adam (Reddi et al.,
-    ICLR 2021, with bias correction)."""
+    """The new theta: the mean, or a step of bias-corrected Adam towards it (Reddi et al., ICLR 2021)."""
     server_lr: float = 0.001
     """Rate of the server's Adam."""
     server_lr_decay: float = 1.0

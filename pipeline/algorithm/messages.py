@@ -147,9 +147,8 @@ class Packed:
 
 
 def pack(message: object, *, copy: bool = True) -> Packed:
-    """Return a message with all its tensors in flat buffers (on the CPU).
-
-    copy=False: where they lie, if they lie like that already, for whoever serializes them before they change.
+    """Return a message with all its tensors in flat buffers (on the CPU). copy=False: where they lie, if they lie like
+    that already, for whoever serializes them before they change.
     """
     parts: dict[str, list[Tensor]] = {}
     length: dict[str, int] = {}

@@ -1,5 +1,4 @@
-"""Pseudo-labels by anchors: class embeddings tell a client which rows belong to classes that it does not identify
-(FedAlign, section 3.4).
+"""Pseudo-labels by anchors: class embeddings find rows of classes that a client does not identify (FedAlign, 3.4).
 
 Shape suffixes: N rows of the client, C classes, D width.
 """

@@ -92,10 +92,9 @@ class Table:
         edge_KK = np.nan_to_num(self.weight_KK) > 0
         absent_K = np.isnan(self.weight_KK.diagonal())
         lone_K = ~edge_KK.any(1) & ~absent_K
-        size = corpus.size / 1e6
+        size, seconds = corpus.size / 1e6, corpus.seconds
         lines = [
-            f"{size:.1f} MB, {corpus.counts.segments} segments in {corpus.seconds:.1f} s"
-            f" ({size / corpus.seconds:.0f} MB/s)",
+            f"{size:.1f} MB, {corpus.counts.segments} segments in {seconds:.1f} s ({size / seconds:.0f} MB/s)",
             f"{len(self.names) - absent_K.sum()} of {len(self.names)} names occur; {edge_KK.sum() // 2} edges",
         ]
         for what, some_K in (("never occur", absent_K), ("occur but have no edge", lone_K)):

@@ -1,5 +1,4 @@
-"""Agreement of local models and the global one about where the classes are: three models in one frame (FedAlign,
-Figure 6).
+"""Agreement of two local models and the global one about where classes are, in one frame (FedAlign, Figure 6).
 
 Two clients train for one round from the last state, with the memory that they have; the test rows are represented by
 the global model and by both local ones. Shape suffixes: K models (global, a, b), N test rows, D width, C classes, P

@@ -84,10 +84,7 @@ def images_of(analysis: Analysis, round_: int) -> npt.NDArray[np.uint8]:
 
 @torch.no_grad()
 def recognized(analysis: Analysis, round_: int) -> npt.NDArray[np.float64]:
-    """Return per class the share of its images that the global model of that round takes for it.
-
-    The images are prepared as for training.
-    """
+    """Return per class the share of its images, prepared as for training, that the round's global model recognizes."""
     source, rng = _source(analysis, round_), torch_rng(analysis.seed, "diagnosis", "recognized")
     model = analysis.server.model
     model.load_state_dict(analysis.server.state.weights)

@@ -21,10 +21,9 @@ from anchorfl.tasks.tabular.table import resolve_options as resolve_task_options
 
 
 def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = None) -> RunSpec:
-    """Return the specification of a run, from its data and from what the network starts from.
+    """Return the specification of a run. Raise InputError where network, data and weights do not fit each other.
 
-    prepared: the data, where the caller has them; None: from the cache, or made now. Raises InputError where network,
-    data and weights do not fit each other.
+    prepared: the data, where the caller has them; None: from the cache, or made now.
     """
     if not experiment.task.clients:
         raise ValueError("task.clients = 0: count the clients first (anchorfl.pipeline.run.prepare.resolve_options)")
