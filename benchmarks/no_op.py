@@ -47,7 +47,7 @@ class NoOpTrainer(AveragingTrainer):
     def make_optimizers(self):
         return {}
 
-    def epochs(self, given: int):
+    def epochs(self, count: int):
         return ()
 
 

@@ -1,6 +1,6 @@
 """Random crops and flips of a whole batch at once: no step of it is taken image by image.
 
-Shape suffixes: B images, C channels, H height, W width; R draws, one for each image or one for all.
+Shape suffixes: B images, C channels, H height, W width, S pixels of a side.
 """
 
 from __future__ import annotations
@@ -11,39 +11,32 @@ from torch import Tensor
 
 
 def augment(
-    x_BCHW: Tensor,
-    rng: torch.Generator,
-    padding: int = 4,
-    *,
-    horizontal: bool = True,
-    vertical: bool = True,
-    together: bool = False,
+    x_BCHW: Tensor, rng: torch.Generator, padding: int = 4, *, horizontal: bool = True, vertical: bool = True
 ) -> Tensor:
     """Return images of the same size, cut at a random position out of themselves and flipped at random.
 
     Images get ``padding`` zeros on every side before they are cut. Each is flipped with probability 1/2 where
     ``horizontal`` or ``vertical`` says so. The result is a new tensor of the same type.
 
-    The defaults are what FedBM's reference code does to its generated images, but for ``together``, which draws once
-    for the whole batch as that code does. Zero must be black: augment first, scale afterwards. Numbers are drawn on the
-    device of ``rng``, so that the same generator gives the same images on every device. Gradients go through.
+    The defaults are what FedBM's reference code does to its generated images, but that it draws once for the whole
+    batch. Zero must be black: augment first, scale afterwards. Numbers are drawn on the device of ``rng``, so that the
+    same generator gives the same images on every device. Gradients go through.
     """
     rows, channels, height, width = x_BCHW.shape
-    draws = 1 if together else rows
-    row_RH = _source_indices(draws, height, padding, vertical, rng).to(x_BCHW.device)
-    column_RW = _source_indices(draws, width, padding, horizontal, rng).to(x_BCHW.device)
+    row_BH = _source_indices(rows, height, padding, vertical, rng).to(x_BCHW.device)
+    column_BW = _source_indices(rows, width, padding, horizontal, rng).to(x_BCHW.device)
     padded = F.pad(x_BCHW, (padding,) * 4)
     # two passes of gather take a third of the time of one indexing by row and column
-    cut = padded.gather(2, row_RH[:, None, :, None].expand(rows, channels, height, padded.shape[3]))
-    return cut.gather(3, column_RW[:, None, None, :].expand(rows, channels, height, width))
+    cut = padded.gather(2, row_BH[:, None, :, None].expand(rows, channels, height, padded.shape[3]))
+    return cut.gather(3, column_BW[:, None, None, :].expand(rows, channels, height, width))
 
 
-def _source_indices(draws: int, size: int, padding: int, flip: bool, rng: torch.Generator) -> Tensor:
-    """Return the indices of a padded side that are taken, in their order: int64 [R, size]."""
-    index_RS = torch.arange(size, device=rng.device).expand(draws, size)
+def _source_indices(rows: int, size: int, padding: int, flip: bool, rng: torch.Generator) -> Tensor:
+    """Return the indices of a padded side that are taken, in their order: int64 [B, size]."""
+    index_BS = torch.arange(size, device=rng.device).expand(rows, size)
     if padding:
-        index_RS = index_RS + torch.randint(2 * padding + 1, (draws, 1), generator=rng, device=rng.device)
+        index_BS = index_BS + torch.randint(2 * padding + 1, (rows, 1), generator=rng, device=rng.device)
     if flip:
-        flipped_R1 = torch.rand((draws, 1), generator=rng, device=rng.device) < 0.5
-        index_RS = torch.where(flipped_R1, index_RS.flip(1), index_RS)
-    return index_RS
+        flipped_B1 = torch.rand((rows, 1), generator=rng, device=rng.device) < 0.5
+        index_BS = torch.where(flipped_B1, index_BS.flip(1), index_BS)
+    return index_BS

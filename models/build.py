@@ -1,4 +1,4 @@
-"""From options to a network with reproducible initial weights."""
+"""Networks by options, with reproducible initial weights."""
 
 from __future__ import annotations
 
@@ -142,13 +142,8 @@ def _make_encoder(
         stem = stem_for(shape) if options.stem == "auto" else options.stem
         return ResNet(options.network, shape[0], options.width, stem=stem, norm=options.norm, init=options.init)
     match kind:
-        case "tokens":
-            entry: nn.Module = nn.Embedding(vocabulary, options.width)
-            return TransformerEncoder(
-                entry, options.width, options.heads, options.feedforward, options.dropout, shape[0], masks
-            )
-        case "series":
-            entry = nn.Linear(shape[1], options.width)
+        case "tokens" | "series":
+            entry = nn.Embedding(vocabulary, options.width) if kind == "tokens" else nn.Linear(shape[1], options.width)
             return TransformerEncoder(
                 entry, options.width, options.heads, options.feedforward, options.dropout, shape[0], masks
             )

@@ -4,11 +4,9 @@ The words of a class are filled into each prompt and the sentence goes through t
 Every vector is brought to length 1 before anything is counted from them; means and variances are the method's matter.
 Shape suffixes: C classes, M prompts, D width of the encoder.
 
-The vectors are kept in ``<cache>/concepts-<digest>.npz``. The digest covers what was ASKED for (words, prompts, model
-as it was named, pooling) and neither the library's version nor the model's files: a machine that has neither finds the
-file by the same name and uses it. What they were MADE by stands inside: the library with its version, and checksums of
-the files of a model in a folder. Where that folder is here and its files are others, the vectors are made again.
-Another version of the library makes nothing again, so a file that travels gives the same bits everywhere.
+The vectors are kept in ``<cache>/concepts-<digest>.npz``. The digest covers the request alone, not the files of library
+and model, so that a machine that has neither finds them. How they were made stands inside: where the model's folder is
+on this machine and has other files, they are made again (docs/concepts.md).
 """
 
 from __future__ import annotations
@@ -80,50 +78,49 @@ class Concepts:
     """Library and version, for the log."""
 
 
-def load_concepts(asked: ConceptRequest, cache: Path, log: Callable[[str], None] = _LOG.warning) -> Concepts:
+def load_concepts(request: ConceptRequest, cache: Path, log: Callable[[str], None] = _LOG.warning) -> Concepts:
     """Return the vectors of a request, from the cache, or made now and kept there; a row depends on its class alone.
 
-    Raises NamesError where neither the file is in the cache, nor the encoder on this machine; or it cannot do what is
-    asked.
+    Raises NamesError where neither the file is in the cache, nor the encoder on this machine, or it cannot do this.
     """
-    asked.check()
-    file = asked.file(cache)
-    if (found := _load(asked, file, log)) is not None:
-        return found
+    request.check()
+    file = request.file(cache)
+    if (cached := _load(request, file, log)) is not None:
+        return cached
     try:
-        vector_CMD, made_by = encode_concepts(asked), library(asked.model)
+        vector_CMD, made_by = encode_concepts(request), library(request.model)
     except NoEncoderError as error:
-        raise _not_available(asked, cache, error) from error
-    save_concepts(asked, file, vector_CMD, made_by, log)
+        raise _not_available(request, cache, error) from error
+    save_concepts(request, file, vector_CMD, made_by, log)
     return Concepts(torch.from_numpy(vector_CMD), made_by)
 
 
-def check_available(asked: ConceptRequest, cache: Path) -> None:
+def check_available(request: ConceptRequest, cache: Path) -> None:
     """Raise NamesError where neither the file is in the cache, nor the encoder's library on this machine.
 
     So that is said before the data are prepared, which may take long.
     """
-    asked.check()
-    if not asked.file(cache).exists():
+    request.check()
+    if not request.file(cache).exists():
         try:
-            library(asked.model)
+            library(request.model)
         except NoEncoderError as error:
-            raise _not_available(asked, cache, error) from error
+            raise _not_available(request, cache, error) from error
 
 
-def _not_available(asked: ConceptRequest, cache: Path, error: NoEncoderError) -> NamesError:
-    package = "open_clip_torch" if asked.model.startswith(CLIP) else "'anchorfl[plm]'"
+def _not_available(request: ConceptRequest, cache: Path, error: NoEncoderError) -> NamesError:
+    package = "open_clip_torch" if request.model.startswith(CLIP) else "'anchorfl[plm]'"
     return NamesError(
-        f"class concepts: {error}; or copy {asked.file(cache).name}, made by the same options on a machine with"
-        f" {package} and the model {asked.model!r}, into {cache}"
+        f"class concepts: {error}; or copy {request.file(cache).name}, made by the same options on a machine with"
+        f" {package} and the model {request.model!r}, into {cache}"
     )
 
 
-def encode_concepts(asked: ConceptRequest, source: str = "") -> npt.NDArray[np.float32]:
+def encode_concepts(request: ConceptRequest, source: str = "") -> npt.NDArray[np.float32]:
     """Make the vectors [C, M, D] now. source: where the model is, if not where its name says."""
-    model = source or asked.model
-    with text_encoder(model, asked.pooling) as encode:
-        each = encode_names(encode, asked.words, asked.prompts, model)
+    model = source or request.model
+    with text_encoder(model, request.pooling) as encode:
+        each = encode_names(encode, request.words, request.prompts, model)
         vector_CMD = F.normalize(torch.stack(each).double(), dim=2).float()
     if not _unit(vector_CMD.numpy()):
         raise NamesError(f"language model {model}: a vector is zero and has no direction; take another model")
@@ -131,27 +128,27 @@ def encode_concepts(asked: ConceptRequest, source: str = "") -> npt.NDArray[np.f
 
 
 def save_concepts(
-    asked: ConceptRequest, file: Path, vector_CMD: npt.NDArray[np.float32], made_by: str, log: Callable[[str], None],
+    request: ConceptRequest, file: Path, vector_CMD: npt.NDArray[np.float32], made_by: str, log: Callable[[str], None],
     source: str = "",
 ) -> None:  # fmt: skip
     """Write the file of a request, with how it was made."""
-    about = {"made_by": made_by, "files": _checksums(source or asked.model), **asdict(asked)}
-    name_cache.save(file, asked.digest, vector_CMD, log, json.dumps(about))
+    metadata = {"made_by": made_by, "files": _checksums(source or request.model), **asdict(request)}
+    name_cache.save(file, request.digest, vector_CMD, log, json.dumps(metadata))
 
 
-def _load(asked: ConceptRequest, file: Path, log: Callable[[str], None]) -> Concepts | None:
+def _load(request: ConceptRequest, file: Path, log: Callable[[str], None]) -> Concepts | None:
     """Return the vectors of the file; None where there is none, or (``log`` says so) where it cannot be used."""
     if not file.exists():
         return None
     reason = "the vectors have another shape or length"
     try:
-        vector_CMD, text = name_cache.read(file, asked.digest)
-        about = json.loads(text)
-        files, here = about["files"], _checksums(asked.model)
-        if here and files != here:
-            reason = f"made from other files than {folder_of(asked.model)} holds now"
-        elif vector_CMD.shape[:2] == (len(asked.words), len(asked.prompts)) and _unit(vector_CMD):
-            return Concepts(torch.from_numpy(vector_CMD), str(about["made_by"]))
+        vector_CMD, text = name_cache.read(file, request.digest)
+        metadata = json.loads(text)
+        files, checksums = metadata["files"], _checksums(request.model)
+        if checksums and files != checksums:
+            reason = f"made from other files than {folder_of(request.model)} holds now"
+        elif vector_CMD.shape[:2] == (len(request.words), len(request.prompts)) and _unit(vector_CMD):
+            return Concepts(torch.from_numpy(vector_CMD), str(metadata["made_by"]))
     except (name_cache.UnusableError, ValueError, KeyError, TypeError) as error:
         reason = str(error)
     log(f"{file}: unusable cache of class concepts ({reason}); making them again")
@@ -166,9 +163,9 @@ def _unit(vector_CMD: npt.NDArray[np.float32]) -> bool:
 
 def _checksums(model: str) -> dict[str, str]:
     """Return the sha256 of the model's files, by name; empty where the model is no folder of this machine."""
-    folder, found = folder_of(model), dict[str, str]()
+    folder, checksums = folder_of(model), dict[str, str]()
     if folder is not None:
         for path in sorted({path for pattern in PARTS for path in folder.glob(pattern) if path.is_file()}):
             with path.open("rb") as stream:
-                found[path.name] = hashlib.file_digest(stream, "sha256").hexdigest()
-    return found
+                checksums[path.name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return checksums

@@ -12,8 +12,7 @@ _RESOLUTION = 1 << 16
 class MaskSource:
     """The source of random bits for every dropout of one model; ``reseed`` it before a client trains.
 
-    ``lookup`` false draws each element with ``bernoulli_``: the plain way, some 20 times slower on a CPU at p = 0.5
-    (docs/adr/0006).
+    ``lookup`` false draws each element with ``bernoulli_``: 20 times slower on a CPU at p = 0.5 (docs/adr/0006).
     """
 
     def __init__(self, *, lookup: bool = True) -> None:

@@ -32,8 +32,7 @@ class Generator(nn.Module):
 
     A linear layer makes 128 small maps; 3x3 convolutions with BatchNorm and LeakyReLU follow, the size doubled between
     them, and a sigmoid. With D = 512 and 3 x 128 x 128 it has 4,758,211 weights. A size that is no multiple of its
-    smallest maps is cut out of the middle of the next one that is. Raises ValueError on images below 8 pixels or that
-    are not square.
+    smallest maps is cut out of the middle of the next one. Raises ValueError on images below 8 pixels or not square.
     """
 
     def __init__(self, concept_width: int, shape: tuple[int, ...]) -> None:
@@ -58,8 +57,7 @@ class Generator(nn.Module):
 
 
 class DoublingConv(nn.Conv2d):
-    """The nearest-neighbour doubling of the size, then a 3x3 convolution with padding 1: [B, in, H, W] -> [B, out, 2H,
-    2W].
+    """The nearest-neighbour doubling of the size, then a 3x3 convolution: [B, in, H, W] -> [B, out, 2H, 2W].
 
     Half of a 3x3 window on doubled maps looks at the same pixel twice. So a 2x2 convolution of the small maps, with
     those weights added, gives each of the four corners of a doubled pixel with 4/9 of the multiplications.
@@ -74,9 +72,7 @@ class DoublingConv(nn.Conv2d):
 
 
 def _halves(weight: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Return a 3-wide kernel on doubled pixels as 2-wide ones on the pixels: for the first and the second of each
-    double.
-    """
+    """Return a 3-wide kernel on doubled pixels as 2-wide ones on the pixels: for the first and second of a double."""
     one, two, three = weight.unbind(dim)
     return torch.stack([one, two + three], dim), torch.stack([one + two, three], dim)
 
@@ -101,9 +97,7 @@ def conditions(concepts_CMD: Tensor, class_B: Tensor, rng: torch.Generator) -> T
 
 
 def noise(width: int, class_B: Tensor, rng: torch.Generator, like: Tensor) -> Tensor:
-    """Draw conditions that say nothing of the class: standard normal, [B, D] (the ablation without concept
-    conditions).
-    """
+    """Draw conditions that say nothing of the class: standard normal, [B, D] (ablation without concept conditions)."""
     return _normal((len(class_B), width), rng, like)
 
 
@@ -112,8 +106,7 @@ def _normal(shape: tuple[int, ...], rng: torch.Generator, like: Tensor) -> Tenso
 
 
 def diversity(z_BD: Tensor, x_B: Tensor, class_B: Tensor, classes: int) -> Tensor:
-    """Return FedBM's L_div (eq. 7): per class the mean over pairs of |z - z'|_1 / |x - x'|_1, then the mean over all
-    classes.
+    """Return FedBM's L_div (eq. 7): the mean over pairs of a class of |z - z'|_1 / |x - x'|_1, then over all classes.
 
     A class with fewer than two images counts 0. Small where different conditions give different images.
     """
@@ -142,8 +135,7 @@ class Statistics:
 
 @contextmanager
 def watch_batch_norm(classifier: nn.Module) -> Iterator[Statistics]:
-    """Measure at each BatchNorm layer, in every pass within the block, how far its input is from the running
-    statistics.
+    """Measure at each BatchNorm layer, in every pass within the block, the distance of its input to the statistics.
 
     The distance is the sum of the Euclidean norms between mean and biased variance of the input and the running ones.
     Nothing stays behind.

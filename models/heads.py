@@ -38,11 +38,11 @@ class LabelHead(nn.Module):
 
 
 class CosineHead(nn.Module):
-    """One unit row per class; logits are cosines in [-1, 1] of the representation and the rows (FedAwS, FedALC).
+    """A unit row per class; logits are cosines in [-1, 1] of the representation and the rows (FedAwS, FedALC).
 
     First rows: normal draws of length 1, which are almost spread out. Whoever moves them brings them back to length 1.
-    parts: the representation and a row are that many vectors side by side, each of length 1, and a logit is the mean
-    of their cosines (FedMLH: one part per hash function).
+    parts: the representation and a row are that many vectors side by side, each of length 1, and a logit is the mean of
+    their cosines (FedMLH: one part per hash function).
     """
 
     def __init__(self, classes: int, width: int, parts: int = 1) -> None:
@@ -99,8 +99,7 @@ class ConceptHead(nn.Module):
 class PrototypeHead(nn.Module):
     """FedNH's classifier: logits are a trained scale times the cosines of the representation and unit prototypes.
 
-    No gradient moves the prototypes. They start as orthonormal rows, brought to length 1 where there are more classes
-    than numbers.
+    No gradient moves the prototypes. They start as orthonormal rows, of length 1 where there are too many.
     """
 
     rows: Tensor
@@ -119,8 +118,7 @@ class PrototypeHead(nn.Module):
 
 
 class FrameHead(nn.Module):
-    """FedETF's classifier: a trained projection of length 1 against a simplex equiangular tight frame, times a trained
-    scale.
+    """FedETF's classifier: a trained unit projection against a simplex equiangular tight frame, times a trained scale.
 
     The projection has one number per class. The frame is ``sqrt(C / (C - 1)) (I - 1 / C)``: every two columns have the
     cosine -1 / (C - 1). The projection before it makes any rotation of the frame the same, so it is this one everywhere

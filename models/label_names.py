@@ -52,9 +52,7 @@ class NameGraph:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SkipGramOptions:
-    """The options of walks and skip-gram. The defaults are the authors' (node2vec's and gensim's where they set
-    none).
-    """
+    """Options of walks and skip-gram. The defaults are the authors' (node2vec's and gensim's where they set none)."""
 
     walks_per_node: int = 200
     length: int = 100
@@ -70,7 +68,7 @@ PAPER = SkipGramOptions()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NameVectors:
-    """One vector per class."""
+    """The vectors of the classes."""
 
     vectors_CD: Tensor
     """float32, rows in the order of the class names that were asked for."""
@@ -79,8 +77,7 @@ class NameVectors:
     digest: str
     """Digest of all that training depends on (table, width, ``SkipGramOptions``, seed, gensim).
 
-    The classes that were asked for are not part of it.
-    """
+    The classes that were asked for are not part of it."""
 
 
 def read_table(path: Path) -> NameGraph:
@@ -159,8 +156,7 @@ def _check_symmetric(path: Path, names: Sequence[str], value_KK: npt.NDArray[np.
 def walks(
     weight_KK: npt.NDArray[np.float64], *, walks_per_node: int = 200, length: int = 100, rng: np.random.Generator
 ) -> npt.NDArray[np.int32]:
-    """Return random walks [R, length] over node numbers: the next node with probability proportional to the edge's
-    weight.
+    """Return random walks [R, length] over node numbers: the next node is drawn in proportion to edges' weights.
 
     node2vec with p = q = 1. ``weight_KK`` as in ``NameGraph``. ``walks_per_node`` walks start at every node that has
     an edge, in shuffled order; a node without an edge is in no walk.
@@ -186,8 +182,7 @@ def walks(
 def skip_gram(
     walks: npt.NDArray[np.int32], nodes: int, *, width: int = 256, window: int = 5, epochs: int = 5, seed: int
 ) -> npt.NDArray[np.float32]:
-    """Return the vectors [K, width] of nodes 0 .. ``nodes`` - 1 by skip-gram with 5 negative samples; 0 for nodes in no
-    walk.
+    """Return vectors [K, width] of nodes 0 .. ``nodes`` - 1 by skip-gram, 5 negative samples; 0 for nodes in no walk.
 
     ``epochs`` = 5 is gensim's default, as are the learning rate (0.025 falling to 0.0001) and the down-sampling of
     frequent nodes (1e-3). One worker and no draws but from ``seed`` (0 <= seed < 2**32): same walks, same vectors.
@@ -209,9 +204,7 @@ def skip_gram(
 
 
 def random_vectors(class_names: Sequence[str], width: int, seed: int) -> Tensor:
-    """Return N(0, 1) draws, float32 [C, width] (of "w/o SE"). A row depends on name, width and seed, not on other
-    names.
-    """
+    """Return N(0, 1) draws, float32 [C, width] ("w/o SE"). A row depends on name, width and seed, not on others."""
     if width < 1:
         raise NamesError(f"class-name vectors: width {width}; give at least 1")
     if twice := [name for name, count in Counter(class_names).items() if count > 1]:
@@ -224,8 +217,7 @@ def from_cooccurrence(
     table: NameGraph, class_names: Sequence[str], *, width: int, seed: int, cache: Path | None,
     training: SkipGramOptions = PAPER, log: Callable[[str], None] = _LOG.warning,
 ) -> NameVectors:  # fmt: skip
-    """Return the vectors of ``class_names``, trained on the whole table: a row does not depend on which classes are
-    asked for.
+    """Return the vectors of ``class_names``, trained on the whole table: a row does not depend on other classes.
 
     A class without an edge gets its row of ``random_vectors``, scaled to the mean norm of the table's trained rows.
     Trained rows are kept in ``<cache>/names-<digest>.npz``; ``log`` hears of a file that cannot be used or written.
@@ -257,9 +249,7 @@ def _seed(*parts: int | str) -> int:
 
 
 def _digest(table: NameGraph, width: int, seed: int, training: SkipGramOptions) -> str:
-    """Return sha256, in hex, of all that the trained rows depend on. The version of gensim is read without importing
-    it.
-    """
+    """Return sha256, in hex, of all that the trained rows depend on; gensim's version is read without importing it."""
     try:
         gensim = metadata.version("gensim")
     except metadata.PackageNotFoundError as error:

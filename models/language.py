@@ -35,8 +35,7 @@ def from_language_model(
 
     model, pooling: as ``text_encoder`` takes them; prompts: templates with ``{name}``; normalize: the vector of every
     prompt to length 1 before the mean. A row depends on its own name alone. They are kept in
-    ``<cache>/names-<digest>.npz``. Raises NamesError where the library or the model is missing, or the model is no text
-    encoder.
+    ``<cache>/names-<digest>.npz``. Raises NamesError where library or model is missing, or it is no text encoder.
     """
     if bad := next((prompt for prompt in prompts if "{name}" not in prompt), None):
         raise NamesError(f"prompt {bad!r} has no {{name}}; write it where the class name belongs")
@@ -72,8 +71,8 @@ def _digest(
     """Return sha256, in hex, of all that the rows depend on; of a folder, the names, sizes and times of its files."""
     version = library(model).removeprefix("transformers ")
     files = sorted(folder.glob("*")) if (folder := folder_of(model)) else []
-    about = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]
-    head = ["language model", FORMAT, model, about, list(prompts), normalize, list(class_names), version]
+    stamps = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]
+    head = ["language model", FORMAT, model, stamps, list(prompts), normalize, list(class_names), version]
     head += [] if pooling == "auto" else [pooling]  # so that what older versions made is still found
     return hashlib.sha256(json.dumps(head).encode()).hexdigest()
 

@@ -17,17 +17,15 @@ import numpy.typing as npt
 def load_or_make(
     cache: Path | None, digest: str, make: Callable[[], npt.NDArray[np.float32]], log: Callable[[str], None]
 ) -> npt.NDArray[np.float32]:
-    """Return the vectors of ``<cache>/names-<digest>.npz``, or make them and keep them there; without a cache, make
-    them.
-    """
+    """Return the vectors of ``<cache>/names-<digest>.npz``, or make them and keep them there, if there is a cache."""
     if cache is None:
         return make()
     file = cache / f"names-{digest[:16]}.npz"
-    found = load(file, digest, log)
-    if found is None:
-        found = make()
-        save(file, digest, found, log)
-    return found
+    vectors = load(file, digest, log)
+    if vectors is None:
+        vectors = make()
+        save(file, digest, vectors, log)
+    return vectors
 
 
 class UnusableError(Exception):
@@ -35,9 +33,7 @@ class UnusableError(Exception):
 
 
 def load(file: Path, digest: str, log: Callable[[str], None]) -> npt.NDArray[np.float32] | None:
-    """Return the cached rows, or None: no file, or (``log`` says so) one that is damaged or was made for other
-    input.
-    """
+    """Return the cached rows; None where there is no file or (``log`` says so) a damaged one or one for other input."""
     if not file.exists():
         return None
     try:
@@ -55,15 +51,15 @@ def read(file: Path, digest: str) -> tuple[npt.NDArray[np.float32], str]:
             intact = archive.testzip() is None
         with np.load(file, allow_pickle=False) as data:
             if intact and str(data["digest"]) == digest:
-                about = str(data["about"]) if "about" in data else ""
-                return np.asarray(data["vectors"], np.float32), about
+                metadata = str(data["about"]) if "about" in data else ""
+                return np.asarray(data["vectors"], np.float32), metadata
     except (OSError, ValueError, KeyError, EOFError, RuntimeError, BadZipFile, zlib.error, struct.error) as error:
         reason = str(error)
     raise UnusableError(reason)
 
 
 def save(
-    file: Path, digest: str, vectors: npt.NDArray[np.float32], log: Callable[[str], None], about: str = ""
+    file: Path, digest: str, vectors: npt.NDArray[np.float32], log: Callable[[str], None], metadata: str = ""
 ) -> None:
     """Write under a name of our own, then rename: a reader, or a second run, never sees half a file.
 
@@ -72,7 +68,7 @@ def save(
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=file.parent) as part, open(Path(part) / file.name, "xb") as out:
-            np.savez(out, vectors=vectors, digest=np.array(digest), about=np.array(about))
+            np.savez(out, vectors=vectors, digest=np.array(digest), about=np.array(metadata))
             out.flush()
             os.fsync(out.fileno())
             os.replace(out.name, file)

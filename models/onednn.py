@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 SMALLEST = 2**22
-"""Multiplications below which a product stays with the BLAS: a call of oneDNN's costs more, above all the first with
-its shapes."""
+"""Multiplications below which a product stays with the BLAS: a call of oneDNN's costs more, most with new shapes."""
 
 
 def product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
@@ -61,8 +60,8 @@ def use_onednn(model: nn.Module) -> None:
 
     Raises ValueError where torch was built without oneDNN.
     """
-    there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if not (there and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not (available and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         raise ValueError("optimizer.onednn: this build of torch has no oneDNN: leave the option out")
     for module in model.modules():
         if type(module) is nn.Linear:

@@ -19,17 +19,15 @@ class StartError(ValueError):
 
 
 def read_start(path: Path) -> dict[str, Tensor]:
-    """Return the encoder's tensors of a safetensors file by name; of a whole classifier, what stands below
-    ``encoder.``.
-    """
+    """Return the encoder's tensors of a safetensors file by name; of a whole classifier, those below ``encoder.``."""
     try:
         values = tensors(path.read_bytes())
     except OSError as error:
         raise StartError(f"{path}: {error.strerror}; give the path of a .safetensors file") from error
     except WeightsError as error:
         raise StartError(f"{path}: no safetensors file ({error}); weights are read in that format alone") from error
-    own = {name.removeprefix(ENCODER): value for name, value in values.items() if name.startswith(ENCODER)}
-    return own or values
+    encoder = {name.removeprefix(ENCODER): value for name, value in values.items() if name.startswith(ENCODER)}
+    return encoder or values
 
 
 def start_from(encoder: nn.Module, values: Mapping[str, Tensor], where: str, may_lack: Sequence[str] = ()) -> None:

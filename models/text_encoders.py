@@ -67,9 +67,7 @@ def library(model: str) -> str:
 
 
 def folder_of(model: str) -> Path | None:
-    """Return the folder of this machine that a model's name means; None where it means none, or the folder is not
-    here.
-    """
+    """Return the folder on this machine that a model's name means; None where it means none that is here."""
     folder = Path(model.removeprefix(f"{CLIP}local-dir:")).expanduser()
     return folder if folder.is_dir() else None
 
@@ -150,9 +148,9 @@ def _pool(tokenizer: Any, network: Any, texts: list[str], model: str, pooling: P
     if (tokens := batch["input_ids"].shape[1]) > most:
         raise NamesError(f"language model {model}: a prompt has {tokens} tokens, it takes {most}; shorten it")
     if pooling == "projected":
-        given = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
-        found = network.get_text_features(**given)
-        vector_MD: Tensor = found if isinstance(found, Tensor) else found.pooler_output  # transformers 4, 5
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
+        output = network.get_text_features(**inputs)
+        vector_MD: Tensor = output if isinstance(output, Tensor) else output.pooler_output  # transformers 4, 5
         return vector_MD
     state_MLD: Tensor = network(**batch).last_hidden_state
     mask_ML: Tensor = batch["attention_mask"]
@@ -170,9 +168,9 @@ def _clip(model: str) -> Iterator[Encode]:
     """
     open_clip = _import("open_clip", model, INSTALL_CLIP)
     name = model.removeprefix(CLIP)
-    found = name.startswith(CLIP_SOURCES)
-    architecture, _, weights = (name, "", "") if found else name.partition("@")
-    if not found and not weights:  # which would be drawn at random
+    has_source = name.startswith(CLIP_SOURCES)
+    architecture, _, weights = (name, "", "") if has_source else name.partition("@")
+    if not has_source and not weights:  # which would be drawn at random
         raise NamesError(f"text encoder {model!r}: say which weights, for example {CLIP}ViT-B-32@laion2b_s34b_b79k")
     try:
         tokenizer = open_clip.get_tokenizer(architecture)

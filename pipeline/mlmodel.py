@@ -29,7 +29,7 @@ class Classes:
         self.saved = saved
 
     def predict(self, model_input: Any) -> Any:
-        """A pandas DataFrame with one row per sample and one column per class name, the probability of the class.
+        """Return a pandas DataFrame of probabilities, one row per sample and one column per class name.
 
         Token models take a DataFrame with a column ``text``, or a list of texts; others a DataFrame, an array or a
         list of lists [N, values of one sample], in the order of the columns. InputError names the sample.
@@ -67,22 +67,22 @@ def _as_format_2(metadata: dict[str, Any]) -> dict[str, Any]:
     return new
 
 
-def _texts(given: Any) -> list[str]:
-    if hasattr(given, "columns"):
-        if TEXT not in given.columns:
-            raise InputError(f"the input has the columns {', '.join(map(str, given.columns))}; name one {TEXT!r}")
-        given = given[TEXT]
-    texts = list(given)
+def _texts(samples: Any) -> list[str]:
+    if hasattr(samples, "columns"):
+        if TEXT not in samples.columns:
+            raise InputError(f"the input has the columns {', '.join(map(str, samples.columns))}; name one {TEXT!r}")
+        samples = samples[TEXT]
+    texts = list(samples)
     for number, text in enumerate(texts, 1):
         if not isinstance(text, str) or not text.strip():
             raise InputError(f"sample {number}: {text!r} is no text; give a text that is not empty")
     return texts
 
 
-def _values(given: Any, saved: SavedModel) -> list[list[float]]:
+def _values(samples: Any, saved: SavedModel) -> list[list[float]]:
     width = int(np.prod(saved.spec.shape))
     try:
-        values_NV = np.asarray(given, dtype=np.float64)
+        values_NV = np.asarray(samples, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InputError(f"the input holds what is no number ({error}); give numbers only, without labels") from error
     if values_NV.ndim != 2 or values_NV.shape[1] != width:

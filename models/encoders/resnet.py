@@ -27,8 +27,7 @@ SMALL = 64
 """Largest height or width in pixels that gets the small stem where none is named."""
 NARROW = 16
 """Channels of the first stage up to which a CPU has the channels of a pixel side by side, unless GroupNorm is used. The
-same sums: where a convolution has few channels, putting them into its order and back costs as much as the products.
-"""
+same sums: where a convolution has few channels, putting them into its order and back costs as much as the products."""
 LINEAR = "linear."
 """Prefix of the tensors behind the trunk; a file of weights that was made with another width lacks them."""
 
@@ -117,8 +116,7 @@ LAYERS: dict[Network, tuple[type[BasicBlock] | type[Bottleneck], int, tuple[int,
     "resnet50": (Bottleneck, 64, (3, 4, 6, 3)),
 }
 """Block, channels of the first stage, which double from stage to stage, and how many blocks each of them has (table 1;
-section 4.2).
-"""
+section 4.2)."""
 
 
 class ResNet(nn.Module):

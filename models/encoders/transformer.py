@@ -30,8 +30,7 @@ def sinusoids(length: int, width: int) -> Tensor:
 class SelfAttentionLayer(nn.Module):
     """Post-norm encoder layer with ReLU; the mathematics and initial values of ``nn.TransformerEncoderLayer``.
 
-    Written out because the library's layer draws its masks with ``bernoulli_``, which takes a third of the time on a
-    CPU.
+    Written out because the library's layer draws masks by ``bernoulli_``, which takes a third of the time on a CPU.
     """
 
     def __init__(self, width: int, heads: int, feedforward: int, dropout: float, masks: MaskSource) -> None:
@@ -72,8 +71,7 @@ class TransformerEncoder(nn.Module):
     """Embedding (tokens) or Linear (series) + positions + dropout + one layer + LayerNorm, mean over real positions
     -> z_BD.
 
-    A position is padding where its token id is 0, or its whole feature row is 0. A row without any real position
-    gives zeros.
+    A position is padding where its token id is 0, or its whole feature row is 0. A row without a real one gives zeros.
     """
 
     positions: Tensor

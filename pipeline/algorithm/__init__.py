@@ -1,1 +1,1 @@
-"""What every method is made of: the contract, and the mathematics that methods share."""
+"""The contract of a method, and the mathematics that methods share."""

@@ -56,8 +56,8 @@ def trimmed_count(answers: int, trim: float) -> int:
     """Return how many of N answers a trimmed mean leaves out at each side: trim * N rounded down, and never all."""
     if not 0 <= trim < 0.5:
         raise ValueError(f"trim = {trim}: must be in [0, 0.5)")
-    whole = math.floor(trim * answers + 1e-9)  # 0.29 * 100 is 28.999999999999996
-    return max(0, min(whole, (answers - 1) // 2))
+    count = math.floor(trim * answers + 1e-9)  # 0.29 * 100 is 28.999999999999996
+    return max(0, min(count, (answers - 1) // 2))
 
 
 def _between(values: Sequence[Mapping[str, Tensor]], left_out: int) -> dict[str, Tensor]:
@@ -71,13 +71,13 @@ def _between(values: Sequence[Mapping[str, Tensor]], left_out: int) -> dict[str,
             continue
         wide = first.dtype if first.dtype == torch.float64 else torch.float32
         flat = [v[name].reshape(-1).to(wide) for v in values]
-        pieces = []
+        means = []
         for start in range(0, max(1, first.numel()), SORTED_AT_ONCE):
             rows_PN = torch.stack([f[start : start + SORTED_AT_ONCE] for f in flat], dim=1)
             sorted_PN = torch.from_numpy(np.sort(rows_PN.numpy(), axis=1))  # up to 17 times as fast as torch's
             kept_PN = sorted_PN[:, left_out : len(values) - left_out]
-            pieces.append(kept_PN.double().mean(1) + 0.0)  # which of 0.0 and -0.0 comes first is the processor's choice
-        out[name] = torch.cat(pieces).reshape(first.shape).to(first.dtype)
+            means.append(kept_PN.double().mean(1) + 0.0)  # which of 0.0 and -0.0 comes first is the processor's choice
+        out[name] = torch.cat(means).reshape(first.shape).to(first.dtype)
     return out
 
 
@@ -97,8 +97,8 @@ def krum(values: Sequence[Mapping[str, Tensor]], faulty: int, keep: int = 1) -> 
         raise ValueError(f"Krum of {count} updates, {faulty} of them faulty, keeps 1 to {nearest}, not {keep}")
     square_NN = _squared_distances(values).fill_diagonal_(math.inf)
     score_N = square_NN.sort(dim=1).values[:, :nearest].sum(1)
-    chosen: list[int] = score_N.argsort(stable=True)[:keep].tolist()
-    return sorted(chosen)
+    selected: list[int] = score_N.argsort(stable=True)[:keep].tolist()
+    return sorted(selected)
 
 
 def _squared_distances(values: Sequence[Mapping[str, Tensor]]) -> Tensor:
@@ -118,8 +118,7 @@ def _squared_distances(values: Sequence[Mapping[str, Tensor]]) -> Tensor:
 def clip_step(weights: Mapping[str, Tensor], sent: Mapping[str, Tensor], norm: float) -> tuple[dict[str, Tensor], bool]:
     """Return a client's weights with its step cut to L2 norm ``norm``, and whether that changed them.
 
-    The step is the difference from what it was sent, over all float tensors at once; a shorter one comes back bit for
-    bit.
+    The step is the difference from what it was sent, over all float tensors at once; a shorter one comes back as it is.
 
     ``sent + step / max(1, |step| / norm)`` (Sun et al., arXiv 1911.07963: norm thresholding of updates). BatchNorm's
     statistics are float tensors and count.
@@ -163,18 +162,13 @@ class Aggregator:
     @property
     def uses(self) -> tuple[tuple[str, str], ...]:
         """The members of ``ROBUST`` that are on, each with the option that says so."""
-        rule = (
-            ()
-            if self.aggregation == "mean"
-            else ((self.aggregation, f"federation.aggregation = {self.aggregation!r}"),)
-        )
-        return rule + ((("clip_norm", f"federation.clip_norm = {self.clip_norm:g}"),) if self.clip_norm else ())
+        rule = (self.aggregation, f"federation.aggregation = {self.aggregation!r}")
+        clip = ("clip_norm", f"federation.clip_norm = {self.clip_norm:g}")
+        return ((rule,) if self.aggregation != "mean" else ()) + ((clip,) if self.clip_norm else ())
 
     @property
     def average(self) -> Average:
-        """The average of what clients send whole: ``mean_of`` itself, also of those that Krum chose; or one that
-        takes no notice of the weights.
-        """
+        """The average of what clients send whole: ``mean_of``, also for Krum; or one that ignores the weights."""
         if self.aggregation == "median":
             return lambda values, _: median_of(values)
         if self.aggregation == "trimmed_mean":
@@ -225,9 +219,7 @@ def mean_of(values: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> 
 
 
 def _mean(values: Sequence[Tensor], parts: Sequence[float]) -> Tensor:
-    """Return the mean of one tensor of every client, computed piece by piece: sum and term stay in the processor's
-    cache.
-    """
+    """Return the mean of one tensor of every client, piece by piece: sum and term stay in the processor's cache."""
     if unlike := [v for v in values if v.shape != values[0].shape or v.dtype != values[0].dtype]:
         (first, *_), other = values, unlike[0]
         raise ValueError(f"no mean of {first.dtype} {tuple(first.shape)} and {other.dtype} {tuple(other.shape)}")

@@ -1,4 +1,4 @@
-"""One client per class: the common part of FedAwS, FedALC and the methods that they are compared with.
+"""Class embeddings at one client per class: the common part of FedAwS, FedALC and their baselines.
 
 A client has rows of one class and trains the encoder theta and that class's unit row with the one term that it can
 compute (arXiv 2404.15598, eq. 14): ``max(0, margin - cos(g_theta(x), w_y))^2``. The server takes the mean of theta,
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anchorfl.models.heads import unit
+from anchorfl.pipeline.algorithm.aggregation import Weighting
 from anchorfl.pipeline.algorithm.contract import (
     BatchedRound,
     ClientContext,
@@ -55,7 +56,7 @@ class RowsState(ServerState):
     sent_C: Tensor
     """bool: classes whose client has its row, where rows never change."""
     cooccurrence: LabelCooccurrence
-    """What the clients' messages before round 1 say of their labels; empty where the method collects none."""
+    """Label counts out of the clients' messages before round 1; empty where the method collects none."""
 
 
 @dataclass(frozen=True)
@@ -124,13 +125,12 @@ class OneClass(Method[RowsState, RowUpdate]):
 
     margin: float = 0.9
     """Cosine above which a row has no loss (FedALC, eq. 14)."""
-    weighting: Literal["samples", "uniform"] = "uniform"
+    weighting: Weighting = "uniform"
     """Weight of a client in the mean of theta: 1 / C (FedALC, Algorithm 1, line 19), or its rows (eq. 5)."""
     class_embedding_lr: float = 0.1
     """Rate of a client's step on its row (FedALC: the .1 of theta); 0: rows are fixed, and sent once."""
     server: Literal["average", "adam"] = "average"
-    """What becomes of the mean of theta: it is the new theta, or the way to it is a gradient for Adam (Reddi et al.,
-    ICLR 2021, with bias correction)."""
+    """The new theta: the mean, or a step of bias-corrected Adam towards it (Reddi et al., ICLR 2021)."""
     server_lr: float = 0.001
     """Rate of the server's Adam."""
     server_lr_decay: float = 1.0

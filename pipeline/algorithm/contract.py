@@ -20,7 +20,7 @@ from torch import Tensor
 
 from anchorfl.models.build import Head
 from anchorfl.models.classifier import Classifier
-from anchorfl.pipeline.algorithm.aggregation import ROBUST, Average, mean_of
+from anchorfl.pipeline.algorithm.aggregation import ROBUST, Average, Weighting, client_weights, mean_of
 from anchorfl.pipeline.algorithm.optimizers import OptimizerOptions, make, restore, state_of
 from anchorfl.pipeline.algorithm.parameters import load_sent, weights_of
 from anchorfl.tasks.arrays.sparse_rows import RowBlock
@@ -32,12 +32,10 @@ Parts = Iterable[RowBlock]  # a client's rows, some at a time, with sparse label
 
 @dataclass(frozen=True)
 class ServerState:
-    """The server's state; a method that needs more subclasses it. Every field is a tensor, a dict or a dataclass of
-    tensors.
-    """
+    """The server's state, which a method may extend. Every field is a tensor, a dict or a dataclass of tensors."""
 
     weights: Tensors
-    """Of the global model, by name."""
+    """Weights of the global model, by name."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Update:
     """A client's message after training. Every field is a tensor, a dict or a dataclass of tensors."""
 
     weights: Tensors
-    """Of the client's model, by name."""
+    """Weights of the client's model, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +86,12 @@ class ClientResult(Generic[U]):
 
 @dataclass(frozen=True)
 class ServerContext:
-    """What a method's server hooks may use."""
+    """The arguments of a method's server hooks beside the state."""
 
     model: Classifier
     """A network with the run's first weights."""
     cards: Sequence[Card]
-    """Of all clients, by id."""
+    """Cards of all clients, by id."""
     objective: Objective
     """Single- or multi-label loss, scores and decisions."""
     validate: Callable[[Tensors], Tensor]
@@ -103,23 +101,22 @@ class ServerContext:
     round: int
     """Counted from 1; 0 in ``begin``."""
     rounds: int
-    """Of the whole run."""
+    """Rounds of the whole run."""
     initial_messages: Sequence[Any] = ()
-    """In ``begin``: what ``Method.initial_message`` returned for every client, by id."""
+    """Messages of all clients before round 1 (``Method.initial_message``), by id; in ``begin`` alone."""
     concepts_CMD: Tensor | None = None
-    """Where ``HeadSpec.concepts``: vectors of length 1 of M prompts with each class's concept (FedBM)."""
+    """Vectors of length 1 of M prompts with each class's concept (FedBM), where ``HeadSpec.concepts``."""
     spec: InputSpec | None = None
     """Kind and shape of an input."""
     workspace: Classifier | None = None
     """A network on the server's device, for what is computed there; it holds whatever was left in it."""
     average: Average = mean_of
-    """The average of what clients send whole (``federation.aggregation``): (tensors of every client, weights) ->
-    tensors."""
+    """The average of what clients send whole (``federation.aggregation``): (clients' tensors, weights) -> tensors."""
 
 
 @dataclass(frozen=True)
 class ClientContext(Generic[S]):
-    """What a method's client half may use."""
+    """The arguments of a method's client half."""
 
     model: Classifier
     """The broadcast weights, in storage of its own. Whatever was not sent is NaN, so that using it shows at once."""
@@ -128,9 +125,9 @@ class ClientContext(Generic[S]):
     card: Card
     """The client's own."""
     data: ClientData
-    """Its rows."""
+    """The client's rows."""
     memory: Tensors
-    """What its last ``ClientTrainer.memory`` returned, at first ``Method.first_memory``; read only."""
+    """The client's last ``ClientTrainer.memory``, at first ``Method.first_memory``; read only."""
     objective: Objective
     """Single- or multi-label loss, scores and decisions."""
     optimizer: OptimizerOptions
@@ -140,16 +137,16 @@ class ClientContext(Generic[S]):
     rng: torch.Generator
     """Seeded by the run's seed, the client and the round."""
     client_message: Tensors = field(default_factory=dict)
-    """What the server sent to this client alone (``Method.client_message``)."""
+    """Message of the server to this client alone (``Method.client_message``)."""
     round: int = 1
     """Counted from 1."""
 
 
 class ClientTrainer(ABC, Generic[S, U]):
-    """One client's work in one round: built, stepped, asked for its update and its memory, dropped."""
+    """The work of one client in one round: built, stepped, asked for its update and its memory, dropped."""
 
     refresh: Literal["round", "epoch"] = "round"
-    """How often ``data`` is asked for the rows to train on."""
+    """Time at which ``data`` is asked for the rows to train on."""
 
     def __init__(self, ctx: ClientContext[S]) -> None:
         self.ctx = ctx
@@ -165,11 +162,11 @@ class ClientTrainer(ABC, Generic[S, U]):
         """Return optimizers by name; the name is the prefix of their state in the client's memory."""
         return {"all": make(self.ctx.optimizer, self.model.parameters())}
 
-    def epochs(self, given: int) -> Iterable[object]:
-        """Return an item for every local epoch; given: ``federation.epochs``. What stands before a ``yield`` is done
+    def epochs(self, count: int) -> Iterable[object]:
+        """Return an item for every local epoch; count: ``federation.epochs``. What stands before a ``yield`` is done
         right before that epoch (FedRep's two phases).
         """
-        return range(given)
+        return range(count)
 
     def data(self) -> ClientData:
         """Return the rows to train on. FedAlign pseudo-labels here."""
@@ -262,7 +259,7 @@ class Method(ABC, Generic[S, U]):
 
     @property
     def sends_client_messages(self) -> bool:
-        """Whether the class has a ``client_message`` of its own."""
+        """True where the class has a ``client_message`` of its own."""
         return type(self).client_message is not Method.client_message
 
     # ---- The server's verbs.
@@ -312,8 +309,9 @@ class Method(ABC, Generic[S, U]):
 
     def notice(self, rounds: int) -> str:
         """Return a line for the log of a run: what else must be known about it. Empty: nothing."""
-        own = "scores are means over all clients of what their own models score"
-        return "" if self.evaluate_on == "server" else own
+        return (
+            "" if self.evaluate_on == "server" else "scores are means over all clients of what their own models score"
+        )
 
     def peak_state(self, state: S, rounds: int) -> tuple[S, int]:
         """Return a state and a round's number in which a run needs most memory, for ``anchorfl probe`` to measure."""
@@ -331,7 +329,7 @@ class AveragingTrainer(ClientTrainer[ServerState, Update]):
 class Averaging(Method[ServerState, Update]):
     """FedAvg's server: a method that differs on the client alone starts here."""
 
-    weighting: Literal["samples", "uniform"] = "samples"
+    weighting: Weighting = "samples"
     """Weight of a client in the mean: its number of samples (McMahan et al., 2017), or 1 (FedAlign's tables)."""
 
     def begin(self, ctx: ServerContext) -> ServerState:
@@ -341,5 +339,5 @@ class Averaging(Method[ServerState, Update]):
         return AveragingTrainer(ctx)
 
     def aggregate(self, state: ServerState, results: Sequence[ClientResult[Update]], ctx: ServerContext) -> ServerState:
-        client_weights = [r.card.num_examples if self.weighting == "samples" else 1 for r in results]
-        return ServerState(ctx.average([r.update.weights for r in results], client_weights))
+        weight_of = client_weights([r.card for r in results], self.weighting)
+        return ServerState(ctx.average([r.update.weights for r in results], weight_of))

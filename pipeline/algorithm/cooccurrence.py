@@ -1,4 +1,4 @@
-"""Which labels occur together: what FedALC's server keeps of the label sets that it collects before round 1.
+"""Co-occurrence of labels: what FedALC's server keeps of the label sets that it collects before round 1.
 
 Shape suffixes: C classes, K neighbours, M ordered pairs of classes that occur together, R classes of a block.
 """
@@ -30,12 +30,12 @@ class LabelCooccurrence:
 
     @classmethod
     def empty(cls) -> LabelCooccurrence:
-        """Return that of a method which collects no labels: tensors without an entry, which cost nothing."""
+        """Return the co-occurrence of a method that collects no labels: empty tensors, which cost nothing."""
         return cls(*(torch.zeros(0, dtype=torch.int64) for _ in range(5)))
 
     @classmethod
     def from_counts(cls, count_CC: Any, instances: int) -> LabelCooccurrence:
-        """Return that of a SciPy CSR matrix of counts [C, C], with the instances of each class on its diagonal."""
+        """Read a SciPy CSR matrix of counts [C, C], which has the instances of each class on its diagonal."""
         entries = count_CC.tocoo()
         other_M = entries.row != entries.col
         row_M, col_M, count_M = entries.row[other_M].astype(np.int64), entries.col[other_M], entries.data[other_M]

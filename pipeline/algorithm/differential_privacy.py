@@ -1,19 +1,10 @@
-"""Differential privacy of the class embeddings: what the server adds to its step on the class rows (FedALC, IV-C).
+"""Differential privacy of the class embeddings: noise on the server's step on the class rows (FedALC, IV-C).
 
 The server's gradient is a sum over classes u of terms h_u: the gradient [C, D] of u's own part of the regularizer,
 which weighs u's K nearest classes by u's row of label correlations and has at most K + 1 rows that are not zero. Each
 h_u is cut to Frobenius norm ``clip``, they are added up, and Gaussian noise of deviation ``noise * clip`` is added to
-every entry: one such release per round, all classes in each.
-
-What is guaranteed: (epsilon, delta)-differential privacy of the term of ONE class, present or absent, and so of its row
-of label correlations as that row enters its own term, towards those who see the class rows of all rounds. It holds
-given what clients send, class rows and theta, which are NOT covered, and neither are the cards (rows per class), the
-label digests, which the server sees, and anything chosen by looking at the data (lambda, the number of rounds). Counts
-are symmetric: a count of u and u' stands in the rows of both classes, and each is protected as one class. To change one
-of m terms is at most 2 m clip, and an instance with p labels changes those of its p classes (with correlations that are
-normalized within a row; raw sigma has the number of instances in every row): its epsilon is ``spent(noise / (2 p),
-...)``. Noise is drawn in floating point by a generator that is not cryptographic, from the run's seed: who knows the
-seed can take it away. So seeds of a real release are secret and drawn at random.
+every entry: one such release per round, all classes in each. The guarantee is for the term of ONE class; what clients
+send is NOT covered, and who knows the seed can take the noise away. docs/label-collection.md has all of it.
 
 Shape suffixes: U classes of a piece, C classes, D width, K + 1 rows that a term touches.
 """
@@ -53,18 +44,18 @@ class PrivacyOptions:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The terms h_u of some classes. index_UK: int64 [U, K + 1], the class rows that a term touches, each once;
-    grad_UKD: [U, K + 1, D], its gradient there; it is zero elsewhere.
-    """
+    """The terms h_u of some classes."""
 
     index_UK: Tensor
+    """int64 [U, K + 1]: the class rows that a term touches, each once."""
     grad_UKD: Tensor
+    """[U, K + 1, D]: its gradient there; it is zero elsewhere."""
 
 
 def noisy_sum(
     terms: Iterable[Terms], classes: int, *, clip: float, noise: float, generator: torch.Generator | None
 ) -> Tensor:
-    """The released gradient [C, D]: each term cut to Frobenius norm ``clip`` (inf: as it is), added up, plus
+    """Return the released gradient [C, D]: each term cut to Frobenius norm ``clip`` (inf: as it is), added up, plus
     N(0, (noise clip)^2) on every entry, drawn from ``generator`` (None where ``noise`` is 0).
 
     terms: one piece or several that hold every class once; pieces bound the memory, and their sizes do not change the
@@ -82,13 +73,13 @@ def noisy_sum(
     if total_CD is None:
         raise ValueError("there is no term; give those of all classes")
     if noise:
-        drawn_CD = torch.randn(total_CD.shape, generator=generator, dtype=total_CD.dtype, device=total_CD.device)
-        total_CD += noise * clip * drawn_CD
+        normal_CD = torch.randn(total_CD.shape, generator=generator, dtype=total_CD.dtype, device=total_CD.device)
+        total_CD += noise * clip * normal_CD
     return total_CD
 
 
 def _scale(term: Terms, clip: float) -> Tensor:
-    """Factor of every term, [U]; exactly 1 where nothing is cut."""
+    """Return the factor of every term, [U]; exactly 1 where nothing is cut."""
     sorted_UK = term.index_UK.sort(dim=-1).values
     if bool((sorted_UK[:, 1:] == sorted_UK[:, :-1]).any()):
         raise ValueError("a class row stands twice in a term, so that its norm is not what is cut; add the two up")
@@ -100,7 +91,7 @@ def _scale(term: Terms, clip: float) -> Tensor:
 
 
 def spent_epsilon(noise: float, rounds: int, delta: float) -> float:
-    """The epsilon of ``rounds`` releases at ``delta``; inf without noise, 0 before the first.
+    """Return the epsilon of ``rounds`` releases at ``delta``; inf without noise, 0 before the first.
 
     Each release is a Gaussian mechanism of sensitivity 1 and deviation ``noise``. Any number of them, each chosen after
     the last, is exactly one of deviation noise / sqrt(rounds) (Dong, Roth and Su, 2022, Corollary 2), as the library's
@@ -114,18 +105,15 @@ def spent_epsilon(noise: float, rounds: int, delta: float) -> float:
     try:
         from dp_accounting import gaussian_mechanism
     except ImportError as error:
-        msg = (
+        raise InputError(
             f"epsilon needs Python package dp-accounting ({error}): pip install 'anchorfl[dp]', or method.dp_noise = 0"
-        )
-        raise InputError(msg) from error
+        ) from error
     with np.errstate(divide="ignore"):  # dp-accounting 0.6.0: log of 0 in its search where noise is very large
         return float(gaussian_mechanism.get_epsilon_gaussian(noise / math.sqrt(rounds), delta))
 
 
 def privacy_notice(options: PrivacyOptions, rounds: int) -> str:
-    """Return the line for the log: epsilon after ``rounds`` releases, and what it assumes. InputError as in
-    ``spent_epsilon``.
-    """
+    """Return a line for the log: epsilon after ``rounds``, and its assumptions. InputError as ``spent_epsilon``."""
     if not options.noise:
         return "no DP guarantee (method.dp_noise = 0)"
     epsilon = spent_epsilon(options.noise, rounds, options.delta)

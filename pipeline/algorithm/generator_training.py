@@ -48,13 +48,13 @@ class ImageSource:
     """A source of synthetic images with their classes."""
 
     generator: Generator
-    """In evaluation mode, but for its own training."""
+    """The generator, in evaluation mode but for its own training."""
     concepts_CMD: Tensor
     """Prompts of every class, from which conditions are drawn."""
     concept_conditions: bool
     """False: conditions are drawn from a standard normal."""
     scaling: Scaling
-    """From images of the data to a network's input."""
+    """Map from images of the data to a network's input."""
 
     def labels(self, count: int, rng: torch.Generator) -> Tensor:
         """Draw classes, uniform and independent: int64 [B]."""

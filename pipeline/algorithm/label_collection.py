@@ -1,12 +1,9 @@
-"""Label collection (FedALC, section IV-B): which labels an instance has, when every client knows only some of them.
+"""Label collection (FedALC, section IV-B): the labels of an instance, when every client knows only some of them.
 
 Once, before training, each client sends a digest of every instance that carries a label, with the label's id; the
 server merges equal digests into label sets and counts which labels occur together. It sees no instance. What a digest
-hides depends on ``matching``: ``hmac`` is keyed, and the server must not have the key; ``sha256`` is obfuscation and
-not privacy, since whoever can guess an instance can check the guess (docs/label-collection.md).
-
-The paper hashes the first network's embeddings. Here the encoded instance itself is hashed, which gives the same sets
-where those embeddings are exact, and does not fail where they differ in the last bit.
+hides depends on ``matching`` (docs/label-collection.md). The paper hashes the first network's embeddings, here it is
+the encoded instance itself.
 
 Shape suffixes: N rows, C classes, K classes of a client, P (row, class) pairs, G digests that differ.
 """
@@ -73,21 +70,20 @@ def canonical(data: ClientData) -> Iterator[bytes]:
     x_N = data.x.detach().cpu().numpy()
     if data.length_N is None:
         head = f"dense {x_N.dtype.name} {x_N.shape[1:]}|".encode()
-        little = x_N.dtype.newbyteorder("<")
-        return (head + np.ascontiguousarray(x, dtype=little).tobytes() for x in x_N)
+        dtype = x_N.dtype.newbyteorder("<")
+        return (head + np.ascontiguousarray(x, dtype=dtype).tobytes() for x in x_N)
     if x_N.ndim == 2 and x_N.dtype.kind == "i":
         return (b"tokens|" + x_L[x_L != 0].astype("<i4").tobytes() for x_L in x_N)
     if x_N.ndim == 3 and x_N.shape[2] == 2:
         return _pairs(x_N)
-    msg = f"rows with a length must be tokens [N, L] or pairs [N, L, 2], not {x_N.dtype} {x_N.shape}"
-    raise ValueError(msg)
+    raise ValueError(f"rows with a length must be tokens [N, L] or pairs [N, L, 2], not {x_N.dtype} {x_N.shape}")
 
 
 def _pairs(x_NL2: npt.NDArray[np.float32]) -> Iterator[bytes]:
     """Yield the bytes of sparse rows, P pairs in all; a pair of value 0 says no more than a missing one."""
-    there_NL = (x_NL2[..., 0] != 0) & (x_NL2[..., 1] != 0)
-    number_P, value_P = (x_NL2[..., i][there_NL].astype(kind) for i, kind in enumerate(("<i4", "<f4")))
-    length_N = there_NL.sum(1)
+    nonzero_NL = (x_NL2[..., 0] != 0) & (x_NL2[..., 1] != 0)
+    number_P, value_P = (x_NL2[..., i][nonzero_NL].astype(kind) for i, kind in enumerate(("<i4", "<f4")))
+    length_N = nonzero_NL.sum(1)
     row_P = np.repeat(np.arange(len(length_N)), length_N)
     # stored rows ascend already, and sorting all pairs takes longer than all else here
     if ((np.diff(row_P) == 0) & (np.diff(number_P) <= 0)).any():
@@ -106,28 +102,28 @@ def digests(data: ClientData, matching: Matching = "hmac", key: bytes = b"") -> 
     """
     if matching == "sha256":
         if key:
-            msg = "plain sha256 uses no key, so its digests would be open to guessing; use matching = 'hmac'"
-            raise ValueError(msg)
+            raise ValueError(
+                "plain sha256 uses no key, so its digests would be open to guessing; use matching = 'hmac'"
+            )
         return [hashlib.sha256(instance).digest() for instance in canonical(data)]
     if len(key) < MIN_KEY_BYTES:
-        msg = (
+        raise ValueError(
             f"the key of hmac has {len(key)} bytes; give at least {MIN_KEY_BYTES}, drawn at random, without the server"
         )
-        raise ValueError(msg)
     return [hmac.digest(key, instance, "sha256") for instance in canonical(data)]
 
 
 def label_message(parts: Iterable[RowBlock], matching: Matching = "hmac", key: bytes = b"") -> LabelMessage:
     """Return a client's message: its known positives. parts: its rows. Errors as ``digests``."""
-    digest_of, class_of = [np.zeros((0, DIGEST_BYTES), np.uint8)], [np.zeros(0, np.int32)]
+    digest_P, class_P = [np.zeros((0, DIGEST_BYTES), np.uint8)], [np.zeros(0, np.int32)]
     for part in parts:
-        given = part.labels
+        labels = part.labels
         if part.known_BC is not None:
-            given = given.where(part.known_BC[given.row_P, given.class_P])
+            labels = labels.where(part.known_BC[labels.row_P, labels.class_P])
         digest_B = np.frombuffer(b"".join(digests(part.data, matching, key)), np.uint8).reshape(-1, DIGEST_BYTES)
-        digest_of.append(digest_B[given.row_P])
-        class_of.append(given.class_P)
-    return message_of_pairs(np.concatenate(digest_of), np.concatenate(class_of))
+        digest_P.append(digest_B[labels.row_P])
+        class_P.append(labels.class_P)
+    return message_of_pairs(np.concatenate(digest_P), np.concatenate(class_P))
 
 
 def message_of_pairs(digest_P: npt.NDArray[np.uint8], class_P: npt.NDArray[Any]) -> LabelMessage:
@@ -171,14 +167,14 @@ def merge_label_sets(messages: Sequence[LabelMessage], classes: int) -> Labels:
 def _check(sent: LabelMessage, sender: int, classes: int) -> None:
     class_K, count_K, digest_P = sent.class_K, sent.count_K, sent.digest_P
     if digest_P.dtype != torch.uint8 or digest_P.ndim != 2 or digest_P.shape[1] != DIGEST_BYTES:
-        msg = f"message {sender}: digests are {digest_P.dtype} {tuple(digest_P.shape)}, not uint8 [P, {DIGEST_BYTES}]"
-        raise ValueError(msg)
+        shape = tuple(digest_P.shape)
+        raise ValueError(f"message {sender}: digests are {digest_P.dtype} {shape}, not uint8 [P, {DIGEST_BYTES}]")
     if class_K.shape != count_K.shape or (count_K < 0).any() or int(count_K.sum()) != len(digest_P):
-        msg = f"message {sender}: {len(class_K)} classes, {len(count_K)} counts and {len(digest_P)} digests do not fit"
-        raise ValueError(msg)
-    if len(class_K) and not 0 <= int(class_K.min()) <= int(class_K.max()) < classes:
-        msg = f"message {sender}: classes {int(class_K.min())}..{int(class_K.max())} are not all in 0..{classes - 1}"
-        raise ValueError(msg)
+        sizes = f"{len(class_K)} classes, {len(count_K)} counts and {len(digest_P)} digests"
+        raise ValueError(f"message {sender}: {sizes} do not fit")
+    low, high = (int(class_K.min()), int(class_K.max())) if len(class_K) else (0, -1)
+    if low < 0 or high >= classes:
+        raise ValueError(f"message {sender}: classes {low}..{high} are not all in 0..{classes - 1}")
 
 
 def cooccurrence_counts(labels: Labels) -> Any:

@@ -21,7 +21,7 @@ M = TypeVar("M")
 
 
 def tensors(message: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """(path, tensor) of every leaf, in a fixed order: fields as declared, dict entries as inserted."""
+    """Yield (path, tensor) of every leaf, in a fixed order: fields as declared, dict entries as inserted."""
     if isinstance(message, Tensor):
         yield path, message
     elif isinstance(message, dict):
@@ -35,7 +35,7 @@ def tensors(message: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def rebuild(message: M, leaf: Callable[[str, Tensor], Any], path: str = "") -> M:
-    """The same message with every tensor replaced by ``leaf(path, tensor)``."""
+    """Return the same message with every tensor replaced by ``leaf(path, tensor)``."""
     out: Any
     if isinstance(message, Tensor):
         out = leaf(path, message)
@@ -52,17 +52,17 @@ def rebuild(message: M, leaf: Callable[[str, Tensor], Any], path: str = "") -> M
 
 
 def to(message: M, device: torch.device | str) -> M:
-    """The message with every tensor on ``device``."""
+    """Return the message with every tensor on ``device``."""
     return rebuild(message, lambda _, t: t.to(device))
 
 
 def nbytes(message: object) -> int:
-    """Bytes of all tensors: what the message costs on the wire."""
+    """Return the bytes of all tensors: what the message costs on the wire."""
     return sum(t.numel() * t.element_size() for _, t in tensors(message))
 
 
 def checksum(message: object) -> str:
-    """SHA-256 over path, dtype, shape and bits of every tensor, in the order of paths."""
+    """Return the SHA-256 over path, dtype, shape and bits of every tensor, in the order of paths."""
     digest = hashlib.sha256()
     for path, t in sorted(tensors(message), key=lambda pair: pair[0]):
         digest.update(f"{path}|{t.dtype}|{tuple(t.shape)}|".encode())
@@ -72,7 +72,7 @@ def checksum(message: object) -> str:
 
 
 def fill(template: M, values: Mapping[str, Tensor]) -> M:
-    """``template`` with the tensors of ``values`` (path -> tensor), as they were saved; paths and shapes must agree."""
+    """Return ``template`` with the tensors of ``values`` (path -> tensor). ValueError where paths or shapes differ."""
     expected = dict(tensors(template))
     if expected.keys() != values.keys():
         missing, extra = sorted(expected.keys() - values.keys()), sorted(values.keys() - expected.keys())
@@ -84,7 +84,7 @@ def fill(template: M, values: Mapping[str, Tensor]) -> M:
 
 
 def shape_mismatch(message: object, template: object) -> str:
-    """How a message is not like another one, '' where it is: a tensor missing, extra, of another shape or type."""
+    """Return the first difference from a template: a tensor missing, extra, of another shape or type; '' for none."""
     got, expected = dict(tensors(message)), dict(tensors(template))
     if expected and not got:
         return "the update is empty"
@@ -98,8 +98,8 @@ def shape_mismatch(message: object, template: object) -> str:
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor | None:
-    """Contiguous tensors of a type as one flat tensor, without a copy, where each lies behind the one before it in one
-    storage; None where they do not.
+    """Return contiguous tensors of a type as one flat tensor, without a copy, where each lies behind the one before it
+    in one storage; None where they do not.
     """
     first, end = parts[0], parts[0].storage_offset()
     for t in parts:
@@ -111,7 +111,7 @@ def joined(parts: Sequence[Tensor]) -> Tensor | None:
 
 
 def not_finite(message: object) -> str:
-    """Names the first tensor that holds NaN or infinity, '' if none does."""
+    """Return the name of the first tensor that holds NaN or infinity; '' for none."""
     # a finite sum has finite terms; the reverse does not hold, since a sum may overflow
     inexact = [(path, t) for path, t in tensors(message) if t.is_floating_point() or t.is_complex()]
     whole = joined([t for _, t in inexact]) if inexact else None
@@ -131,7 +131,7 @@ def _unlike(path: str, got: Tensor, expected: Tensor) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Where a tensor lies in the flat buffer of its type."""
+    """The position of a tensor in the flat buffer of its type."""
 
     dtype: str
     start: int
@@ -147,38 +147,38 @@ class Packed:
 
 
 def pack(message: object, *, copy: bool = True) -> Packed:
-    """All tensors of a message in flat buffers (on the CPU); copy=False: where they lie, if they lie like that already,
-    for whoever serialises them before they change.
+    """Return a message with all its tensors in flat buffers (on the CPU). copy=False: where they lie, if they lie like
+    that already, for whoever serializes them before they change.
     """
     parts: dict[str, list[Tensor]] = {}
-    used: dict[str, int] = {}
+    length: dict[str, int] = {}
 
-    def place(_: str, t: Tensor) -> _Slot:
-        kind = str(t.dtype).removeprefix("torch.")
-        slot = _Slot(kind, used.get(kind, 0), tuple(t.shape))
-        parts.setdefault(kind, []).append(t.detach().cpu())
-        used[kind] = slot.start + t.numel()
+    def slot_of(_: str, t: Tensor) -> _Slot:
+        dtype = str(t.dtype).removeprefix("torch.")
+        slot = _Slot(dtype, length.get(dtype, 0), tuple(t.shape))
+        parts.setdefault(dtype, []).append(t.detach().cpu())
+        length[dtype] = slot.start + t.numel()
         return slot
 
-    skeleton = rebuild(message, place)
-    whole = {k: None if copy else joined(v) for k, v in parts.items()}
-    flat = {k: torch.cat([t.reshape(-1) for t in parts[k]]) if w is None else w for k, w in whole.items()}
-    return Packed(skeleton, {k: w.numpy() for k, w in flat.items()})
+    skeleton = rebuild(message, slot_of)
+    views = {dtype: None if copy else joined(part) for dtype, part in parts.items()}
+    flat = {k: torch.cat([t.reshape(-1) for t in parts[k]]) if view is None else view for k, view in views.items()}
+    return Packed(skeleton, {dtype: buffer.numpy() for dtype, buffer in flat.items()})
 
 
 def unpack(packed: Packed, *, copy: bool = True) -> Any:
-    """The message again, in storage of its own; copy=False: where it lies, for whoever only reads it.
+    """Return the message again, in storage of its own; copy=False: where it lies, for whoever only reads it.
 
     Else the copy is needed: ``torch.from_numpy`` of an array in Ray's object store is writable and would change what
     every other reader sees (docs/adr/0007).
     """
-    own = {k: torch.from_numpy(np.array(v, copy=True) if copy else v) for k, v in packed.buffers.items()}
+    flat = {k: torch.from_numpy(np.array(v, copy=True) if copy else v) for k, v in packed.buffers.items()}
 
-    def take(node: Any) -> Any:
+    def fill_slots(node: Any) -> Any:
         if isinstance(node, _Slot):
-            return own[node.dtype][node.start : node.start + int(np.prod(node.shape))].view(node.shape)
+            return flat[node.dtype][node.start : node.start + int(np.prod(node.shape))].view(node.shape)
         if isinstance(node, dict):
-            return {k: take(v) for k, v in node.items()}
-        return type(node)(**{f.name: take(getattr(node, f.name)) for f in fields(node)})
+            return {k: fill_slots(v) for k, v in node.items()}
+        return type(node)(**{f.name: fill_slots(getattr(node, f.name)) for f in fields(node)})
 
-    return take(packed.skeleton)
+    return fill_slots(packed.skeleton)

@@ -14,7 +14,7 @@ OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
 
 def without_compiler(kind: type[OptimizerT]) -> type[OptimizerT]:
-    """A kind of torch's optimizers that makes the same steps, but whose first use does not import torch's compiler.
+    """Return a kind of torch's optimizers that makes the same steps, and does not import torch's compiler at first use.
 
     torch wraps its optimizers' methods so that ``torch.compile`` meets them prepared; the wrappers import 800 modules,
     a second of CPU and 70 MB in every actor. Nothing here is compiled, so what they wrap is called without them.
@@ -46,14 +46,12 @@ class OptimizerOptions:
     weight_decay: float = 0.0
     """L2 penalty, >= 0."""
     batch_size: int = 128
-    """Rows of a mini-batch, 0: all rows of the client; every mean over a mini-batch divides by its rows, the unlabeled
-    included."""
+    """Rows of a mini-batch, 0: all rows of the client; means over it divide by its rows, the unlabeled included."""
     class_balanced: bool = True
     """Multi-label loss: weigh a class's positives and negatives against each other (FedAlign's reference code); false:
     plain binary cross-entropy (the paper)."""
     state: Literal["keep", "reset"] = "keep"
-    """``keep``: a client's moments go on in its next round (FedAlign's reference code); ``reset``: fresh in every
-    round."""
+    """``keep``: a client's moments go on in its next round (FedAlign's reference code); ``reset``: they start anew."""
     skip_zero_rows: bool = True
     """Do not compute rows whose loss and gradient are zero (unlabeled ones). Same mathematics."""
     microbatch_tokens: int = 1024
@@ -65,8 +63,8 @@ class OptimizerOptions:
     """Compute linear layers by oneDNN in place of the BLAS that torch was built with (CPU, float32): faster on AMD's
     processors with AVX-512, where MKL keeps to AVX2 (docs/speed.md). Same mathematics, other rounding."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the encoder's products in training; weights, losses, optimizer, merges and scores stay float32. ``bfloat16``:
-    other results, and faster where the processor or GPU has such products (docs/speed.md)."""
+    """Precision of the encoder's products in training; weights, losses, optimizer, merges and scores stay float32.
+    ``bfloat16``: other results, and faster where the processor or GPU has such products (docs/speed.md)."""
     crop: int = 0
     """Images only: cut each at random out of itself with so many black pixels on every side, anew in every epoch; 0:
     not. FedBM's generated images have a rule of their own (docs/methods/fedbm.md)."""
@@ -93,20 +91,20 @@ class OptimizerOptions:
 
     @property
     def augments(self) -> bool:
-        """Whether training changes images at random."""
+        """True where training changes images at random."""
         return bool(self.crop) or self.flip != "none"
 
 
 def in_round(options: OptimizerOptions, round_: int) -> OptimizerOptions:
-    """The options as they stand in a round, counted from 1."""
+    """Return the options as they stand in a round, counted from 1."""
     return replace(options, lr=options.lr * options.lr_decay ** (round_ - 1))
 
 
 def make(
     options: OptimizerOptions, parameters: Iterable[Tensor], lr: float | None = None, round_: int = 1
 ) -> torch.optim.Optimizer:
-    """The optimizer over ``parameters``. lr: in place of the options' rate, which ``in_round`` has decayed; it is
-    decayed here, as in round ``round_``.
+    """Return the optimizer over ``parameters``. lr: in place of the options' rate, which ``in_round`` has decayed; it
+    is decayed here, as in round ``round_``.
     """
     rate = options.lr if lr is None else lr * options.lr_decay ** (round_ - 1)
     if options.name == "adam":
@@ -115,32 +113,31 @@ def make(
 
 
 MOMENTS = frozenset(("step", "exp_avg", "exp_avg_sq", "momentum_buffer"))
-"""What the names of an optimizer's state end with."""
+"""Ends of the names in an optimizer's state."""
 
 
 def without_moments(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a client's memory holds beside the state of its optimizers."""
+    """Return a client's memory without the state of its optimizers."""
     return {name: value for name, value in memory.items() if name.rpartition(".")[2] not in MOMENTS}
 
 
 def state_of(optimizer: torch.optim.Optimizer, prefix: str) -> dict[str, Tensor]:
-    """Moments and step counts as ``{prefix/index/name: tensor}``; storage of its own."""
-    out = {}
-    for index, entry in optimizer.state_dict()["state"].items():
-        for name, value in entry.items():
-            if isinstance(value, Tensor):
-                out[f"{prefix}.{index}.{name}"] = value.detach().clone()
-    return out
+    """Return moments and step counts as ``{prefix.index.name: tensor}``, in storage of its own."""
+    return {
+        f"{prefix}.{index}.{name}": value.detach().clone()
+        for index, entry in optimizer.state_dict()["state"].items()
+        for name, value in entry.items()
+        if isinstance(value, Tensor)
+    }
 
 
 def restore(optimizer: torch.optim.Optimizer, prefix: str, memory: Mapping[str, Tensor]) -> None:
     """Put back what ``state_of`` took out; nothing where ``memory`` holds nothing of this prefix."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in memory.items():
-        owner, _, rest = key.partition(".")
-        if owner == prefix:
+        optimizer_name, _, rest = key.partition(".")
+        if optimizer_name == prefix:
             index, _, name = rest.partition(".")
             state.setdefault(int(index), {})[name] = value.clone()
     if state:
-        full = optimizer.state_dict()
-        optimizer.load_state_dict({"state": state, "param_groups": full["param_groups"]})
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -57,7 +57,6 @@ def log_prior(count_C: Tensor, gamma: float) -> Tensor:
     """Return the term that balanced softmax adds to the logits in training: ``gamma log n_c`` with counts of at least
     1, float64 [C] (Ren et al., NeurIPS 2020; gamma: FedROD).
 
-    A class that a client lacks is pushed down by as much as one sample would be; log 0 would cut it out of the softmax
-    instead.
+    A class that a client lacks is pushed down by as much as one sample would be; log 0 would cut it out of the softmax.
     """
     return gamma * count_C.clamp(min=1).double().log()

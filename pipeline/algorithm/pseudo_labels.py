@@ -1,5 +1,4 @@
-"""Anchors: class embeddings tell a client which of its samples belong to classes that it is unaware of (FedAlign,
-section 3.4).
+"""Pseudo-labels by anchors: class embeddings find rows of classes that a client does not identify (FedAlign, 3.4).
 
 Shape suffixes: N rows of the client, C classes, D width.
 """
@@ -18,16 +17,18 @@ from anchorfl.tasks.contract import ClientData, Objective
 
 @dataclass(frozen=True)
 class Thresholds:
-    """q1, q2: percentiles of similarity per class; ``clamp``: keep both on their side of it (reference code,
-    multi-label: 0.5; None: not); ``allowed_C``: classes that may get positives (None: all); ``alpha``: weight of a
-    pseudo-annotated entry in the loss.
-    """
+    """The rule of pseudo-annotation."""
 
     q1: float
+    """Percentile of similarity per class above which a row is positive."""
     q2: float
+    """Percentile below which it is negative; at most ``q1``."""
     alpha: float = 1.0
+    """Weight of a pseudo-annotated entry in the loss."""
     clamp: float | None = None
+    """Similarity on whose two sides both thresholds stay (reference code, multi-label: 0.5); None: anywhere."""
     allowed_C: Tensor | None = None
+    """bool: classes that may get positives; None: all."""
 
     def __post_init__(self) -> None:
         if not (0 < self.q1 < 100 and 0 < self.q2 < 100):
@@ -42,7 +43,7 @@ class Thresholds:
 
 @torch.no_grad()
 def anchor_scores(kind: str, head: nn.Module, z_ND: Tensor, objective: Objective) -> Tensor:
-    """How much every sample belongs to every class [N, C], for a head with class embeddings.
+    """Return a score of every row in every class [N, C], for a head with class embeddings.
 
     ``cosine`` or ``dot``: similarity of representation and anchor; ``confidence``: the model's own prediction, as its
     log-odds. They have the order of the confidence, which itself is 1 in float32 from log-odds of 17 on, and no row
@@ -59,7 +60,7 @@ def anchor_scores(kind: str, head: nn.Module, z_ND: Tensor, objective: Objective
 
 
 def log_odds(logits_NC: Tensor, objective: Objective) -> Tensor:
-    """Log p / (1 - p) of ``objective.scores``: [N, C]. Single-label: the logit less log-sum-exp of all others."""
+    """Return log p / (1 - p) of ``objective.scores`` [N, C]; single-label: the logit less log-sum-exp of all others."""
     if objective.kind == "multi":
         return logits_NC
     best_NC = F.one_hot(logits_NC.argmax(-1), logits_NC.shape[1]).bool()
@@ -69,18 +70,18 @@ def log_odds(logits_NC: Tensor, objective: Objective) -> Tensor:
 
 
 def pseudo_annotate(
-    data: ClientData, score_NC: Tensor, identified_C: Tensor, objective: Objective, t: Thresholds
+    data: ClientData, score_NC: Tensor, identified_C: Tensor, objective: Objective, thresholds: Thresholds
 ) -> tuple[ClientData, Tensor]:
-    """The client's data with pseudo-labels in its locally-unaware classes, and bool [C]: the classes that got a
-    positive.
+    """Return the client's data with pseudo-labels in classes that it does not identify, and those with positives, bool
+    [C].
 
     Positive above the q1-th percentile of the class's column over ALL rows, negative below the q2-th (linear
     interpolation, float64). Single-label: only rows without a label; a positive must also be the row's best class, a
     negative must not.
     """
-    high_C, low_C = percentiles(score_NC, t.q1), percentiles(score_NC, t.q2)
-    if t.clamp is not None and objective.kind == "multi":
-        high_C, low_C = high_C.clamp(min=t.clamp), low_C.clamp(max=t.clamp)
+    high_C, low_C = percentiles(score_NC, thresholds.q1), percentiles(score_NC, thresholds.q2)
+    if thresholds.clamp is not None and objective.kind == "multi":
+        high_C, low_C = high_C.clamp(min=thresholds.clamp), low_C.clamp(max=thresholds.clamp)
     open_NC = (data.known_NC == 0) & ~identified_C
     positive_NC = open_NC & (score_NC.double() > high_C)
     negative_NC = open_NC & (score_NC.double() < low_C)
@@ -89,21 +90,20 @@ def pseudo_annotate(
         best_NC = F.one_hot(score_NC.argmax(-1), score_NC.shape[1]).bool()
         positive_NC = positive_NC & unlabeled_N1 & best_NC
         negative_NC = negative_NC & unlabeled_N1 & ~best_NC
-    if t.allowed_C is not None:
-        positive_NC = positive_NC & t.allowed_C
+    if thresholds.allowed_C is not None:
+        positive_NC = positive_NC & thresholds.allowed_C
     # q2 <= q1 makes the two disjoint except on a tie of both percentiles, where neither strict comparison holds.
     pseudo_NC = positive_NC | negative_NC
     y_NC = torch.where(pseudo_NC, positive_NC.to(data.y_NC.dtype), data.y_NC)
     known_NC = torch.where(pseudo_NC, 1.0, data.known_NC)
-    strength_NC = torch.where(pseudo_NC, t.alpha, 1.0)
-    weight_NC = objective.weights(y_NC, known_NC, strength_NC)
+    weight_NC = objective.weights(y_NC, known_NC, torch.where(pseudo_NC, thresholds.alpha, 1.0))
     return replace(data, y_NC=y_NC, known_NC=known_NC, weight_NC=weight_NC), positive_NC.any(0)
 
 
 def percentiles(values_NC: Tensor, q: float) -> Tensor:
-    """Per column the q-th percentile (0..100), linear interpolation, in float64."""
+    """Return the q-th percentile (0..100) of every column, linear interpolation, in float64."""
     # Not torch.quantile, which refuses large inputs; the same arithmetic.
     sorted_NC = values_NC.double().sort(dim=0).values
     rank = torch.tensor(q / 100, dtype=torch.float64, device=values_NC.device) * (len(values_NC) - 1)
-    below = int(rank.floor())
-    return torch.lerp(sorted_NC[below], sorted_NC[int(rank.ceil())], rank - below)
+    low = int(rank.floor())
+    return torch.lerp(sorted_NC[low], sorted_NC[int(rank.ceil())], rank - low)

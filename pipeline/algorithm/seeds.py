@@ -8,16 +8,16 @@ import numpy as np
 import torch
 
 
-def seed_for(*what: str | int) -> int:
-    """A 63-bit seed out of names, for example ``seed_for(seed, "client", 3, "round", 12)``."""
-    return int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:8], "big") >> 1
+def seed_for(*names: str | int) -> int:
+    """Return a 63-bit seed out of names, for example ``seed_for(seed, "client", 3, "round", 12)``."""
+    return int.from_bytes(hashlib.sha256(repr(names).encode()).digest()[:8], "big") >> 1
 
 
-def torch_rng(*what: str | int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A torch generator seeded by names; one on a GPU draws other numbers than one on a CPU."""
-    return torch.Generator(device).manual_seed(seed_for(*what))
+def torch_rng(*names: str | int, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return a torch generator seeded by names; one on a GPU draws other numbers than one on a CPU."""
+    return torch.Generator(device).manual_seed(seed_for(*names))
 
 
-def numpy_rng(*what: str | int) -> np.random.Generator:
-    """A NumPy generator seeded by names."""
-    return np.random.default_rng(seed_for(*what))
+def numpy_rng(*names: str | int) -> np.random.Generator:
+    """Return a NumPy generator seeded by names."""
+    return np.random.default_rng(seed_for(*names))

@@ -60,10 +60,10 @@ def terms(rows_CD: Tensor, index_CK: Tensor, slope_CK: Tensor, block: slice) -> 
     [R, K + 1], itself first, and its gradient there, [R, K + 1, D].
     """
     index_RK, slope_RK = index_CK[block], slope_CK[block]
-    itself_R1 = torch.arange(len(rows_CD))[block, None]
-    own_RD = torch.einsum("rk,rkd->rd", slope_RK, rows_CD[index_RK])
-    others_RKD = slope_RK[..., None] * rows_CD[block, None]
-    return torch.cat([itself_R1, index_RK], dim=1), torch.cat([own_RD[:, None], others_RKD], dim=1)
+    row_R1 = torch.arange(len(rows_CD))[block, None]
+    row_grad_RD = torch.einsum("rk,rkd->rd", slope_RK, rows_CD[index_RK])
+    neighbour_grad_RKD = slope_RK[..., None] * rows_CD[block, None]
+    return torch.cat([row_R1, index_RK], dim=1), torch.cat([row_grad_RD[:, None], neighbour_grad_RKD], dim=1)
 
 
 def gradient(rows_CD: Tensor, index_CK: Tensor, slope_CK: Tensor) -> Tensor:

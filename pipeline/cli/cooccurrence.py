@@ -69,11 +69,11 @@ def cooccurrence(options: argparse.Namespace) -> int:
         options.stem,
     )  # fmt: skip
     files(options.corpus)  # before Ray starts
-    found = _counted(options, scanner)
-    if not found.counts.segments:
+    corpus = _counted(options, scanner)
+    if not corpus.counts.segments:
         raise InputError(f"{', '.join(options.corpus)}: no word in it; give a corpus with text")
-    table = _write(options, scanner, found)
-    print(f"{table.summary(found)}\nTable: {options.out}; counts: {options.out.with_suffix('.json')}")
+    table = _write(options, scanner, corpus)
+    print(f"{table.summary(corpus)}\nTable: {options.out}; counts: {options.out.with_suffix('.json')}")
     return 0
 
 
@@ -83,18 +83,18 @@ class Table:
 
     names: tuple[str, ...]
     weight_KK: npt.NDArray[np.float64]
-    """As ``Counts.weights``."""
+    """Weights as ``Counts.weights``."""
 
-    def summary(self, found: CorpusCounts) -> str:
+    def summary(self, corpus: CorpusCounts) -> str:
         """Return what was found, and which names will keep random vectors."""
         import numpy as np
 
         edge_KK = np.nan_to_num(self.weight_KK) > 0
         absent_K = np.isnan(self.weight_KK.diagonal())
         lone_K = ~edge_KK.any(1) & ~absent_K
-        rate = found.size / 1e6 / found.seconds
+        size, seconds = corpus.size / 1e6, corpus.seconds
         lines = [
-            f"{found.size / 1e6:.1f} MB, {found.counts.segments} segments in {found.seconds:.1f} s ({rate:.0f} MB/s)",
+            f"{size:.1f} MB, {corpus.counts.segments} segments in {seconds:.1f} s ({size / seconds:.0f} MB/s)",
             f"{len(self.names) - absent_K.sum()} of {len(self.names)} names occur; {edge_KK.sum() // 2} edges",
         ]
         for what, some_K in (("never occur", absent_K), ("occur but have no edge", lone_K)):
@@ -152,16 +152,16 @@ def _counted(options: argparse.Namespace, scanner: Scanner) -> CorpusCounts:
         )  # fmt: skip
 
 
-def _write(options: argparse.Namespace, scanner: Scanner, found: CorpusCounts) -> Table:
+def _write(options: argparse.Namespace, scanner: Scanner, corpus: CorpusCounts) -> Table:
     """Write the table, and beside it how it was made."""
     from anchorfl.pipeline.storage.atomic_files import write_atomically
 
-    table = Table(scanner.names, found.counts.weights())
+    table = Table(scanner.names, corpus.counts.weights())
     counts: dict[str, Any] = {
-        "corpus": options.corpus, "bytes": found.size, "segment": scanner.segment, "layout": scanner.layout,
-        "window": scanner.window, "stem": scanner.stem, "segments": found.counts.segments,
-        "with_name": dict(zip(scanner.names, found.counts.pair_KK.diagonal().tolist(), strict=True)),
-        "with_pair": _pairs(scanner.names, found.counts.pair_KK.tolist()),
+        "corpus": options.corpus, "bytes": corpus.size, "segment": scanner.segment, "layout": scanner.layout,
+        "window": scanner.window, "stem": scanner.stem, "segments": corpus.counts.segments,
+        "with_name": dict(zip(scanner.names, corpus.counts.pair_KK.diagonal().tolist(), strict=True)),
+        "with_pair": _pairs(scanner.names, corpus.counts.pair_KK.tolist()),
     }  # fmt: skip
     write_atomically(options.out, table.text().encode())
     write_atomically(options.out.with_suffix(".json"), json.dumps(counts, indent=1, ensure_ascii=False).encode())

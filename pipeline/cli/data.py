@@ -167,15 +167,12 @@ def check(arguments: list[str]) -> int:
     for name, text in helps.items():
         parser.add_argument(f"--{name}", default="", help=text)
     parser.add_argument("--on_bad_row", choices=("error", "skip"), default="error")
-    given = vars(parser.parse_args(arguments))
-    options = TaskOptions(file=given.pop("file"), **given)
-    found = inspect_table(options)
-    print(found.text())
-    blocked = len(found.stops) > found.bad_rows
-    step = (
-        "mend what stops a run"
-        if blocked
-        else next_command(options, found, table_experiment().federation.clients_per_round)
-    )
+    values = vars(parser.parse_args(arguments))
+    options = TaskOptions(file=values.pop("file"), **values)
+    report = inspect_table(options)
+    print(report.text())
+    step = "mend what stops a run"
+    if len(report.stops) <= report.bad_rows:
+        step = next_command(options, report, table_experiment().federation.clients_per_round)
     print(f"\nnext: {step}")
-    return 2 if found.stops else 0
+    return 2 if report.stops else 0

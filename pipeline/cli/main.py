@@ -41,9 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_main(arguments: list[str], raw: RawCommands = RAW_COMMANDS, more: Callable[[Add], None] | None = None) -> int:
-    """Run a command as ``main`` does, with further ones: ``raw`` parse their own arguments, ``more`` adds those that do
-    not.
-    """
+    """Run a command as ``main`` does, with further ones: ``raw`` parse their own arguments, ``more`` adds others."""
     try:
         return _dispatch(arguments, raw, more)
     except (InputError, NamesError) as error:

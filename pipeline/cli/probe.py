@@ -133,19 +133,19 @@ def _nodes(experiment: Experiment, cpu: bool, stack: ExitStack) -> tuple[list[No
     """Return the nodes that runs would use, and what runs something there in a fresh process."""
     if experiment.cluster.executor == "serial":
         devices = 0 if cpu else torch.cuda.device_count()
-        here = Node(memory_probe.own_cpus(), (1.0,) * devices, float(memory_probe.free_memory()))
-        return [here], memory_probe.in_fresh_process
+        node = Node(memory_probe.own_cpus(), (1.0,) * devices, float(memory_probe.free_memory()))
+        return [node], memory_probe.in_fresh_process
     from anchorfl.pipeline.cluster import layout, ray_cluster
 
     stack.enter_context(ray_cluster.session(experiment.cluster))
-    found = [Node(n.cpus, memory=n.memory) if cpu else n for n in layout.nodes()]
-    gpus = float(has_gpu(found))
+    nodes = [Node(n.cpus, memory=n.memory) if cpu else n for n in layout.nodes()]
+    gpus = float(has_gpu(nodes))
 
     def run_apart(function: Callable[..., Any], *arguments: Any) -> Any:
         share = gpus if function is memory_probe.measure_client else 0.0
         return layout.in_fresh_worker(function, *arguments, gpus=share)
 
-    return found, run_apart
+    return nodes, run_apart
 
 
 def has_gpu(nodes: list[Node]) -> bool:
@@ -231,10 +231,10 @@ def limits(nodes: list[Node], sizing: Sizing) -> str:
     """Return what limits the number of actors, with the margins, and the result, for the eye."""
     nodes = usable(nodes)
     cpus, memory = sum(node.cpus for node in nodes), sum(node.memory for node in nodes)
-    given = f"{MEMORY_MARGIN:.0%} of {size(memory)} free, the server's share on each node left out"
+    budget = f"{MEMORY_MARGIN:.0%} of {size(memory)} free, the server's share on each node left out"
     lines = [
         ("by CPUs", f"{sizing.by_cpus} actors: one to each of {number(cpus)} CPUs on {len(nodes)} node(s)"),
-        ("by memory", f"{sizing.by_memory} actors in {given}"),
+        ("by memory", f"{sizing.by_memory} actors in {budget}"),
     ]
     if sizing.by_gpus is not None:
         lines.append(

@@ -69,13 +69,13 @@ def restrict_mode(path: Path | None = None) -> None:
     path = path or Path(os.environ.get(PATH) or default_path())
     if not path.exists():
         return
-    found = path.stat()
-    if not found.st_mode & OTHERS:
+    status = path.stat()
+    if not status.st_mode & OTHERS:
         return
     hint = f"make a file of your own with mode 600 and name it in {PATH}, or give the token in {TOKEN}"
-    shown = f"{path} (mode {stat.S_IMODE(found.st_mode):04o})"
+    shown = f"{path} (mode {stat.S_IMODE(status.st_mode):04o})"
     try:
-        path.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS)
+        path.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS)
     except OSError as error:
         raise InputError(
             f"{shown}: others can read Ray's token, and run code as you, and it cannot be closed"

@@ -48,9 +48,7 @@ def nodes() -> list[Node]:
 
 
 def layout(options: ClusterOptions, clients: int) -> Layout:
-    """Return shares that fit the cluster. Raise InputError where none do: actors that never get their share would wait
-    for ever.
-    """
+    """Return shares that fit the cluster. Raise InputError where none do: such actors would wait for ever."""
     have = nodes()
     cpus, gpus = sum(node.cpus for node in have), sum(len(node.devices) for node in have)
     if options.clients_per_actor:

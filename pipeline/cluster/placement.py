@@ -1,6 +1,4 @@
-"""Placement of actors on the nodes of a cluster: each lies on one node, and a share of a GPU on one device, so totals
-do not tell.
-"""
+"""Placement of actors: each lies on one node, and a share of a GPU on one device, so that totals do not tell."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ class Node:
 
     cpus: float
     devices: tuple[float, ...] = ()
-    """What is free of each GPU, 0 to 1."""
+    """Free share of each GPU, 0 to 1."""
     memory: float = field(default=0.0, compare=False)
     """Bytes that actors may take. Nodes that differ in it alone are equal: Ray places actors by CPUs and GPUs."""
 

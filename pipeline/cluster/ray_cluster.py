@@ -140,8 +140,7 @@ def _loopback_only() -> Iterator[None]:
 def _few_processes() -> Iterator[None]:
     """Make a Ray that is started in the block do without three processes that nobody here asks anything.
 
-    They are the API server behind the dashboard, the autoscaler's monitor, and the monitor of workers' logs, which are
-    not shown.
+    They are the API server behind the dashboard, the autoscaler's monitor, and the monitor of workers' logs.
 
     It is there 2 s sooner and takes 180 MB less (docs/speed.md). ``ray.init`` has no options for them.
     """
@@ -169,19 +168,19 @@ def _own_folder() -> str | None:
     """
     if os.environ.get("RAY_TMPDIR"):
         return None
-    place = os.environ.get("TMPDIR") if sys.platform.startswith("linux") else ""  # macOS has one that is too long
-    around = Path(place or "/tmp") / f"ray-{os.getuid()}"
-    if len(str(around)) > LONGEST:  # as batch systems make them
-        _tell(f"TMPDIR ({place}) is too long for Ray's sockets, which go to /tmp; RAY_TMPDIR names another place")
-        around = Path("/tmp") / around.name
-    around.mkdir(mode=0o700, exist_ok=True)
-    found = around.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & auth_token.OTHERS:
+    tmpdir = os.environ.get("TMPDIR") if sys.platform.startswith("linux") else ""  # macOS has one that is too long
+    parent = Path(tmpdir or "/tmp") / f"ray-{os.getuid()}"
+    if len(str(parent)) > LONGEST:  # as batch systems make them
+        _tell(f"TMPDIR ({tmpdir}) is too long for Ray's sockets, which go to /tmp; RAY_TMPDIR names another place")
+        parent = Path("/tmp") / parent.name
+    parent.mkdir(mode=0o700, exist_ok=True)
+    status = parent.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & auth_token.OTHERS:
         raise InputError(
-            f"{around} is to hold Ray's sockets and logs, and is no folder that only you may enter: remove it, or name"
+            f"{parent} is to hold Ray's sockets and logs, and is no folder that only you may enter: remove it, or name"
             " another place in RAY_TMPDIR"
         )
-    return str(around / "r")
+    return str(parent / "r")
 
 
 def _wants_token() -> bool:
@@ -197,8 +196,7 @@ def _tell(line: str) -> None:
 
 
 def wait_for_nodes(options: ClusterOptions, pause_s: float = 2.0) -> None:
-    """Wait until the cluster has the CPUs and GPUs that ``options`` ask for, and tell its autoscaler to make nodes for
-    them.
+    """Wait until the cluster has the CPUs and GPUs that ``options`` ask for, and ask its autoscaler for nodes.
 
     Raises InputError where they do not come in time.
     """

@@ -26,13 +26,13 @@ class GpuNeed:
     """Memory of the GPU on which a client was measured."""
 
     total: int
-    """Of the device."""
+    """Memory of the device."""
     taken: int
-    """By other processes."""
+    """Memory that other processes take."""
     reserved: int
     """Peak of torch's allocator."""
     context: int
-    """What the process holds beside its allocator: CUDA context, kernels, work-spaces of libraries."""
+    """Memory that the process holds beside its allocator: CUDA context, kernels, work-spaces of libraries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Need:
     client: float
     """Peak of an actor with one client."""
     more: float
-    """For each further client that an actor serves, on its GPU too where it has one."""
+    """Memory for each further client that an actor serves, on its GPU too where it has one."""
     server: float
     """Peak of the server."""
     gpu: GpuNeed | None = None
@@ -111,8 +111,8 @@ def whole_cpus(nodes: Sequence[Node]) -> int:
 def share_out(nodes: Sequence[Node], need: Need, clients: int, server_gpus: float = 0.0) -> Sizing:
     """Return the largest number of client actors that is safe. Raise InputError where there is none."""
     by_cpus = whole_cpus(nodes)
-    for asked in range(min(clients, by_cpus), 0, -1):
-        each = math.ceil(clients / asked)
+    for actors in range(min(clients, by_cpus), 0, -1):
+        each = math.ceil(clients / actors)
         shares = _shares(nodes, need, math.ceil(clients / each), each - 1, server_gpus)
         if shares is None:
             continue
@@ -152,9 +152,7 @@ def _cpu_shares(nodes: Sequence[Node], room: Sequence[int]) -> list[float]:
 
 
 def _gpu_shares(nodes: Sequence[Node], need: Need, actors: int, further: int) -> Iterator[float]:
-    """Yield the GPU shares to try, large ones first: Ray fills one GPU before the next, and a large share spreads the
-    actors.
-    """
+    """Yield the GPU shares to try, large ones first: Ray fills one GPU before the next, and these spread the actors."""
     if need.gpu is None:
         yield 0.0
         return

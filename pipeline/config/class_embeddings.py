@@ -26,8 +26,8 @@ class ClassEmbeddingOptions:
     ``anchorfl[plm]``; or ``open_clip:`` and a model of open_clip's (docs/label-names.md)."""
     pooling: Pooling = "auto"
     """Text encoder: what of it is a sentence's vector. ``mean``: of the last hidden states; ``first``: that of the
-    first token; ``projected``: the projection of encoders that have one (CLIP); ``auto``: ``projected`` for open_clip,
-    else ``mean``."""
+    first token; ``projected``: that of encoders with a projection (CLIP); ``auto``: this for open_clip, else
+    ``mean``."""
     prompts: str = "{name}"
     """Text encoder: templates with ``{name}``, separated by ``|``; a name's vector is the mean over them. Class
     concepts (FedBM): the default stands for the data set's own templates."""

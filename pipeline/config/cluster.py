@@ -1,4 +1,4 @@
-"""Options of [cluster]: where clients run."""
+"""Options of [cluster]: the processes of clients and server."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from anchorfl.tasks.files import object_store
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterOptions:
-    """Where clients run. No option here changes a result, but for GPUs: they round otherwise, and draw other dropout
-    masks.
-    """
+    """Options of the processes. None changes a result, but for GPUs, which round otherwise and draw other masks."""
 
     executor: Literal["ray", "serial"] = "ray"
     """``ray``: client actors and a server actor; ``serial``: all in this process (debugger, tests, reference)."""
@@ -42,22 +40,18 @@ class ClusterOptions:
     """Save a checkpoint after every so many rounds, and after the last; a resumed run computes the rounds behind it
     again, with the same bits."""
     keep_checkpoints: int = 2
-    """How many of them are kept: where the last one is damaged, a run goes on from the one before."""
+    """Checkpoints that are kept: where the last one is damaged, a run goes on from the one before."""
     backup: str = ""
-    """Where a copy of the run folder is kept up to date, below which it has the folder's name: ``s3://bucket/runs``,
+    """URI below which a copy of the run folder is kept up to date, under the folder's name: ``s3://bucket/runs``,
     ``gs://...`` or the absolute path of a folder; empty: no copy."""
 
     def __post_init__(self) -> None:
         if self.backup:
             object_store.check_location(self.backup, "cluster.backup")
         for name in (
-            "clients_per_actor",
-            "client_cache_mb",
-            "max_concurrent_clients",
-            "wait_for_cpus",
-            "wait_for_gpus",
+            "clients_per_actor", "client_cache_mb", "max_concurrent_clients", "wait_for_cpus", "wait_for_gpus",
             "wait_minutes",
-        ):
+        ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"cluster.{name} = {getattr(self, name)}: must be at least 0")
         for name in ("checkpoint_every", "keep_checkpoints"):

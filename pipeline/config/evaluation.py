@@ -1,4 +1,4 @@
-"""Options of [evaluation]: what is scored, and which round's model is the result."""
+"""Options of [evaluation]: scores, and the round whose model is the result."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from anchorfl.tasks.metrics.scores import F1_MACRO, FAMILIES, SUM, Measure, Metr
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationOptions:
-    """What is scored, and which round's model is the result."""
+    """Options of scoring, and of the round whose model is the result."""
 
     metrics: Metrics = "threshold"
-    """Which figures: ``threshold``, macro F1 and accuracy of 0/1 decisions (FedAlign's tables); ``ranking``, P@k,
+    """Figures: ``threshold``, macro F1 and accuracy of 0/1 decisions (FedAlign's tables); ``ranking``, P@k,
     nDCG@k, PSP@k and mAP of the order of the classes (FedALC's); ``classification``, single-label: ``threshold``,
     macro precision and recall, AUC and their sum (FedBM's; docs/metrics.md)."""
     every: int = 1
@@ -23,9 +23,9 @@ class EvaluationOptions:
     macro F1, or P@1 of ``ranking``; ``best_validation_f1``, ``best_validation_sum``: by the figure of that name, the
     sum of ``classification`` (FedBM's tables)."""
     test: Literal["always", "last", "never"] = "always"
-    """When the test split is scored: ``always``, with validation; ``last``, once, for the selected model (where clients
-    are scored and a round is selected: with validation); ``never`` (trials of a sweep: what is not computed cannot be
-    chosen by)."""
+    """Rounds whose test split is scored: ``always``, with validation; ``last``, once, for the selected model (where
+    clients are scored and a round is selected: with validation); ``never`` (trials of a sweep: what is not computed
+    cannot be chosen by)."""
     save_state_every: int = 0
     """Keep the server's state after every so many rounds, and after the last, in ``server_states/`` of the run folder,
     for ``anchorfl diagnose``; 0: none. It changes no result."""

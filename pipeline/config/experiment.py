@@ -1,4 +1,4 @@
-"""One experiment: the tree of options that a preset, the command line and a checkpoint all speak of."""
+"""An experiment: the tree of options that a preset, the command line and a checkpoint all speak of."""
 
 from __future__ import annotations
 
@@ -64,9 +64,8 @@ class Experiment:
         if not unsettled and (lack := self.federation.aggregator.lack(least)):
             raise ValueError(
                 f"federation.aggregation = {self.federation.aggregation!r}: {lack}; federation.quorum ="
-                f" {self.federation.quorum:g}"
-                f" of {self.selected_clients} selected clients lets a round have {least}: raise quorum or"
-                " clients_per_round, or change the aggregation"
+                f" {self.federation.quorum:g} of {self.selected_clients} selected clients lets a round have {least}:"
+                " raise quorum or clients_per_round, or change the aggregation"
             )
         if self.model.norm == "batch" and (self.optimizer.skip_zero_rows or self.optimizer.microbatch_tokens):
             raise ValueError(
@@ -86,24 +85,24 @@ class Experiment:
         """``evaluation.test``; but ``always`` for ``last`` where the scores are those of clients' own models and the
         selected round may be an earlier one, whose models nobody has any more.
         """
-        gone = self.method.evaluate_on == "clients" and self.evaluation.model_selection != "last"
-        return "always" if gone and self.evaluation.test == "last" else self.evaluation.test
+        models_lost = self.method.evaluate_on == "clients" and self.evaluation.model_selection != "last"
+        return "always" if models_lost and self.evaluation.test == "last" else self.evaluation.test
 
     @property
     def selected_clients(self) -> int:
-        """How many clients take part in a round."""
+        """Number of clients that take part in a round."""
         return self.federation.selected(self.task.clients)
 
 
 def to_tree(experiment: Experiment) -> dict[str, Any]:
-    """Plain nested dict, as a preset would have it; ``from_tree`` of pipeline/config/schema.py is its inverse."""
+    """Return a plain nested dict, as a preset has it; ``from_tree`` (pipeline/config/schema.py) is its inverse."""
     tree = asdict(experiment)
     tree["method"] = {"name": experiment.method.name, **tree["method"]}
     return tree
 
 
 def redacted_tree(experiment: Experiment) -> dict[str, Any]:
-    """``to_tree`` as it may stand in a file: the address of the MLflow store without a password."""
+    """Return ``to_tree`` as it may stand in a file: the address of the MLflow store without a password."""
     tree = to_tree(experiment)
     tree["tracking"]["uri"] = redact_uri(tree["tracking"]["uri"])
     return tree
@@ -114,8 +113,7 @@ EPOCH = 2
 
 
 def digest(experiment: Experiment) -> str:
-    """SHA-256 of everything that can change a result: not where it runs, is recorded or is written, nor what is kept
-    of it.
+    """Return the SHA-256 of all that can change a result: not where it runs, is recorded or written, or what is kept.
 
     Only options that differ from their defaults count, so that an option which a later version adds leaves the digests
     of finished runs as they are. How many clients ``one_class`` has is for the data to say, so it does not count: what
@@ -135,7 +133,7 @@ def digest(experiment: Experiment) -> str:
 
 
 def _changed(node: Any) -> dict[str, Any]:
-    """The fields of a dataclass whose values are not the defaults, nested."""
+    """Return the fields of a dataclass whose values are not the defaults, nested."""
     out: dict[str, Any] = {}
     for f in fields(node):
         value = getattr(node, f.name)
@@ -147,13 +145,11 @@ def _changed(node: Any) -> dict[str, Any]:
 
 
 def flat(experiment: Experiment) -> dict[str, str | int | float | bool]:
-    """Flat parameters for MLflow: the method's own names stay short (q1, q2, alpha), others are ``section.name``."""
+    """Return flat parameters for MLflow: the method's own have short names (q1, q2), others are ``section.name``."""
     tree = redacted_tree(experiment)
     out: dict[str, str | int | float | bool] = {"method": tree["method"].pop("name")}
     out |= {k: "none" if v is None else v for k, v in tree.pop("method").items()}
+    out["task"] = tree["task"].pop("name")
     for section, values in tree.items():
-        if isinstance(values, dict):
-            out |= {("task" if (section, k) == ("task", "name") else f"{section}.{k}"): v for k, v in values.items()}
-        else:
-            out[section] = values
+        out |= {f"{section}.{k}": v for k, v in values.items()} if isinstance(values, dict) else {section: values}
     return out

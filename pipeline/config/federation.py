@@ -1,4 +1,4 @@
-"""Options of the federation: rounds, who takes part, what is done about faults, and how updates are merged."""
+"""Options of [federation]: rounds, selection, faults and aggregation."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from anchorfl.pipeline.algorithm.aggregation import Aggregation, Aggregator
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FederationOptions:
-    """Rounds, and who takes part."""
+    """Options of the rounds: selection, faults and aggregation."""
 
     rounds: int = 50
     """Communication rounds T."""
     clients_per_round: int = 5
     """Selected clients |S_t|, uniform without replacement; 0: all."""
     client_fraction: float = 0.0
-    """In place of ``clients_per_round``: share of the clients that are selected, rounded down, at least one; 0:
+    """Share of the clients that are selected, rounded down, at least one, in place of ``clients_per_round``; 0:
     ``clients_per_round`` says."""
     epochs: int = 5
     """Local epochs E."""
@@ -29,7 +29,7 @@ class FederationOptions:
     quorum: float = 0.5
     """Share of the selected clients that must answer, in (0, 1]; below it the run stops, its checkpoint kept."""
     retries: int = 1
-    """How often a client that failed is tried again in the same round, each time in a fresh process; then it is left
+    """Further attempts of a client that failed, in the same round, each time in a fresh process; then it is left
     out of the round."""
     deadline: float = 0.0
     """Seconds that a client's actor may take for its answer, the start of a fresh process included; then it is ended
@@ -38,7 +38,7 @@ class FederationOptions:
     """Stand-ins that are drawn beside the selected clients, as a share of these: where a client is left out, the next
     stand-in trains in its place."""
     aggregation: Aggregation = "mean"
-    """What stands for the average of what clients send: ``mean``; or, so that a few faulty clients cannot steer it,
+    """Average of what clients send: ``mean``; or, so that a few faulty clients cannot steer it,
     ``median`` or ``trimmed_mean`` of every coordinate, or ``krum``, the mean of the ``krum_num_selected`` updates that
     are nearest to others (docs/robust-aggregation.md). Median and trimmed mean take no notice of numbers of samples."""
     trim_fraction: float = 0.2
@@ -74,14 +74,14 @@ class FederationOptions:
             )
 
     def selected(self, clients: int) -> int:
-        """How many of so many clients take part in a round."""
+        """Return the number of clients that take part in a round, of so many."""
         if self.client_fraction:  # 0.29 * 100 is a little below 29
             return max(1, math.floor(round(self.client_fraction * clients, 9)))
         return self.clients_per_round or clients
 
     @property
     def aggregator(self) -> Aggregator:
-        """How updates are aggregated; ValueError on bad options."""
+        """The aggregation of updates; ValueError on bad options."""
         return Aggregator(
             aggregation=self.aggregation,
             trim_fraction=self.trim_fraction,
@@ -92,7 +92,5 @@ class FederationOptions:
 
 
 def quorum_size(quorum: float, selected: int) -> int:
-    """How many of the selected clients must answer: the share of them rounded up, at least one. 0.28 of 25 are 7,
-    though 0.28 * 25 is a little more.
-    """
-    return max(1, math.ceil(quorum * selected - 1e-9))
+    """Return how many of the selected clients must answer: their share rounded up, at least one."""
+    return max(1, math.ceil(quorum * selected - 1e-9))  # 0.28 of 25 are 7, though 0.28 * 25 is a little more

@@ -1,14 +1,8 @@
 """The shipped presets: every federation, every paper with its rows, and the product of the two.
 
-A file of ``tuning/presets/`` is one of two things:
-
-- a *federation*: data set, partition, network and optimizer, as sections of an experiment, and ``[variants.NAME]``,
-  which are federations of their own (``pbc`` with ``[variants."0.05"]`` is ``pbc-0.05``);
-- a *paper*: ``[rows.NAME]``, each a method and its options, and ``[data]``, the federations that its tables have.
-
-The preset ``pbc-0.05/fedbm`` is the federation ``pbc-0.05`` with the row ``fedbm``. What one data set needs for a row
-stands as ``[rows.fedbm.method]`` in the federation's file. A row that is ``from`` another one takes its options, with
-what the data set needs for that one. ``[method]`` of either file goes to the rows whose method has the option.
+The preset ``pbc-0.05/fedbm`` is the federation ``pbc-0.05`` (the variant ``0.05`` of ``pbc.toml``) with the row
+``fedbm``. A row that is ``from`` another one takes its options, with what the data set needs for that one. ``[method]``
+of either file goes to the rows whose method has the option. docs/presets.md shows both kinds of file.
 """
 
 from __future__ import annotations
@@ -43,7 +37,7 @@ class PresetRow:
     """A shipped preset: a federation and a row."""
 
     name: str
-    """As ``anchorfl run`` takes it."""
+    """Name of the preset, as ``anchorfl run`` takes it."""
     federation: Federation
     row: str
     """Name of the row."""
@@ -52,7 +46,7 @@ class PresetRow:
     published: str
     """The method as published; empty: in no table."""
     cost: str
-    """What a run costs, in words; empty: the records say it, or nobody knows."""
+    """Cost of a run, in words; empty: the records say it, or nobody knows."""
 
 
 @dataclass(frozen=True)
@@ -67,37 +61,36 @@ class Catalog:
 
     @cached_property
     def papers(self) -> dict[str, PaperFile]:
-        """By name of the file."""
-        found = [read_paper(path, tree) for path, tree in self._files.items() if is_paper(tree)]
-        for paper in found:
+        """The papers by name of the file."""
+        papers = [read_paper(path, tree) for path, tree in self._files.items() if is_paper(tree)]
+        for paper in papers:
             self._check_data(paper)
-        return {paper.name: paper for paper in found}
+        return {paper.name: paper for paper in papers}
 
     @cached_property
     def federations(self) -> dict[str, Federation]:
-        """By name, with the variant."""
-        found = dict[str, Federation]()
+        """The federations by name, with the variant."""
+        federations = dict[str, Federation]()
         for path, tree in self._files.items():
-            for one in () if is_paper(tree) else read_federations(path, tree):
-                if one.name in found:
-                    raise InputError(
-                        f"{path}: {one.name} is a federation of {found[one.name].file}.toml, too: rename one"
-                    )
-                found[one.name] = one
-        return found
+            for federation in () if is_paper(tree) else read_federations(path, tree):
+                if federation.name in federations:
+                    other = federations[federation.name].file
+                    raise InputError(f"{path}: {federation.name} is a federation of {other}.toml, too: rename one")
+                federations[federation.name] = federation
+        return federations
 
     @cached_property
     def presets(self) -> dict[str, PresetRow]:
         """Every preset by its name, sorted."""
-        found = dict[str, PresetRow]()
+        presets = dict[str, PresetRow]()
         for federation in self.federations.values():
             self._check_entries(federation)
-            for one in self._presets_of(federation):
-                if one.name in found:
-                    raise self._wrong(federation.file, f"several papers have a row {one.row!r} for it: rename one")
-                found[one.name] = one
-        self._check_methods(found)
-        return dict(sorted(found.items()))
+            for preset in self._presets_of(federation):
+                if preset.name in presets:
+                    raise self._wrong(federation.file, f"several papers have a row {preset.row!r} for it: rename one")
+                presets[preset.name] = preset
+        self._check_methods(presets)
+        return dict(sorted(presets.items()))
 
     def read(self, name: str) -> Experiment:
         """Return the experiment of a preset. InputError with its files, the table and the key."""
@@ -156,13 +149,9 @@ class Catalog:
             used |= {row, *paper.parents(row)}
             costs = [entry.cost for _, entry in self._entries(federation, paper, row) if entry.cost]
             yield PresetRow(
-                name=f"{federation.name}/{row}",
-                federation=federation,
-                row=row,
-                paper=paper,
-                published=paper.rows[row].published,
-                cost=costs[-1] if costs else "",
-            )
+                name=f"{federation.name}/{row}", federation=federation, row=row, paper=paper,
+                published=paper.rows[row].published, cost=costs[-1] if costs else "",
+            )  # fmt: skip
         for row, entry in (*federation.layers[0].items(), *federation.layers[1].items()):
             if row not in used and "name" in entry.method:
                 used.add(row)
@@ -177,18 +166,18 @@ class Catalog:
             if federation not in self.federations:
                 near = nearest(federation, self.federations)
                 raise self._wrong(paper.name, f"data.{label!r} = {federation!r}: no such federation{near}")
-        mine = {name for place in paper.data.values() for name in (place, self.federations[place].file)}
+        names = {name for place in paper.data.values() for name in (place, self.federations[place].file)}
         for row, entry in paper.rows.items():
             for federation in entry.data:
-                if federation not in mine:
-                    near = nearest(federation, mine)
+                if federation not in names:
+                    near = nearest(federation, names)
                     raise self._wrong(paper.name, f"rows.{row}.data: [data] has no {federation!r}{near}")
 
     def _check_entries(self, federation: Federation) -> None:
         """Refuse a federation's file that speaks of a row which it has not, or says what is a paper's to say."""
         files = [other for other in self.federations.values() if other.file == federation.file]
-        for layer, places in zip(federation.layers, (files, [federation]), strict=True):
-            papers = [pair for place in places for pair in self._rows_of(place)]
+        for layer, federations in zip(federation.layers, (files, [federation]), strict=True):
+            papers = [pair for place in federations for pair in self._rows_of(place)]
             known = {name for paper, row in papers for name in (row, *paper.parents(row))}
             for row, entry in layer.items():
                 if entry.published or entry.data or entry.parent:
@@ -196,7 +185,7 @@ class Catalog:
                 if row not in known and "name" not in entry.method:
                     raise self._wrong(
                         federation.file,
-                        f"rows.{row}: no paper has such a row for {' or '.join(place.name for place in places)}"
+                        f"rows.{row}: no paper has such a row for {' or '.join(place.name for place in federations)}"
                         f"{nearest(row, known)}; a row of its own needs method.name",
                     )
 

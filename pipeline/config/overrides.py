@@ -16,7 +16,7 @@ from anchorfl.tasks.errors import InputError, nearest
 
 
 def override(experiment: Experiment, arguments: Sequence[str], command: str = "anchorfl run PRESET") -> Experiment:
-    """The experiment with ``--section.option value`` overrides; tyro parses and prints the help of every option."""
+    """Return the experiment with ``--section.option value`` overrides; tyro parses and prints the help."""
     if not arguments:
         return experiment
     known = options_of(experiment)
@@ -29,7 +29,7 @@ def override(experiment: Experiment, arguments: Sequence[str], command: str = "a
 
 
 def _parse(experiment: Experiment, arguments: Sequence[str], command: str) -> Experiment:
-    """Tyro needs the concrete type of the method, which only the preset knows."""
+    """Parse with the concrete type of the method, which tyro needs and only the preset knows."""
 
     def build(**values: Any) -> Experiment:
         return Experiment(**values)

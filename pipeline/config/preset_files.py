@@ -58,8 +58,8 @@ def _text(path: Path) -> str:
 def merge_sections(below: Tree, above: Tree) -> Tree:
     """Return ``below`` with the sections of ``above`` on top, option by option.
 
-    Options of one method or data set mean nothing to another: where ``above`` names another one, that section of
-    ``below`` goes.
+    Options of one method or data set mean nothing to another: where ``above`` names another, ``below`` loses the
+    section.
     """
     out = dict(below)
     for key, value in above.items():
@@ -74,7 +74,7 @@ def merge_sections(below: Tree, above: Tree) -> Tree:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowEntry:
-    """What a file says of a row: in a paper's file the row, in a federation's what it needs for it."""
+    """An entry of a row: in a paper's file the row, in a federation's what the federation needs for it."""
 
     parent: str = ""
     """The row whose options hold where this one says nothing (``from``); empty: none."""
@@ -83,9 +83,9 @@ class RowEntry:
     data: tuple[str, ...] = ()
     """Federations that have the row, with or without their variant; empty: all of the paper."""
     cost: str = ""
-    """What a run costs, in words, where no kept record says it."""
+    """Cost of a run, in words, where no kept record says it."""
     tree: Tree = field(default_factory=dict)
-    """Its sections."""
+    """Sections of the row."""
 
     @property
     def method(self) -> Tree:
@@ -99,7 +99,7 @@ class PaperFile:
     """A paper's rows and the federations that its tables have."""
 
     name: str
-    """Of the file, as ``anchorfl table`` takes it."""
+    """Name of the file, as ``anchorfl table`` takes it."""
     title: str
     """Name and year."""
     published: str
@@ -111,7 +111,7 @@ class PaperFile:
     method: Tree
     """Options of all rows whose method has them."""
     rows: Mapping[str, RowEntry]
-    """By name, in the order of the tables."""
+    """Rows by name, in the order of the tables."""
 
     def parents(self, row: str) -> list[str]:
         """Return the row that a row is from, the one that that is from, and so on."""
@@ -126,15 +126,15 @@ class Federation:
     """Data set, partition, network and optimizer."""
 
     name: str
-    """Of the file, with the variant where it has some: ``pbc-0.05``."""
+    """Name of the file, with the variant where it has some: ``pbc-0.05``."""
     file: str
-    """Of the file alone: ``pbc``."""
+    """Name of the file alone: ``pbc``."""
     tree: Tree
-    """Its sections, without [method]."""
+    """Sections of the federation, without [method]."""
     method: Tree
     """Options of this data set for the rows whose method has them."""
     layers: tuple[Mapping[str, RowEntry], Mapping[str, RowEntry]]
-    """What the file, then its variant, says of rows."""
+    """Entries of rows in the file, then in its variant."""
 
 
 def is_paper(tree: Tree) -> bool:
@@ -181,15 +181,15 @@ def read_federations(path: Path, tree: Tree) -> Iterator[Federation]:
         base["seed"] = tree["seed"]
     variants: Tree = file.table("variants", tree.get("variants", {})) or {"": {}}
     for variant, content in variants.items():
-        place = f"variants.{variant}"
-        file.known(place, content, (*SECTIONS, "rows"))
-        whole = merge_sections(base, file.sections(place, content))
+        where = f"variants.{variant}"
+        file.known(where, content, (*SECTIONS, "rows"))
+        whole = merge_sections(base, file.sections(where, content))
         yield Federation(
             name=f"{path.stem}-{variant}" if variant else path.stem,
             file=path.stem,
             tree={key: value for key, value in whole.items() if key != "method"},
             method=whole.get("method", {}),
-            layers=(rows, file.rows(f"{place}.rows", content.get("rows", {}))),
+            layers=(rows, file.rows(f"{where}.rows", content.get("rows", {}))),
         )
 
 
@@ -213,8 +213,8 @@ class _File:
         """Return the table. InputError where it is none or has another key."""
         for key in self.table(where, table):
             if key not in keys:
-                place = f" in [{where}]" if where else ""
-                raise self.wrong(f"no key {key!r}{place}{nearest(key, keys)}; there are: {', '.join(keys)}")
+                section = f" in [{where}]" if where else ""
+                raise self.wrong(f"no key {key!r}{section}{nearest(key, keys)}; there are: {', '.join(keys)}")
         return self.table(where, table)
 
     def typed(self, where: str, value: Any, kind: type, like: str) -> Any:
@@ -234,28 +234,28 @@ class _File:
         out = Tree()
         for name in SECTIONS:
             if name in table:
-                place = f"{where}.{name}" if where else name
-                out[name] = self.table(place, table[name])
-                check_options(self.path, place, out[name], OPTIONS[name] if name in OPTIONS else out[name])
+                section = f"{where}.{name}" if where else name
+                out[name] = self.table(section, table[name])
+                check_options(self.path, section, out[name], OPTIONS[name] if name in OPTIONS else out[name])
         return out
 
     def rows(self, where: str, table: Any) -> dict[str, RowEntry]:
         """Return the rows of a table."""
         out = dict[str, RowEntry]()
         for name, content in self.table(where, table).items():
-            place = f"{where}.{name}"
-            found = self.known(place, content, OF_ROW)
+            row = f"{where}.{name}"
+            entry = self.known(row, content, OF_ROW)
             texts = {
-                key: self.typed(f"{place}.{key}", found.get(key, ""), str, f"text, such as {like!r}")
+                key: self.typed(f"{row}.{key}", entry.get(key, ""), str, f"text, such as {like!r}")
                 for key, like in (("from", "fedavg"), ("published", "FedAvg"), ("cost", "about 20 CPU minutes"))
             }
-            data = self.items(f"{place}.data", found["data"], str, "names, such as ['pbc']") if "data" in found else ()
+            data = self.items(f"{row}.data", entry["data"], str, "names, such as ['pbc']") if "data" in entry else ()
             out[name] = RowEntry(
                 parent=texts["from"],
                 published=texts["published"],
                 data=data,
                 cost=texts["cost"],
-                tree=self.sections(place, found),
+                tree=self.sections(row, entry),
             )
         return out
 

@@ -42,9 +42,9 @@ def own_file(name: str) -> Path | None:
         raise InputError(f"{name[:40]!r} cannot be the name of a preset; there are: {some_presets()}")
     if name in shipped().presets:
         return None
-    own = Path(name)
-    if own.suffix == ".toml" and own.is_file():
-        return own
+    path = Path(name)
+    if path.suffix == ".toml" and path.is_file():
+        return path
     near = nearest(name, preset_names())
     raise InputError(f"no preset {name!r}{near}; there are: {some_presets(name)}; or give the path of a .toml file")
 
@@ -84,8 +84,8 @@ def _tables(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise InputError(f"{path}: extends = {base!r}: must be the name of a preset, such as 'r8-8/fedavg'")
     beside = path.parent / base
     try:
-        found = beside if beside.suffix == ".toml" and beside.is_file() else own_file(base)
+        file = beside if beside.suffix == ".toml" and beside.is_file() else own_file(base)
     except InputError as error:
         raise InputError(f"{path}: extends: {error}") from error
-    below = shipped().tree(base) if found is None else _tables(found, (*seen, path.resolve()))
+    below = shipped().tree(base) if file is None else _tables(file, (*seen, path.resolve()))
     return merge_sections(below, tree)

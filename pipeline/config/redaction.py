@@ -9,13 +9,13 @@ SECRET = r"[^=&?\s]*(?:password|passwd|token|secret|odbc_connect)[^=&\s]*"
 
 
 def redact(text: str) -> str:
-    """A text without the users and passwords of the addresses in it; rather too much is hidden than too little."""
+    """Return a text without users and passwords of addresses in it; rather too much is hidden than too little."""
     text = re.sub(r"//(?:[^\s/:@]*:[^\s'\"]*|[^/@\s]*)@", "//***@", text)  # a password may hold / and @
     return re.sub(rf"([?&]{SECRET}=)[^&\s'\"]*", r"\1***", text, flags=re.IGNORECASE)
 
 
 def redact_uri(uri: str) -> str:
-    """The address of a store as it may stand in a run folder, for a resumed run to use: without a password, which then
+    """Return the address of a store as it may stand in a run folder, for a resumed run: without a password, which then
     comes from the environment (``PGPASSWORD``, ``~/.pgpass``, ``MLFLOW_TRACKING_PASSWORD``). A database keeps its user;
     before the host of a server nothing is left, since a token may stand there in place of a user.
     """
@@ -27,10 +27,10 @@ def redact_uri(uri: str) -> str:
         rest = host.rpartition("@")[2] + slash + path
     else:
         # A password may hold / and @, and a ?, which SQLAlchemy takes for its own up to the first @.
-        rest, found = re.subn(r"^([^/:@?]*):[^?]*@", r"\1@", rest)
-        rest = rest if found else re.sub(r"^([^/:@]*):[^@]*@", r"\1@", rest)
-        user, at, place = rest.partition("@")
-        rest = user + at + re.sub(r"^[^/]*@", "", place)
+        rest, replaced = re.subn(r"^([^/:@?]*):[^?]*@", r"\1@", rest)
+        rest = rest if replaced else re.sub(r"^([^/:@]*):[^@]*@", r"\1@", rest)
+        user, at, server = rest.partition("@")
+        rest = user + at + re.sub(r"^[^/]*@", "", server)
     head, question, query = rest.partition("?")
     kept = [part for part in query.split("&") if not re.match(rf"{SECRET}=", part, re.IGNORECASE)]
     return f"{scheme}://{head}" + (question + "&".join(kept) if any(kept) else "")

@@ -1,9 +1,7 @@
-"""From a preset and overrides to an Experiment: TOML read strictly, then the command line through tyro.
+"""The experiment of a preset: its tables read strictly, and every option by its dotted name.
 
-A preset is a federation with a row of ``tuning/presets/`` (``federations.py``), or any path to a TOML file; tables are
-[task], [method] (with ``name``), [model], [federation], [optimizer], [evaluation], [cluster], [tracking]; ``seed`` and
-``output`` stand above them, and ``extends``, the name of a preset whose options hold where this one says nothing.
-Why not by a library: docs/why-by-hand.md.
+Its tables are those of ``Experiment``; ``seed`` and ``output`` stand above them. Why not by a library:
+docs/why-by-hand.md.
 """
 
 from __future__ import annotations
@@ -28,20 +26,17 @@ _hints = cache(typing.get_type_hints)
 
 
 def from_tree(tree: Mapping[str, Any]) -> Experiment:
-    """The experiment of a nested dict (a preset, or the resolved tree in a run folder); the inverse of ``to_tree``."""
+    """Return the experiment of a nested dict (of a preset, or a run folder's); the inverse of ``to_tree``."""
     values = dict(tree)
     hints = _hints(Experiment)
     known = {f.name for f in fields(Experiment)}
     for key in values:
         if key not in known:
             raise InputError(f"no option or table {key!r}{nearest(key, known)}")
-    for name in known:
-        if name in values and is_dataclass(hints[name]):
-            values[name] = _node(hints[name], values[name], name)
+    for name in known & values.keys() - {"method"}:
+        convert = _node if is_dataclass(hints[name]) else _typed
+        values[name] = convert(hints[name], values[name], name)
     values["method"] = _method(values.get("method"))
-    for name in ("seed", "output"):
-        if name in values:
-            values[name] = _typed(hints[name], values[name], name)
     experiment: Experiment = _built(Experiment, values, "")
     if not experiment.task.file and experiment.task.name not in TASKS:
         raise InputError(f"no task {experiment.task.name!r} in [task] name{nearest(experiment.task.name, TASKS)}")
@@ -85,7 +80,7 @@ def _built(kind: Any, values: dict[str, Any], section: str) -> Any:
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:
-    """``value`` if it is of the annotated type (an int may stand for a float), else InputError."""
+    """Return ``value`` where it is of the annotated type (an int may stand for a float). InputError where it is not."""
     if isinstance(value, int) and abs(value) >= LARGEST:
         raise InputError(f"{where}: a number of {len(hex(value))} hexadecimal digits is too large")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
@@ -106,7 +101,7 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
 
 
 def options_of(experiment: Experiment) -> dict[str, Any]:
-    """Value of every option that can be overridden, by its dotted name (``method.q1``, ``seed``)."""
+    """Return the value of every option that can be overridden, by its dotted name (``method.q1``, ``seed``)."""
     out: dict[str, Any] = {}
     for f in fields(experiment):
         value = getattr(experiment, f.name)
@@ -118,14 +113,14 @@ def options_of(experiment: Experiment) -> dict[str, Any]:
 
 
 def typed_option(experiment: Experiment, option: str, value: Any) -> Any:
-    """A value as the type of an option, by its dotted name, has it. InputError where it is of another type."""
+    """Return a value in the type of an option, by its dotted name. InputError where it is of another type."""
     section, _, key = option.rpartition(".")
     kind: Any = type(getattr(experiment, section)) if section else Experiment
     return _typed(_hints(kind)[key], value, option)
 
 
 def with_options(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
-    """The experiment with options replaced by dotted name. InputError where a value is refused."""
+    """Return the experiment with options replaced by dotted name. InputError where a value is refused."""
     tree = to_tree(experiment)
     for name, value in values.items():
         section, _, key = name.rpartition(".")
@@ -134,7 +129,7 @@ def with_options(experiment: Experiment, values: Mapping[str, Any]) -> Experimen
 
 
 def to_toml(experiment: Experiment) -> str:
-    """The text of a preset that ``read_preset`` turns into ``experiment``, without ``output`` and any password."""
+    """Return the text of a preset that ``read_preset`` turns into ``experiment``, without ``output`` and passwords."""
     return toml_of({k: v for k, v in redacted_tree(experiment).items() if k != "output"})
 
 

@@ -1,4 +1,4 @@
-"""Options of [tracking]: where a run is recorded."""
+"""Options of [tracking]: the record of a run in MLflow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackingOptions:
-    """Where a run is recorded besides its own folder."""
+    """Options of the record of a run besides its own folder."""
 
     uri: str = ""
     """MLflow store: empty: ``$MLFLOW_TRACKING_URI``, or where that is not set the SQLite file ``mlflow.db`` in the
@@ -21,8 +21,7 @@ class TrackingOptions:
     log_model: bool = True
     """Log the trained model as an MLflow model (weights as safetensors, no pickle); false: only its files."""
     register: str = ""
-    """Name in MLflow's model registry under which the trained model becomes a version, with the alias ``champion``;
-    empty: none."""
+    """Name in MLflow's registry under which the trained model becomes a version, alias ``champion``; empty: none."""
 
     def __post_init__(self) -> None:
         if set(self.register) & set("/:'\"`"):

@@ -1,5 +1,4 @@
-"""Agreement of local models and the global one about where the classes are: three models in one frame (FedAlign,
-Figure 6).
+"""Agreement of two local models and the global one about where classes are, in one frame (FedAlign, Figure 6).
 
 Two clients train for one round from the last state, with the memory that they have; the test rows are represented by
 the global model and by both local ones. Shape suffixes: K models (global, a, b), N test rows, D width, C classes, P
@@ -19,10 +18,10 @@ from sklearn.manifold import TSNE
 from sklearn.metrics import silhouette_samples
 
 from anchorfl.pipeline.algorithm.seeds import numpy_rng, seed_for
+from anchorfl.pipeline.diagnosis.analysis import Analysis, part_of
 from anchorfl.pipeline.diagnosis.divergence import LEAST, proxy_a_distance
 from anchorfl.pipeline.diagnosis.figures import draw_frames
 from anchorfl.pipeline.diagnosis.result import Floats, PartResult, write_table
-from anchorfl.pipeline.diagnosis.study import Study, part_of
 from anchorfl.tasks.arrays.arrow import Bools, Ints
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.errors import InputError
@@ -35,8 +34,7 @@ PAIRS = ("global_a", "global_b", "a_b")
 def select_rows(y_NC: Bools, most: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """Return the indices of at most ``most`` rows, ascending, and the class of each: its rarest.
 
-    Rows without a class are left out. Of every class there are as many, as far as it has them, so that rare ones can be
-    seen.
+    Rows without a class are left out. Every class has as many, as far as it can, so that rare ones are seen.
     """
     class_N = Labels.of_matrix(y_NC).rarest()
     count_C = np.bincount(class_N[class_N >= 0], minlength=y_NC.shape[1])
@@ -61,8 +59,7 @@ class Agreement:
     cosine_PC: Floats
     """Cosine of the class's centroids in both models, as seen from the mean of the whole frame."""
     match_PC: Floats
-    """Share of the class's rows that lie nearest to the centroid of their own class in the *other* model, mean of both
-    ways."""
+    """Share of the class's rows that lie nearest to their own class's centroid in the *other* model, mean of both."""
     silhouette_C: Floats
     """Mean over the class's points of all three models together; NaN where there is one class only."""
 
@@ -98,25 +95,27 @@ def embed(z_KND: Floats, seed: int) -> Floats:
     return np.asarray(plane, dtype=np.float64).reshape(*z_KND.shape[:2], 2)
 
 
-def agreement(study: Study, out: Path, *, clients: tuple[int, int], rows: int) -> PartResult:
+def agreement(analysis: Analysis, out: Path, *, clients: tuple[int, int], rows: int) -> PartResult:
     """Write ``agreement.csv``, ``representations.csv`` and ``representations.png``, after the last completed round."""
-    cards, test = study.server.cards, study.server.splits["test"]
+    cards, test = analysis.server.cards, analysis.server.splits["test"]
     a, b = clients
     y_NC = (test.y_NC.numpy() > 0) & (test.known_NC.numpy() > 0)
-    index_N, class_N = select_rows(y_NC, rows, numpy_rng(study.seed, "diagnosis", "test rows"))
+    index_N, class_N = select_rows(y_NC, rows, numpy_rng(analysis.seed, "diagnosis", "test rows"))
     if len(index_N) < LEAST:
-        raise InputError(f"{study.folder}: only {len(index_N)} labeled test rows: leave 'agreement' out of --parts")
+        raise InputError(f"{analysis.folder}: only {len(index_N)} labeled test rows: leave 'agreement' out of --parts")
     shown = part_of(test, torch.from_numpy(index_N))
-    locals_ = [study.local_weights(study.last.round, m, study.memory(m)) for m in (a, b)]
-    weights = [study.at(study.last.round).state.weights, *locals_]
-    z_KND = np.stack([study.represent(w, shown).double().numpy() for w in weights])
-    found = agreement_of(z_KND, class_N)
-    plane_KN2 = embed(z_KND, seed_for(study.seed, "diagnosis", "t-sne"))
-    aware_KC = np.stack([np.ones(len(study.class_names), np.bool_), *(cards[m].identified_C.numpy() for m in (a, b))])
+    locals_ = [analysis.local_weights(analysis.last.round, m, analysis.memory(m)) for m in (a, b)]
+    weights = [analysis.at(analysis.last.round).state.weights, *locals_]
+    z_KND = np.stack([analysis.represent(w, shown).double().numpy() for w in weights])
+    result = agreement_of(z_KND, class_N)
+    plane_KN2 = embed(z_KND, seed_for(analysis.seed, "diagnosis", "t-sne"))
+    aware_KC = np.stack(
+        [np.ones(len(analysis.class_names), np.bool_), *(cards[m].identified_C.numpy() for m in (a, b))]
+    )
     titles = ("global model", f"client {a}'s model", f"client {b}'s model")
-    draw_frames(plane_KN2, class_N, study.class_names, aware_KC, titles, out / "representations.png")
-    _write(study.class_names, found, aware_KC, plane_KN2, index_N, class_N, out)
-    return _summarize(study, found, _model_distances(z_KND, study.seed), (a, b), len(index_N))
+    draw_frames(plane_KN2, class_N, analysis.class_names, aware_KC, titles, out / "representations.png")
+    _write(analysis.class_names, result, aware_KC, plane_KN2, index_N, class_N, out)
+    return _summarize(analysis, result, _model_distances(z_KND, analysis.seed), (a, b), len(index_N))
 
 
 def _model_distances(z_KND: Floats, seed: int) -> dict[str, float]:
@@ -131,16 +130,16 @@ def _model_distances(z_KND: Floats, seed: int) -> dict[str, float]:
 
 
 def _write(
-    names: Sequence[str], found: Agreement, aware_KC: Bools, plane_KN2: Floats, index_N: Ints, class_N: Ints, out: Path
+    names: Sequence[str], result: Agreement, aware_KC: Bools, plane_KN2: Floats, index_N: Ints, class_N: Ints, out: Path
 ) -> None:
     header = ["class", "rows", "known_to_a", "known_to_b"]
     header += [f"{what}_{pair}" for what in ("cosine", "match") for pair in PAIRS] + ["silhouette"]
     table = [
         [
-            names[c], found.rows_C[k], int(aware_KC[1, c]), int(aware_KC[2, c]),
-            *found.cosine_PC[:, k], *found.match_PC[:, k], found.silhouette_C[k],
+            names[c], result.rows_C[k], int(aware_KC[1, c]), int(aware_KC[2, c]),
+            *result.cosine_PC[:, k], *result.match_PC[:, k], result.silhouette_C[k],
         ]
-        for k, c in enumerate(found.classes.tolist())
+        for k, c in enumerate(result.classes.tolist())
     ]  # fmt: skip
     write_table(out / "agreement.csv", header, table)
     points = (
@@ -152,17 +151,18 @@ def _write(
 
 
 def _summarize(
-    study: Study, found: Agreement, distances: dict[str, float], clients: tuple[int, int], rows: int
+    analysis: Analysis, result: Agreement, distances: dict[str, float], clients: tuple[int, int], rows: int
 ) -> PartResult:
-    values = {f"cosine/{pair}": float(v) for pair, v in zip(PAIRS, found.cosine_PC.mean(1), strict=True)}
-    values |= {f"match/{pair}": float(v) for pair, v in zip(PAIRS, found.match_PC.mean(1), strict=True)}
-    agreed = int((found.match_PC[2] > 0.5).sum())
-    values |= {"agreed_classes": float(agreed), "silhouette": float(found.silhouette_C.mean())} | distances
+    values = {f"cosine/{pair}": float(v) for pair, v in zip(PAIRS, result.cosine_PC.mean(1), strict=True)}
+    values |= {f"match/{pair}": float(v) for pair, v in zip(PAIRS, result.match_PC.mean(1), strict=True)}
+    agreed = int((result.match_PC[2] > 0.5).sum())
+    values |= {"agreed_classes": float(agreed), "silhouette": float(result.silhouette_C.mean())} | distances
     lines = (
-        f"local models of clients {clients[0]} and {clients[1]} after round {study.last.round + 1}, {rows} test rows:"
-        f" they agree on {agreed} of {len(found.classes)} classes (match above 0.5), cosine of their class centroids"
-        f" {values['cosine/a_b']:.3f}, match {values['match/a_b']:.3f}, joint silhouette {values['silhouette']:.3f}",
+        f"local models of clients {clients[0]} and {clients[1]} after round {analysis.last.round + 1}, {rows} test"
+        f" rows: they agree on {agreed} of {len(result.classes)} classes (match above 0.5), cosine of their class"
+        f" centroids {values['cosine/a_b']:.3f}, match {values['match/a_b']:.3f}, joint silhouette"
+        f" {values['silhouette']:.3f}",
     )
     metrics = {f"agreement/{n}": v for n, v in values.items() if np.isfinite(v)}
     measured = {name: value for name, value in distances.items() if np.isfinite(value)}
-    return PartResult({study.last.round: metrics}, lines, {"clients": list(clients), "test_rows": rows} | measured)
+    return PartResult({analysis.last.round: metrics}, lines, {"clients": list(clients), "test_rows": rows} | measured)

@@ -14,8 +14,7 @@ MOST = 1000
 
 
 def farthest(cards: Sequence[Card]) -> tuple[int, int]:
-    """Return the two clients that share fewest identified classes; among equals, those that identify most, then the
-    first.
+    """Return the two clients that share fewest identified classes; of equals those that identify most, then the first.
 
     Raises InputError where fewer than two clients have rows, or too many to look at all pairs.
     """

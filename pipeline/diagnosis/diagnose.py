@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorfl.pipeline.diagnosis.agreement import agreement
+from anchorfl.pipeline.diagnosis.analysis import Analysis, open_analysis
 from anchorfl.pipeline.diagnosis.clients import check_clients, farthest
 from anchorfl.pipeline.diagnosis.confusion import confusion
 from anchorfl.pipeline.diagnosis.divergence import divergence
@@ -23,7 +24,7 @@ from anchorfl.pipeline.diagnosis.embeddings import embeddings
 from anchorfl.pipeline.diagnosis.generated import generated
 from anchorfl.pipeline.diagnosis.pseudo_labels import pseudo_labels
 from anchorfl.pipeline.diagnosis.result import PartResult
-from anchorfl.pipeline.diagnosis.study import Study, open_study
+from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.pipeline.storage.run_folder import lock_run, read_config
 from anchorfl.pipeline.storage.run_record import RoundRecord, note_artifact, write_records
@@ -33,8 +34,6 @@ from anchorfl.tasks.errors import InputError
 
 FOLDER = "diagnosis"
 PARTS = ("divergence", "pseudo", "agreement", "embeddings", "confusion", "generated")
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,16 +67,15 @@ class DiagnoseOptions:
 def diagnose(folder: Path, options: DiagnoseOptions, log: Log = print) -> list[str]:
     """Analyze one run folder and write ``diagnosis/`` in it, in place of an older one; return what a person is told.
 
-    Raises InputError where the folder holds no run, is in use, or lacks what a part needs; the folder then is as it
-    was.
+    Raises InputError where the folder holds no run, is in use, or lacks what a part needs; the folder stays as it was.
     """
     read_config(folder)
     with lock_run(folder):
-        study = open_study(folder, log)
-        if len(study.rounds()) == 1:
+        analysis = open_analysis(folder, log)
+        if len(analysis.rounds()) == 1:
             log(
-                f"{folder}: only round {study.last.round} is there; --evaluation.save_state_every 1 keeps every round"
-                " of a new run"
+                f"{folder}: only round {analysis.last.round} is there; --evaluation.save_state_every 1 keeps every"
+                " round of a new run"
             )
         draft, older = folder / f".{FOLDER}", folder / f".{FOLDER}-older"
         if older.exists() and not (folder / FOLDER).exists():
@@ -86,8 +84,8 @@ def diagnose(folder: Path, options: DiagnoseOptions, log: Log = print) -> list[s
             shutil.rmtree(rest, ignore_errors=True)
         draft.mkdir()
         try:
-            found = _measure(study, options, draft, log)
-            _write(study, found, options, draft)
+            results = _measure(analysis, options, draft, log)
+            _write(analysis, results, options, draft)
             if (folder / FOLDER).exists():
                 (folder / FOLDER).rename(older)
             draft.rename(folder / FOLDER)
@@ -95,55 +93,55 @@ def diagnose(folder: Path, options: DiagnoseOptions, log: Log = print) -> list[s
         finally:
             shutil.rmtree(draft, ignore_errors=True)  # there is none where all went well
         note_artifact(folder, FOLDER)
-    lines = [line for part in found.values() for line in part.lines]
-    return [*lines, *_send(study, folder)]
+    lines = [line for part in results.values() for line in part.lines]
+    return [*lines, *_send(analysis, folder)]
 
 
-def _measure(study: Study, options: DiagnoseOptions, out: Path, log: Log) -> dict[str, PartResult]:
+def _measure(analysis: Analysis, options: DiagnoseOptions, out: Path, log: Log) -> dict[str, PartResult]:
     """Measure the parts that are asked for, and write their files to ``out``."""
 
     @cache
     def pair() -> tuple[int, int]:
-        cards = study.server.cards
+        cards = analysis.server.cards
         return check_clients(options.clients, cards) if options.clients else farthest(cards)
 
-    doing: dict[str, Callable[[], PartResult]] = {
-        "divergence": lambda: divergence(study, out, clients=pair(), pairs=options.pairs, cap=options.cap),
-        "pseudo": lambda: pseudo_labels(study, out, log),
-        "agreement": lambda: agreement(study, out, clients=pair(), rows=options.rows),
-        "embeddings": lambda: embeddings(study, out, clusters=options.clusters, log=log),
-        "confusion": lambda: confusion(study, out),
-        "generated": lambda: generated(study, out),
+    measures: dict[str, Callable[[], PartResult]] = {
+        "divergence": lambda: divergence(analysis, out, clients=pair(), pairs=options.pairs, cap=options.cap),
+        "pseudo": lambda: pseudo_labels(analysis, out, log),
+        "agreement": lambda: agreement(analysis, out, clients=pair(), rows=options.rows),
+        "embeddings": lambda: embeddings(analysis, out, clusters=options.clusters, log=log),
+        "confusion": lambda: confusion(analysis, out),
+        "generated": lambda: generated(analysis, out),
     }
-    found = {}
+    results = {}
     for name in (part for part in PARTS if part in options.parts):
         began = time.perf_counter()
-        found[name] = doing[name]()
-        log(f"{study.folder}: {name} done in {time.perf_counter() - began:.1f} s")
-    return found
+        results[name] = measures[name]()
+        log(f"{analysis.folder}: {name} done in {time.perf_counter() - began:.1f} s")
+    return results
 
 
-def _write(study: Study, found: dict[str, PartResult], options: DiagnoseOptions, out: Path) -> None:
+def _write(analysis: Analysis, results: dict[str, PartResult], options: DiagnoseOptions, out: Path) -> None:
     """Write ``metrics.jsonl``, as the run's own, and ``diagnosis.json``: what was asked for, and of which round."""
     metrics: dict[int, dict[str, float]] = {}
-    for part in found.values():
+    for part in results.values():
         for round_, values in part.metrics.items():
             metrics.setdefault(round_, {}).update({f"diagnosis/{name}": value for name, value in values.items()})
     now = time.time()
     write_records(out, [RoundRecord(round_, now, metrics[round_]) for round_ in sorted(metrics)])
     content: dict[str, Any] = {
-        "rounds": study.rounds(), "last": study.last.round, "options": asdict(options),
-        "parts": {name: part.facts | {"said": list(part.lines)} for name, part in found.items()},
+        "rounds": analysis.rounds(), "last": analysis.last.round, "options": asdict(options),
+        "parts": {name: part.facts | {"said": list(part.lines)} for name, part in results.items()},
     }  # fmt: skip
     write_atomically(out / "diagnosis.json", json.dumps(content, indent=1).encode())
 
 
-def _send(study: Study, folder: Path) -> Sequence[str]:
+def _send(analysis: Analysis, folder: Path) -> Sequence[str]:
     """Send the diagnosis to MLflow, where the run has a record; return what a person is told.
 
     A store that fails loses nothing and is said.
     """
-    uri = store_uri(study.run_spec.experiment.tracking.uri, folder)
+    uri = store_uri(analysis.run_spec.experiment.tracking.uri, folder)
     if not uri:
         return ()
     try:

@@ -23,10 +23,10 @@ from sklearn.linear_model import LogisticRegression
 
 from anchorfl.pipeline.algorithm.contract import Tensors
 from anchorfl.pipeline.algorithm.seeds import numpy_rng
+from anchorfl.pipeline.diagnosis.analysis import Analysis
 from anchorfl.pipeline.diagnosis.clients import MOST
 from anchorfl.pipeline.diagnosis.figures import draw_divergence
 from anchorfl.pipeline.diagnosis.result import PartResult, write_table
-from anchorfl.pipeline.diagnosis.study import Study
 from anchorfl.tasks.arrays.arrow import Ints
 from anchorfl.tasks.ingest.prepared import Prepared, client_file
 from anchorfl.tasks.partition.stratify import largest_remainder
@@ -86,22 +86,22 @@ def contrasts(ids: Sequence[Ints], sizes: Sequence[int], pairs: int, rng: np.ran
     every = list(combinations(range(len(ids)), 2))
     if len(every) > pairs:
         every = [every[k] for k in np.sort(rng.choice(len(every), size=pairs, replace=False))]
-    found = []
+    planned = []
     for i, j in every:
         free = index_M[j][~np.isin(ids[j], ids[i])]
         size = min(len(index_M[i]), len(free))
-        found.append(Contrast("pair", i, j, index_M[i][:size], free[:size]))
+        planned.append(Contrast("pair", i, j, index_M[i][:size], free[:size]))
     share_M = np.array(sizes) / max(1, sum(sizes))
     for i in range(len(ids) if len(ids) > 1 else 0):
         size = int(len(index_M[i]) / (1 + share_M[i]))  # what is left of the client's own rows is its share of the pool
-        own = ids[i][:size]
-        free_M = [index_M[j][~np.isin(ids[j], own)] for j in range(len(ids))]
+        sample = ids[i][:size]
+        free_M = [index_M[j][~np.isin(ids[j], sample)] for j in range(len(ids))]
         room_M = np.array([len(free) for free in free_M])
         size = min(size, int(room_M.sum()))
         take_M = largest_remainder(share_M * size, size, room_M)
         pool = np.concatenate([free[:take] for free, take in zip(free_M, take_M, strict=True)])
-        found.append(Contrast("pooled", i, -1, index_M[i][:size], pool))
-    return [c for c in found if len(c.a_R) >= LEAST]
+        planned.append(Contrast("pooled", i, -1, index_M[i][:size], pool))
+    return [c for c in planned if len(c.a_R) >= LEAST]
 
 
 def row_ids(prepared: Prepared, client: int) -> Ints:
@@ -110,50 +110,48 @@ def row_ids(prepared: Prepared, client: int) -> Ints:
     return np.asarray(table["row"].to_numpy(), dtype=np.int64)
 
 
-def divergence(study: Study, out: Path, *, clients: tuple[int, int], pairs: int, cap: int) -> PartResult:
+def divergence(analysis: Analysis, out: Path, *, clients: tuple[int, int], pairs: int, cap: int) -> PartResult:
     """Write ``divergence.csv`` and ``divergence.png``: every comparison in every round whose state is there.
 
     The rows are always the same. Local models are compared in rounds from which they can be trained
-    (``Study.trainable``).
+    (``Analysis.trainable``).
 
     clients: whose local models are compared, too. cap: rows that are sampled of a client at most.
     """
-    sizes = study.prepared.manifest.examples
+    sizes = analysis.prepared.manifest.examples
     if len(sizes) > MOST:  # each is compared with all
         return PartResult({}, (f"A-distance: {len(sizes)} clients are too many to compare (at most {MOST})",))
-    order = [numpy_rng(study.seed, "diagnosis", "sample", m).permutation(size)[:cap] for m, size in enumerate(sizes)]
-    ids = [row_ids(study.prepared, m)[order[m]] for m in range(len(sizes))]
-    drawn = numpy_rng(study.seed, "diagnosis", "pairs")
+    order = [numpy_rng(analysis.seed, "diagnosis", "sample", m).permutation(size)[:cap] for m, size in enumerate(sizes)]
+    ids = [row_ids(analysis.prepared, m)[order[m]] for m in range(len(sizes))]
+    drawn = numpy_rng(analysis.seed, "diagnosis", "pairs")
     planned = contrasts(ids, sizes, pairs, drawn)
     two = contrasts([ids[m] for m in clients], (1, 1), 1, drawn)
     local = [replace(c, kind="local") for c in two if c.kind == "pair"]
     rows: list[tuple[int, Contrast, float]] = []
-    trained = study.trainable()
-    for round_ in study.rounds():
-        weights = study.at(round_).state.weights
-        z_RD = _represent(study, {m: weights for m in range(len(sizes))}, order)
-        rows += [(round_, c, _distance(study, c, z_RD)) for c in planned]
+    trained = analysis.trainable()
+    for round_ in analysis.rounds():
+        weights = analysis.at(round_).state.weights
+        z_RD = _represent(analysis, {m: weights for m in range(len(sizes))}, order)
+        rows += [(round_, c, _distance(analysis, c, z_RD)) for c in planned]
         if round_ not in trained:
             continue
-        z_RD = _represent(study, {m: study.local_weights(round_, m, study.lasting(m)) for m in clients}, order)
-        rows += [(round_, replace(c, client=clients[0], other=clients[1]), _distance(study, c, z_RD)) for c in local]
+        z_RD = _represent(analysis, {m: analysis.local_weights(round_, m, analysis.lasting(m)) for m in clients}, order)
+        rows += [(round_, replace(c, client=clients[0], other=clients[1]), _distance(analysis, c, z_RD)) for c in local]
     return _write(rows, out, {"clients": list(clients), "rows_per_client_at_most": cap})
 
 
-def _represent(study: Study, weights: Mapping[int, Tensors], order: Sequence[Ints]) -> npt.NDArray[np.float32]:
-    """Return representations of the sampled rows of these clients, one client after the other, each by a model of its
-    own.
-    """
+def _represent(analysis: Analysis, weights: Mapping[int, Tensors], order: Sequence[Ints]) -> npt.NDArray[np.float32]:
+    """Return representations of these clients' sampled rows, client after client, each by a model of its own."""
     parts = [
-        study.represent(own, study.rows(m), torch.from_numpy(order[m])).numpy()
-        for m, own in weights.items()
+        analysis.represent(local, analysis.rows(m), torch.from_numpy(order[m])).numpy()
+        for m, local in weights.items()
         if len(order[m])
     ]
     return np.concatenate(parts)
 
 
-def _distance(study: Study, c: Contrast, z_RD: npt.NDArray[np.float32]) -> float:
-    halves = numpy_rng(study.seed, "diagnosis", "halves", c.kind, c.client, c.other)
+def _distance(analysis: Analysis, c: Contrast, z_RD: npt.NDArray[np.float32]) -> float:
+    halves = numpy_rng(analysis.seed, "diagnosis", "halves", c.kind, c.client, c.other)
     return proxy_a_distance(z_RD[c.a_R], z_RD[c.b_R], halves)
 
 

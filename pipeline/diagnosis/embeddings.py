@@ -7,7 +7,6 @@ Shape suffixes: C classes, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +17,11 @@ from sklearn.manifold import spectral_embedding
 
 from anchorfl.models.heads import CosineHead, LabelHead, PrototypeHead
 from anchorfl.pipeline.algorithm.seeds import seed_for
+from anchorfl.pipeline.diagnosis.analysis import Analysis
 from anchorfl.pipeline.diagnosis.figures import PHI, PMI, draw_matrices
 from anchorfl.pipeline.diagnosis.result import Floats, PartResult, write_table
-from anchorfl.pipeline.diagnosis.study import Study
 from anchorfl.pipeline.diagnosis.truth import read_truth
+from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.training.class_vectors import cooccurrence_table
 from anchorfl.tasks.arrays.arrow import Ints
 
@@ -42,8 +42,8 @@ def order_classes(cosine_CC: Floats, clusters: int, seed: int) -> tuple[Ints, In
     if classes <= 3:
         return np.arange(classes), np.zeros(classes, np.int64)
     affinity_CC = np.maximum((1 + cosine_CC) / 2, 1e-6)  # above 0, so that the graph holds together
-    found = SpectralClustering(clusters, affinity="precomputed", random_state=seed % 2**32, assign_labels="cluster_qr")
-    cluster_C = np.asarray(found.fit_predict(affinity_CC), dtype=np.int64)
+    model = SpectralClustering(clusters, affinity="precomputed", random_state=seed % 2**32, assign_labels="cluster_qr")
+    cluster_C = np.asarray(model.fit_predict(affinity_CC), dtype=np.int64)
     fiedler_C = spectral_embedding(affinity_CC, n_components=1, random_state=seed % 2**32).ravel()
     mean_K = np.array([fiedler_C[cluster_C == k].mean() if (cluster_C == k).any() else 0.0 for k in range(clusters)])
     order_C = np.lexsort((fiedler_C, cluster_C, mean_K[cluster_C]))
@@ -59,28 +59,28 @@ def rank_correlation(a_CC: Floats, b_CC: Floats) -> float:
     return float(spearmanr(a_P, b_P).statistic)
 
 
-def associations(study: Study) -> Floats | None:
+def associations(analysis: Analysis) -> Floats | None:
     """Return the weights of the co-occurrence table's edges for every two classes [C, C]: PMI less its mean, 0 where
     there is no edge. None where the run had no table.
     """
-    experiment = study.run_spec.experiment
+    experiment = analysis.run_spec.experiment
     if experiment.class_embeddings.init != "cooccurrence" or not experiment.method.head.semantic:
         return None
-    table, known = cooccurrence_table(experiment, study.class_names)
+    table, known = cooccurrence_table(experiment, analysis.class_names)
     row_C = [table.names.index(name) for name in known]
     return np.asarray(table.weight_KK[np.ix_(row_C, row_C)], dtype=np.float64)
 
 
-def correlations(study: Study, log: Callable[[str], None]) -> Floats | None:
+def correlations(analysis: Analysis, log: Log) -> Floats | None:
     """Return the correlation (phi) of every two labels over the clients' rows, [C, C], from the raw data.
 
     Each pair is taken over the rows where both are given; 0 where one of them is always or never there. None for
     single-label tasks.
     """
-    if study.prepared.manifest.kind == "single":
+    if analysis.prepared.manifest.kind == "single":
         return None
-    truth = read_truth(study, log)
-    row_N = np.unique(np.concatenate([client.rows for client in study.prepared.plan().clients]))
+    truth = read_truth(analysis, log)
+    row_N = np.unique(np.concatenate([client.rows for client in analysis.prepared.plan().clients]))
     y_NC, given_NC = (part.astype(np.float64) for part in truth.of(row_N))
     y_NC = y_NC * given_NC
     both_CC, one_CC, other_CC, rows_CC = y_NC.T @ y_NC, y_NC.T @ given_NC, given_NC.T @ y_NC, given_NC.T @ given_NC
@@ -89,22 +89,22 @@ def correlations(study: Study, log: Callable[[str], None]) -> Floats | None:
     return phi_CC
 
 
-def embeddings(study: Study, out: Path, *, clusters: int, log: Callable[[str], None]) -> PartResult:
+def embeddings(analysis: Analysis, out: Path, *, clusters: int, log: Log) -> PartResult:
     """Write ``class_cosine.csv`` and ``class_embeddings.png``, after the last completed round.
 
     Beside them stands ``class_pmi.csv`` where the run has a table of names, else ``class_phi.csv`` where rows have
     several labels. All are in the order of the clusters. clusters: 0 for the root of the number of classes.
     """
-    server = study.at(study.last.round)
+    server = analysis.at(analysis.last.round)
     server.model.load_state_dict(server.state.weights)
     if not isinstance(server.model.head, LabelHead | CosineHead | PrototypeHead):
-        return PartResult({}, (f"class embeddings: {study.run_spec.experiment.method.name} has none",))
-    cosine_CC, names = cosines(server.model.head), study.class_names
+        return PartResult({}, (f"class embeddings: {analysis.run_spec.experiment.method.name} has none",))
+    cosine_CC, names = cosines(server.model.head), analysis.class_names
     number = min(clusters or max(2, round(len(names) ** 0.5)), len(names))
-    order_C, cluster_C = order_classes(cosine_CC, number, seed_for(study.seed, "diagnosis", "clusters"))
-    pmi_CC, in_order = associations(study), [names[c] for c in order_C]
-    beside, beside_CC = (PMI, pmi_CC) if pmi_CC is not None else (PHI, correlations(study, log))
-    summary = [f"class embeddings after round {study.last.round}: {len(set(cluster_C.tolist()))} spectral clusters"]
+    order_C, cluster_C = order_classes(cosine_CC, number, seed_for(analysis.seed, "diagnosis", "clusters"))
+    pmi_CC, in_order = associations(analysis), [names[c] for c in order_C]
+    beside, beside_CC = (PMI, pmi_CC) if pmi_CC is not None else (PHI, correlations(analysis, log))
+    summary = [f"class embeddings after round {analysis.last.round}: {len(set(cluster_C.tolist()))} spectral clusters"]
     metrics: dict[str, float] = {}
     for name, matrix_CC in (("cosine", cosine_CC), (beside.name, beside_CC)):
         if matrix_CC is not None:
@@ -115,4 +115,4 @@ def embeddings(study: Study, out: Path, *, clusters: int, log: Callable[[str], N
         summary.append(f"Spearman's rank correlation of cosine and {beside.short} over pairs of classes {rho:.3f}")
         metrics = {"classes/spearman": rho} if np.isfinite(rho) else {}
     draw_matrices(cosine_CC, beside_CC, beside, order_C, cluster_C, names, metrics.get("classes/spearman"), out)
-    return PartResult({study.last.round: metrics} if metrics else {}, ("; ".join(summary),), {"order": in_order})
+    return PartResult({analysis.last.round: metrics} if metrics else {}, ("; ".join(summary),), {"order": in_order})

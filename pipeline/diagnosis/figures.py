@@ -76,16 +76,12 @@ def draw_precision(
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     left.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
     shades = colormaps["viridis"].with_extremes(bad="white")
+    percent_CR = 100 * precision_RC.T
     image = right.imshow(
-        np.ma.masked_invalid(100 * precision_RC.T),
-        aspect="auto",
-        cmap=shades,
-        vmin=0,
-        vmax=100,
-        interpolation="nearest",
+        np.ma.masked_invalid(percent_CR), aspect="auto", cmap=shades, vmin=0, vmax=100, interpolation="nearest"
     )
     if precision_RC.size <= CELLS:
-        _numbers(right, 100 * precision_RC.T, "{:.0f}", 100 * precision_RC.T < 55)
+        _numbers(right, percent_CR, "{:.0f}", percent_CR < 55)
     right.set_xticks(range(len(rounds)), [str(r) for r in rounds], size=7, rotation=90 if len(rounds) > 20 else 0)
     if len(names) <= LABELS:
         right.set_yticks(range(len(names)), [short(n, NAME) for n in names], size=7)
@@ -99,6 +95,16 @@ def _numbers(ax: Axes, values_AB: Floats, form: str, dark_AB: Bools) -> None:
     for a, b in np.argwhere(np.isfinite(values_AB)):
         color = "white" if dark_AB[a, b] else "black"
         ax.text(b, a, form.format(values_AB[a, b]), ha="center", va="center", size=6, color=color)
+
+
+def _label_cells(ax: Axes, values_CC: Floats, names: Sequence[str], dark_CC: Bools) -> None:
+    """Write the values of a small matrix into its cells, and the classes' names at its axes where they have room."""
+    if values_CC.size <= CELLS:
+        _numbers(ax, values_CC, "{:.2f}", dark_CC)
+    if len(names) <= LABELS:
+        labels = [short(name, NAME) for name in names]
+        ax.set_xticks(range(len(names)), labels, rotation=90, size=7)
+        ax.set_yticks(range(len(names)), labels, size=7)
 
 
 def draw_frames(
@@ -143,11 +149,11 @@ class Beside:
     """A measure that is laid beside the cosines of class embeddings."""
 
     name: str
-    """In the name of its file."""
+    """Name of the matrix in that of its file."""
     short: str
-    """In the lines that a person is told."""
+    """Name in the printed lines."""
     title: str
-    """Of its panel."""
+    """Title of its panel."""
     signed: bool
     """0 is its middle."""
 
@@ -199,16 +205,11 @@ def _matrix(
     names: Sequence[str],
 ) -> None:
     """Draw one matrix in the order of the clusters, without its diagonal."""
-    inner_CC, classes = values_CC[np.ix_(order_C, order_C)].copy(), len(order_C)
+    inner_CC = values_CC[np.ix_(order_C, order_C)].copy()
     np.fill_diagonal(inner_CC, np.nan)
     cmap = colormaps[colors].with_extremes(bad="0.85")
     image = ax.imshow(np.ma.masked_invalid(inner_CC), cmap=cmap, vmin=low, vmax=high, interpolation="nearest")
-    if classes * classes <= CELLS:
-        _numbers(ax, inner_CC, "{:.2f}", np.abs(inner_CC) > 0.65 * high)
-    if classes <= LABELS:
-        labels = [short(names[c], NAME) for c in order_C]
-        ax.set_xticks(range(classes), labels, rotation=90, size=7)
-        ax.set_yticks(range(classes), labels, size=7)
+    _label_cells(ax, inner_CC, [names[c] for c in order_C], np.abs(inner_CC) > 0.65 * high)
     for edge in np.flatnonzero(np.diff(cluster_C[order_C])):
         ax.axhline(edge + 0.5, color="black", linewidth=0.8)
         ax.axvline(edge + 0.5, color="black", linewidth=0.8)
@@ -241,12 +242,7 @@ def draw_confusion(count_CC: Ints, names: Sequence[str], path: Path) -> None:
     figure = _figure(side + 0.6, side)
     ax = figure.subplots()
     image = ax.imshow(share_CC, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    if classes * classes <= CELLS:
-        _numbers(ax, share_CC, "{:.2f}", share_CC > 0.6)
-    if classes <= LABELS:
-        labels = [short(name, NAME) for name in names]
-        ax.set_xticks(range(classes), labels, rotation=90, size=7)
-        ax.set_yticks(range(classes), labels, size=7)
+    _label_cells(ax, share_CC, names, share_CC > 0.6)
     ax.set(xlabel="taken for", ylabel="true class")
     figure.colorbar(image, ax=ax, fraction=0.046, pad=0.02).ax.tick_params(labelsize=7)
     _save(figure, path)

@@ -14,9 +14,9 @@ import torch
 
 from anchorfl.pipeline.algorithm.generator_training import BMState, image_source
 from anchorfl.pipeline.algorithm.seeds import torch_rng
+from anchorfl.pipeline.diagnosis.analysis import Analysis
 from anchorfl.pipeline.diagnosis.figures import draw_images
 from anchorfl.pipeline.diagnosis.result import PartResult, write_table
-from anchorfl.pipeline.diagnosis.study import Study
 from anchorfl.pipeline.methods.fedbm import FedBM
 
 COLUMNS = 8
@@ -25,7 +25,7 @@ JUDGED = 64
 """Images of each class that the classifier is asked about."""
 
 
-def generated(study: Study, out: Path) -> PartResult:
+def generated(analysis: Analysis, out: Path) -> PartResult:
     """Write images of the generator and how the global model judges them.
 
     - ``generated.png``: an image of every class after each training, from the same draw of its condition
@@ -33,65 +33,64 @@ def generated(study: Study, out: Path) -> PartResult:
     - ``generated.npz``: both as numbers 0..255
     - ``generated.csv``: the share of a class's images that the global model takes for that class
     """
-    rounds = trainings(study)
+    rounds = trainings(analysis)
     if not rounds:
-        return PartResult({}, (f"generated images: {study.run_spec.experiment.method.name} has trained no generator",))
-    drawn = {round_: images_of(study, round_) for round_ in rounds}
-    shares = {round_: recognized(study, round_) for round_ in rounds}
+        return PartResult(
+            {}, (f"generated images: {analysis.run_spec.experiment.method.name} has trained no generator",)
+        )
+    drawn = {round_: images_of(analysis, round_) for round_ in rounds}
+    shares = {round_: recognized(analysis, round_) for round_ in rounds}
     shown = [rounds[i] for i in np.unique(np.linspace(0, len(rounds) - 1, COLUMNS).round().astype(int))]
     over_TC = np.stack([drawn[round_][:, 0] for round_ in shown])
     last_KC = drawn[rounds[-1]].swapaxes(0, 1)
-    draw_images(over_TC, study.class_names, [f"round {r}" for r in shown], out / "generated.png")
-    draw_images(last_KC, study.class_names, [""] * len(last_KC), out / "generated_last.png")
+    draw_images(over_TC, analysis.class_names, [f"round {r}" for r in shown], out / "generated.png")
+    draw_images(last_KC, analysis.class_names, [""] * len(last_KC), out / "generated_last.png")
     np.savez_compressed(out / "generated.npz", rounds=np.array(shown), over_rounds=over_TC, last=last_KC)
-    rows = ([r, name, float(shares[r][c])] for r in rounds for c, name in enumerate(study.class_names))
+    rows = ([r, name, float(shares[r][c])] for r in rounds for c, name in enumerate(analysis.class_names))
     write_table(out / "generated.csv", ("round", "class", "recognized"), rows)
     metrics = {r: {"generated/recognized": float(share_C.mean())} for r, share_C in shares.items()}
     summary = f"generated images: the global model takes {100 * shares[rounds[-1]].mean():.1f} % for their class"
     return PartResult(metrics, (f"{summary} after round {rounds[-1]}",), {"trainings": rounds})
 
 
-def trainings(study: Study) -> list[int]:
+def trainings(analysis: Analysis) -> list[int]:
     """Return the first round at hand with each state of the generator, ascending."""
     out: dict[int, int] = {}
-    for round_ in study.rounds():
-        state = study.at(round_).state
+    for round_ in analysis.rounds():
+        state = analysis.at(round_).state
         if isinstance(state, BMState) and int(state.version):
             out.setdefault(int(state.version), round_)
     return list(out.values())
 
 
-def _source(study: Study, round_: int) -> Any:
-    server = study.at(round_)
-    state, method = server.state, study.run_spec.experiment.method
+def _source(analysis: Analysis, round_: int) -> Any:
+    server = analysis.at(round_)
+    state, method = server.state, analysis.run_spec.experiment.method
     assert isinstance(state, BMState)
     assert isinstance(method, FedBM)
-    scaling = study.prepared.manifest.spec.scaling()
+    scaling = analysis.prepared.manifest.spec.scaling()
     return image_source(state.generator, state.concepts_CMD, method.concept_conditions, scaling)
 
 
 @torch.no_grad()
-def images_of(study: Study, round_: int) -> npt.NDArray[np.uint8]:
+def images_of(analysis: Analysis, round_: int) -> npt.NDArray[np.uint8]:
     """Return some images of every class, as the generator gives them: [C, K, channels, H, W], 0..255."""
-    source, rng = _source(study, round_), torch_rng(study.seed, "diagnosis", "generated")
-    class_B = torch.arange(len(study.class_names)).repeat_interleave(COLUMNS)
+    source, rng = _source(analysis, round_), torch_rng(analysis.seed, "diagnosis", "generated")
+    class_B = torch.arange(len(analysis.class_names)).repeat_interleave(COLUMNS)
     x_B = source.generator(source.conditions(class_B, rng))
     pixels = (x_B * 255).round().to(torch.uint8)
     return np.asarray(pixels.view(-1, COLUMNS, *pixels.shape[1:]).numpy(), dtype=np.uint8)
 
 
 @torch.no_grad()
-def recognized(study: Study, round_: int) -> npt.NDArray[np.float64]:
-    """Return per class the share of its images that the global model of that round takes for it.
-
-    The images are prepared as for training.
-    """
-    source, rng = _source(study, round_), torch_rng(study.seed, "diagnosis", "recognized")
-    model = study.server.model
-    model.load_state_dict(study.server.state.weights)
+def recognized(analysis: Analysis, round_: int) -> npt.NDArray[np.float64]:
+    """Return per class the share of its images, prepared as for training, that the round's global model recognizes."""
+    source, rng = _source(analysis, round_), torch_rng(analysis.seed, "diagnosis", "recognized")
+    model = analysis.server.model
+    model.load_state_dict(analysis.server.state.weights)
     model.eval()
     out = []
-    for c in range(len(study.class_names)):
+    for c in range(len(analysis.class_names)):
         class_B = torch.full((JUDGED,), c)
         x_B = source.prepared(source.generator(source.conditions(class_B, rng)), rng)
         out.append(float((model(x_B).argmax(-1) == c).double().mean()))

@@ -6,7 +6,6 @@ classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,12 @@ import numpy as np
 from anchorfl.pipeline.algorithm.contract import ClientContext, ClientTrainer
 from anchorfl.pipeline.algorithm.parameters import load_sent
 from anchorfl.pipeline.algorithm.seeds import torch_rng
+from anchorfl.pipeline.diagnosis.analysis import Analysis
 from anchorfl.pipeline.diagnosis.divergence import row_ids
 from anchorfl.pipeline.diagnosis.figures import draw_precision
 from anchorfl.pipeline.diagnosis.result import Floats, PartResult, write_table
-from anchorfl.pipeline.diagnosis.study import Study
 from anchorfl.pipeline.diagnosis.truth import Truth, check_labels, read_truth
+from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.training.local_training import infer
 from anchorfl.tasks.arrays.arrow import Bools, Ints
 from anchorfl.tasks.contract import Card, ClientData
@@ -41,15 +41,15 @@ class Counts:
     open: Ints
     """Without a label, in classes that the client does not identify."""
     hidden: Ints
-    """Those of ``open`` that are truly positive."""
+    """Entries of ``open`` that are truly positive."""
     positive: Ints
     """Positive pseudo-labels."""
     right: Ints
-    """Those of ``positive`` that are true."""
+    """Entries of ``positive`` that are true."""
     negative: Ints
     """Negative pseudo-labels."""
     negative_right: Ints
-    """Those of ``negative`` that are true."""
+    """Entries of ``negative`` that are true."""
     unjudged: Ints
     """Pseudo-labels whose truth the raw data do not have."""
 
@@ -63,8 +63,7 @@ class Counts:
     def table(self) -> dict[str, Ints | Floats]:
         """Return the counts and their shares [C], NaN where there is nothing to divide by.
 
-        precision: right / positive. coverage: right / hidden. chance: hidden / open, the precision of labels given at
-        random.
+        precision: right / positive. coverage: right / hidden. chance: hidden / open, the precision of random labels.
         """
         shares = {
             "precision": _ratio(self.right, self.positive),
@@ -81,9 +80,7 @@ def _ratio(part_C: Ints, whole_C: Ints) -> Floats:
 
 
 def judge(given: ClientData, annotated: ClientData, identified_C: Bools, y_NC: Bools, truth_NC: Bools) -> Counts:
-    """Compare pseudo-labels (what ``annotated`` knows and ``given`` does not) with the truth ``y_NC``, where
-    ``truth_NC`` says that there is one.
-    """
+    """Compare what ``annotated`` knows and ``given`` does not with the truth ``y_NC``, where ``truth_NC`` has one."""
     unknown_NC = given.known_NC.numpy() == 0
     pseudo_NC = unknown_NC & (annotated.known_NC.numpy() > 0)
     positive_NC = pseudo_NC & (annotated.y_NC.numpy() > 0)
@@ -101,52 +98,49 @@ def judge(given: ClientData, annotated: ClientData, identified_C: Bools, y_NC: B
     )  # fmt: skip
 
 
-def annotate(study: Study, round_: int, client: int, card: Card, sent: Any) -> ClientData:
+def annotate(analysis: Analysis, round_: int, client: int, card: Card, sent: Any) -> ClientData:
     """Return the client's rows as it would train on them at the start of round ``round_ + 1``."""
-    server, experiment = study.server, study.run_spec.experiment
+    server, experiment = analysis.server, analysis.run_spec.experiment
     load_sent(server.model, sent.weights)
     ctx = ClientContext(
-        server.model, sent, card, study.rows(client), study.lasting(client), server.objective, experiment.optimizer,
-        infer,
-        torch_rng(study.seed, "client", client, "round", round_ + 1, "method"), server.client_message(client),
-        round_ + 1,
+        server.model, sent, card, analysis.rows(client), analysis.lasting(client), server.objective,
+        experiment.optimizer, infer, torch_rng(analysis.seed, "client", client, "round", round_ + 1, "method"),
+        server.client_message(client), round_ + 1,
     )  # fmt: skip
     trainer: ClientTrainer[Any, Any] = experiment.method.trainer(ctx)
     return trainer.data()
 
 
-def pseudo_labels(study: Study, out: Path, log: Callable[[str], None]) -> PartResult:
-    """Write ``pseudo_labels.csv``: counts and shares per class, and in all, in every round from which clients can go on
-    (``Study.trainable``).
-    """
-    clients = [c for c in study.server.cards if c.num_examples]
-    ids = {c.client: row_ids(study.prepared, c.client) for c in clients}
+def pseudo_labels(analysis: Analysis, out: Path, log: Log) -> PartResult:
+    """Write ``pseudo_labels.csv``: counts and shares per class and in all, by round (``Analysis.trainable``)."""
+    clients = [c for c in analysis.server.cards if c.num_examples]
+    ids = {c.client: row_ids(analysis.prepared, c.client) for c in clients}
     truth: Truth | None = None
-    found: dict[int, Counts] = {}
-    for round_ in study.trainable():
-        server = study.at(round_)
+    counts_by_round: dict[int, Counts] = {}
+    for round_ in analysis.trainable():
+        server = analysis.at(round_)
         sent = server.broadcast(round_ + 1)
         total: Counts | None = None
         for card in clients:
-            given, rows = study.rows(card.client), annotate(study, round_, card.client, card, sent)
-            if rows is given:  # the method's own way to say that it labels nothing
+            known, rows = analysis.rows(card.client), annotate(analysis, round_, card.client, card, sent)
+            if rows is known:  # the method's own way to say that it labels nothing
                 continue
-            truth = truth or read_truth(study, log)
+            truth = truth or read_truth(analysis, log)
             y_NC, truth_NC = truth.of(ids[card.client])
-            check_labels(given, y_NC, f"{study.folder}, client {card.client}")
-            counts = judge(given, rows, card.identified_C.numpy(), y_NC, truth_NC)
+            check_labels(known, y_NC, f"{analysis.folder}, client {card.client}")
+            counts = judge(known, rows, card.identified_C.numpy(), y_NC, truth_NC)
             total = counts if total is None else total + counts
         if total is not None:
-            found[round_] = total
-    if not found:
-        return PartResult({}, (f"pseudo-labels: {study.run_spec.experiment.method.name} makes none here",))
-    return _write(study.class_names, found, out)
+            counts_by_round[round_] = total
+    if not counts_by_round:
+        return PartResult({}, (f"pseudo-labels: {analysis.run_spec.experiment.method.name} makes none here",))
+    return _write(analysis.class_names, counts_by_round, out)
 
 
-def _write(names: tuple[str, ...], found: dict[int, Counts], out: Path) -> PartResult:
+def _write(names: tuple[str, ...], counts_by_round: dict[int, Counts], out: Path) -> PartResult:
     rows: list[list[object]] = []
     metrics: dict[int, dict[str, float]] = {}
-    for round_, counts in found.items():
+    for round_, counts in counts_by_round.items():
         all_, each = counts.total().table(), counts.table()
         rows += [[round_, "", *(all_[n][0] for n in COLUMNS)]]
         rows += [[round_, name, *(each[n][c] for n in COLUMNS)] for c, name in enumerate(names)]
@@ -154,14 +148,14 @@ def _write(names: tuple[str, ...], found: dict[int, Counts], out: Path) -> PartR
         values |= {f"precision/{name}": float(each["precision"][c]) for c, name in enumerate(names)}
         metrics[round_] = {n: v for n, v in values.items() if np.isfinite(v)}
     write_table(out / "pseudo_labels.csv", ("round", "class", *COLUMNS), rows)
-    tables = [counts.table() for counts in found.values()]
-    total = [counts.total().table() for counts in found.values()]
+    tables = [counts.table() for counts in counts_by_round.values()]
+    total = [counts.total().table() for counts in counts_by_round.values()]
     whole = {n: np.array([float(t[n][0]) for t in total]) for n in ("precision", "coverage", "chance")}
     precision_RC = np.stack([np.asarray(t["precision"], dtype=np.float64) for t in tables])
-    draw_precision(list(found), whole, precision_RC, names, out / "pseudo_labels.png")
+    draw_precision(list(counts_by_round), whole, precision_RC, names, out / "pseudo_labels.png")
     lines = []
-    for round_ in dict.fromkeys((next(iter(found)), list(found)[-1])):
-        t = {n: v[0] for n, v in found[round_].total().table().items()}
+    for round_ in dict.fromkeys((next(iter(counts_by_round)), list(counts_by_round)[-1])):
+        t = {n: v[0] for n, v in counts_by_round[round_].total().table().items()}
         lines.append(
             f"pseudo-positives after round {round_}: {t['right']} of {t['positive']} right"
             f" (precision {t['precision']:.3f}; at random {t['chance']:.3f}), {t['coverage']:.3f} of the hidden ones"

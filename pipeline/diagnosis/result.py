@@ -20,9 +20,9 @@ class PartResult:
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     """Round -> name -> value, for MLflow."""
     lines: tuple[str, ...] = ()
-    """What a person is told."""
+    """Lines to print."""
     facts: dict[str, object] = field(default_factory=dict)
-    """What to keep beside the tables: which clients, how many rows."""
+    """Facts to keep beside the tables: which clients, how many rows."""
 
 
 def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

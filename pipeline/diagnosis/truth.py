@@ -1,15 +1,13 @@
-"""The labels that clients do not see, read from the raw data again: for analysis after training, and for nothing
-else.
-"""
+"""The labels that clients do not see, read from the raw data again: for analysis after training alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from anchorfl.pipeline.diagnosis.study import Study
+from anchorfl.pipeline.diagnosis.analysis import Analysis
+from anchorfl.pipeline.run.progress import Log
 from anchorfl.tasks.arrays.arrow import Bools, Ints
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import ClientData
@@ -38,22 +36,24 @@ class Truth:
         return y_BC, np.ones_like(y_BC) if self.given is None else self.given.take(at_B).matrix()
 
 
-def read_truth(study: Study, log: Callable[[str], None]) -> Truth:
+def read_truth(analysis: Analysis, log: Log) -> Truth:
     """Read the raw rows. Raise InputError where they are missing, or not those that the run was prepared from."""
-    experiment, manifest = study.run_spec.experiment, study.prepared.manifest
+    experiment, manifest = analysis.run_spec.experiment, analysis.prepared.manifest
     task = task_of(experiment.task)
     options = canonicalize_options(task, experiment.task, experiment.seed)
     folder = raw_folder(task, options)
     if raw_digest(task, options, folder) != manifest.raw_digest:
-        raise InputError(f"{study.folder}: the raw files of {task.name} have changed since: restore them")
+        raise InputError(f"{analysis.folder}: the raw files of {task.name} have changed since: restore them")
     table, task = read_rows(task, options, folder, log)
     table = table.take(np.argsort(table["row"].to_numpy(), kind="stable"))
     labels = Labels.of_lists(table["labels"], len(task.class_names))
     return Truth(np.asarray(table["row"].to_numpy(), dtype=np.int64), labels, given_labels(table, labels.classes))
 
 
-def check_labels(data: ClientData, y_NC: Bools, who: str) -> None:
+def check_labels(data: ClientData, y_NC: Bools, client: str) -> None:
     """Raise InputError where the truth contradicts a label that a client was given: it is not that of these rows."""
     known_NC = data.known_NC.numpy() > 0
     if ((data.y_NC.numpy() > 0) != y_NC)[known_NC].any():
-        raise InputError(f"{who}: its labels are not those of the raw data: prepare the data again and repeat the run")
+        raise InputError(
+            f"{client}: its labels are not those of the raw data: prepare the data again and repeat the run"
+        )

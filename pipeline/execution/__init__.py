@@ -1,1 +1,1 @@
-"""Who trains where: in this process or in Ray actors, with the same bits."""
+"""Training of a round's clients, in this process or in Ray actors, with the same bits."""

@@ -29,7 +29,7 @@ class _PooledActor:
 
     actor: Any
     reduced_cpu: bool
-    """It asks for hardly any CPU (``MIN_CPU_SHARE``)."""
+    """True where it asks for hardly any CPU (``MIN_CPU_SHARE``)."""
     opened: dict[str, Any] = field(default_factory=dict)
     """Run -> reference that is there once the actor is ready for it."""
 

@@ -41,7 +41,7 @@ from anchorfl.tasks.ingest.distinct_rows import DistinctRows, collect_distinct_r
 
 @dataclass(frozen=True)
 class BatchedStep:
-    """One client step, as all clients take it."""
+    """The one step that every client takes."""
 
     batched_round: BatchedRound[Any]
     weight_C: Tensor
@@ -49,11 +49,11 @@ class BatchedStep:
     rows_C: Tensor
     """Rows of data of a class's client, at least 1."""
     lr: float
-    """Of theta."""
+    """Rate of theta."""
     weight_decay: float
-    """Of theta."""
+    """Weight decay of theta."""
     class_embedding_lr: float
-    """Of the class embeddings; 0: they stay."""
+    """Rate of the class embeddings; 0: they stay."""
     rows_per_pass: int
     """Rows of data that go through the network at a time."""
 
@@ -140,11 +140,11 @@ class BatchedExecutor(InProcess):
         answered_C = torch.zeros(len(self.rows_C), dtype=torch.bool)
         answered_C[classes] = True
         self.server.finish_round(round_, weights, answered_C)
-        up = messages.nbytes(theta_of(weights)) + (messages.nbytes(weights[CLASS_ROWS][0]) if class_embedding_lr else 0)
+        row_bytes = messages.nbytes(weights[CLASS_ROWS][0]) if class_embedding_lr else 0
         return RoundOutcome(
             tuple(selected),
             bytes_down=messages.nbytes(broadcast) * len(selected) + sent_alone,
-            bytes_up=up * len(selected),
+            bytes_up=(messages.nbytes(theta_of(weights)) + row_bytes) * len(selected),
             loss=float(loss_C[classes].mean()),
             busy_seconds=time.perf_counter() - began,
             memory=system_metrics.peak("process"),

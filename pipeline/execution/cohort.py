@@ -50,9 +50,9 @@ class RoundOutcome:
     memory: Mapping[str, float] = field(default_factory=dict)
     """Peak memory by worker so far, in MB: name of the worker -> resident memory; ``<name>_gpu`` where it has one."""
     backups: tuple[int, ...] = ()
-    """Those of ``answered`` that were drawn as backup clients."""
+    """Clients of ``answered`` that were drawn as backup clients."""
     counts: Mapping[str, float] = field(default_factory=dict)
-    """What ``Server.aggregate`` counted, by the name of its metric; ``WITHOUT_GPU``."""
+    """Counts of ``Server.aggregate`` by name of the metric; ``WITHOUT_GPU``."""
 
     @property
     def kinds(self) -> Counter[str]:
@@ -88,7 +88,7 @@ class Cohort:
     quorum: float
     """Share of ``selected`` that must answer, 0 to 1."""
     metrics: dict[int, FitMetrics] = field(default_factory=dict)
-    """Of the clients that have answered."""
+    """Metrics of the clients that have answered."""
     failed: list[Failure] = field(default_factory=list)
     """The last failure of each client that is given up."""
     retried: list[Failure] = field(default_factory=list)

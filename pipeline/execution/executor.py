@@ -1,4 +1,4 @@
-"""Where server and clients run: the seam between the round loop and Ray.
+"""The seam between the round loop and the processes of server and clients, which may be Ray's.
 
 ``SerialExecutor`` is the reference: everything in this process. ``RayExecutor`` (pipeline/execution/ray_executor.py)
 gives the same bits.
@@ -55,9 +55,7 @@ class Executor(Protocol):
         """
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
-        """Return scores on these of the server's splits: of the current weights, or the mean over all clients of their
-        own models' (``Method.evaluate_on``).
-        """
+        """Return scores on these splits: of the server's weights, or the clients' mean (``Method.evaluate_on``)."""
 
     def snapshot(self) -> Tensors:
         """Return the server's state as path -> tensor."""
@@ -124,9 +122,7 @@ def scored_as(clients: int, memories: Mapping[int, Any]) -> list[int]:
 
 
 class InProcess:
-    """An executor's half that all executors in this process share: a server and what clients keep, nothing to start or
-    give back.
-    """
+    """The common half of executors in this process: a server and clients' memories, nothing to start or give back."""
 
     server: Server
     memories: dict[int, Tensors]

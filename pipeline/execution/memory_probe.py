@@ -54,7 +54,7 @@ class ClientUse:
     kept: int
     """Size of what is kept for it between rounds."""
     seconds: tuple[float, ...]
-    """Of each round."""
+    """Wall time of each round."""
     gpu: GpuNeed | None = None
     """None: it trained on the CPU."""
 
@@ -68,7 +68,7 @@ class ServerUse:
     peak: int
     """Resident memory at most."""
     seconds: float
-    """To aggregate one update, and to score both splits where it does."""
+    """Wall time to aggregate one update, and to score both splits where it does."""
 
 
 def measure_client(
@@ -83,15 +83,15 @@ def measure_client(
     runner = ClientRunner(run_spec, torch.device("cuda" if on_gpu else "cpu"))
     baseline, seconds, memory = resident(), [], messages.pack({})
     for round_ in range(1, ROUNDS + 1):
-        got = messages.unpack(sent)
-        fitted = runner.fit(client, round_, got["broadcast"], messages.unpack(memory), got["client_message"])
-        update, memory = messages.pack(fitted.update), messages.pack(fitted.memory)
-        seconds.append(fitted.seconds)
+        received = messages.unpack(sent)
+        result = runner.fit(client, round_, received["broadcast"], messages.unpack(memory), received["client_message"])
+        update, memory = messages.pack(result.update), messages.pack(result.memory)
+        seconds.append(result.seconds)
     if run_spec.experiment.method.evaluate_on == "clients":
         runner.scores(messages.unpack(sent)["broadcast"], messages.unpack(memory), SERVER_SPLITS)
     use = ClientUse(
-        baseline, peak_resident(), data_bytes(run_spec, client), messages.nbytes(fitted.update),
-        messages.nbytes(fitted.memory), tuple(seconds), _read_gpu(before) if on_gpu else None,
+        baseline, peak_resident(), data_bytes(run_spec, client), messages.nbytes(result.update),
+        messages.nbytes(result.memory), tuple(seconds), _read_gpu(before) if on_gpu else None,
     )  # fmt: skip
     return use, update
 
@@ -123,14 +123,14 @@ def in_fresh_process(function: Callable[..., T], *arguments: Any) -> T:
     Raises RuntimeError with one line where it gives nothing.
     """
     spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe(duplex=False)
+    reader, writer = spawn.Pipe(duplex=False)
     # As bytes: left to multiprocessing, torch would move tensors into shared memory, which counts as resident.
     call = pickle.dumps((function, arguments))
-    process = spawn.Process(target=_answer, args=(theirs, call), daemon=True)
+    process = spawn.Process(target=_answer, args=(writer, call), daemon=True)
     process.start()
-    theirs.close()
+    writer.close()
     try:
-        good, content = pickle.loads(ours.recv_bytes())
+        good, content = pickle.loads(reader.recv_bytes())
     except EOFError:
         process.join()
         raise RuntimeError(exit_reason(process.exitcode or 0)) from None
@@ -153,7 +153,7 @@ def _answer(pipe: Any, call: bytes) -> None:
 
 
 def exit_reason(code: int) -> str:
-    """Return what the exit code of a process that gave no answer says."""
+    """Return the meaning of the exit code of a process that gave no answer."""
     if code >= 0:
         return f"the process ended with exit code {code}"
     why = ", most often because memory ran out" if code == -signal.SIGKILL else ""
@@ -165,21 +165,21 @@ def resident() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def gpu_use(total: int, before: int, after: int, own: int, reserved: int, peak: int) -> GpuNeed:
-    """Return what a client needs of a GPU, from readings.
+def gpu_use(total: int, before: int, after: int, free: int, reserved: int, peak: int) -> GpuNeed:
+    """Return a client's need of a GPU, from readings.
 
     total: of the device. before, after: what another process sees free before this one touches the GPU, and when it has
-    trained. own: what this one then sees free. reserved, peak: of its allocator, now and at most.
+    trained. free: what this one then sees free. reserved, peak: of its allocator, now and at most.
     """
-    theirs = own - after  # the context of the other process, which it sees as used
-    return GpuNeed(total, max(0, total - before - theirs), peak, max(theirs, before - after - reserved))
+    context = free - after  # of the other process, which it sees as used
+    return GpuNeed(total, max(0, total - before - context), peak, max(context, before - after - reserved))
 
 
 def _read_gpu(before: int) -> GpuNeed:
     torch.cuda.synchronize()
-    own, total = torch.cuda.mem_get_info()
+    free, total = torch.cuda.mem_get_info()
     reserved, peak = torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
-    return gpu_use(total, before, free_elsewhere(), own, reserved, peak)
+    return gpu_use(total, before, free_elsewhere(), free, reserved, peak)
 
 
 def free_elsewhere() -> int:
@@ -188,11 +188,11 @@ def free_elsewhere() -> int:
     To ask is to make a context, so this process must not.
     """
     code = "import torch; print(torch.cuda.mem_get_info()[0])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or [exit_reason(done.returncode)]
-        raise RuntimeError(f"the GPU's free memory cannot be read: {said[-1]}")
-    return int(done.stdout)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if result.returncode:
+        lines = result.stderr.strip().splitlines() or [exit_reason(result.returncode)]
+        raise RuntimeError(f"the GPU's free memory cannot be read: {lines[-1]}")
+    return int(result.stdout)
 
 
 def free_memory(root: Path = Path("/sys/fs/cgroup")) -> int:

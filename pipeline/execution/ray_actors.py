@@ -59,8 +59,7 @@ class ServerActor:
     def aggregate(
         self, run: str, round_: int, refs: dict[int, UpdateRef], *batches: Sequence[messages.Packed]
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Aggregate the updates of the clients of ``refs``; return the server's counts and the peak memory of its
-        process.
+        """Aggregate the updates of the clients of ``refs``; return the server's counts and its peak memory.
 
         batches: top-level arguments, because Ray resolves only those.
         """
@@ -88,9 +87,9 @@ class CallReply:
     """The small part of what a call gives, which the driver reads."""
 
     metrics: tuple[FitMetrics, ...]
-    """Of its clients, in their order, up to the first that failed."""
+    """Metrics of its clients, in their order, up to the first that failed."""
     failure: Failure | None
-    """Of the client that failed; those after it have not been trained."""
+    """Failure of the first client that failed; those after it have not been trained."""
     memory: dict[str, float]
     """Peak memory of the process in MB, as ``RoundOutcome.memory``, under the name ``client``."""
     without_gpu: bool
@@ -99,7 +98,7 @@ class CallReply:
 
 @ray.remote
 class ClientActor:
-    """One client, or several that take turns; of one run, or of several that share it."""
+    """The process of one client, or of several that take turns; of one run, or of several that share it."""
 
     def __init__(self, gpus: float) -> None:
         one_thread()
@@ -132,10 +131,11 @@ class ClientActor:
         are top-level arguments, because Ray resolves only those.
         """
         self.open(run, run_spec)
-        memories, client_messages = _split(inputs, len(clients))
+        count = len(clients)
+        memories, client_messages = inputs[:count], inputs[count:] or (None,) * count
         packed = self._fetch_broadcast(run, round_, broadcast)
         updates, metrics, failure = list[messages.Packed](), list[FitMetrics](), None
-        new_memories: list[messages.Packed | None] = [None] * len(clients)
+        new_memories: list[messages.Packed | None] = [None] * count
         for index, client in enumerate(clients):
             memory, client_message = _unpack(memories[index]), _unpack(client_messages[index])
             try:
@@ -176,13 +176,6 @@ class ClientActor:
     def release_run(self, run: str) -> None:
         self.runners.pop(run, None)
         self._broadcast = ("", -1, None)
-
-
-def _split(
-    inputs: Sequence[messages.Packed | None], clients: int
-) -> tuple[Sequence[messages.Packed | None], Sequence[messages.Packed | None]]:
-    """Return the memories and the messages of so many clients out of ``ClientActor.fit``'s inputs."""
-    return inputs[:clients], inputs[clients:] or [None] * clients
 
 
 def _unpack(packed: messages.Packed | None) -> Any:

@@ -39,7 +39,7 @@ from anchorfl.tasks.metrics.scores import Scores
 
 
 class RayExecutor:
-    """One run on a pool of actors. Same bits as SerialExecutor on CPUs."""
+    """The executor of a run on a pool of actors. Same bits as SerialExecutor on CPUs."""
 
     def __init__(self, run_spec: RunSpec, actor_pool: ActorPool | None = None) -> None:
         """actor_pool: shared with other runs, and left to its owner; None: one of its own, which ends with the run."""
@@ -201,8 +201,8 @@ class RayExecutor:
     ) -> None:
         """Hand out work: at most one call per actor in flight, at most ``concurrent`` in all."""
         busy = {call.slot for call in running.values()}
-        while (chosen := dispatch.next(waiting, busy, self.actor_pool.started_slots)) is not None:
-            slot, clients = chosen
+        while (next_call := dispatch.next(waiting, busy, self.actor_pool.started_slots)) is not None:
+            slot, clients = next_call
             busy.add(slot)
             actor = self.actor_pool.client(slot, self.run)
             *parts, reply = start(actor, clients)
@@ -262,8 +262,8 @@ class RayExecutor:
 
     def warm_up(self, clients: Sequence[int]) -> None:
         waiting, busy = self.dispatch.ordered(clients), set[int]()
-        while (chosen := self.dispatch.next(waiting, busy, self.actor_pool.started_slots)) is not None:
-            slot, _ = chosen
+        while (next_call := self.dispatch.next(waiting, busy, self.actor_pool.started_slots)) is not None:
+            slot, _ = next_call
             busy.add(slot)
             self.actor_pool.client(slot, self.run)
 

@@ -1,4 +1,4 @@
-"""Which actor is called next, and for which clients: the largest first, and short ones several to a call.
+"""Choice of the next actor to call, and of its clients: the largest first, and short ones several to a call.
 
 Nothing here changes a result, which depends on neither the actor nor the order. A call to an actor costs some
 milliseconds whatever it does (docs/speed.md), so clients that train for less share one.
@@ -16,8 +16,7 @@ from typing import Any
 from anchorfl.pipeline.execution.cohort import Cohort, FitMetrics
 
 CALL_SECONDS = 0.1
-"""Training time, in seconds, that one call of several clients should take: many times what the call itself costs, and
-little to lose."""
+"""Training time, in seconds, of one call of several clients: many times the call's own cost, and little to lose."""
 CALL_BYTES = 1 << 25
 """Bytes that one call of several clients may return."""
 
@@ -34,18 +33,17 @@ class Dispatch:
     """Rows of data of every client."""
     several: bool = True
     """A call may be for more than one client; not under a deadline, which is one client's."""
-    _each: tuple[float, int] | None = None  # of a client in the last round: median seconds, most bytes
-    _alone: set[int] = field(default_factory=set)
+    _per_client: tuple[float, int] | None = None  # in the last round: median seconds, most bytes
+    _isolated: set[int] = field(default_factory=set)
 
-    def update_timings(self, metrics: Iterable[FitMetrics]) -> None:
+    def update_timings(self, metrics: Collection[FitMetrics]) -> None:
         """Learn from a finished round how many clients may share a call in the next one."""
-        given = list(metrics)
-        self._each = median(m.seconds for m in given), max(m.bytes_up + m.bytes_kept for m in given)
-        self._alone.clear()
+        self._per_client = median(m.seconds for m in metrics), max(m.bytes_up + m.bytes_kept for m in metrics)
+        self._isolated.clear()
 
     def isolate(self, clients: Iterable[int]) -> None:
         """Give each of these a call of its own: one for all ended with its process, and one of them may be why."""
-        self._alone.update(clients)
+        self._isolated.update(clients)
 
     def ordered(self, clients: Iterable[int]) -> deque[int]:
         """Return clients that wait in the order in which they are called: the largest first."""
@@ -65,33 +63,31 @@ class Dispatch:
         if slot is None:
             return None
         # no more than leave as many for every other idle actor
-        most = min(self._most(), -(-len(waiting) // (min(self.actors, self.concurrent) - len(busy))))
+        most = min(self._clients_per_call(), -(-len(waiting) // (min(self.actors, self.concurrent) - len(busy))))
         clients = [waiting.popleft()]
-        while waiting and len(clients) < most and not self._alone & {clients[0], waiting[0]}:
+        while waiting and len(clients) < most and not self._isolated & {clients[0], waiting[0]}:
             clients.append(waiting.popleft())
         return slot, clients
 
-    def _slot(self, own: int, busy: Collection[int], started: Collection[int]) -> int | None:
-        """Return the client's own slot if its actor is started and idle, else another such one: a process that need not
-        be started. Else the own, or another one that does not run yet.
+    def _slot(self, home: int, busy: Collection[int], started: Collection[int]) -> int | None:
+        """Return the client's home slot if its actor is started and idle, else another such one: a process that need
+        not be started. Else the home slot, or another one that does not run yet.
         """
         idle = sorted(set(started) - set(busy))
         down = sorted(set(range(self.actors)) - set(started) - set(busy))
-        for choice in (idle, down):
-            if choice:
-                return own if own in choice else choice[0]
-        return None
+        slots = idle or down
+        return home if home in slots else slots[0] if slots else None
 
-    def _most(self) -> int:
+    def _clients_per_call(self) -> int:
         """Return how many clients may share a call."""
-        if self._each is None or not self.several:
+        if self._per_client is None or not self.several:
             return 1
-        seconds, size = self._each
+        seconds, size = self._per_client
         return max(1, min(int(CALL_SECONDS / max(seconds, 1e-9)), CALL_BYTES // max(size, 1)))
 
 
 LOOK_EVERY = 10.0
-"""Seconds."""
+"""Seconds between two looks at calls that have not been answered."""
 
 
 @dataclass(slots=True)
@@ -102,7 +98,7 @@ class InFlightCall:
     slot: int
     actor: Any
     parts: tuple[Any, ...]
-    """References of what it gives beside its reply, which the driver reads."""
+    """References of its results beside the reply, which the driver reads."""
     until: float
     """When its reply is overdue, by ``time.monotonic``."""
 
@@ -132,7 +128,7 @@ class PendingRound:
     sent: int
     """Bytes of the broadcast, to every client."""
     running: dict[Any, InFlightCall] = field(default_factory=dict)
-    """Its calls in flight, by the reference of the reply."""
+    """Calls in flight, by the reference of the reply."""
 
 
 def patience(running: Mapping[Any, InFlightCall]) -> float:

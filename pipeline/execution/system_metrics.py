@@ -13,9 +13,7 @@ MEGABYTE = 1e6
 
 
 def peak(worker: str) -> dict[str, float]:
-    """Return the peak memory of this process in MB: resident under the worker's name, and of its GPU's allocator under
-    ``<worker>_gpu``.
-    """
+    """Return this process's peak memory in MB: resident (``worker``), and its GPU allocator's (``<worker>_gpu``)."""
     out = {worker: peak_resident() / MEGABYTE}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no annotation here
         out[f"{worker}_gpu"] = torch.cuda.max_memory_reserved() / MEGABYTE

@@ -34,7 +34,7 @@ class FedALC(Spreadout):
     """Weight of a pair: ``mined``: gamma over the K neighbours, times K, so that their mean is 1; ``gamma``: over all
     classes (eq. 10); ``sigma``: share of the instances with the one class and not the other (eq. 9)."""
     matching: Matching = "hmac"
-    """How instances are named: keyed digests, or ``sha256``, which hides nothing that can be guessed."""
+    """Names of instances: keyed digests, or ``sha256``, which hides nothing that can be guessed."""
     dp_noise: float = 0.0
     """Differential privacy of the label correlations: deviation of the noise on the server's step, in units of dp_clip;
     0: none (docs/label-collection.md)."""

@@ -42,7 +42,7 @@ class FedALCFixed(OneClass):
     tolerance: float = 1e-5
     """Stop where a step lowers the value by a smaller part of it."""
     matching: Matching = "hmac"
-    """How instances are named: keyed digests, or ``sha256``, which hides nothing that can be guessed."""
+    """Names of instances: keyed digests, or ``sha256``, which hides nothing that can be guessed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

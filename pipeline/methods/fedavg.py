@@ -9,8 +9,6 @@ from anchorfl.pipeline.algorithm.contract import Averaging
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Averaging):
-    """Every selected client trains from the server's weights; the server takes the mean. The five defaults of the
-    contract.
-    """
+    """Selected clients train from the server's weights, and it takes the mean: the five defaults of the contract."""
 
     name = "fedavg"

@@ -55,7 +55,7 @@ class FedBM(Method[BMState, Update]):
     lkcc: bool = True
     """The frozen classifier; false: a linear one, which is trained (w/o LKCC)."""
     classifier: FrozenKind = "distribution"
-    """What is frozen: mean and variance of the concept embeddings, their mean alone, or random unit rows."""
+    """The frozen part: mean and variance of the concept embeddings, their mean alone, or random unit rows."""
     tau: float = 12.5
     """Inverse temperature, > 0 (reference scripts: 17.5, 12.5 or 7.5, by data set)."""
     cgde: bool = True
@@ -110,9 +110,7 @@ class FedBM(Method[BMState, Update]):
         return BMState(without_frozen(state.weights), nothing, {}, nothing, nothing)
 
     def client_message(self, state: BMState, card: Card) -> Tensors:
-        """Return the frozen classifier at first contact, and the generator after each of its trainings; with the
-        first generator, the concepts.
-        """
+        """Return at first contact the frozen classifier, then each new generator; with the first, the concepts."""
         seen = int(state.seen_version_I[card.client])
         message = frozen_part(state.weights) if seen < 0 else {}
         if int(state.version) > max(seen, 0):

@@ -32,9 +32,7 @@ GRADIENT = "gradient."
 
 @dataclass(frozen=True)
 class DynState(ServerState):
-    """The server's state; ``weights``: the mean of the clients' weights, which is scored and saved. Clients do not
-    start from it.
-    """
+    """The server's state; ``weights``: the clients' mean, which is scored and saved. Clients do not start from it."""
 
     drift: Tensors
     """h, by name of the parameter; stays on the server."""
@@ -78,7 +76,7 @@ class FedDyn(Method[DynState, Update]):
     alpha: float = 0.01
     """Weight of the pull, > 0 (authors: 0.1, 0.01, 0.001)."""
     weighting: Weighting = "uniform"
-    """What counts in mean and sum: clients (paper; the least mean of the clients' losses is sought), or samples (that
+    """Terms of mean and sum: clients (paper; the least mean of the clients' losses is sought), or samples (that
     of the samples' losses, as in FedAvg)."""
 
     def __post_init__(self) -> None:

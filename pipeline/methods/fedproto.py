@@ -51,9 +51,7 @@ class ProtoUpdate(Update):
 
 
 class Nearest(nn.Module):
-    """A head without parameters: minus the mean squared distance to each prototype, less the part that all classes
-    share; a class without a prototype comes last.
-    """
+    """A head without parameters: minus the mean squared distance to each prototype, less the part all share."""
 
     def __init__(self, state: ProtoState) -> None:
         super().__init__()
@@ -62,6 +60,7 @@ class Nearest(nn.Module):
     def forward(self, z_BD: Tensor) -> Tensor:
         rows_CD = self.state.rows_CD
         logits_BC: Tensor = (2 * z_BD @ rows_CD.T - rows_CD.square().sum(-1)) / rows_CD.shape[1]
+        # a class without a prototype comes last
         return logits_BC.masked_fill(~self.state.held_C, torch.finfo(logits_BC.dtype).min)
 
 
@@ -107,7 +106,7 @@ class FedProto(Method[ProtoState, ProtoUpdate]):
     lambda_: float = 1.0
     """Weight of the distance, >= 0; 0: clients train alone (the authors' code: 1, on CIFAR-10 0.1)."""
     inference: Literal["classifier", "prototype"] = "classifier"
-    """What classifies at a client, for its scores: its classifier, or the nearest prototype (paper)."""
+    """Classifier of a client's scores: its own, or the nearest prototype (paper)."""
 
     def __post_init__(self) -> None:
         if not self.lambda_ >= 0:

@@ -56,12 +56,12 @@ class RepTrainer(ClientTrainer[ServerState, RepUpdate]):
         parts = {"head": self.model.head, "body": self.model.encoder}
         return {name: make(self.ctx.optimizer, part.parameters()) for name, part in parts.items()}
 
-    def epochs(self, given: int) -> Iterator[str]:
-        for phase, count in (("head", self.method.head_epochs), ("body", given)):
+    def epochs(self, count: int) -> Iterator[str]:
+        for phase, epochs in (("head", self.method.head_epochs), ("body", count)):
             self.phase = phase
             self.model.head.requires_grad_(phase == "head")
             self.model.encoder.requires_grad_(phase == "body")
-            yield from [phase] * count
+            yield from [phase] * epochs
 
     def step(self, micro_batches: Sequence[Batch]) -> Tensor:
         loss = self.gradients(micro_batches)

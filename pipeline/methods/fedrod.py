@@ -47,9 +47,7 @@ class TwoHeadsTrainer(AveragingTrainer):
         return generic_BC + F.linear(z_BD, self.personal_head[HEAD_WEIGHT], self.personal_head[HEAD_BIAS])
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the generic loss. That of the personal head is another graph, with that head alone, and goes back
-        here.
-        """
+        """Return the generic loss; that of the personal head, a graph with that head alone, is propagated here."""
         z_BD = self.model.encoder(batch.x)
         generic_BC = self.model.head(z_BD)
         personal = self.ctx.objective.loss(self.personal(z_BD.detach(), generic_BC.detach()), batch)

@@ -18,8 +18,7 @@ from anchorfl.pipeline.algorithm.contract import ServerContext
 @dataclass(frozen=True, kw_only=True)
 class Flag(OneClass):
     """Weight of client k in the mean of theta: sum over classes of q_c n_kc / sum_j n_jc; a class row is the mean by
-    n_kc / sum_j n_jc. Where every class lies with one client its share is 1, so that the weight is q_c and the row is
-    the client's.
+    n_kc / sum_j n_jc. A class that lies with one client has the share 1: the weight is q_c, the row the client's.
     """
 
     name = "flag"

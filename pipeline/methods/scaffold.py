@@ -92,7 +92,7 @@ class Scaffold(Method[ControlState, ControlUpdate]):
     server_lr: float = 1.0
     """Global step size eta_g, > 0."""
     weighting: Weighting = "uniform"
-    """What counts in both means: clients (paper; the least mean of the clients' losses is sought), or samples (that of
+    """Terms of both means: clients (paper; the least mean of the clients' losses is sought), or samples (that of
     the samples' losses, as in FedAvg)."""
 
     def __post_init__(self) -> None:

@@ -1,1 +1,1 @@
-"""What is made of finished runs: comparison, curves, plots, predictions."""
+"""Results of finished runs: comparison, curves, plots, predictions."""

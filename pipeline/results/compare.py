@@ -1,7 +1,6 @@
 """Several runs side by side: a table, mean and sd over seeds, and curves; all from the run folders, without MLflow.
 
-Scores are those of ``evaluation.metrics`` on the test split, printed in percent. A round is only ever chosen by
-validation.
+Scores are those of ``evaluation.metrics`` on the test split, in percent. A round is only ever chosen by validation.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ class RunSummary:
     params: dict[str, Any]
     records: tuple[RoundRecord, ...]
     values: dict[str, float | None]
-    """Of every measure of its family and every one of ``rounds_of`` it (``f1_last``, 0 to 1), and of ``COSTS``; None
-    where the run has no such number."""
+    """Figures of every measure of its family and every one of ``rounds_of`` it (``f1_last``, 0 to 1), and ``COSTS``;
+    None where the run has no such number."""
     result: dict[str, Any]
     """result.json, {} where the run has none."""
 
@@ -65,7 +64,7 @@ class Group:
     label: str
     runs: tuple[RunSummary, ...]
     mean: dict[str, float | None]
-    """As ``RunSummary.values``."""
+    """Means of ``RunSummary.values``; None where some run lacks one."""
     sd: dict[str, float | None]
     """Standard deviation (ddof 1) as ``RunSummary.values``; None for a single run."""
 
@@ -81,9 +80,9 @@ class Comparison:
     markdown: str
     """The tables as Markdown."""
     notes: tuple[str, ...]
-    """What a reader has to know of the runs."""
+    """Notes that a reader needs on the runs."""
     files: tuple[Path, ...] = ()
-    """What was written."""
+    """Files that were written."""
 
     def __str__(self) -> str:
         return self.text
@@ -192,8 +191,8 @@ def _values(records: Sequence[RoundRecord], family: Family) -> dict[str, float |
 def _best(records: Sequence[RoundRecord], by: Measure) -> RoundRecord | None:
     """Return the first round with the best validation figure; its test scores are missing where it was not tested."""
     select = f"validation/{by.name}"
-    chosen = [record for record in records if select in record.metrics]
-    return max(chosen, key=lambda record: (record.metrics[select], -record.round), default=None)
+    scored = [record for record in records if select in record.metrics]
+    return max(scored, key=lambda record: (record.metrics[select], -record.round), default=None)
 
 
 def _free(param: str) -> bool:

@@ -36,8 +36,7 @@ class Prediction:
     scores_NC: torch.Tensor
     """Confidence per class, 0 to 1."""
     predicted: list[list[int]]
-    """Classes of every sample, in the order of the classes; of a model that was scored by its ranking the five best,
-    best first."""
+    """Classes of every sample, in the order of the classes; the five best, in order, of a model scored by rankings."""
     truth: Scores | None
     """Scores against the file's labels; None where it has none."""
 
@@ -110,8 +109,8 @@ def _tensors(saved: SavedModel, table: Any) -> ClientData:
 
 def _table(file: Path, saved: SavedModel) -> tuple[ClientData, bool]:
     """Return the rows of a table like the one that the model was trained on, and whether they have labels."""
-    found = read_samples(file, saved.spec, saved.kind, saved.class_names)
-    return _tensors(saved, found.table), found.labeled
+    samples = read_samples(file, saved.spec, saved.kind, saved.class_names)
+    return _tensors(saved, samples.table), samples.labeled
 
 
 def write(prediction: Prediction, out: TextIO) -> None:

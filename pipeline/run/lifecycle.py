@@ -1,11 +1,8 @@
-"""One run from options to results: prepare, federate, record, save. What ``anchorfl run`` and ``anchorfl resume``
-call.
-"""
+"""A run from options to results, as ``anchorfl run`` and ``resume`` call it: prepare, federate, record, save."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,18 +61,17 @@ def run(experiment: Experiment, folder: Path, log: Log = print, actor_pools: Act
 def resume(folder: Path, log: Log = print) -> Result:
     """Continue an interrupted run from its last completed round; a finished one gives its result again."""
     experiment = read_experiment(folder)
-    done = folder / RESULT
-    if done.exists():
+    if (folder / RESULT).exists():
         content = read_result(folder, "checksum", "scores")
         log(f"{folder} is finished: nothing to train")
-        _deliver(experiment, folder, log)
+        _finish_record(experiment, folder, log)
         if experiment.cluster.backup:
             update_backup(backup_uri(experiment.cluster.backup, folder), folder, log)
         return Result(folder, content["checksum"], content["scores"])
     return run(experiment, folder, log)
 
 
-def _deliver(experiment: Experiment, folder: Path, log: Log) -> None:
+def _finish_record(experiment: Experiment, folder: Path, log: Log) -> None:
     """Close the record of a finished run and send MLflow what it lacks: a kill may have come before the end of that."""
     with lock_run(folder):
         note_finished(folder)
@@ -102,33 +98,28 @@ def _executor(run_spec: RunSpec, actor_pools: ActorPools | None) -> Executor:
 def open_loop(
     run_spec: RunSpec, executor: Executor, folder: Path, progress: Progress, log: Log, parent: Path | None = None
 ) -> RoundLoop:
-    """The round loop of a run folder, standing after its last completed round, with its record opened.
+    """Return the round loop of a run folder, after its last completed round, with its record opened.
 
     parent: folder of the sweep that the run is a part of.
     """
     experiment = run_spec.experiment
     # The tracker needs to know where the loop goes on, so it comes after the checkpoint.
-    none = Trackers([], experiment.tracking)
-    loop = RoundLoop(
-        experiment,
-        run_spec.data().manifest.class_names,
-        executor,
-        none,
-        Checkpoints(folder, experiment.cluster.keep_checkpoints),
-        progress,
-    )
+    no_tracker = Trackers([], experiment.tracking)
+    checkpoints = Checkpoints(folder, experiment.cluster.keep_checkpoints)
+    class_names = run_spec.data().manifest.class_names
+    loop = RoundLoop(experiment, class_names, executor, no_tracker, checkpoints, progress)
     loop.resume()
-    done, info = loop.state.round, run_info(run_spec, folder)
-    if done:
+    last_round, info = loop.state.round, run_info(run_spec, folder)
+    if last_round:
         check_same_data(info.tags, folder)
-        check_records(folder, done)
-    loop.tracker = open_tracker(experiment.tracking, folder, done + 1 if done else 0, log)
+        check_records(folder, last_round)
+    loop.tracker = open_tracker(experiment.tracking, folder, last_round + 1 if last_round else 0, log)
     loop.tracker.begin(replace(info, parent=parent))
     if experiment.cluster.backup:
         loop.backup = Backup(folder, backup_uri(experiment.cluster.backup, folder), log, loop.checkpoints)
-    if done:
-        progress.start = done
-        progress.log(f"going on after round {done}")
+    if last_round:
+        progress.start = last_round
+        progress.log(f"going on after round {last_round}")
     return loop
 
 
@@ -158,48 +149,45 @@ def federate(
 
 @dataclass(frozen=True)
 class Result:
-    """Where a run is and what it gave; ``checksum``: SHA-256 of the final weights."""
+    """The result of a run."""
 
     folder: Path
+    """The run folder."""
     checksum: str
+    """SHA-256 of the final weights."""
     scores: dict[str, dict[str, float]]
+    """split -> metric -> value of the selected round."""
 
 
-def conclude(run_spec: RunSpec, folder: Path, state: Tensors, loop: RoundLoop) -> Result:
+def conclude(run_spec: RunSpec, folder: Path, server_state: Tensors, loop: RoundLoop) -> Result:
     """Save the selected model, the result and the pictures, and hand them to the tracker."""
-    experiment, standing, tracker = run_spec.experiment, loop.state, loop.tracker
-    checksum = final_checksum(state)
-    scores = standing.scores
-    if standing.best_round:
-        scores = _scores_of(folder, standing.best_round, scores)
+    experiment, state, tracker = run_spec.experiment, loop.state, loop.tracker
+    checksum, scores = final_checksum(server_state), state.scores
+    if state.best_round:
+        scores = _scores_of(folder, state.best_round, scores)
         if experiment.tested == "last":
-            late = loop.test_selected(state)
-            scores |= {s: dict(v.values) for s, v in late.items()}
-            write_final_scores(folder, record_of(standing.best_round, late, loop.class_names))
+            final_scores = loop.test_selected(server_state)
+            scores |= {split: dict(s.values) for split, s in final_scores.items()}
+            write_final_scores(folder, record_of(state.best_round, final_scores, loop.class_names))
             tracker.artifact(folder / FINAL_SCORES)
-    chosen = standing.best_round or standing.round
-    about = {"round": chosen, "scores": scores, "run": folder.name}
+    selected = state.best_round or state.round
+    artifacts = [CONFIG, "partition.json", "per_class.csv", "report"]
     if experiment.method.evaluate_on == "server":
-        save_model(folder / "model", run_spec, weights_in(state), about)
+        metadata = {"round": selected, "scores": scores, "run": folder.name}
+        save_model(folder / "model", run_spec, weights_in(server_state), metadata)
+        artifacts.append("model")
     else:
         loop.progress.log(f"{experiment.method.name} {NO_MODEL}: none is saved")
     content = {
-        "checksum": checksum, "scores": scores, "round": chosen, "rounds": standing.round, "seconds": standing.seconds,
-        "failed": standing.failures, "retried": standing.retries, "faults": standing.faults,
-        "digest": digest(experiment),
+        "checksum": checksum, "scores": scores, "round": selected, "rounds": state.round, "seconds": state.seconds,
+        "failed": state.failures, "retried": state.retries, "faults": state.faults, "digest": digest(experiment),
     }  # fmt: skip
-    if summary := standing.summary(loop.restarts):
+    if summary := state.summary(loop.restarts):
         loop.progress.log(summary)
     write_per_class(folder)
     _draw(run_spec, folder)
     write_atomically(folder / "partition.json", Path(run_spec.data().file("partition.json")).read_bytes())
-    for name in (
-        CONFIG,
-        "partition.json",
-        "per_class.csv",
-        "report",
-        *(["model"] if experiment.method.evaluate_on == "server" else []),
-    ):
+    for name in artifacts:
         tracker.artifact(folder / name)
     # Last, since its presence says that the run is finished and everything else is there.
     write_atomically(folder / RESULT, json.dumps(content, indent=1).encode())
@@ -207,10 +195,9 @@ def conclude(run_spec: RunSpec, folder: Path, state: Tensors, loop: RoundLoop) -
 
 
 def _draw(run_spec: RunSpec, folder: Path) -> None:
-    """The curves and the partition of a run, below its folder."""
-    from anchorfl.pipeline.results.compare import (
-        compare,  # here, since matplotlib takes a second to import, and a run starts without
-    )
+    """Draw the curves and the partition of a run, below its folder."""
+    # here, since matplotlib takes a second to import, and a run starts without
+    from anchorfl.pipeline.results.compare import compare
     from anchorfl.pipeline.results.partition_plot import draw_partition, fits
 
     compare([folder], folder / "report")
@@ -220,23 +207,21 @@ def _draw(run_spec: RunSpec, folder: Path) -> None:
 
 
 def _scores_of(folder: Path, round_: int, names: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """The scores of a round in the records, split by split as ``names`` has them. InputError where they are gone."""
-    found = {r.round: r.metrics for r in read_records(folder)[0]}
+    """Return scores of a round in the records, split by split as ``names`` has them. InputError where they are gone."""
+    metrics = {r.round: r.metrics for r in read_records(folder)[0]}
     try:
-        return {split: {name: found[round_][f"{split}/{name}"] for name in values} for split, values in names.items()}
+        return {split: {name: metrics[round_][f"{split}/{name}"] for name in values} for split, values in names.items()}
     except KeyError as error:
-        lacking = f"{folder / 'metrics.jsonl'} lacks {error} of round {round_}"
-        raise InputError(f"{lacking}; restore it from a copy") from error
+        path = folder / "metrics.jsonl"
+        raise InputError(f"{path} lacks {error} of round {round_}; restore it from a copy") from error
 
 
-def open_tracker(options: TrackingOptions, folder: Path, resume_at: int, log: Callable[[str], None]) -> Trackers:
-    """The run folder and, unless ``uri`` is ``none``, MLflow. ``resume_at``: the round that is computed next; new: 0.
-
-    Errors: InputError for a store that MLflow refuses.
+def open_tracker(options: TrackingOptions, folder: Path, resume_at: int, log: Log) -> Trackers:
+    """Return the trackers of a run: its folder and, unless ``uri`` is ``none``, MLflow. Raise InputError for a store
+    that MLflow refuses. resume_at: the round that is computed next; 0 for a new run.
     """
-    store = store_uri(options.uri, folder)
     trackers: list[Tracker] = [JsonLines(folder, resume_at)]
-    if not store:
-        return Trackers(trackers, options)
-    wait = LOCAL_WAIT_S if store.startswith("sqlite") else SERVER_WAIT_S
-    return Trackers([*trackers, MlflowWriter(folder, store, log, timeout_s=wait)], options)
+    if store := store_uri(options.uri, folder):
+        wait = LOCAL_WAIT_S if store.startswith("sqlite") else SERVER_WAIT_S
+        trackers.append(MlflowWriter(folder, store, log, timeout_s=wait))
+    return Trackers(trackers, options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +17,13 @@ from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.ingest.prepared import Prepared
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import task_of
-from anchorfl.tasks.tabular.table import resolve_options as settled_options
+from anchorfl.tasks.tabular.table import resolve_options as resolve_task_options
 
 
 def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = None) -> RunSpec:
-    """Prepared data (made if they are not in the cache) and what the network starts from. prepared: the data, where
-    the caller has them. InputError where network, data and weights do not fit each other.
+    """Return the specification of a run. Raise InputError where network, data and weights do not fit each other.
+
+    prepared: the data, where the caller has them; None: from the cache, or made now.
     """
     if not experiment.task.clients:
         raise ValueError("task.clients = 0: count the clients first (anchorfl.pipeline.run.prepare.resolve_options)")
@@ -33,16 +34,14 @@ def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = 
     if data.manifest.kind not in experiment.method.supports.kinds:
         raise InputError(
             f"method {experiment.method.name!r} is for {'- and '.join(experiment.method.supports.kinds)}-label tasks,"
-            " and"
-            f" {data.manifest.task!r} is {data.manifest.kind}-label: choose another method or task"
+            f" and {data.manifest.task!r} is {data.manifest.kind}-label: choose another method or task"
         )
-    _check_merge(experiment)
+    _check_aggregation(experiment)
     if experiment.evaluation.chosen_by is not None and not data.size("validation"):
         raise InputError(
             f"evaluation.model_selection = {experiment.evaluation.model_selection!r} needs validation rows, and"
-            " task.validation ="
-            f" {experiment.task.validation:g} of these data is none: raise it, or set evaluation.model_selection to"
-            " 'last'"
+            f" task.validation = {experiment.task.validation:g} of these data is none: raise it, or set"
+            " evaluation.model_selection to 'last'"
         )
     if experiment.evaluation.metrics == "classification" and data.manifest.kind == "multi":
         raise InputError(
@@ -64,8 +63,8 @@ def make_run_spec(experiment: Experiment, log: Log, prepared: Prepared | None = 
     return run_spec
 
 
-def _check_merge(experiment: Experiment) -> None:
-    """InputError where the method's merge is none that the robust options can change."""
+def _check_aggregation(experiment: Experiment) -> None:
+    """Raise InputError where the method's aggregation is none that the robust options can change."""
     method = experiment.method
     for name, option in experiment.federation.aggregator.uses:
         if name not in method.supports.robust:
@@ -78,40 +77,41 @@ def _check_merge(experiment: Experiment) -> None:
 
 
 def prepare_data(experiment: Experiment, log: Log) -> Prepared:
-    """The data of an experiment, from the cache or made now."""
+    """Return the data of an experiment, from the cache or made now."""
     engine = "ray" if experiment.cluster.executor == "ray" else "local"
     task = task_of(experiment.task)
     return prepare(task, experiment.task, experiment.seed, engine=engine, log=log)  # type: ignore[arg-type]
 
 
 TABLE_PRESET = "digits/fedalign"
-"""Whose method, network and rounds a run on a table has where no preset is named."""
+"""Preset whose method, network and rounds a run on a table has where none is named."""
 
 
 def is_table_run(overrides: Sequence[str]) -> bool:
-    """Whether overrides name a table, so that a run needs no preset."""
+    """Return whether overrides name a table, so that a run needs no preset."""
     return any(word.partition("=")[0] == "--task.file" for word in overrides)
 
 
 def table_experiment() -> Experiment:
-    """The experiment to override where no preset is named."""
+    """Return the experiment to override where no preset is named."""
     return replace(read_preset(TABLE_PRESET), task=TaskOptions(min_count=2, max_tokens=256))
 
 
 def table_run_name(experiment: Experiment) -> str:
-    """What a run on a table without a preset is called."""
+    """Return the name of a run on a table without a preset."""
     stem = Path(experiment.task.file).name.split(".")[0]
     return f"{re.sub(r'[^A-Za-z0-9]+', '-', stem).strip('-') or 'table'}-{experiment.method.name}"
 
 
-def resolve_options(experiment: Experiment, log: Callable[[str], None] = print, *, count: bool = True) -> Experiment:
-    """The experiment with what its data say about clients. count: prepare the data where that takes it, for the clients
-    of ``one_class``; else their number stays 0. InputError where the two do not fit.
+def resolve_options(experiment: Experiment, log: Log = print, *, count: bool = True) -> Experiment:
+    """Return the experiment with what its data say about clients. InputError where the two do not fit.
+
+    count: prepare the data where that takes it, for the clients of ``one_class``; else their number stays 0.
     """
-    task = settled_options(experiment.task, log)
+    task = resolve_task_options(experiment.task, log)
     if count and not task.clients and task.partition == "one_class":
-        found = prepare(task_of(task), task, experiment.seed, engine="local", log=log)
-        task = replace(task, clients=len(found.manifest.examples))
+        data = prepare(task_of(task), task, experiment.seed, engine="local", log=log)
+        task = replace(task, clients=len(data.manifest.examples))
     try:
         return replace(experiment, task=task)
     except InputError:

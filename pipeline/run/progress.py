@@ -1,4 +1,4 @@
-"""What a person sees while a run goes: one line per round, and on a terminal a live line within a round."""
+"""The output of a run for a person: one line per round, and on a terminal a live line within a round."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ NO_GPU_NOTE = (
 )
 
 
-class Progress:
-    """Round, time left, clients busy and failed, MB moved, last score."""
+Log = Callable[[str], None]
 
-    def __init__(self, rounds: int, start: int = 0, out: TextIO | None = None) -> None:
-        self.rounds = rounds
-        self.start = start
+
+class Progress:
+    """The lines of a run: round, time left, clients busy and failed, MB moved, last score."""
+
+    def __init__(self, rounds: int, out: TextIO | None = None) -> None:
+        self.rounds, self.start = rounds, 0
         self.out = out or sys.stdout
         self.live = self.out.isatty()
         self.began = time.perf_counter()
@@ -30,37 +32,34 @@ class Progress:
         self.noted: set[str] = set()
 
     def log(self, line: str) -> None:
-        """A line of its own."""
+        """Print a line."""
         self._clear()
         print(line, file=self.out, flush=True)
 
     def watch(self, round_: int, busy: int, done: int, failed: int) -> None:
-        """Within a round, on a terminal only."""
+        """Renew the live line within a round, on a terminal only."""
         if self.live:
-            gone = time.perf_counter() - self.began
+            seconds = time.perf_counter() - self.began
             clients = f"clients {busy} busy, {done} done, {failed} failed"
-            text = f"round {round_}/{self.rounds}  {clients}  {gone:.0f} s  {self.last}"
+            text = f"round {round_}/{self.rounds}  {clients}  {seconds:.0f} s  {self.last}"
             print(f"\r\x1b[2K{text}", end="", file=self.out, flush=True)
 
     def round(self, round_: int, outcome: RoundOutcome, scores: Mapping[str, Scores], seconds: float) -> None:
-        """After a round."""
+        """Print the line of a round, and one for every fault in it."""
         self.moved += outcome.bytes_down + outcome.bytes_up
         if scores:
-            split = "test" if "test" in scores else "validation"
-            shown, where = scores[split], "" if split == "test" else " (validation)"
-            self.last = f"{shown.line}{where}"
+            self.last = scores["test"].line if "test" in scores else f"{scores['validation'].line} (validation)"
+        head = f"round {round_:>{len(str(self.rounds))}}/{self.rounds}  {self.last}"
         if not outcome.answered:
-            self.log(f"round {round_:>{len(str(self.rounds))}}/{self.rounds}  {self.last}  initial weights")
+            self.log(f"{head}  initial weights")
             self._notes(scores)
             self.began = time.perf_counter()
             return
-        done = round_ - self.start
-        left = (time.perf_counter() - self.began) / done * (self.rounds - round_)
+        left = (time.perf_counter() - self.began) / (round_ - self.start) * (self.rounds - round_)
         faults = f", {len(outcome.failed)} failed" if outcome.failed else ""
         self.log(
-            f"round {round_:>{len(str(self.rounds))}}/{self.rounds}  {self.last}  loss {outcome.loss:.4f}"
-            f"  clients {len(outcome.answered)} done{faults}  {format_bytes(self.moved)} moved"
-            f"  {seconds:.1f} s  {format_duration(left)} left"
+            f"{head}  loss {outcome.loss:.4f}  clients {len(outcome.answered)} done{faults}"
+            f"  {format_bytes(self.moved)} moved  {seconds:.1f} s  {format_duration(left)} left"
         )
         for failure in outcome.retried:
             self.log(f"  client {failure.client} tried again in round {round_} ({failure.kind}): {failure.reason}")
@@ -71,13 +70,12 @@ class Progress:
         self._notes(scores, [NO_GPU_NOTE] if WITHOUT_GPU in outcome.counts else [])
 
     def _notes(self, scores: Mapping[str, Scores], more: Sequence[str] = ()) -> None:
-        """What a person must know to read the scores, and of the run, each note once."""
-        lines = [f"  {split}: {note}" for split, shown in scores.items() for note in shown.notes]
-        lines += more
-        for line in lines:
+        """Print the notes that it takes to read the scores, and ``more``, each once in a run."""
+        lines = [f"  {split}: {note}" for split, s in scores.items() for note in s.notes]
+        for line in (*lines, *more):
             if line not in self.noted:
                 self.log(line)
-        self.noted |= set(lines)
+                self.noted.add(line)
 
     def _clear(self) -> None:
         if self.live:
@@ -85,18 +83,15 @@ class Progress:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
+    """Return seconds as m:ss or h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def format_bytes(count: float) -> str:
-    """Bytes in the unit that shows one to three digits before the point, MB at least."""
+    """Return bytes in the unit that shows one to three digits before the point, MB at least."""
     for unit, size in (("MB", 1e6), ("GB", 1e9)):
         if count < 999.95 * size:
             return f"{count / size:.1f} {unit}"
     return f"{count / 1e12:.1f} TB"
-
-
-Log = Callable[[str], None]

@@ -1,4 +1,4 @@
-"""What a run was made of: versions, commit, digests; and whether it may go on with the data of today."""
+"""The origin of a run: versions, commit, digests. A run goes on only with the data and records that it began with."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from anchorfl.tasks.errors import InputError
 
 
 def check_records(folder: Path, done: int) -> None:
-    """InputError where the records lack one of the rounds 0 to ``done``, which are not computed again."""
-    if lacking := sorted({*range(done + 1)} - {record.round for record in read_records(folder)[0]}):
+    """Raise InputError where the records lack one of the rounds 0 to ``done``, which are not computed again."""
+    if missing := sorted({*range(done + 1)} - {record.round for record in read_records(folder)[0]}):
         raise InputError(
-            f"{folder / 'metrics.jsonl'} lacks round {lacking[0]} ({len(lacking)} that are done by the checkpoint);"
+            f"{folder / 'metrics.jsonl'} lacks round {missing[0]} ({len(missing)} that are done by the checkpoint);"
             " restore it from a copy, or start the run anew in another --output"
         )
 
 
 def check_same_data(now: Mapping[str, str], folder: Path) -> None:
-    """InputError where a run would go on with other data than it began with: a version of this package may prepare the
-    same options otherwise (CHANGELOG.md, *Numbers*), and raw files may have changed. now: tags of ``run_info``.
+    """Raise InputError where a run would go on with other data than it began with: this version may prepare the same
+    options otherwise (CHANGELOG.md, *Numbers*), and raw files may have changed. now: tags of ``run_info``.
     """
     tags = read_metadata(folder).get("tags", {})
     for name in ("data_digest", "partition_digest"):
@@ -37,8 +37,9 @@ def check_same_data(now: Mapping[str, str], folder: Path) -> None:
 
 
 def run_info(run_spec: RunSpec, folder: Path) -> RunInfo:
-    """What a run is, for its record."""
+    """Return the facts of a run for its record."""
     experiment, manifest = run_spec.experiment, run_spec.data().manifest
+    notice = experiment.method.notice(experiment.federation.rounds)
     tags = {
         "method": experiment.method.name,
         "data_digest": manifest.data_digest,
@@ -46,21 +47,19 @@ def run_info(run_spec: RunSpec, folder: Path) -> RunInfo:
         "config_digest": digest(experiment),
         **run_spec.vectors(),
         "git_commit": _commit(),
-        **({"notice": notice} if (notice := experiment.method.notice(experiment.federation.rounds)) else {}),
+        **({"notice": notice} if notice else {}),
         "python": platform.python_version(),
         **{name: version_of(name) for name in ("anchorfl", "torch", "ray", "mlflow")},
     }
-    sets = [
-        (f"{manifest.task}/{s}", manifest.data_digest[:32], s, manifest.raw_digest)
-        for s in ("train", "validation", "test")
-    ]
+    sources = manifest.data_digest[:32], manifest.raw_digest
+    sets = [(f"{manifest.task}/{s}", sources[0], s, sources[1]) for s in ("train", "validation", "test")]
     return RunInfo(
         name=folder.name, experiment=manifest.task, params=flat(experiment), tags=tags, datasets=sets, folder=folder
     )
 
 
 def version_of(name: str) -> str:
-    """Version of an installed package."""
+    """Return the version of an installed package."""
     try:
         return version(name)
     except PackageNotFoundError:  # a serial run without MLflow needs neither of the two
@@ -68,10 +67,10 @@ def version_of(name: str) -> str:
 
 
 def _commit() -> str:
-    """The commit of the running code, marked where files differ from it; 'unknown' outside a git checkout."""
-    here = Path(__file__).resolve().parent
+    """Return the commit of the running code, marked where files differ from it; 'unknown' outside a git checkout."""
+    folder, command = Path(__file__).resolve().parent, "git describe --always --dirty --abbrev=40 --exclude=*"
     try:
-        asked = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        return subprocess.run(asked, cwd=here, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        result = subprocess.run(command.split(), cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+        return result.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return "unknown"

@@ -32,7 +32,7 @@ T = TypeVar("T")
 STATE, SELECTED, MEMORY = "state", "selected", "memory-"
 """Names of a checkpoint's parts."""
 MAX_RESTARTS = 2
-"""How often in one round a run restarts what it lost before it gives up: what kills the server may be the round."""
+"""Restarts in one round before a run gives up: what kills the server may be the round."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class LoopState:
     best_round: int = 0
     """Round of the selected model so far; 0: none, or the last round is selected."""
     best_score: float = -1.0
-    """Its validation score, in [0, 1]; -1: none."""
+    """Validation score of that round, in [0, 1]; -1: none."""
     seconds: float = 0.0
     """Wall time of all rounds."""
     failures: int = 0
@@ -79,13 +79,13 @@ class RoundLoop:
     checkpoints: Checkpoints
     progress: Progress
     state: LoopState = field(default_factory=LoopState)
-    """What is done."""
+    """Progress of the loop itself."""
     best: Tensors = field(default_factory=dict)
     """The server's state of the selected round so far, path -> tensor; empty where the last round is selected."""
     backup: Backup | None = None
     """Keeps a copy of the run folder."""
     restarts: int = 0
-    """How often what was lost was started anew."""
+    """Restarts of the server so far."""
     _restarts_recorded: int = 0
     _last_recorded: int = -1
     """Last round in the record; a restarted run computes some again, with the same bits, and records none twice."""
@@ -104,9 +104,7 @@ class RoundLoop:
         return self.best or self._with_recovery(self.executor.snapshot, "the end")
 
     def steps(self) -> Iterator[int]:
-        """Run what is left of the rounds one by one; yield each round's number when it is recorded and saved, first the
-        round that the loop stands at.
-        """
+        """Run what is left of the rounds; yield each once it is recorded and saved, first the loop's present one."""
         for round_ in range(self.state.round, self.experiment.federation.rounds + 1):
             self._with_recovery(partial(self._run_up_to, round_), f"round {round_}")
             yield round_
@@ -123,20 +121,20 @@ class RoundLoop:
     def resume(self) -> None:
         """Go back to the last checkpoint; to the start where there is none."""
         self.state, self.best, self._clients_to_save, self._last_saved = LoopState(), {}, set(), 0
-        found = self.checkpoints.load(self.progress.log)
-        if found is None:
+        checkpoint = self.checkpoints.load(self.progress.log)
+        if checkpoint is None:
             return
-        parts = dict(found.parts)
+        parts = dict(checkpoint.parts)
         try:
-            state = _loop_state(found)
+            state = _loop_state(checkpoint)
             server_state, self.best = parts.pop(STATE), parts.pop(SELECTED, {})
             memories = {int(name.removeprefix(MEMORY)): memory for name, memory in parts.items()}
             self.executor.restore(server_state, memories)
         except (ValueError, KeyError) as error:
             path = self.checkpoints.index
             raise InputError(f"{path} is not of this run ({error}); start the run anew in another --output") from error
-        self.state, self._last_saved = state, found.round
-        self._last_recorded = max(self._last_recorded, found.round)
+        self.state, self._last_saved = state, checkpoint.round
+        self._last_recorded = max(self._last_recorded, checkpoint.round)
 
     def _with_recovery(self, work: Callable[[], T], what: str) -> T:
         """Run ``work``; if the server is lost, restart it, go back to the last checkpoint and try again."""
@@ -223,10 +221,9 @@ class RoundLoop:
         if not scores:
             return
         state.scores = {split: dict(v.values) for split, v in scores.items()}
-        by = self.experiment.evaluation.chosen_by
-        if by is not None and scores["validation"].values[by.name] > state.best_score:
-            state.best_round, state.best_score = round_, scores["validation"].values[by.name]
-            self.best = server_state
+        measure = self.experiment.evaluation.chosen_by
+        if measure is not None and (score := scores["validation"].values[measure.name]) > state.best_score:
+            state.best_round, state.best_score, self.best = round_, score, server_state
 
     def _changed_memories(self, round_: int, outcome: RoundOutcome) -> dict[str, Tensors]:
         """Return the memories that changed since the last checkpoint, where one is due."""
@@ -248,8 +245,7 @@ class RoundLoop:
 
     def _save(self, round_: int, server_state: Tensors, memories: dict[str, Tensors]) -> None:
         """Save a checkpoint where one is due; a kill before its end computes the round again, with the same bits."""
-        every = self.experiment.evaluation.save_state_every
-        if every and self._due(round_, every):
+        if (every := self.experiment.evaluation.save_state_every) and self._due(round_, every):
             self.checkpoints.keep(round_, server_state)  # before the round counts as done
         if not self._due(round_, self.experiment.cluster.checkpoint_every):
             return
@@ -273,11 +269,11 @@ class RoundLoop:
         return backup_clients(experiment.task.clients, cohort, fraction, round_, experiment.seed)
 
 
-def _loop_state(found: Checkpoint) -> LoopState:
+def _loop_state(checkpoint: Checkpoint) -> LoopState:
     """Return the loop's state out of a checkpoint's notes. ValueError where it cannot be."""
-    state: LoopState = converted(found.notes, LoopState, "notes")
-    if not 0 <= state.best_round <= state.round == found.round:
-        raise ValueError(f"notes: round {state.round}, best round {state.best_round} in round {found.round}")
+    state: LoopState = converted(checkpoint.notes, LoopState, "notes")
+    if not 0 <= state.best_round <= state.round == checkpoint.round:
+        raise ValueError(f"notes: round {state.round}, best round {state.best_round} in round {checkpoint.round}")
     return state
 
 

@@ -1,1 +1,1 @@
-"""What a run keeps: run folder, record, checkpoint, saved model, backup."""
+"""The files of a run: run folder, record, checkpoint, saved model, backup."""

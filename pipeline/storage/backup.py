@@ -27,8 +27,7 @@ CHECKPOINT, INDEX = "checkpoint", "checkpoint/checkpoint.json"
 END_ATTEMPTS = 3
 """At the end of a run a store that does not answer is asked so many times."""
 LONG_S, STALL_S = 10.0, 300.0
-"""At the end: after so many seconds the user is told what is waited for; after so many without a copied file, no
-longer."""
+"""Seconds after which the user is told that the end is waited for, and without a copied file the wait is given up."""
 Stamp = tuple[int, int]
 """Size of a file in bytes, and its time in nanoseconds or its hash."""
 
@@ -117,36 +116,36 @@ class Backup:
                 object_store.delete(object_store.join(self.uri, name))
                 del self._known[name]
 
-    def _look(self, parts: dict[str, str], own: bytes | None) -> None:
+    def _look(self, parts: dict[str, str], local_index: bytes | None) -> None:
         """Learn what the copy holds: parts of a checkpoint by their checksum; of other files only that they exist.
 
         Raises InputError where its checkpoint is further: the store did not answer when the run began to go on.
         """
-        there = object_store.sizes(self.uri)
-        self._known = {name: None for name in there if not is_left(name, self.leave)}
-        index = object_store.read_bytes(object_store.join(self.uri, INDEX)) if INDEX in there else None
-        old = checkpoint_files(index, f"{object_store.shown(self.uri)}/{INDEX}")
-        here, further = _round_of(own), _round_of(index)
-        if further > here:
+        sizes = object_store.sizes(self.uri)
+        self._known = {name: None for name in sizes if not is_left(name, self.leave)}
+        index = object_store.read_bytes(object_store.join(self.uri, INDEX)) if INDEX in sizes else None
+        copied = checkpoint_files(index, f"{object_store.shown(self.uri)}/{INDEX}")
+        local_round, copied_round = _round_of(local_index), _round_of(index)
+        if copied_round > local_round:
             raise InputError(
-                f"{object_store.shown(self.uri)} is further (at {further}) than {self.folder} (at {here}), and stays"
-                " as it is until that is as far: stop here and go on with the copy"
+                f"{object_store.shown(self.uri)} is further (at {copied_round}) than {self.folder} (at {local_round}),"
+                " and stays as it is until that is as far: stop here and go on with the copy"
             )
-        for file in parts.keys() & old.keys():
+        for file in parts.keys() & copied.keys():
             name, stamp = f"{CHECKPOINT}/{file}", _stamp(self.folder / CHECKPOINT / file)
-            if parts[file] == old[file] and there.get(name) == stamp[0]:
+            if parts[file] == copied[file] and sizes.get(name) == stamp[0]:
                 self._known[name] = stamp
         self._looked = True
 
     def _files(self) -> list[str]:
-        """Return the names of what is to be copied, but for the checkpoint and what comes last."""
-        found = list[str]()
+        """Return the names of the files to copy, but for the checkpoint and those that come last."""
+        names = list[str]()
         for folder, folders, files in os.walk(self.folder):
             start = Path(folder).relative_to(self.folder)
-            own = [name for name in folders if not is_left(f"{(start / name).as_posix()}/", self.leave)]
-            folders[:] = [name for name in own if self.checkpoints is None or (start / name) != Path(CHECKPOINT)]
-            found += [(start / name).as_posix() for name in files]
-        return sorted(name for name in found if name not in self.last and not is_left(name, self.leave))
+            inner = [name for name in folders if not is_left(f"{(start / name).as_posix()}/", self.leave)]
+            folders[:] = [name for name in inner if self.checkpoints is None or (start / name) != Path(CHECKPOINT)]
+            names += [(start / name).as_posix() for name in files]
+        return sorted(name for name in names if name not in self.last and not is_left(name, self.leave))
 
     def _copy(self, name: str) -> None:
         try:
@@ -221,9 +220,7 @@ def _round_of(index: bytes | None) -> int:
 
 
 def is_left(name: str, leave: tuple[str, ...]) -> bool:
-    """Return whether a file (or, with a slash at its end, a folder) is not to be copied: hidden, a draft, or in
-    ``leave``.
-    """
+    """Return whether a file (or folder, with a slash at its end) stays out: hidden, a draft, or in ``leave``."""
     inner = name.rstrip("/").split("/")
     draft = inner[-1].endswith(object_store.DRAFT) or any(part.startswith(".") for part in inner)
     return draft or any(fnmatchcase(name, pattern) for pattern in leave)

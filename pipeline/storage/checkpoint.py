@@ -57,7 +57,7 @@ class Checkpoint:
     parts: dict[str, Tensors]
     """Name of the part -> name of the tensor -> tensor."""
     notes: dict[str, Any]
-    """What the round loop itself has to remember."""
+    """The round loop's own state."""
 
 
 class Checkpoints:

@@ -57,8 +57,8 @@ def digest_at(uri: str) -> str | None:
 
     Raises InputError as ``backup_status``.
     """
-    found = _read_json(uri, CONFIG).get("digest")
-    return found if isinstance(found, str) else None
+    digest = _read_json(uri, CONFIG).get("digest")
+    return digest if isinstance(digest, str) else None
 
 
 def backup_uri(backup: str, folder: Path) -> str:
@@ -70,26 +70,25 @@ def check_backup_owner(uri: str, folder: Path, log: Log, again: str = "anchorfl 
     """Check that the copy at ``uri`` is this folder's, and that it can be written.
 
     again: the command that goes on with a copy. Raises InputError where the copy is another run's, or further than the
-    folder; for a new run also where the store cannot be used. Where a run goes on that is only said: it has its work to
-    lose.
+    folder; for a new run also where the store cannot be used. A run that goes on only says so: it has work to lose.
     """
-    here, where = backup_status(str(folder)), object_store.shown(uri)
+    local, where = backup_status(str(folder)), object_store.shown(uri)
     try:
-        there = backup_status(uri)
+        copy = backup_status(uri)
         object_store.write_bytes(object_store.join(uri, PROBE), b"")
         object_store.delete(object_store.join(uri, PROBE))
     except InputError as error:
-        if not here.run:
+        if not local.run:
             raise
         log(f"backup: {error}; the run goes on")
         return
-    if there.run and not here.run:
+    if copy.run and not local.run:
         raise InputError(f"the backup holds {where} already: go on with '{again} {where}', or give another --output")
-    if there.run and there.run != here.run:
+    if copy.run and copy.run != local.run:
         raise InputError(f"{where} is the copy of another run than {folder}: give another cluster.backup")
-    if there.progress > here.progress:
+    if copy.progress > local.progress:
         raise InputError(
-            f"{where} is further ({there}) than {folder} ({here}): move {folder} away, and go on with '{again} {where}'"
+            f"{where} is further ({copy}) than {folder} ({local}): move {folder} away, and go on with '{again} {where}'"
         )
 
 
@@ -119,16 +118,16 @@ def restore_if_remote(source: str, log: Log, again: str = "anchorfl resume", **s
     if marker not in object_store.sizes(source):  # which says where the bucket itself is missing
         raise InputError(f"{where} holds no copy to go on with ({marker} is missing)")
     with lock_run(folder):
-        there, here = backup_status(source), backup_status(str(folder))
-        if here.run and here.run != there.run:
+        copy, local = backup_status(source), backup_status(str(folder))
+        if local.run and local.run != copy.run:
             raise InputError(f"{folder} is another run than {where}: move it away, or start in another directory")
-        if here.progress > there.progress:
+        if local.progress > copy.progress:
             raise InputError(
-                f"{folder} is further ({here}) than {where} ({there}): go on with '{again} {folder}', or move it away"
+                f"{folder} is further ({local}) than {where} ({copy}): go on with '{again} {folder}', or move it away"
             )
-        if there.progress > here.progress or not (folder / marker).exists():
+        if copy.progress > local.progress or not (folder / marker).exists():
             fetch_run(source, folder, **scope)
-            log(f"{where} ({there}) fetched into {folder}")
+            log(f"{where} ({copy}) fetched into {folder}")
     return folder
 
 
@@ -139,8 +138,8 @@ def restore_if_ahead(uri: str, folder: Path, log: Log, *, finished: bool = False
     done again, with the same result.
     """
     try:
-        there = backup_status(uri)
-        if (there.finished or not finished) and there.progress > backup_status(str(folder)).progress:
+        copy = backup_status(uri)
+        if (copy.finished or not finished) and copy.progress > backup_status(str(folder)).progress:
             fetch_run(uri, folder)
             log(f"{object_store.shown(uri)} fetched into {folder}")
     except InputError as error:
@@ -198,8 +197,7 @@ def _read(uri: str, name: str) -> bytes | None:
 
 def _read_json(uri: str, name: str) -> dict[str, Any]:
     """Return a JSON object of the folder at ``uri``; {} where there is none."""
-    data = _read(uri, name)
-    if not data:
-        return {}
-    found: dict[str, Any] = parsed(data, dict[str, Any], f"{object_store.shown(uri)}/{name}", "restore it from a copy")
-    return found
+    content: dict[str, Any] = {}
+    if data := _read(uri, name):
+        content = parsed(data, dict[str, Any], f"{object_store.shown(uri)}/{name}", "restore it from a copy")
+    return content

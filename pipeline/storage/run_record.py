@@ -39,8 +39,7 @@ class RunInfo:
     folder: Path
     """The run folder."""
     parent: Path | None = None
-    """Folder of the run that this one is a part of (a sweep); in run.json relative to ``folder``, so that both can be
-    moved together."""
+    """Folder of the run that this is a part of (a sweep); in run.json relative to ``folder``: both move together."""
     log_model: bool = True
     """MLflow gets the trained model as a model, not only as files."""
     register: str = ""
@@ -115,9 +114,7 @@ class Line(TypedDict):
 
 
 def _figure(value: float | str) -> float:
-    """Return a metric of a line. Raise ValueError for one that no run can have measured: sums and percentages of it
-    would overflow.
-    """
+    """Return a metric of a line. ValueError for one that no run can have measured: sums of it would overflow."""
     figure = float(value)
     if math.isfinite(figure) and abs(figure) > LARGEST:
         raise ValueError(f"{figure} as a metric")

@@ -40,7 +40,7 @@ class SavedModel:
     class_names: tuple[str, ...]
     kind: LabelKind
     spec: InputSpec
-    """What a sample is, and how it is scaled."""
+    """Kind and shape of a sample, and its scaling."""
     metrics: Metrics = "threshold"
     """Figures by which the run was scored."""
 

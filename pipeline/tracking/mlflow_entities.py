@@ -15,7 +15,7 @@ from anchorfl.tasks.metrics.scores import FAMILIES
 ROUND_COMPLETE = "sync/round_complete"
 """Logged last in every round, so its last step in MLflow is the last round that arrived whole."""
 NONFINITE = "failures/nonfinite_metrics"
-"""How many metrics of a round are not finite, where there are any: MLflow stores infinity as 1.8e308."""
+"""Number of a round's metrics that are not finite, where there are any: MLflow stores infinity as 1.8e308."""
 SCORE = "_score"
 """The primary score of a round, of the test split if it was scored, else of validation: MLflow's lists and its compare
 page open on the first name in the alphabet, and that should be a score."""
@@ -54,12 +54,12 @@ def params(metadata: dict[str, Any]) -> dict[str, str]:
 def tags(metadata: dict[str, Any]) -> dict[str, str]:
     """Return the tags of run.json, and those that fill the columns *source* and *version* of MLflow's pages."""
     commit, _, dirty = str(metadata["tags"].get("git_commit", "")).partition("-")
-    own = {"mlflow.source.name": "anchorfl", "mlflow.source.type": "LOCAL"}
+    source = {"mlflow.source.name": "anchorfl", "mlflow.source.type": "LOCAL"}
     if metadata["params"].get("cluster.address"):  # a run on a cluster that others started and share
-        own["mlflow.source.type"] = "JOB"
+        source["mlflow.source.type"] = "JOB"
     if re.fullmatch(r"[0-9a-f]{7,64}", commit):
-        own |= {"mlflow.source.git.commit": commit, "mlflow.source.git.dirty": "true" if dirty else "false"}
-    return {key(name): str(value)[:VALUE_LENGTH] for name, value in (own | metadata["tags"]).items()}
+        source |= {"mlflow.source.git.commit": commit, "mlflow.source.git.dirty": "true" if dirty else "false"}
+    return {key(name): str(value)[:VALUE_LENGTH] for name, value in (source | metadata["tags"]).items()}
 
 
 def first_tags(metadata: dict[str, Any]) -> dict[str, str]:
@@ -68,10 +68,10 @@ def first_tags(metadata: dict[str, Any]) -> dict[str, str]:
     words = [f"{values['method']} on {values['task']}"] if {"method", "task"} <= set(values) else []
     words += [f"seed {values['seed']}"] if "seed" in values else []
     note = f"{', '.join(words)}. " if words else ""
-    own = {"mlflow.note.content": f"{note}Run folder `{Path(metadata['folder']).name}`."}
+    once = {"mlflow.note.content": f"{note}Run folder `{Path(metadata['folder']).name}`."}
     if metadata.get("user"):
-        own["mlflow.user"] = metadata["user"]
-    return own
+        once["mlflow.user"] = metadata["user"]
+    return once
 
 
 def datasets(metadata: dict[str, Any]) -> list[Any]:

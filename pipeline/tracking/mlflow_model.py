@@ -28,8 +28,7 @@ NAME = "model"
 def send_model(
     client: Any, run_id: str, folder: Path, metadata: dict[str, Any], records: Sequence[RoundRecord] = ()
 ) -> str:
-    """Log the model in ``folder`` (``saved_model.py``) and, where run.json names it, register it; return MLflow's model
-    id.
+    """Log the model in ``folder`` (``saved_model.py``) and, where run.json says so, register it; return its MLflow id.
 
     client: ``MlflowClient``. metadata: run.json. records: the rounds of the run, for the scores of the selected one.
     """
@@ -57,8 +56,8 @@ def send_model(
 
 def _find(client: Any, run: Any, checksum: str) -> Any:
     wanted = f"source_run_id = '{run.info.run_id}' AND tags.`{CHECKSUM_TAG}` = '{checksum}'"
-    found = client.search_logged_models([run.info.experiment_id], wanted, max_results=1)
-    return found[0] if found else None
+    models = client.search_logged_models([run.info.experiment_id], wanted, max_results=1)
+    return models[0] if models else None
 
 
 def _upload(client: Any, run_id: str, model_id: str, folder: Path) -> None:
@@ -104,8 +103,8 @@ def _register(client: Any, name: str, run_id: str, model: Any) -> None:
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    there = client.search_model_versions(f"name = '{name}' AND run_id = '{run_id}'")
-    version = next((v for v in there if v.tags.get(MODEL_TAG) == model.model_id), None)
+    versions = client.search_model_versions(f"name = '{name}' AND run_id = '{run_id}'")
+    version = next((v for v in versions if v.tags.get(MODEL_TAG) == model.model_id), None)
     if version is None:
         tags, source = {MODEL_TAG: model.model_id}, model.artifact_location
         version = client.create_model_version(name, source, run_id, tags, model_id=model.model_id)

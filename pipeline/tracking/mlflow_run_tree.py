@@ -65,17 +65,17 @@ class MlflowTreeUploader:
 
         Raises the first error, after all have had their turn.
         """
-        gone: list[str] = []
+        missing: list[str] = []
         errors: list[Exception] = []
         for folder, child in [*self._children.items(), (self.folder, self._parent)]:
             try:
-                if child.run_id:  # else it never began
-                    gone += [str(folder / name) if child is not self._parent else name for name in child.upload_final()]
+                names = child.upload_final() if child.run_id else []  # else it never began
+                missing += names if child is self._parent else [str(folder / name) for name in names]
             except Exception as error:
                 errors.append(error)
         if errors:
             raise errors[0]
-        return gone
+        return missing
 
     def _take_in(self) -> None:
         """Make an uploader for each child that was added since the last call."""
@@ -103,9 +103,9 @@ class MlflowTreeUploader:
 
 def child_runs(folder: Path) -> list[Path]:
     """Return the run folders below ``folder`` that name it as their parent."""
-    found = []
+    folders = []
     for path in sorted(folder.rglob("run.json")):
         parent = read_metadata(path.parent).get("parent")
         if parent and (path.parent / parent).resolve() == folder.resolve():
-            found.append(path.parent)
-    return found
+            folders.append(path.parent)
+    return folders

@@ -29,7 +29,7 @@ QUIET = {
 }
 """Environment of MLflow where the user set nothing else."""
 CONNECT_S = 5
-"""How long a database server may take to answer."""
+"""Seconds that a database server may take to answer."""
 MIGRATION = 4_710_205_311
 """Key of the PostgreSQL advisory lock under which MLflow's tables are made."""
 _IMPORT = threading.Lock()  # two threads that import mlflow at once can see it half made
@@ -40,8 +40,7 @@ def store_uri(uri: str, folder: Path) -> str:
     """Return the MLflow store that ``TrackingOptions.uri`` means for a run folder; "" for ``none``.
 
     An empty uri means $MLFLOW_TRACKING_URI, and without that mlflow.db beside the run. SQLite paths become absolute.
-    Raises InputError for a file store, which MLflow refuses, for an unknown scheme, and for a PostgreSQL driver that is
-    not installed.
+    Raises InputError for a file store, which MLflow refuses, an unknown scheme, or a PostgreSQL driver that is missing.
     """
     if uri == "none":
         return ""
@@ -151,8 +150,8 @@ def make_database(path: Path, client: Callable[..., Any]) -> None:
         draft.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory() as folder:
             client(tracking_uri=f"sqlite:///{folder}/mlflow.db")
-            with closing(sqlite3.connect(f"{folder}/mlflow.db")) as made, closing(sqlite3.connect(draft)) as kept:
-                made.backup(kept)
+            with closing(sqlite3.connect(f"{folder}/mlflow.db")) as source, closing(sqlite3.connect(draft)) as target:
+                source.backup(target)
         draft.replace(path)
         with suppress(OSError):  # Windows removes no open file; whoever still waits finds the database
             lock.unlink()

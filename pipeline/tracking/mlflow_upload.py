@@ -91,16 +91,14 @@ class MlflowUploader:
         return len(missing)
 
     def upload_final(self) -> list[str]:
-        """Send the model, the artifacts that are new or changed and the run's status; return the artifacts that are
-        gone.
-        """
+        """Send the model, new and changed artifacts and the run's status; return the artifacts that are gone."""
         metadata, notes = read_metadata(self.folder), read_notes(self.folder)
-        mine, gone = notes[redact(self.uri)], []
-        sent = mine.setdefault("artifacts", {})
+        entry, missing = notes[redact(self.uri)], []
+        sent = entry.setdefault("artifacts", {})
         for name in [*metadata["artifacts"], "metrics.jsonl"]:
             path = self.folder / name
             if not path.exists():
-                gone.append(name)
+                missing.append(name)
                 continue
             stamp = [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in sorted([path, *path.rglob("*")])]
             is_model = metadata.get("log_model", True) and (path / "model.json").is_file()
@@ -109,7 +107,7 @@ class MlflowUploader:
             if sent.get(name) == stamp:
                 continue
             if is_model:
-                mine["model"] = send_model(self._client, self.run_id, path, metadata, with_final_scores(self.folder))
+                entry["model"] = send_model(self._client, self.run_id, path, metadata, with_final_scores(self.folder))
             else:
                 self._send_metrics(path)
                 inside = "" if Path(name).is_absolute() else Path(name).parent.as_posix().removeprefix(".")
@@ -118,7 +116,7 @@ class MlflowUploader:
             write_json(self.folder / NOTES, notes)
         if metadata["status"] != "RUNNING":
             self._client.set_terminated(self.run_id, metadata["status"], int(metadata["ended"] * 1000))
-        return gone
+        return missing
 
     def _send_metrics(self, path: Path) -> None:
         """Send the metrics.jsonl of what was measured after the run, without what MLflow has already.
@@ -127,11 +125,11 @@ class MlflowUploader:
         """
         records = read_records(path)[0] if path.is_dir() else []
         rows = [row for record in records for row in mlflow_entities.metrics(record) if row.key != ROUND_COMPLETE]
-        there: dict[tuple[str, int], float] = {}
+        logged: dict[tuple[str, int], float] = {}
         for key in {row.key for row in rows}:
             history = self._client.get_metric_history(self.run_id, key)
-            there |= {(key, row.step): row.value for row in sorted(history, key=lambda row: row.timestamp)}
-        missing = [row for row in rows if there.get((row.key, row.step)) != row.value]
+            logged |= {(key, row.step): row.value for row in sorted(history, key=lambda row: row.timestamp)}
+        missing = [row for row in rows if logged.get((row.key, row.step)) != row.value]
         for start in range(0, len(missing), METRICS_PER_BATCH):
             self._client.log_batch(self.run_id, metrics=missing[start : start + METRICS_PER_BATCH])
 
@@ -152,18 +150,18 @@ class MlflowUploader:
         if self._client is None:
             self._client = open_store(self.uri)
         experiment = self._experiment(metadata["experiment"])
-        own = {RUN_TAG: metadata["id"]} | self._parent(metadata, experiment)
+        identity_tags = {RUN_TAG: metadata["id"]} | self._parent(metadata, experiment)
         run = self._find(metadata, experiment)
         self._resumed = run is not None
         if run is None:
-            own |= mlflow_entities.first_tags(metadata)
-            run = self._client.create_run(experiment, int(metadata["created"] * 1000), own, metadata["name"])
+            identity_tags |= mlflow_entities.first_tags(metadata)
+            run = self._client.create_run(experiment, int(metadata["created"] * 1000), identity_tags, metadata["name"])
         notes = read_notes(self.folder)
         notes.setdefault(redact(self.uri), {})["run_id"] = run.info.run_id
         write_json(self.folder / NOTES, notes)
         if run.info.status != "RUNNING" and metadata["status"] == "RUNNING":
             self._client.update_run(run.info.run_id, status="RUNNING")
-        self._describe(run, metadata, own)
+        self._describe(run, metadata, identity_tags)
         history = self._client.get_metric_history(run.info.run_id, ROUND_COMPLETE) if self._resumed else []
         self.last = max((row.step for row in history), default=-1)
         self._inode = self._offset = 0
@@ -172,15 +170,15 @@ class MlflowUploader:
     def _experiment(self, name: str) -> str:
         from mlflow.exceptions import MlflowException
 
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
             try:
                 return str(self._client.create_experiment(name, artifact_uri(self.uri, self.folder, name)))
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-                found = self._client.get_experiment_by_name(name)  # another run made it in between
-        return str(found.experiment_id)
+                experiment = self._client.get_experiment_by_name(name)  # another run made it in between
+        return str(experiment.experiment_id)
 
     def _parent(self, metadata: dict[str, Any], experiment: str) -> dict[str, str]:
         """Return the tag that puts a run below its parent; {} where it has none.
@@ -190,22 +188,20 @@ class MlflowUploader:
         if not metadata.get("parent"):
             return {}
         folder = self.folder / metadata["parent"]
-        above = read_metadata(folder)
-        if not above:
+        parent = read_metadata(folder)
+        if not parent:
             raise InputError(f"{folder} has no run.json, but {self.folder / 'run.json'} names it as the parent run")
-        found = self._search(above["id"], experiment)
-        if found is None:
+        run = self._search(parent["id"], experiment)
+        if run is None:
             raise LookupError(f"its parent run is not there yet; send it with: anchorfl sync {folder.resolve()}")
-        return {PARENT_TAG: found.info.run_id}
+        return {PARENT_TAG: run.info.run_id}
 
     def _search(self, identity: str, experiment: str) -> Any:
-        found = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{identity}'", max_results=1)
-        return found[0] if found else None
+        runs = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{identity}'", max_results=1)
+        return runs[0] if runs else None
 
     def _find(self, metadata: dict[str, Any], experiment: str) -> Any:
-        """Return the MLflow run of this folder: by the id in tracking.json, else by tag (killed before the id was
-        written).
-        """
+        """Return the folder's MLflow run: by the id in tracking.json, else by tag (killed before that was written)."""
         from mlflow.exceptions import MlflowException
 
         known = read_notes(self.folder).get(redact(self.uri), {}).get("run_id")
@@ -220,7 +216,7 @@ class MlflowUploader:
                     return run
         return self._search(metadata["id"], experiment)
 
-    def _describe(self, run: Any, metadata: dict[str, Any], own: dict[str, str]) -> None:
+    def _describe(self, run: Any, metadata: dict[str, Any], identity_tags: dict[str, str]) -> None:
         """Log params, tags and data sets.
 
         A param of a resumed run that changed becomes a tag, as params cannot change.
@@ -230,7 +226,7 @@ class MlflowUploader:
         old, params = run.data.params, mlflow_entities.params(metadata)
         changed = {name: value for name, value in params.items() if old.get(name, value) != value}
         resumed = {f"resumed/{name}"[:KEY_LENGTH]: value for name, value in changed.items()}
-        tags = own | mlflow_entities.tags(metadata) | resumed
+        tags = identity_tags | mlflow_entities.tags(metadata) | resumed
         rows = [Param(name, value) for name, value in params.items() if name not in old]
         labels = [RunTag(name, value) for name, value in tags.items() if run.data.tags.get(name) != value]
         for start in range(0, max(len(rows), len(labels)), PARAMS_PER_BATCH):

@@ -16,9 +16,10 @@ from anchorfl.pipeline.tracking.mlflow_store import reason, store_uri
 from anchorfl.pipeline.tracking.mlflow_upload import MlflowUploader
 from anchorfl.tasks.errors import InputError
 
-LONGEST_PAUSE_S = 300.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
+"""Seconds of rest after a failure, doubled by each further one."""
 LOCAL_WAIT_S, SERVER_WAIT_S = 60.0, 20.0
-"""How long a run waits at its end: a file is only slow (first import and migration), a server may be dead."""
+"""Seconds that a run waits at its end: a file is only slow (first import and migration), a server may be dead."""
 
 
 class Sender(Protocol):
@@ -54,18 +55,16 @@ class MlflowWriter:
         log: Callable[[str], None],
         *,
         uploader: Sender | None = None,
-        pause_s: float = 5.0,
         timeout_s: float = SERVER_WAIT_S,
     ) -> None:
         """log: takes one line, from any thread.
 
         uploader: sends, on the writer's one thread; None: this run folder alone.
-        pause_s: first wait after a failure, doubled by each further one.
-        timeout_s: how long ``end`` waits for the rest at most.
+        timeout_s: seconds that ``end`` waits for the rest at most.
         """
         self.folder, self.uri, self.log = folder, uri, log
+        self.pause_s, self.timeout_s = FIRST_PAUSE_S, timeout_s
         self.uploader = uploader or MlflowUploader(folder, uri)
-        self.pause_s, self.timeout_s = pause_s, timeout_s
         self.failures = 0
         self._in_a_row = 0
         self._said = False
@@ -116,7 +115,7 @@ class MlflowWriter:
         try:
             with self.uploader.lock():
                 self.uploader.upload_new()
-                gone = self.uploader.upload_final() if ending else []
+                missing = self.uploader.upload_final() if ending else []
         except Exception as error:
             # whatever goes wrong with tracking: it is said, counted, tried again; the run goes on
             self.failures += 1
@@ -125,8 +124,8 @@ class MlflowWriter:
             self._complain(reason(error))
         else:
             self._in_a_row, self._retry_at = 0, 0.0
-            if gone:
-                self.log(f"MLflow did not get {', '.join(gone)}: no longer in {self.folder}")
+            if missing:
+                self.log(f"MLflow did not get {', '.join(missing)}: no longer in {self.folder}")
             if ending and self._said:
                 self.log(f"MLflow at {redact(self.uri)} has everything now ({self.failures} attempts failed)")
 
@@ -142,8 +141,7 @@ class MlflowWriter:
 def send(folder: Path, uri: str = "") -> int:
     """Send to MLflow what it lacks of a run folder and of its child runs; return the number of rounds.
 
-    uri: as in ``TrackingOptions``. Raises InputError where there is no run, no store is named, or the store cannot be
-    reached.
+    uri: as in ``TrackingOptions``. Raises InputError where there is no run, no store is named, or it cannot be reached.
     """
     if not read_metadata(folder):
         raise InputError(

@@ -1,1 +1,1 @@
-"""One client, the server, evaluation: plain torch, no Ray."""
+"""Training of one client, the server, evaluation: plain torch, no Ray."""

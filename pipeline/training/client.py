@@ -26,9 +26,10 @@ MESSAGE_ROWS = 1 << 13
 
 
 def device_for(gpus: float, *, must: bool = False) -> torch.device:
-    """The device of a process with this GPU share; on a GPU it limits itself to its part of the memory, and float32 is
-    float32 in convolutions, too (cuDNN's default rounds their factors to 10 bits). must: InputError where there is no
-    GPU; otherwise the CPU, since Ray's GPUs may be logical ones, which a node was started with.
+    """Return the device of a process with this GPU share, which on a GPU limits itself to its part of the memory.
+
+    Float32 then is float32 in convolutions, too (cuDNN's default rounds their factors to 10 bits). must: InputError
+    where there is no GPU; otherwise the CPU, since Ray's GPUs may be logical ones, which a node was started with.
     """
     if gpus <= 0 or not (must or torch.cuda.is_available()):
         return CPU
@@ -54,43 +55,41 @@ class ClientRunner:
         self.first_memory = self.training.method.first_memory(self.model)
         self.metrics = run_spec.experiment.evaluation.metrics
         self.rows = RowCache(run_spec.experiment.cluster.client_cache_mb)
-        self.scored: dict[object, dict[str, Scores]] = {}
+        self.cached_scores: dict[object, dict[str, Scores]] = {}
 
     def fit(
         self, client: int, round_: int, broadcast: ServerState, memory: Tensors, client_message: Tensors | None = None
     ) -> FitResult[Any]:
-        """One client's round; a pure function of the arguments. Its result lies on the CPU."""
+        """Train a client in a round; a pure function of the arguments. Its result lies on the CPU."""
         card, rows = self._client(client)
-        sent, own, alone = (
-            messages.to(broadcast, self.device),
-            messages.to(memory or self.first_memory, self.device),
-            messages.to(client_message or {}, self.device),
-        )
-        fitted = fit(self.training, self.model, card, rows, sent, own, round_, alone)
-        return replace(fitted, update=messages.to(fitted.update, CPU), memory=messages.to(fitted.memory, CPU))
+        broadcast, memory = messages.to(broadcast, self.device), messages.to(memory or self.first_memory, self.device)
+        client_message = messages.to(client_message or {}, self.device)
+        result = fit(self.training, self.model, card, rows, broadcast, memory, round_, client_message)
+        return replace(result, update=messages.to(result.update, CPU), memory=messages.to(result.memory, CPU))
 
     @cached_property
     def scoring(self) -> Scoring:
-        """Scores models on the server's splits, which are read when they are first asked for."""
+        """Scoring on the server's splits, which are read when they are first asked for."""
         return Scoring(self.prepared, self.training.objective, self.metrics)
 
     def scores(self, sent: ServerState, memory: Tensors, splits: Sequence[str]) -> dict[str, Scores]:
-        """Scores of the own model of the client that has this memory. sent: what it would be sent now. Those of a
-        model that was scored before, since its client has not taken part meanwhile, are the ones it had.
+        """Return the scores of the personal model of the client with this memory. sent: what it would be sent now.
+
+        A model that was scored before, since its client has not taken part meanwhile, is not scored again.
         """
-        own = messages.to(memory or self.first_memory, self.device)
-        model = self.training.method.personal_model(self.model, messages.to(sent, self.device), own)
+        memory = messages.to(memory or self.first_memory, self.device)
+        model = self.training.method.personal_model(self.model, messages.to(sent, self.device), memory)
         if model is not self.model:  # more than the weights decides, such as prototypes
             return self.scoring.scores(model, splits)
         key = messages.checksum(model.state_dict()), *splits
-        found = self.scored.pop(key, None) or self.scoring.scores(model, splits)
-        self.scored[key] = found  # the one asked for last comes last
-        if len(self.scored) > len(self.all_cards):
-            del self.scored[next(iter(self.scored))]
-        return found
+        scores = self.cached_scores.pop(key, None) or self.scoring.scores(model, splits)
+        self.cached_scores[key] = scores  # the one asked for last comes last
+        if len(self.cached_scores) > len(self.all_cards):
+            del self.cached_scores[next(iter(self.cached_scores))]
+        return scores
 
     def initial_message(self, client: int) -> object:
-        """The message of a client before round 1."""
+        """Return the message of a client before round 1."""
         rows = self.prepared.sparse_client(client)
         parts = (rows.part(start, start + MESSAGE_ROWS) for start in range(0, len(rows), MESSAGE_ROWS))
         return self.training.method.initial_message(self.all_cards[client], parts, run_key(self.training.seed))
@@ -116,28 +115,27 @@ class RowCache:
     """
 
     def __init__(self, megabytes: float) -> None:
-        self.most = int(megabytes * MEGABYTE)
-        self.held = 0
+        self.max_bytes = int(megabytes * MEGABYTE)
+        self.cached_bytes = 0
         self._rows: OrderedDict[int, ClientRows] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def get(self, client: int, read: Callable[[], ClientRows]) -> ClientRows:
-        """A client's card and rows; ``read`` gives them where they are not here."""
+        """Return a client's card and rows, by ``read`` where they are not cached."""
         if client in self._rows:
             self._rows.move_to_end(client)
             return self._rows[client]
-        made = read()
-        self._rows[client] = made
-        self.held += _size(made)
-        while self.held > self.most and self._rows:
-            _, left = self._rows.popitem(last=False)
-            self.held -= _size(left)
-        return made
+        rows = self._rows[client] = read()
+        self.cached_bytes += _size(rows)
+        while self.cached_bytes > self.max_bytes and self._rows:
+            _, oldest = self._rows.popitem(last=False)
+            self.cached_bytes -= _size(oldest)
+        return rows
 
 
 def _size(rows: ClientRows) -> int:
     card, data = rows
-    held = {"count_C": card.count_C, "identified_C": card.identified_C, "x": data.x, "y_NC": data.y_NC}
-    return messages.nbytes(held | {"known_NC": data.known_NC, "weight_NC": data.weight_NC})
+    tensors = (card.count_C, card.identified_C, data.x, data.y_NC, data.known_NC, data.weight_NC)
+    return sum(map(messages.nbytes, tensors))

@@ -1,4 +1,4 @@
-"""What can go wrong with a client's training, as exceptions and by kind."""
+"""Faults of a client's training, as exceptions and by kind."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Literal
 import torch
 
 FaultKind = Literal["exception", "crash", "deadline", "memory", "rejected"]
-"""Of a fault: the client raised; its process died; it did not answer in time; it ran out of memory; its update cannot
-be merged."""
+"""The client raised; its process died; it did not answer in time; it ran out of memory; its update cannot be merged."""
 
 
 class UpdateError(RuntimeError):

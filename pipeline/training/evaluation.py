@@ -1,4 +1,4 @@
-"""From a model to scores on the server's splits, which are labeled as far as the raw data are."""
+"""Scores of a model on the server's splits, which are labeled as far as the raw data are."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS_AT_ONCE, LOGITS_AT_ONCE = 512, 2**24
 
 @torch.no_grad()
 def logits_of(model: Classifier, data: ClientData) -> Tensor:
-    """Logits [N, C] in evaluation mode."""
+    """Return logits [N, C] in evaluation mode."""
     z_ND = infer(model, data)
     was_training = model.training
     model.eval()
@@ -36,19 +36,19 @@ def logits_of(model: Classifier, data: ClientData) -> Tensor:
 
 
 def evaluate(model: Classifier, weights: Tensors, data: ClientData, objective: Objective) -> Decisions:
-    """Scores of the decisions of ``weights`` on ``data``; ``model`` is a work-space."""
+    """Score the decisions of ``weights`` on ``data``; ``model`` is a work-space."""
     model.load_state_dict(weights)
     return decisions_of(model, data, objective)
 
 
 def decisions_of(model: Classifier, data: ClientData, objective: Objective) -> Decisions:
-    """Scores of the decisions of a model as it is."""
+    """Score the decisions of a model as it is."""
     predicted_NC = objective.predict(logits_of(model, data)).cpu()
     return score(objective.kind, predicted_NC.numpy(), data.y_NC.numpy(), data.known_NC.numpy())
 
 
 def ranking_scores(objective: Objective, logits_NC: Tensor) -> Tensor:
-    """What orders classes and rows: the logits (multi-label), or the logarithm of softmax, which compares rows too.
+    """Return an order of classes and rows: the logits (multi-label), or the logarithm of softmax, which compares rows.
 
     Both are in the order of ``Objective.scores``, and unlike these do not become equal where they are far out.
     """
@@ -56,7 +56,7 @@ def ranking_scores(objective: Objective, logits_NC: Tensor) -> Tensor:
 
 
 def score_logits(metrics: Metrics, objective: Objective, logits_NC: Tensor, rows: ClientData) -> Scores:
-    """The figures of a family from the logits of all rows, on the CPU; PSP@k excepted, which needs counts of the
+    """Return the figures of a family from the logits of all rows, on the CPU; PSP@k excepted, which needs counts of the
     training rows. InputError where the model has diverged and the figures need an order.
     """
     y_NC, known_NC = rows.y_NC.numpy(), rows.known_NC.numpy()
@@ -90,11 +90,11 @@ class RankedSplits:
         self.objective = objective
         self.classes = len(data.manifest.class_names)
         self.rows = max(1, min(rows, LOGITS_AT_ONCE // self.classes))
-        held, count_C = training_counts(data)
-        self.propensity_C = propensities(count_C, held)
+        training_rows, count_C = training_counts(data)
+        self.propensity_C = propensities(count_C, training_rows)
 
     def of(self, model: Classifier, name: Split) -> Scores:
-        """Scores of the rankings of a model as it is."""
+        """Score the rankings of a model as it is."""
         split = self.splits[name]
         ranking = Ranking(len(split), self.classes, self.propensity_C)
         for start in range(0, len(split), self.rows):
@@ -114,7 +114,7 @@ class Scoring:
         self.ranked = RankedSplits(data, objective) if ranking else None
 
     def scores(self, model: Classifier, splits: Sequence[str]) -> dict[str, Scores]:
-        """Scores of a model as it is, by split; a split without rows is left out."""
+        """Return the scores of a model as it is, by split; a split without rows is left out."""
         return {name: self._on(name, model) for name in SERVER_SPLITS if name in splits and self.data.size(name)}
 
     def _on(self, name: Split, model: Classifier) -> Scores:
@@ -125,14 +125,13 @@ class Scoring:
 
 
 def mean_of_models(models: Sequence[Mapping[str, Scores]]) -> dict[str, Scores]:
-    """Mean over models, by split, of every figure that all of them have; the counts are the split's own."""
+    """Return the mean over models, by split, of every figure that all of them have; the counts are the split's own."""
     out = {}
     for split, first in models[0].items():
-        every = [model[split] for model in models]
-        values = {
-            n: float(np.mean([s.values[n] for s in every])) for n in first.values if all(n in s.values for s in every)
-        }
-        per_class = {n: np.mean([s.per_class[n] for s in every], axis=0) for n in first.per_class}
-        notes = tuple(dict.fromkeys(note for s in every for note in s.notes))
+        each = [model[split] for model in models]
+        shared = [name for name in first.values if all(name in s.values for s in each)]
+        values = {name: float(np.mean([s.values[name] for s in each])) for name in shared}
+        per_class = {name: np.mean([s.per_class[name] for s in each], axis=0) for name in first.per_class}
+        notes = tuple(dict.fromkeys(note for s in each for note in s.notes))
         out[split] = Scores(first.metrics, values, per_class, first.counts, notes)
     return out

@@ -31,15 +31,14 @@ SPARSE_FACTOR = 64
 """So many times more positions in one pass where they are features of sparse rows: the time is in the layers behind."""
 INFERENCE_ROWS, INFERENCE_VALUES = 512, 512 * 3 * 28 * 28
 """Rows without a length, and values of images, in one pass at most. ResNet-18 takes half a gigabyte for 512 images of
-28 pixels a side, and would take 2.6 for 512 of 64.
-"""
+28 pixels a side, and would take 2.6 for 512 of 64."""
 Augmentation = Callable[[Tensor], Tensor]
-"""Of the stored inputs of a batch."""
+"""A change of a batch's stored inputs."""
 
 
 @dataclass(frozen=True)
 class TrainingSpec:
-    """What stays the same for every client and round of a run."""
+    """The part of a run that is the same for every client and round."""
 
     method: Method[Any, Any]
     objective: Objective
@@ -54,7 +53,7 @@ class FitResult(Generic[U]):
 
     update: U
     memory: Tensors
-    """What the client keeps for the next round; {} where the method keeps nothing."""
+    """State that the client keeps for the next round; {} where the method keeps nothing."""
     loss: float
     """Mean over the mini-batches of the last epoch."""
     seconds: float
@@ -71,8 +70,7 @@ def fit(
     round_: int,
     client_message: Tensors | None = None,
 ) -> FitResult[Any]:
-    """Train client ``card.client`` in round ``round_``. Pure: nothing of the arguments changes but ``model``, a
-    work-space.
+    """Train client ``card.client`` in round ``round_``. Pure: of the arguments only ``model`` changes, a work-space.
 
     Raises UpdateError where the update cannot be merged.
     """
@@ -93,14 +91,13 @@ def fit(
     change = augmentation(training.optimizer, torch_rng(seed, "client", client, "round", round_, "augment"))
     loss = _epochs(trainer, training, order_rng, change)
     update = trainer.update()
-    wrong = messages.shape_mismatch(update.weights, broadcast.weights) or messages.not_finite(update)
-    if wrong:
-        raise UpdateError(f"client {client}, round {round_}: {wrong}")
+    if fault := messages.shape_mismatch(update.weights, broadcast.weights) or messages.not_finite(update):
+        raise UpdateError(f"client {client}, round {round_}: {fault}")
     return FitResult(update, trainer.memory(), loss, time.perf_counter() - began)
 
 
 def augmentation(options: OptimizerOptions, rng: torch.Generator) -> Augmentation | None:
-    """What is done to the images of a mini-batch before they are trained on; None where nothing is."""
+    """Return the change of a mini-batch's images before they are trained on; None where there is none."""
     if not options.augments:
         return None
     horizontal, vertical = (options.flip in (way, "both") for way in ("horizontal", "vertical"))
@@ -125,8 +122,8 @@ def _epochs(
 
 
 def batches(order_N: Tensor, size: int, couples_rows: bool) -> list[Tensor]:
-    """Mini-batches of ``size``, the last one smaller. A last one of a single row joins the one before it where the
-    model couples rows: BatchNorm has no variance of one value.
+    """Return mini-batches of ``size``, the last one smaller. A last one of a single row joins the one before it where
+    the model couples rows: BatchNorm has no variance of one value.
     """
     parts = list(torch.split(order_N, size))
     if couples_rows and len(parts) > 1 and len(parts[-1]) == 1:
@@ -142,12 +139,12 @@ def micro_batches(
     model: Classifier,
     change: Augmentation | None = None,
 ) -> list[Batch]:
-    """A mini-batch as pieces whose losses, over the denominator of the whole, add up to its mean; maybe none. change:
-    of its stored inputs.
+    """Return a mini-batch as micro-batches whose losses, over the denominator of the whole, add up to its mean; maybe
+    none. change: of its stored inputs.
 
     A model that couples rows (BatchNorm) needs them all at once: the savings would change its mathematics.
     """
-    whole = len(index_B)
+    denominator = len(index_B)
     if (options.skip_zero_rows or options.microbatch_tokens) and model.couples_rows:
         raise ValueError(
             "this model normalizes over the batch, so rows may not be left out or cut apart:"
@@ -158,15 +155,13 @@ def micro_batches(
     if not len(index_B):
         return []
     if not options.microbatch_tokens or data.length_N is None:
-        return [data.rows(index_B, whole, change)]
+        return [data.rows(index_B, denominator, change)]
     positions = options.microbatch_tokens * (SPARSE_FACTOR if model.looks_up else 1)
-    return [data.rows(part, whole, change) for part in by_length(index_B, data.length_N, positions)]
+    return [data.rows(part, denominator, change) for part in by_length(index_B, data.length_N, positions)]
 
 
 def by_length(index_B: Tensor, length_N: Tensor, positions: int) -> Iterator[Tensor]:
-    """``index_B`` sorted by length and cut so that rows x longest stays within ``positions`` (at least one row
-    each).
-    """
+    """Yield ``index_B`` sorted by length, cut so that rows x longest stays within ``positions``; at least one row."""
     length_B = length_N[index_B]
     order = torch.argsort(length_B, stable=True)
     index, lengths = index_B[order], length_B[order].tolist()
@@ -179,13 +174,13 @@ def by_length(index_B: Tensor, length_N: Tensor, positions: int) -> Iterator[Ten
 
 @torch.no_grad()
 def infer(model: Classifier, data: ClientData) -> Tensor:
-    """Representations z_ND of all rows by the encoder in evaluation mode, in the order of the rows."""
+    """Return representations z_ND of all rows by the encoder in evaluation mode, in the order of the rows."""
     was_training = model.training
     model.eval()
     index_N = torch.arange(len(data))
     if data.length_N is None:
-        most = INFERENCE_VALUES // math.prod(data.x.shape[1:]) if data.x.dim() == 4 else INFERENCE_ROWS
-        parts: list[Tensor] = list(torch.split(index_N, min(INFERENCE_ROWS, max(1, most))))
+        rows = INFERENCE_VALUES // math.prod(data.x.shape[1:]) if data.x.dim() == 4 else INFERENCE_ROWS
+        parts: list[Tensor] = list(torch.split(index_N, min(INFERENCE_ROWS, max(1, rows))))
     else:
         positions = INFERENCE_POSITIONS * (SPARSE_FACTOR if model.looks_up else 1)
         parts = list(by_length(index_N, data.length_N, positions))

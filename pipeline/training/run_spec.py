@@ -1,6 +1,4 @@
-"""A run before its first round: what server and clients are built from, in one small value that travels to every
-actor.
-"""
+"""A run before its first round: all that server and clients are built from, as one small value for every actor."""
 
 from __future__ import annotations
 
@@ -23,49 +21,42 @@ from anchorfl.tasks.ingest.prepared import Prepared
 
 @dataclass(frozen=True)
 class RunSpec:
-    """``prepared``: folder of the prepared data; ``vectors_CP``: first values of the class embeddings, in order of
-    the class names; ``start``: the encoder's first values, None where they are drawn; ``concepts_CMD``: what a language
-    model makes of the class names, None where the method does without.
-    """
+    """The specification of a run."""
 
     experiment: Experiment
     prepared: str
+    """Folder of the prepared data."""
     vectors_CP: Tensor | None
+    """First values of the class embeddings, in order of the class names; None where the method has none."""
     start: dict[str, Tensor] | None = None
+    """The encoder's first values; None where they are drawn."""
     concepts_CMD: Tensor | None = None
+    """Class concepts by a text encoder; None where the method does without."""
 
     def data(self) -> Prepared:
-        """The prepared data, read lazily."""
+        """Return the prepared data, read lazily."""
         return Prepared.load(self.prepared)
 
     def vectors(self) -> dict[str, str]:
-        """Checksums of what is known of the class names beforehand: options say how it is made, not what came of it."""
-        known = {"names_digest": self.vectors_CP, "concepts_digest": self.concepts_CMD}
-        return {name: checksum({"vectors": value}) for name, value in known.items() if value is not None}
+        """Return checksums of class-name vectors and concepts: options say how they are made, not what came of it."""
+        vectors = {"names_digest": self.vectors_CP, "concepts_digest": self.concepts_CMD}
+        return {name: checksum({"vectors": value}) for name, value in vectors.items() if value is not None}
 
     def objective(self) -> Objective:
-        """Single- or multi-label."""
+        """Return the single- or multi-label objective."""
         return Objective(self.data().manifest.kind, self.experiment.optimizer.class_balanced)
 
     def model(self) -> Classifier:
-        """The network with its initial weights, the same in every process."""
-        experiment, m = self.experiment, self.data().manifest
+        """Return the network with its initial weights, the same in every process."""
+        experiment, manifest = self.experiment, self.data().manifest
+        spec, head = manifest.spec, experiment.method.head
         model = build(
-            experiment.model,
-            input_kind=m.spec.kind,
-            shape=m.spec.shape,
-            vocabulary=len(m.spec.vocabulary),
-            classes=len(m.class_names),
-            head=experiment.method.head.kind,
-            unit=m.kind == "single",
-            vectors_CP=self.vectors_CP,
-            seed=seed_for(experiment.seed, "model"),
-            lookup_dropout=experiment.optimizer.lookup_dropout,
-            parts=experiment.method.head.parts,
-            start=self.start,
+            experiment.model, input_kind=spec.kind, shape=spec.shape, vocabulary=len(spec.vocabulary),
+            classes=len(manifest.class_names), head=head.kind, parts=head.parts, scale=head.first_scale,
+            unit=manifest.kind == "single", vectors_CP=self.vectors_CP, start=self.start,
             concept_width=0 if self.concepts_CMD is None else self.concepts_CMD.shape[2],
-            scale=experiment.method.head.first_scale,
-        )
+            seed=seed_for(experiment.seed, "model"), lookup_dropout=experiment.optimizer.lookup_dropout,
+        )  # fmt: skip
         if experiment.optimizer.onednn:
             use_onednn(model)
         if experiment.optimizer.precision == "bfloat16":
@@ -73,7 +64,7 @@ class RunSpec:
         return model
 
     def training(self) -> TrainingSpec:
-        """What every client of the run shares."""
+        """Return the part of the run that all its clients share."""
         experiment = self.experiment
         return TrainingSpec(
             experiment.method, self.objective(), experiment.optimizer, experiment.federation.epochs, experiment.seed
@@ -81,7 +72,5 @@ class RunSpec:
 
 
 def one_thread() -> None:
-    """One intra-op thread: the order of float additions, and so the bits, then do not depend on the machine's load
-    or cores.
-    """
+    """Use one intra-op thread: the order of float additions, and so the bits, do not depend on load or cores then."""
     torch.set_num_threads(1)

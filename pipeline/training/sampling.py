@@ -1,4 +1,4 @@
-"""Who takes part in a round."""
+"""Selection of the clients of a round."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from anchorfl.pipeline.algorithm.seeds import numpy_rng
 
 
 def select(clients: int, per_round: int, round_: int, seed: int) -> list[int]:
-    """Ids of the selected clients, ascending: uniform without replacement, by (seed, round) alone."""
+    """Return ids of the selected clients, ascending: uniform without replacement, by (seed, round) alone."""
     drawn = numpy_rng(seed, "selection", "round", round_).choice(clients, size=per_round, replace=False)
     return sorted(int(i) for i in drawn)
 
 
 def backup_clients(clients: int, selected: Sequence[int], share: float, round_: int, seed: int) -> list[int]:
-    """Who takes the place of selected clients that fail, in this order: at most ``share`` of as many, rounded up, of
-    the others, by (seed, round) alone.
+    """Return the clients that take the place of selected ones that fail, in this order: at most ``share`` of as many,
+    rounded up, of the others, by (seed, round) alone.
     """
-    taken = set(selected)
-    others = [client for client in range(clients) if client not in taken]
+    others = sorted({*range(clients)} - {*selected})
     count = min(math.ceil(share * len(selected) - 1e-9), len(others))
     drawn = numpy_rng(seed, "stand-ins", "round", round_).choice(others, size=count, replace=False) if count else ()
     return [int(i) for i in drawn]

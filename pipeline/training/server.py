@@ -47,13 +47,13 @@ class Server:
         self._sent: tuple[int, ServerState] = (-1, self.state)
 
     def broadcast(self, round_: int) -> ServerState:
-        """What the selected clients of this round get."""
+        """Return the message to all selected clients of this round."""
         state: ServerState = self.method.broadcast(self.state, self._context(round_))
         self._sent = round_, state  # what the updates of the round are held against
         return state
 
     def client_message(self, client: int) -> Tensors:
-        """What this client gets beside the broadcast."""
+        """Return the message to this client alone; {} where the method sends none."""
         return self.method.client_message(self.state, self.cards[client]) if self.method.sends_client_messages else {}
 
     def finish_round(self, round_: int, weights: Tensors, answered_C: Tensor) -> None:
@@ -71,15 +71,15 @@ class Server:
         began = time.perf_counter()
         if list(clients) != sorted(set(clients)) or len(clients) != len(updates):
             raise ValueError(f"round {round_}: updates must come once per client and in order, got {list(clients)}")
-        known, sent = self._sent
-        if known != round_:
+        sent_round, sent = self._sent
+        if sent_round != round_:
             sent = self.broadcast(round_)
         faults = {
             c: messages.shape_mismatch(u.weights, sent.weights) or messages.not_finite(u)
             for c, u in zip(clients, updates, strict=True)
         }
-        if wrong := {client: fault for client, fault in faults.items() if fault}:
-            raise RejectedError(wrong)
+        if rejected := {client: fault for client, fault in faults.items() if fault}:
+            raise RejectedError(rejected)
         results: Sequence[ClientResult[Any]]
         results = [ClientResult(self.cards[c], u) for c, u in zip(clients, updates, strict=True)]
         counts: dict[str, float] = {}
@@ -90,12 +90,12 @@ class Server:
         return counts | {"time/aggregate": time.perf_counter() - began}
 
     def scores(self, splits: Sequence[str]) -> dict[str, Scores]:
-        """Scores of the current weights on ``splits`` (validation, test); a split without rows is left out."""
+        """Score the current weights on ``splits`` (validation, test); a split without rows is left out."""
         self.scorer.load_state_dict(self.state.weights)
         return self.scoring.scores(self.scorer, splits)
 
     def snapshot(self) -> Tensors:
-        """The state as path -> tensor."""
+        """Return the state as path -> tensor."""
         return dict(messages.tensors(self.state))
 
     def restore(self, values: Tensors) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anchorfl.pipeline.diagnosis.study import open_study
+from anchorfl.pipeline.diagnosis.analysis import open_analysis
 from anchorfl.pipeline.results.compare import compare
 from anchorfl.pipeline.results.predict import model_of, predict, write_to
 from anchorfl.pipeline.run.lifecycle import resume, run
@@ -86,7 +86,7 @@ PARSERS = [
     Parser("metrics.jsonl", finished, lambda folder, made: read_records(folder), ("metrics.jsonl",)),
     Parser("table", finished, tables, ("run.json", "config.json", "result.json")),
     Parser("backup", finished, restore_if_remote, ("run.json", "checkpoint.json", "metrics.jsonl"), leaves=True),
-    Parser("diagnose", finished, lambda folder, made: open_study(folder, quiet), ("run.json", "checkpoint.json")),
+    Parser("diagnose", finished, lambda folder, made: open_analysis(folder, quiet), ("run.json", "checkpoint.json")),
 ]  # fmt: skip
 
 

@@ -58,13 +58,6 @@ def test_draws_are_even():
     assert top.bincount().sort().values.tolist()[-9:] == pytest.approx([20_000 / 9] * 9, abs=200)
 
 
-def test_one_draw_for_all():
-    x = image()
-    got = augment(x, rng(3), together=True)
-    assert all(g.equal(got[0]) for g in got)
-    assert {augment(x[:1], rng(s), together=True).numpy().tobytes() for s in range(9)}.__len__() > 5
-
-
 def test_the_seed_alone_decides():
     x = image(dtype=torch.float32)
     assert augment(x, rng(1)).equal(augment(x, rng(1)))

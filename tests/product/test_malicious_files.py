@@ -19,7 +19,7 @@ import torch
 from anchorfl.models import name_cache
 from anchorfl.models.start import read_start
 from anchorfl.pipeline.config.presets import read_preset
-from anchorfl.pipeline.diagnosis.study import open_study
+from anchorfl.pipeline.diagnosis.analysis import open_analysis
 from anchorfl.pipeline.results.compare import compare as compare_runs
 from anchorfl.pipeline.run.lifecycle import resume, run
 from anchorfl.pipeline.run.prepare import prepare_data
@@ -155,7 +155,7 @@ def readers(folder, name):
     if name.parts[0] == "model":
         return [lambda: load_model(folder / "model")]
     if name.name == "config.json":
-        return [lambda: resume(folder, quiet), lambda: open_study(folder, quiet)]
+        return [lambda: resume(folder, quiet), lambda: open_analysis(folder, quiet)]
     if name.name in ("run.json", "metrics.jsonl"):
         return [
             lambda: read_json(folder / "run.json"),

@@ -13,8 +13,8 @@ from PIL import Image
 from anchorfl.pipeline.cli.main import main
 from anchorfl.pipeline.diagnosis import diagnose as command
 from anchorfl.pipeline.diagnosis import pseudo_labels
+from anchorfl.pipeline.diagnosis.analysis import open_analysis
 from anchorfl.pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
-from anchorfl.pipeline.diagnosis.study import open_study
 from anchorfl.pipeline.methods.fedalign import AlignTrainer
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_folder import lock_run
@@ -112,11 +112,11 @@ def test_pseudo_labels_are_those_that_training_would_use(run_of, monkeypatch):
     seen: dict[int, ClientData] = {}
     plain = pseudo_labels.annotate
 
-    def annotate(study, round_, client, card, sent):
-        rows = plain(study, round_, client, card, sent)
+    def annotate(analysis, round_, client, card, sent):
+        rows = plain(analysis, round_, client, card, sent)
         if round_ == 3:
             seen[client] = rows
-            runner, caught = study.runner, []
+            runner, caught = analysis.runner, []
             data = AlignTrainer.data
             monkeypatch.setattr(AlignTrainer, "data", lambda self: caught.append(data(self)) or caught[-1])
             runner.fit(client, 4, sent, {})
@@ -129,8 +129,8 @@ def test_pseudo_labels_are_those_that_training_would_use(run_of, monkeypatch):
     diagnose(folder, dataclasses.replace(QUICK, parts=("pseudo",)), quiet)
     assert len(seen) == 4
     whole = next(r for r in table(folder / "diagnosis/pseudo_labels.csv") if r["round"] == "3" and not r["class"])
-    study = open_study(folder, quiet)
-    new = sum(int(((rows.known_NC > study.rows(c).known_NC) & (rows.y_NC > 0)).sum()) for c, rows in seen.items())
+    analysis = open_analysis(folder, quiet)
+    new = sum(int(((rows.known_NC > analysis.rows(c).known_NC) & (rows.y_NC > 0)).sum()) for c, rows in seen.items())
     assert int(whole["positive"]) == new > 0
     assert float(whole["precision"]) == pytest.approx(int(whole["right"]) / new, abs=1e-5)
 
@@ -241,7 +241,7 @@ def test_the_command(run_of, capsys):
     assert main(["diagnose", str(folder), "--parts", "agreement", "--clients", "2, 0", "--rows", "30"]) == 0
     shown = capsys.readouterr().out
     assert "local models of clients 2 and 0 after round 4, 30 test rows" in shown
-    cards, found = open_study(folder, quiet).server.cards, table(folder / "diagnosis/agreement.csv")
+    cards, found = open_analysis(folder, quiet).server.cards, table(folder / "diagnosis/agreement.csv")
     for name, client in (("known_to_a", 2), ("known_to_b", 0)):
         assert [row[name] == "1" for row in found] == cards[client].identified_C.tolist()
     assert cards[2].identified_C.tolist() != cards[0].identified_C.tolist()

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from anchorfl.pipeline.diagnosis.analysis import open_analysis
 from anchorfl.pipeline.diagnosis.confusion import count_confusion
 from anchorfl.pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
-from anchorfl.pipeline.diagnosis.study import open_study
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_record import read_records
 
@@ -57,8 +57,8 @@ def test_a_run_with_a_generator_is_pictured(finished):
         rows = list(csv.reader(stream))
     count_CC = np.array([[int(v) for v in row[1:]] for row in rows[1:]])
     assert np.trace(count_CC) / count_CC.sum() == pytest.approx(result.scores["test"]["accuracy"])
-    study = open_study(folder, quiet)
-    test = study.prepared.split("test", study.server.objective)
+    analysis = open_analysis(folder, quiet)
+    test = analysis.prepared.split("test", analysis.server.objective)
     assert count_CC.sum(1).tolist() == test.y_NC.sum(0).tolist()  # a row of the table is a true class
     assert count_CC.sum(0).tolist() != count_CC.sum(1).tolist()
     with np.load(out / "generated.npz") as data:

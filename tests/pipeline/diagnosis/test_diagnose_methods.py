@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from anchorfl.pipeline.algorithm.optimizers import without_moments
 from anchorfl.pipeline.diagnosis import divergence
+from anchorfl.pipeline.diagnosis.analysis import Analysis, open_analysis
 from anchorfl.pipeline.diagnosis.diagnose import diagnose
-from anchorfl.pipeline.diagnosis.study import Study, open_study
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.tasks.registry import find_task
 from tests.pipeline.compared import quiet
@@ -64,28 +64,28 @@ def test_every_part_of_methods_with_memories_and_letters(finished, method, optio
 
 def test_local_training_starts_from_what_the_client_keeps(finished, monkeypatch):
     """FedRep's client goes on with its own head, with new moments."""
-    study = open_study(finished("fedrep"), quiet)
-    client = next(m for m in range(4) if study.memory(m))
-    kept = study.lasting(client)
+    analysis = open_analysis(finished("fedrep"), quiet)
+    client = next(m for m in range(4) if analysis.memory(m))
+    kept = analysis.lasting(client)
     assert kept
-    assert set(kept) < set(study.memory(client))
-    assert kept == without_moments(study.memory(client))
+    assert set(kept) < set(analysis.memory(client))
+    assert kept == without_moments(analysis.memory(client))
     seen = []
 
     def watched(self, client, round_, broadcast, memory, client_message=None):
         seen.append(memory)
 
-    monkeypatch.setattr(type(study.runner), "fit", watched)
-    study.local_weights(study.last.round, client, kept)
+    monkeypatch.setattr(type(analysis.runner), "fit", watched)
+    analysis.local_weights(analysis.last.round, client, kept)
     assert seen == [kept]
-    assert study.trainable() == [2]
+    assert analysis.trainable() == [2]
 
 
 def test_moments_alone_leave_every_round_open(finished):
-    study = open_study(finished("fedavg"), quiet)
-    assert any(study.memory(m) for m in range(4))
-    assert not any(study.lasting(m) for m in range(4))
-    assert study.trainable() == study.rounds() == [1, 2]
+    analysis = open_analysis(finished("fedavg"), quiet)
+    assert any(analysis.memory(m) for m in range(4))
+    assert not any(analysis.lasting(m) for m in range(4))
+    assert analysis.trainable() == analysis.rounds() == [1, 2]
 
 
 def test_an_interrupted_diagnosis_leaves_the_older_one(finished, monkeypatch):
@@ -94,7 +94,7 @@ def test_an_interrupted_diagnosis_leaves_the_older_one(finished, monkeypatch):
     quick = dataclasses.replace(QUICK, parts=("confusion",))
     diagnose(folder, quick, quiet)
     (folder / "diagnosis").rename(folder / ".diagnosis-older")
-    monkeypatch.setattr(Study, "at", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(Analysis, "at", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         diagnose(folder, quick, quiet)
     assert (folder / "diagnosis" / "confusion.csv").exists()

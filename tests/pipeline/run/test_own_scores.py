@@ -90,10 +90,10 @@ def test_a_model_that_has_not_changed_is_scored_once(experiment, monkeypatch, in
         asked.clear()
         got = executor.scores(["test"])["test"]
         assert len(asked) == expected
-        assert len(executor.runner.scored) <= e.task.clients
-        executor.runner.scored, kept = {}, executor.runner.scored
+        assert len(executor.runner.cached_scores) <= e.task.clients
+        executor.runner.cached_scores, kept = {}, executor.runner.cached_scores
         plain = executor.scores(["test"])["test"]
-        executor.runner.scored = kept
+        executor.runner.cached_scores = kept
         assert got.values == plain.values
 
 

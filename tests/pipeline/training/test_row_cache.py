@@ -30,7 +30,7 @@ def test_what_was_used_longest_ago_leaves_first():
 
     cache = RowCache(2.5 * 6436e-6)
     assert asked(cache, 0, 1, 0, 1) == [0, 1]
-    assert cache.held == 2 * 6436
+    assert cache.cached_bytes == 2 * 6436
     assert asked(cache, 2) == [2]  # 0 leaves
     assert asked(cache, 1, 2) == []
     assert asked(cache, 0, 2, 1) == [0, 1]  # 1 left for 0, 0 or 2 for 1
@@ -41,7 +41,7 @@ def test_nothing_is_kept_where_nothing_may_be():
     cache = RowCache(0)
     for _ in range(2):
         assert cache.get(3, lambda: rows(3))[0].client == 3
-        assert len(cache) == cache.held == 0
+        assert len(cache) == cache.cached_bytes == 0
 
 
 def test_a_run_that_reads_its_rows_every_time_has_the_same_bits(tmp_path, monkeypatch):

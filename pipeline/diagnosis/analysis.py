@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +14,7 @@ from anchorfl.pipeline.algorithm.parameters import weights_of
 from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.execution.executor import server_of
 from anchorfl.pipeline.run.prepare import make_run_spec
+from anchorfl.pipeline.run.progress import Log
 from anchorfl.pipeline.run.round_loop import MEMORY, STATE
 from anchorfl.pipeline.storage.checkpoint import Checkpoint, Checkpoints
 from anchorfl.pipeline.storage.run_folder import read_experiment
@@ -30,7 +30,7 @@ from anchorfl.tasks.ingest.prepared import Prepared
 
 
 @dataclass(frozen=True)
-class Study:
+class Analysis:
     """A run folder opened for analysis."""
 
     folder: Path
@@ -80,9 +80,7 @@ class Study:
         return self.last.parts.get(f"{MEMORY}{client:05d}", {})
 
     def lasting(self, client: int) -> Tensors:
-        """Return ``memory`` without the moments of optimizers: what the method itself keeps at the client (FedRep's
-        head).
-        """
+        """Return ``memory`` without the moments of optimizers: what the method keeps at the client (FedRep's head)."""
         return without_moments(self.memory(client)) or self.runner.first_memory
 
     def trainable(self) -> list[int]:
@@ -117,7 +115,7 @@ def part_of(data: ClientData, index_B: Tensor) -> ClientData:
     return replace(data, length_N=length_N, **taken)
 
 
-def open_study(folder: Path, log: Callable[[str], None]) -> Study:
+def open_analysis(folder: Path, log: Log) -> Analysis:
     """Open a run folder, in this process and on the CPU, whatever it ran on.
 
     Raises InputError where it holds no completed round, its method trains no global model, or the data on this machine
@@ -138,4 +136,4 @@ def open_study(folder: Path, log: Callable[[str], None]) -> Study:
                 f"{folder}: the data here are not those that it was trained on ({name} differs):"
                 " name the same raw files with $ANCHORFL_DATA"
             )
-    return Study(folder, run_spec, last)
+    return Analysis(folder, run_spec, last)
