@@ -40,7 +40,7 @@ class SweepOptions:
     """Score on the validation split, one of those of ``evaluation.metrics``; empty: its first, ``f1_macro`` of
     decisions or ``p_at_1`` of ranking."""
     rule: Rule = "last"
-    """How a trial's curve becomes one figure: ``last`` round, ``mean5`` of the last five scored rounds, ``best``
+    """One figure of a trial's curve: ``last`` round, ``mean5`` of the last five scored rounds, ``best``
     round."""
     finals: int = 3
     """Fresh seeds on which the chosen point is run in full and tested once; 0: none."""

@@ -43,16 +43,15 @@ class Grid(Searcher):
         """Do nothing: a grid learns nothing."""
 
 
-def most_trials(options: SweepOptions, space: Space, own: Mapping[str, Value]) -> int:
+def most_trials(options: SweepOptions, space: Space, preset_point: Mapping[str, Value]) -> int:
     """Return how many trials there will be at most.
 
-    A grid may have fewer points than trials were allowed, and one more where the preset's ``own`` point is none of
-    them.
+    A grid may have fewer points than trials were allowed, and one more where the preset's point is none of them.
     """
     if options.searcher != "grid":
         return options.trials
-    beside = any(own[name] not in d.grid() for name, d in space.items())
-    return min(options.trials, math.prod(len(d.grid()) for d in space.values()) + beside)
+    one_more = any(preset_point[name] not in d.grid() for name, d in space.items())
+    return min(options.trials, math.prod(len(d.grid()) for d in space.values()) + one_more)
 
 
 def make_searcher(options: SweepOptions, space: Space, seed: int, first: Mapping[str, Value] | None) -> Searcher:
@@ -64,9 +63,8 @@ def make_searcher(options: SweepOptions, space: Space, seed: int, first: Mapping
     sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)
     if options.searcher == "optuna":
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", ExperimentalWarning
-            )  # multivariate, constant_liar: since Optuna 2.2 and 2.8
+            # multivariate, constant_liar: since Optuna 2.2 and 2.8
+            warnings.simplefilter("ignore", ExperimentalWarning)
             sampler = optuna.samplers.TPESampler(
                 seed=seed, n_startup_trials=START_UP, multivariate=True, constant_liar=True
             )

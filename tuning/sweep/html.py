@@ -29,7 +29,7 @@ class Block:
     """A piece of a report."""
 
     title: str = ""
-    """Its heading; empty: none."""
+    """Heading; empty: none."""
     rows: Sequence[Sequence[str]] = ()
     """A table; the first row is its head, of empty cells where it has none."""
     picture: Callable[[], Figure] | None = None

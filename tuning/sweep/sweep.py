@@ -72,7 +72,7 @@ class _SweepRun:
     sweep_backup: SweepBackup
     log: Log
     refused: list[str] = field(default_factory=list)
-    """Why the options refused points that were drawn."""
+    """Errors of points that were drawn and that the options refused."""
 
     def go(self) -> Sweep:
         ledger = Ledger(self.folder / LEDGER)

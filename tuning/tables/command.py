@@ -146,7 +146,7 @@ class TableCommand:
     args: TableArgs
     log: Log = print
     notes: list[str] = field(default_factory=list)
-    """For the page, a line each."""
+    """Notes for the page, a line each."""
     failed: dict[str, str] = field(default_factory=dict)
     """Digest -> reason, in a line."""
     absent: set[str] = field(default_factory=set)

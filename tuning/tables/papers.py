@@ -52,7 +52,7 @@ PAPERS: dict[str, Paper] = {
         reported="best_sum",
     ),
 }
-"""By the name that ``anchorfl table`` takes."""
+"""Name that ``anchorfl table`` takes -> paper."""
 
 
 def paper_of(name: str) -> Paper:

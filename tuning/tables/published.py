@@ -23,13 +23,13 @@ class Metric:
     """The names of a published metric."""
 
     published: str
-    """In ``published.csv``."""
+    """Name in ``published.csv``."""
     value: str
     """First part of the names in ``RunSummary.values``."""
     record: str
-    """In the records of rounds."""
+    """Key in the records of rounds."""
     shown: str
-    """In tables."""
+    """Name in tables."""
 
     @classmethod
     def of(cls, published: str, measure: scores.Measure) -> Metric:
@@ -84,7 +84,7 @@ class Paper:
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Data set -> methods that have a preset for it; those that are not published are run beside the others."""
     convention: bool = False
-    """Whether communication is shown as FedALC counts it, too."""
+    """True: communication is shown as FedALC counts it, too."""
     file: Path = PUBLISHED
     """The published figures."""
 

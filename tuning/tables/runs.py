@@ -42,7 +42,7 @@ from anchorfl.tuning.tables.published import Paper, Row
 ENCODERS = ("fedbm-bert", "fedbm-roberta", "fedbm-biomedclip")
 """Rows that compare text encoders (Table XII of FedBM)."""
 SELECTED = {"last": "last", "best": "best_validation", "best_sum": "best_validation_sum"}
-"""What a paper reports -> the rule by which its round is the selected one, and tested even where no other is."""
+"""A paper's ``reported`` -> the rule by which that round is the selected one, and tested even where no other is."""
 SAVINGS = {f"optimizer.{name}" for name in ("onednn", "skip_zero_rows", "microbatch_tokens", "lookup_dropout")}
 """The same mathematics by another way: they do not make other settings than the paper's."""
 TAKEN = {"seed": "--seeds 4321,4322", "output": "--runs FOLDER and --out FOLDER"}
@@ -60,7 +60,7 @@ class TableRun:
     digest: str
     """Digest of the options: by it a finished run is found."""
     has_preset_options: bool
-    """Whether its options are the preset's, but for the row's change and for savings."""
+    """True where the options are the preset's, but for the row's change and for savings."""
     words: tuple[str, ...] = ()
     """Words of the command line that it takes."""
     folder: Path | None = None

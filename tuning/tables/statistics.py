@@ -23,7 +23,7 @@ K = TypeVar("K", bound=Hashable)
 REPRODUCED, WITHIN_NOISE, NOT_REPRODUCED, ONE_SEED = "reproduced", "within noise", "not reproduced", "below, one seed"
 """Verdicts; one seed has no sd, so nothing says whether it is noise."""
 OTHER_SETTINGS = "other settings"
-"""In place of a verdict, where the options are not the preset's: such runs say nothing about the published figure."""
+"""Stands for a verdict where the options are not the preset's: such runs say nothing about the published figure."""
 DIGITS = 2
 """Digits of the published figures: ours is rounded to them before it is compared."""
 
@@ -43,7 +43,7 @@ class TableEntry:
     against: PairedComparison | None = None
     """The row's reference (``Table.reference``) less this row; None where it is its own or has none in the table."""
     has_preset_options: bool = True
-    """Whether all options are the preset's."""
+    """True where all options are the preset's."""
 
     @property
     def mean(self) -> float | None:
@@ -101,7 +101,7 @@ class Table:
     command: str = ""
     """The command that makes it again."""
     notes: Sequence[str] = ()
-    """What to know about it, a line each."""
+    """Notes for the page, a line each."""
 
     @property
     def seeds(self) -> tuple[int, ...]:
