@@ -122,22 +122,14 @@ def read_final_runs(folder: Path, word: str, digests: Mapping[int, str]) -> tupl
 
     InputError where one has other scores on the test split than the first, or none.
     """
-    out = list[FinalRun]()
+    out, keys = list[FinalRun](), ("rounds", "scores", "seconds")
     for seed, wanted in digests.items():
         path = folder / f"{word}-seed-{seed}"
         if has_result(path, wanted):
-            content = read_result(path, "rounds", "scores", "seconds")
+            content = read_result(path, *keys)
             names = content["scores"].get("test", {}).keys()
             if not names or (out and names != out[0].scores["test"].keys()):
                 fault = f"scores of the test split are {', '.join(names) or 'missing'}"
                 raise InputError(f"{path / RESULT} is damaged ({fault}); delete it, and resume the sweep")
-            out.append(
-                FinalRun(
-                    seed=seed,
-                    rounds=content["rounds"],
-                    scores=content["scores"],
-                    folder=str(path),
-                    seconds=content["seconds"],
-                )
-            )
+            out.append(FinalRun(seed=seed, folder=str(path), **{key: content[key] for key in keys}))
     return tuple(out)
