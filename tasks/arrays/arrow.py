@@ -25,8 +25,7 @@ Table = Any  # pa.Table
 def list_parts(column: Column) -> tuple[npt.NDArray[Any], Ints]:
     """Return all values of a list column in row order, and the length of every row. Raises ValueError on a null."""
     if column.null_count:
-        msg = "a list column must not hold nulls"
-        raise ValueError(msg)
+        raise ValueError("a list column must not hold nulls")
     # chunk by chunk: one array of lists holds no more than 2^31 values
     chunks = (column.chunks or [pa.array([], column.type)]) if isinstance(column, pa.ChunkedArray) else [column]
     values = [pc.list_flatten(chunk).to_numpy(zero_copy_only=False) for chunk in chunks]

@@ -42,13 +42,11 @@ class Labels:
     @classmethod
     def _build(cls, values: npt.NDArray[Any], length_N: Ints, classes: int) -> Labels:
         if len(values) and (values.min() < 0 or values.max() >= classes):
-            msg = f"class indices must lie in 0..{classes - 1}, found {values.min()}..{values.max()}"
-            raise ValueError(msg)
+            raise ValueError(f"class indices must lie in 0..{classes - 1}, found {values.min()}..{values.max()}")
         labels = cls(values.astype(np.int32), offsets(length_N), classes)
         key_P = labels.row_P * classes + labels.class_P
         if len(np.unique(key_P)) != len(key_P):
-            msg = "a class stands twice in the labels of a row"
-            raise ValueError(msg)
+            raise ValueError("a class stands twice in the labels of a row")
         return labels
 
     def __len__(self) -> int:

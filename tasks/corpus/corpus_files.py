@@ -68,8 +68,7 @@ def files(corpus: Sequence[str]) -> list[Path]:
             here = [inner for inner in here if inner.is_file()]
         if not here:
             kinds = ", ".join(SUFFIXES)
-            msg = f"{given}: no file there; give a file, a folder with {kinds} (or .gz) files, or a pattern"
-            raise InputError(msg)
+            raise InputError(f"{given}: no file there; give a file, a folder with {kinds} (or .gz) files, or a pattern")
         found |= dict.fromkeys(here)
     return list(found)
 
@@ -85,8 +84,7 @@ def shards_of(path: Path, how: Reading) -> list[Shard]:
         whole = kind == "text" and how.segment == "article"
         edges = [0, path.stat().st_size] if whole else list(_edges(path, _end(kind, how)))
     except OSError as error:
-        msg = f"{path}: {error.strerror or error}; make the file readable"
-        raise InputError(msg) from error
+        raise InputError(f"{path}: {error.strerror or error}; make the file readable") from error
     if whole and edges[1] > MAX_SEGMENT_BYTES:
         msg = f"{path}: a text file is one article, and this has {edges[1]} bytes, more than {MAX_SEGMENT_BYTES}"
         raise InputError(f"{msg}; give each article a file or a JSON line, or take --segment paragraph")
@@ -143,8 +141,7 @@ def _edges(path: Path, end: re.Pattern[bytes]) -> Iterator[int]:
 def _check_length(path: str, size: int, end: re.Pattern[bytes]) -> None:
     if size > MAX_SEGMENT_BYTES:
         what = "line end" if end is _LINE else "blank line"
-        msg = f"{path}: no {what} within {MAX_SEGMENT_BYTES} bytes; cut the text into lines or paragraphs"
-        raise InputError(msg)
+        raise InputError(f"{path}: no {what} within {MAX_SEGMENT_BYTES} bytes; cut the text into lines or paragraphs")
 
 
 def _chunks(shard: Shard, how: Reading) -> Iterator[bytes]:
@@ -167,8 +164,7 @@ def _chunks(shard: Shard, how: Reading) -> Iterator[bytes]:
                     yield rest[:last]
                     rest = rest[last:]
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        msg = f"{shard.path}: the gzip file is damaged or cut short ({error}); get it again"
-        raise InputError(msg) from error
+        raise InputError(f"{shard.path}: the gzip file is damaged or cut short ({error}); get it again") from error
     if rest:
         yield rest
 
@@ -195,8 +191,9 @@ def _decode(shard: Shard, data: bytes, line: int) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         at = _line_number(shard, line) + data.count(b"\n", 0, error.start)
-        msg = f"{shard.path}:{at}: byte {data[error.start]:#04x} is no UTF-8; convert the file to UTF-8"
-        raise InputError(msg) from error
+        raise InputError(
+            f"{shard.path}:{at}: byte {data[error.start]:#04x} is no UTF-8; convert the file to UTF-8"
+        ) from error
 
 
 def _line_number(shard: Shard, line: int) -> int:
@@ -223,10 +220,9 @@ def _json_texts(shard: Shard, data: bytes, line: int, field: str) -> Iterator[st
                 msg = f"{location}: not a JSON object ({error}); write one object a line"
             raise InputError(msg) from error
         if not isinstance(text, str | None):
-            msg = (
+            raise InputError(
                 f"{shard.path}:{_line_number(shard, line) + at}: field {field!r} is no text; name another with --field"
             )
-            raise InputError(msg)
         yield text or ""
 
 
@@ -236,15 +232,13 @@ def _parquet(path: Path, field: str) -> Any:
         file = pq.ParquetFile(path)
         schema = file.schema_arrow
     except (pa.ArrowException, OSError, ValueError) as error:
-        msg = f"{path}: not a Parquet file ({str(error).splitlines()[0]}); get it again"
-        raise InputError(msg) from error
+        raise InputError(f"{path}: not a Parquet file ({str(error).splitlines()[0]}); get it again") from error
     if field not in schema.names:
         msg = f"{path}: no column {field!r}{nearest(field, schema.names)}; it has {', '.join(schema.names)}"
         raise InputError(f"{msg}; name the column of the text with --field")
     kind = schema.field(field).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-        msg = f"{path}: column {field!r} holds {kind}, no text; name another with --field"
-        raise InputError(msg)
+        raise InputError(f"{path}: column {field!r} holds {kind}, no text; name another with --field")
     return file
 
 
@@ -254,8 +248,7 @@ def _parquet_texts(shard: Shard, field: str) -> Iterator[str]:
         for batch in file.iter_batches(256, row_groups=[shard.start], columns=[field]):
             yield from (text or "" for text in batch.column(0).to_pylist())
     except (pa.ArrowException, OSError, ValueError) as error:
-        msg = f"{shard.path} is damaged ({' '.join(str(error).split())}); get it again"
-        raise InputError(msg) from error
+        raise InputError(f"{shard.path} is damaged ({' '.join(str(error).split())}); get it again") from error
 
 
 def _join_articles(texts: Iterator[str]) -> Iterator[str]:

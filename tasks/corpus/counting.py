@@ -98,8 +98,7 @@ class Scanner:
     def __post_init__(self) -> None:
         """Build the trie. Raises InputError on a name without words, ValueError on a window below 1."""
         if self.window < 1:
-            msg = f"window = {self.window}: give at least 1 word per word of a name"
-            raise ValueError(msg)
+            raise ValueError(f"window = {self.window}: give at least 1 word per word of a name")
         roots = name_words(self.names, self.stem)
         number = {root: at for at, root in enumerate(dict.fromkeys(root for name in roots for root in name))}
         object.__setattr__(self, "words", tuple(tuple(number[root] for root in name) for name in roots))

@@ -60,13 +60,11 @@ def name_words(names: Sequence[str], stem: Stem) -> list[tuple[str, ...]]:
     for name in names:
         key = "".join(name.split()).casefold()  # what the reader of a table takes for the same name
         if key in seen:
-            msg = f"class names {seen[key]!r} and {name!r} are the same but for case and spaces; rename one"
-            raise InputError(msg)
+            raise InputError(f"class names {seen[key]!r} and {name!r} are the same but for case and spaces; rename one")
         seen[key] = name
         words = words_of(name)
         if not words:
-            msg = f"class name {name!r} has no letter or digit; give a name that can occur in a text"
-            raise InputError(msg)
+            raise InputError(f"class name {name!r} has no letter or digit; give a name that can occur in a text")
         kept = [word for word in words if word not in STOP] or words
         found.append(tuple(dict.fromkeys(stem_word(word, stem) for word in kept)))
     return found

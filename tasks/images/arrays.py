@@ -47,24 +47,21 @@ def load_arrays(path: Path, dimensions: Mapping[str, int]) -> dict[str, npt.NDAr
         msg += " file again where it should not hold so much"
         raise InputError(msg) from error
     except FAULTS as error:
-        msg = f"{path}: this .npz file cannot be read: {error}; get it again"
-        raise InputError(msg) from error
+        raise InputError(f"{path}: this .npz file cannot be read: {error}; get it again") from error
     for name, number in dimensions.items():
         if name not in arrays:
-            msg = f"{path}: no array {name!r}{nearest(name, held)}; it needs {', '.join(dimensions)}"
-            raise InputError(msg)
+            raise InputError(f"{path}: no array {name!r}{nearest(name, held)}; it needs {', '.join(dimensions)}")
         if arrays[name].ndim != number:
-            msg = f"{path}: {name} has shape {arrays[name].shape}, but needs {number} dimensions; get the file again"
-            raise InputError(msg)
+            raise InputError(
+                f"{path}: {name} has shape {arrays[name].shape}, but needs {number} dimensions; get the file again"
+            )
     size = {name: len(array) for name, array in arrays.items() if name != "class_names"}
     if len(set(size.values())) > 1:
-        msg = f"{path}: the arrays have different numbers of rows {size}; get the file again"
-        raise InputError(msg)
+        raise InputError(f"{path}: the arrays have different numbers of rows {size}; get the file again")
     for name, array in arrays.items():
         kinds, what = KINDS.get(name, ("U", "texts"))
         if array.dtype.kind not in kinds:
-            msg = f"{path}: {name} holds {array.dtype}, but needs {what}; get the file again"
-            raise InputError(msg)
+            raise InputError(f"{path}: {name} holds {array.dtype}, but needs {what}; get the file again")
     return arrays
 
 

@@ -101,8 +101,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
     InputError with file, writer and sample.
     """
     if folder is None:
-        msg = "femnist needs the folder of its files"
-        raise ValueError(msg)
+        raise ValueError("femnist needs the folder of its files")
     writers = dict[str, list[WriterSamples]]()
     files, start = _files(folder), 0
     for path in files:
@@ -133,8 +132,9 @@ def _files(folder: Path) -> list[Path]:
             return sorted(chosen, key=lambda path: (parents.index(path.parent.name), path.parent, _numbers(path)))
     chosen = [path for path in found if path.parent == folder]
     if not chosen:
-        msg = f"{folder}: its all_data*.json are in no folder all_data, train or test; set [task] root to LEAF's data"
-        raise InputError(msg)
+        raise InputError(
+            f"{folder}: its all_data*.json are in no folder all_data, train or test; set [task] root to LEAF's data"
+        )
     return sorted(chosen, key=_numbers)
 
 
@@ -153,19 +153,17 @@ def _read_writers(path: Path) -> Iterator[tuple[str, Samples]]:
         raise InputError(f"{msg}; get the file again")
     for user, samples in data.items():  # LEAF leaves writers of one sample in user_data, without samples
         if user not in users and not (isinstance(samples, Samples) and not len(samples.y_N)):
-            msg = f"{path}: user {user!r} of user_data is not in users; get the file again"
-            raise InputError(msg)
+            raise InputError(f"{path}: user {user!r} of user_data is not in users; get the file again")
     for index, (user, size) in enumerate(zip(users, sizes, strict=True)):
         samples = data.get(user) if isinstance(user, str) else None
         if user in users[:index]:
-            msg = f"{path}: user {user!r} is listed twice in users; get the file again"
-            raise InputError(msg)
+            raise InputError(f"{path}: user {user!r} is listed twice in users; get the file again")
         if not isinstance(samples, Samples):
-            msg = f"{path}: user {user!r} has no user_data with x and y of one length; get the file again"
-            raise InputError(msg)
+            raise InputError(f"{path}: user {user!r} has no user_data with x and y of one length; get the file again")
         if whole(size) != len(samples.y_N):
-            msg = f"{path}: user {user!r}: num_samples is {size}, user_data has {len(samples.y_N)}; get the file again"
-            raise InputError(msg)
+            raise InputError(
+                f"{path}: user {user!r}: num_samples is {size}, user_data has {len(samples.y_N)}; get the file again"
+            )
         yield user, samples
 
 
@@ -214,8 +212,7 @@ def _note(writers: dict[str, list[WriterSamples]], name: str, part: WriterSample
     parts = writers.setdefault(name, [])
     twice = next((other.path for other in parts if other.path.parent == part.path.parent), None)
     if twice is not None:
-        msg = f"{part.path}: user {name!r} is listed in {twice} too; get the files again"
-        raise InputError(msg)
+        raise InputError(f"{part.path}: user {name!r} is listed in {twice} too; get the files again")
     parts.append(part)
     if _size(parts) >= BELOW:
         for index, each in enumerate(parts):
@@ -231,8 +228,9 @@ def _draw_writers(names: list[str], folder: Path) -> dict[str, str]:
     """Draw the 50 writers from the given ones, and return the split of each."""
     total = sum(WRITERS.values())
     if len(names) < total:
-        msg = f"{folder}: {len(names)} writers have fewer than {BELOW} samples, {total} are needed; get all files"
-        raise InputError(msg)
+        raise InputError(
+            f"{folder}: {len(names)} writers have fewer than {BELOW} samples, {total} are needed; get all files"
+        )
     order: Ints = np.random.default_rng(WRITERS_SEED).permutation(len(names))[:total]
     splits = [split for split, count in WRITERS.items() for _ in range(count)]
     return {names[index]: split for index, split in zip(order.tolist(), splits, strict=True)}

@@ -40,13 +40,13 @@ def list_folders(base: Path, folders: Sequence[str], bad: BadRows) -> Listing:
     Raises InputError on a folder that is missing, unknown (with the nearest name), empty, or holds folders.
     """
     if not base.is_dir():
-        msg = f"{base}: no such folder; it must hold the folders {', '.join(folders)}"
-        raise InputError(msg)
+        raise InputError(f"{base}: no such folder; it must hold the folders {', '.join(folders)}")
     for entry in _visible(base):
         if entry.is_dir() and entry.name not in folders:
             hint = nearest(entry.name, folders)
-            msg = f"{entry}: unknown class folder {entry.name!r}{hint}; the folders are {', '.join(folders)}"
-            raise InputError(msg)
+            raise InputError(
+                f"{entry}: unknown class folder {entry.name!r}{hint}; the folders are {', '.join(folders)}"
+            )
         if entry.suffix == SUFFIX and not entry.is_dir():
             bad.meet(f"{entry}: an image outside the class folders; move it into one of them or delete it")
     paths, counts = [], []
@@ -119,18 +119,15 @@ def _visible(folder: Path) -> list[Path]:
 def _images(folder: Path, bad: BadRows) -> list[Path]:
     """Return the images of one class."""
     if not folder.is_dir():
-        msg = f"{folder}: this class folder is missing; get the data again"
-        raise InputError(msg)
+        raise InputError(f"{folder}: this class folder is missing; get the data again")
     found = []
     for entry in _visible(folder):
         if entry.is_dir():
-            msg = f"{entry}: a folder inside a class folder; move its images up or delete it"
-            raise InputError(msg)
+            raise InputError(f"{entry}: a folder inside a class folder; move its images up or delete it")
         if entry.suffix == SUFFIX:
             found.append(entry)
         else:
             bad.meet(f"{entry}: no {SUFFIX} file; convert or delete it")
     if not found:
-        msg = f"{folder}: no {SUFFIX} file in this class folder; get the data again"
-        raise InputError(msg)
+        raise InputError(f"{folder}: no {SUFFIX} file in this class folder; get the data again")
     return found

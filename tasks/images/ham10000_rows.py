@@ -57,8 +57,7 @@ def read_metadata(path: Path, bad: BadRows) -> MetadataRows:
     header = next(lines, (0, ""))[1].split(",")
     lacking = [name for name in ("lesion_id", "image_id", "dx") if name not in header]
     if lacking:
-        msg = f"{path}:1: no column {', '.join(lacking)} in the header; get the file again"
-        raise InputError(msg)
+        raise InputError(f"{path}:1: no column {', '.join(lacking)} in the header; get the file again")
     columns = [header.index(name) for name in ("lesion_id", "image_id", "dx")]
     first_line = dict[str, int]()
     good = list[tuple[int, str, str, int]]()
@@ -80,8 +79,7 @@ def read_metadata(path: Path, bad: BadRows) -> MetadataRows:
         else:
             good.append((number, lesion, image, CODES.index(code)))
     if not good:
-        msg = f"{path}: the file has no rows; get it again"
-        raise InputError(msg)
+        raise InputError(f"{path}: the file has no rows; get it again")
     numbers, lesions, images, classes = zip(*good, strict=True)
     line_N = np.array(numbers, dtype=np.int64)
     return MetadataRows(path, line_N - 2, line_N, np.array(classes, dtype=np.int64), lesions, images)
@@ -121,8 +119,7 @@ def read_pixels(path: Path, rows: MetadataRows, bad: BadRows) -> tuple[Ints, Col
     lines = open_text(path)
     expected = [*(f"pixel{i:04d}" for i in range(SIDE * SIDE)), "label"]
     if next(lines, (0, ""))[1].split(",") != expected:
-        msg = f"{path}:1: the header is not pixel0000..pixel{SIDE * SIDE - 1:04d},label; get the file again"
-        raise InputError(msg)
+        raise InputError(f"{path}:1: the header is not pixel0000..pixel{SIDE * SIDE - 1:04d},label; get the file again")
     index_of = {line: index for index, line in enumerate(rows.line_N.tolist())}
     last = max(index_of)
     indices, values, beyond, met = list[int](), list[list[int]](), list[str](), set[int]()

@@ -28,8 +28,7 @@ def present(folder: Path, names: Sequence[str], locations: Sequence[str], bad: B
         return _check_decoding(folder, names, locations, found_N, bad)
     first = f"{names[lacking[0]]} of {locations[lacking[0]]}"
     if len(lacking) == len(names):
-        msg = f"{folder}: none of {len(names)} images is there, the first is {first}; get the images too"
-        raise InputError(msg)
+        raise InputError(f"{folder}: none of {len(names)} images is there, the first is {first}; get the images too")
     if bad.skip:
         for row in lacking:
             bad.meet(f"{locations[row]}: no image {folder / names[row]}; get it again")

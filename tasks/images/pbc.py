@@ -75,8 +75,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
     array with the row.
     """
     if folder is None:
-        msg = "pbc needs the folder of its images"
-        raise ValueError(msg)
+        raise ValueError("pbc needs the folder of its images")
     bad = BadRows.of(options)
     if variant(pbc(), options) != "jpg":
         return _read_arrays(find_file(folder, *file_names(pbc(), options)), bad)

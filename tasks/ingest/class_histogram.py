@@ -69,10 +69,10 @@ class ClassHistogram:
 
 def _whole(column: Column, name: str, least: int, most: float) -> Ints:
     if column.null_count or not pa.types.is_int64(column.type):
-        msg = f"{column.null_count} nulls in the column {name} of {column.type}, which needs int64"
-        raise ValueError(msg)
+        raise ValueError(f"{column.null_count} nulls in the column {name} of {column.type}, which needs int64")
     value_H = np.asarray(column.to_numpy(), dtype=np.int64)
     if len(value_H) and not least <= value_H.min() <= value_H.max() <= most:
-        msg = f"{name} from {value_H.min()} to {value_H.max()}, where {least} is the least and {most} the most"
-        raise ValueError(msg)
+        raise ValueError(
+            f"{name} from {value_H.min()} to {value_H.max()}, where {least} is the least and {most} the most"
+        )
     return value_H

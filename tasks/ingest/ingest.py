@@ -197,8 +197,9 @@ def _run_ray(job: Encoding, table: Table, row_N: Ints, owned: Owners, labels: La
         for line in counted:
             count_C[line["class"]] = line["count()"]
         if not np.array_equal(count_C, labels.counts()):
-            msg = f"Ray Data counts {count_C.tolist()} positives per class, the driver {labels.counts().tolist()}"
-            raise RuntimeError(msg)
+            raise RuntimeError(
+                f"Ray Data counts {count_C.tolist()} positives per class, the driver {labels.counts().tolist()}"
+            )
         lookup = ray.put((row_N, np.argsort(row_N), owned))
         with_owners = encoded.map_batches(_add_owners, batch_format="pyarrow", fn_kwargs={"lookup": lookup})
         grouped = with_owners.groupby("owner").map_groups(_group_file, batch_format="pyarrow", fn_kwargs={"job": job})
@@ -208,8 +209,9 @@ def _run_ray(job: Encoding, table: Table, row_N: Ints, owned: Owners, labels: La
             yield line["owner"], line["file"], line["digest"]
     size_O = owned.sizes()
     if rows != {o: n for o, n in enumerate(size_O.tolist()) if n}:
-        msg = f"Ray Data gave {sum(rows.values())} of {size_O.sum()} rows, or gave them to the wrong client"
-        raise RuntimeError(msg)
+        raise RuntimeError(
+            f"Ray Data gave {sum(rows.values())} of {size_O.sum()} rows, or gave them to the wrong client"
+        )
     for owner in np.flatnonzero(size_O == 0).tolist():  # a group without rows does not exist for Ray: validation = 0
         yield owner, *job.file(job.encode(table.slice(0, 0)), owner)
 
@@ -275,8 +277,9 @@ def _check_ray() -> None:
     import ray  # only this engine needs it
 
     if not ray.is_initialized():
-        msg = "the engine 'ray' needs a running Ray: call ray.init first (as pipeline/cluster/ray_cluster.py does)"
-        raise RuntimeError(msg)
+        raise RuntimeError(
+            "the engine 'ray' needs a running Ray: call ray.init first (as pipeline/cluster/ray_cluster.py does)"
+        )
 
 
 @contextmanager

@@ -90,8 +90,9 @@ class Prepared:
             object_store.download(object_store.join(origin, MANIFEST), copy / MANIFEST)
         except FileNotFoundError as error:
             shown = object_store.shown(origin)
-            msg = f"{shown} holds no complete prepared data; start the run again, which prepares them"
-            raise InputError(msg) from error
+            raise InputError(
+                f"{shown} holds no complete prepared data; start the run again, which prepares them"
+            ) from error
         return cls(str(copy), read_manifest(str(copy)), origin)
 
     @property

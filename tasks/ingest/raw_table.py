@@ -37,8 +37,7 @@ def canonicalize_options(task: Task, options: TaskOptions, seed: int) -> TaskOpt
         options = replace(options, clients=0)
     if not -1 <= options.fold < task.folds and options.fold != -1:
         has = f"folds 0..{task.folds - 1}" if task.folds else "no folds; leave it at -1"
-        msg = f"[task] fold = {options.fold}: {task.name} has {has}"
-        raise InputError(msg)
+        raise InputError(f"[task] fold = {options.fold}: {task.name} has {has}")
     return replace(options, fold=seed % task.folds) if task.folds and options.fold == -1 else options
 
 
@@ -87,12 +86,12 @@ def validate_table(table: Table, task: Task) -> Table:
     needed = {"row", "split", "labels", task.payload} | ({"subject"} if task.subjects else set())
     lacking = needed - set(table.column_names)
     if lacking or len(pc.unique(table["row"])) != table.num_rows:
-        msg = f"{task.name}: read must give unique rows and {task.payload}; it lacks {sorted(lacking)}"
-        raise ValueError(msg)
+        raise ValueError(f"{task.name}: read must give unique rows and {task.payload}; it lacks {sorted(lacking)}")
     splits = set(pc.unique(table["split"]).to_pylist())
     if not {"train", "test"} <= splits <= {*SPLITS}:
-        msg = f"{task.name}: the rows need the splits train and test, found {sorted(splits)}; correct the raw data"
-        raise InputError(msg)
+        raise InputError(
+            f"{task.name}: the rows need the splits train and test, found {sorted(splits)}; correct the raw data"
+        )
     labels = Labels.of_lists(table["labels"], len(task.class_names))
     given = given_labels(table, labels.classes)
     if given is not None:
@@ -102,10 +101,9 @@ def validate_table(table: Table, task: Task) -> Table:
         wrong = np.flatnonzero((labels.length_N != 1) & ~unlabeled_N)
         if len(wrong):
             row = table["row"][int(wrong[0])].as_py()
-            msg = (
+            raise InputError(
                 f"{task.name}: row {row} has not exactly one class, as a single-label task needs; correct the raw data"
             )
-            raise InputError(msg)
     return table
 
 
@@ -127,8 +125,9 @@ def drop_rare_classes(table: Table, task: Task, least: int) -> tuple[Table, Task
         return table, task
     if not kept_C.any():
         most = labels.counts().max(initial=0)
-        msg = f"[task] min_positives = {least}: no class of {task.name} has so many rows; the largest has {most}"
-        raise InputError(msg)
+        raise InputError(
+            f"[task] min_positives = {least}: no class of {task.name} has so many rows; the largest has {most}"
+        )
     number_C = np.cumsum(kept_C) - 1
     names = tuple(name for name, kept in zip(task.class_names, kept_C, strict=True) if kept)
     groups = {group: tuple(n for n in members if n in names) for group, members in task.groups.items()}
@@ -214,8 +213,9 @@ def _check_names(names: Sequence[str], task: str) -> None:
     for name in names:
         key = re.sub(r"[\s_]+", " ", name).strip().casefold()
         if key in first:
-            msg = f"{task}: the classes {first[key]!r} and {name!r} have one name; give each a name of its own"
-            raise InputError(msg)
+            raise InputError(
+                f"{task}: the classes {first[key]!r} and {name!r} have one name; give each a name of its own"
+            )
         first[key] = name
 
 
@@ -225,5 +225,6 @@ def _check_given(labels: Labels, given: Labels, name: str) -> None:
     lost = np.setdiff1d(labels.row_P * key + labels.class_P, given.row_P * key + given.class_P)
     if len(lost):
         row, class_ = divmod(int(lost[0]), int(key))
-        msg = f"{name}: read says that the label of class {class_} in row number {row} is not known, and gives it"
-        raise ValueError(msg)
+        raise ValueError(
+            f"{name}: read says that the label of class {class_} in row number {row} is not known, and gives it"
+        )

@@ -25,8 +25,9 @@ def find(location: str) -> Prepared | None:
     lost = set(file_list(len(prepared.manifest.examples))) - object_store.sizes(location).keys()
     if lost:
         folder = object_store.shown(location)
-        msg = f"{folder}: {min(lost)} is missing; delete the folder and start again, which prepares the data"
-        raise InputError(msg)
+        raise InputError(
+            f"{folder}: {min(lost)} is missing; delete the folder and start again, which prepares the data"
+        )
     return prepared
 
 

@@ -52,8 +52,7 @@ def score(kind: LabelKind, predicted_NC: npt.ArrayLike, y_NC: npt.ArrayLike, kno
     """
     hit_NC, y, known = _zero_one(predicted_NC), _zero_one(y_NC), _zero_one(known_NC)
     if hit_NC.ndim != 2 or not hit_NC.shape == y.shape == known.shape:
-        msg = f"decisions {hit_NC.shape}, labels {y.shape} and known {known.shape} must be equal matrices"
-        raise ValueError(msg)
+        raise ValueError(f"decisions {hit_NC.shape}, labels {y.shape} and known {known.shape} must be equal matrices")
     if kind == "single":
         known = np.repeat((y & known).any(1, keepdims=True), y.shape[1], axis=1)
     true_C = (hit_NC & y & known).sum(0)
@@ -74,8 +73,7 @@ def score(kind: LabelKind, predicted_NC: npt.ArrayLike, y_NC: npt.ArrayLike, kno
 def _zero_one(values: npt.ArrayLike) -> Bools:
     array = np.asarray(values)
     if not ((array == 0) | (array == 1)).all():
-        msg = "decisions, labels and known masks hold only 0 and 1"
-        raise ValueError(msg)
+        raise ValueError("decisions, labels and known masks hold only 0 and 1")
     return array.astype(np.bool_)
 
 

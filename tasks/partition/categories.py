@@ -40,11 +40,10 @@ def categories(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) 
     starved_C = _at_home(client_U, rows.labels, unit_N, owner_C) == 0
     if starved_C.any():
         lets_go = "set [task] keep_subjects = false, " if options.keep_subjects else ""
-        msg = (
+        raise InputError(
             f"{describe_classes(starved_C, task.class_names)} has no row that its client could get: each is the last "
             f"of another class where it is; {lets_go}use fewer [task] clients, more data or another seed"
         )
-        raise InputError(msg)
     parts = group_rows(client_U[unit_N], options.clients)
     return tuple(ClientPlan(rows.row_N[part], tuple(own.tolist())) for part, own in zip(parts, sets, strict=True))
 
@@ -61,11 +60,10 @@ def _subjects(rows: TrainingRows, task: Task, clients: int) -> Ints:
     subject_N = subject_codes(rows)
     subjects = int(subject_N.max()) + 1
     if clients > subjects:
-        msg = (
+        raise InputError(
             f"[task] clients = {clients}, but the training rows have only {subjects} subjects ({task.subjects}), each "
             f"of which stays with one client; use clients = {subjects} or fewer, or set keep_subjects = false"
         )
-        raise InputError(msg)
     return subject_N
 
 
@@ -77,11 +75,10 @@ def class_sets(task: Task, clients: int, rng: np.random.Generator) -> list[Ints]
     InputError where a class has not exactly one category, or there are more clients than classes.
     """
     if clients > len(task.class_names):
-        msg = (
+        raise InputError(
             f"[task] clients = {clients}, but {task.name} has {len(task.class_names)} classes, and with "
             f"partition = 'categories' every class has one client; use clients = {len(task.class_names)} or fewer"
         )
-        raise InputError(msg)
     sets = _groups(task)
     while len(sets) < clients:
         largest = int(np.argmax([len(group) for group in sets]))
@@ -100,16 +97,19 @@ def _groups(task: Task) -> list[Ints]:
     for group, members in task.groups.items():
         for name in members:
             if name not in index:
-                msg = f"{task.name}: the category {group!r} lists {name!r}, which is no class; correct the categories"
-                raise InputError(msg)
+                raise InputError(
+                    f"{task.name}: the category {group!r} lists {name!r}, which is no class; correct the categories"
+                )
             if name in group_of:
-                msg = f"{task.name}: class {name!r} is in {group_of[name]!r} and in {group!r}; leave it in one category"
-                raise InputError(msg)
+                raise InputError(
+                    f"{task.name}: class {name!r} is in {group_of[name]!r} and in {group!r}; leave it in one category"
+                )
             group_of[name] = group
     outside_C = np.array([name not in group_of for name in task.class_names])
     if outside_C.any():
-        msg = f"{task.name}: {describe_classes(outside_C, task.class_names)} is in no category; add it to one"
-        raise InputError(msg)
+        raise InputError(
+            f"{task.name}: {describe_classes(outside_C, task.class_names)} is in no category; add it to one"
+        )
     groups = [np.array([index[name] for name in members], dtype=np.int64) for members in task.groups.values()]
     return [group for group in groups if len(group)]
 

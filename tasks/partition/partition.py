@@ -44,11 +44,10 @@ def make_plan(
     """
     _check_rows(rows, task, validation)
     if validation is not None and options.validation_from != "server":
-        msg = (
+        raise InputError(
             f"[task] validation_from = {options.validation_from!r}: {task.name} publishes its validation rows, so that "
             "none are drawn; leave it at 'server'"
         )
-        raise InputError(msg)
     rows = rows.take(np.argsort(rows.row_N))  # the plan depends on the ids, not on the order in which the rows come
     if validation is None and options.validation_from == "clients":
         return _hold_out_from_clients(rows, task, options, seed)
@@ -91,11 +90,10 @@ def _hold_out_from_clients(rows: TrainingRows, task: Task, options: TaskOptions,
     """Return the partition of all rows, with a share of every client's rows taken out for the server's validation."""
     _check(task, options, len(rows.row_N))
     if rows.whole_N is not None and options.partition in ("iid", "k_classes", "dirichlet"):
-        msg = (
+        raise InputError(
             f"[task] validation_from = 'clients': partition = {options.partition!r} deals the pieces of a sequence to "
             "several clients, so that a validation row of one would have its neighbours with another; use 'server'"
         )
-        raise InputError(msg)
     clients, held_out = list[ClientPlan](), list[Ints]()
     for number, client in enumerate(_clients(rows, task, options, seed)):
         own = rows.take(np.searchsorted(rows.row_N, client.rows))
@@ -153,11 +151,10 @@ def k_classes(
     _check_k(own_MC, k)
     check_present(rows.labels, class_names)
     if options.require_all_classes and k * options.clients < classes:
-        msg = (
+        raise InputError(
             f"{options.clients} clients with {k} classes each cannot identify all {classes} classes; "
             f"raise [task] classes_per_client or clients until their product is at least {classes}"
         )
-        raise InputError(msg)
     drawn_MC, missing = _draw_classes(
         own_MC, k, TRIES_COVER if options.require_all_classes else 1, generator(seed, "classes")
     )
@@ -167,8 +164,7 @@ def k_classes(
             if options.require_all_classes
             else "set [task] require_all_classes = true, raise classes_per_client, or try another seed"
         )
-        msg = f"{describe_classes(missing, class_names)} is identified by no client: {hint}"
-        raise InputError(msg)
+        raise InputError(f"{describe_classes(missing, class_names)} is identified by no client: {hint}")
     return tuple(
         ClientPlan(np.sort(rows.row_N[part]), tuple(np.flatnonzero(drawn_C).tolist()))
         for part, drawn_C in zip(parts, drawn_MC, strict=True)
@@ -217,8 +213,7 @@ def _dirichlet_sizes(count_K: Sequence[int], options: TaskOptions, need: int, rn
     for _ in range(TRIES_DIRICHLET):
         share_KM = rng.dirichlet(np.full(options.clients, options.beta), size=len(count_K))
         if not np.isfinite(share_KM).all():
-            msg = f"[task] beta = {options.beta} is too small to draw ratios with; use at least 0.01"
-            raise InputError(msg)
+            raise InputError(f"[task] beta = {options.beta} is too small to draw ratios with; use at least 0.01")
         for stratum, count in enumerate(count_K):
             size_KM[stratum] = largest_remainder(share_KM[stratum] * count, count)
         if size_KM.sum(0).min() >= need:
@@ -258,65 +253,55 @@ def _repair(parts: list[Ints], need: int) -> list[Ints]:
 def _check_rows(rows: TrainingRows, task: Task, validation: Ints | None) -> None:
     """Raise ValueError where the rows are not those of the task."""
     if len(rows.row_N) != len(rows.labels) or not np.diff(np.sort(rows.row_N)).all():
-        msg = "row ids must be unique, one per row of labels"
-        raise ValueError(msg)
+        raise ValueError("row ids must be unique, one per row of labels")
     if rows.labels.classes != len(task.class_names):
-        msg = f"the labels have {rows.labels.classes} classes, but {task.name} has {len(task.class_names)}"
-        raise ValueError(msg)
+        raise ValueError(f"the labels have {rows.labels.classes} classes, but {task.name} has {len(task.class_names)}")
     if validation is not None and not np.isin(validation, rows.row_N).all():
-        msg = "the published validation rows must be among the rows"
-        raise ValueError(msg)
+        raise ValueError("the published validation rows must be among the rows")
 
 
 def _check(task: Task, options: TaskOptions, rows: int) -> None:
     if options.partition not in PARTITIONS:
-        msg = f"[task] partition = {options.partition!r} is none of {', '.join(PARTITIONS)}"
-        raise InputError(msg)
+        raise InputError(f"[task] partition = {options.partition!r} is none of {', '.join(PARTITIONS)}")
     possible = partitions_of(task)
     if options.partition not in possible:
-        msg = (
+        raise InputError(
             f"[task] partition = {options.partition!r}: {task.name} has no {options.partition}; "
             f"use one of {', '.join(possible)}"
         )
-        raise InputError(msg)
     _check_keep_subjects(task, options)
     if options.partition == "one_class" and options.validation_from == "clients":
-        msg = (
+        raise InputError(
             "[task] validation_from = 'clients': with partition = 'one_class' a row sits with several clients, so that "
             "a validation row of one would be a training row of another; use 'server'"
         )
-        raise InputError(msg)
     if options.partition != "one_class" and not 1 <= options.clients <= rows:  # its clients share rows
-        msg = f"[task] clients = {options.clients} must lie in 1..{rows}: there are {rows} training rows to share"
-        raise InputError(msg)
+        raise InputError(
+            f"[task] clients = {options.clients} must lie in 1..{rows}: there are {rows} training rows to share"
+        )
     if options.partition == "k_classes" and options.classes_per_client < 1:
-        msg = f"[task] classes_per_client = {options.classes_per_client} must be at least 1"
-        raise InputError(msg)
+        raise InputError(f"[task] classes_per_client = {options.classes_per_client} must be at least 1")
     if options.partition == "dirichlet" and not 0 < options.beta < float("inf"):
-        msg = f"[task] beta = {options.beta} must be a finite number above 0"
-        raise InputError(msg)
+        raise InputError(f"[task] beta = {options.beta} must be a finite number above 0")
 
 
 def _check_keep_subjects(task: Task, options: TaskOptions) -> None:
     if not options.keep_subjects or options.partition == "subjects":
         return
     if options.partition != "categories":
-        msg = (
+        raise InputError(
             f"[task] keep_subjects = true has no meaning with partition = {options.partition!r}; "
             "set it to false, or use partition = 'categories' or 'subjects'"
         )
-        raise InputError(msg)
     if not task.subjects:
-        msg = f"[task] keep_subjects = true: {task.name} has no subjects; set it to false"
-        raise InputError(msg)
+        raise InputError(f"[task] keep_subjects = true: {task.name} has no subjects; set it to false")
 
 
 def _check_k(own_MC: Bools, k: int) -> None:
     count_M = own_MC.sum(1)
     if (count_M < k).any():
         client = int(np.flatnonzero(count_M < k)[0])
-        msg = (
+        raise InputError(
             f"[task] classes_per_client = {k}, but client {client} has rows of only {count_M[client]} classes; "
             f"lower it to {count_M.min()} or use fewer clients"
         )
-        raise InputError(msg)

@@ -106,8 +106,9 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
     protocol = [path for path in found if path.parent.name == "Protocol"]
     protocol = protocol or [path for path in found if path.parent.name != "Optional"]
     if not protocol:
-        msg = f"{folder}: only recordings of Optional are here; put subject101.dat and its like of Protocol there too"
-        raise InputError(msg)
+        raise InputError(
+            f"{folder}: only recordings of Optional are here; put subject101.dat and its like of Protocol there too"
+        )
     return _read(protocol, PROTOCOL, options)
 
 
@@ -137,8 +138,7 @@ class _Windows:
 
 def _files(folder: Path | None, pattern: str) -> list[Path]:
     if folder is None:
-        msg = "pamap2 needs the folder of its files"
-        raise ValueError(msg)
+        raise ValueError("pamap2 needs the folder of its files")
     return find_files(folder, pattern)
 
 
@@ -148,8 +148,9 @@ def _read(paths: Sequence[Path], activities: Mapping[int, str], options: TaskOpt
     for path in paths:
         key = (path.parent.name if path.parent.name == "Optional" else "", _subject(path))
         if key in seen:
-            msg = f"{path}: a recording of subject {key[1]} is in {seen[key]} already; keep one of the two files"
-            raise InputError(msg)
+            raise InputError(
+                f"{path}: a recording of subject {key[1]} is in {seen[key]} already; keep one of the two files"
+            )
         seen[key] = path
     bad = BadRows.of(options)
     with ThreadPoolExecutor(THREADS) as pool:
@@ -159,8 +160,9 @@ def _read(paths: Sequence[Path], activities: Mapping[int, str], options: TaskOpt
             bad.meet(message)
     label_N = np.concatenate([part.label_N for part in parts])
     if not len(label_N):
-        msg = f"{paths[0].parent}: no recording has {STEPS} steps of one activity in a row; get the files again"
-        raise InputError(msg)
+        raise InputError(
+            f"{paths[0].parent}: no recording has {STEPS} steps of one activity in a row; get the files again"
+        )
     row_N = np.arange(len(label_N), dtype=np.int64)
     test_N = stratified_holdout(label_N, row_N, TEST_SHARE, np.random.default_rng(TEST_SEED), option=TEST)
     columns = {
@@ -179,8 +181,7 @@ def _windows(path: Path, activities: Mapping[int, str]) -> _Windows:
     """Return the windows of one recording."""
     data = read_bytes(path)
     if not data:
-        msg = f"{path}: the file is empty; get it again"
-        raise InputError(msg)
+        raise InputError(f"{path}: the file is empty; get it again")
     found = recording(path, data, COLUMNS, " ", header=False)
     del data  # as large as all that is made of it
     id_N = found.value_DN[0]
@@ -224,6 +225,5 @@ def _subject(path: Path) -> str:
     """Return 101 of ``subject101.dat``."""
     number = re.match(r"subject(\d+)\.", path.name)
     if number is None:
-        msg = f"{path}: no recording of a subject; name it subject101.dat and so on, or remove it"
-        raise InputError(msg)
+        raise InputError(f"{path}: no recording of a subject; name it subject101.dat and so on, or remove it")
     return number[1]

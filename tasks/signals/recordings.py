@@ -104,8 +104,7 @@ def read_bytes(path: Path) -> bytes:
         fault = str(error)
     if fault:
         line = 1 + sum(part.count(b"\n") for part in parts)
-        msg = f"{path}:{line}: the gzip file is damaged or cut short near this line ({fault}); get it again"
-        raise InputError(msg)
+        raise InputError(f"{path}:{line}: the gzip file is damaged or cut short near this line ({fault}); get it again")
     return b"".join(parts)
 
 
@@ -199,8 +198,7 @@ def _columns(
     try:
         return _numbers_of(read(dict.fromkeys(names, pa.binary())))
     except pa.ArrowInvalid as error:
-        msg = f"{path}: this is no text of numbers ({error}); get the file again"
-        raise InputError(msg) from error
+        raise InputError(f"{path}: this is no text of numbers ({error}); get the file again") from error
 
 
 def _numbers_of(table: Any) -> tuple[list[Any], dict[int, str]]:

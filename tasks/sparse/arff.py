@@ -68,8 +68,7 @@ def read_arff(path: Path, bad: BadRows) -> Arff:
         _parse(path, attributes, batch, np.arange(rows, rows + len(batch)), bad, indices, parts)
         rows += len(batch)
     if not rows:
-        msg = f"{path}: there is no row below @data; get the file again"
-        raise InputError(msg)
+        raise InputError(f"{path}: there is no row below @data; get the file again")
     empty = np.zeros(0, dtype=np.int64)
     lengths, columns, values = zip(*parts, strict=True) if parts else ([empty], [empty], [empty.astype(np.float32)])
     joined = (np.concatenate(some) for some in (indices, lengths, columns, values))

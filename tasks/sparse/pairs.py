@@ -95,8 +95,9 @@ def encode(table: Table, spec: InputSpec) -> Table:
     """
     column = table[PAYLOAD]
     if not pa.types.is_list(column.type):
-        msg = f"the column {PAYLOAD} holds {column.type}; it must hold lists: number of a feature from 1, value, ..."
-        raise InputError(msg)
+        raise InputError(
+            f"the column {PAYLOAD} holds {column.type}; it must hold lists: number of a feature from 1, value, ..."
+        )
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     made = [_encoded(chunk.cast(pa.list_(pa.float32())), spec) for chunk in chunks]
     x = pa.chunked_array(made, pa.list_(pa.float32()))
@@ -108,18 +109,16 @@ def _encoded(chunk: Column, spec: InputSpec) -> Column:
     features = spec.shape[0]
     odd = np.flatnonzero(length_N % 2)
     if len(odd):
-        msg = f"row {odd[0]} of the block has {length_N[odd[0]]} values in {PAYLOAD}; they must be pairs"
-        raise InputError(msg)
+        raise InputError(f"row {odd[0]} of the block has {length_N[odd[0]]} values in {PAYLOAD}; they must be pairs")
     number_P, value_P = flat[0::2], flat[1::2]
     wrong_P = (number_P < 1) | (number_P > features) | (number_P != np.floor(number_P)) | ~np.isfinite(value_P)
     if wrong_P.any():
         at = int(wrong_P.argmax())
         row = int(np.searchsorted(np.cumsum(length_N), 2 * at, side="right"))
-        msg = (
+        raise InputError(
             f"row {row} of the block has the pair ({number_P[at]:g}, {value_P[at]:g}) in {PAYLOAD}; the number of a "
             f"feature must be 1..{features} and its value finite"
         )
-        raise InputError(msg)
     if not spec.mean:
         return chunk
     x_NF = np.zeros((len(length_N), features))
@@ -134,8 +133,7 @@ def _count(train: Table) -> int:
     """Return the number of features that ``read`` left."""
     about = train.schema.metadata or {}
     if COUNT not in about:
-        msg = f"read must leave the number of features in the table's metadata, under {COUNT.decode()!r}"
-        raise ValueError(msg)
+        raise ValueError(f"read must leave the number of features in the table's metadata, under {COUNT.decode()!r}")
     return int(about[COUNT])
 
 
@@ -143,8 +141,7 @@ def _offsets(length_N: Ints) -> npt.NDArray[np.int32]:
     """Return where every list begins. Raises ValueError where the lists hold too much for one Arrow array."""
     total = int(length_N.sum())
     if total > np.iinfo(np.int32).max:
-        msg = f"{total} values do not fit into one list array; cut the rows into blocks"
-        raise ValueError(msg)
+        raise ValueError(f"{total} values do not fit into one list array; cut the rows into blocks")
     offset_N = np.zeros(len(length_N) + 1, dtype=np.int32)
     np.cumsum(length_N, out=offset_N[1:])
     return offset_N

@@ -81,8 +81,7 @@ def read_rows(path: Path, bad: BadRows) -> SparseFileRows:
         _parse(path, header, data, first, bad, parts)
         rows += data.count(b"\n")
     if rows < header.rows:
-        msg = f"{path}:1: the header promises {header.rows} rows, the file has {rows}; get the file again"
-        raise InputError(msg)
+        raise InputError(f"{path}:1: the header promises {header.rows} rows, the file has {rows}; get the file again")
     empty = np.zeros(0, dtype=np.int64)
     return SparseFileRows(
         header,
@@ -105,21 +104,23 @@ def read_splits(train: Path, test: Path, rows: int, column: int) -> npt.NDArray[
         for line, text in open_text(path):
             fields = text.split()
             if len(fields) <= column or not _WHOLE.fullmatch(fields[column]):
-                msg = f"{path}:{line}: column {column + 1} holds no row number; write a whole number from 1"
-                raise InputError(msg)
+                raise InputError(f"{path}:{line}: column {column + 1} holds no row number; write a whole number from 1")
             row = int(fields[column])
             if not 1 <= row <= rows:
-                msg = f"{path}:{line}: row number {row} is outside 1..{rows}, the rows of the data; get the file again"
-                raise InputError(msg)
+                raise InputError(
+                    f"{path}:{line}: row number {row} is outside 1..{rows}, the rows of the data; get the file again"
+                )
             if seen[row - 1]:
                 there = f"{train if seen[row - 1] > 0 else test}:{abs(seen[row - 1])}"
-                msg = f"{path}:{line}: row number {row} already stands in {there}; a row has one side of the split"
-                raise InputError(msg)
+                raise InputError(
+                    f"{path}:{line}: row number {row} already stands in {there}; a row has one side of the split"
+                )
             seen[row - 1] = sign * line
     lost = np.flatnonzero(seen == 0)
     if len(lost):
-        msg = f"{train}: row number {lost[0] + 1} ({len(lost)} in all) is neither here nor in {test}; get them again"
-        raise InputError(msg)
+        raise InputError(
+            f"{train}: row number {lost[0] + 1} ({len(lost)} in all) is neither here nor in {test}; get them again"
+        )
     return seen < 0
 
 
@@ -134,8 +135,9 @@ def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
             try:
                 data = stream.read(BLOCK)
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                msg = f"{path}: the gzip file is damaged or cut short after line {line - 1} ({error}); get it again"
-                raise InputError(msg) from error
+                raise InputError(
+                    f"{path}: the gzip file is damaged or cut short after line {line - 1} ({error}); get it again"
+                ) from error
             size += len(data)
             check_growth(path, size)
             rest += data
@@ -158,15 +160,18 @@ def _header(path: Path, line: bytes) -> Header:
         raise InputError(msg if not line else f"{msg}; write 'rows features labels'")
     if len(fields) != 3 or not all(re.fullmatch(rb"0*[1-9]\d{,17}", field) for field in fields):
         shown = line[:60].decode("utf-8", "replace").strip()
-        msg = f"{path}:1: the first line is {shown!r}; write 'rows features labels', three whole numbers above 0"
-        raise InputError(msg)
+        raise InputError(
+            f"{path}:1: the first line is {shown!r}; write 'rows features labels', three whole numbers above 0"
+        )
     header = Header(*(int(field) for field in fields))
     if header.labels > MOST_LABELS:
-        msg = f"{path}:1: {header.labels} labels are more than the {MOST_LABELS} that can be counted; correct the line"
-        raise InputError(msg)
+        raise InputError(
+            f"{path}:1: {header.labels} labels are more than the {MOST_LABELS} that can be counted; correct the line"
+        )
     if header.features > MOST:
-        msg = f"{path}:1: {header.features} features are more than the {MOST} that can be told apart; hash them"
-        raise InputError(msg)
+        raise InputError(
+            f"{path}:1: {header.features} features are more than the {MOST} that can be told apart; hash them"
+        )
     return header
 
 
@@ -178,8 +183,9 @@ def _promised(path: Path, header: Header, rows: int, first: int, block: bytes) -
     more = block[cut:].lstrip()
     if more:
         line = first + block.count(b"\n", 0, len(block) - len(more))
-        msg = f"{path}:{line}: the header promises {header.rows} rows, and here is one more; correct the first line"
-        raise InputError(msg)
+        raise InputError(
+            f"{path}:{line}: the header promises {header.rows} rows, and here is one more; correct the first line"
+        )
     return block[:cut]
 
 

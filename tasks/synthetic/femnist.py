@@ -27,8 +27,7 @@ def write(folder: Path, rows: int, seed: int) -> None:
     """
     writers = max(sum(WRITERS.values()), -(-rows // PER_WRITER))
     if rows < writers:
-        msg = f"{rows} rows are too few for {writers} writers, ask for {writers} or more"
-        raise ValueError(msg)
+        raise ValueError(f"{rows} rows are too few for {writers} writers, ask for {writers} or more")
     rng = np.random.default_rng(seed)
     sizes = [rows // writers + (n < rows % writers) for n in range(writers)]
     sizes.insert(int(rng.integers(0, writers + 1)), BELOW)

@@ -36,8 +36,7 @@ def write(folder: Path, rows: int, seed: int) -> None:
     """
     users = rows // PER_USER
     if users < 6:
-        msg = f"{rows} rows are too few for users in every partition, ask for 30 or more"
-        raise ValueError(msg)
+        raise ValueError(f"{rows} rows are too few for users in every partition, ask for 30 or more")
     rng = np.random.default_rng(seed)
     user_N = rng.permutation(np.concatenate([np.arange(users), rng.integers(0, users, rows - users)]))
     held_out = [max(1, round(share * users)) for share in SHARES[1:]]

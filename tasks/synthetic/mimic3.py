@@ -52,8 +52,7 @@ def write(folder: Path, rows: int, seed: int) -> None:
     of the 50 codes, and that have no discharge summary.
     """
     if rows < ROWS:
-        msg = f"synthetic MIMIC-III-50 needs at least {ROWS} rows, not {rows}"
-        raise ValueError(msg)
+        raise ValueError(f"synthetic MIMIC-III-50 needs at least {ROWS} rows, not {rows}")
     rng = np.random.default_rng(seed)
     stays = _stays(rows, rng)
     _write_gzip(folder / "DIAGNOSES_ICD.csv.gz", CODES_HEADER, _codes(stays, rng, procedures=False))

@@ -18,8 +18,9 @@ CONSONANTS, VOWELS = "bcdfglmnprstv", "aeiou"
 def write(folder: Path, rows: int, seed: int) -> None:
     """Write ``rows`` texts, 5 in 7 of them for training, as both variants. Raises ValueError for fewer than 28 rows."""
     if rows < 28:
-        msg = f"{rows} rows are too few: every class needs 2 in training and 1 in the test; give at least 28"
-        raise ValueError(msg)
+        raise ValueError(
+            f"{rows} rows are too few: every class needs 2 in training and 1 in the test; give at least 28"
+        )
     rng = np.random.default_rng(seed)
     stems = _stems(rng)
     for split, count in (("train", rows * 5 // 7), ("test", rows - rows * 5 // 7)):

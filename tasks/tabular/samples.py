@@ -139,16 +139,16 @@ def _standardize(table: Table, spec: InputSpec) -> Floats:
     values, length_N = list_parts(table["values"])
     wrong_N = length_N != np.prod(spec.shape)
     if wrong_N.any():
-        msg = f"a sample has {length_N[wrong_N][0]} values; this task takes {np.prod(spec.shape)}"
-        raise InputError(msg)
+        raise InputError(f"a sample has {length_N[wrong_N][0]} values; this task takes {np.prod(spec.shape)}")
     x_NF = values.astype(np.float64).reshape(-1, spec.shape[-1])
     x_NF = np.where(np.isnan(x_NF), spec.mean, x_NF)
     scaled: Floats = (x_NF - np.array(spec.mean)) / np.array(spec.std)
     beyond = np.abs(scaled) > MAX_VALUE
     if beyond.any():
         row = table["row"][int(np.flatnonzero(beyond.reshape(table.num_rows, -1).any(1))[0])].as_py()
-        msg = f"row {row + 1}: {x_NF[beyond][0]:g} is too far from the training rows' mean to be stored; correct it"
-        raise InputError(msg)
+        raise InputError(
+            f"row {row + 1}: {x_NF[beyond][0]:g} is too far from the training rows' mean to be stored; correct it"
+        )
     return scaled
 
 

@@ -65,15 +65,17 @@ def schema_of(file: TableFile, options: TaskOptions) -> Schema:
     """Return the roles that the user gave to the columns, the rest guessed. Raises InputError where that cannot be."""
     names = list(file.types)
     if not options.label_columns:
-        msg = f"{file.path}: say which columns hold the labels: --task.label_columns; there are {listed(names, 40)}"
-        raise InputError(msg)
+        raise InputError(
+            f"{file.path}: say which columns hold the labels: --task.label_columns; there are {listed(names, 40)}"
+        )
     for option in ("client_column", "split_column"):
         if (name := getattr(options, option)) and name not in names:
             msg = f"[task] {option} = {name!r} is no column of {file.path}{nearest(name, names)}"
             raise InputError(f"{msg}; there are {listed(names, 40)}")
         if name and not (file.form(name) in ("numbers", "text") or pa.types.is_temporal(file.types[name])):
-            msg = f"{file.path}: column {name!r} ([task] {option}) holds {file.types[name]}; give names or numbers"
-            raise InputError(msg)
+            raise InputError(
+                f"{file.path}: column {name!r} ([task] {option}) holds {file.types[name]}; give names or numbers"
+            )
     taken = {name for name in (options.client_column, options.split_column) if name}
     labels = select_columns(options.label_columns, names, "label_columns", taken, file.path)
     style = _style(file, labels)
@@ -117,8 +119,9 @@ def select_columns(text: str, names: Sequence[str], option: str, taken: Iterable
     for part in [text] if text in names else [part.strip() for part in text.split(",")]:
         if part in names:
             if part in taken:
-                msg = f"[task] {option} names column {part!r}, which is the label, client or split; name another"
-                raise InputError(msg)
+                raise InputError(
+                    f"[task] {option} names column {part!r}, which is the label, client or split; name another"
+                )
             found[part] = None
             continue
         matches = [name for name in names if fnmatchcase(name, part) and name not in taken]
@@ -155,16 +158,18 @@ def form_of_inputs(file: TableFile, inputs: Sequence[str]) -> Inputs:
     if len(inputs) > 1:
         odd = next(name for name in inputs if forms[name] != "numbers")
         check_cells(file, odd)
-        msg = f"{file.path}: column {odd!r} holds {file.types[odd]}, no number; several inputs are numbers, or give one"
-        raise InputError(msg)
+        raise InputError(
+            f"{file.path}: column {odd!r} holds {file.types[odd]}, no number; several inputs are numbers, or give one"
+        )
     form = forms[inputs[0]]
     if form == "vector" or form == "series":
         return form
     if form == "text":
         check_cells(file, inputs[0])
         return "image" if all_images(file, inputs[0]) else "text"
-    msg = f"{file.path}: column {inputs[0]!r} holds {file.types[inputs[0]]}; give numbers, text or lists of numbers"
-    raise InputError(msg)
+    raise InputError(
+        f"{file.path}: column {inputs[0]!r} holds {file.types[inputs[0]]}; give numbers, text or lists of numbers"
+    )
 
 
 def features(file: TableFile, name: str) -> int:
@@ -172,8 +177,7 @@ def features(file: TableFile, name: str) -> int:
     length = pc.list_value_length(pc.list_flatten(file.read([name])[name]))
     found = length.filter(pc.greater(pc.fill_null(length, 0), 0))
     if not len(found):
-        msg = f"{file.path}: column {name!r} holds only empty lists; name another input"
-        raise InputError(msg)
+        raise InputError(f"{file.path}: column {name!r} holds only empty lists; name another input")
     return int(found[0].as_py())
 
 
@@ -182,14 +186,12 @@ def read_class_names(path: Path) -> tuple[list[str], list[str]]:
     and line.
     """
     if not path.is_file():
-        msg = f"[task] class_names = {str(path)!r}: no such file; give a text file with a class name a line"
-        raise InputError(msg)
+        raise InputError(f"[task] class_names = {str(path)!r}: no such file; give a text file with a class name a line")
     lines = [(number, line) for number, line in open_text(path) if line.strip()]
     with_id = ["\t" in line for _, line in lines]
     if not lines or (any(with_id) and not all(with_id)):
         number = lines[with_id.index(not with_id[0])][0] if lines else 1
-        msg = f"{path}:{number}: give a class name on every line, or 'id<TAB>name' on every line"
-        raise InputError(msg)
+        raise InputError(f"{path}:{number}: give a class name on every line, or 'id<TAB>name' on every line")
     pairs = [line.partition("\t") for _, line in lines]
     return (
         ([pair[0] for pair in pairs], [pair[2] for pair in pairs]) if with_id[0] else ([], [pair[0] for pair in pairs])
@@ -210,8 +212,9 @@ def _style(file: TableFile, labels: Sequence[str]) -> Style:
     if form in ("numbers", "text"):
         return "value"
     held = file.types[labels[0]]
-    msg = f"{file.path}: column {labels[0]!r} holds {held}; labels are names, whole numbers or lists of them"
-    raise InputError(msg)
+    raise InputError(
+        f"{file.path}: column {labels[0]!r} holds {held}; labels are names, whole numbers or lists of them"
+    )
 
 
 def _classes(
@@ -229,8 +232,7 @@ def _classes(
         numbers = all(value.lstrip("-").isdigit() for value in _present(file, labels[0], style))
         values, names = [str(i) for i in range(len(given[1]))] if numbers else given[1], given[1]
     if len(names) < 2:
-        msg = f"{file.path}: column {labels[0]!r} holds {len(names)} class; a task needs at least 2"
-        raise InputError(msg)
+        raise InputError(f"{file.path}: column {labels[0]!r} holds {len(names)} class; a task needs at least 2")
     check_names(names, options.class_names or str(file.path))
     check_names(values, options.class_names or str(file.path), exact=True)
     return tuple(values), tuple(names)
@@ -244,8 +246,7 @@ def check_names(names: Sequence[str], where: str, *, exact: bool = False) -> Non
         if not key or key in seen:
             both = f"{seen[key]!r} and {name!r} differ only in case or spaces" if key in seen else "one is empty"
             same = key in seen and seen[key] == name
-            msg = f"{where}: class names: {f'two are {name!r}' if same else both}; rename one"
-            raise InputError(msg)
+            raise InputError(f"{where}: class names: {f'two are {name!r}' if same else both}; rename one")
         seen[key] = name
 
 
@@ -260,14 +261,16 @@ def _of_columns(
     ids, names = given
     if not ids:
         if len(names) != len(labels):
-            msg = f"[task] class_names: {len(names)} names for {len(labels)} label columns; give one a line for each"
-            raise InputError(msg)
+            raise InputError(
+                f"[task] class_names: {len(names)} names for {len(labels)} label columns; give one a line for each"
+            )
         return labels, names
     by_id = dict(zip(ids, names, strict=True))
     lacking = [name for name in labels if name not in by_id]
     if lacking:
-        msg = f"[task] class_names: no line for column {lacking[0]!r}{nearest(lacking[0], ids)}; add 'column<TAB>name'"
-        raise InputError(msg)
+        raise InputError(
+            f"[task] class_names: no line for column {lacking[0]!r}{nearest(lacking[0], ids)}; add 'column<TAB>name'"
+        )
     return labels, [by_id[name] for name in labels]
 
 

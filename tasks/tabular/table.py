@@ -94,8 +94,7 @@ def resolve_options(options: TaskOptions, log: Callable[[str], None]) -> TaskOpt
             "",
         )
         if wrong:
-            msg = f"[task] {wrong} is for a table of your own: name its file with --task.file"
-            raise InputError(msg)
+            raise InputError(f"[task] {wrong} is for a table of your own: name its file with --task.file")
         return options
     path = _plainly_named(option_path(options.file, options))
     file = open_file(path, BadRows(skip=options.on_bad_row == "skip"))
@@ -115,8 +114,7 @@ def resolve_options(options: TaskOptions, log: Callable[[str], None]) -> TaskOpt
 def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Table:
     """Return the raw rows in file order. Raises InputError with file and row."""
     if folder is None:
-        msg = "a table needs the folder of its file"
-        raise ValueError(msg)
+        raise ValueError("a table needs the folder of its file")
     bad = BadRows.of(options)
     file = open_file(folder / Path(options.file).name, bad)
     extra = [name for name in (schema.client, schema.split) if name]
@@ -155,8 +153,7 @@ def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tupl
     Raises InputError with file and row.
     """
     if spec.columns is None:
-        msg = "the model was not trained on a table"
-        raise ValueError(msg)
+        raise ValueError("the model was not trained on a table")
     bad = BadRows(skip=False)
     file = open_file(path, bad)
     schema = schema_of_model(file, spec.columns, kind, class_names)
@@ -166,8 +163,9 @@ def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tupl
         raw = raw.append_column(name, pa.nulls(len(raw), pa.float64()))
     name, _ = samples.encoder(spec.kind)
     if samples.payload_name(schema.form) != name:
-        msg = f"{path}: column {schema.inputs[0]!r} holds {schema.form}, the model was trained on {spec.kind}"
-        raise InputError(msg)
+        raise InputError(
+            f"{path}: column {schema.inputs[0]!r} holds {schema.form}, the model was trained on {spec.kind}"
+        )
     columns = {"row": pa.array(file.row_N), name: samples.payload(raw, schema, faults)}
     if name == "values":
         _check_width(columns[name], schema, spec, path)
@@ -188,8 +186,7 @@ def _all_null(file: TableFile) -> Column:
 def _check_width(column: Column, schema: Schema, spec: InputSpec, path: Path) -> None:
     width = column.type.list_size
     if width != np.prod(spec.shape) or (schema.features and schema.features != spec.shape[-1]):
-        msg = f"{path}: a sample has {width} values; the model takes {' x '.join(map(str, spec.shape))}"
-        raise InputError(msg)
+        raise InputError(f"{path}: a sample has {width} values; the model takes {' x '.join(map(str, spec.shape))}")
 
 
 def _subjects(column: Column, name: str, faults: Faults) -> Column:
@@ -229,11 +226,10 @@ def _draw_split(table: Table, given_N: Bools, classes: int, path: Path) -> Colum
     rarest = Labels.of_lists(table["labels"], classes).take(index).rarest()
     spare = len(index) - len(np.unique(rarest))
     if round(TEST_SHARE * len(index)) > spare or not spare:
-        msg = (
+        raise InputError(
             f"{path}: {len(index)} labeled rows are too few to draw a test split from; give a column with"
             " --task.split_column"
         )
-        raise InputError(msg)
     row_N = table["row"].to_numpy()
     test = stratified_holdout(rarest, row_N[index], TEST_SHARE, np.random.default_rng(TEST_SEED), option=TEST)
     return pa.array(np.where(np.isin(row_N, test), "test", "train").tolist(), pa.string())

@@ -59,8 +59,9 @@ def words(column: Column, name: str, faults: Faults) -> Column:
         value_N = column.to_numpy(zero_copy_only=False)
         fraction = np.isfinite(value_N) & (value_N != np.floor(value_N))
         if fraction.any():
-            msg = f"{faults.path}: column {name!r} holds {value_N[fraction][0]}; a class is a name or a whole number"
-            raise InputError(msg)
+            raise InputError(
+                f"{faults.path}: column {name!r} holds {value_N[fraction][0]}; a class is a name or a whole number"
+            )
         large = np.isfinite(value_N) & (np.abs(value_N) >= EXACT)
         if large.any():
             msg = (
@@ -69,8 +70,7 @@ def words(column: Column, name: str, faults: Faults) -> Column:
             raise InputError(f"{msg} each other; store them as text")
         column = pc.if_else(pc.is_finite(column), column, pa.scalar(None, kind)).cast(pa.int64())
     elif not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind)):
-        msg = f"{faults.path}: column {name!r} holds {kind}; a class is a name or a whole number"
-        raise InputError(msg)
+        raise InputError(f"{faults.path}: column {name!r} holds {kind}; a class is a name or a whole number")
     column = column.cast(pa.string())
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
@@ -80,8 +80,9 @@ def words(column: Column, name: str, faults: Faults) -> Column:
 def binary(column: Column, name: str, faults: Faults) -> Any:
     """Return a column of 0, 1 and nothing as floats, NaN for nothing; any other number is a fault of its row."""
     if not (pa.types.is_boolean(column.type) or pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        msg = f"{faults.path}: column {name!r} holds {column.type}; several label columns hold 0, 1 or nothing each"
-        raise InputError(msg)
+        raise InputError(
+            f"{faults.path}: column {name!r} holds {column.type}; several label columns hold 0, 1 or nothing each"
+        )
     number = column.cast(pa.int8()) if pa.types.is_boolean(column.type) else column
     value_N = number.to_numpy(zero_copy_only=False).astype(np.float64)
     wrong_N = ~(np.isnan(value_N) | (value_N == 0) | (value_N == 1))

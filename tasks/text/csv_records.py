@@ -56,8 +56,9 @@ def read_blocks(path: Path, columns: Sequence[str], bad: BadRows, block: int = B
             yield Block(batch, number_N)
         broken.report(path, width, bad)
     if (source.quotes - broken.quotes) % 2:
-        msg = f"{path}: the file ends within a quoted field: it is cut short, or a quote is not closed; get it again"
-        raise InputError(msg)
+        raise InputError(
+            f"{path}: the file ends within a quoted field: it is cut short, or a quote is not closed; get it again"
+        )
 
 
 @dataclass(slots=True)
@@ -114,8 +115,7 @@ def _batches(path: Path, source: _Quotes, columns: Sequence[str], broken: _Broke
     except OSError as error:
         if path.suffix != ".gz":
             raise
-        msg = f"{path}: the gzip file is damaged or cut short ({error}); get it again"
-        raise InputError(msg) from error
+        raise InputError(f"{path}: the gzip file is damaged or cut short ({error}); get it again") from error
     except pa.ArrowInvalid as error:
         raise InputError(f"{path}: {_fault(str(error), block)}") from None  # it quotes the record
 
@@ -137,6 +137,7 @@ def _check_header(path: Path, columns: Sequence[str]) -> int:
     for name in columns:
         if name not in names:
             has = ", ".join(names) or "nothing"
-            msg = f"{path}:1: no column {name}{nearest(name, names)} in the header, it has {has}; get the file again"
-            raise InputError(msg)
+            raise InputError(
+                f"{path}:1: no column {name}{nearest(name, names)} in the header, it has {has}; get the file again"
+            )
     return len(names)

@@ -149,8 +149,7 @@ def chapter(code: str) -> str:
     if head[:1] in _SUPPLEMENTARY:
         return _SUPPLEMENTARY[head[0]]
     if not (head.isdecimal() and len(head) in (2, 3)) or head == "000":
-        msg = f"{code!r} is no ICD-9-CM code with its period"
-        raise ValueError(msg)
+        raise ValueError(f"{code!r} is no ICD-9-CM code with its period")
     first = _PROCEDURES if len(head) == 2 else _DIAGNOSES
     starts = [*first]
     return first[starts[bisect_right(starts, int(head)) - 1]]

@@ -105,8 +105,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
     admissions (0.1 GB published, 0.6 GB own).
     """
     if folder is None:
-        msg = "mimic3-50 needs the folder of its files"
-        raise ValueError(msg)
+        raise ValueError("mimic3-50 needs the folder of its files")
     bad = BadRows.of(options)
     codes = read_codes(folder, bad)
     labeled = codes.admissions(CODES)
@@ -117,8 +116,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
     check_frequent(codes, notes, CODES, folder)
     split = draw_split(notes, labeled) if splits is None else splits.of(notes, labeled, bad)
     if not split:
-        msg = f"{folder}: no admission has a discharge summary and one of the 50 codes; get the files again"
-        raise InputError(msg)
+        raise InputError(f"{folder}: no admission has a discharge summary and one of the 50 codes; get the files again")
     row_N = np.array(sorted(split), dtype=np.int64)
     patient_N = notes.patient_N[np.searchsorted(notes.row_N, row_N)]
     columns = {

@@ -113,8 +113,7 @@ def read_notes(folder: Path, wanted: Ints, bad: BadRows) -> Notes:
         parts = {"admission": admission, "date": kept["CHARTDATE"], "note": note, "text": kept["TEXT"]}
         tables.append(pa.table(parts).filter(pa.array(np.isin(admission, wanted))))
     if not any(len(pair) for pair in pairs):
-        msg = f"{path}: no note of category {CATEGORY!r}; get the file again"
-        raise InputError(msg)
+        raise InputError(f"{path}: no note of category {CATEGORY!r}; get the file again")
     pair_N = np.unique(np.concatenate(pairs), axis=0)
     twice = np.flatnonzero(np.diff(pair_N[:, 0]) == 0)
     for index in twice.tolist():
@@ -155,11 +154,10 @@ def check_frequent(codes: Codes, notes: Notes, expected: Sequence[str], folder: 
         shown = [f"{code}{f' {names[code]!r}' if code in names else ''} ({count[code]} times)" for code in found[:5]]
         return ", ".join(shown) + (f" and {len(found) - 5} more" if len(found) > 5 else "") or "none"
 
-    msg = (
+    raise InputError(
         f"{folder}: the {len(expected)} most frequent codes are not those of MIMIC-III 1.4; missing: {listed(absent)}; "
         f"in their place: {listed(wrong)}; get the files of version 1.4, whole"
     )
-    raise InputError(msg)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,16 +29,14 @@ def vocabulary(texts: Column, min_count: int) -> tuple[str, ...]:
     pairs = zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True)
     frequent = sorted((-count, word) for word, count in pairs if count >= min_count and word)
     if not frequent:
-        msg = f"no word occurs {min_count} times in the training texts; lower [task] min_count"
-        raise InputError(msg)
+        raise InputError(f"no word occurs {min_count} times in the training texts; lower [task] min_count")
     return (PADDING, UNKNOWN, *(word for _, word in frequent))
 
 
 def token_spec(texts: Column, min_count: int, max_tokens: int) -> InputSpec:
     """Return the tokens over the vocabulary of the given training texts, at most ``max_tokens`` of a text."""
     if max_tokens < 1:
-        msg = f"[task] max_tokens = {max_tokens} must be at least 1"
-        raise InputError(msg)
+        raise InputError(f"[task] max_tokens = {max_tokens} must be at least 1")
     return InputSpec("tokens", (max_tokens,), vocabulary(texts, min_count))
 
 
