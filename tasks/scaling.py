@@ -1,4 +1,4 @@
-"""From images as they are stored to what a network takes: the one place that scales and normalizes them."""
+"""Images as a network takes them, from what is stored: the one place that scales and normalizes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Scaling:
     mean: Tensor | None = None
     """[channels, 1, 1]; None where images stay in [0, 1]."""
     std: Tensor | None = None
-    """As ``mean``."""
+    """Deviation, as ``mean``."""
 
     @classmethod
     def of(cls, levels: int, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Scaling:

@@ -23,7 +23,7 @@ class Labels:
     class_P: npt.NDArray[np.int32]
     """Classes of row 0, then of row 1, and so on; each once per row. int32."""
     offset_N1: Ints
-    """Where a row begins; the number of positives last. int64."""
+    """First positive of every row; the number of positives last. int64."""
     classes: int
     """C."""
 

@@ -75,8 +75,8 @@ class PairCounts:
         """
         pmi_KK = self.pmi()
         upper = pmi_KK[np.triu_indices(len(pmi_KK), 1)]
-        met = upper[np.isfinite(upper)]
-        weight_KK = np.maximum(pmi_KK - (met.mean() if len(met) else 0.0), 0.0)  # keeps nan
+        finite = upper[np.isfinite(upper)]
+        weight_KK = np.maximum(pmi_KK - (finite.mean() if len(finite) else 0.0), 0.0)  # keeps nan
         np.fill_diagonal(weight_KK, np.where(np.isnan(weight_KK.diagonal()), np.nan, 0.0))
         return weight_KK
 
@@ -122,8 +122,8 @@ class Scanner:
             columns.append(np.full(len(segments), name))
         row, column = np.concatenate(rows), np.concatenate(columns)
         shape = len(cut), len(self.names)
-        met = sparse.csr_matrix((np.ones(len(row), np.int64), (row, column)), shape=shape)
-        return PairCounts(len(cut), (met.T @ met).toarray())
+        occurs = sparse.csr_matrix((np.ones(len(row), np.int64), (row, column)), shape=shape)
+        return PairCounts(len(cut), (occurs.T @ occurs).toarray())
 
     def _segments(self, position_H: Ints, word_H: Ints, cut: Ints) -> list[Ints]:
         """Return the numbers of the segments that each name occurs in, ascending."""

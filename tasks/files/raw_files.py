@@ -87,11 +87,11 @@ def raw_folder(task: Task, options: TaskOptions) -> Path | None:
     state = status(task, options)
     if state.found:
         return state.folder
-    looked = ", ".join(str(folder) for folder in state.searched) or "nowhere: [task] root and $ANCHORFL_DATA are empty"
+    folders = ", ".join(str(folder) for folder in state.searched) or "nowhere: [task] root and $ANCHORFL_DATA are empty"
     gate = ", access must be applied for" if task.source.gated else ""
     others = " or ".join(f"--task.variant {name}" for name in other_forms(task, options))
     raise InputError(
-        f"{task.name}: no {', '.join(state.missing)} (plain or .gz); looked in {looked}. "
+        f"{task.name}: no {', '.join(state.missing)} (plain or .gz); looked in {folders}. "
         f"{f'Another form of the data is there: {others}. Or get' if others else 'Get'} the files from "
         f"{task.source.url} (licence: {task.source.licence}{gate}) and set [task] root or $ANCHORFL_DATA"
     )
@@ -120,21 +120,21 @@ def find_files(folder: Path, pattern: str) -> list[Path]:
     """Return the files that match a pattern of ``Source.files``, as ``*.csv`` or ``images/**/*.jpg``, with ``.gz`` or
     without, in the order of their names. Raises InputError where there is none.
     """
-    found = sorted(_matching(folder, pattern))
-    if not found:
+    paths = sorted(_matching(folder, pattern))
+    if not paths:
         raise InputError(f"{folder}: no file {pattern} there; set [task] root to the folder that holds them")
-    return found
+    return paths
 
 
 def find_one(folder: Path, pattern: str) -> Path:
     """Return the one file that matches a pattern; the plain one where it is there gzipped too. Raises InputError where
     there is none, or several.
     """
-    found = {path.with_suffix("") if path.suffix == ".gz" else path for path in find_files(folder, pattern)}
-    if len(found) > 1:
-        names = ", ".join(sorted(path.name for path in found))
+    paths = {path.with_suffix("") if path.suffix == ".gz" else path for path in find_files(folder, pattern)}
+    if len(paths) > 1:
+        names = ", ".join(sorted(path.name for path in paths))
         raise InputError(f"{folder}: several files match {pattern}: {names}; leave one of them in the folder")
-    return find_file(folder, found.pop().name)
+    return find_file(folder, paths.pop().name)
 
 
 def open_bytes(path: Path) -> IO[bytes]:
@@ -196,8 +196,8 @@ def _candidate_folders(task: Task, options: TaskOptions) -> tuple[Path, ...]:
 
 
 def _matching(folder: Path, pattern: str) -> set[Path]:
-    found = {*folder.glob(pattern), *folder.glob(f"{pattern}.gz")}
-    return {path for path in found if path.is_file() and not path.name.startswith(".")}
+    paths = {*folder.glob(pattern), *folder.glob(f"{pattern}.gz")}
+    return {path for path in paths if path.is_file() and not path.name.startswith(".")}
 
 
 def _existing(folder: Path, name: str) -> Path | None:

@@ -38,8 +38,8 @@ def load_arrays(path: Path, dimensions: Mapping[str, int]) -> dict[str, npt.NDAr
         with cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as stream:
             _check_claims(path, stream)
             content = np.load(stream, allow_pickle=False)
-            held = getattr(content, "files", [])  # a plain .npy gives the one array, which has no name
-            arrays = {name: content[name] for name in dimensions if name in held}
+            names = getattr(content, "files", [])  # a plain .npy gives the one array, which has no name
+            arrays = {name: content[name] for name in dimensions if name in names}
     except InputError:
         raise
     except MemoryError as error:
@@ -50,7 +50,7 @@ def load_arrays(path: Path, dimensions: Mapping[str, int]) -> dict[str, npt.NDAr
         raise InputError(f"{path}: this .npz file cannot be read: {error}; get it again") from error
     for name, number in dimensions.items():
         if name not in arrays:
-            raise InputError(f"{path}: no array {name!r}{nearest(name, held)}; it needs {', '.join(dimensions)}")
+            raise InputError(f"{path}: no array {name!r}{nearest(name, names)}; it needs {', '.join(dimensions)}")
         if arrays[name].ndim != number:
             raise InputError(
                 f"{path}: {name} has shape {arrays[name].shape}, but needs {number} dimensions; get the file again"

@@ -50,7 +50,7 @@ GROUPS = {
 }
 """COCO's supercategories."""
 CLASSES = tuple(name for names in GROUPS.values() for name in names)
-"""In the order of COCO's category ids, which are 1..90 with gaps; the files say which id is which name."""
+"""Classes in the order of COCO's category ids, which are 1..90 with gaps; the files say which id is which name."""
 PARTS = {"train2014": "train", "val2014": "test"}
 """Folder of images -> split."""
 SIZE = 112
@@ -76,13 +76,13 @@ class AnnotatedImages:
     """The images of one file that have an annotation."""
 
     image_N: Ints
-    """Their ids."""
+    """Ids of the images."""
     names: list[str]
     """Names of their files."""
     locations: list[str]
     """Location of each in the annotation file."""
     y_NC: Bools
-    """Their classes."""
+    """Classes of the images."""
 
 
 def coco2014() -> Task:

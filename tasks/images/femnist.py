@@ -38,7 +38,7 @@ CLASSES = (
     *(f"capital letter {chr(code)}" for code in range(ord("A"), ord("Z") + 1)),
     *(f"small letter {chr(code)}" for code in range(ord("a"), ord("z") + 1)),
 )
-"""In the order of LEAF's numbers 0..61."""
+"""Classes in the order of LEAF's numbers 0..61."""
 GROUPS = {"digit": CLASSES[:10], "capital letter": CLASSES[10:36], "small letter": CLASSES[36:]}
 FILES = "**/all_data*.json"
 SIDE = 28
@@ -125,12 +125,12 @@ def _files(folder: Path) -> list[Path]:
 
     LEAF's folders sampled_data and rem_user_data repeat samples of all_data; they are not read.
     """
-    found = find_files(folder, FILES)
+    paths = find_files(folder, FILES)
     for parents in (("all_data",), ("train", "test")):
-        chosen = [path for path in found if path.parent.name in parents]
+        chosen = [path for path in paths if path.parent.name in parents]
         if chosen:
             return sorted(chosen, key=lambda path: (parents.index(path.parent.name), path.parent, _numbers(path)))
-    chosen = [path for path in found if path.parent == folder]
+    chosen = [path for path in paths if path.parent == folder]
     if not chosen:
         raise InputError(
             f"{folder}: its all_data*.json are in no folder all_data, train or test; set [task] root to LEAF's data"
@@ -175,8 +175,8 @@ def _kept(entry: dict[str, Any]) -> Any:
     faults = dict[int, str]()
     for number, (pixels, label) in enumerate(zip(x, y, strict=True)):
         if not isinstance(pixels, list) or len(pixels) != SIDE * SIDE:
-            has = len(pixels) if isinstance(pixels, list) else 0
-            faults[number] = f"x has {has} values, not {SIDE * SIDE}; correct it"
+            values = len(pixels) if isinstance(pixels, list) else 0
+            faults[number] = f"x has {values} values, not {SIDE * SIDE}; correct it"
         elif not 0 <= whole(label) < len(CLASSES):
             faults[number] = f"y is {label!r}, not a whole number 0..{len(CLASSES) - 1}; correct it"
     usable = [number for number in range(len(x)) if number not in faults]
@@ -244,12 +244,12 @@ def _rows(name: str, parts: list[WriterSamples], split: str, bad: BadRows) -> Ta
     y_N = np.concatenate([part.samples.y_N for part in parts])
     x_ND = np.concatenate([part.samples.x_ND for part in parts])
     row_N = np.concatenate([part.start + np.arange(len(part.samples.y_N)) for part in parts])
-    kept = np.flatnonzero(y_N >= 0)
+    index = np.flatnonzero(y_N >= 0)
     columns = {
-        "row": row_N[kept].astype(np.int64),
-        "split": pa.array([split] * len(kept), pa.string()),
-        "labels": pa.ListArray.from_arrays(np.arange(len(kept) + 1, dtype=np.int32), pa.array(y_N[kept])),
-        "pixels": pixel_column(x_ND[kept].reshape(-1, SIDE, SIDE)),
-        "subject": pa.array([name] * len(kept), pa.string()),
+        "row": row_N[index].astype(np.int64),
+        "split": pa.array([split] * len(index), pa.string()),
+        "labels": pa.ListArray.from_arrays(np.arange(len(index) + 1, dtype=np.int32), pa.array(y_N[index])),
+        "pixels": pixel_column(x_ND[index].reshape(-1, SIDE, SIDE)),
+        "subject": pa.array([name] * len(index), pa.string()),
     }
     return pa.table(columns)

@@ -33,10 +33,10 @@ class ClassHistogram:
     @classmethod
     def of(cls, labels: Iterable[Labels]) -> ClassHistogram:
         """Return the histogram of the labels of every client's rows."""
-        found = [np.unique(own.class_P, return_counts=True) for own in labels]
-        client_H = np.repeat(np.arange(len(found)), [len(class_) for class_, _ in found])
+        pairs = [np.unique(client_labels.class_P, return_counts=True) for client_labels in labels]
+        client_H = np.repeat(np.arange(len(pairs)), [len(class_) for class_, _ in pairs])
         none = np.zeros(0, dtype=np.int64)
-        class_H, rows_H = (np.concatenate([none, *(pair[i] for pair in found)]).astype(np.int64) for i in (0, 1))
+        class_H, rows_H = (np.concatenate([none, *(pair[i] for pair in pairs)]).astype(np.int64) for i in (0, 1))
         return cls(client_H, class_H, rows_H)
 
     @classmethod
@@ -62,9 +62,9 @@ class ClassHistogram:
 
     def matrix(self, clients: int, classes: int) -> Ints:
         """Return the histogram as a matrix, int64 [M, C]."""
-        held_MC = np.zeros((clients, classes), dtype=np.int64)
-        held_MC[self.client_H, self.class_H] = self.rows_H
-        return held_MC
+        rows_MC = np.zeros((clients, classes), dtype=np.int64)
+        rows_MC[self.client_H, self.class_H] = self.rows_H
+        return rows_MC
 
 
 def _whole(column: Column, name: str, least: int, most: float) -> Ints:

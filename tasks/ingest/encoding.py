@@ -1,4 +1,4 @@
-"""From raw rows to the files of their owners: plain values and pure functions, which go to workers as they are."""
+"""Encoding of raw rows into the files of their owners: plain values and pure functions, which go to workers."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ def set_normalization(spec: InputSpec, options: TaskOptions) -> InputSpec:
     Raises InputError on words it does not know, numbers that do not fit the channels, or inputs that are not stored as
     pixels.
     """
-    asked = options.normalize
-    if asked == "auto":
+    scaling = options.normalize
+    if scaling == "auto":
         return spec
     if not spec.levels:
-        msg = f"task.normalize = {asked!r} is for images that are stored as pixels, which those of this task are not"
+        msg = f"task.normalize = {scaling!r} is for images that are stored as pixels, which those of this task are not"
         raise InputError(f"{msg}: set it to 'auto'")
-    if asked == "none":
+    if scaling == "none":
         return replace(spec, mean=(), std=())
     channels = spec.shape[0]
-    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if asked == "imagenet" else _constants(asked, channels)
+    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if scaling == "imagenet" else _constants(scaling, channels)
     if len(mean) != channels:
-        msg = f"task.normalize = {asked!r} is for color images, and these have {channels} channel"
+        msg = f"task.normalize = {scaling!r} is for color images, and these have {channels} channel"
         raise InputError(f"{msg}; give numbers, such as 0.5/0.5")
     return replace(spec, mean=mean, std=std)
 

@@ -73,11 +73,11 @@ def prepare(
     Where ``task.cache`` is an address, they are made in the cache folder of this machine and then copied there.
     Raises InputError on bad options or files, RuntimeError where Ray is needed and not running.
     """
-    asked, options = options.clients, canonicalize_options(task, options, seed)
+    clients, options = options.clients, canonicalize_options(task, options, seed)
     prepared = _find_or_prepare(task, options, seed, engine, log)
     number, classes = len(prepared.manifest.examples), len(prepared.manifest.class_names)
-    if options.partition == "one_class" and asked not in (0, number):
-        raise InputError(wrong_number(task.name, asked, number, classes))
+    if options.partition == "one_class" and clients not in (0, number):
+        raise InputError(wrong_number(task.name, clients, number, classes))
     return prepared
 
 
@@ -90,10 +90,10 @@ def _find_or_prepare(task: Task, options: TaskOptions, seed: int, engine: Engine
         return _prepare_locally(task, options, seed, raw, source, folder, engine, log)
     object_store.check_location(options.cache, "task.cache")
     location = object_store.join(options.cache, folder.name)
-    found = remote_cache.find(location)
-    if found is not None:
+    prepared = remote_cache.find(location)
+    if prepared is not None:
         log(f"{task.name}: prepared data found in {object_store.shown(location)}")
-        return found
+        return prepared
     remote_cache.upload(_prepare_locally(task, options, seed, raw, source, folder, engine, log), location)
     log(f"{task.name}: prepared data copied to {object_store.shown(location)}")
     return Prepared.load(location)

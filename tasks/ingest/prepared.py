@@ -209,8 +209,8 @@ def cache_folder(name: str, options: TaskOptions, seed: int, raw: str) -> Path:
     here = replace(options, root="", cache="", file=parquet, class_names=names)
     # only what differs from its default, so that a new option leaves prepared data as they are
     changed = {f.name: getattr(here, f.name) for f in fields(here) if getattr(here, f.name) != f.default}
-    own = [TABLE_FORMAT] if options.file else []
-    content = json.dumps([FORMAT, raw, changed, seed, *own], sort_keys=True)
+    version = [TABLE_FORMAT] if options.file else []
+    content = json.dumps([FORMAT, raw, changed, seed, *version], sort_keys=True)
     return cache_root(options.cache) / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 

@@ -45,7 +45,7 @@ def categories(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) 
             f"of another class where it is; {lets_go}use fewer [task] clients, more data or another seed"
         )
     parts = group_rows(client_U[unit_N], options.clients)
-    return tuple(ClientPlan(rows.row_N[part], tuple(own.tolist())) for part, own in zip(parts, sets, strict=True))
+    return tuple(ClientPlan(rows.row_N[part], tuple(owned.tolist())) for part, owned in zip(parts, sets, strict=True))
 
 
 def _wholes(rows: TrainingRows) -> Ints:
@@ -158,9 +158,9 @@ def _move_units(client_U: Ints, labels: Labels, unit_N: Ints, owner_C: Ints) -> 
             able = with_C[class_][_movable_units(with_C[class_], client_U, units, owner_C, home_C)]
             if home_C[class_] == 0 and len(able):  # a move for another class may have served this one
                 unit = able[size_U[able].argmin()]
-                own = units.class_P[units.offset_N1[unit] : units.offset_N1[unit + 1]]
-                home_C[own[owner_C[own] == client_U[unit]]] -= 1
-                home_C[own[owner_C[own] == owner_C[class_]]] += 1
+                class_K = units.class_P[units.offset_N1[unit] : units.offset_N1[unit + 1]]
+                home_C[class_K[owner_C[class_K] == client_U[unit]]] -= 1
+                home_C[class_K[owner_C[class_K] == owner_C[class_]]] += 1
                 client_U[unit] = owner_C[class_]
                 moving = True
     return client_U
@@ -175,6 +175,6 @@ def _classes_of_units(labels: Labels, unit_N: Ints, units: int) -> Labels:
 
 def _movable_units(able: Ints, client_U: Ints, units: Labels, owner_C: Ints, home_C: Ints) -> Ints:
     """Return the units that can leave their client: no class of that client has its last unit in them."""
-    held = units.take(able)
-    needed_P = (owner_C[held.class_P] == client_U[able][held.row_P]) & (home_C[held.class_P] < 2)
-    return np.flatnonzero(np.bincount(held.row_P[needed_P], minlength=len(able)) == 0)
+    candidates = units.take(able)
+    needed_P = (owner_C[candidates.class_P] == client_U[able][candidates.row_P]) & (home_C[candidates.class_P] < 2)
+    return np.flatnonzero(np.bincount(candidates.row_P[needed_P], minlength=len(able)) == 0)

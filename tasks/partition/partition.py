@@ -96,10 +96,10 @@ def _hold_out_from_clients(rows: TrainingRows, task: Task, options: TaskOptions,
         )
     clients, held_out = list[ClientPlan](), list[Ints]()
     for number, client in enumerate(_clients(rows, task, options, seed)):
-        own = rows.take(np.searchsorted(rows.row_N, client.rows))
+        client_rows = rows.take(np.searchsorted(rows.row_N, client.rows))
         rng = generator(seed, f"validation of client {number}")
-        known = own.labels.where(np.isin(own.labels.class_P, client.classes))
-        held_out.append(own.held_out(options.validation, rng, known.rarest()))
+        known = client_rows.labels.where(np.isin(client_rows.labels.class_P, client.classes))
+        held_out.append(client_rows.held_out(options.validation, rng, known.rarest()))
         clients.append(ClientPlan(np.setdiff1d(client.rows, held_out[-1]), client.classes))
     row_V, client_V = np.concatenate(held_out), np.repeat(np.arange(len(held_out)), [len(part) for part in held_out])
     order_V = np.argsort(row_V)
@@ -125,7 +125,7 @@ def _clients(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) ->
 
 def partitions_of(task: Task) -> tuple[str, ...]:
     """Return the partitions that a data set can have: by category and by subject only where it has such."""
-    lacks = {name for name, has in (("categories", task.groups), ("subjects", task.subjects)) if not has}
+    lacks = {name for name, present in (("categories", task.groups), ("subjects", task.subjects)) if not present}
     return tuple(name for name in PARTITIONS if name not in lacks)
 
 
@@ -196,7 +196,7 @@ def dirichlet(
             pieces[client].append(piece)
     parts = _repair([rng.permutation(np.concatenate(piece)) for piece in pieces], need)
     dealt_M = np.array_split(rng.permutation(rest_N), clients)
-    parts = [np.concatenate(both) for both in zip(parts, dealt_M, strict=True)]
+    parts = [np.concatenate(dealt) for dealt in zip(parts, dealt_M, strict=True)]
     return tuple(ClientPlan(np.sort(rows.row_N[part]), classes_in(rows.labels.take(part))) for part in parts)
 
 

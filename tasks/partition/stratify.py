@@ -28,7 +28,7 @@ class TrainingRows:
     labels: Labels
     """Labels of N rows."""
     row_N: Ints
-    """Their ids."""
+    """Ids of the rows."""
     subject_N: npt.NDArray[np.str_] | None = None
     """Subject of each; None where the data set has no subjects."""
     whole_N: Ints | None = None

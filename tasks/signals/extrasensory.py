@@ -93,9 +93,9 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
     whole_users = variant(extrasensory(), options) == USERS
     fold_U = _folds(folder, tuple(paths)) if whole_users else []
     if whole_users and options.fold not in fold_U:
-        found = ", ".join(map(str, sorted(set(fold_U))))
+        present = ", ".join(map(str, sorted(set(fold_U))))
         raise InputError(
-            f"{folder}: no user of fold {options.fold} is here, only of {found}; choose one of those as [task] fold"
+            f"{folder}: no user of fold {options.fold} is here, only of {present}; choose one of those as [task] fold"
         )
     bad = BadRows.of(options)
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
@@ -172,16 +172,16 @@ def _user(path: Path) -> _User:
     """Return the sequences of one file. Raises InputError where the file as a whole is wrong."""
     data = read_bytes(path)
     _check_header(path, data)
-    found = recording(path, data, COLUMNS, ",", header=True)
-    label_CN = found.value_DN[len(FEATURES) : -1]
+    minutes = recording(path, data, COLUMNS, ",", header=True)
+    label_CN = minutes.value_DN[len(FEATURES) : -1]
     wrong_CN = ~((label_CN == 0) | (label_CN == 1) | np.isnan(label_CN))
 
-    def told(n: int) -> str:
+    def fault(n: int) -> str:
         c = int(wrong_CN[:, n].argmax())
         return f"{label_CN[c, n]:g} in column 'label:{LABELS[c]}'; a label is 0, 1 or nan: correct or remove the line"
 
-    found = found.without(wrong_CN.any(0), told).in_order("this user")
-    return _sequences(found)
+    minutes = minutes.without(wrong_CN.any(0), fault).in_order("this user")
+    return _sequences(minutes)
 
 
 def _sequences(minutes: Recording) -> _User:

@@ -102,9 +102,9 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
     """Return the windows by subject and time; ``readings`` are 100 steps of 52 features. Raises InputError with file,
     line and field.
     """
-    found = _files(folder, "**/subject10*.dat")
-    protocol = [path for path in found if path.parent.name == "Protocol"]
-    protocol = protocol or [path for path in found if path.parent.name != "Optional"]
+    paths = _files(folder, "**/subject10*.dat")
+    protocol = [path for path in paths if path.parent.name == "Protocol"]
+    protocol = protocol or [path for path in paths if path.parent.name != "Optional"]
     if not protocol:
         raise InputError(
             f"{folder}: only recordings of Optional are here; put subject101.dat and its like of Protocol there too"
@@ -182,22 +182,22 @@ def _windows(path: Path, activities: Mapping[int, str]) -> _Windows:
     data = read_bytes(path)
     if not data:
         raise InputError(f"{path}: the file is empty; get it again")
-    found = recording(path, data, COLUMNS, " ", header=False)
+    steps = recording(path, data, COLUMNS, " ", header=False)
     del data  # as large as all that is made of it
-    id_N = found.value_DN[0]
+    id_N = steps.value_DN[0]
     known = ", ".join(f"{number} {name}" for number, name in activities.items())
-    found = found.without(
+    steps = steps.without(
         ~np.isin(id_N, [TRANSIENT, *activities]),
         lambda n: (
             f"{id_N[n]:g} in column 'activity id' is no activity of {path.parent.name}: there are {known}, and "
             f"{TRANSIENT} in between; correct or remove the line"
         ),
     ).in_order("this subject")
-    _interpolate(found)
-    first_N, class_N = _cut(found.value_DN[0].astype(np.int64), activities)
-    reading_NLF = found.value_DN[1:].T[first_N[:, None] + np.arange(STEPS)]
+    _interpolate(steps)
+    first_N, class_N = _cut(steps.value_DN[0].astype(np.int64), activities)
+    reading_NLF = steps.value_DN[1:].T[first_N[:, None] + np.arange(STEPS)]
     reading = fixed_lists(reading_NLF.reshape(len(first_N), STEPS * len(FEATURES)))
-    return _Windows(_subject(path), reading, class_N, found.messages())
+    return _Windows(_subject(path), reading, class_N, steps.messages())
 
 
 def _cut(id_S: Ints, activities: Mapping[int, str]) -> tuple[Ints, Ints]:
@@ -212,13 +212,13 @@ def _cut(id_S: Ints, activities: Mapping[int, str]) -> tuple[Ints, Ints]:
     return first_N, class_of[id_S[first_N]]
 
 
-def _interpolate(found: Recording) -> None:
+def _interpolate(steps: Recording) -> None:
     """Fill the missing values of every feature from its neighbours in time, in place."""
-    for value_N in found.value_DN[1:]:
+    for value_N in steps.value_DN[1:]:
         missing_N = np.isnan(value_N)
         if missing_N.any() and not missing_N.all():
             there_N = ~missing_N
-            value_N[missing_N] = np.interp(found.time_N[missing_N], found.time_N[there_N], value_N[there_N])
+            value_N[missing_N] = np.interp(steps.time_N[missing_N], steps.time_N[there_N], value_N[there_N])
 
 
 def _subject(path: Path) -> str:

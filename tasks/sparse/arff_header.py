@@ -21,7 +21,7 @@ _QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 _ATTRIBUTE = re.compile(rf"@attribute\s+({_QUOTED}|\S+)\s+(\{{.*\}}|\w+)", re.IGNORECASE)
 _VALUE = re.compile(rf"{_QUOTED}|[^,\s][^,]*")
 Line = tuple[int, str]
-"""Its number from 1, and the text."""
+"""Number of a line from 1, and the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ def read_labels(path: Path, attributes: Sequence[Attribute]) -> list[int]:
 
     Raises InputError where it is no XML, or a label is no attribute with the values 0 and 1, or stands twice.
     """
-    found = list[Line]()
+    labels = list[Line]()
     parser = expat.ParserCreate()
 
-    def begin(tag: str, about: dict[str, str]) -> None:
+    def begin(tag: str, fields: dict[str, str]) -> None:
         if tag.rpartition(":")[2] == "label":
-            found.append((parser.CurrentLineNumber, about.get("name", "")))
+            labels.append((parser.CurrentLineNumber, fields.get("name", "")))
 
     parser.StartElementHandler = begin
     try:
@@ -57,7 +57,7 @@ def read_labels(path: Path, attributes: Sequence[Attribute]) -> list[int]:
     except expat.ExpatError as error:
         raise InputError(f"{path}: this is no XML ({error}); get the file again") from error
     known, columns = {attribute.name: column for column, attribute in enumerate(attributes)}, dict[int, str]()
-    for line, name in found:
+    for line, name in labels:
         if name not in known:
             raise InputError(
                 f"{path}:{line}: label {name!r} is no attribute of the data{nearest(name, known)}; correct the name"
@@ -79,14 +79,14 @@ def read_labels(path: Path, attributes: Sequence[Attribute]) -> list[int]:
 
 def read_attributes(path: Path, lines: Iterator[Line]) -> tuple[Attribute, ...]:
     """Return the attributes; the lines are read up to ``@data``."""
-    found = list[Attribute]()
+    attributes = list[Attribute]()
     for number, line in lines:
         word = line.strip().partition(" ")[0].partition("\t")[0].lower()
         if not word or word.startswith("%") or word == "@relation":
             continue
         if word == "@data":
-            if found:
-                return tuple(found)
+            if attributes:
+                return tuple(attributes)
             break
         match = _ATTRIBUTE.fullmatch(line.strip())
         if not match:
@@ -103,7 +103,7 @@ def read_attributes(path: Path, lines: Iterator[Line]) -> tuple[Attribute, ...]:
             raise InputError(
                 f"{path}:{number}: attribute {name!r} is {kind}; it must be numeric or nominal with values"
             )
-        found.append(Attribute(name, values))
+        attributes.append(Attribute(name, values))
     raise InputError(f"{path}: there is no @attribute, or no @data below them; get the file again")
 
 

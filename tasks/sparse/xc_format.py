@@ -111,9 +111,9 @@ def read_splits(train: Path, test: Path, rows: int, column: int) -> npt.NDArray[
                     f"{path}:{line}: row number {row} is outside 1..{rows}, the rows of the data; get the file again"
                 )
             if seen[row - 1]:
-                there = f"{train if seen[row - 1] > 0 else test}:{abs(seen[row - 1])}"
+                location = f"{train if seen[row - 1] > 0 else test}:{abs(seen[row - 1])}"
                 raise InputError(
-                    f"{path}:{line}: row number {row} already stands in {there}; a row has one side of the split"
+                    f"{path}:{line}: row number {row} already stands in {location}; a row has one side of the split"
                 )
             seen[row - 1] = sign * line
     lost = np.flatnonzero(seen == 0)
@@ -195,10 +195,10 @@ def _parse(
     """Add the rows of ``data`` to ``parts``; bad rows go to ``bad`` in their order."""
     if not data:
         return
-    found = _columns(data, header)
-    if found is not None:
+    columns = _columns(data, header)
+    if columns is not None:
         index_N = np.arange(data.count(b"\n"), dtype=np.int64) + first - 2  # line 2 is row 0
-        parts.append((index_N, *found))
+        parts.append((index_N, *columns))
         return
     cut = data.find(b"\n", len(data) // 2) + 1
     cut = data.rfind(b"\n", 0, len(data) - 1) + 1 if cut == len(data) else cut
@@ -277,9 +277,9 @@ def _fault(line: str, header: Header) -> str:
     """Return the fault of a row, and how to mend it."""
     labels, _, rest = line.replace("\t", " ").partition(" ")
     names = labels.split(",") if labels else []
-    for kind, found, count in (("label", names, header.labels), ("feature", rest.split(), header.features)):
+    for kind, fields, count in (("label", names, header.labels), ("feature", rest.split(), header.features)):
         seen = set[int]()
-        for position, field in enumerate(found, 1):
+        for position, field in enumerate(fields, 1):
             index, colon, value = field.partition(":") if kind == "feature" else (field, ":", "0")
             where = f"{kind if kind == 'label' else 'field'} {position} ({field[:40]!r})"
             if not colon:

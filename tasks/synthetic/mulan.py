@@ -29,7 +29,7 @@ class Shape:
     features: int
     """Kept small."""
     labels: int
-    """As in the real set, at most one for ten rows."""
+    """Labels, as in the real set, at most one for ten rows."""
     words: bool = False
     """True: bags of words."""
     sparse: bool = False

@@ -34,15 +34,15 @@ def write(folder: Path, rows: int, seed: int) -> None:
 
 
 def _stems(rng: np.random.Generator) -> list[str]:
-    found = dict[str, None]()
-    while len(found) < STEMS:
-        found["".join(rng.choice([*CONSONANTS]) + rng.choice([*VOWELS]) for _ in range(rng.integers(2, 4)))] = None
-    return list(found)
+    stems = dict[str, None]()
+    while len(stems) < STEMS:
+        stems["".join(rng.choice([*CONSONANTS]) + rng.choice([*VOWELS]) for _ in range(rng.integers(2, 4)))] = None
+    return list(stems)
 
 
 def _text(rng: np.random.Generator, stems: list[str], label: int) -> str:
     """Return a text: a third of the words are of the class, the others of no class, frequent ones first (Zipf)."""
     length = max(3, int(rng.poisson(LENGTH)))
-    own = rng.integers(0, OWN, length) + label * OWN
+    own_words = rng.integers(0, OWN, length) + label * OWN
     common = len(CLASSES) * OWN + np.minimum(rng.zipf(1.4, length), STEMS - len(CLASSES) * OWN) - 1
-    return " ".join(stems[i] for i in np.where(rng.random(length) < 1 / 3, own, common).tolist())
+    return " ".join(stems[i] for i in np.where(rng.random(length) < 1 / 3, own_words, common).tolist())

@@ -31,9 +31,9 @@ class Size:
     """The size of a file."""
 
     features: int
-    """Of the header."""
+    """Number in the header."""
     labels: int
-    """Of the header."""
+    """Number in the header."""
     pairs: int
     """Features of a row, before those that fall together count once."""
     extra: float = 1.0

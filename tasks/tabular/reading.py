@@ -60,12 +60,12 @@ class TableFile:
         names = list(dict.fromkeys(names))
         try:
             # a name may hold a dot, which Parquet takes for a path: what else that brought is dropped
-            found = self.content if isinstance(self.content, pa.Table) else self._unpacked(names)
+            table = self.content if isinstance(self.content, pa.Table) else self._unpacked(names)
         except InputError:
             raise
         except (pa.ArrowException, OSError, ValueError) as error:
             raise InputError(f"{self.path} is damaged: {arrow_message(error)}; write it again") from error
-        return pa.table({name: plain(found[name], self.types[name]) for name in names})
+        return pa.table({name: plain(table[name], self.types[name]) for name in names})
 
     def _unpacked(self, names: Sequence[str]) -> Table:
         """Return columns of a Parquet file.

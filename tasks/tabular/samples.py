@@ -143,11 +143,11 @@ def _standardize(table: Table, spec: InputSpec) -> Floats:
     x_NF = values.astype(np.float64).reshape(-1, spec.shape[-1])
     x_NF = np.where(np.isnan(x_NF), spec.mean, x_NF)
     scaled: Floats = (x_NF - np.array(spec.mean)) / np.array(spec.std)
-    beyond = np.abs(scaled) > MAX_VALUE
-    if beyond.any():
-        row = table["row"][int(np.flatnonzero(beyond.reshape(table.num_rows, -1).any(1))[0])].as_py()
+    too_far = np.abs(scaled) > MAX_VALUE
+    if too_far.any():
+        row = table["row"][int(np.flatnonzero(too_far.reshape(table.num_rows, -1).any(1))[0])].as_py()
         raise InputError(
-            f"row {row + 1}: {x_NF[beyond][0]:g} is too far from the training rows' mean to be stored; correct it"
+            f"row {row + 1}: {x_NF[too_far][0]:g} is too far from the training rows' mean to be stored; correct it"
         )
     return scaled
 
@@ -203,8 +203,8 @@ def _numeric(column: Column) -> Column:
 def _paths(column: Column, name: str, empty_N: Bools, faults: Faults) -> Column:
     folder = faults.path.parent
     paths: list[Path | str] = [folder / text for text in pc.utf8_trim_whitespace(column).to_pylist()]
-    found = iter(image_faults([paths[i] for i in np.flatnonzero(~empty_N).tolist()], faults.whole))
-    fault = ["" if empty else next(found) for empty in empty_N.tolist()]
+    file_faults = iter(image_faults([paths[i] for i in np.flatnonzero(~empty_N).tolist()], faults.whole))
+    fault = ["" if empty else next(file_faults) for empty in empty_N.tolist()]
     faults.add(np.array([bool(f) for f in fault], dtype=np.bool_), lambda i: f"image {paths[i]}: {fault[i]}")
     return path_column(paths)
 

@@ -115,21 +115,21 @@ def select_columns(text: str, names: Sequence[str], option: str, taken: Iterable
     ``taken``. Raises InputError on a name that is no column or is taken.
     """
     taken = set(taken)
-    found = dict[str, None]()
+    selected = dict[str, None]()
     for part in [text] if text in names else [part.strip() for part in text.split(",")]:
         if part in names:
             if part in taken:
                 raise InputError(
                     f"[task] {option} names column {part!r}, which is the label, client or split; name another"
                 )
-            found[part] = None
+            selected[part] = None
             continue
         matches = [name for name in names if fnmatchcase(name, part) and name not in taken]
         if not matches:
             msg = f"[task] {option}: {part!r} is no column of {path}{nearest(part, names)}; "
             raise InputError(f"{msg}there are {listed(names, 40)}")
-        found |= dict.fromkeys(matches)
-    return tuple(found)
+        selected |= dict.fromkeys(matches)
+    return tuple(selected)
 
 
 def guess_inputs(file: TableFile, taken: Iterable[str]) -> tuple[str, ...]:
@@ -175,10 +175,10 @@ def form_of_inputs(file: TableFile, inputs: Sequence[str]) -> Inputs:
 def features(file: TableFile, name: str) -> int:
     """Return the number of values of a step of the first row that has any. Raises InputError where there is none."""
     length = pc.list_value_length(pc.list_flatten(file.read([name])[name]))
-    found = length.filter(pc.greater(pc.fill_null(length, 0), 0))
-    if not len(found):
+    filled = length.filter(pc.greater(pc.fill_null(length, 0), 0))
+    if not len(filled):
         raise InputError(f"{file.path}: column {name!r} holds only empty lists; name another input")
-    return int(found[0].as_py())
+    return int(filled[0].as_py())
 
 
 def read_class_names(path: Path) -> tuple[list[str], list[str]]:
@@ -211,9 +211,9 @@ def _style(file: TableFile, labels: Sequence[str]) -> Style:
         return "lists"
     if form in ("numbers", "text"):
         return "value"
-    held = file.types[labels[0]]
+    kind = file.types[labels[0]]
     raise InputError(
-        f"{file.path}: column {labels[0]!r} holds {held}; labels are names, whole numbers or lists of them"
+        f"{file.path}: column {labels[0]!r} holds {kind}; labels are names, whole numbers or lists of them"
     )
 
 
@@ -221,16 +221,16 @@ def _classes(
     file: TableFile, labels: tuple[str, ...], style: Style, options: TaskOptions
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the word in the table for each class, and the names. Raises InputError on names that hardly differ."""
-    given = read_class_names(option_path(options.class_names, options)) if options.class_names else None
+    class_file = read_class_names(option_path(options.class_names, options)) if options.class_names else None
     if style == "columns":
-        values, names = _of_columns(labels, given, options)
-    elif given is None:
+        values, names = _of_columns(labels, class_file, options)
+    elif class_file is None:
         values = names = _present(file, labels[0], style)
-    elif given[0]:
-        values, names = given
+    elif class_file[0]:
+        values, names = class_file
     else:
         numbers = all(value.lstrip("-").isdigit() for value in _present(file, labels[0], style))
-        values, names = [str(i) for i in range(len(given[1]))] if numbers else given[1], given[1]
+        values, names = [str(i) for i in range(len(class_file[1]))] if numbers else class_file[1], class_file[1]
     if len(names) < 2:
         raise InputError(f"{file.path}: column {labels[0]!r} holds {len(names)} class; a task needs at least 2")
     check_names(names, options.class_names or str(file.path))
@@ -251,14 +251,14 @@ def check_names(names: Sequence[str], where: str, *, exact: bool = False) -> Non
 
 
 def _of_columns(
-    labels: tuple[str, ...], given: tuple[list[str], list[str]] | None, options: TaskOptions
+    labels: tuple[str, ...], class_file: tuple[list[str], list[str]] | None, options: TaskOptions
 ) -> tuple[Sequence[str], Sequence[str]]:
-    if given is None:
+    if class_file is None:
         if options.label_columns.count("*") != 1 or set(options.label_columns) & set("?[,"):
             return labels, labels
         before, after = options.label_columns.split("*")  # the names without what they all share: label_*
         return labels, [name[len(before) : len(name) - len(after)].strip(" _-:.") or name for name in labels]
-    ids, names = given
+    ids, names = class_file
     if not ids:
         if len(names) != len(labels):
             raise InputError(

@@ -120,19 +120,19 @@ def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Table:
     extra = [name for name in (schema.client, schema.split) if name]
     raw = file.read([*schema.labels, *schema.inputs, *extra])
     faults = Faults(file.path, file.row_N, whole=bad.skip)
-    found = targets(raw, schema.style, schema.labels, schema.values, faults)
-    columns = {"row": pa.array(file.row_N), "labels": found.labels}
-    if found.known is not None:
-        columns["known"] = found.known
+    labeled = targets(raw, schema.style, schema.labels, schema.values, faults)
+    columns = {"row": pa.array(file.row_N), "labels": labeled.labels}
+    if labeled.known is not None:
+        columns["known"] = labeled.known
     columns[samples.payload_name(schema.form)] = samples.payload(raw, schema, faults)
     if schema.client:
         columns["subject"] = _subjects(raw[schema.client], schema.client, faults)
     if schema.split:
-        columns["split"] = _splits(raw[schema.split], schema, found, faults)
+        columns["split"] = _splits(raw[schema.split], schema, labeled, faults)
     good = pa.array(faults.settle(bad))
     table = pa.table(columns).filter(good)
     if not schema.split:
-        given_N = found.given_N[good.to_numpy(zero_copy_only=False)]
+        given_N = labeled.given_N[good.to_numpy(zero_copy_only=False)]
         table = table.append_column("split", _draw_split(table, given_N, len(schema.values), file.path))
     return bad.noted(table)
 
@@ -170,13 +170,13 @@ def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tupl
     if name == "values":
         _check_width(columns[name], schema, spec, path)
     if schema.labels:
-        found = targets(raw, schema.style, spec.columns.labels, schema.values, faults)
-        columns |= {"labels": found.labels, "known": _all_null(file) if found.known is None else found.known}
+        labeled = targets(raw, schema.style, spec.columns.labels, schema.values, faults)
+        columns |= {"labels": labeled.labels, "known": _all_null(file) if labeled.known is None else labeled.known}
     else:
         nothing = pa.array([[]] * len(raw), pa.list_(pa.int32()))
         columns |= {"labels": nothing, "known": nothing}
     faults.settle(bad)
-    return PredictionSamples(pa.table(columns), bool(schema.labels) and bool(found.given_N.any()))
+    return PredictionSamples(pa.table(columns), bool(schema.labels) and bool(labeled.given_N.any()))
 
 
 def _all_null(file: TableFile) -> Column:
@@ -198,7 +198,7 @@ def _subjects(column: Column, name: str, faults: Faults) -> Column:
     return pc.fill_null(column, "")
 
 
-def _splits(column: Column, schema: Schema, found: Targets, faults: Faults) -> Column:
+def _splits(column: Column, schema: Schema, labeled: Targets, faults: Faults) -> Column:
     column = pc.fill_null(column.cast(pa.string()), "")
     wrong_N = ~pc.is_in(column, value_set=pa.array(SPLITS)).to_numpy()
     name = schema.split
@@ -212,7 +212,7 @@ def _splits(column: Column, schema: Schema, found: Targets, faults: Faults) -> C
     if schema.kind == "single":
         test_N = pc.not_equal(column, "train").to_numpy()
         faults.add(
-            test_N & ~wrong_N & ~found.given_N,
+            test_N & ~wrong_N & ~labeled.given_N,
             lambda i: (
                 f"a {column[i].as_py()} row without a label; fill in column {schema.labels[0]!r} or make it train"
             ),

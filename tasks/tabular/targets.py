@@ -21,7 +21,7 @@ from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.tabular.reading import Faults
 
 EXACT = 2.0**53
-"""From here on not every whole number is a float64."""
+"""Bound from which on not every whole number is a float64."""
 Style = Literal["columns", "value", "lists"]
 
 

@@ -66,9 +66,9 @@ class _Broken:
     """The records whose number of fields is not the header's."""
 
     numbers: list[int] = field(default_factory=list)
-    """Their numbers."""
+    """Numbers of the records."""
     fields: list[int] = field(default_factory=list)
-    """Their numbers of fields."""
+    """Number of fields of each."""
     quotes: int = 0
     """Number of quotation marks in them."""
     reported: int = 0
@@ -136,8 +136,8 @@ def _check_header(path: Path, columns: Sequence[str]) -> int:
         raise InputError(f"{path}:1: the header is no line of CSV ({error}); get the file again") from error
     for name in columns:
         if name not in names:
-            has = ", ".join(names) or "nothing"
+            known = ", ".join(names) or "nothing"
             raise InputError(
-                f"{path}:1: no column {name}{nearest(name, names)} in the header, it has {has}; get the file again"
+                f"{path}:1: no column {name}{nearest(name, names)} in the header, it has {known}; get the file again"
             )
     return len(names)

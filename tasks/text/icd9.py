@@ -157,7 +157,7 @@ def chapter(code: str) -> str:
 
 def chapters() -> dict[str, tuple[str, ...]]:
     """Return the chapter -> titles of its codes among the 50, in the order in which the chapters first occur."""
-    found = dict[str, list[str]]()
+    titles_of = dict[str, list[str]]()
     for code, title in TITLES.items():
-        found.setdefault(chapter(code), []).append(title)
-    return {name: tuple(titles) for name, titles in found.items()}
+        titles_of.setdefault(chapter(code), []).append(title)
+    return {name: tuple(titles) for name, titles in titles_of.items()}
