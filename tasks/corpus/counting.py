@@ -113,7 +113,7 @@ class Scanner:
         start_W = np.flatnonzero(word_T[1:] & ~word_T[:-1]) + 1
         if not len(start_W):
             return PairCounts.none(len(self.names))
-        position_H, state_H = self._trie.found(kind_T, start_W)
+        position_H, state_H = self._trie.matches(kind_T, start_W)
         cut = self._cuts(units, kind_T, start_W, position_H[self._trie.title_Q[state_H]])
         word_H = self._trie.word_Q[state_H]
         rows, columns = [], []
@@ -227,7 +227,7 @@ class _Trie:
         np.take(self.kind_of, units, out=kind_T[1 : len(units) + 1])
         return kind_T
 
-    def found(self, kind_T: npt.NDArray[np.uint16], start_W: Ints) -> tuple[Ints, Ints]:
+    def matches(self, kind_T: npt.NDArray[np.uint16], start_W: Ints) -> tuple[Ints, Ints]:
         """Return the words of a text that are words of the trie: their numbers, and the states that they end in."""
         flat, kinds = self.next_QA.ravel(), self.next_QA.shape[1]
         state = self.next_QA[1][kind_T[start_W]]
