@@ -59,14 +59,7 @@ BLOCK_ROWS = 4096
 """Rows of one Ray Data block: small enough to spread the encoding over the CPUs."""
 
 
-def prepare(
-    task: Task,
-    options: TaskOptions,
-    seed: int,
-    *,
-    engine: Engine,
-    log: Log = lambda _: None,
-) -> Prepared:
+def prepare(task: Task, options: TaskOptions, seed: int, *, engine: Engine, log: Log = lambda _: None) -> Prepared:
     """Return the prepared data of a federation, from the cache or made now.
 
     engine: ``ray`` needs a running Ray (the caller starts it) if there is work to do; ``local`` works in this process.
@@ -122,14 +115,7 @@ def _prepare_locally(
 
 
 def _build(
-    task: Task,
-    options: TaskOptions,
-    seed: int,
-    raw: str,
-    table: Table,
-    building: str,
-    engine: Engine,
-    log: Log,
+    task: Task, options: TaskOptions, seed: int, raw: str, table: Table, building: str, engine: Engine, log: Log
 ) -> None:
     """Fill a folder: plan, fit, encode, write."""
     row_N = table["row"].to_numpy()

@@ -63,10 +63,4 @@ def _labels(row: int, tastes: list[str], rng: np.random.Generator) -> list[str]:
 
 
 def _record(user: str, photo: str, partition: str, fine: list[str], coarse: list[str]) -> dict[str, Any]:
-    return {
-        "user_id": user,
-        "image_id": photo,
-        "labels": coarse,
-        "partition": partition,
-        "fine_grained_labels": fine,
-    }
+    return {"user_id": user, "image_id": photo, "labels": coarse, "partition": partition, "fine_grained_labels": fine}
