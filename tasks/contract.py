@@ -158,9 +158,7 @@ class Objective:
     """Multi-label only: weigh positives and negatives of a class against each other (methods/fedalign.md, Losses)."""
 
     def weights(self, y_NC: Tensor, known_NC: Tensor, strength_NC: Tensor | float = 1.0) -> Tensor:
-        """Return the weight of every entry in the loss, from the client's current labels; ``strength_NC`` scales it
-        (alpha).
-        """
+        """Return the weight of every entry in the loss, from the client's labels; ``strength_NC`` scales it (alpha)."""
         if self.kind == "single":
             return known_NC * y_NC * strength_NC
         if not self.class_balanced:

@@ -39,9 +39,7 @@ class Scaling:
         return x if self.levels is None else self.unit(x.to(torch.float32).div_(self.levels))
 
     def unit(self, x_BCHW: Tensor) -> Tensor:
-        """Return the images in [0, 1] (of a generator, for example) as a network takes real ones; gradients go
-        through.
-        """
+        """Return images in [0, 1] (of a generator, say) as a network takes real ones; gradients go through."""
         return x_BCHW if self.mean is None or self.std is None else (x_BCHW - self.mean) / self.std
 
     def to(self, device: torch.device) -> Scaling:

@@ -75,9 +75,7 @@ def disclose_table(table: Table, classes: Sequence[int], total: int, kind: Label
 
 
 def stored_type(value: Any) -> Any:
-    """Return the Arrow type in which values of ``x`` are stored: uint8 as it is, other whole numbers int32, else
-    float32.
-    """
+    """Return the Arrow type in which values of ``x`` are stored: uint8 as it is, other integers int32, else float32."""
     if value == pa.uint8():
         return value
     return pa.int32() if pa.types.is_integer(value) else pa.float32()

@@ -91,9 +91,7 @@ def _count_ray(shards: Sequence[Shard], reading: Reading, scanner: Scanner) -> I
 
 
 def _tasks(shards: Sequence[dict[str, Any]]) -> int:
-    """Return the number of tasks to divide shards into: work for all CPUs, and few enough that starting them does not
-    matter.
-    """
+    """Return the number of tasks for shards: work for all CPUs, and few enough that starting them hardly matters."""
     import ray  # only this engine needs it
 
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # ray has no annotation here

@@ -135,9 +135,7 @@ class Scanner:
         return [_together([positions[word] for word in words], self.window * len(words), cut) for words in self.words]
 
     def _cuts(self, units: Units, kind_T: npt.NDArray[np.uint16], start_W: Ints, title: Ints) -> Ints:
-        """Return the numbers of the first words of all segments that have words, ascending. title: the words that are
-        titles.
-        """
+        """Return the first words of all segments that have words, ascending. title: the words that are titles."""
         cuts = [np.zeros(1, np.int64), np.searchsorted(start_W, np.flatnonzero(kind_T == _RECORD))]
         if self.segment != "article":
             line = np.searchsorted(start_W, np.flatnonzero(kind_T == _LINE))
@@ -220,9 +218,7 @@ class _Trie:
         return cls(_kinds(number), next_QA, word_Q, title_Q, max(map(len, every), default=0))
 
     def kinds(self, units: Units) -> npt.NDArray[np.uint16]:
-        """Return the kind of every character, with one separator before the text and as many after it as a word is
-        long.
-        """
+        """Return every character's kind, with a separator before the text and as many after it as a word is long."""
         kind_T = np.zeros(len(units) + self.longest + 2, np.uint16)
         np.take(self.kind_of, units, out=kind_T[1 : len(units) + 1])
         return kind_T

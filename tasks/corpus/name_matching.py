@@ -52,9 +52,7 @@ def words_of(text: str) -> list[str]:
 
 
 def name_words(names: Sequence[str], stem: Stem) -> list[tuple[str, ...]]:
-    """Return the stems of the words of every name, each once. Raises InputError on a name without a word, or one given
-    twice.
-    """
+    """Return the stems of every name's words, each once. Raises InputError on a name without a word, or given twice."""
     seen = dict[str, str]()
     stems = []
     for name in names:

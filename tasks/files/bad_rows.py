@@ -1,6 +1,4 @@
-"""Bad rows of raw files: stop at the first with its place, or leave them out, counted and listed
-(``task.on_bad_row``).
-"""
+"""Bad rows of raw files: stop at the first, or leave them out, counted and listed (``task.on_bad_row``)."""
 
 from __future__ import annotations
 

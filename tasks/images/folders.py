@@ -103,9 +103,7 @@ def split_7_1_2(class_N: Ints, unit_N: Ints, seed: int) -> npt.NDArray[np.str_]:
 
 
 def same_content(contents: Sequence[Path] | npt.NDArray[np.uint8]) -> Ints:
-    """Return the number per file (or per row of an array) that two of them share exactly if they are equal byte for
-    byte.
-    """
+    """Return a number per file (or row of an array) that two share exactly if they are equal byte for byte."""
     digests = [
         hashlib.sha256(each.read_bytes() if isinstance(each, Path) else each.tobytes()).digest() for each in contents
     ]

@@ -94,9 +94,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
 
 
 def fit(train: Table, options: TaskOptions) -> InputSpec:
-    """Return the spec: RGB of 128 x 128 (thumbs64: 64 x 64), or grey of 8 x 8, unless asked otherwise; nothing is
-    learnt from rows.
-    """
+    """Return the spec: RGB of 128 x 128 (thumbs64: 64 x 64) or grey of 8 x 8; nothing is learnt from the rows."""
     chosen = variant(ham10000(), options)
     return image_spec(options, SIZES[chosen], 1 if chosen == "hmnist_8_8_L" else 3)
 

@@ -66,9 +66,7 @@ def image_spec(options: TaskOptions, default_size: int, channels: int = 3) -> In
 
 
 def path_column(paths: Sequence[Path | str]) -> Column:
-    """Return a string column of the paths, absolute: workers have other working folders. Raises InputError on a name
-    that is no UTF-8.
-    """
+    """Return a string column of the absolute paths, for workers. Raises InputError on a name that is no UTF-8."""
     names = [os.path.abspath(path) for path in paths]
     for name in names:
         readable = name.encode("utf-8", "backslashreplace").decode()
@@ -78,9 +76,7 @@ def path_column(paths: Sequence[Path | str]) -> Column:
 
 
 def pixel_column(images: Pixels) -> Column:
-    """Return a fixed-size list<uint8> column of square images [N, H, W, C] or grey [N, H, W], flattened in that
-    order.
-    """
+    """Return a fixed-size list<uint8> column of square images [N, H, W, C] or grey [N, H, W], flattened so."""
     if images.ndim not in (3, 4) or images.shape[1] != images.shape[2] or images.shape[3:] not in ((), (1,), (3,)):
         raise ValueError(f"images must be square, grey or RGB, not of shape {images.shape}")
     return _lists(images.reshape(len(images), int(np.prod(images.shape[1:]))))
@@ -125,9 +121,7 @@ def encode_pixels(table: Table, spec: InputSpec) -> Table:
 
 
 def encode_images(table: Table, spec: InputSpec) -> Table:
-    """Encode the payload ``image``, a path or stored pixels by its type: for data sets that come as files and as
-    arrays.
-    """
+    """Encode the payload ``image``, by its type a path or stored pixels: some data sets come as files and as arrays."""
     if pa.types.is_string(table["image"].type):
         return encode_paths(table.rename_columns({"image": "path"}), spec)
     return encode_pixels(table.rename_columns({"image": "pixels"}), spec)

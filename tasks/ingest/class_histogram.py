@@ -53,9 +53,7 @@ class ClassHistogram:
         return pa.table({"client": self.client_H, "class": self.class_H, "rows": self.rows_H})
 
     def counts(self, classes: int) -> Ints:
-        """Return the number of rows of every class over all clients, int64 [C]; a row that several hold counts for
-        each.
-        """
+        """Return the rows of every class over all clients, int64 [C]; a row that several hold counts for each."""
         count_C = np.zeros(classes, dtype=np.int64)
         np.add.at(count_C, self.class_H, self.rows_H)
         return count_C

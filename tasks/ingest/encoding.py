@@ -31,9 +31,7 @@ class Encoding:
         return client_file(owner) if owner < clients else ("test.parquet", "validation.parquet")[owner - clients]
 
     def encode(self, table: Table) -> Table:
-        """Return the columns row, labels, known and x; x is a list of variable size, which all of Ray Data keeps as it
-        is.
-        """
+        """Return columns row, labels, known and x; x is a list of variable size, which Ray Data keeps as it is."""
         encoded = self.task.encode(table, self.spec)
         x = encoded["x"].cast(pa.list_(stored_type(encoded["x"].type.value_type)))
         return pa.table({n: x if n == "x" else encoded[n] for n in (*kept_columns(encoded), "x")})
@@ -71,9 +69,7 @@ def set_normalization(spec: InputSpec, options: TaskOptions) -> InputSpec:
 
 
 def _constants(text: str, channels: int) -> tuple[tuple[float, ...], ...]:
-    """Return the mean and deviation of every channel out of ``mean/deviation``. Raises InputError where it is something
-    else.
-    """
+    """Return mean and deviation of every channel out of ``mean/deviation``. Raises InputError on anything else."""
     try:
         parts = [tuple(float(number) for number in part.split(",")) for part in text.split("/")]
     except ValueError:

@@ -57,9 +57,7 @@ class Prepared:
     """Folder on this machine."""
     manifest: Manifest
     origin: str = ""
-    """Location on object storage from which files come when they are first asked for; empty: all of them are in
-    ``folder``.
-    """
+    """Location on object storage from which files come when they are first asked for; empty: all are in ``folder``."""
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Prepared:
@@ -79,9 +77,7 @@ class Prepared:
 
     @classmethod
     def _load_remote(cls, origin: str) -> Prepared:
-        """Return the prepared data at a location; nothing is brought here where this machine has prepared the same
-        itself.
-        """
+        """Return the prepared data at a location, or those of this machine where it has prepared the same itself."""
         name, root = object_store.last_name(origin), cache_root("")
         if (root / name / MANIFEST).is_file():
             return replace(cls.load(root / name), origin=origin)
@@ -111,9 +107,7 @@ class Prepared:
         return str(path)
 
     def client(self, client: int, objective: Objective) -> ClientData:
-        """Return all rows of one client, with the labels that it may see. Raises InputError where the file is
-        damaged.
-        """
+        """Return all rows of a client, with the labels that it may see. Raises InputError where the file is damaged."""
         rows = self._rows_of(client)
         known = self.manifest.classes[client] if self.manifest.kind == "multi" else None
         return self._rows(client_file(client), rows, self._dense(objective, known))

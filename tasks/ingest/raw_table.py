@@ -116,9 +116,7 @@ def given_labels(table: Table, classes: int) -> Labels | None:
 
 
 def drop_rare_classes(table: Table, task: Task, least: int) -> tuple[Table, Task]:
-    """Return the table and the task without the classes that fewer than ``least`` rows have. Raises InputError where
-    none is left.
-    """
+    """Return table and task without the classes of fewer than ``least`` rows. Raises InputError where none is left."""
     labels = Labels.of_lists(table["labels"], len(task.class_names))
     kept_C = labels.counts() >= least
     if kept_C.all():
@@ -148,9 +146,7 @@ def drop_rare_classes(table: Table, task: Task, least: int) -> tuple[Table, Task
 def restrict_validation_labels(
     table: Table, labels: Labels, plan: PartitionPlan, kind: LabelKind
 ) -> tuple[Table, Labels]:
-    """Return table and labels, in which validation rows show only what the clients know that they were held out
-    from.
-    """
+    """Return table and labels; a validation row shows only what the client knows that it was held out from."""
     if not len(plan.validation_client):
         return table, labels
     row_N, order_V = table["row"].to_numpy(), np.argsort(plan.validation)

@@ -30,9 +30,7 @@ class Decisions:
     f1_C: Floats
     """F1 per class."""
     accuracy_C: Floats
-    """Single-label: share of the class's rows that got it. Multi-label: share of right decisions where the class is
-    known.
-    """
+    """Single-label: share of the class's rows that got it. Multi-label: share of right decisions where it is known."""
     support_C: Ints
     """Known positive rows per class."""
     precision_C: Floats

@@ -62,9 +62,7 @@ def make_plan(
 
 
 def _scorable_rows(rows: TrainingRows, task: Task) -> TrainingRows:
-    """Return the rows that scores can be made of. Single-label: those with a class, but for pieces, which go by
-    sequences.
-    """
+    """Return the rows that scores can be made of. Single-label: those with a class, or pieces: they go by sequences."""
     if task.kind == "multi" or rows.whole_N is not None:
         return rows
     return rows.take(np.flatnonzero(rows.labels.length_N > 0))
@@ -222,9 +220,7 @@ def _dirichlet_sizes(count_K: Sequence[int], options: TaskOptions, need: int, rn
 
 
 def _draw_classes(own_MC: Bools, k: int, tries: int, rng: np.random.Generator) -> tuple[Bools, Bools]:
-    """Draw uniform k-subsets of every client's classes; return the best of ``tries`` draws and the classes that it
-    leaves over.
-    """
+    """Draw uniform k-subsets of every client's classes; return the best of ``tries`` draws, and what it leaves over."""
     best_MC, left_C = np.zeros_like(own_MC), np.ones(own_MC.shape[1], dtype=np.bool_)
     for _ in range(tries):
         key_MC = np.where(own_MC, rng.random(own_MC.shape), 2.0)  # the k smallest of uniform keys are a uniform subset

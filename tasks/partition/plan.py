@@ -24,9 +24,7 @@ class ClientPlan:
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """The rows and classes of every client. Pure function of labels, options and seed; stored and logged as an
-    artifact.
-    """
+    """The rows and classes of every client, a pure function of labels, options and seed. Stored, and an artifact."""
 
     clients: tuple[ClientPlan, ...]
     validation: Ints

@@ -49,9 +49,7 @@ def subjects(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) ->
 
 
 def subject_codes(rows: TrainingRows) -> Ints:
-    """Return the subject of every row, numbered in the order of their names, int64 [N]. Raises ValueError where the
-    rows have none.
-    """
+    """Return the subject of every row, numbered in the order of names, int64 [N]. Raises ValueError: there are none."""
     if rows.subject_N is None:
         raise ValueError("the rows have no subjects, although the task has: read must give the column 'subject'")
     return np.unique(rows.subject_N, return_inverse=True)[1].astype(np.int64)

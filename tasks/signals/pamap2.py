@@ -99,9 +99,7 @@ def pamap2_optional() -> Task:
 
 
 def read(folder: Path | None, options: TaskOptions) -> Table:
-    """Return the windows by subject and time; ``readings`` are 100 steps of 52 features. Raises InputError with file,
-    line and field.
-    """
+    """Return the windows by subject and time: 100 steps of 52 features. Raises InputError with file, line and field."""
     paths = _files(folder, "**/subject10*.dat")
     protocol = [path for path in paths if path.parent.name == "Protocol"]
     protocol = protocol or [path for path in paths if path.parent.name != "Optional"]

@@ -114,9 +114,7 @@ def read_train_test(folder: Path | None, options: TaskOptions) -> Table:
 
 
 def read_one_file(folder: Path | None, options: TaskOptions) -> Table:
-    """Return the raw rows in the order of the file, a third of them drawn as test rows. Raises InputError with file and
-    line.
-    """
+    """Return the raw rows in file order, a third drawn as test rows. Raises InputError with file and line."""
     path, xml = _paths(folder, ONE_FILE)
     bad = BadRows.of(options)
     part = read_arff(path, bad)

@@ -30,9 +30,7 @@ Floats = npt.NDArray[np.floating[Any]]
 
 
 def pair_lists(number_P: npt.NDArray[Any], value_P: Floats, length_N: Ints) -> Column:
-    """Return the list<float32> column of pairs. number_P: numbers of the features from 1; length_N: pairs of every
-    row.
-    """
+    """Return the list<float32> column of pairs. number_P: features' numbers from 1; length_N: pairs of every row."""
     flat = np.empty(2 * len(number_P), dtype=np.float32)
     flat[0::2], flat[1::2] = number_P, value_P
     return pa.ListArray.from_arrays(pa.array(_offsets(2 * length_N)), pa.array(flat))

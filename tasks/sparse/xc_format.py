@@ -125,9 +125,7 @@ def read_splits(train: Path, test: Path, rows: int, column: int) -> npt.NDArray[
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the number of the first line, and whole lines with a newline behind each; the first block is the first line
-    alone.
-    """
+    """Yield the number of the first line, and whole lines, each with a newline; first of all the first line alone."""
     line, size, rest, data = 1, 0, b"", b"\n"
     # the gzip module's file is a binary stream, whatever its stub calls it
     with cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as stream:

@@ -55,9 +55,7 @@ def _glyphs() -> npt.NDArray[np.float64]:
 
 
 def _samples(labels: npt.NDArray[np.int64], glyphs: npt.NDArray[np.float64], rng: np.random.Generator) -> object:
-    """Return the pixels and labels of one writer, who has a pressure of the pen and a position on the paper of its
-    own.
-    """
+    """Return pixels and labels of a writer, who has a pressure of the pen and a position on the paper of its own."""
     pressure, offset = rng.uniform(0.6, 1.0), rng.integers(-2, 3, 2)
     x = []
     for label in labels.tolist():

@@ -110,9 +110,7 @@ def _classes(rows: int, rng: np.random.Generator) -> Bools:
 
 
 def _codes(stays: list[Stay], rng: np.random.Generator, *, procedures: bool) -> Iterator[str]:
-    """Yield the lines of a file of codes: those of the classes, and two others, which no two admissions share if
-    possible.
-    """
+    """Yield the lines of a file of codes: those of the classes, and two others, which hardly any admissions share."""
     own = [without_period(code) if is_procedure(code) == procedures else "" for code in CODES]
     foreign = _foreign(rng, procedures)
     number = 0
@@ -143,9 +141,7 @@ def _foreign(rng: np.random.Generator, procedures: bool) -> list[str]:
 
 
 def _notes(stays: list[Stay], rng: np.random.Generator) -> Iterator[str]:
-    """Yield the records of the notes. An addendum, where there is one, stands before its report and is of a later
-    day.
-    """
+    """Yield the records of the notes. An addendum, if any, stands before its report and is of a later day."""
     words = _vocabulary()
     number = 0
     for index, stay in enumerate(stays):

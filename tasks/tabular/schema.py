@@ -182,9 +182,7 @@ def features(file: TableFile, name: str) -> int:
 
 
 def read_class_names(path: Path) -> tuple[list[str], list[str]]:
-    """Return the ids (none where the file gives none) and names of the classes in a file. Raises InputError with file
-    and line.
-    """
+    """Return the ids (none: the file has none) and names of the classes in a file. Raises InputError with the line."""
     if not path.is_file():
         raise InputError(f"[task] class_names = {str(path)!r}: no such file; give a text file with a class name a line")
     lines = [(number, line) for number, line in open_text(path) if line.strip()]

@@ -51,9 +51,7 @@ def targets(table: Table, style: Style, labels: Sequence[str], values: Sequence[
 
 
 def words(column: Column, name: str, faults: Faults) -> Column:
-    """Return a column of class names or whole numbers as strings, null where nothing stands. Raises InputError on
-    others.
-    """
+    """Return class names or whole numbers as strings, null where nothing stands. Raises InputError on others."""
     kind = column.type
     if pa.types.is_floating(kind):
         value_N = column.to_numpy(zero_copy_only=False)

@@ -142,9 +142,7 @@ def is_procedure(code: str) -> bool:
 
 
 def chapter(code: str) -> str:
-    """Return the name of the chapter of a code with its period, by its range. Raises ValueError where the code is
-    none.
-    """
+    """Return the chapter's name of a code with its period, by its range. Raises ValueError where the code is none."""
     head = code.partition(".")[0]
     if head[:1] in _SUPPLEMENTARY:
         return _SUPPLEMENTARY[head[0]]

@@ -130,9 +130,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
 
 
 def fit(train: Table, options: TaskOptions) -> InputSpec:
-    """Return the spec: tokens: the words seen ``min_count`` times in the given training notes, cut to ``max_tokens``
-    words before.
-    """
+    """Return the spec: the words seen ``min_count`` times in the training notes, cut to ``max_tokens`` words before."""
     cut = words(train["text"], max(1, options.max_tokens))  # token_spec refuses 0 and less
     return token_spec(cut, options.min_count, options.max_tokens)
 

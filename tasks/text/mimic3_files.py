@@ -46,9 +46,7 @@ class Codes:
         return np.unique(self.admission_E[self._class_E(codes) >= 0])
 
     def of(self, row_N: Ints, codes: Sequence[str]) -> tuple[Ints, Ints]:
-        """Return the entries of these admissions (ascending) that have one of these codes: index of the admission, and
-        of the code.
-        """
+        """Return the entries of these admissions (ascending) with one of these codes: indices of admission and code."""
         class_E = self._class_E(codes)
         kept_E = (class_E >= 0) & np.isin(self.admission_E, row_N)
         return np.searchsorted(row_N, self.admission_E[kept_E]), class_E[kept_E]

@@ -62,9 +62,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
 
 
 def fit(train: Table, options: TaskOptions) -> InputSpec:
-    """Return the spec: tokens: the words seen ``min_count`` times in the given training texts, at most ``max_tokens``
-    of a text.
-    """
+    """Return the spec: the words seen ``min_count`` times in the training texts, ``max_tokens`` of a text at most."""
     return token_spec(train["text"], options.min_count, options.max_tokens)
 
 

@@ -41,9 +41,7 @@ def token_spec(texts: Column, min_count: int, max_tokens: int) -> InputSpec:
 
 
 def encode_text(table: Table, spec: InputSpec) -> Table:
-    """Return the Encode of text tasks: ``x`` list<int32> (word ids, cut to ``spec.shape[0]`` words) in place of
-    ``text``.
-    """
+    """Return the Encode of text tasks: ``x`` list<int32> (word ids, at most ``spec.shape[0]``) in place of ``text``."""
     words = pc.list_slice(tokenize(table["text"]), 0, spec.shape[0])
     # pyarrow gives null for a word outside the vocabulary
     index = pc.index_in(pc.list_flatten(words), value_set=pa.array(spec.vocabulary[2:], type=pa.string()))

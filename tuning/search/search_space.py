@@ -32,8 +32,7 @@ class Range:
     high: float
     """The highest value."""
     scale: Literal["linear", "log", "tail"] = "linear"
-    """``log``: even in the logarithm; ``tail``: even in the logarithm of the distance to 100, for percentiles near the
-    top."""
+    """``log``: even in the logarithm; ``tail``: in that of the distance to 100, for percentiles near the top."""
     integer: bool = False
     """Whole numbers alone."""
     steps: int = 5
