@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +130,10 @@ def _split(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any], li
     from anchorfl.pipeline.config.tyro_errors import call_tyro
     from anchorfl.tuning.search.options import SweepOptions
 
+    parse = partial(tyro.cli, SweepOptions, prog="anchorfl sweep", config=(tyro.conf.FlagConversionOff,))
     if "--help" in arguments or "-h" in arguments:
         print(USAGE + "\n")
-        tyro.cli(SweepOptions, args=["--help"], prog="anchorfl sweep", config=(tyro.conf.FlagConversionOff,))
+        parse(args=["--help"])
     parser = argparse.ArgumentParser(prog="anchorfl sweep", add_help=False, exit_on_error=False)
     parser.add_argument("--space", nargs="+", action="extend", default=[])
     parser.add_argument("--resume", default=None)
@@ -151,8 +153,6 @@ def _split(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any], li
         if word.startswith("--"):
             target = options if word[2:].partition("=")[0].replace("-", "_") in names else overrides
         target.append(word)
-    parsed = call_tyro(
-        lambda: tyro.cli(SweepOptions, args=options, prog="anchorfl sweep", config=(tyro.conf.FlagConversionOff,))
-    )
+    parsed = call_tyro(lambda: parse(args=options))
     given = {w[2:].partition("=")[0].replace("-", "_") for w in options if w.startswith("--")}
     return args, {name: getattr(parsed, name) for name in given}, overrides

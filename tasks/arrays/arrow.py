@@ -62,6 +62,14 @@ def fixed_lists(x_ND: npt.NDArray[np.float32]) -> Column:
     return pa.FixedSizeListArray.from_arrays(flat, x_ND.shape[1])
 
 
+def chunked_lists(x_ND: npt.NDArray[Any], most: int) -> Column:
+    """Return a matrix [N, D] as a fixed-size list column, in chunks of about ``most`` values: Arrow counts 31 bits."""
+    width = x_ND.shape[1]
+    rows = max(1, most // max(1, width))
+    parts = [np.ascontiguousarray(x_ND[start : start + rows]) for start in range(0, max(1, len(x_ND)), rows)]
+    return pa.chunked_array([pa.FixedSizeListArray.from_arrays(pa.array(part.ravel()), width) for part in parts])
+
+
 def table_digest(table: Table) -> str:
     """Return the sha256 of a table's content: column names, types and values, whatever its chunks and file encoding."""
     digest = hashlib.sha256()

@@ -32,12 +32,12 @@ def disclose(labels: Labels, labeled: Column | None, classes: Sequence[int], kin
     seen = labels.where(identified_C[labels.class_P])
     if kind == "single":
         nothing = Labels(np.zeros(0, np.int32), np.zeros(len(labels) + 1, np.int64), labels.classes)
-        return seen, _with_nulls(nothing, seen.length_N > 0)
+        return seen, nothing.lists(seen.length_N > 0)
     if labeled is None:
         return seen, pa.nulls(len(labels), pa.list_(pa.int32()))
     every_N = nulls(labeled)
     labeled = Labels.of_lists(labeled.fill_null(pa.scalar([], labeled.type)), labels.classes)
-    return seen, _with_nulls(labeled.where(identified_C[labeled.class_P]), every_N)
+    return seen, labeled.where(identified_C[labeled.class_P]).lists(every_N)
 
 
 def known_matrix(known: Column, default: Sequence[int], classes: int) -> Bools:
@@ -79,9 +79,3 @@ def stored_type(value: Any) -> Any:
     if value == pa.uint8():
         return value
     return pa.int32() if pa.types.is_integer(value) else pa.float32()
-
-
-def _with_nulls(labels: Labels, null_N: Bools) -> Column:
-    """Return the lists of every row, null where ``null_N``."""
-    lists = labels.lists()
-    return pa.ListArray.from_arrays(lists.offsets, lists.values, mask=pa.array(null_N))

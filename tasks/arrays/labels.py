@@ -94,9 +94,13 @@ class Labels:
         y_NC[self.row_P, self.class_P] = True
         return y_NC
 
-    def lists(self) -> Column:
-        """Return the labels as a list<int32> column, the classes of every row ascending."""
+    def lists(self, null_N: Bools | None = None) -> Column:
+        """Return the labels as a list<int32> column, the classes of every row ascending; null where ``null_N``."""
         import pyarrow as pa  # only here: it keeps the class usable without Arrow
 
-        order_P = np.lexsort((self.class_P, self.row_P))
-        return pa.ListArray.from_arrays(pa.array(self.offset_N1.astype(np.int32)), pa.array(self.class_P[order_P]))
+        labels = self
+        if null_N is not None and null_N.any():  # an entry under a null would still be read by who flattens the list
+            labels = self.where(~null_N[self.row_P])
+        order_P = np.lexsort((labels.class_P, labels.row_P))
+        offset_N1, class_P = pa.array(labels.offset_N1.astype(np.int32)), pa.array(labels.class_P[order_P])
+        return pa.ListArray.from_arrays(offset_N1, class_P, mask=None if null_N is None else pa.array(null_N))

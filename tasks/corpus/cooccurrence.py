@@ -85,9 +85,8 @@ def _count_ray(shards: Sequence[Shard], reading: Reading, scanner: Scanner) -> I
             planned = ray.data.from_items(streams, override_num_blocks=len(streams))
             # steps that ask for different resources stay apart; fused, one worker would unpack and count
             texts = planned.map_batches(_read, batch_format="pyarrow", num_cpus=0.5, fn_args=(reading,))
-            yield from _parts(
-                texts.map_batches(_count, batch_format="pyarrow", num_cpus=0.75, fn_args=(stored,)), names
-            )
+            counted = texts.map_batches(_count, batch_format="pyarrow", num_cpus=0.75, fn_args=(stored,))
+            yield from _parts(counted, names)
 
 
 def _tasks(shards: Sequence[dict[str, Any]]) -> int:

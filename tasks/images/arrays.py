@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import lzma
 import math
 import struct
@@ -10,13 +9,14 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.decompression import check_growth
+from anchorfl.tasks.files.raw_files import open_bytes
 
 KINDS = {"images": ("uif", "numbers"), "labels": ("iu", "whole numbers")}
 """Types of the arrays that are no texts."""
@@ -34,8 +34,7 @@ def load_arrays(path: Path, dimensions: Mapping[str, int]) -> dict[str, npt.NDAr
     with as many rows. Never reads pickled objects. Raises InputError with the file.
     """
     try:
-        # the gzip module's file is a binary stream, whatever its stub calls it
-        with cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as stream:
+        with open_bytes(path) as stream:
             _check_claims(path, stream)
             content = np.load(stream, allow_pickle=False)
             names = getattr(content, "files", [])  # a plain .npy gives the one array, which has no name
@@ -43,9 +42,10 @@ def load_arrays(path: Path, dimensions: Mapping[str, int]) -> dict[str, npt.NDAr
     except InputError:
         raise
     except MemoryError as error:
-        msg = f"{path}: its arrays need more memory than there is ({error}); use a machine with more memory, or get the"
-        msg += " file again where it should not hold so much"
-        raise InputError(msg) from error
+        raise InputError(
+            f"{path}: its arrays need more memory than there is ({error}); use a machine with more memory, or get the"
+            " file again where it should not hold so much"
+        ) from error
     except FAULTS as error:
         raise InputError(f"{path}: this .npz file cannot be read: {error}; get it again") from error
     for name, number in dimensions.items():

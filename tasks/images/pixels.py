@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from PIL import Image, UnidentifiedImageError
 
-from anchorfl.tasks.arrays.arrow import Column, Table, list_parts
+from anchorfl.tasks.arrays.arrow import Column, Table, chunked_lists, list_parts
 from anchorfl.tasks.contract import InputSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
@@ -33,7 +33,7 @@ LEVELS = 255
 DECODERS = 8
 """Images looked at at once, at most."""
 CHUNK_BYTES = 1 << 30
-"""An Arrow list array counts its values in 31 bits: longer columns are cut into chunks of about this many."""
+"""Bytes of a chunk of a column."""
 Pixels = npt.NDArray[np.uint8]
 _FAULTS = (
     *(OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, IndexError, KeyError, TypeError),
@@ -79,7 +79,7 @@ def pixel_column(images: Pixels) -> Column:
     """Return a fixed-size list<uint8> column of square images [N, H, W, C] or grey [N, H, W], flattened so."""
     if images.ndim not in (3, 4) or images.shape[1] != images.shape[2] or images.shape[3:] not in ((), (1,), (3,)):
         raise ValueError(f"images must be square, grey or RGB, not of shape {images.shape}")
-    return _lists(images.reshape(len(images), int(np.prod(images.shape[1:]))))
+    return chunked_lists(images.reshape(len(images), int(np.prod(images.shape[1:]))), CHUNK_BYTES)
 
 
 def faults(paths: Sequence[Path | str], whole: bool) -> list[str]:
@@ -201,17 +201,8 @@ def _pixel_arrays(column: Column) -> Pixels:
 
 
 def _with_x(table: Table, payload: str, x_NCHW: Pixels) -> Table:
-    flat = np.ascontiguousarray(x_NCHW).reshape(len(x_NCHW), int(np.prod(x_NCHW.shape[1:])))
-    return table.drop_columns([payload]).append_column("x", _lists(flat))
-
-
-def _lists(x_ND: Pixels) -> Column:
-    """Return a fixed-size list<uint8> column, in chunks."""
-    width = x_ND.shape[1]
-    rows = max(1, CHUNK_BYTES // width)
-    parts = [x_ND[start : start + rows] for start in range(0, len(x_ND), rows)]
-    arrays = [pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(p).ravel()), width) for p in parts]
-    return pa.chunked_array(arrays, pa.list_(pa.uint8(), width))
+    flat = x_NCHW.reshape(len(x_NCHW), int(np.prod(x_NCHW.shape[1:])))
+    return table.drop_columns([payload]).append_column("x", chunked_lists(flat, CHUNK_BYTES))
 
 
 def _reason(error: Exception) -> str:

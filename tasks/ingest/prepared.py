@@ -185,9 +185,8 @@ def cache_root(cache: str) -> Path:
 
     Raises InputError where ``ANCHORFL_CACHE`` is an address.
     """
-    root = (
-        ("" if object_store.is_remote(cache) else cache) or os.environ.get("ANCHORFL_CACHE", "") or "~/.cache/anchorfl"
-    )
+    local = "" if object_store.is_remote(cache) else cache
+    root = local or os.environ.get("ANCHORFL_CACHE", "") or "~/.cache/anchorfl"
     if object_store.is_remote(root):
         msg = f"ANCHORFL_CACHE = {object_store.shown(root)!r} must be a folder of this machine"
         raise InputError(f"{msg}; give the address as task.cache")

@@ -153,9 +153,8 @@ def k_classes(
             f"{options.clients} clients with {k} classes each cannot identify all {classes} classes; "
             f"raise [task] classes_per_client or clients until their product is at least {classes}"
         )
-    drawn_MC, missing = _draw_classes(
-        own_MC, k, TRIES_COVER if options.require_all_classes else 1, generator(seed, "classes")
-    )
+    tries = TRIES_COVER if options.require_all_classes else 1
+    drawn_MC, missing = _draw_classes(own_MC, k, tries, generator(seed, "classes"))
     if missing.any():
         hint = (
             f"not in {TRIES_COVER} draws; raise [task] classes_per_client or clients, or try another seed"

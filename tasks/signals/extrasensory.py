@@ -33,6 +33,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from anchorfl.tasks.arrays.arrow import Bools, Column, Ints, Table
+from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
@@ -164,8 +165,7 @@ def _table(names: Sequence[str], users: Sequence[_User], sequence_N: Ints, test_
 
 def _lists(values: npt.NDArray[Any], length_N: Ints) -> Column:
     """Return a list column of all values and the length of every row."""
-    offset_N1 = np.concatenate([[0], np.cumsum(length_N)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offset_N1), pa.array(values))
+    return pa.ListArray.from_arrays(pa.array(offsets(length_N).astype(np.int32)), pa.array(values))
 
 
 def _user(path: Path) -> _User:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from anchorfl.tasks.arrays.arrow import Column, Ints, Table, list_parts
+from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.contract import CLASS_NAMES, InputSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
@@ -50,8 +51,7 @@ def sparse_table(
     """
     split = pa.DictionaryArray.from_arrays(pa.array(test_N.astype(np.int8)), pa.array(["train", "test"]))
     table = pa.table({"row": row_N, "split": split.cast(pa.string()), "labels": labels, PAYLOAD: pairs})
-    about = {CLASS_NAMES: json.dumps(distinct(names)).encode(), COUNT: str(features).encode()}
-    return table.replace_schema_metadata(about)
+    return table.replace_schema_metadata({CLASS_NAMES: json.dumps(distinct(names)), COUNT: str(features)})
 
 
 def distinct(names: Sequence[str]) -> list[str]:
@@ -129,10 +129,10 @@ def _encoded(chunk: Column, spec: InputSpec) -> Column:
 
 def _count(train: Table) -> int:
     """Return the number of features that ``read`` left."""
-    about = train.schema.metadata or {}
-    if COUNT not in about:
+    metadata = train.schema.metadata or {}
+    if COUNT not in metadata:
         raise ValueError(f"read must leave the number of features in the table's metadata, under {COUNT.decode()!r}")
-    return int(about[COUNT])
+    return int(metadata[COUNT])
 
 
 def _offsets(length_N: Ints) -> npt.NDArray[np.int32]:
@@ -140,6 +140,4 @@ def _offsets(length_N: Ints) -> npt.NDArray[np.int32]:
     total = int(length_N.sum())
     if total > np.iinfo(np.int32).max:
         raise ValueError(f"{total} values do not fit into one list array; cut the rows into blocks")
-    offset_N = np.zeros(len(length_N) + 1, dtype=np.int32)
-    np.cumsum(length_N, out=offset_N[1:])
-    return offset_N
+    return offsets(length_N).astype(np.int32)

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from anchorfl.tasks.arrays.arrow import Column, Ints
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.decompression import check_growth
-from anchorfl.tasks.files.raw_files import MAX_LINE_BYTES, open_text
+from anchorfl.tasks.files.raw_files import MAX_LINE_BYTES, open_bytes, open_text
 from anchorfl.tasks.sparse.pairs import MOST, label_lists, pair_lists
 
 BLOCK = 4 << 20
@@ -127,8 +127,7 @@ def read_splits(train: Path, test: Path, rows: int, column: int) -> npt.NDArray[
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the number of the first line, and whole lines, each with a newline; first of all the first line alone."""
     line, size, rest, data = 1, 0, b"", b"\n"
-    # the gzip module's file is a binary stream, whatever its stub calls it
-    with cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as stream:
+    with open_bytes(path) as stream:
         while data:
             try:
                 data = stream.read(BLOCK)

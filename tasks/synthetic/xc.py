@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.arrays.ragged import offsets
 
 BLOCK_ROWS = 20_000
 OWN = 5
@@ -126,9 +126,7 @@ def _once(value_NK: Ints) -> Found:
 
 
 def _lists(values: Any, there_NK: Bools) -> Any:
-    offset_N: npt.NDArray[np.int32] = np.zeros(len(there_NK) + 1, dtype=np.int32)
-    np.cumsum(there_NK.sum(1), out=offset_N[1:])
-    return pa.ListArray.from_arrays(pa.array(offset_N), values)
+    return pa.ListArray.from_arrays(pa.array(offsets(there_NK.sum(1)).astype(np.int32)), values)
 
 
 def _write_names(path: Path, form: str, count: int) -> None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anchorfl.tasks.arrays.arrow import Bools, Column, Table, list_parts
+from anchorfl.tasks.arrays.arrow import Bools, Column, Table, chunked_lists, list_parts
 from anchorfl.tasks.contract import Encode, InputKind, InputSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.images.pixels import encode_images, image_spec, path_column
@@ -34,8 +34,7 @@ IMAGE_SIZE = 64
 ROWS = 1 << 14
 """Rows that are worked on at a time."""
 CHUNK_VALUES = 1 << 28
-"""An Arrow list array counts its values in 31 bits: longer columns are cut into chunks of about this many."""
-
+"""Values of a chunk of a column."""
 MAX_VALUE = float(np.finfo(np.float32).max)
 """Largest value: samples are stored in float32."""
 
@@ -119,7 +118,7 @@ def encode_vectors(table: Table, spec: InputSpec) -> Table:
     x_NF2 = np.empty((len(x_NF), features, 2), dtype=np.float32)
     x_NF2[:, :, 0] = np.arange(1, features + 1)
     x_NF2[:, :, 1] = x_NF
-    return table.drop_columns(["values"]).append_column("x", _lists(x_NF2.reshape(len(x_NF2), 2 * features)))
+    return table.drop_columns(["values"]).append_column("x", _lists(x_NF2.reshape(-1, 2 * features)))
 
 
 def encode_series(table: Table, spec: InputSpec) -> Table:
@@ -210,10 +209,4 @@ def _paths(column: Column, name: str, empty_N: Bools, faults: Faults) -> Column:
 
 
 def _lists(x_ND: Floats) -> Column:
-    """Return a fixed-size list column, in chunks."""
-    rows = max(1, CHUNK_VALUES // max(1, x_ND.shape[1]))
-    parts = [x_ND[start : start + rows] for start in range(0, max(1, len(x_ND)), rows)]
-    arrays = [
-        pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(p).ravel()), x_ND.shape[1]) for p in parts
-    ]
-    return pa.chunked_array(arrays)
+    return chunked_lists(x_ND, CHUNK_VALUES)

@@ -191,9 +191,8 @@ def read_class_names(path: Path) -> tuple[list[str], list[str]]:
         number = lines[with_id.index(not with_id[0])][0] if lines else 1
         raise InputError(f"{path}:{number}: give a class name on every line, or 'id<TAB>name' on every line")
     pairs = [line.partition("\t") for _, line in lines]
-    return (
-        ([pair[0] for pair in pairs], [pair[2] for pair in pairs]) if with_id[0] else ([], [pair[0] for pair in pairs])
-    )
+    first, _, second = map(list, zip(*pairs, strict=True))
+    return (first, second) if with_id[0] else ([], first)
 
 
 def option_path(text: str, options: TaskOptions) -> Path:

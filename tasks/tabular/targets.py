@@ -99,7 +99,7 @@ def _of_columns(table: Table, names: Sequence[str], faults: Faults) -> Targets:
     if all(len(rows) == total for rows in given):
         return Targets(labels.lists(), None, np.ones(total, dtype=np.bool_))
     known = _by_row(given, total)
-    return Targets(labels.lists(), _nulls(known, known.length_N == len(names)), known.length_N > 0)
+    return Targets(labels.lists(), known.lists(known.length_N == len(names)), known.length_N > 0)
 
 
 def _of_value(column: Column, name: str, values: Sequence[str], faults: Faults) -> Targets:
@@ -109,7 +109,7 @@ def _of_value(column: Column, name: str, values: Sequence[str], faults: Faults) 
     faults.add(given_N & ~found_N, lambda i: _no_class(column[i].as_py(), name, values))
     labels = Labels(index.drop_null().to_numpy().astype(np.int32), offsets(found_N), len(values))
     nothing = Labels(np.zeros(0, np.int32), np.zeros(len(column) + 1, np.int64), len(values))
-    return Targets(labels.lists(), None if given_N.all() else _nulls(nothing, given_N), given_N)
+    return Targets(labels.lists(), None if given_N.all() else nothing.lists(given_N), given_N)
 
 
 def _of_lists(column: Column, name: str, values: Sequence[str], faults: Faults) -> Targets:
@@ -134,7 +134,7 @@ def _of_lists(column: Column, name: str, values: Sequence[str], faults: Faults) 
     offset_N1 = offsets(np.bincount(key_P // len(values), minlength=len(length_N)))
     labels = Labels((key_P % len(values)).astype(np.int32), offset_N1, len(values))
     nothing = Labels(np.zeros(0, np.int32), np.zeros(len(length_N) + 1, np.int64), len(values))
-    return Targets(labels.lists(), None if given_N.all() else _nulls(nothing, given_N), given_N)
+    return Targets(labels.lists(), None if given_N.all() else nothing.lists(given_N), given_N)
 
 
 def _no_class(word: str | None, name: str, values: Sequence[str]) -> str:
@@ -152,11 +152,3 @@ def _by_row(rows_C: Sequence[Ints], total: int) -> Labels:
     order_P = np.lexsort((class_P, row_P))
     offset_N1 = offsets(np.bincount(row_P, minlength=total))
     return Labels(class_P[order_P].astype(np.int32), offset_N1, len(rows_C))
-
-
-def _nulls(labels: Labels, null_N: Bools) -> Column:
-    """Return the lists of every row, null where ``null_N``."""
-    lists = labels.lists()
-    if null_N.any():  # an entry under a null would still be read by who flattens the list
-        lists = labels.where(~null_N[labels.row_P]).lists()
-    return pa.ListArray.from_arrays(lists.offsets, lists.values, mask=pa.array(null_N))

@@ -32,10 +32,8 @@ def arguments(sub: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     sub.add_argument("file", nargs="?", type=Path, default=Path("cluster.yaml"), help="default: cluster.yaml")
     sub.add_argument("--preset", default="", help="check that the clients of this preset fit")
-    sub.add_argument("--client-gpus", type=float, default=None, help="as --cluster.client_gpus; default: the preset's")
-    sub.add_argument(
-        "--clients-per-actor", type=int, default=None, help="as --cluster.clients_per_actor, with --preset"
-    )
+    sub.add_argument("--client-gpus", type=float, help="as --cluster.client_gpus; default: the preset's")
+    sub.add_argument("--clients-per-actor", type=int, help="as --cluster.clients_per_actor, with --preset")
 
 
 def check(options: argparse.Namespace) -> int:
@@ -165,9 +163,8 @@ def _bounded(raw: Any) -> bool:
     while waiting and left > 0:
         node = waiting.pop()
         left -= 1
-        waiting.extend(
-            node.values() if isinstance(node, dict) else node if isinstance(node, list | tuple | set) else ()
-        )
+        children = node.values() if isinstance(node, dict) else node
+        waiting.extend(children if isinstance(node, dict | list | tuple | set) else ())
     return left > 0
 
 

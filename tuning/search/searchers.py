@@ -12,6 +12,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
@@ -60,14 +61,12 @@ def make_searcher(options: SweepOptions, space: Space, seed: int, first: Mapping
         return Grid(space)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     logging.getLogger("ray.tune.search.optuna.optuna_search").setLevel(logging.ERROR)
-    sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)
+    sampler: BaseSampler = RandomSampler(seed=seed)
     if options.searcher == "optuna":
         with warnings.catch_warnings():
             # multivariate, constant_liar: since Optuna 2.2 and 2.8
             warnings.simplefilter("ignore", ExperimentalWarning)
-            sampler = optuna.samplers.TPESampler(
-                seed=seed, n_startup_trials=START_UP, multivariate=True, constant_liar=True
-            )
+            sampler = TPESampler(seed=seed, n_startup_trials=START_UP, multivariate=True, constant_liar=True)
     points = None if first is None else [{n: inner_of(space[n], v) for n, v in first.items()}]
     return OptunaSearch(
         {name: distribution_of(d) for name, d in space.items()},

@@ -142,9 +142,8 @@ class Study:
         status = self._status(trial, error)
         if trial.status != "running" or status == "running":
             return
-        self.ledger.write(
-            {"event": "end", "trial": trial.number, "status": status, "error": error, "time": time.time()}
-        )
+        event = {"event": "end", "trial": trial.number, "status": status, "error": error, "time": time.time()}
+        self.ledger.write(event)
         self._apply_end(trial, status, error)
 
     @property

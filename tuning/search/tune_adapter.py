@@ -163,9 +163,8 @@ def fit(
     )
     space = tuner.pop("param_space", None)
     config = TuneConfig(reuse_actors=tuner.pop("reuse_actors", True), max_concurrent_trials=at_once, **tuner)
-    placed = tune.with_resources(
-        tune.with_parameters(trainable, context=context), PlacementGroupFactory(list(resources))
-    )
+    bound = tune.with_parameters(trainable, context=context)
+    placed = tune.with_resources(bound, PlacementGroupFactory(list(resources)))
     try:
         return Tuner(placed, run_config=run, tune_config=config, param_space=space).fit()
     finally:

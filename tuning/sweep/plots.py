@@ -238,9 +238,8 @@ def _span(sweep: Sweep, name: str, shown: Sequence[Trial]) -> tuple[float, float
     else:
         dimension = sweep.space[name]
         ends = dimension.values if isinstance(dimension, Choice) else (dimension.low, dimension.high)
-        positions = [_position(dimension, v) for v in ends] + [
-            _position(dimension, trial.point[name]) for trial in shown
-        ]
+        values = [*ends, *(trial.point[name] for trial in shown)]
+        positions = [_position(dimension, value) for value in values]
     return min(positions), max(positions)
 
 

@@ -124,9 +124,8 @@ class _SweepRun:
             points = {_trial_name(view.best.number): dict(view.best.point)}
             if plan.options.reference:
                 points[_trial_name(0)] = dict(plan.preset_point)
-            self.log(
-                f"trial {view.best.number} is chosen: {len(points) * len(plan.fresh_seeds)} runs in full on fresh seeds"
-            )
+            count = len(points) * len(plan.fresh_seeds)
+            self.log(f"trial {view.best.number} is chosen: {count} runs in full on fresh seeds")
             run_specs = {seed: self.run_specs[seed] for seed in plan.fresh_seeds}
             context = self._trial_context(run_specs, self.folder / "final")
             shares, register = bundles(plan.experiment.cluster, plan.options), plan.options.register

@@ -120,16 +120,15 @@ def difference(one: str, other: str) -> str:
     """Return the options in which two presets differ, a line for each."""
     experiments = read_preset(one), read_preset(other)
     trees = [dict(_flat(to_tree(experiment))) for experiment in experiments]
-    options = [
-        option for option in dict.fromkeys([*trees[0], *trees[1]]) if trees[0].get(option) != trees[1].get(option)
-    ]
+    names = dict.fromkeys([*trees[0], *trees[1]])
+    options = [option for option in names if trees[0].get(option) != trees[1].get(option)]
     if not options:
         return f"{one} and {other} have the same options"
     values = [(option, *(value_text(tree.get(option, NONE)) for tree in trees)) for option in options]
-    same = digest(experiments[0]) == digest(experiments[1])
-    return "\n".join(
-        [*_columns([("option", one, other), *values]), *(["", "no result depends on these"] if same else [])]
-    )
+    lines = _columns([("option", one, other), *values])
+    if digest(experiments[0]) == digest(experiments[1]):
+        lines += ["", "no result depends on these"]
+    return "\n".join(lines)
 
 
 def _flat(tree: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:

@@ -253,12 +253,8 @@ def traffic(summary: RunSummary) -> tuple[float, float]:
     )
     selected = federation.selected(int(summary.params["task.clients"]))
     rounds = [record.metrics for record in summary.records if record.round]
-    answered = sum(
-        metrics.get("clients/completed", selected - metrics["failures/dropped_clients"]) for metrics in rounds
-    )
-    down, up = (
-        sum(metrics[f"communication/{way}_bytes"] for metrics in rounds) / 1e6 for way in ("download", "upload")
-    )
+    answered = sum(r.get("clients/completed", selected - r["failures/dropped_clients"]) for r in rounds)
+    down, up = (sum(r[f"communication/{way}_bytes"] for r in rounds) / 1e6 for way in ("download", "upload"))
     return down / answered, up / answered
 
 
