@@ -27,7 +27,7 @@ from anchorfl.tasks.ingest.raw_table import SPLITS
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.stratify import TEST, stratified_holdout
 from anchorfl.tasks.tabular import samples
-from anchorfl.tasks.tabular.reading import Faults, TableFile, listed, open_file
+from anchorfl.tasks.tabular.reading import Faults, listed, open_file
 from anchorfl.tasks.tabular.schema import Schema, option_path, schema_of, schema_of_model
 from anchorfl.tasks.tabular.targets import Targets, targets
 
@@ -171,16 +171,13 @@ def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tupl
         _check_width(columns[name], schema, spec, path)
     if schema.labels:
         labeled = targets(raw, schema.style, spec.columns.labels, schema.values, faults)
-        columns |= {"labels": labeled.labels, "known": _all_null(file) if labeled.known is None else labeled.known}
+        known = pa.nulls(len(raw), pa.list_(pa.int32())) if labeled.known is None else labeled.known
+        columns |= {"labels": labeled.labels, "known": known}
     else:
         nothing = pa.array([[]] * len(raw), pa.list_(pa.int32()))
         columns |= {"labels": nothing, "known": nothing}
     faults.settle(bad)
     return PredictionSamples(pa.table(columns), bool(schema.labels) and bool(labeled.given_N.any()))
-
-
-def _all_null(file: TableFile) -> Column:
-    return pa.nulls(len(file.row_N), pa.list_(pa.int32()))
 
 
 def _check_width(column: Column, schema: Schema, spec: InputSpec, path: Path) -> None:

@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -133,7 +133,8 @@ def _train_trial(config: dict[str, Any], context: TrialContext) -> None:
         steps = {seed: loop.steps() for seed, loop in loops.items()}
         for round_ in range(1, context.rounds + 1):
             for seed, loop in loops.items():
-                _advance(loop, steps[seed], round_)
+                while loop.state.round < round_:
+                    next(steps[seed])
             if round_ > config["after"]:
                 record = _record(folder, list(loops), round_, context)
                 record["seconds"] = config["seconds"] + time.perf_counter() - began
@@ -213,11 +214,6 @@ def _layout(group: Any, shares: Sequence[Mapping[str, float]]) -> Layout:
         concurrent=len(slots),
         group=group,
     )
-
-
-def _advance(loop: RoundLoop, steps: Iterator[int], round_: int) -> None:
-    while loop.state.round < round_:
-        next(steps)
 
 
 def _record(folder: Path, seeds: Sequence[int], round_: int, context: TrialContext) -> dict[str, Any]:

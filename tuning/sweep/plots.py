@@ -219,17 +219,14 @@ def _ticks(dimension: Dimension) -> list[object]:
 
 def _axis(ax: Axes, dimension: Dimension, name: str, which: str) -> None:
     ticks = _ticks(dimension)
-    positions, labels = [_position(dimension, v) for v in ticks], [verbatim(_word(v)) for v in ticks]
+    positions = [_position(dimension, value) for value in ticks]
+    labels = [verbatim(f"{value:g}" if isinstance(value, float) else str(value)) for value in ticks]
     if which == "x":
         ax.set_xticks(positions, labels)
         ax.set_xlabel(name)
     else:
         ax.set_yticks(positions, labels)
         ax.set_ylabel(name)
-
-
-def _word(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _span(sweep: Sweep, name: str, shown: Sequence[Trial]) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from anchorfl.pipeline.run.progress import format_duration
 from anchorfl.pipeline.storage.atomic_files import write_atomically
-from anchorfl.tuning.search.results import FinalRun, Sweep, Trial
+from anchorfl.tuning.search.results import Sweep, Trial
 from anchorfl.tuning.search.search_space import Range, describe
 from anchorfl.tuning.sweep import plots
 from anchorfl.tuning.sweep.best_preset import best_preset
@@ -115,12 +115,9 @@ def _final_runs(sweep: Sweep) -> list[list[str]]:
         rows += [[word, str(seed), "-", *("no result" for _ in metrics)] for seed in missing]
         if len(runs) > 1:
             of = f", {len(runs)} of {len(sweep.fresh_seeds)}" if missing else ""
-            rows.append([f"{word}, mean ± sd{of}", "", "", *(format_mean_sd(_test(runs, m)) for m in metrics)])
+            means = [format_mean_sd([run.scores["test"][metric] for run in runs]) for metric in metrics]
+            rows.append([f"{word}, mean ± sd{of}", "", "", *means])
     return [head, *rows]
-
-
-def _test(runs: Sequence[FinalRun], metric: str) -> list[float]:
-    return [r.scores["test"][metric] for r in runs]
 
 
 def _pictures(sweep: Sweep) -> Iterator[Block]:

@@ -80,7 +80,8 @@ class _SweepRun:
         progress = SweepProgress(count, self.at_once, self.log, rewrite_last_line if sys.stdout.isatty() else None)
         records = self.records()
         before = wall_seconds(ledger.events)
-        ledger.write({"event": "start", "time": time.time(), "versions": _versions()})
+        versions = {name: version_of(name) for name in ("anchorfl", "optuna", "ray", "torch")}
+        ledger.write({"event": "start", "time": time.time(), "versions": versions})
         began = time.time()
         records.begin()
         status: Status = "FAILED"
@@ -239,10 +240,6 @@ def _notes(plan: SweepPlan) -> tuple[str, ...]:
 
 def _trial_name(number: int) -> str:
     return f"trial-{number:04d}"
-
-
-def _versions() -> dict[str, str]:
-    return {name: version_of(name) for name in ("anchorfl", "optuna", "ray", "torch")}
 
 
 def rewrite_last_line(line: str) -> None:
