@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def console() -> None:
-    """Entry point of the console script."""
+    """Run the console script."""
     run_console(main)
 
 

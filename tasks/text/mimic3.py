@@ -33,6 +33,7 @@ import pyarrow.compute as pc
 
 from anchorfl.tasks.arrays.arrow import Column, Ints, Table
 from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
@@ -181,5 +182,5 @@ def _labels(codes: Codes, row_N: Ints) -> Column:
     row_E, class_E = codes.of(row_N, CODES)
     key_P = np.unique(row_E * len(CODES) + class_E)
     length_N = np.bincount(key_P // len(CODES), minlength=len(row_N))
-    offset_N1 = np.concatenate([[0], np.cumsum(length_N, dtype=np.int64)])
+    offset_N1 = offsets(length_N)
     return Labels((key_P % len(CODES)).astype(np.int32), offset_N1, len(CODES)).lists()

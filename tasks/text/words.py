@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anchorfl.tasks.arrays.arrow import Column, Table
+from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.contract import InputSpec
 from anchorfl.tasks.errors import InputError
 
@@ -46,7 +47,6 @@ def encode_text(table: Table, spec: InputSpec) -> Table:
     # pyarrow gives null for a word outside the vocabulary
     index = pc.index_in(pc.list_flatten(words), value_set=pa.array(spec.vocabulary[2:], type=pa.string()))
     ids = pc.fill_null(pc.add(index, pa.scalar(2, pa.int32())), pa.scalar(1, pa.int32()))
-    offset_N = np.zeros(len(words) + 1, dtype=np.int32)
-    np.cumsum(pc.list_value_length(words).to_numpy(zero_copy_only=False), out=offset_N[1:])
-    x = pa.ListArray.from_arrays(pa.array(offset_N), ids.cast(pa.int32()))
+    offset_N1 = offsets(pc.list_value_length(words).to_numpy(zero_copy_only=False)).astype(np.int32)
+    x = pa.ListArray.from_arrays(pa.array(offset_N1), ids.cast(pa.int32()))
     return table.drop_columns(["text"]).append_column("x", x)

@@ -29,7 +29,7 @@ PROBE_SECONDS = 10
 NOT_FOUND = 127
 """Exit code of a shell that does not find the command."""
 LEFT_OUT = (".git", ".venv*", "venv", "__pycache__", "/runs/", "/mlruns/", "/mlflow.db*", "/data/")
-"""Not uploaded, besides what .gitignore names: git's own files, environments, and what runs leave behind."""
+"""Files left out of an upload, besides those of .gitignore: git's own, environments, and what runs leave behind."""
 
 
 def arguments(sub: argparse.ArgumentParser) -> None:

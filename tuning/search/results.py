@@ -18,7 +18,7 @@ Status = Literal["running", "finished", "stopped", "failed"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """One point, run with every seed of the sweep in step."""
+    """A point, run with every seed of the sweep in step."""
 
     number: int
     """From 0; trial 0 is the preset's own point."""

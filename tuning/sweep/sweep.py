@@ -60,7 +60,7 @@ def run_sweep(plan: SweepPlan, folder: Path, log: Log = print) -> Sweep:
 
 @dataclass
 class _SweepRun:
-    """One start of a sweep."""
+    """A start of a sweep."""
 
     plan: SweepPlan
     folder: Path

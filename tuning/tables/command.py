@@ -141,7 +141,7 @@ def table(arguments: list[str]) -> int:
 
 @dataclass
 class TableCommand:
-    """One call of ``anchorfl table``."""
+    """A call of ``anchorfl table``."""
 
     args: TableArgs
     log: Log = print

@@ -38,7 +38,7 @@ class TableContext:
 
 
 def train_run(config: dict[str, Any], context: TableContext) -> None:
-    """Tune's trainable: ``config["job"]`` holds the digest of a run."""
+    """Train a run (Tune's trainable): ``config["job"]`` holds its digest."""
     report_errors(_train_run, config, context)
 
 

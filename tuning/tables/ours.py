@@ -20,7 +20,7 @@ OURS = Path(__file__).resolve().parents[1] / "ours.csv"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OurFigure:
-    """One metric of a preset, over the seeds of its finished runs."""
+    """A metric of a preset, over the seeds of its finished runs."""
 
     preset: str
     metric: str

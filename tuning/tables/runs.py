@@ -51,7 +51,7 @@ TAKEN = {"seed": "--seeds 4321,4322", "output": "--runs FOLDER and --out FOLDER"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableRun:
-    """One row with one seed: one run, finished or not."""
+    """A row with a seed: one run, finished or not."""
 
     row: Row
     seed: int
