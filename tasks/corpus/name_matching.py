@@ -77,10 +77,7 @@ def stem_word(word: str, stem: Stem) -> str:
 
 
 def forms(root: str, stem: Stem) -> frozenset[str]:
-    """Return every word whose stem is ``root``.
-
-    These are looked for in a text, so that no word of the text is stemmed.
-    """
+    """Return every word whose stem is ``root``. They are looked for in a text, so that none of its words is stemmed."""
     if stem == "none":
         return frozenset({root})
     bases = {root}

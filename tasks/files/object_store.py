@@ -101,10 +101,7 @@ def shown(location: str) -> str:
 
 
 def read_bytes(location: str) -> bytes:
-    """Return the content of a file, whole.
-
-    Raises FileNotFoundError where there is none, InputError where the store cannot be used.
-    """
+    """Return the content of a file. Raises FileNotFoundError, or InputError where the store cannot be used."""
     with _explain_errors(location), _open_store(location) as (system, path):
         for _ in range(READS):
             with system.open_input_stream(path) as stream:

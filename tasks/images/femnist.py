@@ -121,10 +121,7 @@ def fit(train: Table, options: TaskOptions) -> InputSpec:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files that hold every sample once.
-
-    LEAF's folders sampled_data and rem_user_data repeat samples of all_data; they are not read.
-    """
+    """Return the files with every sample once: LEAF's sampled_data and rem_user_data repeat those of all_data."""
     paths = find_files(folder, FILES)
     for parents in (("all_data",), ("train", "test")):
         chosen = [path for path in paths if path.parent.name in parents]

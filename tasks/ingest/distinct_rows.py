@@ -42,10 +42,7 @@ class DistinctRows:
         return len(self.row_N)
 
     def inputs(self, index_B: Ints, device: torch.device) -> torch.Tensor:
-        """Return the inputs of some rows as ``Batch.x`` has them, padded to their longest.
-
-        They get to the device as they are stored.
-        """
+        """Return inputs of some rows as in ``Batch.x``, padded to their longest. They are scaled on the device."""
         x, _ = inputs(self.x.take(index_B)["x"], self.spec)
         return self.spec.scaling().to(device)(x.to(device))
 

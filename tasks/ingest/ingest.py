@@ -169,10 +169,7 @@ def _run_local(job: Encoding, table: Table, owned: Owners) -> Iterator[_File]:
 
 
 def _run_ray(job: Encoding, table: Table, row_N: Ints, owned: Owners, labels: Labels) -> Iterator[_File]:
-    """Encode with Ray Data; the files one by one.
-
-    Raises RuntimeError where rows or labels got lost on the way.
-    """
+    """Encode with Ray Data; the files one by one. Raises RuntimeError where rows or labels got lost on the way."""
     import ray  # only this engine needs it
 
     with ray_data_settings():

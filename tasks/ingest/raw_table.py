@@ -62,10 +62,7 @@ def read_rows(task: Task, options: TaskOptions, folder: Path | None, log: Callab
 
 
 def class_names_of(task: Task, options: TaskOptions) -> tuple[str, ...]:
-    """Return the class names of a task, read from its files where only they have them.
-
-    Raises InputError where these are missing.
-    """
+    """Return a task's class names, from its files where only they have them. Raises InputError: these are missing."""
     if task.class_names:
         return task.class_names
     return _with_class_names(task, task.read(raw_folder(task, options), options)).class_names

@@ -1,7 +1,4 @@
-"""The scores of 0/1 decisions: NumPy, always finite.
-
-Shape suffixes: N rows, C classes.
-"""
+"""The scores of 0/1 decisions: NumPy, always finite. Shape suffixes: N rows, C classes."""
 
 from __future__ import annotations
 

@@ -59,10 +59,7 @@ class Recording:
         return replace(self, time_N=self.time_N[index], value_DN=self.value_DN[:, index], line_N=self.line_N[index])
 
     def in_order(self, owner: str) -> Recording:
-        """Return the recording by time; a row whose time an earlier line has is at fault.
-
-        owner: of the times, for the message.
-        """
+        """Return the recording by time; a row with an earlier line's time is at fault. owner: whose times these are."""
         ordered = self
         if (np.diff(self.time_N) <= 0).any():
             ordered = self.take(np.argsort(self.time_N, kind="stable"))

@@ -45,10 +45,7 @@ def label_lists(class_P: npt.NDArray[Any], length_N: Ints) -> Column:
 def sparse_table(
     row_N: Ints, test_N: npt.NDArray[np.bool_], labels: Column, pairs: Column, names: Sequence[str], features: int
 ) -> Table:
-    """Return the table that ``read`` of a sparse data set gives.
-
-    names: of the classes; features: F, which ``fit`` finds again.
-    """
+    """Return the table that ``read`` of a sparse data set gives. names: of the classes; features: F, for ``fit``."""
     split = pa.DictionaryArray.from_arrays(pa.array(test_N.astype(np.int8)), pa.array(["train", "test"]))
     table = pa.table({"row": row_N, "split": split.cast(pa.string()), "labels": labels, PAYLOAD: pairs})
     return table.replace_schema_metadata({CLASS_NAMES: json.dumps(distinct(names)), COUNT: str(features)})

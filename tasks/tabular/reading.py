@@ -68,10 +68,7 @@ class TableFile:
         return pa.table({name: plain(table[name], self.types[name]) for name in names})
 
     def _unpacked(self, names: Sequence[str]) -> Table:
-        """Return columns of a Parquet file.
-
-        So many rows are read at a time that a file that unpacks to no end is refused early.
-        """
+        """Return columns of a Parquet file, part by part: a file that unpacks to no end is refused early."""
         parts, numbers, rest = list[Any](), 0, 0
         for batch in self.content.iter_batches(BATCH_ROWS, columns=names):
             parts.append(pa.table({name: plain(pa.chunked_array([batch[name]]), self.types[name]) for name in names}))
@@ -141,10 +138,7 @@ def form_of(kind: Any) -> Form:
 
 
 def plain_type(kind: Any) -> Any:
-    """Return the plain type to which columns of a type are brought.
-
-    That is string, list, or float64 for decimals and empty columns.
-    """
+    """Return the plain type for columns of a type: string, list, or float64 for decimals and empty columns."""
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)

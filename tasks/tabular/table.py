@@ -148,10 +148,7 @@ class PredictionSamples:
 
 
 def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tuple[str, ...]) -> PredictionSamples:
-    """Return the samples of a file with the columns that the model was trained on, labeled or not.
-
-    Raises InputError with file and row.
-    """
+    """Return the samples of a file with the model's columns, labeled or not. Raises InputError with file and row."""
     if spec.columns is None:
         raise ValueError("the model was not trained on a table")
     bad = BadRows(skip=False)

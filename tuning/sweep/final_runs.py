@@ -100,10 +100,7 @@ def final_run_digest(context: TrialContext, point: Mapping[str, Value], seed: in
 
 
 def has_result(folder: Path, wanted: str) -> bool:
-    """Return whether a final run of these options has ended.
-
-    There may be one of another point, from before a ledger was cut.
-    """
+    """Return whether a final run of these options has ended; there may be one of a point of a ledger that was cut."""
     return bool(content := read_result(folder)) and content.get("digest", wanted) == wanted
 
 
