@@ -4,8 +4,6 @@ point as a preset. Written anew at any time from what the sweep's folder holds; 
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -20,7 +18,7 @@ from anchorfl.tuning.search.results import Sweep, Trial
 from anchorfl.tuning.search.search_space import Range, describe
 from anchorfl.tuning.sweep import plots
 from anchorfl.tuning.sweep.best_preset import best_preset
-from anchorfl.tuning.sweep.html import Block, html, markdown
+from anchorfl.tuning.sweep.html import Block, html, markdown, to_csv
 from anchorfl.tuning.sweep.importance import importances
 from anchorfl.tuning.sweep.progress import format_mean_sd, format_point
 
@@ -178,11 +176,9 @@ def _how_to_read(sweep: Sweep) -> str:
 
 
 def _csv(sweep: Sweep) -> str:
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    seeds = [f"score_seed_{s}" for s in sweep.seeds]
-    writer.writerow(["trial", "status", "rounds", *sweep.space, "score_mean", "score_sd", *seeds, "seconds",
-                     "overhead_seconds"])  # fmt: skip
+    seeds = [f"score_seed_{seed}" for seed in sweep.seeds]
+    head = ["trial", "status", "rounds", *sweep.space, "score_mean", "score_sd", *seeds, "seconds", "overhead_seconds"]
+    rows: list[list[object]] = [[*head]]
     for trial in sweep.trials:
         scores = trial.scores(sweep.rule)
         mean = f"{statistics.fmean(scores):.6f}" if scores else ""
@@ -190,5 +186,5 @@ def _csv(sweep: Sweep) -> str:
         each = [f"{s:.6f}" for s in scores] or [""] * len(sweep.seeds)
         point = [trial.point[name] for name in sweep.space]
         times = [f"{trial.seconds:.3f}", f"{trial.seconds - trial.training_seconds:.3f}"]
-        writer.writerow([trial.number, trial.status, trial.rounds, *point, mean, sd, *each, *times])
-    return stream.getvalue()
+        rows.append([trial.number, trial.status, trial.rounds, *point, mean, sd, *each, *times])
+    return to_csv(rows)

@@ -4,8 +4,6 @@ REPRODUCIBILITY.md has them. Written anew from the run folders at any time; the 
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -15,7 +13,7 @@ from matplotlib.figure import Figure
 
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.tasks.metrics.scores import SUM
-from anchorfl.tuning.sweep.html import Block, markdown
+from anchorfl.tuning.sweep.html import Block, markdown, to_csv
 from anchorfl.tuning.tables.options import drop_free_options
 from anchorfl.tuning.tables.plots import curves, curves_csv, plot_dots, sensitivity, sensitivity_csv
 from anchorfl.tuning.tables.published import Row, quoted_lines
@@ -214,15 +212,10 @@ def reproducibility(table: Table) -> str:
 
 def table_csv(table: Table) -> str:
     """Return every number: a line per row and metric. Scores, means and differences in percent."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
     names = ["paper", "tables", "data", "row", "preset", "metric", "published", "published_sd", "n", "seeds", "mean"]
     names += ["sd", "difference", "verdict", *(f"seed_{seed}" for seed in table.seeds), "own_less_row", "pairs"]
     names += ["p", "p_holm", "p_wilcoxon", "mb_down", "mb_up", "cpu_hours_per_run", "runs"]
-    writer.writerow(names)
-    for e in table.entries:
-        writer.writerow([_cell(value) for value in _line(table, e)])
-    return stream.getvalue()
+    return to_csv([names, *([_cell(value) for value in _line(table, entry)] for entry in table.entries)])
 
 
 def _line(table: Table, e: TableEntry) -> list[object]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from anchorfl.pipeline.results.compare import RunSummary
+from anchorfl.tuning.sweep.html import to_csv
 from anchorfl.tuning.sweep.plots import INK
 from anchorfl.tuning.tables.published import Change, Metric, Row, value_text
 from anchorfl.tuning.tables.statistics import Table, TableEntry
@@ -120,9 +119,9 @@ def curve(run: RunSummary, metrics: Sequence[Metric]) -> Curves:
 
 def curves_csv(table: Table, rows: Sequence[Row]) -> str:
     """Return the numbers behind ``curves`` in percent: a line per row, metric and round that all its runs have."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["data", "row", "preset", "metric", "round", "runs", "mean", "sd", "lowest", "highest"])
+    lines: list[list[object]] = [
+        ["data", "row", "preset", "metric", "round", "runs", "mean", "sd", "lowest", "highest"]
+    ]
     for row in rows:
         runs = [curve(run, table.paper.metrics) for run in table.of(row).values()]
         for metric in table.paper.metrics if runs else ():
@@ -130,8 +129,8 @@ def curves_csv(table: Table, rows: Sequence[Row]) -> str:
                 scores = [100 * run[metric.record][round_] for run in runs]
                 sd = f"{statistics.stdev(scores):.4f}" if len(scores) > 1 else ""
                 numbers = [f"{statistics.fmean(scores):.4f}", sd, f"{min(scores):.4f}", f"{max(scores):.4f}"]
-                writer.writerow([row.data, row.shown, row.key, metric.published, round_, len(scores), *numbers])
-    return stream.getvalue()
+                lines.append([row.data, row.shown, row.key, metric.published, round_, len(scores), *numbers])
+    return to_csv(lines)
 
 
 COLORS = ("#31688e", "#d1495b", "#4f9a52", "#e09f3e", "#7b4f9d", "#8c6d46", "#3fa7b8", "#6f6f6f")
@@ -227,15 +226,12 @@ def sensitivity_csv(table: Table) -> str:
 
     Column ``own`` is 1 at the preset's own value.
     """
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
     names = ["data", "row", "preset", "option", "value", "own", "metric", "published", "n", "mean", "sd"]
-    writer.writerow([*names, *(f"seed_{seed}" for seed in table.seeds)])
+    lines = [[*names, *(f"seed_{seed}" for seed in table.seeds)]]
     for metric in table.paper.metrics:
-        for entry in table.entries:
-            if entry.metric is metric and entry.row.change:
-                writer.writerow(_csv_line(entry, entry.row.change, table.seeds))
-    return stream.getvalue()
+        entries = [entry for entry in table.entries if entry.metric is metric]
+        lines += [_csv_line(entry, entry.row.change, table.seeds) for entry in entries if entry.row.change]
+    return to_csv(lines)
 
 
 def _csv_line(entry: TableEntry, change: Change, seeds: Sequence[int]) -> list[str]:
