@@ -34,10 +34,10 @@ class Listing:
 
 
 def list_folders(base: Path, folders: Sequence[str], bad: BadRows) -> Listing:
-    """Return the images of the class folders in ``base``; class numbers are places in ``folders``, whatever their order
-    on disk. Names that begin with a dot are left alone; any other file is an image or a bad row.
+    """Return the images of the class folders in ``base``; class numbers are indices in ``folders``.
 
-    Raises InputError on a folder that is missing, unknown (with the nearest name), empty, or holds folders.
+    Names that begin with a dot are left alone; any other file is an image or a bad row. Raises InputError on a folder
+    that is missing, unknown (with the nearest name), empty, or holds folders.
     """
     if not base.is_dir():
         raise InputError(f"{base}: no such folder; it must hold the folders {', '.join(folders)}")
@@ -51,9 +51,9 @@ def list_folders(base: Path, folders: Sequence[str], bad: BadRows) -> Listing:
             bad.meet(f"{entry}: an image outside the class folders; move it into one of them or delete it")
     paths, counts = [], []
     for name in sorted(folders):
-        found = _images(base / name, bad)
-        paths.extend(found)
-        counts.append(len(found))
+        images = _images(base / name, bad)
+        paths.extend(images)
+        counts.append(len(images))
     number = [folders.index(name) for name in sorted(folders)]
     return Listing(tuple(paths), np.repeat(np.array(number, dtype=np.int64), counts))
 
@@ -62,14 +62,14 @@ def image_table(listing: Listing, split_N: npt.NDArray[np.str_], payload: str, b
     """Return the table that ``read`` gives: one row per file, numbered in the order of the listing, without those that
     are no image (bad rows; see ``faults``).
     """
-    kept = []
+    index = []
     for row, (path, fault) in enumerate(zip(listing.paths, faults(listing.paths, bad.skip), strict=True)):
         if fault:
             bad.meet(f"{path}: the image cannot be read: {fault}; get the file again, or delete it")
         else:
-            kept.append(row)
-    rows = np.array(kept, dtype=np.int64)
-    paths = path_column([listing.paths[row] for row in kept])
+            index.append(row)
+    rows = np.array(index, dtype=np.int64)
+    paths = path_column([listing.paths[row] for row in index])
     return bad.noted(table_of(rows, listing.class_N[rows], split_N[rows], {payload: paths}))
 
 
@@ -118,14 +118,14 @@ def _images(folder: Path, bad: BadRows) -> list[Path]:
     """Return the images of one class."""
     if not folder.is_dir():
         raise InputError(f"{folder}: this class folder is missing; get the data again")
-    found = []
+    images = []
     for entry in _visible(folder):
         if entry.is_dir():
             raise InputError(f"{entry}: a folder inside a class folder; move its images up or delete it")
         if entry.suffix == SUFFIX:
-            found.append(entry)
+            images.append(entry)
         else:
             bad.meet(f"{entry}: no {SUFFIX} file; convert or delete it")
-    if not found:
+    if not images:
         raise InputError(f"{folder}: no {SUFFIX} file in this class folder; get the data again")
-    return found
+    return images

@@ -43,10 +43,10 @@ def parsed(path: Path, keep: Callable[[dict[str, Any]], Any]) -> Any:
 
 def listed(content: Any, key: str, path: Path) -> list[Any]:
     """Return the list under a key of a JSON object. Raises InputError where there is none."""
-    found = content.get(key) if isinstance(content, dict) else None
-    if not isinstance(found, list):
+    value = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(value, list):
         raise InputError(f"{path}: no list {key!r} in the file; get it again")
-    return found
+    return value
 
 
 def whole(value: Any) -> int:

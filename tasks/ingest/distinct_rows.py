@@ -80,8 +80,7 @@ def _read(prepared: Prepared, client: int) -> Table:
     if unlabeled:
         raise InputError(
             f"{path}: {unlabeled} rows have no label, which a batched round has no place for: set"
-            " federation.batched_clients"
-            " False, or task.partition = 'one_class'"
+            " federation.batched_clients False, or task.partition = 'one_class'"
         )
     return table
 

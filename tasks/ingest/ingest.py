@@ -131,12 +131,12 @@ def _build(
     local = engine == "local"
     encoded_files = _run_local(job, payload, owned) if local else _run_ray(job, payload, row_N, owned, labels)
     content, files = dict[str, str](), dict[str, str]()
-    said = time.monotonic()
+    last_logged = time.monotonic()
     for owner, data, content_digest in encoded_files:
         content[job.name(owner)] = content_digest
         files[job.name(owner)] = write_file(building, job.name(owner), data)
-        if time.monotonic() - said > PROGRESS_S:
-            said = time.monotonic()
+        if time.monotonic() - last_logged > PROGRESS_S:
+            last_logged = time.monotonic()
             log(f"{task.name}: {len(files)} of {len(job.classes)} files written")
     files = dict(sorted(files.items()))  # Ray Data gives the owners in an order of its own
     manifest = _make_manifest(job, options, plan, owned, labels)

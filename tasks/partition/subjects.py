@@ -38,14 +38,14 @@ def subjects(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) ->
         client_S = balance_subjects(size_S, options.clients, generator(seed, "subjects"))
     client_N = client_S[subject_N]
     classes = _classes_by_client(rows.labels, client_N, options.clients)
-    for client, held in enumerate(classes):
-        if not held:
+    for client, owned in enumerate(classes):
+        if not owned:
             raise InputError(
                 f"client {client} would identify nothing, since no row of its subjects ({task.subjects}) has a class; "
                 "use fewer [task] clients, or leave such subjects out of the raw data"
             )
     parts = group_rows(client_N, options.clients)
-    return tuple(ClientPlan(rows.row_N[part], held) for part, held in zip(parts, classes, strict=True))
+    return tuple(ClientPlan(rows.row_N[part], owned) for part, owned in zip(parts, classes, strict=True))
 
 
 def subject_codes(rows: TrainingRows) -> Ints:

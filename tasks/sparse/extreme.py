@@ -140,16 +140,16 @@ def class_names(folder: Path, labels: int) -> list[str]:
 
     Raises InputError where the file has an empty line or another number of lines.
     """
-    found = [find_file(folder, name) for name in NAMES if has_file(folder, name)]
-    if not found:
+    files = [find_file(folder, name) for name in NAMES if has_file(folder, name)]
+    if not files:
         return [f"label {number}" for number in range(labels)]
     names = []
-    for line, text in open_text(found[0]):
+    for line, text in open_text(files[0]):
         if not text.strip():
-            raise InputError(f"{found[0]}:{line}: the line is empty; write the name of label {line - 1}")
+            raise InputError(f"{files[0]}:{line}: the line is empty; write the name of label {line - 1}")
         names.append(text.strip())
     if len(names) != labels:
         raise InputError(
-            f"{found[0]}: {len(names)} names for {labels} labels; write one a line, in the order of the labels"
+            f"{files[0]}: {len(names)} names for {labels} labels; write one a line, in the order of the labels"
         )
     return names

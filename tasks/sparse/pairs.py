@@ -55,12 +55,12 @@ def distinct(names: Sequence[str]) -> list[str]:
     """Return the names; one that equals an earlier one, but for case, spaces and signs, gets the number of its label:
     product titles and tags do come twice.
     """
-    seen, made = set[str](), list[str]()
+    seen, out = set[str](), list[str]()
     for number, name in enumerate(names):
         key = re.sub(r"[\W_]+", " ", name).strip().casefold() or name
-        made.append(f"{name} (label {number})" if key in seen else name)
+        out.append(f"{name} (label {number})" if key in seen else name)
         seen.add(key)
-    return made
+    return out
 
 
 def fit(train: Table, options: TaskOptions) -> InputSpec:

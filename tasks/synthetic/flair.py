@@ -57,8 +57,8 @@ def write(folder: Path, rows: int, seed: int) -> None:
 def _labels(row: int, tastes: list[str], rng: np.random.Generator) -> list[str]:
     """Return a label that all rows take in turn, so that each occurs, and some of the user's own."""
     every = [name for names in FINE.values() for name in names]
-    own = [name for group in tastes for name in FINE[group]]
-    chosen = {every[row % len(every)], *rng.choice(own, size=int(rng.integers(1, 4)), replace=False).tolist()}
+    liked = [name for group in tastes for name in FINE[group]]
+    chosen = {every[row % len(every)], *rng.choice(liked, size=int(rng.integers(1, 4)), replace=False).tolist()}
     return sorted(chosen)
 
 

@@ -10,7 +10,7 @@ from anchorfl.tasks.text.r8 import CLASSES
 
 SHARES = (0.29, 0.046, 0.518, 0.0075, 0.035, 0.0375, 0.02, 0.046)
 """About those of R8, in the order of the classes."""
-STEMS, OWN, LENGTH = 600, 25, 40
+STEMS, PER_CLASS, LENGTH = 600, 25, 40
 """Stems in all, of each class, and about so many words in a text."""
 CONSONANTS, VOWELS = "bcdfglmnprstv", "aeiou"
 
@@ -43,6 +43,6 @@ def _stems(rng: np.random.Generator) -> list[str]:
 def _text(rng: np.random.Generator, stems: list[str], label: int) -> str:
     """Return a text: a third of the words are of the class, the others of no class, frequent ones first (Zipf)."""
     length = max(3, int(rng.poisson(LENGTH)))
-    own_words = rng.integers(0, OWN, length) + label * OWN
-    common = len(CLASSES) * OWN + np.minimum(rng.zipf(1.4, length), STEMS - len(CLASSES) * OWN) - 1
+    own_words = rng.integers(0, PER_CLASS, length) + label * PER_CLASS
+    common = len(CLASSES) * PER_CLASS + np.minimum(rng.zipf(1.4, length), STEMS - len(CLASSES) * PER_CLASS) - 1
     return " ".join(stems[i] for i in np.where(rng.random(length) < 1 / 3, own_words, common).tolist())

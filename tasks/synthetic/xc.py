@@ -19,10 +19,10 @@ from anchorfl.tasks.arrays.arrow import Bools, Ints
 from anchorfl.tasks.arrays.ragged import offsets
 
 BLOCK_ROWS = 20_000
-OWN = 5
+PER_LABEL = 5
 """Features that belong to a label."""
 MILLION = 1_000_000
-Found = tuple[Ints, Bools]
+Masked = tuple[Ints, Bools]
 """Values [N, K], and which of them are there."""
 
 
@@ -87,8 +87,8 @@ def write_rows(path: Path, rows: int, size: Size, rng: np.random.Generator) -> N
 def _block(row_N: Ints, size: Size, rng: np.random.Generator) -> bytes:
     main_N = row_N % size.labels
     label_NK, there_NK = _labels(row_N, main_N, size, rng)
-    own_NK = main_N[:, None] * OWN + np.arange(OWN)
-    noise_NK = rng.integers(size.features, size=(len(row_N), max(1, size.pairs - OWN)))
+    own_NK = main_N[:, None] * PER_LABEL + np.arange(PER_LABEL)
+    noise_NK = rng.integers(size.features, size=(len(row_N), max(1, size.pairs - PER_LABEL)))
     feature_NK, kept_NK = _once(np.concatenate([own_NK % size.features, noise_NK], axis=1))
     ones = "1.000000"
     if size.binary:
@@ -106,7 +106,7 @@ def _block(row_N: Ints, size: Size, rng: np.random.Generator) -> bytes:
     return f"{text}\n".encode()
 
 
-def _labels(row_N: Ints, main_N: Ints, size: Size, rng: np.random.Generator) -> Found:
+def _labels(row_N: Ints, main_N: Ints, size: Size, rng: np.random.Generator) -> Masked:
     """Return the labels of every row, ascending."""
     others = max(1, round(2 * size.extra))
     partner_N = np.minimum(main_N ^ 1, size.labels - 1)
@@ -119,7 +119,7 @@ def _labels(row_N: Ints, main_N: Ints, size: Size, rng: np.random.Generator) -> 
     return label_NK, there_NK
 
 
-def _once(value_NK: Ints) -> Found:
+def _once(value_NK: Ints) -> Masked:
     """Return the values of every row, ascending, without repetitions."""
     value_NK = np.sort(value_NK, axis=1)
     return value_NK, np.diff(value_NK, axis=1, prepend=-1) > 0
