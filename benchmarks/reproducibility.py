@@ -33,14 +33,14 @@ from anchorfl.tuning.tables.page import verdicts
 from anchorfl.tuning.tables.papers import PAPERS, paper_of
 from anchorfl.tuning.tables.published import figure_lines, rows_of, select_rows, value_text
 from anchorfl.tuning.tables.runs import RunIndex, attach_folders, check_has_scores, index_runs, table_runs_of
-from anchorfl.tuning.tables.significance import apply_holm, paired
+from anchorfl.tuning.tables.significance import apply_holm, compare_paired
 from anchorfl.tuning.tables.statistics import (
     NOT_REPRODUCED,
     REPRODUCED,
     WITHIN_NOISE,
     Table,
     TableEntry,
-    left_out_notes,
+    dropped_client_notes,
     table_of,
 )
 from benchmarks.last_rounds import Swing, swing
@@ -234,7 +234,7 @@ def details(table: Table, name: str) -> str:
     text = f"{len(table.finished)} of {wanted} runs, {table.hours:.2f} CPU hours. Records: {records}."
     lines = ["<details><summary>Command and records</summary>", "", "```sh", " \\\n    ".join(words), "```", ""]
     lines += wrapped(text, 118)
-    lines += [f"- {line}" for line in left_out_notes(table.runs, table.finished)]
+    lines += [f"- {line}" for line in dropped_client_notes(table.runs, table.finished)]
     return "\n".join([*lines, "", "</details>"])
 
 
@@ -285,7 +285,7 @@ def compared(records: Records, name: str, own: str = "", rows: str = "", metrics
         rows_of_data = {row.key: row for row in among if row.data == data}
         key = next(row.key for row in rows_of_data.values() if row.name == first)
         found = {
-            metric: apply_holm({k: paired(of[key].scores, e.scores) for k, e in of.items() if k != key})
+            metric: apply_holm({k: compare_paired(of[key].scores, e.scores) for k, e in of.items() if k != key})
             for metric, of in per_metric.items()
         }
         for k, row in rows_of_data.items():

@@ -1,3 +1,1 @@
-"""Tasks: data sets, their preparation and partitions, metrics. The tasks by name:
-``anchorfl.tasks.registry``.
-"""
+"""Tasks: data sets, their preparation and partitions, metrics. The tasks by name: ``anchorfl.tasks.registry``."""

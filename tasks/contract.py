@@ -35,7 +35,7 @@ class Source:
     gated: bool = False
     """True where access must be applied for."""
     optional: tuple[str, ...] = ()
-    """As ``files``: those that are read where they are there, and not needed."""
+    """Names or patterns, as ``files``, of files that are read where they are there, and not needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class InputSpec:
     """Fitted on the training rows: per feature (series; what a missing value becomes before scaling) or per channel
     (image). Empty: nothing is scaled."""
     std: tuple[float, ...] = ()
-    """As ``mean``; the deviation to divide by, 1 where it is 0."""
+    """Deviation to divide by, fitted as ``mean``; 1 where it is 0."""
     levels: int = 0
     """Image only: where not 0, ``x`` is stored and held as whole numbers 0..levels (at most 255) and becomes
     ``(x / levels - mean) / std`` batch by batch."""
@@ -142,11 +142,11 @@ class Card:
 
     client: int
     num_examples: int
-    """Its number of rows."""
+    """Number of rows."""
     count_C: Tensor
-    """Its labeled positive samples per class, int64."""
+    """Labeled positive samples per class, int64."""
     identified_C: Tensor
-    """Its identified classes, bool."""
+    """Identified classes, bool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +158,7 @@ class Objective:
     """Multi-label only: weigh positives and negatives of a class against each other (methods/fedalign.md, Losses)."""
 
     def weights(self, y_NC: Tensor, known_NC: Tensor, strength_NC: Tensor | float = 1.0) -> Tensor:
-        """Return the weight of every entry in the loss, from the client's current labels; ``strength_NC`` scales it
-        (alpha).
-        """
+        """Return the weight of every entry in the loss, from the client's labels; ``strength_NC`` scales it (alpha)."""
         if self.kind == "single":
             return known_NC * y_NC * strength_NC
         if not self.class_balanced:

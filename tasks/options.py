@@ -57,14 +57,14 @@ class TaskOptions:
     file: str = ""
     """Your own data: a .parquet, .csv or .csv.gz file, below ``root`` if given, in place of ``name``."""
     label_columns: str = ""
-    """Of ``file``, names with commas or patterns (``label_*``): columns of 0 and 1, a class each; or one column of
+    """Label columns of ``file``, names with commas or patterns (``label_*``): of 0 and 1, a class each; or one of
     class names or numbers (single-label), or of lists of them. An empty cell is a label that is not known."""
     input_columns: str = ""
-    """Of ``file``: columns of numbers, or one of texts, of lists of numbers (lists of those: series) or of paths of
+    """Input columns of ``file``: numbers, or one of texts, of lists of numbers (lists of those: series) or of paths of
     images; empty: all columns of numbers that are nothing else."""
     client_column: str = ""
-    """Of ``file``: column that says whose row it is: partition ``subjects``, one client for every value."""
+    """Column of ``file`` that says whose row it is: partition ``subjects``, one client for every value."""
     split_column: str = ""
-    """Of ``file``: column of train, validation and test; empty: a stratified fifth is drawn, whatever the seed."""
+    """Column of ``file`` with train, validation and test; empty: a stratified fifth is drawn, whatever the seed."""
     class_names: str = ""
-    """Of ``file``: file with a class name a line in their order, or ``id<TAB>name``: id is what the table holds."""
+    """Class names of ``file``: a file with one a line in their order, or ``id<TAB>name``, where the table holds ids."""

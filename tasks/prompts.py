@@ -25,7 +25,7 @@ class Wording:
     """The words of a data set's pictures and classes in sentences."""
 
     nouns: tuple[str, ...]
-    """For its pictures, beside ``GENERAL``, without article: ``OCT scan``."""
+    """Nouns for its pictures, beside ``GENERAL``, without article: ``OCT scan``."""
     words: Mapping[str, str] = field(default_factory=dict)
     """Class name -> word for the class in sentences, where that is not its name."""
 

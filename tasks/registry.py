@@ -79,8 +79,7 @@ TASKS: dict[str, Callable[[], Task]] = {
 def find_task(name: str) -> Task:
     """Return the task of that name. Raises InputError with the nearest name."""
     if name not in TASKS:
-        msg = f"[task] name = {name!r} is no task{nearest(name, TASKS)}; 'anchorfl data' lists them"
-        raise InputError(msg)
+        raise InputError(f"[task] name = {name!r} is no task{nearest(name, TASKS)}; 'anchorfl data' lists them")
     return TASKS[name]()
 
 

@@ -1,4 +1,4 @@
-"""From images as they are stored to what a network takes: the one place that scales and normalizes them."""
+"""Images as a network takes them, from what is stored: the one place that scales and normalizes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Scaling:
     mean: Tensor | None = None
     """[channels, 1, 1]; None where images stay in [0, 1]."""
     std: Tensor | None = None
-    """As ``mean``."""
+    """Deviation, as ``mean``."""
 
     @classmethod
     def of(cls, levels: int, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Scaling:
@@ -39,9 +39,7 @@ class Scaling:
         return x if self.levels is None else self.unit(x.to(torch.float32).div_(self.levels))
 
     def unit(self, x_BCHW: Tensor) -> Tensor:
-        """Return the images in [0, 1] (of a generator, for example) as a network takes real ones; gradients go
-        through.
-        """
+        """Return images in [0, 1] (of a generator, say) as a network takes real ones; gradients go through."""
         return x_BCHW if self.mean is None or self.std is None else (x_BCHW - self.mean) / self.std
 
     def to(self, device: torch.device) -> Scaling:

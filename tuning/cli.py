@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def console() -> None:
-    """Entry point of the console script."""
+    """Run the console script."""
     run_console(main)
 
 
@@ -46,8 +46,8 @@ def _more(add: Add) -> None:
     report = add("report", commands.report, "write the report of a sweep again, also while it runs")
     report.add_argument("sweep", type=Path, help="folder of the sweep")
     inner = add("cluster", None, "check a cluster.yaml").add_subparsers(metavar="COMMAND", required=True)
-    about = "validate a cluster.yaml without a cloud account, and say what to type next"
-    check = inner.add_parser("check", help=about, description=about)
+    description = "validate a cluster.yaml without a cloud account, and say what to type next"
+    check = inner.add_parser("check", help=description, description=description)
     cloud.arguments(check)
     check.set_defaults(command=cloud.check)
     submit.arguments(add("submit", submit.submit, "run a command on a Ray cluster, as a job of it"))

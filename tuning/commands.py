@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +26,22 @@ def sweep(arguments: list[str]) -> int:
     from anchorfl.tuning.search.search_space import space_of
     from anchorfl.tuning.sweep.plan import PLAN_FILE, SweepPlan, load_plan, new_sweep_folder, preset_text
 
-    own, given, overrides = _split(arguments)
-    if own.resume is not None:
-        if own.preset or own.space or overrides:
+    args, options, overrides = _split(arguments)
+    if args.resume is not None:
+        if args.preset or args.space or overrides:
             raise InputError("--resume takes the preset, the space and the options from the sweep's folder")
-        folder = restore_if_remote(own.resume, print, RESUME, marker=PLAN_FILE, leave=LEAVE)
-        return _run(load_plan(folder, given), folder)
-    if not own.preset:
+        folder = restore_if_remote(args.resume, print, RESUME, marker=PLAN_FILE, leave=LEAVE)
+        return _run(load_plan(folder, options), folder)
+    if not args.preset:
         raise InputError(f"sweep needs a preset: {some_presets()}; or the path of a .toml file")
     from anchorfl.tuning.search.options import SweepOptions
 
-    experiment = resolve_options(override(read_preset(own.preset), overrides, f"anchorfl sweep {own.preset}"))
+    experiment = resolve_options(override(read_preset(args.preset), overrides, f"anchorfl sweep {args.preset}"))
     if experiment.output:
         raise InputError("--output stands for the folder of the sweep; leave it out of the preset")
-    plan = SweepPlan(
-        own.preset,
-        experiment,
-        space_of(experiment, own.space),
-        SweepOptions(**given),
-        preset_text(own.preset, experiment, bool(overrides)),
-    )
-    return _run(plan, new_sweep_folder(own.preset, own.output))
+    text = preset_text(args.preset, experiment, bool(overrides))
+    plan = SweepPlan(args.preset, experiment, space_of(experiment, args.space), SweepOptions(**options), text)
+    return _run(plan, new_sweep_folder(args.preset, args.output))
 
 
 def report(options: argparse.Namespace) -> int:
@@ -71,8 +67,7 @@ def presets(options: argparse.Namespace) -> int:
     """List the shipped presets, print one, or compare two."""
     from anchorfl.tuning.tables import listing
 
-    asked = [name for name in ("pattern", "toml", "diff") if getattr(options, name)]
-    if len(asked) > 1:
+    if sum(bool(getattr(options, name)) for name in ("pattern", "toml", "diff")) > 1:
         raise InputError("presets takes one of PATTERN, --toml NAME and --diff A B")
     if options.toml:
         print(listing.preset_toml(options.toml), end="")
@@ -107,18 +102,19 @@ def summary(view: Any) -> str:
     lines = [f"chosen: trial {view.best.number}  {format_point(view.best.point)}"]
     score = format_mean_sd(view.best.scores(view.rule))
     lines.append(f"validation {view.metric}, {view.rule}, round {view.best.rounds}: {score}")
-    own = view.trials[0]
-    if view.best.number and own.scores(view.rule):
-        lines.append(f"the preset's own point, round {own.rounds}: {format_mean_sd(own.scores(view.rule))}")
-    own_runs = [("preset's own point", view.reference_runs)] if view.needs_reference_runs or view.reference_runs else []
-    for word, runs in (("chosen point", view.final_runs), *own_runs):
+    first = view.trials[0]
+    if view.best.number and first.scores(view.rule):
+        lines.append(f"the preset's own point, round {first.rounds}: {format_mean_sd(first.scores(view.rule))}")
+    points = [("chosen point", view.final_runs)]
+    if view.needs_reference_runs or view.reference_runs:
+        points.append(("preset's own point", view.reference_runs))
+    for word, runs in points:
         if not runs and view.final_runs_begun:
             lines.append(f"test, {word}: no result of seeds {', '.join(map(str, view.fresh_seeds))}")
         elif runs:
             seeds = ", ".join(str(r.seed) for r in runs)
-            scores = "  ".join(
-                f"{m} {format_mean_sd([r.scores['test'][m] for r in runs])}" for m in runs[0].scores["test"]
-            )
+            means = {m: format_mean_sd([r.scores["test"][m] for r in runs]) for m in runs[0].scores["test"]}
+            scores = "  ".join(f"{metric} {mean}" for metric, mean in means.items())
             missing = ", ".join(map(str, view.missing_seeds(runs)))
             without = f" (no result of seeds {missing})" if missing else ""
             lines.append(f"test, {word}, {runs[0].rounds} rounds, seeds {seeds}{without}: {scores}")
@@ -134,9 +130,10 @@ def _split(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any], li
     from anchorfl.pipeline.config.tyro_errors import call_tyro
     from anchorfl.tuning.search.options import SweepOptions
 
+    parse = partial(tyro.cli, SweepOptions, prog="anchorfl sweep", config=(tyro.conf.FlagConversionOff,))
     if "--help" in arguments or "-h" in arguments:
         print(USAGE + "\n")
-        tyro.cli(SweepOptions, args=["--help"], prog="anchorfl sweep", config=(tyro.conf.FlagConversionOff,))
+        parse(args=["--help"])
     parser = argparse.ArgumentParser(prog="anchorfl sweep", add_help=False, exit_on_error=False)
     parser.add_argument("--space", nargs="+", action="extend", default=[])
     parser.add_argument("--resume", default=None)
@@ -145,10 +142,10 @@ def _split(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any], li
     # Options and overrides both come as --name value; what names a section is an override.
     named_first = bool(arguments) and not arguments[0].startswith("-")
     try:
-        own, unknown = parser.parse_known_args(arguments[1:] if named_first else arguments)
+        args, unknown = parser.parse_known_args(arguments[1:] if named_first else arguments)
     except argparse.ArgumentError as error:
         raise InputError(f"sweep: {error}") from error
-    own.preset = arguments[0] if named_first else ""
+    args.preset = arguments[0] if named_first else ""
     names = {f.name for f in fields(SweepOptions) if f.default is not MISSING}
     options, overrides = list[str](), list[str]()
     target = overrides
@@ -156,8 +153,6 @@ def _split(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, Any], li
         if word.startswith("--"):
             target = options if word[2:].partition("=")[0].replace("-", "_") in names else overrides
         target.append(word)
-    parsed = call_tyro(
-        lambda: tyro.cli(SweepOptions, args=options, prog="anchorfl sweep", config=(tyro.conf.FlagConversionOff,))
-    )
+    parsed = call_tyro(lambda: parse(args=options))
     given = {w[2:].partition("=")[0].replace("-", "_") for w in options if w.startswith("--")}
-    return own, {n: getattr(parsed, n) for n in given}, overrides
+    return args, {name: getattr(parsed, name) for name in given}, overrides

@@ -25,8 +25,7 @@ Table = Any  # pa.Table
 def list_parts(column: Column) -> tuple[npt.NDArray[Any], Ints]:
     """Return all values of a list column in row order, and the length of every row. Raises ValueError on a null."""
     if column.null_count:
-        msg = "a list column must not hold nulls"
-        raise ValueError(msg)
+        raise ValueError("a list column must not hold nulls")
     # chunk by chunk: one array of lists holds no more than 2^31 values
     chunks = (column.chunks or [pa.array([], column.type)]) if isinstance(column, pa.ChunkedArray) else [column]
     values = [pc.list_flatten(chunk).to_numpy(zero_copy_only=False) for chunk in chunks]
@@ -61,6 +60,14 @@ def fixed_lists(x_ND: npt.NDArray[np.float32]) -> Column:
     """Return a float matrix [N, D] as a fixed-size list<float32> column."""
     flat = pa.array(np.ascontiguousarray(x_ND, dtype=np.float32).ravel())
     return pa.FixedSizeListArray.from_arrays(flat, x_ND.shape[1])
+
+
+def chunked_lists(x_ND: npt.NDArray[Any], most: int) -> Column:
+    """Return a matrix [N, D] as a fixed-size list column, in chunks of about ``most`` values: Arrow counts 31 bits."""
+    width = x_ND.shape[1]
+    rows = max(1, most // max(1, width))
+    parts = [np.ascontiguousarray(x_ND[start : start + rows]) for start in range(0, max(1, len(x_ND)), rows)]
+    return pa.chunked_array([pa.FixedSizeListArray.from_arrays(pa.array(part.ravel()), width) for part in parts])
 
 
 def table_digest(table: Table) -> str:

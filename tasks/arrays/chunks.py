@@ -25,7 +25,7 @@ class Chunks:
 
     chunks: tuple[Any, ...]
     start_Q1: Ints
-    """Where the chunks begin, and the number of rows last."""
+    """First row of every chunk, and the number of rows last."""
 
     @classmethod
     def of(cls, table: Table, largest: int = MAX_CHUNK_BYTES) -> Chunks:

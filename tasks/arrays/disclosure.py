@@ -17,10 +17,10 @@ from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.contract import LabelKind
 
 
-def disclose(labels: Labels, given: Column | None, classes: Sequence[int], kind: LabelKind) -> tuple[Labels, Column]:
+def disclose(labels: Labels, labeled: Column | None, classes: Sequence[int], kind: LabelKind) -> tuple[Labels, Column]:
     """Return the labels that a client identifying ``classes`` may see of its rows (methods/fedalign.md, Setting).
 
-    given: the classes that the raw data label, list<int32> per row, null for all; None: all in every row.
+    labeled: the classes that the raw data label, list<int32> per row, null for all; None: all in every row.
 
     The result is its positives, and ``known`` list<int32>: null where the label of every class that it identifies is
     given (single-label: of every class at all), else the classes whose label is. Single-label: a row whose true class
@@ -32,12 +32,12 @@ def disclose(labels: Labels, given: Column | None, classes: Sequence[int], kind:
     seen = labels.where(identified_C[labels.class_P])
     if kind == "single":
         nothing = Labels(np.zeros(0, np.int32), np.zeros(len(labels) + 1, np.int64), labels.classes)
-        return seen, _with_nulls(nothing, seen.length_N > 0)
-    if given is None:
+        return seen, nothing.lists(seen.length_N > 0)
+    if labeled is None:
         return seen, pa.nulls(len(labels), pa.list_(pa.int32()))
-    every_N = nulls(given)
-    given = Labels.of_lists(given.fill_null(pa.scalar([], given.type)), labels.classes)
-    return seen, _with_nulls(given.where(identified_C[given.class_P]), every_N)
+    every_N = nulls(labeled)
+    labeled = Labels.of_lists(labeled.fill_null(pa.scalar([], labeled.type)), labels.classes)
+    return seen, labeled.where(identified_C[labeled.class_P]).lists(every_N)
 
 
 def known_matrix(known: Column, default: Sequence[int], classes: int) -> Bools:
@@ -63,8 +63,8 @@ def disclose_table(table: Table, classes: Sequence[int], total: int, kind: Label
     if (np.diff(row_N) < 0).any():
         table = Chunks.of(table).take(np.argsort(row_N, kind="stable"))
     labels = Labels.of_lists(table["labels"], total)
-    given = table["known"].combine_chunks() if "known" in table.column_names else None
-    seen, known = disclose(labels, given, classes, kind)
+    labeled = table["known"].combine_chunks() if "known" in table.column_names else None
+    seen, known = disclose(labels, labeled, classes, kind)
     columns = {
         "row": table["row"].cast(pa.int64()).combine_chunks(),
         "x": in_one(table["x"].cast(pa.list_(stored_type(table["x"].type.value_type)))),
@@ -75,15 +75,7 @@ def disclose_table(table: Table, classes: Sequence[int], total: int, kind: Label
 
 
 def stored_type(value: Any) -> Any:
-    """Return the Arrow type in which values of ``x`` are stored: uint8 as it is, other whole numbers int32, else
-    float32.
-    """
+    """Return the Arrow type in which values of ``x`` are stored: uint8 as it is, other integers int32, else float32."""
     if value == pa.uint8():
         return value
     return pa.int32() if pa.types.is_integer(value) else pa.float32()
-
-
-def _with_nulls(labels: Labels, null_N: Bools) -> Column:
-    """Return the lists of every row, null where ``null_N``."""
-    lists = labels.lists()
-    return pa.ListArray.from_arrays(lists.offsets, lists.values, mask=pa.array(null_N))

@@ -23,7 +23,7 @@ class Labels:
     class_P: npt.NDArray[np.int32]
     """Classes of row 0, then of row 1, and so on; each once per row. int32."""
     offset_N1: Ints
-    """Where a row begins; the number of positives last. int64."""
+    """First positive of every row; the number of positives last. int64."""
     classes: int
     """C."""
 
@@ -42,13 +42,11 @@ class Labels:
     @classmethod
     def _build(cls, values: npt.NDArray[Any], length_N: Ints, classes: int) -> Labels:
         if len(values) and (values.min() < 0 or values.max() >= classes):
-            msg = f"class indices must lie in 0..{classes - 1}, found {values.min()}..{values.max()}"
-            raise ValueError(msg)
+            raise ValueError(f"class indices must lie in 0..{classes - 1}, found {values.min()}..{values.max()}")
         labels = cls(values.astype(np.int32), offsets(length_N), classes)
         key_P = labels.row_P * classes + labels.class_P
         if len(np.unique(key_P)) != len(key_P):
-            msg = "a class stands twice in the labels of a row"
-            raise ValueError(msg)
+            raise ValueError("a class stands twice in the labels of a row")
         return labels
 
     def __len__(self) -> int:
@@ -96,9 +94,13 @@ class Labels:
         y_NC[self.row_P, self.class_P] = True
         return y_NC
 
-    def lists(self) -> Column:
-        """Return the labels as a list<int32> column, the classes of every row ascending."""
+    def lists(self, null_N: Bools | None = None) -> Column:
+        """Return the labels as a list<int32> column, the classes of every row ascending; null where ``null_N``."""
         import pyarrow as pa  # only here: it keeps the class usable without Arrow
 
-        order_P = np.lexsort((self.class_P, self.row_P))
-        return pa.ListArray.from_arrays(pa.array(self.offset_N1.astype(np.int32)), pa.array(self.class_P[order_P]))
+        labels = self
+        if null_N is not None and null_N.any():  # an entry under a null would still be read by who flattens the list
+            labels = self.where(~null_N[self.row_P])
+        order_P = np.lexsort((labels.class_P, labels.row_P))
+        offset_N1, class_P = pa.array(labels.offset_N1.astype(np.int32)), pa.array(labels.class_P[order_P])
+        return pa.ListArray.from_arrays(offset_N1, class_P, mask=None if null_N is None else pa.array(null_N))

@@ -36,7 +36,7 @@ class SparseRows:
     x: Column
     """Column as it is stored (tasks/ingest/prepared.py)."""
     known: Column
-    """As ``x``."""
+    """Column as it is stored, as ``x``."""
     labels: Labels
     spec: InputSpec
 

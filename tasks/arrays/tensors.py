@@ -27,9 +27,7 @@ def client_data(
 
 
 def inputs(column: Column, spec: InputSpec) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the inputs as a tensor, as they are stored (``ClientData.x``), and their lengths (None where they have
-    none).
-    """
+    """Return the inputs as a tensor, as stored (``ClientData.x``), and their lengths (None: they have none)."""
     if spec.kind == "tokens":
         x_NL, length_N = padded(column, np.int32)
         return torch.from_numpy(x_NL), torch.from_numpy(length_N)

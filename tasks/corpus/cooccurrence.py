@@ -51,47 +51,46 @@ def count_names(
     field: of JSON lines and Parquet. engine: ``ray`` needs a running Ray whose nodes see the same paths; ``local``
     works in this process. Raises InputError with file and line on what cannot be read.
     """
-    how = Reading(scanner.segment, scanner.layout, field)
-    began = said = time.monotonic()
-    shards = [shard for path in files(corpus) for shard in shards_of(path, how)]
-    parts = _count_ray(shards, how, scanner) if engine == "ray" else _count_here(shards, how, scanner)
+    reading = Reading(scanner.segment, scanner.layout, field)
+    started = last_logged = time.monotonic()
+    shards = [shard for path in files(corpus) for shard in shards_of(path, reading)]
+    parts = _count_ray(shards, reading, scanner) if engine == "ray" else _count_here(shards, reading, scanner)
     total, size = PairCounts.none(len(scanner.names)), 0
     for counts, more in parts:
         total, size = total + counts, size + more
-        if (now := time.monotonic()) - said > SAY_S:
-            said = now
-            log(f"{size / 1e6:.0f} MB, {total.segments} segments, {size / 1e6 / (now - began):.0f} MB/s")
-    return CorpusCounts(total, size, time.monotonic() - began)
+        if (now := time.monotonic()) - last_logged > SAY_S:
+            last_logged = now
+            log(f"{size / 1e6:.0f} MB, {total.segments} segments, {size / 1e6 / (now - started):.0f} MB/s")
+    return CorpusCounts(total, size, time.monotonic() - started)
 
 
-def _count_here(shards: Sequence[Shard], how: Reading, scanner: Scanner) -> Iterator[tuple[PairCounts, int]]:
+def _count_here(shards: Sequence[Shard], reading: Reading, scanner: Scanner) -> Iterator[tuple[PairCounts, int]]:
     for shard in shards:
-        for text in blocks(shard, how):
+        for text in blocks(shard, reading):
             yield scanner.count(text), len(text.encode("utf-8", "replace"))
 
 
-def _count_ray(shards: Sequence[Shard], how: Reading, scanner: Scanner) -> Iterator[tuple[PairCounts, int]]:
+def _count_ray(shards: Sequence[Shard], reading: Reading, scanner: Scanner) -> Iterator[tuple[PairCounts, int]]:
     """Count with Ray Data: files that can be cut in one step, streams in two, so that many workers count their text."""
     import ray  # only this engine needs it
 
     names, split = len(scanner.names), [shard.end >= 0 or shard.kind == "parquet" for shard in shards]
     with _settings():
-        kept = ray.put(scanner)
+        stored = ray.put(scanner)
         if ranges := [asdict(shard) for shard, is_range in zip(shards, split, strict=True) if is_range]:
             planned: Any = ray.data.from_items(ranges, override_num_blocks=_tasks(ranges))
-            counted = planned.map_batches(_read_and_count, batch_format="pyarrow", fn_args=(kept, how))
+            counted = planned.map_batches(_read_and_count, batch_format="pyarrow", fn_args=(stored, reading))
             yield from _parts(counted, names)
         if streams := [asdict(shard) for shard, is_range in zip(shards, split, strict=True) if not is_range]:
             planned = ray.data.from_items(streams, override_num_blocks=len(streams))
             # steps that ask for different resources stay apart; fused, one worker would unpack and count
-            texts = planned.map_batches(_read, batch_format="pyarrow", num_cpus=0.5, fn_args=(how,))
-            yield from _parts(texts.map_batches(_count, batch_format="pyarrow", num_cpus=0.75, fn_args=(kept,)), names)
+            texts = planned.map_batches(_read, batch_format="pyarrow", num_cpus=0.5, fn_args=(reading,))
+            counted = texts.map_batches(_count, batch_format="pyarrow", num_cpus=0.75, fn_args=(stored,))
+            yield from _parts(counted, names)
 
 
 def _tasks(shards: Sequence[dict[str, Any]]) -> int:
-    """Return the number of tasks to divide shards into: work for all CPUs, and few enough that starting them does not
-    matter.
-    """
+    """Return the number of tasks for shards: work for all CPUs, and few enough that starting them hardly matters."""
     import ray  # only this engine needs it
 
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # ray has no annotation here
@@ -110,42 +109,42 @@ def _parts(counted: Any, names: int) -> Iterator[tuple[PairCounts, int]]:
         yield PairCounts(row["segments"], pair_KK + np.triu(pair_KK, 1).T), row["size"]
 
 
-def _read_and_count(batch: Table, scanner: Any, how: Reading) -> Table:
+def _read_and_count(batch: Table, scanner_ref: Any, reading: Reading) -> Table:
     """Return the counts of some shards, as one row."""
     import ray  # runs in a worker
 
-    mine: Scanner = ray.get(scanner)
-    total, size = PairCounts.none(len(mine.names)), 0
+    scanner: Scanner = ray.get(scanner_ref)
+    total, size = PairCounts.none(len(scanner.names)), 0
     try:
         for row in batch.to_pylist():
-            for counts, more in _count_here([Shard(**row)], how, mine):
+            for counts, more in _count_here([Shard(**row)], reading, scanner):
                 total, size = total + counts, size + more
     except InputError as error:  # as a value: a task that fails would be tried again, and its error wrapped in a trace
         return _row(PairCounts.none(0), 0, str(error))
     return _row(total, size, "")
 
 
-def _read(batch: Any, how: Reading) -> Iterator[Any]:
+def _read(batch: Any, reading: Reading) -> Iterator[Any]:
     """Yield the blocks of a stream, one row each."""
     try:
         for row in batch.to_pylist():
-            for text in blocks(Shard(**row), how):
+            for text in blocks(Shard(**row), reading):
                 yield pa.table({"text": pa.array([text.encode("utf-8", "replace")], pa.large_binary()), "error": [""]})
     except InputError as error:  # as in ``_read_and_count``
         yield pa.table({"text": pa.array([b""], pa.large_binary()), "error": [str(error)]})
 
 
-def _count(batch: Table, scanner: Any) -> Table:
+def _count(batch: Table, scanner_ref: Any) -> Table:
     """Return the counts of some blocks, as one row."""
     import ray  # runs in a worker
 
-    mine: Scanner = ray.get(scanner)
+    scanner: Scanner = ray.get(scanner_ref)
     if error := next((error for error in batch["error"].to_pylist() if error), ""):
         return _row(PairCounts.none(0), 0, error)
-    total, size = PairCounts.none(len(mine.names)), 0
+    total, size = PairCounts.none(len(scanner.names)), 0
     for text in batch["text"]:
         data = text.as_py()
-        total, size = total + mine.count(data.decode()), size + len(data)
+        total, size = total + scanner.count(data.decode()), size + len(data)
     return _row(total, size, "")
 
 

@@ -58,50 +58,48 @@ class Shard:
 
 def files(corpus: Sequence[str]) -> list[Path]:
     """Return all files that the arguments mean, each once. Raises InputError where an argument means none."""
-    found = dict[Path, None]()
-    for given in corpus:
-        path = Path(given).expanduser()
+    paths = dict[Path, None]()
+    for text in corpus:
+        path = Path(text).expanduser()
         if path.is_dir():
-            here = [inner for inner in sorted(path.rglob("*")) if inner.is_file() and _plain(inner) in SUFFIXES]
+            matches = [inner for inner in sorted(path.rglob("*")) if inner.is_file() and _plain(inner) in SUFFIXES]
         else:
-            here = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(str(path), recursive=True))
-            here = [inner for inner in here if inner.is_file()]
-        if not here:
+            matches = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(str(path), recursive=True))
+            matches = [inner for inner in matches if inner.is_file()]
+        if not matches:
             kinds = ", ".join(SUFFIXES)
-            msg = f"{given}: no file there; give a file, a folder with {kinds} (or .gz) files, or a pattern"
-            raise InputError(msg)
-        found |= dict.fromkeys(here)
-    return list(found)
+            raise InputError(f"{text}: no file there; give a file, a folder with {kinds} (or .gz) files, or a pattern")
+        paths |= dict.fromkeys(matches)
+    return list(paths)
 
 
-def shards_of(path: Path, how: Reading) -> list[Shard]:
+def shards_of(path: Path, reading: Reading) -> list[Shard]:
     """Return the shards of a file, by looking at a few bytes of it. Raises InputError where it cannot be cut."""
     kind = _FORMATS.get(_plain(path), "text")
     try:
         if kind == "parquet":
-            return [Shard(str(path), "parquet", group) for group in range(_parquet(path, how.field).num_row_groups)]
+            return [Shard(str(path), "parquet", group) for group in range(_parquet(path, reading.field).num_row_groups)]
         if path.suffix == ".gz":
             return [Shard(str(path), kind)]
-        whole = kind == "text" and how.segment == "article"
-        edges = [0, path.stat().st_size] if whole else list(_edges(path, _end(kind, how)))
+        whole = kind == "text" and reading.segment == "article"
+        edges = [0, path.stat().st_size] if whole else list(_edges(path, _end(kind, reading)))
     except OSError as error:
-        msg = f"{path}: {error.strerror or error}; make the file readable"
-        raise InputError(msg) from error
+        raise InputError(f"{path}: {error.strerror or error}; make the file readable") from error
     if whole and edges[1] > MAX_SEGMENT_BYTES:
         msg = f"{path}: a text file is one article, and this has {edges[1]} bytes, more than {MAX_SEGMENT_BYTES}"
         raise InputError(f"{msg}; give each article a file or a JSON line, or take --segment paragraph")
     return [Shard(str(path), kind, start, end) for start, end in pairwise(edges)]
 
 
-def blocks(shard: Shard, how: Reading) -> Iterator[str]:
+def blocks(shard: Shard, reading: Reading) -> Iterator[str]:
     """Yield the text of a shard in blocks of whole segments. Raises InputError with file and line."""
     if shard.kind == "parquet":
-        yield from _join_articles(_parquet_texts(shard, how.field))
+        yield from _join_articles(_parquet_texts(shard, reading.field))
         return
     line = 1
-    for data in _chunks(shard, how):
+    for data in _chunks(shard, reading):
         if shard.kind == "json":
-            yield from _join_articles(_json_texts(shard, data, line, how.field))
+            yield from _join_articles(_json_texts(shard, data, line, reading.field))
         else:
             yield _decode(shard, data, line)
         line += data.count(b"\n") if shard.end < 0 else 0
@@ -112,8 +110,8 @@ def _plain(path: Path) -> str:
     return (path.with_suffix("") if path.suffix == ".gz" else path).suffix
 
 
-def _end(kind: str, how: Reading) -> re.Pattern[bytes]:
-    return _BLANK if kind == "text" and how.layout == "blank_lines" else _LINE
+def _end(kind: str, reading: Reading) -> re.Pattern[bytes]:
+    return _BLANK if kind == "text" and reading.layout == "blank_lines" else _LINE
 
 
 def _edges(path: Path, end: re.Pattern[bytes]) -> Iterator[int]:
@@ -127,14 +125,14 @@ def _edges(path: Path, end: re.Pattern[bytes]) -> Iterator[int]:
         while at + BLOCK < size:
             at += BLOCK
             stream.seek(at)
-            data, found = b"", None
-            while found is None and (more := stream.read(max(1 << 13, len(data)))):
+            data, match = b"", None
+            while match is None and (more := stream.read(max(1 << 13, len(data)))):
                 data += more
                 _check_length(str(path), len(data), end)
-                found = end.search(data, _back(data, len(data) - len(more)))
-            if found is None:
+                match = end.search(data, _back(data, len(data) - len(more)))
+            if match is None:
                 break
-            at += found.end()
+            at += match.end()
             yield at
     if at < size or not size:
         yield size
@@ -142,20 +140,19 @@ def _edges(path: Path, end: re.Pattern[bytes]) -> Iterator[int]:
 
 def _check_length(path: str, size: int, end: re.Pattern[bytes]) -> None:
     if size > MAX_SEGMENT_BYTES:
-        what = "line end" if end is _LINE else "blank line"
-        msg = f"{path}: no {what} within {MAX_SEGMENT_BYTES} bytes; cut the text into lines or paragraphs"
-        raise InputError(msg)
+        edge = "line end" if end is _LINE else "blank line"
+        raise InputError(f"{path}: no {edge} within {MAX_SEGMENT_BYTES} bytes; cut the text into lines or paragraphs")
 
 
-def _chunks(shard: Shard, how: Reading) -> Iterator[bytes]:
+def _chunks(shard: Shard, reading: Reading) -> Iterator[bytes]:
     """Yield the bytes of a text or JSON shard, each chunk of whole lines or paragraphs."""
     if shard.end >= 0:
         with open(shard.path, "rb") as stream:
             stream.seek(shard.start)
             yield stream.read(shard.end - shard.start)
         return
-    end, rest = _end(shard.kind, how), b""
-    whole = shard.kind == "text" and how.segment == "article"
+    end, rest = _end(shard.kind, reading), b""
+    whole = shard.kind == "text" and reading.segment == "article"
     try:
         # the gzip module's file is a binary stream, whatever its stub calls it
         with cast("IO[bytes]", gzip.open(shard.path, "rb")) as stream:
@@ -167,8 +164,7 @@ def _chunks(shard: Shard, how: Reading) -> Iterator[bytes]:
                     yield rest[:last]
                     rest = rest[last:]
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        msg = f"{shard.path}: the gzip file is damaged or cut short ({error}); get it again"
-        raise InputError(msg) from error
+        raise InputError(f"{shard.path}: the gzip file is damaged or cut short ({error}); get it again") from error
     if rest:
         yield rest
 
@@ -177,7 +173,7 @@ def _last(end: re.Pattern[bytes], data: bytes, new: int) -> int | None:
     """Return the end of the last segment of ``data`` that reaches beyond ``new``; None where there is none."""
     if end is _LINE:
         return data.rfind(b"\n") + 1 or None
-    ends = [found.end() for found in end.finditer(data, _back(data, new))]
+    ends = [match.end() for match in end.finditer(data, _back(data, new))]
     return ends[-1] if ends else None
 
 
@@ -195,8 +191,9 @@ def _decode(shard: Shard, data: bytes, line: int) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         at = _line_number(shard, line) + data.count(b"\n", 0, error.start)
-        msg = f"{shard.path}:{at}: byte {data[error.start]:#04x} is no UTF-8; convert the file to UTF-8"
-        raise InputError(msg) from error
+        raise InputError(
+            f"{shard.path}:{at}: byte {data[error.start]:#04x} is no UTF-8; convert the file to UTF-8"
+        ) from error
 
 
 def _line_number(shard: Shard, line: int) -> int:
@@ -223,10 +220,9 @@ def _json_texts(shard: Shard, data: bytes, line: int, field: str) -> Iterator[st
                 msg = f"{location}: not a JSON object ({error}); write one object a line"
             raise InputError(msg) from error
         if not isinstance(text, str | None):
-            msg = (
+            raise InputError(
                 f"{shard.path}:{_line_number(shard, line) + at}: field {field!r} is no text; name another with --field"
             )
-            raise InputError(msg)
         yield text or ""
 
 
@@ -236,15 +232,13 @@ def _parquet(path: Path, field: str) -> Any:
         file = pq.ParquetFile(path)
         schema = file.schema_arrow
     except (pa.ArrowException, OSError, ValueError) as error:
-        msg = f"{path}: not a Parquet file ({str(error).splitlines()[0]}); get it again"
-        raise InputError(msg) from error
+        raise InputError(f"{path}: not a Parquet file ({str(error).splitlines()[0]}); get it again") from error
     if field not in schema.names:
         msg = f"{path}: no column {field!r}{nearest(field, schema.names)}; it has {', '.join(schema.names)}"
         raise InputError(f"{msg}; name the column of the text with --field")
     kind = schema.field(field).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-        msg = f"{path}: column {field!r} holds {kind}, no text; name another with --field"
-        raise InputError(msg)
+        raise InputError(f"{path}: column {field!r} holds {kind}, no text; name another with --field")
     return file
 
 
@@ -254,18 +248,17 @@ def _parquet_texts(shard: Shard, field: str) -> Iterator[str]:
         for batch in file.iter_batches(256, row_groups=[shard.start], columns=[field]):
             yield from (text or "" for text in batch.column(0).to_pylist())
     except (pa.ArrowException, OSError, ValueError) as error:
-        msg = f"{shard.path} is damaged ({' '.join(str(error).split())}); get it again"
-        raise InputError(msg) from error
+        raise InputError(f"{shard.path} is damaged ({' '.join(str(error).split())}); get it again") from error
 
 
 def _join_articles(texts: Iterator[str]) -> Iterator[str]:
     """Yield articles, ``RECORD`` between them, in blocks."""
-    held, size = list[str](), 0
+    articles, size = list[str](), 0
     for text in texts:
-        held.append(text)
+        articles.append(text)
         size += len(text)
         if size >= BLOCK:
-            yield RECORD.join(held)
-            held, size = [], 0
-    if held:
-        yield RECORD.join(held)
+            yield RECORD.join(articles)
+            articles, size = [], 0
+    if articles:
+        yield RECORD.join(articles)

@@ -75,8 +75,8 @@ class PairCounts:
         """
         pmi_KK = self.pmi()
         upper = pmi_KK[np.triu_indices(len(pmi_KK), 1)]
-        met = upper[np.isfinite(upper)]
-        weight_KK = np.maximum(pmi_KK - (met.mean() if len(met) else 0.0), 0.0)  # keeps nan
+        finite = upper[np.isfinite(upper)]
+        weight_KK = np.maximum(pmi_KK - (finite.mean() if len(finite) else 0.0), 0.0)  # keeps nan
         np.fill_diagonal(weight_KK, np.where(np.isnan(weight_KK.diagonal()), np.nan, 0.0))
         return weight_KK
 
@@ -98,8 +98,7 @@ class Scanner:
     def __post_init__(self) -> None:
         """Build the trie. Raises InputError on a name without words, ValueError on a window below 1."""
         if self.window < 1:
-            msg = f"window = {self.window}: give at least 1 word per word of a name"
-            raise ValueError(msg)
+            raise ValueError(f"window = {self.window}: give at least 1 word per word of a name")
         roots = name_words(self.names, self.stem)
         number = {root: at for at, root in enumerate(dict.fromkeys(root for name in roots for root in name))}
         object.__setattr__(self, "words", tuple(tuple(number[root] for root in name) for name in roots))
@@ -114,7 +113,7 @@ class Scanner:
         start_W = np.flatnonzero(word_T[1:] & ~word_T[:-1]) + 1
         if not len(start_W):
             return PairCounts.none(len(self.names))
-        position_H, state_H = self._trie.found(kind_T, start_W)
+        position_H, state_H = self._trie.matches(kind_T, start_W)
         cut = self._cuts(units, kind_T, start_W, position_H[self._trie.title_Q[state_H]])
         word_H = self._trie.word_Q[state_H]
         rows, columns = [], []
@@ -123,8 +122,8 @@ class Scanner:
             columns.append(np.full(len(segments), name))
         row, column = np.concatenate(rows), np.concatenate(columns)
         shape = len(cut), len(self.names)
-        met = sparse.csr_matrix((np.ones(len(row), np.int64), (row, column)), shape=shape)
-        return PairCounts(len(cut), (met.T @ met).toarray())
+        occurs = sparse.csr_matrix((np.ones(len(row), np.int64), (row, column)), shape=shape)
+        return PairCounts(len(cut), (occurs.T @ occurs).toarray())
 
     def _segments(self, position_H: Ints, word_H: Ints, cut: Ints) -> list[Ints]:
         """Return the numbers of the segments that each name occurs in, ascending."""
@@ -136,9 +135,7 @@ class Scanner:
         return [_together([positions[word] for word in words], self.window * len(words), cut) for words in self.words]
 
     def _cuts(self, units: Units, kind_T: npt.NDArray[np.uint16], start_W: Ints, title: Ints) -> Ints:
-        """Return the numbers of the first words of all segments that have words, ascending. title: the words that are
-        titles.
-        """
+        """Return the first words of all segments that have words, ascending. title: the words that are titles."""
         cuts = [np.zeros(1, np.int64), np.searchsorted(start_W, np.flatnonzero(kind_T == _RECORD))]
         if self.segment != "article":
             line = np.searchsorted(start_W, np.flatnonzero(kind_T == _LINE))
@@ -221,14 +218,12 @@ class _Trie:
         return cls(_kinds(number), next_QA, word_Q, title_Q, max(map(len, every), default=0))
 
     def kinds(self, units: Units) -> npt.NDArray[np.uint16]:
-        """Return the kind of every character, with one separator before the text and as many after it as a word is
-        long.
-        """
+        """Return every character's kind, with a separator before the text and as many after it as a word is long."""
         kind_T = np.zeros(len(units) + self.longest + 2, np.uint16)
         np.take(self.kind_of, units, out=kind_T[1 : len(units) + 1])
         return kind_T
 
-    def found(self, kind_T: npt.NDArray[np.uint16], start_W: Ints) -> tuple[Ints, Ints]:
+    def matches(self, kind_T: npt.NDArray[np.uint16], start_W: Ints) -> tuple[Ints, Ints]:
         """Return the words of a text that are words of the trie: their numbers, and the states that they end in."""
         flat, kinds = self.next_QA.ravel(), self.next_QA.shape[1]
         state = self.next_QA[1][kind_T[start_W]]

@@ -1,4 +1,4 @@
-"""From a class name to the words that must be found in a text, and from a word to all its forms.
+"""Words of a class name that must be found in a text, and all forms of a word.
 
 A name is a set of words: its runs of letters and digits in lower case, without the stop words below ("phone on table":
 phone, table), unless it has no others. A word of a text is such a run too. What counts as the same word is chosen by
@@ -52,24 +52,20 @@ def words_of(text: str) -> list[str]:
 
 
 def name_words(names: Sequence[str], stem: Stem) -> list[tuple[str, ...]]:
-    """Return the stems of the words of every name, each once. Raises InputError on a name without a word, or one given
-    twice.
-    """
+    """Return the stems of every name's words, each once. Raises InputError on a name without a word, or given twice."""
     seen = dict[str, str]()
-    found = []
+    stems = []
     for name in names:
         key = "".join(name.split()).casefold()  # what the reader of a table takes for the same name
         if key in seen:
-            msg = f"class names {seen[key]!r} and {name!r} are the same but for case and spaces; rename one"
-            raise InputError(msg)
+            raise InputError(f"class names {seen[key]!r} and {name!r} are the same but for case and spaces; rename one")
         seen[key] = name
         words = words_of(name)
         if not words:
-            msg = f"class name {name!r} has no letter or digit; give a name that can occur in a text"
-            raise InputError(msg)
-        kept = [word for word in words if word not in STOP] or words
-        found.append(tuple(dict.fromkeys(stem_word(word, stem) for word in kept)))
-    return found
+            raise InputError(f"class name {name!r} has no letter or digit; give a name that can occur in a text")
+        content_words = [word for word in words if word not in STOP] or words
+        stems.append(tuple(dict.fromkeys(stem_word(word, stem) for word in content_words)))
+    return stems
 
 
 def stem_word(word: str, stem: Stem) -> str:
@@ -81,10 +77,7 @@ def stem_word(word: str, stem: Stem) -> str:
 
 
 def forms(root: str, stem: Stem) -> frozenset[str]:
-    """Return every word whose stem is ``root``.
-
-    These are looked for in a text, so that no word of the text is stemmed.
-    """
+    """Return every word whose stem is ``root``. They are looked for in a text, so that none of its words is stemmed."""
     if stem == "none":
         return frozenset({root})
     bases = {root}
@@ -92,9 +85,9 @@ def forms(root: str, stem: Stem) -> frozenset[str]:
         bases |= {root + "e"}
         bases |= {base + base[-1] for base in tuple(bases)}
         bases |= {base + end for base, end in product(tuple(bases), ("ing", "ed"))}
-    made = {base + end for base, end in product(bases, ("", "s", "es"))}
-    made |= {base[:-1] + "ies" for base in bases if base.endswith("y")}
-    return frozenset(word for word in made if stem_word(word, stem) == root)
+    candidates = {base + end for base, end in product(bases, ("", "s", "es"))}
+    candidates |= {base[:-1] + "ies" for base in bases if base.endswith("y")}
+    return frozenset(word for word in candidates if stem_word(word, stem) == root)
 
 
 def _singular(word: str) -> str:

@@ -1,6 +1,4 @@
-"""Bad rows of raw files: stop at the first with its place, or leave them out, counted and listed
-(``task.on_bad_row``).
-"""
+"""Bad rows of raw files: stop at the first, or leave them out, counted and listed (``task.on_bad_row``)."""
 
 from __future__ import annotations
 
@@ -33,10 +31,7 @@ class BadRows:
         return cls(options.on_bad_row == "skip")
 
     def meet(self, message: str) -> None:
-        """Count a bad row, or raise InputError unless such rows are to be left out.
-
-        message: ``<file>:<line>: <what is wrong>; <hint>``.
-        """
+        """Count a bad row, or raise InputError where none is left out. message: ``<file>:<line>: <fault>; <hint>``."""
         if not self.skip:
             raise InputError(f"{message}, or leave such rows out with --task.on_bad_row skip")
         self.count += 1

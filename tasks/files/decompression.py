@@ -1,6 +1,4 @@
-"""Limits for files that are small on disk and endless in memory: a packed file is refused once it unpacks to too
-much.
-"""
+"""Limits for files that are small on disk and endless in memory: what unpacks to too much is refused."""
 
 from __future__ import annotations
 

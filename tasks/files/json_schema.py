@@ -51,13 +51,13 @@ def converted(value: Any, hint: Any, at: str = "") -> Any:
     hint: whatever msgspec takes; a field may be missing where it has a default. at: path of the value itself.
     Raises ValueError with the path of the first fault. A dataclass has no other fields than its own.
     """
-    made, said = _attempt(value, hint)
-    if said:
-        keys, fault = _located(value, hint, said)
-    elif keys := _unknown(value, made):
+    result, message = _attempt(value, hint)
+    if message:
+        keys, fault = _located(value, hint, message)
+    elif keys := _unknown(value, result):
         fault = "unknown field"
     else:
-        return made
+        return result
     where = ".".join(map(str, [at, *keys] if at else keys))[:200]
     raise ValueError(f"{where or 'the content'}: {fault}")
 
@@ -69,25 +69,25 @@ def _attempt(value: Any, hint: Any) -> tuple[Any, str]:
         return None, str(error)
 
 
-def _located(value: Any, hint: Any, said: str) -> tuple[list[Any], str]:
+def _located(value: Any, hint: Any, message: str) -> tuple[list[Any], str]:
     """Return the path of a fault and what it is. In place of the key of an object msgspec says [...]."""
-    fault, path = re.fullmatch(r"(.*?)(?: - at `\$([^`]*)`)?", said, re.DOTALL).groups("")  # type: ignore[union-attr]
+    fault, path = re.fullmatch(r"(.*?)(?: - at `\$([^`]*)`)?", message, re.DOTALL).groups("")  # type: ignore[union-attr]
     keys = list[Any]()
     for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", path):
         if index == "...":
-            value = _narrowed(value, keys, hint, said)
+            value = _narrowed(value, keys, hint, message)
             keys.extend(_inside(value, keys))
         else:
             keys.append(name or int(index))
     return keys, fault[:1].lower() + fault[1:]
 
 
-def _narrowed(value: Any, keys: list[Any], hint: Any, said: str) -> Any:
-    """Return the value with one entry alone in the object at ``keys``: the one that msgspec ``said`` is wrong."""
+def _narrowed(value: Any, keys: list[Any], hint: Any, message: str) -> Any:
+    """Return the value with one entry alone in the object at ``keys``: the one that ``message`` is about."""
     entries = list(_inside(value, keys).items())
     while len(entries) > 1:
         half = entries[: len(entries) // 2]
-        wrong = _attempt(_replaced(value, keys, dict(half)), hint)[1] == said
+        wrong = _attempt(_replaced(value, keys, dict(half)), hint)[1] == message
         entries = half if wrong else entries[len(half) :]
     return _replaced(value, keys, dict(entries))
 
@@ -106,15 +106,15 @@ def _replaced(value: Any, keys: list[Any], inner: Any) -> Any:
     return out
 
 
-def _unknown(value: Any, made: Any) -> list[str]:
+def _unknown(value: Any, result: Any) -> list[str]:
     """Return the path of a key that is no field of the dataclass made from it, which msgspec lets pass."""
-    if not is_dataclass(made):
+    if not is_dataclass(result):
         return []
-    names = {f.name for f in fields(made)}
+    names = {f.name for f in fields(result)}
     for key in value:
         if key not in names:
             return [key]
-        if below := _unknown(value[key], getattr(made, key)):
+        if below := _unknown(value[key], getattr(result, key)):
             return [key, *below]
     return []
 

@@ -101,10 +101,7 @@ def shown(location: str) -> str:
 
 
 def read_bytes(location: str) -> bytes:
-    """Return the content of a file, whole.
-
-    Raises FileNotFoundError where there is none, InputError where the store cannot be used.
-    """
+    """Return the content of a file. Raises FileNotFoundError, or InputError where the store cannot be used."""
     with _explain_errors(location), _open_store(location) as (system, path):
         for _ in range(READS):
             with system.open_input_stream(path) as stream:
@@ -131,11 +128,11 @@ def sizes(location: str) -> dict[str, int]:
 
     with _explain_errors(location), _open_store(location) as (system, path):
         try:
-            found = system.get_file_info(FileSelector(path, recursive=True))
+            infos = system.get_file_info(FileSelector(path, recursive=True))
         except FileNotFoundError:
             return {}
         start = len(path.rstrip("/")) + 1
-        return {info.path[start:]: info.size for info in found if info.is_file and not info.path.endswith(DRAFT)}
+        return {info.path[start:]: info.size for info in infos if info.is_file and not info.path.endswith(DRAFT)}
 
 
 def write_bytes(location: str, data: bytes) -> None:
@@ -223,7 +220,7 @@ def _explain_errors(location: str) -> Iterator[None]:
     except (FileNotFoundError, InputError):
         raise
     except (OSError, ValueError) as error:  # pyarrow's errors are of these two kinds
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        said = re.sub(r"\s*\(Request ID: [^)]*\)", "", said)
-        hint = next((hint for pattern, hint in HINTS if re.search(pattern, said)), "mend what the store says")
-        raise InputError(f"{shown(location)}: {hint} ({said})") from error
+        message = (str(error).splitlines() or [type(error).__name__])[0]
+        message = re.sub(r"\s*\(Request ID: [^)]*\)", "", message)
+        hint = next((hint for pattern, hint in HINTS if re.search(pattern, message)), "mend what the store says")
+        raise InputError(f"{shown(location)}: {hint} ({message})") from error

@@ -61,8 +61,7 @@ def variant(task: Task, options: TaskOptions) -> str:
     if options.variant and options.variant not in known:
         offer = f"it has {', '.join(known)}" if known != [""] else "it has none; leave it empty"
         hint = nearest(options.variant, known)
-        msg = f"[task] variant = {options.variant!r} is no variant of {task.name}{hint}: {offer}"
-        raise InputError(msg)
+        raise InputError(f"[task] variant = {options.variant!r} is no variant of {task.name}{hint}: {offer}")
     return options.variant or known[0]
 
 
@@ -88,15 +87,14 @@ def raw_folder(task: Task, options: TaskOptions) -> Path | None:
     state = status(task, options)
     if state.found:
         return state.folder
-    looked = ", ".join(str(folder) for folder in state.searched) or "nowhere: [task] root and $ANCHORFL_DATA are empty"
+    folders = ", ".join(str(folder) for folder in state.searched) or "nowhere: [task] root and $ANCHORFL_DATA are empty"
     gate = ", access must be applied for" if task.source.gated else ""
     others = " or ".join(f"--task.variant {name}" for name in other_forms(task, options))
-    msg = (
-        f"{task.name}: no {', '.join(state.missing)} (plain or .gz); looked in {looked}. "
+    raise InputError(
+        f"{task.name}: no {', '.join(state.missing)} (plain or .gz); looked in {folders}. "
         f"{f'Another form of the data is there: {others}. Or get' if others else 'Get'} the files from "
         f"{task.source.url} (licence: {task.source.licence}{gate}) and set [task] root or $ANCHORFL_DATA"
     )
-    raise InputError(msg)
 
 
 def other_forms(task: Task, options: TaskOptions) -> list[str]:
@@ -114,8 +112,7 @@ def find_file(folder: Path, name: str) -> Path:
     """Return the file, plain or gzipped. Raises InputError where there is neither."""
     path = _existing(folder, name)
     if path is None:
-        msg = f"{folder}: no {name} or {name}.gz there; set [task] root to the folder that holds it"
-        raise InputError(msg)
+        raise InputError(f"{folder}: no {name} or {name}.gz there; set [task] root to the folder that holds it")
     return path
 
 
@@ -123,23 +120,21 @@ def find_files(folder: Path, pattern: str) -> list[Path]:
     """Return the files that match a pattern of ``Source.files``, as ``*.csv`` or ``images/**/*.jpg``, with ``.gz`` or
     without, in the order of their names. Raises InputError where there is none.
     """
-    found = sorted(_matching(folder, pattern))
-    if not found:
-        msg = f"{folder}: no file {pattern} there; set [task] root to the folder that holds them"
-        raise InputError(msg)
-    return found
+    paths = sorted(_matching(folder, pattern))
+    if not paths:
+        raise InputError(f"{folder}: no file {pattern} there; set [task] root to the folder that holds them")
+    return paths
 
 
 def find_one(folder: Path, pattern: str) -> Path:
     """Return the one file that matches a pattern; the plain one where it is there gzipped too. Raises InputError where
     there is none, or several.
     """
-    found = {path.with_suffix("") if path.suffix == ".gz" else path for path in find_files(folder, pattern)}
-    if len(found) > 1:
-        names = ", ".join(sorted(path.name for path in found))
-        msg = f"{folder}: several files match {pattern}: {names}; leave one of them in the folder"
-        raise InputError(msg)
-    return find_file(folder, found.pop().name)
+    paths = {path.with_suffix("") if path.suffix == ".gz" else path for path in find_files(folder, pattern)}
+    if len(paths) > 1:
+        names = ", ".join(sorted(path.name for path in paths))
+        raise InputError(f"{folder}: several files match {pattern}: {names}; leave one of them in the folder")
+    return find_file(folder, paths.pop().name)
 
 
 def open_bytes(path: Path) -> IO[bytes]:
@@ -174,11 +169,13 @@ def open_text(path: Path) -> Iterator[tuple[int, str]]:
                     )
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                msg = f"{path}:{number}: the gzip file is damaged or cut short ({error}); get it again"
-                raise InputError(msg) from error
+                raise InputError(
+                    f"{path}:{number}: the gzip file is damaged or cut short ({error}); get it again"
+                ) from error
             except UnicodeDecodeError as error:
-                msg = f"{path}:{number}: byte {error.start + 1} of the line is no UTF-8; convert the file to UTF-8"
-                raise InputError(msg) from error
+                raise InputError(
+                    f"{path}:{number}: byte {error.start + 1} of the line is no UTF-8; convert the file to UTF-8"
+                ) from error
             yield number, text
 
 
@@ -199,8 +196,8 @@ def _candidate_folders(task: Task, options: TaskOptions) -> tuple[Path, ...]:
 
 
 def _matching(folder: Path, pattern: str) -> set[Path]:
-    found = {*folder.glob(pattern), *folder.glob(f"{pattern}.gz")}
-    return {path for path in found if path.is_file() and not path.name.startswith(".")}
+    paths = {*folder.glob(pattern), *folder.glob(f"{pattern}.gz")}
+    return {path for path in paths if path.is_file() and not path.name.startswith(".")}
 
 
 def _existing(folder: Path, name: str) -> Path | None:

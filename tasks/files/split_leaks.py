@@ -61,8 +61,8 @@ def _of_files(paths: list[str], train: Ints, test: Ints) -> Ints:
         first = dict[tuple[int, bytes], int]()
         for row in open_N.tolist():
             key_N[row] = first.setdefault((int(key_N[row]), content(Path(paths[row]))), row)
-        both = np.intersect1d(key_N[train], key_N[test])
-        open_N = open_N[np.isin(key_N[open_N], both)]
+        shared = np.intersect1d(key_N[train], key_N[test])
+        open_N = open_N[np.isin(key_N[open_N], shared)]
     return key_N
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import lzma
 import math
 import struct
@@ -10,13 +9,14 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.files.decompression import check_growth
+from anchorfl.tasks.files.raw_files import open_bytes
 
 KINDS = {"images": ("uif", "numbers"), "labels": ("iu", "whole numbers")}
 """Types of the arrays that are no texts."""
@@ -34,37 +34,34 @@ def load_arrays(path: Path, dimensions: Mapping[str, int]) -> dict[str, npt.NDAr
     with as many rows. Never reads pickled objects. Raises InputError with the file.
     """
     try:
-        # the gzip module's file is a binary stream, whatever its stub calls it
-        with cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as stream:
+        with open_bytes(path) as stream:
             _check_claims(path, stream)
             content = np.load(stream, allow_pickle=False)
-            held = getattr(content, "files", [])  # a plain .npy gives the one array, which has no name
-            arrays = {name: content[name] for name in dimensions if name in held}
+            names = getattr(content, "files", [])  # a plain .npy gives the one array, which has no name
+            arrays = {name: content[name] for name in dimensions if name in names}
     except InputError:
         raise
     except MemoryError as error:
-        msg = f"{path}: its arrays need more memory than there is ({error}); use a machine with more memory, or get the"
-        msg += " file again where it should not hold so much"
-        raise InputError(msg) from error
+        raise InputError(
+            f"{path}: its arrays need more memory than there is ({error}); use a machine with more memory, or get the"
+            " file again where it should not hold so much"
+        ) from error
     except FAULTS as error:
-        msg = f"{path}: this .npz file cannot be read: {error}; get it again"
-        raise InputError(msg) from error
+        raise InputError(f"{path}: this .npz file cannot be read: {error}; get it again") from error
     for name, number in dimensions.items():
         if name not in arrays:
-            msg = f"{path}: no array {name!r}{nearest(name, held)}; it needs {', '.join(dimensions)}"
-            raise InputError(msg)
+            raise InputError(f"{path}: no array {name!r}{nearest(name, names)}; it needs {', '.join(dimensions)}")
         if arrays[name].ndim != number:
-            msg = f"{path}: {name} has shape {arrays[name].shape}, but needs {number} dimensions; get the file again"
-            raise InputError(msg)
+            raise InputError(
+                f"{path}: {name} has shape {arrays[name].shape}, but needs {number} dimensions; get the file again"
+            )
     size = {name: len(array) for name, array in arrays.items() if name != "class_names"}
     if len(set(size.values())) > 1:
-        msg = f"{path}: the arrays have different numbers of rows {size}; get the file again"
-        raise InputError(msg)
+        raise InputError(f"{path}: the arrays have different numbers of rows {size}; get the file again")
     for name, array in arrays.items():
         kinds, what = KINDS.get(name, ("U", "texts"))
         if array.dtype.kind not in kinds:
-            msg = f"{path}: {name} holds {array.dtype}, but needs {what}; get the file again"
-            raise InputError(msg)
+            raise InputError(f"{path}: {name} holds {array.dtype}, but needs {what}; get the file again")
     return arrays
 
 

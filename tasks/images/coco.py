@@ -50,7 +50,7 @@ GROUPS = {
 }
 """COCO's supercategories."""
 CLASSES = tuple(name for names in GROUPS.values() for name in names)
-"""In the order of COCO's category ids, which are 1..90 with gaps; the files say which id is which name."""
+"""Classes in the order of COCO's category ids, which are 1..90 with gaps; the files say which id is which name."""
 PARTS = {"train2014": "train", "val2014": "test"}
 """Folder of images -> split."""
 SIZE = 112
@@ -76,13 +76,13 @@ class AnnotatedImages:
     """The images of one file that have an annotation."""
 
     image_N: Ints
-    """Their ids."""
+    """Ids of the images."""
     names: list[str]
     """Names of their files."""
     locations: list[str]
     """Location of each in the annotation file."""
     y_NC: Bools
-    """Their classes."""
+    """Classes of the images."""
 
 
 def coco2014() -> Task:
@@ -112,8 +112,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
     Raises InputError with file and entry, and where images are missing.
     """
     if folder is None:
-        msg = "coco2014 needs the folder of its files"
-        raise ValueError(msg)
+        raise ValueError("coco2014 needs the folder of its files")
     bad = BadRows.of(options)
     parts = []
     for part, split in PARTS.items():
@@ -128,8 +127,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
         parts.append(pa.table(columns).filter(pa.array(found_N)))
     twice = np.intersect1d(*(part["row"].to_numpy() for part in parts))
     if len(twice):
-        msg = f"{folder}: image {twice[0]} stands in both annotation files; get them again"
-        raise InputError(msg)
+        raise InputError(f"{folder}: image {twice[0]} stands in both annotation files; get them again")
     return bad.noted(pa.concat_tables(parts))
 
 
@@ -146,8 +144,7 @@ def images_of(path: Path, bad: BadRows) -> AnnotatedImages:
     annotations = listed(content, "annotations", path)
     wrong = next((i for i, entry in enumerate(annotations) if not isinstance(entry, Annotation)), -1)
     if wrong >= 0:
-        msg = f"{path}: annotations[{wrong}] has no category_id; get the file again"
-        raise InputError(msg)
+        raise InputError(f"{path}: annotations[{wrong}] has no category_id; get the file again")
     entry_A3 = np.array(annotations, dtype=np.int64).reshape(-1, 3)
     image_I = np.sort(np.fromiter(images, dtype=np.int64, count=len(images)))
     known_A = np.isin(entry_A3[:, 1], image_I)
@@ -188,13 +185,15 @@ def _classes(categories: list[Any], path: Path) -> dict[int, int]:
             msg = f"{path}: categories[{number}]: {name!r} is no category of COCO 2014{nearest(str(name), CLASSES)}"
             raise InputError(f"{msg}; correct the name")
         if id_ < 0 or id_ in class_of or CLASSES.index(name) in class_of.values():
-            msg = f"{path}: categories[{number}]: {name!r} has no id, or name or id stand twice; get the file again"
-            raise InputError(msg)
+            raise InputError(
+                f"{path}: categories[{number}]: {name!r} has no id, or name or id stand twice; get the file again"
+            )
         class_of[id_] = CLASSES.index(name)
     if len(class_of) != len(CLASSES):
         lacking = next(name for i, name in enumerate(CLASSES) if i not in class_of.values())
-        msg = f"{path}: {len(class_of)} of {len(CLASSES)} categories, {lacking!r} is missing; get the file again"
-        raise InputError(msg)
+        raise InputError(
+            f"{path}: {len(class_of)} of {len(CLASSES)} categories, {lacking!r} is missing; get the file again"
+        )
     return class_of
 
 

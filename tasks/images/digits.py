@@ -72,8 +72,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
 def fit(train: Table, options: TaskOptions) -> InputSpec:
     """Return the spec: one grey image of 8x8; nothing is learnt from the rows. InputError on another ``image_size``."""
     if options.image_size not in (0, 8):
-        msg = f"[task] image_size = {options.image_size}: digits are images of 8x8; leave it at 0"
-        raise InputError(msg)
+        raise InputError(f"[task] image_size = {options.image_size}: digits are images of 8x8; leave it at 0")
     return InputSpec("image", (1, 8, 8))
 
 

@@ -38,7 +38,7 @@ CLASSES = (
     *(f"capital letter {chr(code)}" for code in range(ord("A"), ord("Z") + 1)),
     *(f"small letter {chr(code)}" for code in range(ord("a"), ord("z") + 1)),
 )
-"""In the order of LEAF's numbers 0..61."""
+"""Classes in the order of LEAF's numbers 0..61."""
 GROUPS = {"digit": CLASSES[:10], "capital letter": CLASSES[10:36], "small letter": CLASSES[36:]}
 FILES = "**/all_data*.json"
 SIDE = 28
@@ -101,8 +101,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
     InputError with file, writer and sample.
     """
     if folder is None:
-        msg = "femnist needs the folder of its files"
-        raise ValueError(msg)
+        raise ValueError("femnist needs the folder of its files")
     writers = dict[str, list[WriterSamples]]()
     files, start = _files(folder), 0
     for path in files:
@@ -122,19 +121,17 @@ def fit(train: Table, options: TaskOptions) -> InputSpec:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files that hold every sample once.
-
-    LEAF's folders sampled_data and rem_user_data repeat samples of all_data; they are not read.
-    """
-    found = find_files(folder, FILES)
+    """Return the files with every sample once: LEAF's sampled_data and rem_user_data repeat those of all_data."""
+    paths = find_files(folder, FILES)
     for parents in (("all_data",), ("train", "test")):
-        chosen = [path for path in found if path.parent.name in parents]
+        chosen = [path for path in paths if path.parent.name in parents]
         if chosen:
             return sorted(chosen, key=lambda path: (parents.index(path.parent.name), path.parent, _numbers(path)))
-    chosen = [path for path in found if path.parent == folder]
+    chosen = [path for path in paths if path.parent == folder]
     if not chosen:
-        msg = f"{folder}: its all_data*.json are in no folder all_data, train or test; set [task] root to LEAF's data"
-        raise InputError(msg)
+        raise InputError(
+            f"{folder}: its all_data*.json are in no folder all_data, train or test; set [task] root to LEAF's data"
+        )
     return sorted(chosen, key=_numbers)
 
 
@@ -153,19 +150,17 @@ def _read_writers(path: Path) -> Iterator[tuple[str, Samples]]:
         raise InputError(f"{msg}; get the file again")
     for user, samples in data.items():  # LEAF leaves writers of one sample in user_data, without samples
         if user not in users and not (isinstance(samples, Samples) and not len(samples.y_N)):
-            msg = f"{path}: user {user!r} of user_data is not in users; get the file again"
-            raise InputError(msg)
+            raise InputError(f"{path}: user {user!r} of user_data is not in users; get the file again")
     for index, (user, size) in enumerate(zip(users, sizes, strict=True)):
         samples = data.get(user) if isinstance(user, str) else None
         if user in users[:index]:
-            msg = f"{path}: user {user!r} is listed twice in users; get the file again"
-            raise InputError(msg)
+            raise InputError(f"{path}: user {user!r} is listed twice in users; get the file again")
         if not isinstance(samples, Samples):
-            msg = f"{path}: user {user!r} has no user_data with x and y of one length; get the file again"
-            raise InputError(msg)
+            raise InputError(f"{path}: user {user!r} has no user_data with x and y of one length; get the file again")
         if whole(size) != len(samples.y_N):
-            msg = f"{path}: user {user!r}: num_samples is {size}, user_data has {len(samples.y_N)}; get the file again"
-            raise InputError(msg)
+            raise InputError(
+                f"{path}: user {user!r}: num_samples is {size}, user_data has {len(samples.y_N)}; get the file again"
+            )
         yield user, samples
 
 
@@ -177,8 +172,8 @@ def _kept(entry: dict[str, Any]) -> Any:
     faults = dict[int, str]()
     for number, (pixels, label) in enumerate(zip(x, y, strict=True)):
         if not isinstance(pixels, list) or len(pixels) != SIDE * SIDE:
-            has = len(pixels) if isinstance(pixels, list) else 0
-            faults[number] = f"x has {has} values, not {SIDE * SIDE}; correct it"
+            values = len(pixels) if isinstance(pixels, list) else 0
+            faults[number] = f"x has {values} values, not {SIDE * SIDE}; correct it"
         elif not 0 <= whole(label) < len(CLASSES):
             faults[number] = f"y is {label!r}, not a whole number 0..{len(CLASSES) - 1}; correct it"
     usable = [number for number in range(len(x)) if number not in faults]
@@ -214,8 +209,7 @@ def _note(writers: dict[str, list[WriterSamples]], name: str, part: WriterSample
     parts = writers.setdefault(name, [])
     twice = next((other.path for other in parts if other.path.parent == part.path.parent), None)
     if twice is not None:
-        msg = f"{part.path}: user {name!r} is listed in {twice} too; get the files again"
-        raise InputError(msg)
+        raise InputError(f"{part.path}: user {name!r} is listed in {twice} too; get the files again")
     parts.append(part)
     if _size(parts) >= BELOW:
         for index, each in enumerate(parts):
@@ -231,8 +225,9 @@ def _draw_writers(names: list[str], folder: Path) -> dict[str, str]:
     """Draw the 50 writers from the given ones, and return the split of each."""
     total = sum(WRITERS.values())
     if len(names) < total:
-        msg = f"{folder}: {len(names)} writers have fewer than {BELOW} samples, {total} are needed; get all files"
-        raise InputError(msg)
+        raise InputError(
+            f"{folder}: {len(names)} writers have fewer than {BELOW} samples, {total} are needed; get all files"
+        )
     order: Ints = np.random.default_rng(WRITERS_SEED).permutation(len(names))[:total]
     splits = [split for split, count in WRITERS.items() for _ in range(count)]
     return {names[index]: split for index, split in zip(order.tolist(), splits, strict=True)}
@@ -246,12 +241,12 @@ def _rows(name: str, parts: list[WriterSamples], split: str, bad: BadRows) -> Ta
     y_N = np.concatenate([part.samples.y_N for part in parts])
     x_ND = np.concatenate([part.samples.x_ND for part in parts])
     row_N = np.concatenate([part.start + np.arange(len(part.samples.y_N)) for part in parts])
-    kept = np.flatnonzero(y_N >= 0)
+    index = np.flatnonzero(y_N >= 0)
     columns = {
-        "row": row_N[kept].astype(np.int64),
-        "split": pa.array([split] * len(kept), pa.string()),
-        "labels": pa.ListArray.from_arrays(np.arange(len(kept) + 1, dtype=np.int32), pa.array(y_N[kept])),
-        "pixels": pixel_column(x_ND[kept].reshape(-1, SIDE, SIDE)),
-        "subject": pa.array([name] * len(kept), pa.string()),
+        "row": row_N[index].astype(np.int64),
+        "split": pa.array([split] * len(index), pa.string()),
+        "labels": pa.ListArray.from_arrays(np.arange(len(index) + 1, dtype=np.int32), pa.array(y_N[index])),
+        "pixels": pixel_column(x_ND[index].reshape(-1, SIDE, SIDE)),
+        "subject": pa.array([name] * len(index), pa.string()),
     }
     return pa.table(columns)

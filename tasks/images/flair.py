@@ -82,8 +82,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
     Raises InputError with file and record, and where images are missing.
     """
     if folder is None:
-        msg = "flair needs the folder of its files"
-        raise ValueError(msg)
+        raise ValueError("flair needs the folder of its files")
     bad = BadRows.of(options)
     rows = records_of(find_file(folder, ANNOTATIONS), bad)
     names = [f"{image}.jpg" for image in rows.image]
@@ -119,16 +118,16 @@ def records_of(path: Path, bad: BadRows) -> Records:
         split = SPLIT_OF[partition]
         if side.setdefault(user, (split, number))[0] != split:
             other, record = side[user]
-            msg = f"{location}: user {user!r} is in {split}, but in record {record} in {other}; get the file again"
-            raise InputError(msg)
+            raise InputError(
+                f"{location}: user {user!r} is in {split}, but in record {record} in {other}; get the file again"
+            )
         rows.image.append(image)
         rows.user.append(user)
         rows.split.append(split)
         rows.labels.append(tuple({rows.code.setdefault(label, len(rows.code)) for label in labels}))
         rows.locations.append(location)
     if not rows.image:
-        msg = f"{path}: no record in the file; get it again"
-        raise InputError(msg)
+        raise InputError(f"{path}: no record in the file; get it again")
     return rows
 
 
@@ -151,8 +150,7 @@ def _entries(path: Path) -> list[Any]:
 
     content = parsed(path, kept)
     if not isinstance(content, list):
-        msg = f"{path}: the file is no JSON list of records; get it again"
-        raise InputError(msg)
+        raise InputError(f"{path}: the file is no JSON list of records; get it again")
     return content
 
 

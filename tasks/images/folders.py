@@ -34,26 +34,26 @@ class Listing:
 
 
 def list_folders(base: Path, folders: Sequence[str], bad: BadRows) -> Listing:
-    """Return the images of the class folders in ``base``; class numbers are places in ``folders``, whatever their order
-    on disk. Names that begin with a dot are left alone; any other file is an image or a bad row.
+    """Return the images of the class folders in ``base``; class numbers are indices in ``folders``.
 
-    Raises InputError on a folder that is missing, unknown (with the nearest name), empty, or holds folders.
+    Names that begin with a dot are left alone; any other file is an image or a bad row. Raises InputError on a folder
+    that is missing, unknown (with the nearest name), empty, or holds folders.
     """
     if not base.is_dir():
-        msg = f"{base}: no such folder; it must hold the folders {', '.join(folders)}"
-        raise InputError(msg)
+        raise InputError(f"{base}: no such folder; it must hold the folders {', '.join(folders)}")
     for entry in _visible(base):
         if entry.is_dir() and entry.name not in folders:
             hint = nearest(entry.name, folders)
-            msg = f"{entry}: unknown class folder {entry.name!r}{hint}; the folders are {', '.join(folders)}"
-            raise InputError(msg)
+            raise InputError(
+                f"{entry}: unknown class folder {entry.name!r}{hint}; the folders are {', '.join(folders)}"
+            )
         if entry.suffix == SUFFIX and not entry.is_dir():
             bad.meet(f"{entry}: an image outside the class folders; move it into one of them or delete it")
     paths, counts = [], []
     for name in sorted(folders):
-        found = _images(base / name, bad)
-        paths.extend(found)
-        counts.append(len(found))
+        images = _images(base / name, bad)
+        paths.extend(images)
+        counts.append(len(images))
     number = [folders.index(name) for name in sorted(folders)]
     return Listing(tuple(paths), np.repeat(np.array(number, dtype=np.int64), counts))
 
@@ -62,14 +62,14 @@ def image_table(listing: Listing, split_N: npt.NDArray[np.str_], payload: str, b
     """Return the table that ``read`` gives: one row per file, numbered in the order of the listing, without those that
     are no image (bad rows; see ``faults``).
     """
-    kept = []
+    index = []
     for row, (path, fault) in enumerate(zip(listing.paths, faults(listing.paths, bad.skip), strict=True)):
         if fault:
             bad.meet(f"{path}: the image cannot be read: {fault}; get the file again, or delete it")
         else:
-            kept.append(row)
-    rows = np.array(kept, dtype=np.int64)
-    paths = path_column([listing.paths[row] for row in kept])
+            index.append(row)
+    rows = np.array(index, dtype=np.int64)
+    paths = path_column([listing.paths[row] for row in index])
     return bad.noted(table_of(rows, listing.class_N[rows], split_N[rows], {payload: paths}))
 
 
@@ -103,9 +103,7 @@ def split_7_1_2(class_N: Ints, unit_N: Ints, seed: int) -> npt.NDArray[np.str_]:
 
 
 def same_content(contents: Sequence[Path] | npt.NDArray[np.uint8]) -> Ints:
-    """Return the number per file (or per row of an array) that two of them share exactly if they are equal byte for
-    byte.
-    """
+    """Return a number per file (or row of an array) that two share exactly if they are equal byte for byte."""
     digests = [
         hashlib.sha256(each.read_bytes() if isinstance(each, Path) else each.tobytes()).digest() for each in contents
     ]
@@ -119,18 +117,15 @@ def _visible(folder: Path) -> list[Path]:
 def _images(folder: Path, bad: BadRows) -> list[Path]:
     """Return the images of one class."""
     if not folder.is_dir():
-        msg = f"{folder}: this class folder is missing; get the data again"
-        raise InputError(msg)
-    found = []
+        raise InputError(f"{folder}: this class folder is missing; get the data again")
+    images = []
     for entry in _visible(folder):
         if entry.is_dir():
-            msg = f"{entry}: a folder inside a class folder; move its images up or delete it"
-            raise InputError(msg)
+            raise InputError(f"{entry}: a folder inside a class folder; move its images up or delete it")
         if entry.suffix == SUFFIX:
-            found.append(entry)
+            images.append(entry)
         else:
             bad.meet(f"{entry}: no {SUFFIX} file; convert or delete it")
-    if not found:
-        msg = f"{folder}: no {SUFFIX} file in this class folder; get the data again"
-        raise InputError(msg)
-    return found
+    if not images:
+        raise InputError(f"{folder}: no {SUFFIX} file in this class folder; get the data again")
+    return images

@@ -76,8 +76,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
     Raises InputError with file and line.
     """
     if folder is None:
-        msg = "ham10000 needs the folder of its images"
-        raise ValueError(msg)
+        raise ValueError("ham10000 needs the folder of its images")
     bad, chosen = BadRows.of(options), variant(ham10000(), options)
     metadata, name = file_names(ham10000(), options)
     rows = read_metadata(find_file(folder, metadata), bad)
@@ -88,17 +87,14 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
     else:
         index_N, images = read_pixels(find_file(folder, name), rows, bad)
     if not len(index_N):
-        msg = f"{folder}: no image of {name} has a good row in {metadata}; get the files again"
-        raise InputError(msg)
+        raise InputError(f"{folder}: no image of {name} has a good row in {metadata}; get the files again")
     columns = {"image": images, "subject": pa.array([rows.lesions[index] for index in index_N.tolist()])}
     split_N = _split(rows)
     return bad.noted(table_of(rows.row_N[index_N], rows.class_N[index_N], split_N[index_N], columns))
 
 
 def fit(train: Table, options: TaskOptions) -> InputSpec:
-    """Return the spec: RGB of 128 x 128 (thumbs64: 64 x 64), or grey of 8 x 8, unless asked otherwise; nothing is
-    learnt from rows.
-    """
+    """Return the spec: RGB of 128 x 128 (thumbs64: 64 x 64) or grey of 8 x 8; nothing is learnt from the rows."""
     chosen = variant(ham10000(), options)
     return image_spec(options, SIZES[chosen], 1 if chosen == "hmnist_8_8_L" else 3)
 

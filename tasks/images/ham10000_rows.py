@@ -41,7 +41,7 @@ class MetadataRows:
     row_N: Ints
     """Number of the row from 0, bad ones included."""
     line_N: Ints
-    """Its line in the file."""
+    """Line in the file."""
     class_N: Ints
     lesions: tuple[str, ...]
     images: tuple[str, ...]
@@ -57,8 +57,7 @@ def read_metadata(path: Path, bad: BadRows) -> MetadataRows:
     header = next(lines, (0, ""))[1].split(",")
     lacking = [name for name in ("lesion_id", "image_id", "dx") if name not in header]
     if lacking:
-        msg = f"{path}:1: no column {', '.join(lacking)} in the header; get the file again"
-        raise InputError(msg)
+        raise InputError(f"{path}:1: no column {', '.join(lacking)} in the header; get the file again")
     columns = [header.index(name) for name in ("lesion_id", "image_id", "dx")]
     first_line = dict[str, int]()
     good = list[tuple[int, str, str, int]]()
@@ -80,56 +79,53 @@ def read_metadata(path: Path, bad: BadRows) -> MetadataRows:
         else:
             good.append((number, lesion, image, CODES.index(code)))
     if not good:
-        msg = f"{path}: the file has no rows; get it again"
-        raise InputError(msg)
+        raise InputError(f"{path}: the file has no rows; get it again")
     numbers, lesions, images, classes = zip(*good, strict=True)
     line_N = np.array(numbers, dtype=np.int64)
     return MetadataRows(path, line_N - 2, line_N, np.array(classes, dtype=np.int64), lesions, images)
 
 
 def photographs(paths: Sequence[Path], rows: MetadataRows, bad: BadRows) -> tuple[Ints, Column]:
-    """Return the places in ``rows`` of the images found, ascending, and the column of their paths."""
-    found = dict[str, Path]()
+    """Return the indices in ``rows`` of the images that are there, ascending, and the column of their paths."""
+    files = dict[str, Path]()
     for path in paths:
-        if found.setdefault(path.stem, path) != path:
-            bad.meet(f"{path}: image {path.stem} is at {found[path.stem]} already; delete one of the two")
+        if files.setdefault(path.stem, path) != path:
+            bad.meet(f"{path}: image {path.stem} is at {files[path.stem]} already; delete one of the two")
     known = set(rows.images)
-    strangers = [f"{found[image]}: image {image} has no row in {rows.path}" for image in found if image not in known]
+    strangers = [f"{files[image]}: image {image} has no row in {rows.path}" for image in files if image not in known]
     _meet_all(bad, strangers, "add its row or delete the image")
     lost = [
-        f"{rows.path}:{line}: image {image} is not among the {len(found)} image files"
+        f"{rows.path}:{line}: image {image} is not among the {len(files)} image files"
         for line, image in zip(rows.line_N.tolist(), rows.images, strict=True)
-        if image not in found
+        if image not in files
     ]
     _meet_all(bad, lost, "get the image")
-    there = [index for index, image in enumerate(rows.images) if image in found]
-    paths = [found[rows.images[index]] for index in there]
-    fault = faults(paths, bad.skip)
-    for path, told in zip(paths, fault, strict=True):
-        if told:
-            bad.meet(f"{path}: the image cannot be read: {told}; get the file again, or delete it")
-    good = [number for number, told in enumerate(fault) if not told]
-    return np.array(there, dtype=np.int64)[good], path_column([paths[number] for number in good])
+    rows_there = [index for index, image in enumerate(rows.images) if image in files]
+    paths = [files[rows.images[index]] for index in rows_there]
+    image_faults = faults(paths, bad.skip)
+    for path, fault in zip(paths, image_faults, strict=True):
+        if fault:
+            bad.meet(f"{path}: the image cannot be read: {fault}; get the file again, or delete it")
+    good = [number for number, fault in enumerate(image_faults) if not fault]
+    return np.array(rows_there, dtype=np.int64)[good], path_column([paths[number] for number in good])
 
 
 def read_pixels(path: Path, rows: MetadataRows, bad: BadRows) -> tuple[Ints, Column]:
-    """Return the places in ``rows`` of the lines of a table of 8 x 8 grey pixels, in the same order, and the column of
-    pixels.
+    """Return the indices in ``rows`` of the lines of a table of 8 x 8 grey pixels, in the same order, and the pixels.
 
     A line belongs to the line of the metadata with the same number, and must have its diagnosis.
     """
     lines = open_text(path)
     expected = [*(f"pixel{i:04d}" for i in range(SIDE * SIDE)), "label"]
     if next(lines, (0, ""))[1].split(",") != expected:
-        msg = f"{path}:1: the header is not pixel0000..pixel{SIDE * SIDE - 1:04d},label; get the file again"
-        raise InputError(msg)
+        raise InputError(f"{path}:1: the header is not pixel0000..pixel{SIDE * SIDE - 1:04d},label; get the file again")
     index_of = {line: index for index, line in enumerate(rows.line_N.tolist())}
     last = max(index_of)
-    indices, values, beyond, met = list[int](), list[list[int]](), list[str](), set[int]()
+    indices, values, surplus, seen = list[int](), list[list[int]](), list[str](), set[int]()
     for number, line in lines:
-        met.add(number)
+        seen.add(number)
         if number > last:
-            beyond.append(f"{path}:{number}: {rows.path} has no such line")
+            surplus.append(f"{path}:{number}: {rows.path} has no such line")
         elif number in index_of:  # else its row of the metadata is bad, and was met as such
             row, fault = _pixels(line, CODES[rows.class_N[index_of[number]]])
             if fault:
@@ -137,15 +133,15 @@ def read_pixels(path: Path, rows: MetadataRows, bad: BadRows) -> tuple[Ints, Col
             else:
                 indices.append(index_of[number])
                 values.append(row)
-    _meet_all(bad, beyond, "get both files again")
-    lost = [f"{rows.path}:{line}: {path} has no such line" for line in index_of if line not in met]
+    _meet_all(bad, surplus, "get both files again")
+    lost = [f"{rows.path}:{line}: {path} has no such line" for line in index_of if line not in seen]
     _meet_all(bad, lost, "get both files again")
     images = np.array(values, dtype=np.uint8).reshape(-1, SIDE, SIDE)
     return np.array(indices, dtype=np.int64), pixel_column(images)
 
 
 def thumbnails(path: Path, rows: MetadataRows, bad: BadRows) -> tuple[Ints, Column]:
-    """Return the places in ``rows`` of the images of an .npz file, ascending, and the column of their pixels."""
+    """Return the indices in ``rows`` of the images of an .npz file, ascending, and the column of their pixels."""
     arrays = load_arrays(path, {"images": 4, "labels": 1, "image_ids": 1, "class_names": 1})
     images, names = arrays["images"], arrays["class_names"].tolist()
     if images.dtype != np.uint8 or images.shape[1] != images.shape[2] or images.shape[3] != 3:

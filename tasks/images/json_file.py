@@ -28,14 +28,13 @@ def parsed(path: Path, keep: Callable[[dict[str, Any]], Any]) -> Any:
     try:
         return json.loads(_text(path), object_hook=keep)
     except json.JSONDecodeError as error:
-        msg = f"{path}:{error.lineno}: column {error.colno} is no JSON ({error.msg}); get the file again"
-        raise InputError(msg) from error
+        raise InputError(
+            f"{path}:{error.lineno}: column {error.colno} is no JSON ({error.msg}); get the file again"
+        ) from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        msg = f"{path}: the gzip file is damaged or cut short ({error}); get it again"
-        raise InputError(msg) from error
+        raise InputError(f"{path}: the gzip file is damaged or cut short ({error}); get it again") from error
     except UnicodeDecodeError as error:
-        msg = f"{path}: byte {error.start + 1} is no UTF-8; get the file again"
-        raise InputError(msg) from error
+        raise InputError(f"{path}: byte {error.start + 1} is no UTF-8; get the file again") from error
     except RecursionError as error:
         raise InputError(f"{path}: brackets within brackets within brackets; get the file again") from error
     except ValueError as error:
@@ -44,11 +43,10 @@ def parsed(path: Path, keep: Callable[[dict[str, Any]], Any]) -> Any:
 
 def listed(content: Any, key: str, path: Path) -> list[Any]:
     """Return the list under a key of a JSON object. Raises InputError where there is none."""
-    found = content.get(key) if isinstance(content, dict) else None
-    if not isinstance(found, list):
-        msg = f"{path}: no list {key!r} in the file; get it again"
-        raise InputError(msg)
-    return found
+    value = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(value, list):
+        raise InputError(f"{path}: no list {key!r} in the file; get it again")
+    return value
 
 
 def whole(value: Any) -> int:

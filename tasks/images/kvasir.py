@@ -58,8 +58,7 @@ def kvasir_v2() -> Task:
 def read(folder: Path | None, options: TaskOptions) -> Table:
     """Return one row per image, in the order of class folders and names. Raises InputError with the path."""
     if folder is None:
-        msg = "kvasir-v2 needs the folder of its images"
-        raise ValueError(msg)
+        raise ValueError("kvasir-v2 needs the folder of its images")
     bad = BadRows.of(options)
     listing = list_folders(folder, tuple(FOLDERS), bad)
     split_N = split_7_1_2(listing.class_N, same_content(listing.paths), SPLIT_SEED)

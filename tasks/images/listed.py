@@ -17,19 +17,18 @@ from anchorfl.tasks.images.pixels import faults
 def present(folder: Path, names: Sequence[str], locations: Sequence[str], bad: BadRows) -> Bools:
     """Return bool [N], true where the folder holds a file of that name; one look into the folder, not one per file.
 
-    places: where each name stands, ``<file>:<line>`` or the like. Missing images are bad rows; stopping at them, one
+    locations: where each name stands, ``<file>:<line>`` or the like. Missing images are bad rows; stopping at them, one
     message counts them all. Where bad rows are to be left out, so are images that do not decode; else ``encode`` stops
     at the first. Raises InputError also where not one image is there.
     """
-    there = set(os.listdir(folder)) if folder.is_dir() else set[str]()
-    found_N = np.fromiter((name in there for name in names), dtype=np.bool_, count=len(names))
+    names_there = set(os.listdir(folder)) if folder.is_dir() else set[str]()
+    found_N = np.fromiter((name in names_there for name in names), dtype=np.bool_, count=len(names))
     lacking = np.flatnonzero(~found_N).tolist()
     if not lacking:
         return _check_decoding(folder, names, locations, found_N, bad)
     first = f"{names[lacking[0]]} of {locations[lacking[0]]}"
     if len(lacking) == len(names):
-        msg = f"{folder}: none of {len(names)} images is there, the first is {first}; get the images too"
-        raise InputError(msg)
+        raise InputError(f"{folder}: none of {len(names)} images is there, the first is {first}; get the images too")
     if bad.skip:
         for row in lacking:
             bad.meet(f"{locations[row]}: no image {folder / names[row]}; get it again")

@@ -61,8 +61,7 @@ def oct_c8() -> Task:
 def read(folder: Path | None, options: TaskOptions) -> Table:
     """Return one row per image, training folders first. Raises InputError with the path."""
     if folder is None:
-        msg = "oct-c8 needs the folder of its images"
-        raise ValueError(msg)
+        raise ValueError("oct-c8 needs the folder of its images")
     bad = BadRows.of(options)
     parts = [list_folders(folder / part, tuple(FOLDERS), bad) for part in SPLIT_OF]
     split_N = np.repeat(np.array(list(SPLIT_OF.values())), [len(part.paths) for part in parts])

@@ -71,12 +71,9 @@ def pbc() -> Task:
 
 
 def read(folder: Path | None, options: TaskOptions) -> Table:
-    """Return one row per image, in the order of class folders and names. Raises InputError with the path, and in an
-    array with the row.
-    """
+    """Return one row per image, by class folder and name. Raises InputError with the path, or row of an array."""
     if folder is None:
-        msg = "pbc needs the folder of its images"
-        raise ValueError(msg)
+        raise ValueError("pbc needs the folder of its images")
     bad = BadRows.of(options)
     if variant(pbc(), options) != "jpg":
         return _read_arrays(find_file(folder, *file_names(pbc(), options)), bad)
@@ -86,9 +83,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
 
 
 def fit(train: Table, options: TaskOptions) -> InputSpec:
-    """Return the spec: RGB of 128 x 128, or of the size of the arrays, unless asked otherwise; nothing is learnt from
-    the rows.
-    """
+    """Return the spec: RGB of 128 x 128, or of the size of the arrays; nothing is learnt from the rows."""
     return image_spec(options, SIZES[variant(pbc(), options)])
 
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from PIL import Image, UnidentifiedImageError
 
-from anchorfl.tasks.arrays.arrow import Column, Table, list_parts
+from anchorfl.tasks.arrays.arrow import Column, Table, chunked_lists, list_parts
 from anchorfl.tasks.contract import InputSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
@@ -33,7 +33,7 @@ LEVELS = 255
 DECODERS = 8
 """Images looked at at once, at most."""
 CHUNK_BYTES = 1 << 30
-"""An Arrow list array counts its values in 31 bits: longer columns are cut into chunks of about this many."""
+"""Bytes of a chunk of a column."""
 Pixels = npt.NDArray[np.uint8]
 _FAULTS = (
     *(OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, IndexError, KeyError, TypeError),
@@ -56,8 +56,9 @@ def image_spec(options: TaskOptions, default_size: int, channels: int = 3) -> In
     """
     size = options.image_size or default_size
     if size < 1:
-        msg = f"[task] image_size = {size} must be at least 1, or 0 for the data set's own size of {default_size}"
-        raise InputError(msg)
+        raise InputError(
+            f"[task] image_size = {size} must be at least 1, or 0 for the data set's own size of {default_size}"
+        )
     shape = (channels, size, size)
     if channels == 1:
         return InputSpec("image", shape, levels=LEVELS)
@@ -65,26 +66,20 @@ def image_spec(options: TaskOptions, default_size: int, channels: int = 3) -> In
 
 
 def path_column(paths: Sequence[Path | str]) -> Column:
-    """Return a string column of the paths, absolute: workers have other working folders. Raises InputError on a name
-    that is no UTF-8.
-    """
+    """Return a string column of the absolute paths, for workers. Raises InputError on a name that is no UTF-8."""
     names = [os.path.abspath(path) for path in paths]
     for name in names:
         readable = name.encode("utf-8", "backslashreplace").decode()
         if readable != name:
-            msg = f"{readable}: the file name is no UTF-8; rename the file"
-            raise InputError(msg)
+            raise InputError(f"{readable}: the file name is no UTF-8; rename the file")
     return pa.array(names, pa.string())
 
 
 def pixel_column(images: Pixels) -> Column:
-    """Return a fixed-size list<uint8> column of square images [N, H, W, C] or grey [N, H, W], flattened in that
-    order.
-    """
+    """Return a fixed-size list<uint8> column of square images [N, H, W, C] or grey [N, H, W], flattened so."""
     if images.ndim not in (3, 4) or images.shape[1] != images.shape[2] or images.shape[3:] not in ((), (1,), (3,)):
-        msg = f"images must be square, grey or RGB, not of shape {images.shape}"
-        raise ValueError(msg)
-    return _lists(images.reshape(len(images), int(np.prod(images.shape[1:]))))
+        raise ValueError(f"images must be square, grey or RGB, not of shape {images.shape}")
+    return chunked_lists(images.reshape(len(images), int(np.prod(images.shape[1:]))), CHUNK_BYTES)
 
 
 def faults(paths: Sequence[Path | str], whole: bool) -> list[str]:
@@ -126,9 +121,7 @@ def encode_pixels(table: Table, spec: InputSpec) -> Table:
 
 
 def encode_images(table: Table, spec: InputSpec) -> Table:
-    """Encode the payload ``image``, a path or stored pixels by its type: for data sets that come as files and as
-    arrays.
-    """
+    """Encode the payload ``image``, by its type a path or stored pixels: some data sets come as files and as arrays."""
     if pa.types.is_string(table["image"].type):
         return encode_paths(table.rename_columns({"image": "path"}), spec)
     return encode_pixels(table.rename_columns({"image": "pixels"}), spec)
@@ -149,8 +142,7 @@ def _load(path: Path | str) -> Image.Image:
     """Return the image in a file, 8 bits per value. Raises one of ``_FAULTS``."""
     with Image.open(path, formats=FORMATS) as image:
         if image.mode == "F":
-            msg = "its pixels are fractions; store them with 8 or 16 bits"
-            raise ValueError(msg)
+            raise ValueError("its pixels are fractions; store them with 8 or 16 bits")
         if image.mode.startswith("I"):
             return _eight_bits(image)
         if image.mode in ("P", "PA"):  # straight to RGB, Pillow warns about a palette with transparency
@@ -164,16 +156,16 @@ def _decode(path: str) -> Image.Image:
     try:
         return _load(path)
     except _FAULTS as error:
-        msg = f"{path}: the image cannot be read: {_reason(error)}; get the file again, or delete it"
-        raise InputError(msg) from error
+        raise InputError(
+            f"{path}: the image cannot be read: {_reason(error)}; get the file again, or delete it"
+        ) from error
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
     """Scale 16-bit grey to 8 bits; Pillow's own conversion would cut everything above 255."""
     values = np.asarray(image).astype(np.int64)
     if values.size and not 0 <= values.min() <= values.max() <= 0xFFFF:
-        msg = f"its pixels are {values.min()}..{values.max()}; store them with 8 or 16 bits"
-        raise ValueError(msg)
+        raise ValueError(f"its pixels are {values.min()}..{values.max()}; store them with 8 or 16 bits")
     return Image.fromarray(((values + 128) // 257).astype(np.uint8))
 
 
@@ -195,29 +187,22 @@ def _pixel_arrays(column: Column) -> Pixels:
     fitting = [c for c in (1, 3) if length and round((length / c) ** 0.5) ** 2 * c == length]
     if not fitting or (length_N != length).any():
         other = length_N[length_N != length][:1].tolist() or [length]
-        msg = f"an image has {other[0]} values; give side x side (grey) or side x side x 3 (RGB), the same for all"
-        raise InputError(msg)
+        raise InputError(
+            f"an image has {other[0]} values; give side x side (grey) or side x side x 3 (RGB), the same for all"
+        )
     if values.dtype != np.uint8:
         wrong = np.flatnonzero(~((values >= 0) & (values <= LEVELS) & (values == np.floor(values))))
         if len(wrong):
-            msg = f"image {wrong[0] // length + 1}: value {values[wrong[0]]} is no whole number 0..{LEVELS}; correct it"
-            raise InputError(msg)
+            raise InputError(
+                f"image {wrong[0] // length + 1}: value {values[wrong[0]]} is no whole number 0..{LEVELS}; correct it"
+            )
     side = round((length / fitting[0]) ** 0.5)
     return values.astype(np.uint8, copy=False).reshape(-1, side, side, fitting[0])
 
 
 def _with_x(table: Table, payload: str, x_NCHW: Pixels) -> Table:
-    flat = np.ascontiguousarray(x_NCHW).reshape(len(x_NCHW), int(np.prod(x_NCHW.shape[1:])))
-    return table.drop_columns([payload]).append_column("x", _lists(flat))
-
-
-def _lists(x_ND: Pixels) -> Column:
-    """Return a fixed-size list<uint8> column, in chunks."""
-    width = x_ND.shape[1]
-    rows = max(1, CHUNK_BYTES // width)
-    parts = [x_ND[start : start + rows] for start in range(0, len(x_ND), rows)]
-    arrays = [pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(p).ravel()), width) for p in parts]
-    return pa.chunked_array(arrays, pa.list_(pa.uint8(), width))
+    flat = x_NCHW.reshape(len(x_NCHW), int(np.prod(x_NCHW.shape[1:])))
+    return table.drop_columns([payload]).append_column("x", chunked_lists(flat, CHUNK_BYTES))
 
 
 def _reason(error: Exception) -> str:

@@ -86,8 +86,7 @@ def read(folder: Path | None, options: TaskOptions, *, year: int, difficult_know
     Raises InputError with file and line, and where images are missing.
     """
     if folder is None:
-        msg = f"voc{year} needs the folder of its files"
-        raise ValueError(msg)
+        raise ValueError(f"voc{year} needs the folder of its files")
     bad = BadRows.of(options)
     table = labels_of(folder, SETS[year, variant(_task(year, difficult_known), options)], year, bad)
     images = folder / f"VOC{year}" / "JPEGImages"
@@ -119,8 +118,9 @@ def labels_of(folder: Path, sets: dict[str, str], year: int, bad: BadRows) -> Ta
         twice = next((image for image in locations if image in location_of), "")
         if twice:
             first = location_of[twice]
-            msg = f"{locations[twice]}: image {twice} stands also at {first}, in another set; correct the lists"
-            raise InputError(msg)
+            raise InputError(
+                f"{locations[twice]}: image {twice} stands also at {first}, in another set; correct the lists"
+            )
         location_of.update(locations)
         value_of.update(values)
         split_of.update(dict.fromkeys(locations, split))
@@ -167,8 +167,7 @@ def _read_set(lists: Path, part: str, bad: BadRows) -> tuple[dict[str, str], dic
     lines, values = zip(*(_read_list(path, faulty, bad) for path in paths), strict=True)
     order = dict.fromkeys(image for numbers in lines for image in numbers)
     if not order:
-        msg = f"{paths[0]}: the file is empty; get it again"
-        raise InputError(msg)
+        raise InputError(f"{paths[0]}: the file is empty; get it again")
     for image in order:
         if image not in faulty:
             _check_all_lists(image, paths, lines, faulty, bad)

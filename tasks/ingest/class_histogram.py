@@ -33,10 +33,10 @@ class ClassHistogram:
     @classmethod
     def of(cls, labels: Iterable[Labels]) -> ClassHistogram:
         """Return the histogram of the labels of every client's rows."""
-        found = [np.unique(own.class_P, return_counts=True) for own in labels]
-        client_H = np.repeat(np.arange(len(found)), [len(class_) for class_, _ in found])
+        pairs = [np.unique(client_labels.class_P, return_counts=True) for client_labels in labels]
+        client_H = np.repeat(np.arange(len(pairs)), [len(class_) for class_, _ in pairs])
         none = np.zeros(0, dtype=np.int64)
-        class_H, rows_H = (np.concatenate([none, *(pair[i] for pair in found)]).astype(np.int64) for i in (0, 1))
+        class_H, rows_H = (np.concatenate([none, *(pair[i] for pair in pairs)]).astype(np.int64) for i in (0, 1))
         return cls(client_H, class_H, rows_H)
 
     @classmethod
@@ -53,26 +53,24 @@ class ClassHistogram:
         return pa.table({"client": self.client_H, "class": self.class_H, "rows": self.rows_H})
 
     def counts(self, classes: int) -> Ints:
-        """Return the number of rows of every class over all clients, int64 [C]; a row that several hold counts for
-        each.
-        """
+        """Return the rows of every class over all clients, int64 [C]; a row that several hold counts for each."""
         count_C = np.zeros(classes, dtype=np.int64)
         np.add.at(count_C, self.class_H, self.rows_H)
         return count_C
 
     def matrix(self, clients: int, classes: int) -> Ints:
         """Return the histogram as a matrix, int64 [M, C]."""
-        held_MC = np.zeros((clients, classes), dtype=np.int64)
-        held_MC[self.client_H, self.class_H] = self.rows_H
-        return held_MC
+        rows_MC = np.zeros((clients, classes), dtype=np.int64)
+        rows_MC[self.client_H, self.class_H] = self.rows_H
+        return rows_MC
 
 
 def _whole(column: Column, name: str, least: int, most: float) -> Ints:
     if column.null_count or not pa.types.is_int64(column.type):
-        msg = f"{column.null_count} nulls in the column {name} of {column.type}, which needs int64"
-        raise ValueError(msg)
+        raise ValueError(f"{column.null_count} nulls in the column {name} of {column.type}, which needs int64")
     value_H = np.asarray(column.to_numpy(), dtype=np.int64)
     if len(value_H) and not least <= value_H.min() <= value_H.max() <= most:
-        msg = f"{name} from {value_H.min()} to {value_H.max()}, where {least} is the least and {most} the most"
-        raise ValueError(msg)
+        raise ValueError(
+            f"{name} from {value_H.min()} to {value_H.max()}, where {least} is the least and {most} the most"
+        )
     return value_H

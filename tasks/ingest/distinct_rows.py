@@ -42,10 +42,7 @@ class DistinctRows:
         return len(self.row_N)
 
     def inputs(self, index_B: Ints, device: torch.device) -> torch.Tensor:
-        """Return the inputs of some rows as ``Batch.x`` has them, padded to their longest.
-
-        They get to the device as they are stored.
-        """
+        """Return inputs of some rows as in ``Batch.x``, padded to their longest. They are scaled on the device."""
         x, _ = inputs(self.x.take(index_B)["x"], self.spec)
         return self.spec.scaling().to(device)(x.to(device))
 
@@ -55,18 +52,18 @@ def collect_distinct_rows(prepared: Prepared, owner_I: Sequence[int], owners: in
 
     Raises InputError where a file is damaged, or a client holds a row without its label.
     """
-    kept, row_of, holder_of = list[Any](), list[Ints](), list[Ints]()
+    tables, row_of, holder_of = list[Any](), list[Ints](), list[Ints]()
     seen = set[int]()  # ids may be any numbers, such as those of photographs: no table has their size
     for client in range(len(prepared.manifest.examples)):
         table = _read(prepared, client)
         row_B = table["row"].to_numpy()
-        own = row_B.tolist()
-        new_B = [row not in seen for row in own]
-        seen.update(own)
-        kept.append(table.select(["row", "x"]).filter(pa.array(new_B, pa.bool_())))
+        ids = row_B.tolist()
+        new_B = [row not in seen for row in ids]
+        seen.update(ids)
+        tables.append(table.select(["row", "x"]).filter(pa.array(new_B, pa.bool_())))
         row_of.append(row_B)
         holder_of.append(np.full(len(row_B), owner_I[client]))
-    rows = pa.concat_tables(kept)
+    rows = pa.concat_tables(tables)
     row_N = rows["row"].to_numpy()
     order_N = np.lexsort((row_N, _lengths(rows["x"], prepared.manifest.spec)))
     row_N, x = row_N[order_N], Chunks.of(Chunks.of(rows.select(["x"])).take(order_N))
@@ -83,8 +80,7 @@ def _read(prepared: Prepared, client: int) -> Table:
     if unlabeled:
         raise InputError(
             f"{path}: {unlabeled} rows have no label, which a batched round has no place for: set"
-            " federation.batched_clients"
-            " False, or task.partition = 'one_class'"
+            " federation.batched_clients False, or task.partition = 'one_class'"
         )
     return table
 

@@ -1,4 +1,4 @@
-"""From raw rows to the files of their owners: plain values and pure functions, which go to workers as they are."""
+"""Encoding of raw rows into the files of their owners: plain values and pure functions, which go to workers."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ class Encoding:
         return client_file(owner) if owner < clients else ("test.parquet", "validation.parquet")[owner - clients]
 
     def encode(self, table: Table) -> Table:
-        """Return the columns row, labels, known and x; x is a list of variable size, which all of Ray Data keeps as it
-        is.
-        """
+        """Return columns row, labels, known and x; x is a list of variable size, which Ray Data keeps as it is."""
         encoded = self.task.encode(table, self.spec)
         x = encoded["x"].cast(pa.list_(stored_type(encoded["x"].type.value_type)))
         return pa.table({n: x if n == "x" else encoded[n] for n in (*kept_columns(encoded), "x")})
@@ -54,26 +52,24 @@ def set_normalization(spec: InputSpec, options: TaskOptions) -> InputSpec:
     Raises InputError on words it does not know, numbers that do not fit the channels, or inputs that are not stored as
     pixels.
     """
-    asked = options.normalize
-    if asked == "auto":
+    scaling = options.normalize
+    if scaling == "auto":
         return spec
     if not spec.levels:
-        msg = f"task.normalize = {asked!r} is for images that are stored as pixels, which those of this task are not"
+        msg = f"task.normalize = {scaling!r} is for images that are stored as pixels, which those of this task are not"
         raise InputError(f"{msg}: set it to 'auto'")
-    if asked == "none":
+    if scaling == "none":
         return replace(spec, mean=(), std=())
     channels = spec.shape[0]
-    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if asked == "imagenet" else _constants(asked, channels)
+    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if scaling == "imagenet" else _constants(scaling, channels)
     if len(mean) != channels:
-        msg = f"task.normalize = {asked!r} is for color images, and these have {channels} channel"
+        msg = f"task.normalize = {scaling!r} is for color images, and these have {channels} channel"
         raise InputError(f"{msg}; give numbers, such as 0.5/0.5")
     return replace(spec, mean=mean, std=std)
 
 
 def _constants(text: str, channels: int) -> tuple[tuple[float, ...], ...]:
-    """Return the mean and deviation of every channel out of ``mean/deviation``. Raises InputError where it is something
-    else.
-    """
+    """Return mean and deviation of every channel out of ``mean/deviation``. Raises InputError on anything else."""
     try:
         parts = [tuple(float(number) for number in part.split(",")) for part in text.split("/")]
     except ValueError:

@@ -59,25 +59,18 @@ BLOCK_ROWS = 4096
 """Rows of one Ray Data block: small enough to spread the encoding over the CPUs."""
 
 
-def prepare(
-    task: Task,
-    options: TaskOptions,
-    seed: int,
-    *,
-    engine: Engine,
-    log: Log = lambda _: None,
-) -> Prepared:
+def prepare(task: Task, options: TaskOptions, seed: int, *, engine: Engine, log: Log = lambda _: None) -> Prepared:
     """Return the prepared data of a federation, from the cache or made now.
 
     engine: ``ray`` needs a running Ray (the caller starts it) if there is work to do; ``local`` works in this process.
     Where ``task.cache`` is an address, they are made in the cache folder of this machine and then copied there.
     Raises InputError on bad options or files, RuntimeError where Ray is needed and not running.
     """
-    asked, options = options.clients, canonicalize_options(task, options, seed)
+    clients, options = options.clients, canonicalize_options(task, options, seed)
     prepared = _find_or_prepare(task, options, seed, engine, log)
     number, classes = len(prepared.manifest.examples), len(prepared.manifest.class_names)
-    if options.partition == "one_class" and asked not in (0, number):
-        raise InputError(wrong_number(task.name, asked, number, classes))
+    if options.partition == "one_class" and clients not in (0, number):
+        raise InputError(wrong_number(task.name, clients, number, classes))
     return prepared
 
 
@@ -90,10 +83,10 @@ def _find_or_prepare(task: Task, options: TaskOptions, seed: int, engine: Engine
         return _prepare_locally(task, options, seed, raw, source, folder, engine, log)
     object_store.check_location(options.cache, "task.cache")
     location = object_store.join(options.cache, folder.name)
-    found = remote_cache.find(location)
-    if found is not None:
+    prepared = remote_cache.find(location)
+    if prepared is not None:
         log(f"{task.name}: prepared data found in {object_store.shown(location)}")
-        return found
+        return prepared
     remote_cache.upload(_prepare_locally(task, options, seed, raw, source, folder, engine, log), location)
     log(f"{task.name}: prepared data copied to {object_store.shown(location)}")
     return Prepared.load(location)
@@ -122,14 +115,7 @@ def _prepare_locally(
 
 
 def _build(
-    task: Task,
-    options: TaskOptions,
-    seed: int,
-    raw: str,
-    table: Table,
-    building: str,
-    engine: Engine,
-    log: Log,
+    task: Task, options: TaskOptions, seed: int, raw: str, table: Table, building: str, engine: Engine, log: Log
 ) -> None:
     """Fill a folder: plan, fit, encode, write."""
     row_N = table["row"].to_numpy()
@@ -145,12 +131,12 @@ def _build(
     local = engine == "local"
     encoded_files = _run_local(job, payload, owned) if local else _run_ray(job, payload, row_N, owned, labels)
     content, files = dict[str, str](), dict[str, str]()
-    said = time.monotonic()
+    last_logged = time.monotonic()
     for owner, data, content_digest in encoded_files:
         content[job.name(owner)] = content_digest
         files[job.name(owner)] = write_file(building, job.name(owner), data)
-        if time.monotonic() - said > PROGRESS_S:
-            said = time.monotonic()
+        if time.monotonic() - last_logged > PROGRESS_S:
+            last_logged = time.monotonic()
             log(f"{task.name}: {len(files)} of {len(job.classes)} files written")
     files = dict(sorted(files.items()))  # Ray Data gives the owners in an order of its own
     manifest = _make_manifest(job, options, plan, owned, labels)
@@ -183,10 +169,7 @@ def _run_local(job: Encoding, table: Table, owned: Owners) -> Iterator[_File]:
 
 
 def _run_ray(job: Encoding, table: Table, row_N: Ints, owned: Owners, labels: Labels) -> Iterator[_File]:
-    """Encode with Ray Data; the files one by one.
-
-    Raises RuntimeError where rows or labels got lost on the way.
-    """
+    """Encode with Ray Data; the files one by one. Raises RuntimeError where rows or labels got lost on the way."""
     import ray  # only this engine needs it
 
     with ray_data_settings():
@@ -197,8 +180,9 @@ def _run_ray(job: Encoding, table: Table, row_N: Ints, owned: Owners, labels: La
         for line in counted:
             count_C[line["class"]] = line["count()"]
         if not np.array_equal(count_C, labels.counts()):
-            msg = f"Ray Data counts {count_C.tolist()} positives per class, the driver {labels.counts().tolist()}"
-            raise RuntimeError(msg)
+            raise RuntimeError(
+                f"Ray Data counts {count_C.tolist()} positives per class, the driver {labels.counts().tolist()}"
+            )
         lookup = ray.put((row_N, np.argsort(row_N), owned))
         with_owners = encoded.map_batches(_add_owners, batch_format="pyarrow", fn_kwargs={"lookup": lookup})
         grouped = with_owners.groupby("owner").map_groups(_group_file, batch_format="pyarrow", fn_kwargs={"job": job})
@@ -208,8 +192,9 @@ def _run_ray(job: Encoding, table: Table, row_N: Ints, owned: Owners, labels: La
             yield line["owner"], line["file"], line["digest"]
     size_O = owned.sizes()
     if rows != {o: n for o, n in enumerate(size_O.tolist()) if n}:
-        msg = f"Ray Data gave {sum(rows.values())} of {size_O.sum()} rows, or gave them to the wrong client"
-        raise RuntimeError(msg)
+        raise RuntimeError(
+            f"Ray Data gave {sum(rows.values())} of {size_O.sum()} rows, or gave them to the wrong client"
+        )
     for owner in np.flatnonzero(size_O == 0).tolist():  # a group without rows does not exist for Ray: validation = 0
         yield owner, *job.file(job.encode(table.slice(0, 0)), owner)
 
@@ -275,8 +260,9 @@ def _check_ray() -> None:
     import ray  # only this engine needs it
 
     if not ray.is_initialized():
-        msg = "the engine 'ray' needs a running Ray: call ray.init first (as pipeline/cluster/ray_cluster.py does)"
-        raise RuntimeError(msg)
+        raise RuntimeError(
+            "the engine 'ray' needs a running Ray: call ray.init first (as pipeline/cluster/ray_cluster.py does)"
+        )
 
 
 @contextmanager

@@ -36,7 +36,7 @@ class Manifest:
     kind: LabelKind
     spec: InputSpec
     options: TaskOptions
-    """As prepared, without ``root`` and ``cache``, which are matters of the machine."""
+    """Options as prepared, without ``root`` and ``cache``, which are matters of the machine."""
     seed: int
     raw_digest: str
     """sha256 over the raw files."""

@@ -57,9 +57,7 @@ class Prepared:
     """Folder on this machine."""
     manifest: Manifest
     origin: str = ""
-    """Location on object storage from which files come when they are first asked for; empty: all of them are in
-    ``folder``.
-    """
+    """Location on object storage from which files come when they are first asked for; empty: all are in ``folder``."""
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Prepared:
@@ -79,9 +77,7 @@ class Prepared:
 
     @classmethod
     def _load_remote(cls, origin: str) -> Prepared:
-        """Return the prepared data at a location; nothing is brought here where this machine has prepared the same
-        itself.
-        """
+        """Return the prepared data at a location, or those of this machine where it has prepared the same itself."""
         name, root = object_store.last_name(origin), cache_root("")
         if (root / name / MANIFEST).is_file():
             return replace(cls.load(root / name), origin=origin)
@@ -90,8 +86,9 @@ class Prepared:
             object_store.download(object_store.join(origin, MANIFEST), copy / MANIFEST)
         except FileNotFoundError as error:
             shown = object_store.shown(origin)
-            msg = f"{shown} holds no complete prepared data; start the run again, which prepares them"
-            raise InputError(msg) from error
+            raise InputError(
+                f"{shown} holds no complete prepared data; start the run again, which prepares them"
+            ) from error
         return cls(str(copy), read_manifest(str(copy)), origin)
 
     @property
@@ -110,9 +107,7 @@ class Prepared:
         return str(path)
 
     def client(self, client: int, objective: Objective) -> ClientData:
-        """Return all rows of one client, with the labels that it may see. Raises InputError where the file is
-        damaged.
-        """
+        """Return all rows of a client, with the labels that it may see. Raises InputError where the file is damaged."""
         rows = self._rows_of(client)
         known = self.manifest.classes[client] if self.manifest.kind == "multi" else None
         return self._rows(client_file(client), rows, self._dense(objective, known))
@@ -190,9 +185,8 @@ def cache_root(cache: str) -> Path:
 
     Raises InputError where ``ANCHORFL_CACHE`` is an address.
     """
-    root = (
-        ("" if object_store.is_remote(cache) else cache) or os.environ.get("ANCHORFL_CACHE", "") or "~/.cache/anchorfl"
-    )
+    local = "" if object_store.is_remote(cache) else cache
+    root = local or os.environ.get("ANCHORFL_CACHE", "") or "~/.cache/anchorfl"
     if object_store.is_remote(root):
         msg = f"ANCHORFL_CACHE = {object_store.shown(root)!r} must be a folder of this machine"
         raise InputError(f"{msg}; give the address as task.cache")
@@ -208,8 +202,8 @@ def cache_folder(name: str, options: TaskOptions, seed: int, raw: str) -> Path:
     here = replace(options, root="", cache="", file=parquet, class_names=names)
     # only what differs from its default, so that a new option leaves prepared data as they are
     changed = {f.name: getattr(here, f.name) for f in fields(here) if getattr(here, f.name) != f.default}
-    own = [TABLE_FORMAT] if options.file else []
-    content = json.dumps([FORMAT, raw, changed, seed, *own], sort_keys=True)
+    version = [TABLE_FORMAT] if options.file else []
+    content = json.dumps([FORMAT, raw, changed, seed, *version], sort_keys=True)
     return cache_root(options.cache) / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 

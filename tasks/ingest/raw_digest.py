@@ -26,14 +26,14 @@ def raw_digest(task: Task, options: TaskOptions, folder: Path | None) -> str:
     """Return the sha256 over the names and bytes of the raw files that this variant needs."""
     if folder is None:
         return data_digest({})
-    where = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-    memory = cache_root(options.cache) / MEMORY / f"{task.name}-{where}.json"
+    folder_digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    memory = cache_root(options.cache) / MEMORY / f"{task.name}-{folder_digest}.json"
     known, seen, digests = _read_memory(memory), dict[str, str](), dict[str, str]()
     for name, path in raw_files(task, options, folder):
-        about = path.stat()
-        key = f"{name}:{about.st_size}:{about.st_mtime_ns}"
+        status = path.stat()
+        key = f"{name}:{status.st_size}:{status.st_mtime_ns}"
         digests[name] = known.get(key) or _digest(path)
-        if time.time_ns() - about.st_mtime_ns > SETTLED_NS:
+        if time.time_ns() - status.st_mtime_ns > SETTLED_NS:
             seen[key] = digests[name]
     if not seen.items() <= known.items():
         object_store.write_bytes(str(memory), json.dumps(known | seen).encode())

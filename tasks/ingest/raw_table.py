@@ -36,9 +36,8 @@ def canonicalize_options(task: Task, options: TaskOptions, seed: int) -> TaskOpt
     if options.partition == "one_class":
         options = replace(options, clients=0)
     if not -1 <= options.fold < task.folds and options.fold != -1:
-        has = f"folds 0..{task.folds - 1}" if task.folds else "no folds; leave it at -1"
-        msg = f"[task] fold = {options.fold}: {task.name} has {has}"
-        raise InputError(msg)
+        folds = f"folds 0..{task.folds - 1}" if task.folds else "no folds; leave it at -1"
+        raise InputError(f"[task] fold = {options.fold}: {task.name} has {folds}")
     return replace(options, fold=seed % task.folds) if task.folds and options.fold == -1 else options
 
 
@@ -63,10 +62,7 @@ def read_rows(task: Task, options: TaskOptions, folder: Path | None, log: Callab
 
 
 def class_names_of(task: Task, options: TaskOptions) -> tuple[str, ...]:
-    """Return the class names of a task, read from its files where only they have them.
-
-    Raises InputError where these are missing.
-    """
+    """Return a task's class names, from its files where only they have them. Raises InputError: these are missing."""
     if task.class_names:
         return task.class_names
     return _with_class_names(task, task.read(raw_folder(task, options), options)).class_names
@@ -87,25 +83,24 @@ def validate_table(table: Table, task: Task) -> Table:
     needed = {"row", "split", "labels", task.payload} | ({"subject"} if task.subjects else set())
     lacking = needed - set(table.column_names)
     if lacking or len(pc.unique(table["row"])) != table.num_rows:
-        msg = f"{task.name}: read must give unique rows and {task.payload}; it lacks {sorted(lacking)}"
-        raise ValueError(msg)
+        raise ValueError(f"{task.name}: read must give unique rows and {task.payload}; it lacks {sorted(lacking)}")
     splits = set(pc.unique(table["split"]).to_pylist())
     if not {"train", "test"} <= splits <= {*SPLITS}:
-        msg = f"{task.name}: the rows need the splits train and test, found {sorted(splits)}; correct the raw data"
-        raise InputError(msg)
+        raise InputError(
+            f"{task.name}: the rows need the splits train and test, found {sorted(splits)}; correct the raw data"
+        )
     labels = Labels.of_lists(table["labels"], len(task.class_names))
-    given = given_labels(table, labels.classes)
-    if given is not None:
-        _check_given(labels, given, task.name)
+    labeled = given_labels(table, labels.classes)
+    if labeled is not None:
+        _check_given(labels, labeled, task.name)
     if task.kind == "single":
-        unlabeled_N = (given.length_N == 0) if given is not None else np.zeros(len(labels), dtype=np.bool_)
+        unlabeled_N = (labeled.length_N == 0) if labeled is not None else np.zeros(len(labels), dtype=np.bool_)
         wrong = np.flatnonzero((labels.length_N != 1) & ~unlabeled_N)
         if len(wrong):
             row = table["row"][int(wrong[0])].as_py()
-            msg = (
+            raise InputError(
                 f"{task.name}: row {row} has not exactly one class, as a single-label task needs; correct the raw data"
             )
-            raise InputError(msg)
     return table
 
 
@@ -118,17 +113,16 @@ def given_labels(table: Table, classes: int) -> Labels | None:
 
 
 def drop_rare_classes(table: Table, task: Task, least: int) -> tuple[Table, Task]:
-    """Return the table and the task without the classes that fewer than ``least`` rows have. Raises InputError where
-    none is left.
-    """
+    """Return table and task without the classes of fewer than ``least`` rows. Raises InputError where none is left."""
     labels = Labels.of_lists(table["labels"], len(task.class_names))
     kept_C = labels.counts() >= least
     if kept_C.all():
         return table, task
     if not kept_C.any():
         most = labels.counts().max(initial=0)
-        msg = f"[task] min_positives = {least}: no class of {task.name} has so many rows; the largest has {most}"
-        raise InputError(msg)
+        raise InputError(
+            f"[task] min_positives = {least}: no class of {task.name} has so many rows; the largest has {most}"
+        )
     number_C = np.cumsum(kept_C) - 1
     names = tuple(name for name, kept in zip(task.class_names, kept_C, strict=True) if kept)
     groups = {group: tuple(n for n in members if n in names) for group, members in task.groups.items()}
@@ -136,9 +130,9 @@ def drop_rare_classes(table: Table, task: Task, least: int) -> tuple[Table, Task
 
     def renumbered(column: Column) -> Column:
         every = column.is_null()
-        found = Labels.of_lists(column.fill_null(pa.scalar([], column.type)), labels.classes)
-        found = found.where(kept_C[found.class_P])
-        lists = Labels(number_C[found.class_P].astype(np.int32), found.offset_N1, len(names)).lists()
+        part = Labels.of_lists(column.fill_null(pa.scalar([], column.type)), labels.classes)
+        part = part.where(kept_C[part.class_P])
+        lists = Labels(number_C[part.class_P].astype(np.int32), part.offset_N1, len(names)).lists()
         return pc.if_else(every, pa.scalar(None, lists.type), lists)
 
     for name in {"labels", "known"} & set(table.column_names):
@@ -149,26 +143,24 @@ def drop_rare_classes(table: Table, task: Task, least: int) -> tuple[Table, Task
 def restrict_validation_labels(
     table: Table, labels: Labels, plan: PartitionPlan, kind: LabelKind
 ) -> tuple[Table, Labels]:
-    """Return table and labels, in which validation rows show only what the clients know that they were held out
-    from.
-    """
+    """Return table and labels; a validation row shows only what the client knows that it was held out from."""
     if not len(plan.validation_client):
         return table, labels
     row_N, order_V = table["row"].to_numpy(), np.argsort(plan.validation)
     index_N = np.searchsorted(plan.validation, row_N, sorter=order_V)
     index_N = order_V[np.minimum(index_N, len(order_V) - 1)]
-    there_N = plan.validation[index_N] == row_N
+    validation_N = plan.validation[index_N] == row_N
     aware_MC = np.zeros((len(plan.clients) + 1, labels.classes), dtype=np.bool_)
     aware_MC[-1] = True  # rows that are no validation rows
-    for client, own in enumerate(plan.clients):
-        aware_MC[client, list(own.classes)] = True
-    whose_N = np.where(there_N, plan.validation_client[index_N], len(plan.clients))
-    seen = labels.where(aware_MC[whose_N[labels.row_P], labels.class_P])
-    given = table["known"] if "known" in table.column_names else pa.nulls(len(row_N), pa.list_(pa.int32()))
-    known_NC = known_matrix(pa.chunked_array(given), range(labels.classes), labels.classes) & aware_MC[whose_N]
+    for client, client_plan in enumerate(plan.clients):
+        aware_MC[client, list(client_plan.classes)] = True
+    client_N = np.where(validation_N, plan.validation_client[index_N], len(plan.clients))
+    seen = labels.where(aware_MC[client_N[labels.row_P], labels.class_P])
+    raw_known = table["known"] if "known" in table.column_names else pa.nulls(len(row_N), pa.list_(pa.int32()))
+    known_NC = known_matrix(pa.chunked_array(raw_known), range(labels.classes), labels.classes) & aware_MC[client_N]
     if kind == "single":
-        known_NC &= (seen.length_N > 0)[:, None] | ~there_N[:, None]
-    known = pc.if_else(pa.array(there_N), Labels.of_matrix(known_NC).lists(), given)
+        known_NC &= (seen.length_N > 0)[:, None] | ~validation_N[:, None]
+    known = pc.if_else(pa.array(validation_N), Labels.of_matrix(known_NC).lists(), raw_known)
     for name, column in {"labels": seen.lists(), "known": known}.items():
         table = table.drop_columns([name]) if name in table.column_names else table
         table = table.append_column(name, column)
@@ -182,7 +174,7 @@ class Owners:
     owner_E: Ints
     """The owner of every entry."""
     offset_N1: Ints
-    """Where a row's entries begin."""
+    """First entry of every row."""
     count: int
     """Number of owners."""
 
@@ -214,16 +206,18 @@ def _check_names(names: Sequence[str], task: str) -> None:
     for name in names:
         key = re.sub(r"[\s_]+", " ", name).strip().casefold()
         if key in first:
-            msg = f"{task}: the classes {first[key]!r} and {name!r} have one name; give each a name of its own"
-            raise InputError(msg)
+            raise InputError(
+                f"{task}: the classes {first[key]!r} and {name!r} have one name; give each a name of its own"
+            )
         first[key] = name
 
 
-def _check_given(labels: Labels, given: Labels, name: str) -> None:
+def _check_given(labels: Labels, labeled: Labels, name: str) -> None:
     """Raise ValueError where a positive label is not given."""
     key = np.int64(labels.classes)
-    lost = np.setdiff1d(labels.row_P * key + labels.class_P, given.row_P * key + given.class_P)
+    lost = np.setdiff1d(labels.row_P * key + labels.class_P, labeled.row_P * key + labeled.class_P)
     if len(lost):
         row, class_ = divmod(int(lost[0]), int(key))
-        msg = f"{name}: read says that the label of class {class_} in row number {row} is not known, and gives it"
-        raise ValueError(msg)
+        raise ValueError(
+            f"{name}: read says that the label of class {class_} in row number {row} is not known, and gives it"
+        )

@@ -15,26 +15,21 @@ UPLOADS = 8
 
 
 def find(location: str) -> Prepared | None:
-    """Return the prepared data at a location; None where there are none.
-
-    Raises InputError where a file is missing, or the store cannot be used.
-    """
+    """Return the prepared data at a location; None: there are none. Raises InputError: the store or a file fails."""
     if not object_store.exists(object_store.join(location, MANIFEST)):
         return None
     prepared = Prepared.load(location)
     lost = set(file_list(len(prepared.manifest.examples))) - object_store.sizes(location).keys()
     if lost:
         folder = object_store.shown(location)
-        msg = f"{folder}: {min(lost)} is missing; delete the folder and start again, which prepares the data"
-        raise InputError(msg)
+        raise InputError(
+            f"{folder}: {min(lost)} is missing; delete the folder and start again, which prepares the data"
+        )
     return prepared
 
 
 def upload(prepared: Prepared, location: str) -> None:
-    """Copy a prepared folder; the manifest last, as it makes the folder complete.
-
-    Raises InputError where the store cannot be used.
-    """
+    """Copy a prepared folder, the manifest last: it makes it complete. Raises InputError where the store fails."""
 
     def send(name: str) -> None:
         object_store.write_bytes(object_store.join(location, name), Path(prepared.folder, name).read_bytes())

@@ -60,9 +60,7 @@ def classification(
 
 
 def auc(score_NC: npt.NDArray[Any], y_NC: Bools) -> tuple[Floats, Bools]:
-    """Return the area of every class against the rest, 0 of one without a row on either side, and which classes have
-    both.
-    """
+    """Return the area of every class against the rest, 0 without a row on either side, and which have both."""
     auc_C = np.zeros(y_NC.shape[1])
     sides_C: Bools = np.asarray(y_NC.any(0) & ~y_NC.all(0))
     for class_ in np.flatnonzero(sides_C):

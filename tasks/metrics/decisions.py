@@ -1,7 +1,4 @@
-"""The scores of 0/1 decisions: NumPy, always finite.
-
-Shape suffixes: N rows, C classes.
-"""
+"""The scores of 0/1 decisions: NumPy, always finite. Shape suffixes: N rows, C classes."""
 
 from __future__ import annotations
 
@@ -30,9 +27,7 @@ class Decisions:
     f1_C: Floats
     """F1 per class."""
     accuracy_C: Floats
-    """Single-label: share of the class's rows that got it. Multi-label: share of right decisions where the class is
-    known.
-    """
+    """Single-label: share of the class's rows that got it. Multi-label: share of right decisions where it is known."""
     support_C: Ints
     """Known positive rows per class."""
     precision_C: Floats
@@ -52,8 +47,7 @@ def score(kind: LabelKind, predicted_NC: npt.ArrayLike, y_NC: npt.ArrayLike, kno
     """
     hit_NC, y, known = _zero_one(predicted_NC), _zero_one(y_NC), _zero_one(known_NC)
     if hit_NC.ndim != 2 or not hit_NC.shape == y.shape == known.shape:
-        msg = f"decisions {hit_NC.shape}, labels {y.shape} and known {known.shape} must be equal matrices"
-        raise ValueError(msg)
+        raise ValueError(f"decisions {hit_NC.shape}, labels {y.shape} and known {known.shape} must be equal matrices")
     if kind == "single":
         known = np.repeat((y & known).any(1, keepdims=True), y.shape[1], axis=1)
     true_C = (hit_NC & y & known).sum(0)
@@ -74,8 +68,7 @@ def score(kind: LabelKind, predicted_NC: npt.ArrayLike, y_NC: npt.ArrayLike, kno
 def _zero_one(values: npt.ArrayLike) -> Bools:
     array = np.asarray(values)
     if not ((array == 0) | (array == 1)).all():
-        msg = "decisions, labels and known masks hold only 0 and 1"
-        raise ValueError(msg)
+        raise ValueError("decisions, labels and known masks hold only 0 and 1")
     return array.astype(np.bool_)
 
 

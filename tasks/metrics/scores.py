@@ -32,11 +32,11 @@ class Family:
     """The measures that are computed together."""
 
     measures: tuple[Measure, ...]
-    """In the order of the records. The first is the primary one, by which a round or a point is chosen."""
-    told: tuple[Measure, ...]
-    """Those of a progress line."""
+    """Measures in the order of the records. By the first, the primary one, a round or a point is chosen."""
+    progress: tuple[Measure, ...]
+    """Measures of a progress line."""
     compared: tuple[Measure, ...]
-    """Those in tables of several runs."""
+    """Measures in tables of several runs."""
     also: tuple[Measure, ...] = ()
     """Others by which a round may be chosen, by name."""
 
@@ -66,9 +66,9 @@ FAMILIES: Mapping[Metrics, Family] = {
         (F1_MACRO, ACCURACY, PRECISION, RECALL, AUC, SUM), (F1_MACRO, ACCURACY, AUC), (F1_MACRO, ACCURACY, AUC), (SUM,)
     ),
 }
-"""By ``evaluation.metrics``."""
+"""``evaluation.metrics`` -> family."""
 MEASURES: Mapping[str, Measure] = {m.name: m for family in FAMILIES.values() for m in family.measures}
-"""By name."""
+"""Name -> measure."""
 
 
 def family_of(name: str) -> Family:
@@ -82,7 +82,7 @@ class Scores:
 
     metrics: Metrics
     values: dict[str, float]
-    """By name of a measure, in the order of its family, those left out excepted."""
+    """Name of a measure -> score, in the order of the family, those left out excepted."""
     per_class: dict[str, Floats] = field(default_factory=dict)
     """Name -> value of every class."""
     counts: dict[str, float] = field(default_factory=dict)
@@ -93,4 +93,4 @@ class Scores:
     @property
     def line(self) -> str:
         """The figures of a progress line, in percent."""
-        return "  ".join(f"{m.shown} {100 * self.values[m.name]:5.2f}" for m in FAMILIES[self.metrics].told)
+        return "  ".join(f"{m.shown} {100 * self.values[m.name]:5.2f}" for m in FAMILIES[self.metrics].progress)

@@ -40,13 +40,12 @@ def categories(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) 
     starved_C = _at_home(client_U, rows.labels, unit_N, owner_C) == 0
     if starved_C.any():
         lets_go = "set [task] keep_subjects = false, " if options.keep_subjects else ""
-        msg = (
+        raise InputError(
             f"{describe_classes(starved_C, task.class_names)} has no row that its client could get: each is the last "
             f"of another class where it is; {lets_go}use fewer [task] clients, more data or another seed"
         )
-        raise InputError(msg)
     parts = group_rows(client_U[unit_N], options.clients)
-    return tuple(ClientPlan(rows.row_N[part], tuple(own.tolist())) for part, own in zip(parts, sets, strict=True))
+    return tuple(ClientPlan(rows.row_N[part], tuple(owned.tolist())) for part, owned in zip(parts, sets, strict=True))
 
 
 def _wholes(rows: TrainingRows) -> Ints:
@@ -61,11 +60,10 @@ def _subjects(rows: TrainingRows, task: Task, clients: int) -> Ints:
     subject_N = subject_codes(rows)
     subjects = int(subject_N.max()) + 1
     if clients > subjects:
-        msg = (
+        raise InputError(
             f"[task] clients = {clients}, but the training rows have only {subjects} subjects ({task.subjects}), each "
             f"of which stays with one client; use clients = {subjects} or fewer, or set keep_subjects = false"
         )
-        raise InputError(msg)
     return subject_N
 
 
@@ -77,11 +75,10 @@ def class_sets(task: Task, clients: int, rng: np.random.Generator) -> list[Ints]
     InputError where a class has not exactly one category, or there are more clients than classes.
     """
     if clients > len(task.class_names):
-        msg = (
+        raise InputError(
             f"[task] clients = {clients}, but {task.name} has {len(task.class_names)} classes, and with "
             f"partition = 'categories' every class has one client; use clients = {len(task.class_names)} or fewer"
         )
-        raise InputError(msg)
     sets = _groups(task)
     while len(sets) < clients:
         largest = int(np.argmax([len(group) for group in sets]))
@@ -100,16 +97,19 @@ def _groups(task: Task) -> list[Ints]:
     for group, members in task.groups.items():
         for name in members:
             if name not in index:
-                msg = f"{task.name}: the category {group!r} lists {name!r}, which is no class; correct the categories"
-                raise InputError(msg)
+                raise InputError(
+                    f"{task.name}: the category {group!r} lists {name!r}, which is no class; correct the categories"
+                )
             if name in group_of:
-                msg = f"{task.name}: class {name!r} is in {group_of[name]!r} and in {group!r}; leave it in one category"
-                raise InputError(msg)
+                raise InputError(
+                    f"{task.name}: class {name!r} is in {group_of[name]!r} and in {group!r}; leave it in one category"
+                )
             group_of[name] = group
     outside_C = np.array([name not in group_of for name in task.class_names])
     if outside_C.any():
-        msg = f"{task.name}: {describe_classes(outside_C, task.class_names)} is in no category; add it to one"
-        raise InputError(msg)
+        raise InputError(
+            f"{task.name}: {describe_classes(outside_C, task.class_names)} is in no category; add it to one"
+        )
     groups = [np.array([index[name] for name in members], dtype=np.int64) for members in task.groups.values()]
     return [group for group in groups if len(group)]
 
@@ -158,9 +158,9 @@ def _move_units(client_U: Ints, labels: Labels, unit_N: Ints, owner_C: Ints) -> 
             able = with_C[class_][_movable_units(with_C[class_], client_U, units, owner_C, home_C)]
             if home_C[class_] == 0 and len(able):  # a move for another class may have served this one
                 unit = able[size_U[able].argmin()]
-                own = units.class_P[units.offset_N1[unit] : units.offset_N1[unit + 1]]
-                home_C[own[owner_C[own] == client_U[unit]]] -= 1
-                home_C[own[owner_C[own] == owner_C[class_]]] += 1
+                class_K = units.class_P[units.offset_N1[unit] : units.offset_N1[unit + 1]]
+                home_C[class_K[owner_C[class_K] == client_U[unit]]] -= 1
+                home_C[class_K[owner_C[class_K] == owner_C[class_]]] += 1
                 client_U[unit] = owner_C[class_]
                 moving = True
     return client_U
@@ -175,6 +175,6 @@ def _classes_of_units(labels: Labels, unit_N: Ints, units: int) -> Labels:
 
 def _movable_units(able: Ints, client_U: Ints, units: Labels, owner_C: Ints, home_C: Ints) -> Ints:
     """Return the units that can leave their client: no class of that client has its last unit in them."""
-    held = units.take(able)
-    needed_P = (owner_C[held.class_P] == client_U[able][held.row_P]) & (home_C[held.class_P] < 2)
-    return np.flatnonzero(np.bincount(held.row_P[needed_P], minlength=len(able)) == 0)
+    candidates = units.take(able)
+    needed_P = (owner_C[candidates.class_P] == client_U[able][candidates.row_P]) & (home_C[candidates.class_P] < 2)
+    return np.flatnonzero(np.bincount(candidates.row_P[needed_P], minlength=len(able)) == 0)

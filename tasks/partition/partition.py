@@ -44,11 +44,10 @@ def make_plan(
     """
     _check_rows(rows, task, validation)
     if validation is not None and options.validation_from != "server":
-        msg = (
+        raise InputError(
             f"[task] validation_from = {options.validation_from!r}: {task.name} publishes its validation rows, so that "
             "none are drawn; leave it at 'server'"
         )
-        raise InputError(msg)
     rows = rows.take(np.argsort(rows.row_N))  # the plan depends on the ids, not on the order in which the rows come
     if validation is None and options.validation_from == "clients":
         return _hold_out_from_clients(rows, task, options, seed)
@@ -63,9 +62,7 @@ def make_plan(
 
 
 def _scorable_rows(rows: TrainingRows, task: Task) -> TrainingRows:
-    """Return the rows that scores can be made of. Single-label: those with a class, but for pieces, which go by
-    sequences.
-    """
+    """Return the rows that scores can be made of. Single-label: those with a class, or pieces: they go by sequences."""
     if task.kind == "multi" or rows.whole_N is not None:
         return rows
     return rows.take(np.flatnonzero(rows.labels.length_N > 0))
@@ -91,17 +88,16 @@ def _hold_out_from_clients(rows: TrainingRows, task: Task, options: TaskOptions,
     """Return the partition of all rows, with a share of every client's rows taken out for the server's validation."""
     _check(task, options, len(rows.row_N))
     if rows.whole_N is not None and options.partition in ("iid", "k_classes", "dirichlet"):
-        msg = (
+        raise InputError(
             f"[task] validation_from = 'clients': partition = {options.partition!r} deals the pieces of a sequence to "
             "several clients, so that a validation row of one would have its neighbours with another; use 'server'"
         )
-        raise InputError(msg)
     clients, held_out = list[ClientPlan](), list[Ints]()
     for number, client in enumerate(_clients(rows, task, options, seed)):
-        own = rows.take(np.searchsorted(rows.row_N, client.rows))
+        client_rows = rows.take(np.searchsorted(rows.row_N, client.rows))
         rng = generator(seed, f"validation of client {number}")
-        known = own.labels.where(np.isin(own.labels.class_P, client.classes))
-        held_out.append(own.held_out(options.validation, rng, known.rarest()))
+        known = client_rows.labels.where(np.isin(client_rows.labels.class_P, client.classes))
+        held_out.append(client_rows.held_out(options.validation, rng, known.rarest()))
         clients.append(ClientPlan(np.setdiff1d(client.rows, held_out[-1]), client.classes))
     row_V, client_V = np.concatenate(held_out), np.repeat(np.arange(len(held_out)), [len(part) for part in held_out])
     order_V = np.argsort(row_V)
@@ -127,7 +123,7 @@ def _clients(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) ->
 
 def partitions_of(task: Task) -> tuple[str, ...]:
     """Return the partitions that a data set can have: by category and by subject only where it has such."""
-    lacks = {name for name, has in (("categories", task.groups), ("subjects", task.subjects)) if not has}
+    lacks = {name for name, present in (("categories", task.groups), ("subjects", task.subjects)) if not present}
     return tuple(name for name in PARTITIONS if name not in lacks)
 
 
@@ -153,22 +149,19 @@ def k_classes(
     _check_k(own_MC, k)
     check_present(rows.labels, class_names)
     if options.require_all_classes and k * options.clients < classes:
-        msg = (
+        raise InputError(
             f"{options.clients} clients with {k} classes each cannot identify all {classes} classes; "
             f"raise [task] classes_per_client or clients until their product is at least {classes}"
         )
-        raise InputError(msg)
-    drawn_MC, missing = _draw_classes(
-        own_MC, k, TRIES_COVER if options.require_all_classes else 1, generator(seed, "classes")
-    )
+    tries = TRIES_COVER if options.require_all_classes else 1
+    drawn_MC, missing = _draw_classes(own_MC, k, tries, generator(seed, "classes"))
     if missing.any():
         hint = (
             f"not in {TRIES_COVER} draws; raise [task] classes_per_client or clients, or try another seed"
             if options.require_all_classes
             else "set [task] require_all_classes = true, raise classes_per_client, or try another seed"
         )
-        msg = f"{describe_classes(missing, class_names)} is identified by no client: {hint}"
-        raise InputError(msg)
+        raise InputError(f"{describe_classes(missing, class_names)} is identified by no client: {hint}")
     return tuple(
         ClientPlan(np.sort(rows.row_N[part]), tuple(np.flatnonzero(drawn_C).tolist()))
         for part, drawn_C in zip(parts, drawn_MC, strict=True)
@@ -200,7 +193,7 @@ def dirichlet(
             pieces[client].append(piece)
     parts = _repair([rng.permutation(np.concatenate(piece)) for piece in pieces], need)
     dealt_M = np.array_split(rng.permutation(rest_N), clients)
-    parts = [np.concatenate(both) for both in zip(parts, dealt_M, strict=True)]
+    parts = [np.concatenate(dealt) for dealt in zip(parts, dealt_M, strict=True)]
     return tuple(ClientPlan(np.sort(rows.row_N[part]), classes_in(rows.labels.take(part))) for part in parts)
 
 
@@ -217,8 +210,7 @@ def _dirichlet_sizes(count_K: Sequence[int], options: TaskOptions, need: int, rn
     for _ in range(TRIES_DIRICHLET):
         share_KM = rng.dirichlet(np.full(options.clients, options.beta), size=len(count_K))
         if not np.isfinite(share_KM).all():
-            msg = f"[task] beta = {options.beta} is too small to draw ratios with; use at least 0.01"
-            raise InputError(msg)
+            raise InputError(f"[task] beta = {options.beta} is too small to draw ratios with; use at least 0.01")
         for stratum, count in enumerate(count_K):
             size_KM[stratum] = largest_remainder(share_KM[stratum] * count, count)
         if size_KM.sum(0).min() >= need:
@@ -227,9 +219,7 @@ def _dirichlet_sizes(count_K: Sequence[int], options: TaskOptions, need: int, rn
 
 
 def _draw_classes(own_MC: Bools, k: int, tries: int, rng: np.random.Generator) -> tuple[Bools, Bools]:
-    """Draw uniform k-subsets of every client's classes; return the best of ``tries`` draws and the classes that it
-    leaves over.
-    """
+    """Draw uniform k-subsets of every client's classes; return the best of ``tries`` draws, and what it leaves over."""
     best_MC, left_C = np.zeros_like(own_MC), np.ones(own_MC.shape[1], dtype=np.bool_)
     for _ in range(tries):
         key_MC = np.where(own_MC, rng.random(own_MC.shape), 2.0)  # the k smallest of uniform keys are a uniform subset
@@ -258,65 +248,55 @@ def _repair(parts: list[Ints], need: int) -> list[Ints]:
 def _check_rows(rows: TrainingRows, task: Task, validation: Ints | None) -> None:
     """Raise ValueError where the rows are not those of the task."""
     if len(rows.row_N) != len(rows.labels) or not np.diff(np.sort(rows.row_N)).all():
-        msg = "row ids must be unique, one per row of labels"
-        raise ValueError(msg)
+        raise ValueError("row ids must be unique, one per row of labels")
     if rows.labels.classes != len(task.class_names):
-        msg = f"the labels have {rows.labels.classes} classes, but {task.name} has {len(task.class_names)}"
-        raise ValueError(msg)
+        raise ValueError(f"the labels have {rows.labels.classes} classes, but {task.name} has {len(task.class_names)}")
     if validation is not None and not np.isin(validation, rows.row_N).all():
-        msg = "the published validation rows must be among the rows"
-        raise ValueError(msg)
+        raise ValueError("the published validation rows must be among the rows")
 
 
 def _check(task: Task, options: TaskOptions, rows: int) -> None:
     if options.partition not in PARTITIONS:
-        msg = f"[task] partition = {options.partition!r} is none of {', '.join(PARTITIONS)}"
-        raise InputError(msg)
+        raise InputError(f"[task] partition = {options.partition!r} is none of {', '.join(PARTITIONS)}")
     possible = partitions_of(task)
     if options.partition not in possible:
-        msg = (
+        raise InputError(
             f"[task] partition = {options.partition!r}: {task.name} has no {options.partition}; "
             f"use one of {', '.join(possible)}"
         )
-        raise InputError(msg)
     _check_keep_subjects(task, options)
     if options.partition == "one_class" and options.validation_from == "clients":
-        msg = (
+        raise InputError(
             "[task] validation_from = 'clients': with partition = 'one_class' a row sits with several clients, so that "
             "a validation row of one would be a training row of another; use 'server'"
         )
-        raise InputError(msg)
     if options.partition != "one_class" and not 1 <= options.clients <= rows:  # its clients share rows
-        msg = f"[task] clients = {options.clients} must lie in 1..{rows}: there are {rows} training rows to share"
-        raise InputError(msg)
+        raise InputError(
+            f"[task] clients = {options.clients} must lie in 1..{rows}: there are {rows} training rows to share"
+        )
     if options.partition == "k_classes" and options.classes_per_client < 1:
-        msg = f"[task] classes_per_client = {options.classes_per_client} must be at least 1"
-        raise InputError(msg)
+        raise InputError(f"[task] classes_per_client = {options.classes_per_client} must be at least 1")
     if options.partition == "dirichlet" and not 0 < options.beta < float("inf"):
-        msg = f"[task] beta = {options.beta} must be a finite number above 0"
-        raise InputError(msg)
+        raise InputError(f"[task] beta = {options.beta} must be a finite number above 0")
 
 
 def _check_keep_subjects(task: Task, options: TaskOptions) -> None:
     if not options.keep_subjects or options.partition == "subjects":
         return
     if options.partition != "categories":
-        msg = (
+        raise InputError(
             f"[task] keep_subjects = true has no meaning with partition = {options.partition!r}; "
             "set it to false, or use partition = 'categories' or 'subjects'"
         )
-        raise InputError(msg)
     if not task.subjects:
-        msg = f"[task] keep_subjects = true: {task.name} has no subjects; set it to false"
-        raise InputError(msg)
+        raise InputError(f"[task] keep_subjects = true: {task.name} has no subjects; set it to false")
 
 
 def _check_k(own_MC: Bools, k: int) -> None:
     count_M = own_MC.sum(1)
     if (count_M < k).any():
         client = int(np.flatnonzero(count_M < k)[0])
-        msg = (
+        raise InputError(
             f"[task] classes_per_client = {k}, but client {client} has rows of only {count_M[client]} classes; "
             f"lower it to {count_M.min()} or use fewer clients"
         )
-        raise InputError(msg)

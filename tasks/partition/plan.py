@@ -14,7 +14,7 @@ from anchorfl.tasks.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class ClientPlan:
-    """One client of a partition."""
+    """A client of a partition."""
 
     rows: Ints
     """Ids of its training rows, ascending, int64."""
@@ -24,9 +24,7 @@ class ClientPlan:
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """The rows and classes of every client. Pure function of labels, options and seed; stored and logged as an
-    artifact.
-    """
+    """The rows and classes of every client, a pure function of labels, options and seed. Stored, and an artifact."""
 
     clients: tuple[ClientPlan, ...]
     validation: Ints
@@ -68,10 +66,10 @@ def plan_from_json(text: str) -> PartitionPlan:
             ClientPlan(np.array(c["rows"], dtype=np.int64), tuple(int(i) for i in c["classes"]))
             for c in content["clients"]
         )
-        validation, whose = (
+        validation, validation_client = (
             np.array(content.get(name, []), dtype=np.int64) for name in ("validation", "validation_client")
         )
-        plan = PartitionPlan(clients, validation, int(content["seed"]), whose)
+        plan = PartitionPlan(clients, validation, int(content["seed"]), validation_client)
         stored = content["digest"]
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise InputError(f"this is no partition plan: {error!r}") from error

@@ -28,7 +28,7 @@ class TrainingRows:
     labels: Labels
     """Labels of N rows."""
     row_N: Ints
-    """Their ids."""
+    """Ids of the rows."""
     subject_N: npt.NDArray[np.str_] | None = None
     """Subject of each; None where the data set has no subjects."""
     whole_N: Ints | None = None
@@ -75,16 +75,14 @@ def stratified_holdout(
     InputError where so many cannot be taken.
     """
     if not 0 <= share < 1:
-        msg = f"{option} = {share} must lie in [0, 1)"
-        raise InputError(msg)
+        raise InputError(f"{option} = {share} must lie in [0, 1)")
     _, code_N, count_K = np.unique(labels_N, return_inverse=True, return_counts=True)
     total = round(share * len(labels_N))
     if total > (count_K - 1).sum():
-        msg = (
+        raise InputError(
             f"{option} = {share} takes {total} of {len(labels_N)} {rows}, but each of {len(count_K)} classes must keep "
             f"one for training; use at most {(count_K - 1).sum() / len(labels_N):.3f}, or more data"
         )
-        raise InputError(msg)
     take_K = largest_remainder(share * count_K, total, count_K - 1)
     order_N = rng.permutation(len(labels_N))
     order_N = order_N[np.argsort(code_N[order_N], kind="stable")]
@@ -100,8 +98,7 @@ def largest_remainder(share_K: npt.NDArray[np.floating[Any]], total: int, room_K
     """
     room_K = np.full(len(share_K), total) if room_K is None else room_K
     if room_K.sum() < total:
-        msg = f"{total} do not fit into a room of {room_K.sum()}"
-        raise ValueError(msg)
+        raise ValueError(f"{total} do not fit into a room of {room_K.sum()}")
     share_K = share_K * (1 - 1e-12)  # rounding must not lift the floors above the total
     count_K: Ints = np.minimum(np.floor(share_K).astype(np.int64), room_K)
     order_K = np.argsort(-(share_K - np.floor(share_K)), kind="stable")

@@ -29,34 +29,29 @@ def subjects(rows: TrainingRows, task: Task, options: TaskOptions, seed: int) ->
     subject_N = subject_codes(rows)
     size_S = np.bincount(subject_N)
     if options.clients > len(size_S):
-        msg = (
+        raise InputError(
             f"[task] clients = {options.clients}, but the training rows have only {len(size_S)} subjects "
             f"({task.subjects}); partition = 'subjects' needs clients = {len(size_S)} or fewer"
         )
-        raise InputError(msg)
     client_S = np.arange(len(size_S))
     if options.clients < len(size_S):
         client_S = balance_subjects(size_S, options.clients, generator(seed, "subjects"))
     client_N = client_S[subject_N]
     classes = _classes_by_client(rows.labels, client_N, options.clients)
-    for client, held in enumerate(classes):
-        if not held:
-            msg = (
+    for client, owned in enumerate(classes):
+        if not owned:
+            raise InputError(
                 f"client {client} would identify nothing, since no row of its subjects ({task.subjects}) has a class; "
                 "use fewer [task] clients, or leave such subjects out of the raw data"
             )
-            raise InputError(msg)
     parts = group_rows(client_N, options.clients)
-    return tuple(ClientPlan(rows.row_N[part], held) for part, held in zip(parts, classes, strict=True))
+    return tuple(ClientPlan(rows.row_N[part], owned) for part, owned in zip(parts, classes, strict=True))
 
 
 def subject_codes(rows: TrainingRows) -> Ints:
-    """Return the subject of every row, numbered in the order of their names, int64 [N]. Raises ValueError where the
-    rows have none.
-    """
+    """Return the subject of every row, numbered in the order of names, int64 [N]. Raises ValueError: there are none."""
     if rows.subject_N is None:
-        msg = "the rows have no subjects, although the task has: read must give the column 'subject'"
-        raise ValueError(msg)
+        raise ValueError("the rows have no subjects, although the task has: read must give the column 'subject'")
     return np.unique(rows.subject_N, return_inverse=True)[1].astype(np.int64)
 
 

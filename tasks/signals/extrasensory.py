@@ -33,6 +33,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from anchorfl.tasks.arrays.arrow import Bools, Column, Ints, Table
+from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
@@ -86,18 +87,17 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
     Raises InputError with file, line and field.
     """
     if folder is None:
-        msg = "extrasensory needs the folder of its files"
-        raise ValueError(msg)
+        raise ValueError("extrasensory needs the folder of its files")
     if not 0 <= options.fold < FOLDS:
-        msg = f"[task] fold = {options.fold} must be one of 0..{FOLDS - 1}: extrasensory has {FOLDS} folds"
-        raise InputError(msg)
+        raise InputError(f"[task] fold = {options.fold} must be one of 0..{FOLDS - 1}: extrasensory has {FOLDS} folds")
     paths = _users(find_files(folder, FILES))
     whole_users = variant(extrasensory(), options) == USERS
     fold_U = _folds(folder, tuple(paths)) if whole_users else []
     if whole_users and options.fold not in fold_U:
-        found = ", ".join(map(str, sorted(set(fold_U))))
-        msg = f"{folder}: no user of fold {options.fold} is here, only of {found}; choose one of those as [task] fold"
-        raise InputError(msg)
+        present = ", ".join(map(str, sorted(set(fold_U))))
+        raise InputError(
+            f"{folder}: no user of fold {options.fold} is here, only of {present}; choose one of those as [task] fold"
+        )
     bad = BadRows.of(options)
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
         users = list(pool.map(_user, paths.values()))
@@ -149,8 +149,7 @@ def _table(names: Sequence[str], users: Sequence[_User], sequence_N: Ints, test_
     """Return the table of all users."""
     sizes = [len(user.length_N) for user in users]
     if not sum(sizes):
-        msg = "extrasensory: no minute of any file has a positive label; get the files again"
-        raise InputError(msg)
+        raise InputError("extrasensory: no minute of any file has a positive label; get the files again")
     label_NC = np.concatenate([user.label_NC for user in users])
     columns = {
         "row": np.arange(len(label_NC), dtype=np.int64),
@@ -166,24 +165,23 @@ def _table(names: Sequence[str], users: Sequence[_User], sequence_N: Ints, test_
 
 def _lists(values: npt.NDArray[Any], length_N: Ints) -> Column:
     """Return a list column of all values and the length of every row."""
-    offset_N1 = np.concatenate([[0], np.cumsum(length_N)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offset_N1), pa.array(values))
+    return pa.ListArray.from_arrays(pa.array(offsets(length_N).astype(np.int32)), pa.array(values))
 
 
 def _user(path: Path) -> _User:
     """Return the sequences of one file. Raises InputError where the file as a whole is wrong."""
     data = read_bytes(path)
     _check_header(path, data)
-    found = recording(path, data, COLUMNS, ",", header=True)
-    label_CN = found.value_DN[len(FEATURES) : -1]
+    minutes = recording(path, data, COLUMNS, ",", header=True)
+    label_CN = minutes.value_DN[len(FEATURES) : -1]
     wrong_CN = ~((label_CN == 0) | (label_CN == 1) | np.isnan(label_CN))
 
-    def told(n: int) -> str:
+    def fault(n: int) -> str:
         c = int(wrong_CN[:, n].argmax())
         return f"{label_CN[c, n]:g} in column 'label:{LABELS[c]}'; a label is 0, 1 or nan: correct or remove the line"
 
-    found = found.without(wrong_CN.any(0), told).in_order("this user")
-    return _sequences(found)
+    minutes = minutes.without(wrong_CN.any(0), fault).in_order("this user")
+    return _sequences(minutes)
 
 
 def _sequences(minutes: Recording) -> _User:
@@ -209,17 +207,14 @@ def _sequences(minutes: Recording) -> _User:
 def _check_header(path: Path, data: bytes) -> None:
     """Raise InputError where the columns are not those of the data set."""
     if not data:
-        msg = f"{path}: the file is empty; get it again"
-        raise InputError(msg)
+        raise InputError(f"{path}: the file is empty; get it again")
     names = data.partition(b"\n")[0].rstrip(b"\r").decode(errors="replace").split(",")
     hint = "get the file of features and labels as the data set has it"
     for number, (name, expected) in enumerate(zip(names, COLUMNS, strict=False), 1):
         if name != expected:
-            msg = f"{path}:1: column {number} is {name!r} instead of {expected!r}; {hint}"
-            raise InputError(msg)
+            raise InputError(f"{path}:1: column {number} is {name!r} instead of {expected!r}; {hint}")
     if len(names) != len(COLUMNS):
-        msg = f"{path}:1: {len(names)} columns instead of {len(COLUMNS)}; {hint}"
-        raise InputError(msg)
+        raise InputError(f"{path}:1: {len(names)} columns instead of {len(COLUMNS)}; {hint}")
 
 
 def _users(paths: Sequence[Path]) -> dict[str, Path]:
@@ -228,8 +223,7 @@ def _users(paths: Sequence[Path]) -> dict[str, Path]:
     for path in paths:
         user = path.name.partition(".")[0]
         if user in users:
-            msg = f"{path}: {users[user].name} is of the same user; keep one of the two files"
-            raise InputError(msg)
+            raise InputError(f"{path}: {users[user].name} is of the same user; keep one of the two files")
         users[user] = path
     return dict(sorted(users.items()))
 
@@ -246,10 +240,12 @@ def _folds(folder: Path, users: Sequence[str]) -> list[int]:
         for path in find_files(folder, f"{FOLDS_FOLDER}/fold_{fold}_test_*_uuids.txt"):
             for number, line in open_text(path):
                 if (user := line.strip()) and fold_of.setdefault(user, fold) != fold:
-                    msg = f"{path}:{number}: user {user} is tested in fold {fold_of[user]} already; get the folds again"
-                    raise InputError(msg)
+                    raise InputError(
+                        f"{path}:{number}: user {user} is tested in fold {fold_of[user]} already; get the folds again"
+                    )
     for user in users:
         if user not in fold_of:
-            msg = f"{folder / FOLDS_FOLDER}: no test fold has user {user}; add the user to one, or remove the folder"
-            raise InputError(msg)
+            raise InputError(
+                f"{folder / FOLDS_FOLDER}: no test fold has user {user}; add the user to one, or remove the folder"
+            )
     return [fold_of[user] for user in users]

@@ -67,10 +67,7 @@ _READABLE = {
 
 
 def _readable(label: str) -> str:
-    """Return the class name of a label.
-
-    FIX, OR and LOC say how the authors of the data set corrected a label, not what it means.
-    """
+    """Return the class name of a label, without FIX, OR and LOC, which say how its authors corrected it."""
     plain = label.removeprefix("FIX_").removeprefix("OR_").removeprefix("LOC_")
     return _READABLE.get(label, plain.replace("_", " ").lower())
 

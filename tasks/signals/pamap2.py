@@ -99,15 +99,14 @@ def pamap2_optional() -> Task:
 
 
 def read(folder: Path | None, options: TaskOptions) -> Table:
-    """Return the windows by subject and time; ``readings`` are 100 steps of 52 features. Raises InputError with file,
-    line and field.
-    """
-    found = _files(folder, "**/subject10*.dat")
-    protocol = [path for path in found if path.parent.name == "Protocol"]
-    protocol = protocol or [path for path in found if path.parent.name != "Optional"]
+    """Return the windows by subject and time: 100 steps of 52 features. Raises InputError with file, line and field."""
+    paths = _files(folder, "**/subject10*.dat")
+    protocol = [path for path in paths if path.parent.name == "Protocol"]
+    protocol = protocol or [path for path in paths if path.parent.name != "Optional"]
     if not protocol:
-        msg = f"{folder}: only recordings of Optional are here; put subject101.dat and its like of Protocol there too"
-        raise InputError(msg)
+        raise InputError(
+            f"{folder}: only recordings of Optional are here; put subject101.dat and its like of Protocol there too"
+        )
     return _read(protocol, PROTOCOL, options)
 
 
@@ -137,8 +136,7 @@ class _Windows:
 
 def _files(folder: Path | None, pattern: str) -> list[Path]:
     if folder is None:
-        msg = "pamap2 needs the folder of its files"
-        raise ValueError(msg)
+        raise ValueError("pamap2 needs the folder of its files")
     return find_files(folder, pattern)
 
 
@@ -148,8 +146,9 @@ def _read(paths: Sequence[Path], activities: Mapping[int, str], options: TaskOpt
     for path in paths:
         key = (path.parent.name if path.parent.name == "Optional" else "", _subject(path))
         if key in seen:
-            msg = f"{path}: a recording of subject {key[1]} is in {seen[key]} already; keep one of the two files"
-            raise InputError(msg)
+            raise InputError(
+                f"{path}: a recording of subject {key[1]} is in {seen[key]} already; keep one of the two files"
+            )
         seen[key] = path
     bad = BadRows.of(options)
     with ThreadPoolExecutor(THREADS) as pool:
@@ -159,8 +158,9 @@ def _read(paths: Sequence[Path], activities: Mapping[int, str], options: TaskOpt
             bad.meet(message)
     label_N = np.concatenate([part.label_N for part in parts])
     if not len(label_N):
-        msg = f"{paths[0].parent}: no recording has {STEPS} steps of one activity in a row; get the files again"
-        raise InputError(msg)
+        raise InputError(
+            f"{paths[0].parent}: no recording has {STEPS} steps of one activity in a row; get the files again"
+        )
     row_N = np.arange(len(label_N), dtype=np.int64)
     test_N = stratified_holdout(label_N, row_N, TEST_SHARE, np.random.default_rng(TEST_SEED), option=TEST)
     columns = {
@@ -179,24 +179,23 @@ def _windows(path: Path, activities: Mapping[int, str]) -> _Windows:
     """Return the windows of one recording."""
     data = read_bytes(path)
     if not data:
-        msg = f"{path}: the file is empty; get it again"
-        raise InputError(msg)
-    found = recording(path, data, COLUMNS, " ", header=False)
+        raise InputError(f"{path}: the file is empty; get it again")
+    steps = recording(path, data, COLUMNS, " ", header=False)
     del data  # as large as all that is made of it
-    id_N = found.value_DN[0]
+    id_N = steps.value_DN[0]
     known = ", ".join(f"{number} {name}" for number, name in activities.items())
-    found = found.without(
+    steps = steps.without(
         ~np.isin(id_N, [TRANSIENT, *activities]),
         lambda n: (
             f"{id_N[n]:g} in column 'activity id' is no activity of {path.parent.name}: there are {known}, and "
             f"{TRANSIENT} in between; correct or remove the line"
         ),
     ).in_order("this subject")
-    _interpolate(found)
-    first_N, class_N = _cut(found.value_DN[0].astype(np.int64), activities)
-    reading_NLF = found.value_DN[1:].T[first_N[:, None] + np.arange(STEPS)]
+    _interpolate(steps)
+    first_N, class_N = _cut(steps.value_DN[0].astype(np.int64), activities)
+    reading_NLF = steps.value_DN[1:].T[first_N[:, None] + np.arange(STEPS)]
     reading = fixed_lists(reading_NLF.reshape(len(first_N), STEPS * len(FEATURES)))
-    return _Windows(_subject(path), reading, class_N, found.messages())
+    return _Windows(_subject(path), reading, class_N, steps.messages())
 
 
 def _cut(id_S: Ints, activities: Mapping[int, str]) -> tuple[Ints, Ints]:
@@ -211,19 +210,18 @@ def _cut(id_S: Ints, activities: Mapping[int, str]) -> tuple[Ints, Ints]:
     return first_N, class_of[id_S[first_N]]
 
 
-def _interpolate(found: Recording) -> None:
+def _interpolate(steps: Recording) -> None:
     """Fill the missing values of every feature from its neighbours in time, in place."""
-    for value_N in found.value_DN[1:]:
+    for value_N in steps.value_DN[1:]:
         missing_N = np.isnan(value_N)
         if missing_N.any() and not missing_N.all():
             there_N = ~missing_N
-            value_N[missing_N] = np.interp(found.time_N[missing_N], found.time_N[there_N], value_N[there_N])
+            value_N[missing_N] = np.interp(steps.time_N[missing_N], steps.time_N[there_N], value_N[there_N])
 
 
 def _subject(path: Path) -> str:
     """Return 101 of ``subject101.dat``."""
     number = re.match(r"subject(\d+)\.", path.name)
     if number is None:
-        msg = f"{path}: no recording of a subject; name it subject101.dat and so on, or remove it"
-        raise InputError(msg)
+        raise InputError(f"{path}: no recording of a subject; name it subject101.dat and so on, or remove it")
     return number[1]

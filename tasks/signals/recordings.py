@@ -32,7 +32,7 @@ _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?\s*$"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One file."""
+    """The content of a file."""
 
     path: Path
     names: tuple[str, ...]
@@ -46,23 +46,20 @@ class Recording:
     faults: tuple[tuple[int, str], ...] = ()
     """Line and fault of each row that was left out."""
 
-    def without(self, wrong_N: Bools, told: Callable[[int], str]) -> Recording:
-        """Return the recording without the wrong rows. told(n): what is wrong with row n, and the hint."""
+    def without(self, wrong_N: Bools, describe: Callable[[int], str]) -> Recording:
+        """Return the recording without the wrong rows. describe(n): what is wrong with row n, and the hint."""
         if not wrong_N.any():
             return self
-        found = [(int(self.line_N[n]), told(n)) for n in np.flatnonzero(wrong_N).tolist()]
-        kept = self.take(np.flatnonzero(~wrong_N))
-        return replace(kept, faults=(*self.faults, *found))
+        faults = [(int(self.line_N[n]), describe(n)) for n in np.flatnonzero(wrong_N).tolist()]
+        good = self.take(np.flatnonzero(~wrong_N))
+        return replace(good, faults=(*self.faults, *faults))
 
     def take(self, index: Ints) -> Recording:
         """Return some rows, in that order."""
         return replace(self, time_N=self.time_N[index], value_DN=self.value_DN[:, index], line_N=self.line_N[index])
 
-    def in_order(self, whose: str) -> Recording:
-        """Return the recording by time; a row whose time an earlier line has is at fault.
-
-        whose: the owner of the times, for the message.
-        """
+    def in_order(self, owner: str) -> Recording:
+        """Return the recording by time; a row with an earlier line's time is at fault. owner: whose times these are."""
         ordered = self
         if (np.diff(self.time_N) <= 0).any():
             ordered = self.take(np.argsort(self.time_N, kind="stable"))
@@ -71,7 +68,7 @@ class Recording:
         return ordered.without(
             twice_N,
             lambda n: (
-                f"timestamp {ordered.time_N[n]:.15g} stands twice for {whose}, first in line {ordered.line_N[n - 1]}; "
+                f"timestamp {ordered.time_N[n]:.15g} stands twice for {owner}, first in line {ordered.line_N[n - 1]}; "
                 "keep one of the rows"
             ),
         )
@@ -104,8 +101,7 @@ def read_bytes(path: Path) -> bytes:
         fault = str(error)
     if fault:
         line = 1 + sum(part.count(b"\n") for part in parts)
-        msg = f"{path}:{line}: the gzip file is damaged or cut short near this line ({fault}); get it again"
-        raise InputError(msg)
+        raise InputError(f"{path}:{line}: the gzip file is damaged or cut short near this line ({fault}); get it again")
     return b"".join(parts)
 
 
@@ -132,17 +128,17 @@ def recording(path: Path, data: bytes, names: Sequence[str], delimiter: str, hea
         for value_N, column in zip(value_DN, columns[1:], strict=True):
             value_N[:] = column.to_numpy()
     time_N = columns[0].to_numpy()
-    found = Recording(path, tuple(names[1:]), time_N, value_DN, line_N, tuple(wrong.items()))
+    rows = Recording(path, tuple(names[1:]), time_N, value_DN, line_N, tuple(wrong.items()))
     empty_N: Bools = np.isnan(time_N) & np.isnan(value_DN).all(0)
     if number_N is not None:
         bad_N = np.zeros(len(line_N), dtype=np.bool_)
         bad_N[list(number_N)] = True
         empty_N &= ~bad_N
-        found = found.without(bad_N, lambda n: number_N[n])
+        rows = rows.without(bad_N, lambda n: number_N[n])
         empty_N = empty_N[~bad_N]
     if empty_N.any():
-        found = found.take(np.flatnonzero(~empty_N))
-    return _finite(found, names[0])
+        rows = rows.take(np.flatnonzero(~empty_N))
+    return _finite(rows, names[0])
 
 
 def _check_text(path: Path, data: bytes) -> None:
@@ -155,16 +151,16 @@ def _check_text(path: Path, data: bytes) -> None:
         raise InputError(f"{path}:{line}: bytes that are no UTF-8; correct the line or get the file again") from error
 
 
-def _finite(found: Recording, time: str) -> Recording:
+def _finite(rows: Recording, time: str) -> Recording:
     """Return the recording without rows that have no time or an infinite value."""
-    found = found.without(
-        ~np.isfinite(found.time_N), lambda _: f"no number in column {time!r}; fill it in or remove the line"
+    rows = rows.without(
+        ~np.isfinite(rows.time_N), lambda _: f"no number in column {time!r}; fill it in or remove the line"
     )
-    endless_DN: Bools = np.isinf(found.value_DN)
-    return found.without(
+    endless_DN: Bools = np.isinf(rows.value_DN)
+    return rows.without(
         np.asarray(endless_DN.any(0)),
         lambda n: (
-            f"the value in column {found.names[int(endless_DN[:, n].argmax())]!r} is not finite or too large for "
+            f"the value in column {rows.names[int(endless_DN[:, n].argmax())]!r} is not finite or too large for "
             "float32; correct it or remove the line"
         ),
     )
@@ -199,8 +195,7 @@ def _columns(
     try:
         return _numbers_of(read(dict.fromkeys(names, pa.binary())))
     except pa.ArrowInvalid as error:
-        msg = f"{path}: this is no text of numbers ({error}); get the file again"
-        raise InputError(msg) from error
+        raise InputError(f"{path}: this is no text of numbers ({error}); get the file again") from error
 
 
 def _numbers_of(table: Any) -> tuple[list[Any], dict[int, str]]:

@@ -57,10 +57,9 @@ def encode_series(table: Table, spec: InputSpec) -> Table:
     wrong_N = (length_N < features) | (length_N > steps * features) | (length_N % features != 0)
     if wrong_N.any():
         row = int(wrong_N.argmax())
-        msg = (
+        raise InputError(
             f"row {table['row'][row].as_py()} has {length_N[row]} readings; give 1 to {steps} steps of {features} each"
         )
-        raise InputError(msg)
     raw_SF = values.astype(np.float32).reshape(-1, features)
     index_S, raw_SF = _unpadded(raw_SF, length_N // features, steps)
     raw_SF -= np.array(spec.mean, dtype=np.float32)

@@ -68,8 +68,7 @@ def read_arff(path: Path, bad: BadRows) -> Arff:
         _parse(path, attributes, batch, np.arange(rows, rows + len(batch)), bad, indices, parts)
         rows += len(batch)
     if not rows:
-        msg = f"{path}: there is no row below @data; get the file again"
-        raise InputError(msg)
+        raise InputError(f"{path}: there is no row below @data; get the file again")
     empty = np.zeros(0, dtype=np.int64)
     lengths, columns, values = zip(*parts, strict=True) if parts else ([empty], [empty], [empty.astype(np.float32)])
     joined = (np.concatenate(some) for some in (indices, lengths, columns, values))
@@ -102,10 +101,10 @@ def _parse(
 ) -> None:
     """Add the rows of a batch; where one has a fault, by halves, until it stands alone and goes to ``bad``."""
     sparse = batch[0][1].startswith("{")
-    found = (_sparse if sparse else _dense)([text for _, text in batch], attributes)
-    if found is not None:
+    part = (_sparse if sparse else _dense)([text for _, text in batch], attributes)
+    if part is not None:
         indices.append(index_N)
-        parts.append(found)
+        parts.append(part)
     elif len(batch) == 1:
         number, line = batch[0]
         fault = (_sparse_fault if sparse else _dense_fault)(line, attributes)
@@ -155,17 +154,17 @@ def _sparse(lines: list[str], attributes: tuple[Attribute, ...]) -> _Part | None
     lines = [_tight(line) if _LOOSE.search(line) else line for line in lines]
     length_N = np.array([0 if line == "{}" else line.count(",") + 1 for line in lines], dtype=np.int64)
     text_T = np.frombuffer("\n".join(lines).encode().translate(_SPARSE), np.uint8)
-    found = number_columns(text_T, {"column": pa.int32(), "value": pa.float32()}, int(length_N.sum()))
-    if found is None:
+    numbers = number_columns(text_T, {"column": pa.int32(), "value": pa.float32()}, int(length_N.sum()))
+    if numbers is None:
         return None
-    column_P, value_P = found[0].astype(np.int64), found[1]
+    column_P, value_P = numbers[0].astype(np.int64), numbers[1]
     row_P = np.repeat(np.arange(len(lines)), length_N)
     if len(column_P) and (column_P.min() < 0 or column_P.max() >= len(attributes)):
         return None
     if len(np.unique(row_P * len(attributes) + column_P)) < len(column_P):
         return None
-    there_P = value_P != 0
-    part = np.bincount(row_P[there_P], minlength=len(lines)), column_P[there_P], value_P[there_P]
+    nonzero_P = value_P != 0
+    part = np.bincount(row_P[nonzero_P], minlength=len(lines)), column_P[nonzero_P], value_P[nonzero_P]
     return part if _allowed(part, attributes) else None
 
 

@@ -21,7 +21,7 @@ _QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 _ATTRIBUTE = re.compile(rf"@attribute\s+({_QUOTED}|\S+)\s+(\{{.*\}}|\w+)", re.IGNORECASE)
 _VALUE = re.compile(rf"{_QUOTED}|[^,\s][^,]*")
 Line = tuple[int, str]
-"""Its number from 1, and the text."""
+"""Number of a line from 1, and the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,53 +44,55 @@ def read_labels(path: Path, attributes: Sequence[Attribute]) -> list[int]:
 
     Raises InputError where it is no XML, or a label is no attribute with the values 0 and 1, or stands twice.
     """
-    found = list[Line]()
+    labels = list[Line]()
     parser = expat.ParserCreate()
 
-    def begin(tag: str, about: dict[str, str]) -> None:
+    def begin(tag: str, fields: dict[str, str]) -> None:
         if tag.rpartition(":")[2] == "label":
-            found.append((parser.CurrentLineNumber, about.get("name", "")))
+            labels.append((parser.CurrentLineNumber, fields.get("name", "")))
 
     parser.StartElementHandler = begin
     try:
         parser.Parse("\n".join(text for _, text in open_text(path)).encode(), True)
     except expat.ExpatError as error:
-        msg = f"{path}: this is no XML ({error}); get the file again"
-        raise InputError(msg) from error
+        raise InputError(f"{path}: this is no XML ({error}); get the file again") from error
     known, columns = {attribute.name: column for column, attribute in enumerate(attributes)}, dict[int, str]()
-    for line, name in found:
+    for line, name in labels:
         if name not in known:
-            msg = f"{path}:{line}: label {name!r} is no attribute of the data{nearest(name, known)}; correct the name"
-            raise InputError(msg)
+            raise InputError(
+                f"{path}:{line}: label {name!r} is no attribute of the data{nearest(name, known)}; correct the name"
+            )
         column = known[name]
         if column in columns or sum(attribute.name == name for attribute in attributes) > 1:
-            msg = f"{path}:{line}: label {name!r} stands twice, here or among the attributes; give each its own name"
-            raise InputError(msg)
+            raise InputError(
+                f"{path}:{line}: label {name!r} stands twice, here or among the attributes; give each its own name"
+            )
         if sorted(attributes[column].values) != list(BINARY):
-            msg = f"{path}:{line}: the attribute of label {name!r} must have the values {{0,1}}; correct the data"
-            raise InputError(msg)
+            raise InputError(
+                f"{path}:{line}: the attribute of label {name!r} must have the values {{0,1}}; correct the data"
+            )
         columns[column] = name
     if not columns:
-        msg = f"{path}: it names no label; write <labels><label name='...'></label>...</labels>"
-        raise InputError(msg)
+        raise InputError(f"{path}: it names no label; write <labels><label name='...'></label>...</labels>")
     return list(columns)
 
 
 def read_attributes(path: Path, lines: Iterator[Line]) -> tuple[Attribute, ...]:
     """Return the attributes; the lines are read up to ``@data``."""
-    found = list[Attribute]()
+    attributes = list[Attribute]()
     for number, line in lines:
         word = line.strip().partition(" ")[0].partition("\t")[0].lower()
         if not word or word.startswith("%") or word == "@relation":
             continue
         if word == "@data":
-            if found:
-                return tuple(found)
+            if attributes:
+                return tuple(attributes)
             break
         match = _ATTRIBUTE.fullmatch(line.strip())
         if not match:
-            msg = f"{path}:{number}: write '@attribute name numeric' or '@attribute name {{a,b}}', then @data"
-            raise InputError(msg)
+            raise InputError(
+                f"{path}:{number}: write '@attribute name numeric' or '@attribute name {{a,b}}', then @data"
+            )
         name, kind = _plain(match[1]), match[2]
         if kind.startswith("{"):
             values = tuple(_plain(value.strip()) for value in _VALUE.findall(kind[1:-1]))
@@ -98,11 +100,11 @@ def read_attributes(path: Path, lines: Iterator[Line]) -> tuple[Attribute, ...]:
         else:
             values = ()
         if kind.lower() not in {"numeric", "real", "integer"}:
-            msg = f"{path}:{number}: attribute {name!r} is {kind}; it must be numeric or nominal with values"
-            raise InputError(msg)
-        found.append(Attribute(name, values))
-    msg = f"{path}: there is no @attribute, or no @data below them; get the file again"
-    raise InputError(msg)
+            raise InputError(
+                f"{path}:{number}: attribute {name!r} is {kind}; it must be numeric or nominal with values"
+            )
+        attributes.append(Attribute(name, values))
+    raise InputError(f"{path}: there is no @attribute, or no @data below them; get the file again")
 
 
 def _plain(name: str) -> str:

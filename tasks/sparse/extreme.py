@@ -103,8 +103,7 @@ def _task(name: str, title: str) -> Task:
 def read_bibtex(folder: Path | None, options: TaskOptions) -> Table:
     """Return the raw rows in the order of the one file. Raises InputError with file and line."""
     if folder is None:
-        msg = "bibtex needs the folder of its files"
-        raise ValueError(msg)
+        raise ValueError("bibtex needs the folder of its files")
     bad = BadRows.of(options)
     data, train, test = (find_file(folder, name) for name in file_names(bibtex(), options))
     rows = read_rows(data, bad)
@@ -116,18 +115,16 @@ def read_bibtex(folder: Path | None, options: TaskOptions) -> Table:
 def read_train_test(folder: Path | None, options: TaskOptions) -> Table:
     """Return the raw rows, training file first. Raises InputError with file and line."""
     if folder is None:
-        msg = "a sparse data set needs the folder of its files"
-        raise ValueError(msg)
+        raise ValueError("a sparse data set needs the folder of its files")
     bad = BadRows.of(options)
     paths = [find_one(folder, pattern) for pattern in ("*train.txt", "*test.txt")]
     train, test = (read_rows(path, bad) for path in paths)
     header = train.header
     if (header.features, header.labels) != (test.header.features, test.header.labels):
-        msg = (
+        raise InputError(
             f"{paths[1]}:1: {test.header.features} features and {test.header.labels} labels, but {paths[0]} has "
             f"{header.features} and {header.labels}; the two files must be of one data set"
         )
-        raise InputError(msg)
     row_N = np.concatenate([train.index_N, test.index_N + header.rows])
     test_N = np.arange(len(row_N)) >= len(train.index_N)
     labels, pairs = (
@@ -143,16 +140,16 @@ def class_names(folder: Path, labels: int) -> list[str]:
 
     Raises InputError where the file has an empty line or another number of lines.
     """
-    found = [find_file(folder, name) for name in NAMES if has_file(folder, name)]
-    if not found:
+    files = [find_file(folder, name) for name in NAMES if has_file(folder, name)]
+    if not files:
         return [f"label {number}" for number in range(labels)]
     names = []
-    for line, text in open_text(found[0]):
+    for line, text in open_text(files[0]):
         if not text.strip():
-            msg = f"{found[0]}:{line}: the line is empty; write the name of label {line - 1}"
-            raise InputError(msg)
+            raise InputError(f"{files[0]}:{line}: the line is empty; write the name of label {line - 1}")
         names.append(text.strip())
     if len(names) != labels:
-        msg = f"{found[0]}: {len(names)} names for {labels} labels; write one a line, in the order of the labels"
-        raise InputError(msg)
+        raise InputError(
+            f"{files[0]}: {len(names)} names for {labels} labels; write one a line, in the order of the labels"
+        )
     return names

@@ -114,9 +114,7 @@ def read_train_test(folder: Path | None, options: TaskOptions) -> Table:
 
 
 def read_one_file(folder: Path | None, options: TaskOptions) -> Table:
-    """Return the raw rows in the order of the file, a third of them drawn as test rows. Raises InputError with file and
-    line.
-    """
+    """Return the raw rows in file order, a third drawn as test rows. Raises InputError with file and line."""
     path, xml = _paths(folder, ONE_FILE)
     bad = BadRows.of(options)
     part = read_arff(path, bad)
@@ -126,8 +124,7 @@ def read_one_file(folder: Path | None, options: TaskOptions) -> Table:
 
 def _paths(folder: Path | None, patterns: tuple[str, ...]) -> list[Path]:
     if folder is None:
-        msg = "a Mulan data set needs the folder of its files"
-        raise ValueError(msg)
+        raise ValueError("a Mulan data set needs the folder of its files")
     return [find_one(folder, pattern) for pattern in patterns]
 
 
@@ -141,11 +138,10 @@ def _check_same(train: Arff, test: Arff) -> None:
     one, other = (
         f"{part.attributes[index].name!r}" if index < len(part.attributes) else "none" for part in (train, test)
     )
-    msg = (
+    raise InputError(
         f"{test.path}: attribute {index + 1} is {other}, but {one} in {train.path}, or has other values there; the two "
         f"files must be of one data set"
     )
-    raise InputError(msg)
 
 
 def _table(parts: Sequence[Arff], xml: Path, row_N: npt.NDArray[np.int64], test_N: npt.NDArray[np.bool_]) -> Table:
@@ -153,8 +149,7 @@ def _table(parts: Sequence[Arff], xml: Path, row_N: npt.NDArray[np.int64], test_
     attributes = parts[0].attributes
     columns = read_labels(xml, attributes)
     if len(columns) == len(attributes):
-        msg = f"{xml}: all {len(columns)} attributes are labels, none is a feature; correct the list"
-        raise InputError(msg)
+        raise InputError(f"{xml}: all {len(columns)} attributes are labels, none is a feature; correct the list")
     label_A = np.full(len(attributes), -1)
     label_A[columns] = np.arange(len(columns))
     number_A = np.cumsum(label_A < 0)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from anchorfl.tasks.arrays.arrow import Column, Ints, Table, list_parts
+from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.contract import CLASS_NAMES, InputSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
@@ -30,9 +31,7 @@ Floats = npt.NDArray[np.floating[Any]]
 
 
 def pair_lists(number_P: npt.NDArray[Any], value_P: Floats, length_N: Ints) -> Column:
-    """Return the list<float32> column of pairs. number_P: numbers of the features from 1; length_N: pairs of every
-    row.
-    """
+    """Return the list<float32> column of pairs. number_P: features' numbers from 1; length_N: pairs of every row."""
     flat = np.empty(2 * len(number_P), dtype=np.float32)
     flat[0::2], flat[1::2] = number_P, value_P
     return pa.ListArray.from_arrays(pa.array(_offsets(2 * length_N)), pa.array(flat))
@@ -46,26 +45,22 @@ def label_lists(class_P: npt.NDArray[Any], length_N: Ints) -> Column:
 def sparse_table(
     row_N: Ints, test_N: npt.NDArray[np.bool_], labels: Column, pairs: Column, names: Sequence[str], features: int
 ) -> Table:
-    """Return the table that ``read`` of a sparse data set gives.
-
-    names: of the classes; features: F, which ``fit`` finds again.
-    """
+    """Return the table that ``read`` of a sparse data set gives. names: of the classes; features: F, for ``fit``."""
     split = pa.DictionaryArray.from_arrays(pa.array(test_N.astype(np.int8)), pa.array(["train", "test"]))
     table = pa.table({"row": row_N, "split": split.cast(pa.string()), "labels": labels, PAYLOAD: pairs})
-    about = {CLASS_NAMES: json.dumps(distinct(names)).encode(), COUNT: str(features).encode()}
-    return table.replace_schema_metadata(about)
+    return table.replace_schema_metadata({CLASS_NAMES: json.dumps(distinct(names)), COUNT: str(features)})
 
 
 def distinct(names: Sequence[str]) -> list[str]:
     """Return the names; one that equals an earlier one, but for case, spaces and signs, gets the number of its label:
     product titles and tags do come twice.
     """
-    seen, made = set[str](), list[str]()
+    seen, out = set[str](), list[str]()
     for number, name in enumerate(names):
         key = re.sub(r"[\W_]+", " ", name).strip().casefold() or name
-        made.append(f"{name} (label {number})" if key in seen else name)
+        out.append(f"{name} (label {number})" if key in seen else name)
         seen.add(key)
-    return made
+    return out
 
 
 def fit(train: Table, options: TaskOptions) -> InputSpec:
@@ -95,8 +90,9 @@ def encode(table: Table, spec: InputSpec) -> Table:
     """
     column = table[PAYLOAD]
     if not pa.types.is_list(column.type):
-        msg = f"the column {PAYLOAD} holds {column.type}; it must hold lists: number of a feature from 1, value, ..."
-        raise InputError(msg)
+        raise InputError(
+            f"the column {PAYLOAD} holds {column.type}; it must hold lists: number of a feature from 1, value, ..."
+        )
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     made = [_encoded(chunk.cast(pa.list_(pa.float32())), spec) for chunk in chunks]
     x = pa.chunked_array(made, pa.list_(pa.float32()))
@@ -108,18 +104,16 @@ def _encoded(chunk: Column, spec: InputSpec) -> Column:
     features = spec.shape[0]
     odd = np.flatnonzero(length_N % 2)
     if len(odd):
-        msg = f"row {odd[0]} of the block has {length_N[odd[0]]} values in {PAYLOAD}; they must be pairs"
-        raise InputError(msg)
+        raise InputError(f"row {odd[0]} of the block has {length_N[odd[0]]} values in {PAYLOAD}; they must be pairs")
     number_P, value_P = flat[0::2], flat[1::2]
     wrong_P = (number_P < 1) | (number_P > features) | (number_P != np.floor(number_P)) | ~np.isfinite(value_P)
     if wrong_P.any():
         at = int(wrong_P.argmax())
         row = int(np.searchsorted(np.cumsum(length_N), 2 * at, side="right"))
-        msg = (
+        raise InputError(
             f"row {row} of the block has the pair ({number_P[at]:g}, {value_P[at]:g}) in {PAYLOAD}; the number of a "
             f"feature must be 1..{features} and its value finite"
         )
-        raise InputError(msg)
     if not spec.mean:
         return chunk
     x_NF = np.zeros((len(length_N), features))
@@ -132,19 +126,15 @@ def _encoded(chunk: Column, spec: InputSpec) -> Column:
 
 def _count(train: Table) -> int:
     """Return the number of features that ``read`` left."""
-    about = train.schema.metadata or {}
-    if COUNT not in about:
-        msg = f"read must leave the number of features in the table's metadata, under {COUNT.decode()!r}"
-        raise ValueError(msg)
-    return int(about[COUNT])
+    metadata = train.schema.metadata or {}
+    if COUNT not in metadata:
+        raise ValueError(f"read must leave the number of features in the table's metadata, under {COUNT.decode()!r}")
+    return int(metadata[COUNT])
 
 
 def _offsets(length_N: Ints) -> npt.NDArray[np.int32]:
     """Return where every list begins. Raises ValueError where the lists hold too much for one Arrow array."""
     total = int(length_N.sum())
     if total > np.iinfo(np.int32).max:
-        msg = f"{total} values do not fit into one list array; cut the rows into blocks"
-        raise ValueError(msg)
-    offset_N = np.zeros(len(length_N) + 1, dtype=np.int32)
-    np.cumsum(length_N, out=offset_N[1:])
-    return offset_N
+        raise ValueError(f"{total} values do not fit into one list array; cut the rows into blocks")
+    return offsets(length_N).astype(np.int32)

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from anchorfl.tasks.arrays.arrow import Column, Ints
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
 from anchorfl.tasks.files.decompression import check_growth
-from anchorfl.tasks.files.raw_files import MAX_LINE_BYTES, open_text
+from anchorfl.tasks.files.raw_files import MAX_LINE_BYTES, open_bytes, open_text
 from anchorfl.tasks.sparse.pairs import MOST, label_lists, pair_lists
 
 BLOCK = 4 << 20
@@ -81,8 +81,7 @@ def read_rows(path: Path, bad: BadRows) -> SparseFileRows:
         _parse(path, header, data, first, bad, parts)
         rows += data.count(b"\n")
     if rows < header.rows:
-        msg = f"{path}:1: the header promises {header.rows} rows, the file has {rows}; get the file again"
-        raise InputError(msg)
+        raise InputError(f"{path}:1: the header promises {header.rows} rows, the file has {rows}; get the file again")
     empty = np.zeros(0, dtype=np.int64)
     return SparseFileRows(
         header,
@@ -105,37 +104,37 @@ def read_splits(train: Path, test: Path, rows: int, column: int) -> npt.NDArray[
         for line, text in open_text(path):
             fields = text.split()
             if len(fields) <= column or not _WHOLE.fullmatch(fields[column]):
-                msg = f"{path}:{line}: column {column + 1} holds no row number; write a whole number from 1"
-                raise InputError(msg)
+                raise InputError(f"{path}:{line}: column {column + 1} holds no row number; write a whole number from 1")
             row = int(fields[column])
             if not 1 <= row <= rows:
-                msg = f"{path}:{line}: row number {row} is outside 1..{rows}, the rows of the data; get the file again"
-                raise InputError(msg)
+                raise InputError(
+                    f"{path}:{line}: row number {row} is outside 1..{rows}, the rows of the data; get the file again"
+                )
             if seen[row - 1]:
-                there = f"{train if seen[row - 1] > 0 else test}:{abs(seen[row - 1])}"
-                msg = f"{path}:{line}: row number {row} already stands in {there}; a row has one side of the split"
-                raise InputError(msg)
+                location = f"{train if seen[row - 1] > 0 else test}:{abs(seen[row - 1])}"
+                raise InputError(
+                    f"{path}:{line}: row number {row} already stands in {location}; a row has one side of the split"
+                )
             seen[row - 1] = sign * line
     lost = np.flatnonzero(seen == 0)
     if len(lost):
-        msg = f"{train}: row number {lost[0] + 1} ({len(lost)} in all) is neither here nor in {test}; get them again"
-        raise InputError(msg)
+        raise InputError(
+            f"{train}: row number {lost[0] + 1} ({len(lost)} in all) is neither here nor in {test}; get them again"
+        )
     return seen < 0
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the number of the first line, and whole lines with a newline behind each; the first block is the first line
-    alone.
-    """
+    """Yield the number of the first line, and whole lines, each with a newline; first of all the first line alone."""
     line, size, rest, data = 1, 0, b"", b"\n"
-    # the gzip module's file is a binary stream, whatever its stub calls it
-    with cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as stream:
+    with open_bytes(path) as stream:
         while data:
             try:
                 data = stream.read(BLOCK)
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                msg = f"{path}: the gzip file is damaged or cut short after line {line - 1} ({error}); get it again"
-                raise InputError(msg) from error
+                raise InputError(
+                    f"{path}: the gzip file is damaged or cut short after line {line - 1} ({error}); get it again"
+                ) from error
             size += len(data)
             check_growth(path, size)
             rest += data
@@ -158,15 +157,18 @@ def _header(path: Path, line: bytes) -> Header:
         raise InputError(msg if not line else f"{msg}; write 'rows features labels'")
     if len(fields) != 3 or not all(re.fullmatch(rb"0*[1-9]\d{,17}", field) for field in fields):
         shown = line[:60].decode("utf-8", "replace").strip()
-        msg = f"{path}:1: the first line is {shown!r}; write 'rows features labels', three whole numbers above 0"
-        raise InputError(msg)
+        raise InputError(
+            f"{path}:1: the first line is {shown!r}; write 'rows features labels', three whole numbers above 0"
+        )
     header = Header(*(int(field) for field in fields))
     if header.labels > MOST_LABELS:
-        msg = f"{path}:1: {header.labels} labels are more than the {MOST_LABELS} that can be counted; correct the line"
-        raise InputError(msg)
+        raise InputError(
+            f"{path}:1: {header.labels} labels are more than the {MOST_LABELS} that can be counted; correct the line"
+        )
     if header.features > MOST:
-        msg = f"{path}:1: {header.features} features are more than the {MOST} that can be told apart; hash them"
-        raise InputError(msg)
+        raise InputError(
+            f"{path}:1: {header.features} features are more than the {MOST} that can be told apart; hash them"
+        )
     return header
 
 
@@ -178,8 +180,9 @@ def _promised(path: Path, header: Header, rows: int, first: int, block: bytes) -
     more = block[cut:].lstrip()
     if more:
         line = first + block.count(b"\n", 0, len(block) - len(more))
-        msg = f"{path}:{line}: the header promises {header.rows} rows, and here is one more; correct the first line"
-        raise InputError(msg)
+        raise InputError(
+            f"{path}:{line}: the header promises {header.rows} rows, and here is one more; correct the first line"
+        )
     return block[:cut]
 
 
@@ -189,10 +192,10 @@ def _parse(
     """Add the rows of ``data`` to ``parts``; bad rows go to ``bad`` in their order."""
     if not data:
         return
-    found = _columns(data, header)
-    if found is not None:
+    columns = _columns(data, header)
+    if columns is not None:
         index_N = np.arange(data.count(b"\n"), dtype=np.int64) + first - 2  # line 2 is row 0
-        parts.append((index_N, *found))
+        parts.append((index_N, *columns))
         return
     cut = data.find(b"\n", len(data) // 2) + 1
     cut = data.rfind(b"\n", 0, len(data) - 1) + 1 if cut == len(data) else cut
@@ -271,9 +274,9 @@ def _fault(line: str, header: Header) -> str:
     """Return the fault of a row, and how to mend it."""
     labels, _, rest = line.replace("\t", " ").partition(" ")
     names = labels.split(",") if labels else []
-    for kind, found, count in (("label", names, header.labels), ("feature", rest.split(), header.features)):
+    for kind, fields, count in (("label", names, header.labels), ("feature", rest.split(), header.features)):
         seen = set[int]()
-        for position, field in enumerate(found, 1):
+        for position, field in enumerate(fields, 1):
             index, colon, value = field.partition(":") if kind == "feature" else (field, ":", "0")
             where = f"{kind if kind == 'label' else 'field'} {position} ({field[:40]!r})"
             if not colon:

@@ -49,4 +49,4 @@ SYNTHETIC: dict[str, Callable[[Path, int, int], None]] = {
     **{name: partial(xc.write, task=name) for name in XC},
     **{name: partial(mulan.write, task=name) for name in MULAN},
 }
-"""By the name of the task."""
+"""Name of the task -> its generator."""

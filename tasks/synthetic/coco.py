@@ -44,13 +44,13 @@ def _write_part(folder: Path, part: str, y_NC: Bools, rng: np.random.Generator) 
     again = rng.random(len(row_P)) < 0.3  # several objects of a class
     row_P, class_P = (np.concatenate([values, values[again]]) for values in (row_P, class_P))
     order = rng.permutation(len(row_P)).tolist()
-    found = [_annotation(n, ids[row_P[p]], CATEGORY_IDS[class_P[p]], rng) for n, p in enumerate(order, start=156)]
+    annotations = [_annotation(n, ids[row_P[p]], CATEGORY_IDS[class_P[p]], rng) for n, p in enumerate(order, start=156)]
     names = [(group, name) for group, members in GROUPS.items() for name in members]
     content = {
         "info": {"description": "made up, not COCO", "version": "1.0", "year": 2014, "contributor": "", "url": ""},
         "images": images,
         "licenses": [{"url": "http://localhost/", "id": 1, "name": "made up"}],
-        "annotations": found,
+        "annotations": annotations,
         "categories": [
             {"supercategory": group, "id": id_, "name": name}
             for id_, (group, name) in zip(CATEGORY_IDS, names, strict=True)

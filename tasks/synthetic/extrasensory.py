@@ -107,9 +107,9 @@ def _write_folds(folder: Path, users: list[str]) -> None:
     for fold in range(FOLDS):
         tested = users[fold::FOLDS]
         for phone, half in (("iphone", users[:FOLDS]), ("android", users[FOLDS:])):
-            for split, chosen in (("test", tested), ("train", [user for user in users if user not in tested])):
+            for split, members in (("test", tested), ("train", [user for user in users if user not in tested])):
                 path = folder / f"fold_{fold}_{split}_{phone}_uuids.txt"
-                path.write_text("".join(f"{user}\n" for user in chosen if user in half), encoding="ascii")
+                path.write_text("".join(f"{user}\n" for user in members if user in half), encoding="ascii")
 
 
 def _uuid(rng: np.random.Generator) -> str:

@@ -27,8 +27,7 @@ def write(folder: Path, rows: int, seed: int) -> None:
     """
     writers = max(sum(WRITERS.values()), -(-rows // PER_WRITER))
     if rows < writers:
-        msg = f"{rows} rows are too few for {writers} writers, ask for {writers} or more"
-        raise ValueError(msg)
+        raise ValueError(f"{rows} rows are too few for {writers} writers, ask for {writers} or more")
     rng = np.random.default_rng(seed)
     sizes = [rows // writers + (n < rows % writers) for n in range(writers)]
     sizes.insert(int(rng.integers(0, writers + 1)), BELOW)
@@ -56,9 +55,7 @@ def _glyphs() -> npt.NDArray[np.float64]:
 
 
 def _samples(labels: npt.NDArray[np.int64], glyphs: npt.NDArray[np.float64], rng: np.random.Generator) -> object:
-    """Return the pixels and labels of one writer, who has a pressure of the pen and a position on the paper of its
-    own.
-    """
+    """Return pixels and labels of a writer, who has a pressure of the pen and a position on the paper of its own."""
     pressure, offset = rng.uniform(0.6, 1.0), rng.integers(-2, 3, 2)
     x = []
     for label in labels.tolist():

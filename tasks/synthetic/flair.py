@@ -36,8 +36,7 @@ def write(folder: Path, rows: int, seed: int) -> None:
     """
     users = rows // PER_USER
     if users < 6:
-        msg = f"{rows} rows are too few for users in every partition, ask for 30 or more"
-        raise ValueError(msg)
+        raise ValueError(f"{rows} rows are too few for users in every partition, ask for 30 or more")
     rng = np.random.default_rng(seed)
     user_N = rng.permutation(np.concatenate([np.arange(users), rng.integers(0, users, rows - users)]))
     held_out = [max(1, round(share * users)) for share in SHARES[1:]]
@@ -58,16 +57,10 @@ def write(folder: Path, rows: int, seed: int) -> None:
 def _labels(row: int, tastes: list[str], rng: np.random.Generator) -> list[str]:
     """Return a label that all rows take in turn, so that each occurs, and some of the user's own."""
     every = [name for names in FINE.values() for name in names]
-    own = [name for group in tastes for name in FINE[group]]
-    chosen = {every[row % len(every)], *rng.choice(own, size=int(rng.integers(1, 4)), replace=False).tolist()}
+    liked = [name for group in tastes for name in FINE[group]]
+    chosen = {every[row % len(every)], *rng.choice(liked, size=int(rng.integers(1, 4)), replace=False).tolist()}
     return sorted(chosen)
 
 
 def _record(user: str, photo: str, partition: str, fine: list[str], coarse: list[str]) -> dict[str, Any]:
-    return {
-        "user_id": user,
-        "image_id": photo,
-        "labels": coarse,
-        "partition": partition,
-        "fine_grained_labels": fine,
-    }
+    return {"user_id": user, "image_id": photo, "labels": coarse, "partition": partition, "fine_grained_labels": fine}

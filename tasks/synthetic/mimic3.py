@@ -52,16 +52,15 @@ def write(folder: Path, rows: int, seed: int) -> None:
     of the 50 codes, and that have no discharge summary.
     """
     if rows < ROWS:
-        msg = f"synthetic MIMIC-III-50 needs at least {ROWS} rows, not {rows}"
-        raise ValueError(msg)
+        raise ValueError(f"synthetic MIMIC-III-50 needs at least {ROWS} rows, not {rows}")
     rng = np.random.default_rng(seed)
     stays = _stays(rows, rng)
     _write_gzip(folder / "DIAGNOSES_ICD.csv.gz", CODES_HEADER, _codes(stays, rng, procedures=False))
     _write_gzip(folder / "PROCEDURES_ICD.csv.gz", CODES_HEADER, _codes(stays, rng, procedures=True))
     _write_gzip(folder / "NOTEEVENTS.csv.gz", NOTES_HEADER, _notes(stays, rng))
     for procedures, name in ((False, "D_ICD_DIAGNOSES.csv.gz"), (True, "D_ICD_PROCEDURES.csv.gz")):
-        own = [(code, title) for code, title in TITLES.items() if is_procedure(code) == procedures]
-        lines = (f'{n},"{without_period(c)}","{t[:24]}","{t}"' for n, (c, t) in enumerate(own, 1))
+        names = [(code, title) for code, title in TITLES.items() if is_procedure(code) == procedures]
+        lines = (f'{n},"{without_period(c)}","{t[:24]}","{t}"' for n, (c, t) in enumerate(names, 1))
         _write_gzip(folder / name, NAMES_HEADER, lines)
     for split, name in SPLIT_FILES.items():
         ids = [stay.admission for stay in stays if stay.split == split]
@@ -111,14 +110,12 @@ def _classes(rows: int, rng: np.random.Generator) -> Bools:
 
 
 def _codes(stays: list[Stay], rng: np.random.Generator, *, procedures: bool) -> Iterator[str]:
-    """Yield the lines of a file of codes: those of the classes, and two others, which no two admissions share if
-    possible.
-    """
-    own = [without_period(code) if is_procedure(code) == procedures else "" for code in CODES]
+    """Yield the lines of a file of codes: those of the classes, and two others, which hardly any admissions share."""
+    in_file = [without_period(code) if is_procedure(code) == procedures else "" for code in CODES]
     foreign = _foreign(rng, procedures)
     number = 0
     for index, stay in enumerate(stays):
-        codes = [own[c] for c in stay.classes if own[c]]
+        codes = [in_file[c] for c in stay.classes if in_file[c]]
         codes += [foreign[(2 * index + n) % len(foreign)] for n in range(2)]
         if procedures:
             codes += codes[:1]
@@ -139,14 +136,12 @@ def _foreign(rng: np.random.Generator, procedures: bool) -> list[str]:
         every = [f"{n:04d}" for n in range(1, 9999)]
     else:
         every = [*(f"{n:05d}" for n in range(100, 99_999)), *(f"E{n}" for n in range(8000, 9999)), "V3000"]
-    kept = [code for code in every if code not in used]
-    return [kept[index] for index in rng.permutation(len(kept)).tolist()]
+    unused = [code for code in every if code not in used]
+    return [unused[index] for index in rng.permutation(len(unused)).tolist()]
 
 
 def _notes(stays: list[Stay], rng: np.random.Generator) -> Iterator[str]:
-    """Yield the records of the notes. An addendum, where there is one, stands before its report and is of a later
-    day.
-    """
+    """Yield the records of the notes. An addendum, if any, stands before its report and is of a later day."""
     words = _vocabulary()
     number = 0
     for index, stay in enumerate(stays):
@@ -174,12 +169,10 @@ def _record(
 def _text(stay: Stay, words: list[list[str]], rng: np.random.Generator, length: int) -> str:
     """Return the lines of ten words, a third of them of the classes, with numbers and signs as in true notes."""
     common = words[-1]
-    own = [word for c in stay.classes for word in words[c]] or common
-    pick = np.where(rng.random(length) < 0.35, 1, 0).tolist()
+    own_words = [word for c in stay.classes for word in words[c]] or common
+    lists = [own_words if draw < 0.35 else common for draw in rng.random(length).tolist()]
     draws = rng.integers(0, 1 << 30, size=length).tolist()
-    chosen = [
-        (own if mine else common)[at % len(own if mine else common)] for mine, at in zip(pick, draws, strict=True)
-    ]
+    chosen = [list_[at % len(list_)] for list_, at in zip(lists, draws, strict=True)]
     lines = [" ".join(chosen[start : start + 10]) for start in range(0, length, 10)]
     head = f'Admission Date:  [**2151-7-16**]\n\n"{chosen[0].upper()}" {draws[0] % 500} mg, {draws[0] % 90}mg.'
     return "\n".join([head, *lines])
@@ -190,8 +183,8 @@ def _vocabulary() -> list[list[str]]:
     rng = np.random.default_rng(50)
     syllables = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
     words = list(dict.fromkeys("".join(rng.choice(syllables, size=3).tolist()) for _ in range(600)))
-    own = [words[4 * c : 4 * c + 4] for c in range(len(CODES))]
-    return [*own, words[4 * len(CODES) : 4 * len(CODES) + 200]]
+    by_class = [words[4 * c : 4 * c + 4] for c in range(len(CODES))]
+    return [*by_class, words[4 * len(CODES) : 4 * len(CODES) + 200]]
 
 
 def _write_gzip(path: Path, header: str, lines: Iterable[str]) -> None:

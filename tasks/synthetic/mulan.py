@@ -14,7 +14,7 @@ from xml.sax.saxutils import quoteattr
 import numpy as np
 import numpy.typing as npt
 
-OWN = 4
+PER_LABEL = 4
 """Words that belong to a label."""
 NOISE = 0.1
 """Share of the other words that a row has."""
@@ -29,7 +29,7 @@ class Shape:
     features: int
     """Kept small."""
     labels: int
-    """As in the real set, at most one for ten rows."""
+    """Labels, as in the real set, at most one for ten rows."""
     words: bool = False
     """True: bags of words."""
     sparse: bool = False
@@ -86,8 +86,8 @@ def _labels(rows: int, labels: int, rng: np.random.Generator) -> npt.NDArray[np.
 
 def _words(y_NC: npt.NDArray[np.float64], features: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
     own_CF = np.zeros((y_NC.shape[1], features))
-    for word in range(OWN):
-        own_CF[np.arange(len(own_CF)), (np.arange(len(own_CF)) * OWN + word) % features] = 1
+    for word in range(PER_LABEL):
+        own_CF[np.arange(len(own_CF)), (np.arange(len(own_CF)) * PER_LABEL + word) % features] = 1
     noise_NF = rng.random((len(y_NC), features)) < NOISE
     return ((y_NC @ own_CF > 0) | noise_NF).astype(np.float64)
 

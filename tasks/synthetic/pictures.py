@@ -15,9 +15,8 @@ def picture(class_: int, classes: int, height: int, width: int, rng: np.random.G
     """Return RGB [height, width, 3]; two pictures of a class differ in phase, brightness and noise."""
     y_HW, x_HW = np.mgrid[0:height, 0:width] / max(height, width)
     angle = np.pi * class_ / classes
-    wave_HW = np.sin(
-        2 * np.pi * (2 + class_ % 3) * (x_HW * np.cos(angle) + y_HW * np.sin(angle)) + rng.uniform(0, 2 * np.pi)
-    )
+    phase = rng.uniform(0, 2 * np.pi)
+    wave_HW = np.sin(2 * np.pi * (2 + class_ % 3) * (x_HW * np.cos(angle) + y_HW * np.sin(angle)) + phase)
     tint_3 = 0.5 + 0.4 * np.cos(2 * np.pi * (class_ / classes + np.arange(3) / 3))
     values = rng.uniform(0.7, 1.0) * (0.6 + 0.4 * wave_HW[..., None]) * tint_3 + rng.normal(0, 0.05, (height, width, 1))
     pixels: Picture = (255 * values.clip(0, 1)).astype(np.uint8)

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from anchorfl.tasks.arrays.arrow import Bools, Ints
+from anchorfl.tasks.arrays.ragged import offsets
 
 BLOCK_ROWS = 20_000
-OWN = 5
+PER_LABEL = 5
 """Features that belong to a label."""
 MILLION = 1_000_000
-Found = tuple[Ints, Bools]
+Masked = tuple[Ints, Bools]
 """Values [N, K], and which of them are there."""
 
 
@@ -31,9 +31,9 @@ class Size:
     """The size of a file."""
 
     features: int
-    """Of the header."""
+    """Number in the header."""
     labels: int
-    """Of the header."""
+    """Number in the header."""
     pairs: int
     """Features of a row, before those that fall together count once."""
     extra: float = 1.0
@@ -87,8 +87,8 @@ def write_rows(path: Path, rows: int, size: Size, rng: np.random.Generator) -> N
 def _block(row_N: Ints, size: Size, rng: np.random.Generator) -> bytes:
     main_N = row_N % size.labels
     label_NK, there_NK = _labels(row_N, main_N, size, rng)
-    own_NK = main_N[:, None] * OWN + np.arange(OWN)
-    noise_NK = rng.integers(size.features, size=(len(row_N), max(1, size.pairs - OWN)))
+    own_NK = main_N[:, None] * PER_LABEL + np.arange(PER_LABEL)
+    noise_NK = rng.integers(size.features, size=(len(row_N), max(1, size.pairs - PER_LABEL)))
     feature_NK, kept_NK = _once(np.concatenate([own_NK % size.features, noise_NK], axis=1))
     ones = "1.000000"
     if size.binary:
@@ -106,7 +106,7 @@ def _block(row_N: Ints, size: Size, rng: np.random.Generator) -> bytes:
     return f"{text}\n".encode()
 
 
-def _labels(row_N: Ints, main_N: Ints, size: Size, rng: np.random.Generator) -> Found:
+def _labels(row_N: Ints, main_N: Ints, size: Size, rng: np.random.Generator) -> Masked:
     """Return the labels of every row, ascending."""
     others = max(1, round(2 * size.extra))
     partner_N = np.minimum(main_N ^ 1, size.labels - 1)
@@ -119,16 +119,14 @@ def _labels(row_N: Ints, main_N: Ints, size: Size, rng: np.random.Generator) -> 
     return label_NK, there_NK
 
 
-def _once(value_NK: Ints) -> Found:
+def _once(value_NK: Ints) -> Masked:
     """Return the values of every row, ascending, without repetitions."""
     value_NK = np.sort(value_NK, axis=1)
     return value_NK, np.diff(value_NK, axis=1, prepend=-1) > 0
 
 
 def _lists(values: Any, there_NK: Bools) -> Any:
-    offset_N: npt.NDArray[np.int32] = np.zeros(len(there_NK) + 1, dtype=np.int32)
-    np.cumsum(there_NK.sum(1), out=offset_N[1:])
-    return pa.ListArray.from_arrays(pa.array(offset_N), values)
+    return pa.ListArray.from_arrays(pa.array(offsets(there_NK.sum(1)).astype(np.int32)), values)
 
 
 def _write_names(path: Path, form: str, count: int) -> None:

@@ -56,10 +56,10 @@ class QuoteCheckedStream(CheckedStream):
             elif self._begins and data.startswith(QUOTE, at):
                 opened, self._inside, at = at, True, at + 1
             else:
-                found = self._opens.search(data, at)
-                if found is None:
+                match = self._opens.search(data, at)
+                if match is None:
                     break
-                self._begins, at = True, found.end() - 1
+                self._begins, at = True, match.end() - 1
         if opened >= 0:
             self._line = line + data.count(b"\n", 0, opened)
         self._begins = not self._inside and data.endswith(self._ends)

@@ -35,7 +35,7 @@ class Inspection:
     """The findings about a table."""
 
     lines: list[str] = field(default_factory=list)
-    """For the reader."""
+    """Lines for the reader."""
     problems: list[str] = field(default_factory=list)
     """Lines about what will hurt."""
     stops: list[str] = field(default_factory=list)
@@ -47,9 +47,9 @@ class Inspection:
 
     def text(self) -> str:
         """Return all of it as text."""
-        found = [f"  - {line}" for line in (*self.stops, *self.problems)]
+        items = [f"  - {line}" for line in (*self.stops, *self.problems)]
         head = "stops a run, and other problems" if self.stops else "problems"
-        return "\n".join([*self.lines, "", f"{head}: {'none found' if not found else ''}".rstrip(), *found])
+        return "\n".join([*self.lines, "", f"{head}: {'none found' if not items else ''}".rstrip(), *items])
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +269,10 @@ def _inputs(rows: _UsableRows, task: Task, schema: Schema, inspection: Inspectio
     empty_F = np.isnan(x_NF).all(0)
     low_F, high_F = np.fmin.reduce(x_NF), np.fmax.reduce(x_NF)
     names = schema.inputs if schema.form == "numbers" else [str(number) for number in range(1, features + 1)]
-    for what, which_F in (
+    for problem, which_F in (
         ("nothing but missing values in training", empty_F),
         ("a constant in training", low_F == high_F),
     ):
         if which_F.any():
-            chosen = [names[f] for f in np.flatnonzero(which_F).tolist()]
-            inspection.problems.append(f"{what}: {len(chosen)} of {features} features: {listed(chosen)}")
+            shown = [names[f] for f in np.flatnonzero(which_F).tolist()]
+            inspection.problems.append(f"{problem}: {len(shown)} of {features} features: {listed(shown)}")

@@ -60,19 +60,15 @@ class TableFile:
         names = list(dict.fromkeys(names))
         try:
             # a name may hold a dot, which Parquet takes for a path: what else that brought is dropped
-            found = self.content if isinstance(self.content, pa.Table) else self._unpacked(names)
+            table = self.content if isinstance(self.content, pa.Table) else self._unpacked(names)
         except InputError:
             raise
         except (pa.ArrowException, OSError, ValueError) as error:
-            msg = f"{self.path} is damaged: {arrow_message(error)}; write it again"
-            raise InputError(msg) from error
-        return pa.table({name: plain(found[name], self.types[name]) for name in names})
+            raise InputError(f"{self.path} is damaged: {arrow_message(error)}; write it again") from error
+        return pa.table({name: plain(table[name], self.types[name]) for name in names})
 
     def _unpacked(self, names: Sequence[str]) -> Table:
-        """Return columns of a Parquet file.
-
-        So many rows are read at a time that a file that unpacks to no end is refused early.
-        """
+        """Return columns of a Parquet file, part by part: a file that unpacks to no end is refused early."""
         parts, numbers, rest = list[Any](), 0, 0
         for batch in self.content.iter_batches(BATCH_ROWS, columns=names):
             parts.append(pa.table({name: plain(pa.chunked_array([batch[name]]), self.types[name]) for name in names}))
@@ -116,20 +112,16 @@ class Faults:
 def open_file(path: Path, bad: BadRows) -> TableFile:
     """Return the file of a user. Raises InputError where there is none, or it is no table, is damaged or has no row."""
     if not path.is_file():
-        msg = f"{path}: no such file; give the path of a .parquet, .csv or .csv.gz file"
-        raise InputError(msg)
+        raise InputError(f"{path}: no such file; give the path of a .parquet, .csv or .csv.gz file")
     name = path.name.lower()
     if not name.endswith(CSV + PARQUET):
-        msg = f"{path}: the name must end in .parquet, .csv or .csv.gz; rename or convert the file"
-        raise InputError(msg)
+        raise InputError(f"{path}: the name must end in .parquet, .csv or .csv.gz; rename or convert the file")
     content, names, rows, row_N = _parquet(path) if name.endswith(PARQUET) else _csv(path, bad)
     twice = [column for column, count in Counter(names).items() if count > 1]
     if twice:
-        msg = f"{path}: two columns are called {twice[0]!r}; rename one"
-        raise InputError(msg)
+        raise InputError(f"{path}: two columns are called {twice[0]!r}; rename one")
     if not rows:
-        msg = f"{path}: the table has no row"
-        raise InputError(msg)
+        raise InputError(f"{path}: the table has no row")
     schema = content.schema if isinstance(content, pa.Table) else content.schema_arrow
     return TableFile(path, {column: plain_type(schema.field(column).type) for column in names}, row_N, content)
 
@@ -146,10 +138,7 @@ def form_of(kind: Any) -> Form:
 
 
 def plain_type(kind: Any) -> Any:
-    """Return the plain type to which columns of a type are brought.
-
-    That is string, list, or float64 for decimals and empty columns.
-    """
+    """Return the plain type for columns of a type: string, list, or float64 for decimals and empty columns."""
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
@@ -186,8 +175,9 @@ def _parquet(path: Path) -> tuple[Any, list[str], int, Ints]:
         file = pq.ParquetFile(path)
         names, rows = file.schema_arrow.names, file.metadata.num_rows
     except (pa.ArrowException, OSError, ValueError) as error:
-        msg = f"{path} is no Parquet file, or a damaged one: {arrow_message(error)}; write it again"
-        raise InputError(msg) from error
+        raise InputError(
+            f"{path} is no Parquet file, or a damaged one: {arrow_message(error)}; write it again"
+        ) from error
     check_growth(path, rows)  # a row takes a byte at least
     return file, names, rows, np.arange(rows)
 
@@ -212,8 +202,7 @@ def _csv(path: Path, bad: BadRows) -> tuple[Any, list[str], int, Ints]:
         except InputError:
             raise
         except (pa.ArrowException, OSError, EOFError, zlib.error, ValueError) as error:
-            msg = f"{path} is no CSV table: {arrow_message(error)}; correct it"
-            raise InputError(msg) from error
+            raise InputError(f"{path} is no CSV table: {arrow_message(error)}; correct it") from error
     for row in broken:
         bad.meet(
             f"{path}: row {row.number - 1}: {row.actual_columns} cells, the header has {row.expected_columns};"
@@ -229,8 +218,7 @@ def _csv(path: Path, bad: BadRows) -> tuple[Any, list[str], int, Ints]:
 def _cells(column: Column, name: str, path: Path) -> Column:
     """Return a CSV column whose texts that are lists became lists, and empty texts null."""
     if pa.types.is_binary(column.type):
-        msg = f"{path}: column {name!r} is no UTF-8; convert the file to UTF-8"
-        raise InputError(msg)
+        raise InputError(f"{path}: column {name!r} is no UTF-8; convert the file to UTF-8")
     if not pa.types.is_string(column.type):
         return column
     text = pc.utf8_trim_whitespace(column)

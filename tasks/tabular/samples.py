@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anchorfl.tasks.arrays.arrow import Bools, Column, Table, list_parts
+from anchorfl.tasks.arrays.arrow import Bools, Column, Table, chunked_lists, list_parts
 from anchorfl.tasks.contract import Encode, InputKind, InputSpec
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.images.pixels import encode_images, image_spec, path_column
@@ -34,8 +34,7 @@ IMAGE_SIZE = 64
 ROWS = 1 << 14
 """Rows that are worked on at a time."""
 CHUNK_VALUES = 1 << 28
-"""An Arrow list array counts its values in 31 bits: longer columns are cut into chunks of about this many."""
-
+"""Values of a chunk of a column."""
 MAX_VALUE = float(np.finfo(np.float32).max)
 """Largest value: samples are stored in float32."""
 
@@ -119,7 +118,7 @@ def encode_vectors(table: Table, spec: InputSpec) -> Table:
     x_NF2 = np.empty((len(x_NF), features, 2), dtype=np.float32)
     x_NF2[:, :, 0] = np.arange(1, features + 1)
     x_NF2[:, :, 1] = x_NF
-    return table.drop_columns(["values"]).append_column("x", _lists(x_NF2.reshape(len(x_NF2), 2 * features)))
+    return table.drop_columns(["values"]).append_column("x", _lists(x_NF2.reshape(-1, 2 * features)))
 
 
 def encode_series(table: Table, spec: InputSpec) -> Table:
@@ -139,16 +138,16 @@ def _standardize(table: Table, spec: InputSpec) -> Floats:
     values, length_N = list_parts(table["values"])
     wrong_N = length_N != np.prod(spec.shape)
     if wrong_N.any():
-        msg = f"a sample has {length_N[wrong_N][0]} values; this task takes {np.prod(spec.shape)}"
-        raise InputError(msg)
+        raise InputError(f"a sample has {length_N[wrong_N][0]} values; this task takes {np.prod(spec.shape)}")
     x_NF = values.astype(np.float64).reshape(-1, spec.shape[-1])
     x_NF = np.where(np.isnan(x_NF), spec.mean, x_NF)
     scaled: Floats = (x_NF - np.array(spec.mean)) / np.array(spec.std)
-    beyond = np.abs(scaled) > MAX_VALUE
-    if beyond.any():
-        row = table["row"][int(np.flatnonzero(beyond.reshape(table.num_rows, -1).any(1))[0])].as_py()
-        msg = f"row {row + 1}: {x_NF[beyond][0]:g} is too far from the training rows' mean to be stored; correct it"
-        raise InputError(msg)
+    too_far = np.abs(scaled) > MAX_VALUE
+    if too_far.any():
+        row = table["row"][int(np.flatnonzero(too_far.reshape(table.num_rows, -1).any(1))[0])].as_py()
+        raise InputError(
+            f"row {row + 1}: {x_NF[too_far][0]:g} is too far from the training rows' mean to be stored; correct it"
+        )
     return scaled
 
 
@@ -203,17 +202,11 @@ def _numeric(column: Column) -> Column:
 def _paths(column: Column, name: str, empty_N: Bools, faults: Faults) -> Column:
     folder = faults.path.parent
     paths: list[Path | str] = [folder / text for text in pc.utf8_trim_whitespace(column).to_pylist()]
-    found = iter(image_faults([paths[i] for i in np.flatnonzero(~empty_N).tolist()], faults.whole))
-    fault = ["" if empty else next(found) for empty in empty_N.tolist()]
+    file_faults = iter(image_faults([paths[i] for i in np.flatnonzero(~empty_N).tolist()], faults.whole))
+    fault = ["" if empty else next(file_faults) for empty in empty_N.tolist()]
     faults.add(np.array([bool(f) for f in fault], dtype=np.bool_), lambda i: f"image {paths[i]}: {fault[i]}")
     return path_column(paths)
 
 
 def _lists(x_ND: Floats) -> Column:
-    """Return a fixed-size list column, in chunks."""
-    rows = max(1, CHUNK_VALUES // max(1, x_ND.shape[1]))
-    parts = [x_ND[start : start + rows] for start in range(0, max(1, len(x_ND)), rows)]
-    arrays = [
-        pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(p).ravel()), x_ND.shape[1]) for p in parts
-    ]
-    return pa.chunked_array(arrays)
+    return chunked_lists(x_ND, CHUNK_VALUES)

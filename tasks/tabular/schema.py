@@ -65,15 +65,17 @@ def schema_of(file: TableFile, options: TaskOptions) -> Schema:
     """Return the roles that the user gave to the columns, the rest guessed. Raises InputError where that cannot be."""
     names = list(file.types)
     if not options.label_columns:
-        msg = f"{file.path}: say which columns hold the labels: --task.label_columns; there are {listed(names, 40)}"
-        raise InputError(msg)
+        raise InputError(
+            f"{file.path}: say which columns hold the labels: --task.label_columns; there are {listed(names, 40)}"
+        )
     for option in ("client_column", "split_column"):
         if (name := getattr(options, option)) and name not in names:
             msg = f"[task] {option} = {name!r} is no column of {file.path}{nearest(name, names)}"
             raise InputError(f"{msg}; there are {listed(names, 40)}")
         if name and not (file.form(name) in ("numbers", "text") or pa.types.is_temporal(file.types[name])):
-            msg = f"{file.path}: column {name!r} ([task] {option}) holds {file.types[name]}; give names or numbers"
-            raise InputError(msg)
+            raise InputError(
+                f"{file.path}: column {name!r} ([task] {option}) holds {file.types[name]}; give names or numbers"
+            )
     taken = {name for name in (options.client_column, options.split_column) if name}
     labels = select_columns(options.label_columns, names, "label_columns", taken, file.path)
     style = _style(file, labels)
@@ -113,20 +115,21 @@ def select_columns(text: str, names: Sequence[str], option: str, taken: Iterable
     ``taken``. Raises InputError on a name that is no column or is taken.
     """
     taken = set(taken)
-    found = dict[str, None]()
+    selected = dict[str, None]()
     for part in [text] if text in names else [part.strip() for part in text.split(",")]:
         if part in names:
             if part in taken:
-                msg = f"[task] {option} names column {part!r}, which is the label, client or split; name another"
-                raise InputError(msg)
-            found[part] = None
+                raise InputError(
+                    f"[task] {option} names column {part!r}, which is the label, client or split; name another"
+                )
+            selected[part] = None
             continue
         matches = [name for name in names if fnmatchcase(name, part) and name not in taken]
         if not matches:
             msg = f"[task] {option}: {part!r} is no column of {path}{nearest(part, names)}; "
             raise InputError(f"{msg}there are {listed(names, 40)}")
-        found |= dict.fromkeys(matches)
-    return tuple(found)
+        selected |= dict.fromkeys(matches)
+    return tuple(selected)
 
 
 def guess_inputs(file: TableFile, taken: Iterable[str]) -> tuple[str, ...]:
@@ -155,45 +158,41 @@ def form_of_inputs(file: TableFile, inputs: Sequence[str]) -> Inputs:
     if len(inputs) > 1:
         odd = next(name for name in inputs if forms[name] != "numbers")
         check_cells(file, odd)
-        msg = f"{file.path}: column {odd!r} holds {file.types[odd]}, no number; several inputs are numbers, or give one"
-        raise InputError(msg)
+        raise InputError(
+            f"{file.path}: column {odd!r} holds {file.types[odd]}, no number; several inputs are numbers, or give one"
+        )
     form = forms[inputs[0]]
     if form == "vector" or form == "series":
         return form
     if form == "text":
         check_cells(file, inputs[0])
         return "image" if all_images(file, inputs[0]) else "text"
-    msg = f"{file.path}: column {inputs[0]!r} holds {file.types[inputs[0]]}; give numbers, text or lists of numbers"
-    raise InputError(msg)
+    raise InputError(
+        f"{file.path}: column {inputs[0]!r} holds {file.types[inputs[0]]}; give numbers, text or lists of numbers"
+    )
 
 
 def features(file: TableFile, name: str) -> int:
     """Return the number of values of a step of the first row that has any. Raises InputError where there is none."""
     length = pc.list_value_length(pc.list_flatten(file.read([name])[name]))
-    found = length.filter(pc.greater(pc.fill_null(length, 0), 0))
-    if not len(found):
-        msg = f"{file.path}: column {name!r} holds only empty lists; name another input"
-        raise InputError(msg)
-    return int(found[0].as_py())
+    filled = length.filter(pc.greater(pc.fill_null(length, 0), 0))
+    if not len(filled):
+        raise InputError(f"{file.path}: column {name!r} holds only empty lists; name another input")
+    return int(filled[0].as_py())
 
 
 def read_class_names(path: Path) -> tuple[list[str], list[str]]:
-    """Return the ids (none where the file gives none) and names of the classes in a file. Raises InputError with file
-    and line.
-    """
+    """Return the ids (none: the file has none) and names of the classes in a file. Raises InputError with the line."""
     if not path.is_file():
-        msg = f"[task] class_names = {str(path)!r}: no such file; give a text file with a class name a line"
-        raise InputError(msg)
+        raise InputError(f"[task] class_names = {str(path)!r}: no such file; give a text file with a class name a line")
     lines = [(number, line) for number, line in open_text(path) if line.strip()]
     with_id = ["\t" in line for _, line in lines]
     if not lines or (any(with_id) and not all(with_id)):
         number = lines[with_id.index(not with_id[0])][0] if lines else 1
-        msg = f"{path}:{number}: give a class name on every line, or 'id<TAB>name' on every line"
-        raise InputError(msg)
+        raise InputError(f"{path}:{number}: give a class name on every line, or 'id<TAB>name' on every line")
     pairs = [line.partition("\t") for _, line in lines]
-    return (
-        ([pair[0] for pair in pairs], [pair[2] for pair in pairs]) if with_id[0] else ([], [pair[0] for pair in pairs])
-    )
+    first, _, second = map(list, zip(*pairs, strict=True))
+    return (first, second) if with_id[0] else ([], first)
 
 
 def option_path(text: str, options: TaskOptions) -> Path:
@@ -209,28 +208,28 @@ def _style(file: TableFile, labels: Sequence[str]) -> Style:
         return "lists"
     if form in ("numbers", "text"):
         return "value"
-    held = file.types[labels[0]]
-    msg = f"{file.path}: column {labels[0]!r} holds {held}; labels are names, whole numbers or lists of them"
-    raise InputError(msg)
+    kind = file.types[labels[0]]
+    raise InputError(
+        f"{file.path}: column {labels[0]!r} holds {kind}; labels are names, whole numbers or lists of them"
+    )
 
 
 def _classes(
     file: TableFile, labels: tuple[str, ...], style: Style, options: TaskOptions
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the word in the table for each class, and the names. Raises InputError on names that hardly differ."""
-    given = read_class_names(option_path(options.class_names, options)) if options.class_names else None
+    class_file = read_class_names(option_path(options.class_names, options)) if options.class_names else None
     if style == "columns":
-        values, names = _of_columns(labels, given, options)
-    elif given is None:
+        values, names = _of_columns(labels, class_file, options)
+    elif class_file is None:
         values = names = _present(file, labels[0], style)
-    elif given[0]:
-        values, names = given
+    elif class_file[0]:
+        values, names = class_file
     else:
         numbers = all(value.lstrip("-").isdigit() for value in _present(file, labels[0], style))
-        values, names = [str(i) for i in range(len(given[1]))] if numbers else given[1], given[1]
+        values, names = [str(i) for i in range(len(class_file[1]))] if numbers else class_file[1], class_file[1]
     if len(names) < 2:
-        msg = f"{file.path}: column {labels[0]!r} holds {len(names)} class; a task needs at least 2"
-        raise InputError(msg)
+        raise InputError(f"{file.path}: column {labels[0]!r} holds {len(names)} class; a task needs at least 2")
     check_names(names, options.class_names or str(file.path))
     check_names(values, options.class_names or str(file.path), exact=True)
     return tuple(values), tuple(names)
@@ -244,30 +243,31 @@ def check_names(names: Sequence[str], where: str, *, exact: bool = False) -> Non
         if not key or key in seen:
             both = f"{seen[key]!r} and {name!r} differ only in case or spaces" if key in seen else "one is empty"
             same = key in seen and seen[key] == name
-            msg = f"{where}: class names: {f'two are {name!r}' if same else both}; rename one"
-            raise InputError(msg)
+            raise InputError(f"{where}: class names: {f'two are {name!r}' if same else both}; rename one")
         seen[key] = name
 
 
 def _of_columns(
-    labels: tuple[str, ...], given: tuple[list[str], list[str]] | None, options: TaskOptions
+    labels: tuple[str, ...], class_file: tuple[list[str], list[str]] | None, options: TaskOptions
 ) -> tuple[Sequence[str], Sequence[str]]:
-    if given is None:
+    if class_file is None:
         if options.label_columns.count("*") != 1 or set(options.label_columns) & set("?[,"):
             return labels, labels
         before, after = options.label_columns.split("*")  # the names without what they all share: label_*
         return labels, [name[len(before) : len(name) - len(after)].strip(" _-:.") or name for name in labels]
-    ids, names = given
+    ids, names = class_file
     if not ids:
         if len(names) != len(labels):
-            msg = f"[task] class_names: {len(names)} names for {len(labels)} label columns; give one a line for each"
-            raise InputError(msg)
+            raise InputError(
+                f"[task] class_names: {len(names)} names for {len(labels)} label columns; give one a line for each"
+            )
         return labels, names
     by_id = dict(zip(ids, names, strict=True))
     lacking = [name for name in labels if name not in by_id]
     if lacking:
-        msg = f"[task] class_names: no line for column {lacking[0]!r}{nearest(lacking[0], ids)}; add 'column<TAB>name'"
-        raise InputError(msg)
+        raise InputError(
+            f"[task] class_names: no line for column {lacking[0]!r}{nearest(lacking[0], ids)}; add 'column<TAB>name'"
+        )
     return labels, [by_id[name] for name in labels]
 
 

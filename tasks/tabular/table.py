@@ -27,7 +27,7 @@ from anchorfl.tasks.ingest.raw_table import SPLITS
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.stratify import TEST, stratified_holdout
 from anchorfl.tasks.tabular import samples
-from anchorfl.tasks.tabular.reading import Faults, TableFile, listed, open_file
+from anchorfl.tasks.tabular.reading import Faults, listed, open_file
 from anchorfl.tasks.tabular.schema import Schema, option_path, schema_of, schema_of_model
 from anchorfl.tasks.tabular.targets import Targets, targets
 
@@ -94,8 +94,7 @@ def resolve_options(options: TaskOptions, log: Callable[[str], None]) -> TaskOpt
             "",
         )
         if wrong:
-            msg = f"[task] {wrong} is for a table of your own: name its file with --task.file"
-            raise InputError(msg)
+            raise InputError(f"[task] {wrong} is for a table of your own: name its file with --task.file")
         return options
     path = _plainly_named(option_path(options.file, options))
     file = open_file(path, BadRows(skip=options.on_bad_row == "skip"))
@@ -115,26 +114,25 @@ def resolve_options(options: TaskOptions, log: Callable[[str], None]) -> TaskOpt
 def read(folder: Path | None, options: TaskOptions, *, schema: Schema) -> Table:
     """Return the raw rows in file order. Raises InputError with file and row."""
     if folder is None:
-        msg = "a table needs the folder of its file"
-        raise ValueError(msg)
+        raise ValueError("a table needs the folder of its file")
     bad = BadRows.of(options)
     file = open_file(folder / Path(options.file).name, bad)
     extra = [name for name in (schema.client, schema.split) if name]
     raw = file.read([*schema.labels, *schema.inputs, *extra])
     faults = Faults(file.path, file.row_N, whole=bad.skip)
-    found = targets(raw, schema.style, schema.labels, schema.values, faults)
-    columns = {"row": pa.array(file.row_N), "labels": found.labels}
-    if found.known is not None:
-        columns["known"] = found.known
+    labeled = targets(raw, schema.style, schema.labels, schema.values, faults)
+    columns = {"row": pa.array(file.row_N), "labels": labeled.labels}
+    if labeled.known is not None:
+        columns["known"] = labeled.known
     columns[samples.payload_name(schema.form)] = samples.payload(raw, schema, faults)
     if schema.client:
         columns["subject"] = _subjects(raw[schema.client], schema.client, faults)
     if schema.split:
-        columns["split"] = _splits(raw[schema.split], schema, found, faults)
+        columns["split"] = _splits(raw[schema.split], schema, labeled, faults)
     good = pa.array(faults.settle(bad))
     table = pa.table(columns).filter(good)
     if not schema.split:
-        given_N = found.given_N[good.to_numpy(zero_copy_only=False)]
+        given_N = labeled.given_N[good.to_numpy(zero_copy_only=False)]
         table = table.append_column("split", _draw_split(table, given_N, len(schema.values), file.path))
     return bad.noted(table)
 
@@ -150,13 +148,9 @@ class PredictionSamples:
 
 
 def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tuple[str, ...]) -> PredictionSamples:
-    """Return the samples of a file with the columns that the model was trained on, labeled or not.
-
-    Raises InputError with file and row.
-    """
+    """Return the samples of a file with the model's columns, labeled or not. Raises InputError with file and row."""
     if spec.columns is None:
-        msg = "the model was not trained on a table"
-        raise ValueError(msg)
+        raise ValueError("the model was not trained on a table")
     bad = BadRows(skip=False)
     file = open_file(path, bad)
     schema = schema_of_model(file, spec.columns, kind, class_names)
@@ -166,30 +160,27 @@ def read_samples(path: Path, spec: InputSpec, kind: LabelKind, class_names: tupl
         raw = raw.append_column(name, pa.nulls(len(raw), pa.float64()))
     name, _ = samples.encoder(spec.kind)
     if samples.payload_name(schema.form) != name:
-        msg = f"{path}: column {schema.inputs[0]!r} holds {schema.form}, the model was trained on {spec.kind}"
-        raise InputError(msg)
+        raise InputError(
+            f"{path}: column {schema.inputs[0]!r} holds {schema.form}, the model was trained on {spec.kind}"
+        )
     columns = {"row": pa.array(file.row_N), name: samples.payload(raw, schema, faults)}
     if name == "values":
         _check_width(columns[name], schema, spec, path)
     if schema.labels:
-        found = targets(raw, schema.style, spec.columns.labels, schema.values, faults)
-        columns |= {"labels": found.labels, "known": _all_null(file) if found.known is None else found.known}
+        labeled = targets(raw, schema.style, spec.columns.labels, schema.values, faults)
+        known = pa.nulls(len(raw), pa.list_(pa.int32())) if labeled.known is None else labeled.known
+        columns |= {"labels": labeled.labels, "known": known}
     else:
         nothing = pa.array([[]] * len(raw), pa.list_(pa.int32()))
         columns |= {"labels": nothing, "known": nothing}
     faults.settle(bad)
-    return PredictionSamples(pa.table(columns), bool(schema.labels) and bool(found.given_N.any()))
-
-
-def _all_null(file: TableFile) -> Column:
-    return pa.nulls(len(file.row_N), pa.list_(pa.int32()))
+    return PredictionSamples(pa.table(columns), bool(schema.labels) and bool(labeled.given_N.any()))
 
 
 def _check_width(column: Column, schema: Schema, spec: InputSpec, path: Path) -> None:
     width = column.type.list_size
     if width != np.prod(spec.shape) or (schema.features and schema.features != spec.shape[-1]):
-        msg = f"{path}: a sample has {width} values; the model takes {' x '.join(map(str, spec.shape))}"
-        raise InputError(msg)
+        raise InputError(f"{path}: a sample has {width} values; the model takes {' x '.join(map(str, spec.shape))}")
 
 
 def _subjects(column: Column, name: str, faults: Faults) -> Column:
@@ -201,7 +192,7 @@ def _subjects(column: Column, name: str, faults: Faults) -> Column:
     return pc.fill_null(column, "")
 
 
-def _splits(column: Column, schema: Schema, found: Targets, faults: Faults) -> Column:
+def _splits(column: Column, schema: Schema, labeled: Targets, faults: Faults) -> Column:
     column = pc.fill_null(column.cast(pa.string()), "")
     wrong_N = ~pc.is_in(column, value_set=pa.array(SPLITS)).to_numpy()
     name = schema.split
@@ -215,7 +206,7 @@ def _splits(column: Column, schema: Schema, found: Targets, faults: Faults) -> C
     if schema.kind == "single":
         test_N = pc.not_equal(column, "train").to_numpy()
         faults.add(
-            test_N & ~wrong_N & ~found.given_N,
+            test_N & ~wrong_N & ~labeled.given_N,
             lambda i: (
                 f"a {column[i].as_py()} row without a label; fill in column {schema.labels[0]!r} or make it train"
             ),
@@ -229,11 +220,10 @@ def _draw_split(table: Table, given_N: Bools, classes: int, path: Path) -> Colum
     rarest = Labels.of_lists(table["labels"], classes).take(index).rarest()
     spare = len(index) - len(np.unique(rarest))
     if round(TEST_SHARE * len(index)) > spare or not spare:
-        msg = (
+        raise InputError(
             f"{path}: {len(index)} labeled rows are too few to draw a test split from; give a column with"
             " --task.split_column"
         )
-        raise InputError(msg)
     row_N = table["row"].to_numpy()
     test = stratified_holdout(rarest, row_N[index], TEST_SHARE, np.random.default_rng(TEST_SEED), option=TEST)
     return pa.array(np.where(np.isin(row_N, test), "test", "train").tolist(), pa.string())

@@ -21,7 +21,7 @@ from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tasks.tabular.reading import Faults
 
 EXACT = 2.0**53
-"""From here on not every whole number is a float64."""
+"""Bound from which on not every whole number is a float64."""
 Style = Literal["columns", "value", "lists"]
 
 
@@ -51,16 +51,15 @@ def targets(table: Table, style: Style, labels: Sequence[str], values: Sequence[
 
 
 def words(column: Column, name: str, faults: Faults) -> Column:
-    """Return a column of class names or whole numbers as strings, null where nothing stands. Raises InputError on
-    others.
-    """
+    """Return class names or whole numbers as strings, null where nothing stands. Raises InputError on others."""
     kind = column.type
     if pa.types.is_floating(kind):
         value_N = column.to_numpy(zero_copy_only=False)
         fraction = np.isfinite(value_N) & (value_N != np.floor(value_N))
         if fraction.any():
-            msg = f"{faults.path}: column {name!r} holds {value_N[fraction][0]}; a class is a name or a whole number"
-            raise InputError(msg)
+            raise InputError(
+                f"{faults.path}: column {name!r} holds {value_N[fraction][0]}; a class is a name or a whole number"
+            )
         large = np.isfinite(value_N) & (np.abs(value_N) >= EXACT)
         if large.any():
             msg = (
@@ -69,8 +68,7 @@ def words(column: Column, name: str, faults: Faults) -> Column:
             raise InputError(f"{msg} each other; store them as text")
         column = pc.if_else(pc.is_finite(column), column, pa.scalar(None, kind)).cast(pa.int64())
     elif not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind)):
-        msg = f"{faults.path}: column {name!r} holds {kind}; a class is a name or a whole number"
-        raise InputError(msg)
+        raise InputError(f"{faults.path}: column {name!r} holds {kind}; a class is a name or a whole number")
     column = column.cast(pa.string())
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
@@ -80,8 +78,9 @@ def words(column: Column, name: str, faults: Faults) -> Column:
 def binary(column: Column, name: str, faults: Faults) -> Any:
     """Return a column of 0, 1 and nothing as floats, NaN for nothing; any other number is a fault of its row."""
     if not (pa.types.is_boolean(column.type) or pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        msg = f"{faults.path}: column {name!r} holds {column.type}; several label columns hold 0, 1 or nothing each"
-        raise InputError(msg)
+        raise InputError(
+            f"{faults.path}: column {name!r} holds {column.type}; several label columns hold 0, 1 or nothing each"
+        )
     number = column.cast(pa.int8()) if pa.types.is_boolean(column.type) else column
     value_N = number.to_numpy(zero_copy_only=False).astype(np.float64)
     wrong_N = ~(np.isnan(value_N) | (value_N == 0) | (value_N == 1))
@@ -100,7 +99,7 @@ def _of_columns(table: Table, names: Sequence[str], faults: Faults) -> Targets:
     if all(len(rows) == total for rows in given):
         return Targets(labels.lists(), None, np.ones(total, dtype=np.bool_))
     known = _by_row(given, total)
-    return Targets(labels.lists(), _nulls(known, known.length_N == len(names)), known.length_N > 0)
+    return Targets(labels.lists(), known.lists(known.length_N == len(names)), known.length_N > 0)
 
 
 def _of_value(column: Column, name: str, values: Sequence[str], faults: Faults) -> Targets:
@@ -110,7 +109,7 @@ def _of_value(column: Column, name: str, values: Sequence[str], faults: Faults) 
     faults.add(given_N & ~found_N, lambda i: _no_class(column[i].as_py(), name, values))
     labels = Labels(index.drop_null().to_numpy().astype(np.int32), offsets(found_N), len(values))
     nothing = Labels(np.zeros(0, np.int32), np.zeros(len(column) + 1, np.int64), len(values))
-    return Targets(labels.lists(), None if given_N.all() else _nulls(nothing, given_N), given_N)
+    return Targets(labels.lists(), None if given_N.all() else nothing.lists(given_N), given_N)
 
 
 def _of_lists(column: Column, name: str, values: Sequence[str], faults: Faults) -> Targets:
@@ -135,7 +134,7 @@ def _of_lists(column: Column, name: str, values: Sequence[str], faults: Faults) 
     offset_N1 = offsets(np.bincount(key_P // len(values), minlength=len(length_N)))
     labels = Labels((key_P % len(values)).astype(np.int32), offset_N1, len(values))
     nothing = Labels(np.zeros(0, np.int32), np.zeros(len(length_N) + 1, np.int64), len(values))
-    return Targets(labels.lists(), None if given_N.all() else _nulls(nothing, given_N), given_N)
+    return Targets(labels.lists(), None if given_N.all() else nothing.lists(given_N), given_N)
 
 
 def _no_class(word: str | None, name: str, values: Sequence[str]) -> str:
@@ -153,11 +152,3 @@ def _by_row(rows_C: Sequence[Ints], total: int) -> Labels:
     order_P = np.lexsort((class_P, row_P))
     offset_N1 = offsets(np.bincount(row_P, minlength=total))
     return Labels(class_P[order_P].astype(np.int32), offset_N1, len(rows_C))
-
-
-def _nulls(labels: Labels, null_N: Bools) -> Column:
-    """Return the lists of every row, null where ``null_N``."""
-    lists = labels.lists()
-    if null_N.any():  # an entry under a null would still be read by who flattens the list
-        lists = labels.where(~null_N[labels.row_P]).lists()
-    return pa.ListArray.from_arrays(lists.offsets, lists.values, mask=pa.array(null_N))

@@ -56,8 +56,9 @@ def read_blocks(path: Path, columns: Sequence[str], bad: BadRows, block: int = B
             yield Block(batch, number_N)
         broken.report(path, width, bad)
     if (source.quotes - broken.quotes) % 2:
-        msg = f"{path}: the file ends within a quoted field: it is cut short, or a quote is not closed; get it again"
-        raise InputError(msg)
+        raise InputError(
+            f"{path}: the file ends within a quoted field: it is cut short, or a quote is not closed; get it again"
+        )
 
 
 @dataclass(slots=True)
@@ -65,9 +66,9 @@ class _Broken:
     """The records whose number of fields is not the header's."""
 
     numbers: list[int] = field(default_factory=list)
-    """Their numbers."""
+    """Numbers of the records."""
     fields: list[int] = field(default_factory=list)
-    """Their numbers of fields."""
+    """Number of fields of each."""
     quotes: int = 0
     """Number of quotation marks in them."""
     reported: int = 0
@@ -114,8 +115,7 @@ def _batches(path: Path, source: _Quotes, columns: Sequence[str], broken: _Broke
     except OSError as error:
         if path.suffix != ".gz":
             raise
-        msg = f"{path}: the gzip file is damaged or cut short ({error}); get it again"
-        raise InputError(msg) from error
+        raise InputError(f"{path}: the gzip file is damaged or cut short ({error}); get it again") from error
     except pa.ArrowInvalid as error:
         raise InputError(f"{path}: {_fault(str(error), block)}") from None  # it quotes the record
 
@@ -136,7 +136,8 @@ def _check_header(path: Path, columns: Sequence[str]) -> int:
         raise InputError(f"{path}:1: the header is no line of CSV ({error}); get the file again") from error
     for name in columns:
         if name not in names:
-            has = ", ".join(names) or "nothing"
-            msg = f"{path}:1: no column {name}{nearest(name, names)} in the header, it has {has}; get the file again"
-            raise InputError(msg)
+            known = ", ".join(names) or "nothing"
+            raise InputError(
+                f"{path}:1: no column {name}{nearest(name, names)} in the header, it has {known}; get the file again"
+            )
     return len(names)

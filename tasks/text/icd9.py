@@ -142,15 +142,12 @@ def is_procedure(code: str) -> bool:
 
 
 def chapter(code: str) -> str:
-    """Return the name of the chapter of a code with its period, by its range. Raises ValueError where the code is
-    none.
-    """
+    """Return the chapter's name of a code with its period, by its range. Raises ValueError where the code is none."""
     head = code.partition(".")[0]
     if head[:1] in _SUPPLEMENTARY:
         return _SUPPLEMENTARY[head[0]]
     if not (head.isdecimal() and len(head) in (2, 3)) or head == "000":
-        msg = f"{code!r} is no ICD-9-CM code with its period"
-        raise ValueError(msg)
+        raise ValueError(f"{code!r} is no ICD-9-CM code with its period")
     first = _PROCEDURES if len(head) == 2 else _DIAGNOSES
     starts = [*first]
     return first[starts[bisect_right(starts, int(head)) - 1]]
@@ -158,7 +155,7 @@ def chapter(code: str) -> str:
 
 def chapters() -> dict[str, tuple[str, ...]]:
     """Return the chapter -> titles of its codes among the 50, in the order in which the chapters first occur."""
-    found = dict[str, list[str]]()
+    titles_of = dict[str, list[str]]()
     for code, title in TITLES.items():
-        found.setdefault(chapter(code), []).append(title)
-    return {name: tuple(titles) for name, titles in found.items()}
+        titles_of.setdefault(chapter(code), []).append(title)
+    return {name: tuple(titles) for name, titles in titles_of.items()}

@@ -33,6 +33,7 @@ import pyarrow.compute as pc
 
 from anchorfl.tasks.arrays.arrow import Column, Ints, Table
 from anchorfl.tasks.arrays.labels import Labels
+from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.contract import InputSpec, Source, Task
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import BadRows
@@ -105,8 +106,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
     admissions (0.1 GB published, 0.6 GB own).
     """
     if folder is None:
-        msg = "mimic3-50 needs the folder of its files"
-        raise ValueError(msg)
+        raise ValueError("mimic3-50 needs the folder of its files")
     bad = BadRows.of(options)
     codes = read_codes(folder, bad)
     labeled = codes.admissions(CODES)
@@ -117,8 +117,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
     check_frequent(codes, notes, CODES, folder)
     split = draw_split(notes, labeled) if splits is None else splits.of(notes, labeled, bad)
     if not split:
-        msg = f"{folder}: no admission has a discharge summary and one of the 50 codes; get the files again"
-        raise InputError(msg)
+        raise InputError(f"{folder}: no admission has a discharge summary and one of the 50 codes; get the files again")
     row_N = np.array(sorted(split), dtype=np.int64)
     patient_N = notes.patient_N[np.searchsorted(notes.row_N, row_N)]
     columns = {
@@ -132,9 +131,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
 
 
 def fit(train: Table, options: TaskOptions) -> InputSpec:
-    """Return the spec: tokens: the words seen ``min_count`` times in the given training notes, cut to ``max_tokens``
-    words before.
-    """
+    """Return the spec: the words seen ``min_count`` times in the training notes, cut to ``max_tokens`` words before."""
     cut = words(train["text"], max(1, options.max_tokens))  # token_spec refuses 0 and less
     return token_spec(cut, options.min_count, options.max_tokens)
 
@@ -185,5 +182,5 @@ def _labels(codes: Codes, row_N: Ints) -> Column:
     row_E, class_E = codes.of(row_N, CODES)
     key_P = np.unique(row_E * len(CODES) + class_E)
     length_N = np.bincount(key_P // len(CODES), minlength=len(row_N))
-    offset_N1 = np.concatenate([[0], np.cumsum(length_N, dtype=np.int64)])
+    offset_N1 = offsets(length_N)
     return Labels((key_P % len(CODES)).astype(np.int32), offset_N1, len(CODES)).lists()

@@ -46,9 +46,7 @@ class Codes:
         return np.unique(self.admission_E[self._class_E(codes) >= 0])
 
     def of(self, row_N: Ints, codes: Sequence[str]) -> tuple[Ints, Ints]:
-        """Return the entries of these admissions (ascending) that have one of these codes: index of the admission, and
-        of the code.
-        """
+        """Return the entries of these admissions (ascending) with one of these codes: indices of admission and code."""
         class_E = self._class_E(codes)
         kept_E = (class_E >= 0) & np.isin(self.admission_E, row_N)
         return np.searchsorted(row_N, self.admission_E[kept_E]), class_E[kept_E]
@@ -86,12 +84,11 @@ def read_codes(folder: Path, bad: BadRows) -> Codes:
         what = "no ICD-9 code without its period; write it as 4019"
         rules = {"HADM_ID": (NUMBER, "no number of an admission; correct it"), "ICD9_CODE": (pattern, what)}
         for block in read_blocks(path, ("HADM_ID", "SEQ_NUM", "ICD9_CODE"), bad):
-            empty_B = pc.equal(
-                pc.binary_join_element_wise(block.columns["SEQ_NUM"], block.columns["ICD9_CODE"], ""), ""
-            )
-            kept = _kept(path, _only(block, pc.invert(empty_B)), rules, bad)
-            admissions.append(_numbers(kept["HADM_ID"]))
-            codes.append(with_period(kept["ICD9_CODE"], procedures=name == "PROCEDURES_ICD.csv"))
+            both = pc.binary_join_element_wise(block.columns["SEQ_NUM"], block.columns["ICD9_CODE"], "")
+            empty_B = pc.equal(both, "")
+            good = _kept(path, _only(block, pc.invert(empty_B)), rules, bad)
+            admissions.append(_numbers(good["HADM_ID"]))
+            codes.append(with_period(good["ICD9_CODE"], procedures=name == "PROCEDURES_ICD.csv"))
     code_E = pa.chunked_array(codes, type=pa.string()).combine_chunks().dictionary_encode()
     return Codes(np.concatenate([np.empty(0, dtype=np.int64), *admissions]), code_E)
 
@@ -107,14 +104,13 @@ def read_notes(folder: Path, wanted: Ints, bad: BadRows) -> Notes:
     }
     pairs, tables = list[Any](), list[Any]()
     for block in read_blocks(path, columns, bad):
-        kept = _kept(path, _only(block, pc.equal(block.columns["CATEGORY"], CATEGORY)), rules, bad)
-        admission, patient, note = (_numbers(kept[name]) for name in ("HADM_ID", "SUBJECT_ID", "ROW_ID"))
+        good = _kept(path, _only(block, pc.equal(block.columns["CATEGORY"], CATEGORY)), rules, bad)
+        admission, patient, note = (_numbers(good[name]) for name in ("HADM_ID", "SUBJECT_ID", "ROW_ID"))
         pairs.append(np.stack([admission, patient], axis=1))
-        parts = {"admission": admission, "date": kept["CHARTDATE"], "note": note, "text": kept["TEXT"]}
+        parts = {"admission": admission, "date": good["CHARTDATE"], "note": note, "text": good["TEXT"]}
         tables.append(pa.table(parts).filter(pa.array(np.isin(admission, wanted))))
     if not any(len(pair) for pair in pairs):
-        msg = f"{path}: no note of category {CATEGORY!r}; get the file again"
-        raise InputError(msg)
+        raise InputError(f"{path}: no note of category {CATEGORY!r}; get the file again")
     pair_N = np.unique(np.concatenate(pairs), axis=0)
     twice = np.flatnonzero(np.diff(pair_N[:, 0]) == 0)
     for index in twice.tolist():
@@ -151,15 +147,14 @@ def check_frequent(codes: Codes, notes: Notes, expected: Sequence[str], folder: 
         return
     names = _names(folder)
 
-    def listed(found: list[str]) -> str:
-        shown = [f"{code}{f' {names[code]!r}' if code in names else ''} ({count[code]} times)" for code in found[:5]]
-        return ", ".join(shown) + (f" and {len(found) - 5} more" if len(found) > 5 else "") or "none"
+    def listed(codes: list[str]) -> str:
+        shown = [f"{code}{f' {names[code]!r}' if code in names else ''} ({count[code]} times)" for code in codes[:5]]
+        return ", ".join(shown) + (f" and {len(codes) - 5} more" if len(codes) > 5 else "") or "none"
 
-    msg = (
+    raise InputError(
         f"{folder}: the {len(expected)} most frequent codes are not those of MIMIC-III 1.4; missing: {listed(absent)}; "
         f"in their place: {listed(wrong)}; get the files of version 1.4, whole"
     )
-    raise InputError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,18 +176,18 @@ class Published:
         in a later split (train, validation, test), where that patient stays.
         """
         patient = dict(zip(notes.row_N.tolist(), notes.patient_N.tolist(), strict=True))
-        known, found = set(labeled.tolist()), dict[int, str]()
+        known, splits = set(labeled.tolist()), dict[int, str]()
         for row, (split, where) in self.split_of.items():
             if row not in patient:
                 bad.meet(f"{where}: admission {row} has no discharge summary in NOTEEVENTS; get all files again")
             elif row not in known:
                 bad.meet(f"{where}: admission {row} has none of the 50 codes; get all files again")
             else:
-                found[row] = split
+                splits[row] = split
         last = dict[int, str]()
-        for row, split in found.items():  # in the order of the splits
+        for row, split in splits.items():  # in the order of the splits
             last[patient[row]] = split
-        torn = [row for row, split in found.items() if last[patient[row]] != split]
+        torn = [row for row, split in splits.items() if last[patient[row]] != split]
         count = len({patient[row] for row in torn})
         for row in torn:
             split, where = self.split_of[row]
@@ -200,7 +195,7 @@ class Published:
                 f"{where}: admission {row} is of patient {patient[row]} (SUBJECT_ID), who is also in the split "
                 f"{last[patient[row]]}; {count} patients are on both sides; get the split files again"
             )
-        return {row: split for row, split in found.items() if row not in set(torn)}
+        return {row: split for row, split in splits.items() if row not in set(torn)}
 
 
 def read_splits(folder: Path, bad: BadRows) -> Published:

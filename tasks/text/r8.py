@@ -47,8 +47,7 @@ def r8() -> Task:
 def read(folder: Path | None, options: TaskOptions) -> Table:
     """Return the raw rows, training file first. Raises InputError with file and line."""
     if folder is None:
-        msg = "r8 needs the folder of its files"
-        raise ValueError(msg)
+        raise ValueError("r8 needs the folder of its files")
     names = file_names(r8(), options)
     parts = [_read_file(find_file(folder, name)) for name in names]
     label_N = np.array([label for labels, _ in parts for label in labels], dtype=np.int32)
@@ -63,9 +62,7 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
 
 
 def fit(train: Table, options: TaskOptions) -> InputSpec:
-    """Return the spec: tokens: the words seen ``min_count`` times in the given training texts, at most ``max_tokens``
-    of a text.
-    """
+    """Return the spec: the words seen ``min_count`` times in the training texts, ``max_tokens`` of a text at most."""
     return token_spec(train["text"], options.min_count, options.max_tokens)
 
 
@@ -76,18 +73,16 @@ def _read_file(path: Path) -> tuple[list[int], list[str]]:
     for number, line in open_text(path):
         label, tab, text = line.partition("\t")
         if not tab:
-            msg = f"{path}:{number}: no tab between class and text; every line must be 'class<TAB>text'"
-            raise InputError(msg)
+            raise InputError(f"{path}:{number}: no tab between class and text; every line must be 'class<TAB>text'")
         if label not in index:
             known = ", ".join(CLASSES)
-            msg = f"{path}:{number}: unknown class {label!r}{nearest(label, CLASSES)}; the classes are {known}"
-            raise InputError(msg)
+            raise InputError(
+                f"{path}:{number}: unknown class {label!r}{nearest(label, CLASSES)}; the classes are {known}"
+            )
         if not text.strip():
-            msg = f"{path}:{number}: the text is empty; remove the line or fill it in"
-            raise InputError(msg)
+            raise InputError(f"{path}:{number}: the text is empty; remove the line or fill it in")
         labels.append(index[label])
         texts.append(text)
     if not labels:
-        msg = f"{path}: the file is empty; get it again"
-        raise InputError(msg)
+        raise InputError(f"{path}: the file is empty; get it again")
     return labels, texts

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anchorfl.tasks.arrays.arrow import Column, Table
+from anchorfl.tasks.arrays.ragged import offsets
 from anchorfl.tasks.contract import InputSpec
 from anchorfl.tasks.errors import InputError
 
@@ -29,28 +30,23 @@ def vocabulary(texts: Column, min_count: int) -> tuple[str, ...]:
     pairs = zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True)
     frequent = sorted((-count, word) for word, count in pairs if count >= min_count and word)
     if not frequent:
-        msg = f"no word occurs {min_count} times in the training texts; lower [task] min_count"
-        raise InputError(msg)
+        raise InputError(f"no word occurs {min_count} times in the training texts; lower [task] min_count")
     return (PADDING, UNKNOWN, *(word for _, word in frequent))
 
 
 def token_spec(texts: Column, min_count: int, max_tokens: int) -> InputSpec:
     """Return the tokens over the vocabulary of the given training texts, at most ``max_tokens`` of a text."""
     if max_tokens < 1:
-        msg = f"[task] max_tokens = {max_tokens} must be at least 1"
-        raise InputError(msg)
+        raise InputError(f"[task] max_tokens = {max_tokens} must be at least 1")
     return InputSpec("tokens", (max_tokens,), vocabulary(texts, min_count))
 
 
 def encode_text(table: Table, spec: InputSpec) -> Table:
-    """Return the Encode of text tasks: ``x`` list<int32> (word ids, cut to ``spec.shape[0]`` words) in place of
-    ``text``.
-    """
+    """Return the Encode of text tasks: ``x`` list<int32> (word ids, at most ``spec.shape[0]``) in place of ``text``."""
     words = pc.list_slice(tokenize(table["text"]), 0, spec.shape[0])
     # pyarrow gives null for a word outside the vocabulary
     index = pc.index_in(pc.list_flatten(words), value_set=pa.array(spec.vocabulary[2:], type=pa.string()))
     ids = pc.fill_null(pc.add(index, pa.scalar(2, pa.int32())), pa.scalar(1, pa.int32()))
-    offset_N = np.zeros(len(words) + 1, dtype=np.int32)
-    np.cumsum(pc.list_value_length(words).to_numpy(zero_copy_only=False), out=offset_N[1:])
-    x = pa.ListArray.from_arrays(pa.array(offset_N), ids.cast(pa.int32()))
+    offset_N1 = offsets(pc.list_value_length(words).to_numpy(zero_copy_only=False)).astype(np.int32)
+    x = pa.ListArray.from_arrays(pa.array(offset_N1), ids.cast(pa.int32()))
     return table.drop_columns(["text"]).append_column("x", x)

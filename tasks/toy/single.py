@@ -59,7 +59,5 @@ def read(folder: Path | None, options: TaskOptions) -> Table:
 
 
 def fit(train: Table, options: TaskOptions) -> InputSpec:
-    """Return the spec: tokens; the vocabulary is every training word, since no word of so few texts reaches a usual
-    ``min_count``.
-    """
+    """Return the spec: every training word, since no word of so few texts reaches a usual ``min_count``."""
     return token_spec(train["text"], 1, options.max_tokens)

@@ -25,17 +25,15 @@ from anchorfl.tuning.clusters.schema import against_ec2, against_schema
 PROVIDERS = ("aws", "gcp", "azure", "local")
 STORES = ("s3://", "gs://")
 MOST_VALUES = 10_000
-"""Of a cluster file, its aliases written out."""
+"""Values of a cluster file, its aliases written out."""
 
 
 def arguments(sub: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the command's arguments."""
     sub.add_argument("file", nargs="?", type=Path, default=Path("cluster.yaml"), help="default: cluster.yaml")
     sub.add_argument("--preset", default="", help="check that the clients of this preset fit")
-    sub.add_argument("--client-gpus", type=float, default=None, help="as --cluster.client_gpus; default: the preset's")
-    sub.add_argument(
-        "--clients-per-actor", type=int, default=None, help="as --cluster.clients_per_actor, with --preset"
-    )
+    sub.add_argument("--client-gpus", type=float, help="as --cluster.client_gpus; default: the preset's")
+    sub.add_argument("--clients-per-actor", type=int, help="as --cluster.clients_per_actor, with --preset")
 
 
 def check(options: argparse.Namespace) -> int:
@@ -57,14 +55,14 @@ def check(options: argparse.Namespace) -> int:
 
 
 def versions_here() -> Versions:
-    """Ray and Python of this process."""
+    """Return Ray and Python of this process."""
     import ray
 
     return Versions(ray.__version__, f"py{sys.version_info.major}{sys.version_info.minor}")
 
 
 def faults_of(text: str, demand: Demand, here: Versions) -> tuple[Config | None, list[Fault]]:
-    """The file as Ray completes it (None where it cannot), and all that is wrong with it."""
+    """Return the file as Ray completes it (None where it cannot), and all that is wrong with it."""
     try:
         raw = _load(text)
     except Flaw as flaw:
@@ -73,7 +71,7 @@ def faults_of(text: str, demand: Demand, here: Versions) -> tuple[Config | None,
     if repaired is None:
         return None, faults
     try:
-        config = _prepared(repaired)
+        config = _complete(repaired)
     except Flaw as flaw:
         return None, [*faults, flaw.fault]
     faults += [
@@ -123,7 +121,7 @@ def _demand(options: argparse.Namespace) -> Demand:
 
 
 def _load(text: str) -> Config:
-    """The file as a mapping; a key that stands twice is a fault, where YAML would silently take the last."""
+    """Return the file as a mapping; a key that stands twice is a fault: YAML would silently take the last."""
     import yaml  # type: ignore[import-untyped]  # PyYAML has no annotations; ray needs it, so it is there
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
@@ -160,21 +158,18 @@ def _load(text: str) -> Config:
 
 
 def _bounded(raw: Any) -> bool:
-    """Whether a tree of dicts and lists that may hold one another several times, or themselves, has a size that all of
-    it can be walked.
-    """
+    """Return whether a tree of dicts and lists, which may hold one another or themselves, is small enough to walk."""
     left, waiting = MOST_VALUES, [raw]
     while waiting and left > 0:
         node = waiting.pop()
         left -= 1
-        waiting.extend(
-            node.values() if isinstance(node, dict) else node if isinstance(node, list | tuple | set) else ()
-        )
+        children = node.values() if isinstance(node, dict) else node
+        waiting.extend(children if isinstance(node, dict | list | tuple | set) else ())
     return left > 0
 
 
-def _prepared(raw: Config) -> Config:
-    """What Ray makes of the file: its defaults filled in."""
+def _complete(raw: Config) -> Config:
+    """Return the file with Ray's defaults filled in."""
     from ray.autoscaler._private.util import prepare_config
 
     kind = raw["provider"]["type"]
@@ -195,7 +190,7 @@ def _prepared(raw: Config) -> Config:
 
 
 def _last_word(config: Config) -> list[Fault]:
-    """Ray's own check, in case it refuses what the rules let pass."""
+    """Return the faults of Ray's own check, in case it refuses what the rules let pass."""
     from ray.autoscaler._private.util import validate_config
 
     try:
@@ -206,7 +201,7 @@ def _last_word(config: Config) -> list[Fault]:
 
 
 def _notes(config: Config, options: argparse.Namespace, demand: Demand) -> Iterator[str]:
-    """What is not wrong but worth knowing."""
+    """Yield what is not wrong but worth knowing."""
     cache = ""
     if options.preset:
         from anchorfl.pipeline.config.presets import read_preset
@@ -219,8 +214,10 @@ def _notes(config: Config, options: argparse.Namespace, demand: Demand) -> Itera
         )
     for local in config["file_mounts"].values():
         if not Path(local).expanduser().exists():
-            how = ": '(umask 077; ray get-auth-token --generate > /dev/null)' makes it" if "auth_token" in local else ""
-            yield f"file_mounts: {local} is not here, and 'ray up' will want it{how}"
+            hint = (
+                ": '(umask 077; ray get-auth-token --generate > /dev/null)' makes it" if "auth_token" in local else ""
+            )
+            yield f"file_mounts: {local} is not here, and 'ray up' will want it{hint}"
         elif "auth_token" in local and Path(local).expanduser().stat().st_mode & 0o077:
             yield f"file_mounts: others on this machine can read {local}: chmod 600 {local}"
     if any(gpus(n) for n in workers(config).values()) and not demand.client_gpus and options.preset:
@@ -244,9 +241,8 @@ def _summary(config: Config, demand: Demand) -> Iterator[str]:
         kind, count = node["node_config"].get("InstanceType", ""), f"{node['min_workers']} to {node['max_workers']}"
         fits = ""
         if demand.client_gpus:
-            fits = (
-                f", {rules.share_fits(demand.client_gpus) * gpus(node)} clients of {demand.client_gpus:g} GPU on each"
-            )
+            count_fits = rules.share_fits(demand.client_gpus) * gpus(node)
+            fits = f", {count_fits} clients of {demand.client_gpus:g} GPU on each"
         yield f"  {name}: {count} {kind}{spot}, {gpus(node)} GPU{fits}"
 
 

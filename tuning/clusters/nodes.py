@@ -1,4 +1,4 @@
-"""What a cluster file says of its nodes: types, machines, docker options. And what a fault in it looks like."""
+"""The nodes of a cluster file: types, machines, docker options; and a fault in it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A mistake: the key's path, what is wrong there, and how to mend it."""
+    """A mistake."""
 
     path: str
+    """Path of the key, with points."""
     what: str
+    """The mistake itself."""
     hint: str
+    """Remedy."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.what}; {self.hint}"
@@ -24,12 +27,14 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """An instance type: CPUs, memory in GiB, GPUs, memory of one GPU in GiB."""
+    """An instance type."""
 
     cpus: int
     memory: int
+    """GiB."""
     gpus: int = 0
     gpu_memory: float = 0.0
+    """GiB of one GPU."""
 
 
 MACHINES = {
@@ -51,32 +56,32 @@ MACHINES = {
     "p4d.24xlarge": Machine(96, 1152, 8, 40),
     "p5.48xlarge": Machine(192, 2048, 8, 80),
 }
-"""AWS (DescribeInstanceTypes, 2025). Of a type that is missing here, GPUs and memory are not checked."""
+"""Instance types of AWS (DescribeInstanceTypes, 2025). GPUs and memory of others are not checked."""
 
 
 def node_path(name: str) -> str:
-    """Path of a node type."""
+    """Return the path of a node type."""
     return f"available_node_types.{name}"
 
 
 def workers(config: Config) -> dict[str, Config]:
-    """Node types other than the head's."""
+    """Return the node types other than the head's."""
     return {n: t for n, t in config["available_node_types"].items() if n != config["head_node_type"]}
 
 
 def machine(node: Config) -> Machine | None:
-    """What is known of a node type's instance type."""
+    """Return the instance type of a node type; None for an unknown one."""
     return MACHINES.get(node["node_config"].get("InstanceType", ""))
 
 
 def gpus(node: Config) -> int:
-    """GPUs of a node: as the file says, else as its instance type has."""
+    """Return the GPUs of a node: as the file says, else as its instance type has."""
     known = machine(node)
     return int(node["resources"].get("GPU", known.gpus if known else 0))
 
 
 def run_options(config: Config, name: str) -> list[str]:
-    """Words of the options that ``docker run`` gets on a node of this type."""
+    """Return the words of the options that ``docker run`` gets on a node of this type."""
     docker = config.get("docker", {})
     if name == config["head_node_type"]:
         more = docker.get("head_run_options", [])
@@ -87,6 +92,6 @@ def run_options(config: Config, name: str) -> list[str]:
 
 
 def option_values(words: list[str], *names: str) -> list[str]:
-    """Values of a docker option, written ``--name value`` or ``--name=value``."""
+    """Return the values of a docker option, written ``--name value`` or ``--name=value``."""
     after = [b for a, b in itertools.pairwise(words) if a in names]
     return after + [w.partition("=")[2] for w in words if w.partition("=")[0] in names and "=" in w]

@@ -1,4 +1,4 @@
-"""What a cluster file must hold beyond Ray's schema: each rule names the faults of one matter.
+"""Rules of a cluster file beyond Ray's schema: each names the faults of one matter.
 
 A rule takes the file as Ray completes it (``prepare_config``) and yields a Fault for each mistake. Nothing here asks a
 cloud or the network.
@@ -25,17 +25,19 @@ UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": GIB}
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Ray (``2.60.0``) and Python (``py311``), as image tags have them."""
+    """Versions as image tags have them."""
 
     ray: str
+    """``2.60.0``."""
     python: str
+    """``py311``."""
 
     def __str__(self) -> str:
         return f"Ray {self.ray} and Python {self.python[2]}.{self.python[3:]}"
 
 
 def heads_and_counts(config: Config) -> Iterator[Fault]:
-    """The head runs no clients; workers' numbers fit each other; idle workers end."""
+    """Check that the head runs no clients, workers' numbers fit each other, and idle workers end."""
     head = config["available_node_types"][config["head_node_type"]]
     path = f"{node_path(config['head_node_type'])}.resources"
     start = " ".join(config["head_start_ray_commands"])
@@ -59,7 +61,7 @@ def heads_and_counts(config: Config) -> Iterator[Fault]:
 
 
 def images(config: Config, here: Versions) -> Iterator[Fault]:
-    """Every node's image names its Ray and Python; both are those of this machine and of the head."""
+    """Check that every node's image names its Ray and Python, both those of this machine and of the head."""
     docker = config.get("docker") or {}
     if not docker:
         return
@@ -72,44 +74,45 @@ def images(config: Config, here: Versions) -> Iterator[Fault]:
     if fault is not None:
         yield fault
     for name, node in workers(config).items():
-        own, path = node.get("docker", {}).get("worker_image"), f"{node_path(name)}.docker.worker_image"
-        if own is None and "worker_image" in docker:
-            own, path = docker["worker_image"], "docker.worker_image"
-        if own is not None:
-            whose = "this machine and the head node" if head == here else "this machine"
-            fault, _ = _image(path, own, here, whose)
+        image, path = node.get("docker", {}).get("worker_image"), f"{node_path(name)}.docker.worker_image"
+        if image is None and "worker_image" in docker:
+            image, path = docker["worker_image"], "docker.worker_image"
+        if image is not None:
+            owner = "this machine and the head node" if head == here else "this machine"
+            fault, _ = _image(path, image, here, owner)
             if fault is not None:
                 yield fault
-        if gpus(node) and not re.search(r"-(gpu|cu\d+)", str(own or docker["image"])):
-            what = f"{own or docker['image']} is built for CPUs, and the node has a GPU"
+        if gpus(node) and not re.search(r"-(gpu|cu\d+)", str(image or docker["image"])):
+            what = f"{image or docker['image']} is built for CPUs, and the node has a GPU"
             yield Fault(path, what, f"use rayproject/ray:{here.ray}-{here.python}-gpu")
 
 
-def _image(path: str, image: Any, wanted: Versions, whose: str) -> tuple[Fault | None, Versions | None]:
-    """The fault of an image's tag, and the versions that the tag names."""
+def _image(path: str, image: Any, wanted: Versions, owner: str) -> tuple[Fault | None, Versions | None]:
+    """Return the fault of an image's tag, and the versions that the tag names."""
     tag = str(image).partition("@")[0].rpartition("/")[2].partition(":")[2]
     hint = f"use {str(image).partition('@')[0].partition(':')[0]}:{wanted.ray}-{wanted.python}[-gpu]"
     if tag.split("-")[0] in ("", "latest", "nightly"):
         return Fault(path, f"{image}: tag {tag or 'latest'!r} is another Ray each time", hint), None
-    found = re.match(r"(\d+\.\d+\.\d+)-(py3\d+)(?:-|$)", tag)
-    if found is None:
+    match = re.match(r"(\d+\.\d+\.\d+)-(py3\d+)(?:-|$)", tag)
+    if match is None:
         return Fault(path, f"{image}: the tag does not say which Ray and Python it holds", hint), None
-    has = Versions(found[1], found[2])
-    return (None if has == wanted else Fault(path, f"{image}: holds {has}, {whose} {wanted}", hint)), has
+    versions = Versions(match[1], match[2])
+    fault = None if versions == wanted else Fault(path, f"{image}: holds {versions}, {owner} {wanted}", hint)
+    return fault, versions
 
 
 def shared_memory(config: Config) -> Iterator[Fault]:
-    """/dev/shm of every container holds Ray's object store."""
+    """Check that /dev/shm of every container holds Ray's object store."""
     without, path = list[str](), "docker.run_options"
     for name, node in config["available_node_types"].items() if config.get("docker") else ():
         sizes, known = option_values(run_options(config, name), "--shm-size"), machine(node)
         need = math.ceil(STORE_SHARE * known.memory) if known else 4
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)b?", sizes[-1].lower()) if sizes else None
+        size = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)b?", sizes[-1].lower()) if sizes else None
         if not sizes:
             without.append(name)
-        elif found is None:
+        elif size is None:
             yield Fault(path, f"--shm-size={sizes[-1]}: not a size", f"write --shm-size={need}gb")
-        elif known and float(found[1]) * UNITS[found[2]] < STORE_SHARE * known.memory * GIB:
+        elif known and float(size[1]) * UNITS[size[2]] < STORE_SHARE * known.memory * GIB:
             what = f"--shm-size={sizes[-1]} is less than Ray's object store on {name}, {need} GiB"
             yield Fault(path, what, f"write --shm-size={need}gb")
     if without:
@@ -118,29 +121,31 @@ def shared_memory(config: Config) -> Iterator[Fault]:
 
 
 def machines(config: Config) -> Iterator[Fault]:
-    """CPUs and GPUs of a node type are those of its instance type."""
+    """Check that CPUs and GPUs of a node type are those of its instance type."""
     for name, node in config["available_node_types"].items():
         known = machine(node)
         for resource, most in (("CPU", known.cpus), ("GPU", known.gpus)) if known else ():
-            said = node["resources"].get(resource, most)
-            if said > most or (resource == "GPU" and said < most and name != config["head_node_type"]):
-                what = f"{said}, and a {node['node_config']['InstanceType']} has {most}"
+            count = node["resources"].get(resource, most)
+            if count > most or (resource == "GPU" and count < most and name != config["head_node_type"]):
+                what = f"{count}, and a {node['node_config']['InstanceType']} has {most}"
                 yield Fault(f"{node_path(name)}.resources.{resource}", what, f"set it to {most}")
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a run wants of GPUs: the share of a client actor and of the server; clients and clients per actor where a
-    preset says them (else 0).
-    """
+    """The GPUs that a run wants."""
 
     client_gpus: float
+    """Share of a client actor."""
     server_gpus: float = 0.0
+    """Share of the server."""
     clients: int = 0
+    """0 where no preset says it."""
     clients_per_actor: int = 0
+    """0 where no preset says it."""
 
     def actors(self, cpus: int) -> int:
-        """Client actors, as ``anchorfl.pipeline.cluster.layout.layout`` counts them."""
+        """Return the number of client actors, as ``anchorfl.pipeline.cluster.layout.layout`` counts them."""
         from anchorfl.pipeline.cluster.layout import PER_CLIENT_ACTORS_UP_TO
 
         if self.clients_per_actor:
@@ -149,7 +154,7 @@ class Demand:
 
 
 def gpu_shares(config: Config, demand: Demand) -> Iterator[Fault]:
-    """A client's share of a GPU is enough to start, and all client actors find one."""
+    """Check that a client's share of a GPU is enough to start, and that all client actors find one."""
     share = demand.client_gpus
     if not share:
         return
@@ -178,5 +183,5 @@ def gpu_shares(config: Config, demand: Demand) -> Iterator[Fault]:
 
 
 def share_fits(share: float) -> int:
-    """Actors with this share that fit one GPU; Ray never splits an actor's share over two."""
+    """Return the number of actors with this share on one GPU; Ray never splits an actor's share over two."""
     return math.floor(1 / share + 1e-9)

@@ -1,4 +1,4 @@
-"""What others say a cluster file may hold: Ray's own schema, and botocore's description of EC2's RunInstances."""
+"""Checks of a cluster file by Ray's own schema, and by botocore's description of EC2's RunInstances."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from anchorfl.tuning.clusters.nodes import Config, Fault, node_path
 
 
 def against_schema(raw: Config) -> tuple[list[Fault], Config | None]:
-    """Faults by Ray's schema, and the file with misspelt keys put right so that the other rules can go on; None where
-    they cannot.
+    """Return the faults by Ray's schema, and the file with misspelt keys put right, for the other rules.
+
+    None in place of the file: the rules cannot go on.
     """
     import ray.autoscaler
     from jsonschema import Draft7Validator  # type: ignore[import-untyped]  # needed by ray[default]
@@ -34,18 +35,18 @@ def against_schema(raw: Config) -> tuple[list[Fault], Config | None]:
             near = difflib.get_close_matches(str(key), known, 1)
             hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(known)}"
             faults.append(Fault(_dotted([*path, key]), "no such key", hint))
-            place: Any = repaired
+            parent: Any = repaired
             for step in path:
-                place = place[step]
-            value = place.pop(key)
+                parent = parent[step]
+            value = parent.pop(key)
             if near:
-                place.setdefault(near[0], value)
+                parent.setdefault(near[0], value)
     loose = list(_loose(repaired)) if usable else []
     return faults + loose, repaired if usable and not loose else None
 
 
 def _loose(raw: Config) -> Iterator[Fault]:
-    """Wrong types where Ray's schema asks for none, and quotes that nobody closes."""
+    """Yield wrong types where Ray's schema asks for none, and quotes that nobody closes."""
     for remote, local in raw.get("file_mounts", {}).items():
         if not isinstance(local, str):
             yield Fault(f"file_mounts.{remote}", f"{local!r} is no path", "name a file or folder of this machine")
@@ -53,15 +54,15 @@ def _loose(raw: Config) -> Iterator[Fault]:
         lists = ("IpRanges", "Ipv6Ranges", "PrefixListIds")
         if not isinstance(rule, dict) or not all(isinstance(rule.get(name, []), list) for name in lists):
             yield Fault(f"provider.security_group.IpPermissions[{i}]", f"{rule!r} is no rule", "see EC2's IpPermission")
-    places = [("docker", raw.get("docker", {}))]
+    sections = [("docker", raw.get("docker", {}))]
     for name, node in raw.get("available_node_types", {}).items():
-        places.append((f"{node_path(name)}.docker", node.get("docker", {})))
+        sections.append((f"{node_path(name)}.docker", node.get("docker", {})))
         kind = node["node_config"].get("InstanceType", "")
         if not isinstance(kind, str):
             yield Fault(
                 f"{node_path(name)}.node_config.InstanceType", f"{kind!r} is no name", "write one, as g5.2xlarge"
             )
-    for path, docker in places:
+    for path, docker in sections:
         for key in ("run_options", "head_run_options", "worker_run_options"):
             for i, option in enumerate(docker.get(key, [])):
                 if not isinstance(option, str) or not _closed(option):
@@ -92,17 +93,17 @@ def _dotted(path: Iterable[Any]) -> str:
 
 
 def against_ec2(config: Config) -> Iterator[Fault]:
-    """Faults in what goes to EC2's RunInstances as it stands, by the description of that call in botocore."""
+    """Yield the faults in what goes to EC2's RunInstances as it stands, by botocore's description of that call."""
     if not config["provider"].get("region"):
         yield Fault("provider.region", "missing", "add it, for example us-west-2")
-    call = _run_instances()
-    if call is None:
+    shape = _run_instances()
+    if shape is None:
         return  # the command notes that boto3 is missing
     from botocore.validate import ParamValidator  # type: ignore[import-untyped]
 
     for name, node in config["available_node_types"].items():
-        given = {k: v for k, v in node["node_config"].items() if k != "SubnetIds"}  # Ray's own key
-        report = ParamValidator().validate({"MinCount": 1, "MaxCount": 1, **given}, call).generate_report()
+        arguments = {k: v for k, v in node["node_config"].items() if k != "SubnetIds"}  # Ray's own key
+        report = ParamValidator().validate({"MinCount": 1, "MaxCount": 1, **arguments}, shape).generate_report()
         for line in filter(None, report.splitlines()):
             what, _, allowed = line.partition(", must be one of: ")
             wrong = what.rpartition(': "')[2].rstrip('"')
@@ -113,7 +114,7 @@ def against_ec2(config: Config) -> Iterator[Fault]:
 
 @functools.cache
 def _run_instances() -> Any:
-    """What RunInstances takes; None without botocore."""
+    """Return the shape of RunInstances' arguments; None without botocore."""
     try:
         import botocore.session  # type: ignore[import-untyped]
     except ModuleNotFoundError:

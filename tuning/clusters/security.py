@@ -1,4 +1,4 @@
-"""What of a cluster file lets strangers in: rules as in tuning/clusters/rules.py, about tokens, ports and secrets."""
+"""Rules, as in tuning/clusters/rules.py, about what lets strangers in: tokens, ports and secrets."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ASSIGNED = re.compile(r"\b([A-Z][A-Z0-9_]*(?:PASSWORD|PASSWD|SECRET|SECRET_ACCES
 SPELT_OUT = re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|//[^\s/:@'\"]*:[^\s/@'\"$]+@")
 """A key of AWS, or a password in an address."""
 PRIVATE = ("~/.aws", "~/.azure", "~/.config", "~/.docker", "~/.kube", "~/.netrc", "~/.pgpass", "~/.ssh")
-"""Where people keep what opens other doors."""
+"""Files and folders with what opens other doors."""
 
 
 def token(config: Config) -> Iterator[Fault]:
-    """Every node starts Ray with token authentication, and gets the token as a file."""
+    """Check that every node starts Ray with token authentication, and gets the token as a file."""
     docker = bool(config.get("docker"))
     where = "docker.run_options" if docker else "head_start_ray_commands and worker_start_ray_commands"
-    found = {name: _authentication(config, name) for name in config["available_node_types"]}
-    without = [n for n, e in found.items() if e.get("RAY_AUTH_MODE") != "token"]
+    environments = {name: _authentication(config, name) for name in config["available_node_types"]}
+    without = [name for name, variables in environments.items() if variables.get("RAY_AUTH_MODE") != "token"]
     if without:
         what = f"no RAY_AUTH_MODE=token for {' and '.join(without)}: Ray would serve anyone who reaches it"
         hint = "add '-e RAY_AUTH_MODE=token'" if docker else "write 'RAY_AUTH_MODE=token ray start ...'"
@@ -33,16 +33,16 @@ def token(config: Config) -> Iterator[Fault]:
     for key, command in _commands(config):
         if key not in START and re.search(r"\bRAY_AUTH_MODE=(?!['\"]?token\b)", command):
             yield Fault(key, f"{command!r} turns token authentication off", "leave RAY_AUTH_MODE out of it")
-    if any("RAY_AUTH_TOKEN" in e for e in found.values()):
+    if any("RAY_AUTH_TOKEN" in variables for variables in environments.values()):
         return
-    for path in {e.get("RAY_AUTH_TOKEN_PATH", ".ray/auth_token") for e in found.values()}:
+    for path in {variables.get("RAY_AUTH_TOKEN_PATH", ".ray/auth_token") for variables in environments.values()}:
         if not any(str(remote).endswith(path) for remote in config["file_mounts"]):
             what = f"{path} is not brought to the nodes: Ray would not start without the token"
             yield Fault("file_mounts", what, "add '/home/ray/.ray/auth_token: ~/.ray/auth_token'")
 
 
 def _authentication(config: Config, name: str) -> dict[str, str]:
-    """Variables that ``ray start`` sees on a node of this type, as far as they concern the token."""
+    """Return the variables about the token that ``ray start`` sees on a node of this type."""
     starts = config[f"{'head' if name == config['head_node_type'] else 'worker'}_start_ray_commands"]
     pairs = option_values(run_options(config, name), "-e", "--env")
     for command in starts:
@@ -51,15 +51,15 @@ def _authentication(config: Config, name: str) -> dict[str, str]:
 
 
 def open_ports(config: Config) -> Iterator[Fault]:
-    """Nothing but SSH is open to the outside, the dashboard least of all."""
+    """Check that nothing but SSH is open to the outside, the dashboard least of all."""
     for key, command in _commands(config):
         for host in re.findall(r"--dashboard-host[= ](\S+)", command):
             if host.strip("'\"") not in ("127.0.0.1", "localhost", "::1"):
                 what = f"--dashboard-host {host} serves the dashboard, which runs anyone's code, to the network"
                 hint = "write 'ray start --head' with --dashboard-host=127.0.0.1 there, and reach it by 'ray dashboard'"
                 yield Fault(key, what, hint)
-        if found := re.search(r"--(?:host|ip|bind)[= ]['\"]?(?:0\.0\.0\.0|\[?::\]?|\*)(?=['\"\s:]|$)", command):
-            what = f"{found[0]} serves something to everybody who reaches the node"
+        if match := re.search(r"--(?:host|ip|bind)[= ]['\"]?(?:0\.0\.0\.0|\[?::\]?|\*)(?=['\"\s:]|$)", command):
+            what = f"{match[0]} serves something to everybody who reaches the node"
             yield Fault(key, what, "serve it on 127.0.0.1, and reach it with 'ray attach --port-forward'")
     for i, rule in enumerate(config["provider"].get("security_group", {}).get("IpPermissions", [])):
         outside = [r.get("CidrIp") or r.get("CidrIpv6") for r in rule.get("IpRanges", []) + rule.get("Ipv6Ranges", [])]
@@ -74,26 +74,26 @@ def open_ports(config: Config) -> Iterator[Fault]:
 
 
 def secrets(config: Config) -> Iterator[Fault]:
-    """No secret stands in the file, and none of its owner's goes to nodes on which others' code runs."""
+    """Check that no secret stands in the file, and none of its owner's goes to nodes that run others' code."""
     first = {text: path for path, text in reversed(list(_texts(config)))}
     for text, path in first.items():
-        if found := ASSIGNED.search(text):
-            what = "the token itself" if found[1] == "RAY_AUTH_TOKEN" else f"the value of {found[1]}"
-            hint = "leave it out and mount the token's file" if found[1] == "RAY_AUTH_TOKEN" else "leave it out"
+        if match := ASSIGNED.search(text):
+            what = "the token itself" if match[1] == "RAY_AUTH_TOKEN" else f"the value of {match[1]}"
+            hint = "leave it out and mount the token's file" if match[1] == "RAY_AUTH_TOKEN" else "leave it out"
         elif SPELT_OUT.search(text):
             what, hint = "a key or a password", "leave it out, and give the nodes a role (IamInstanceProfile)"
         else:
             continue
         yield Fault(path, f"{what} stands in the file, and from there goes into git", hint)
     for remote, local in config["file_mounts"].items():
-        place = local.rstrip("/")
-        if place in ("", "~", "$HOME") or any(place == p or place.startswith(f"{p}/") for p in PRIVATE):
+        path = local.rstrip("/")
+        if path in ("", "~", "$HOME") or any(path == p or path.startswith(f"{p}/") for p in PRIVATE):
             what = f"{local} goes to every node, where all who run code can read it"
             yield Fault(f"file_mounts.{remote}", what, "leave it out, and give the nodes a role (IamInstanceProfile)")
 
 
 def containers(config: Config) -> Iterator[Fault]:
-    """What runs in a node's container stays in it."""
+    """Check that what runs in a node's container stays in it."""
     for name in config["available_node_types"] if config.get("docker") else ():
         words = run_options(config, name)
         loose = [w for w in words if w == "--privileged" or w.startswith("--privileged=") or "docker.sock" in w]
@@ -104,7 +104,7 @@ def containers(config: Config) -> Iterator[Fault]:
 
 
 def _commands(config: Config) -> Iterator[tuple[str, str]]:
-    """(key, command) of every shell command, each once: Ray adds the general ones to those of head and workers."""
+    """Yield (key, command) of every shell command, each once: Ray adds the general ones to head's and workers'."""
     seen = set[str]()
     for key in COMMANDS:
         for command in map(str, config.get(key) or ()):
@@ -114,7 +114,7 @@ def _commands(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """(path, text) of every text in the file."""
+    """Yield (path, text) of every text in the file."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _texts(inner, f"{path}.{key}" if path else str(key))

@@ -29,11 +29,11 @@ PROBE_SECONDS = 10
 NOT_FOUND = 127
 """Exit code of a shell that does not find the command."""
 LEFT_OUT = (".git", ".venv*", "venv", "__pycache__", "/runs/", "/mlruns/", "/mlflow.db*", "/data/")
-"""Not uploaded, besides what .gitignore names: git's own files, environments, and what runs leave behind."""
+"""Files left out of an upload, besides those of .gitignore: git's own, environments, and what runs leave behind."""
 
 
 def arguments(sub: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the command's arguments."""
     sub.usage = "anchorfl submit [--address URL] [--no-wait] [--upload] {run,sweep,resume} ..."
     sub.add_argument("--address", default="", help=f"Ray's dashboard; default: $RAY_API_SERVER_ADDRESS, or {DEFAULT}")
     sub.add_argument("--no-wait", action="store_true", help="do not wait for the job's end")
@@ -43,7 +43,7 @@ def arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def submit(options: argparse.Namespace) -> int:
-    """Submit a job; exit code of the job, 1 where the connection was lost, 130 where it was stopped or Ctrl-C came.
+    """Submit a job; return its exit code, 1 where the connection was lost, 130 where it was stopped or Ctrl-C came.
 
     InputError: nothing answers, the token is missing or wrong, Ray's versions differ, or a bad command.
     """
@@ -51,7 +51,7 @@ def submit(options: argparse.Namespace) -> int:
     environment = runtime_env(Path.cwd()) if options.upload else {}
     address = resolve_address(options.address)
     client = _connect(address)
-    job = _asked(address, lambda: client.submit_job(entrypoint=command, runtime_env=environment))
+    job = _ask(address, lambda: client.submit_job(entrypoint=command, runtime_env=environment))
     print(f"job {job} at {address}: {redact(command)}", flush=True)
     if options.no_wait:
         print(f"{_ray_job('logs', address, job)} --follow\n{_ray_job('stop', address, job)}")
@@ -60,8 +60,10 @@ def submit(options: argparse.Namespace) -> int:
 
 
 def entrypoint(what: str, rest: list[str], *, upload: bool) -> str:
-    """The shell command of the job. What starts anew is told to join the cluster; a resumed run or sweep joins the one
-    that its folder names, which is the same where it was submitted. InputError: the arguments name a cluster.
+    """Return the shell command of the job. InputError: the arguments name a cluster.
+
+    What starts anew is told to join the cluster; a resumed run or sweep joins the one that its folder names, which is
+    the same where it was submitted.
     """
     if not rest:
         raise InputError(f"submit {what}: nothing to {what}; give what you would give to 'anchorfl {what}'")
@@ -79,9 +81,7 @@ def entrypoint(what: str, rest: list[str], *, upload: bool) -> str:
 
 
 def runtime_env(checkout: Path) -> dict[str, Any]:
-    """What of ``checkout`` the cluster gets: never data, also where a variable says that they lie in it. InputError:
-    it is no checkout.
-    """
+    """Return Ray's runtime environment with ``checkout`` but no data. InputError: it is none, or is all data."""
     package = checkout / "src" / "anchorfl"
     if not (checkout / "pyproject.toml").is_file() or not (package / "tuning" / "clusters" / "submit.py").is_file():
         raise InputError(f"--upload sends the checkout in the working folder, and {checkout} is none: cd to it first")
@@ -96,16 +96,16 @@ def runtime_env(checkout: Path) -> dict[str, Any]:
     return {"working_dir": str(checkout), "py_modules": [str(package)], "excludes": [*left_out, "/src/"]}
 
 
-def resolve_address(given: str) -> str:
-    """The dashboard's URL: as given, else from the environment, else on loopback. InputError: it is no URL."""
-    address = (given or os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT).rstrip("/")
+def resolve_address(address: str) -> str:
+    """Return the dashboard's URL: ``address``, else the environment's, else loopback. InputError: it is no URL."""
+    address = (address or os.environ.get("RAY_API_SERVER_ADDRESS") or DEFAULT).rstrip("/")
     if not address.startswith(("http://", "https://")):
         raise InputError(f"--address {address}: give the URL of Ray's dashboard, as {DEFAULT}")
     return address
 
 
 def _connect(address: str) -> Any:
-    """A client of the cluster's job server, of the same version of Ray."""
+    """Return a client of the cluster's job server, which has the same version of Ray."""
     _probe(address)
     _use_token(address)
     os.environ["RAY_API_SERVER_ADDRESS"] = address  # Ray prefers the environment to what it is given
@@ -113,9 +113,9 @@ def _connect(address: str) -> Any:
     import ray
     from ray.job_submission import JobSubmissionClient
 
-    client = _asked(address, lambda: JobSubmissionClient(address))
+    client = _ask(address, lambda: JobSubmissionClient(address))
     # get_version() tells the version of the interface, not Ray's.
-    theirs = _asked(address, lambda: client._do_request("GET", "/api/version").json()["ray_version"])
+    theirs = _ask(address, lambda: client._do_request("GET", "/api/version").json()["ray_version"])
     if theirs != ray.__version__:
         raise InputError(
             f"the cluster at {address} runs Ray {theirs}, here is {ray.__version__}: install the same on both sides"
@@ -125,13 +125,12 @@ def _connect(address: str) -> Any:
 
 
 def _probe(address: str) -> None:
-    """InputError where nothing answers: Ray's own client would wait as long as the network lets it."""
+    """Raise InputError where nothing answers: Ray's own client would wait as long as the network lets it."""
     try:
         with urllib.request.urlopen(f"{address}/api/version", timeout=PROBE_SECONDS):
             return
     except urllib.error.HTTPError as error:
-        answered = error.code in (401, 403)  # it wants a token, which Ray's client knows how to send
-        if answered:
+        if error.code in (401, 403):  # it wants a token, which Ray's client knows how to send
             return
         raise InputError(f"--address {address}: what answers there is not Ray's dashboard ({error})") from error
     except (OSError, ValueError) as error:
@@ -167,8 +166,8 @@ def _on_loopback(host: str) -> bool:
         return False
 
 
-def _asked(address: str, question: Any) -> Any:
-    """What the job server answers, its complaints as InputError of one line."""
+def _ask(address: str, question: Any) -> Any:
+    """Return the job server's answer; its complaints are InputErrors of one line."""
     from ray.exceptions import AuthenticationError
     from requests.exceptions import RequestException
 

@@ -14,8 +14,7 @@ class SweepOptions:
     """Options of ``anchorfl sweep``."""
 
     searcher: Literal["optuna", "random", "grid"] = "optuna"
-    """``optuna``: TPE; ``random``; ``grid``: every combination of the space's grid points. Trial 0 is always the
-    preset's own point."""
+    """``optuna``: TPE; ``random``; ``grid``: every combination of grid points. Trial 0 is the preset's own point."""
     scheduler: Literal["asha", "median", "none"] = "asha"
     """Rule that stops trials early: ``asha`` (Li et al., 2020), ``median`` (the median stopping rule), ``none``."""
     trials: int = 30
@@ -40,8 +39,7 @@ class SweepOptions:
     """Score on the validation split, one of those of ``evaluation.metrics``; empty: its first, ``f1_macro`` of
     decisions or ``p_at_1`` of ranking."""
     rule: Rule = "last"
-    """How a trial's curve becomes one figure: ``last`` round, ``mean5`` of the last five scored rounds, ``best``
-    round."""
+    """One figure of a trial's curve: ``last`` round, ``mean5`` of the last five scored rounds, ``best`` round."""
     finals: int = 3
     """Fresh seeds on which the chosen point is run in full and tested once; 0: none."""
     reference: bool = False

@@ -18,7 +18,7 @@ Status = Literal["running", "finished", "stopped", "failed"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """One point, run with every seed of the sweep in step."""
+    """A point, run with every seed of the sweep in step."""
 
     number: int
     """From 0; trial 0 is the preset's own point."""
@@ -33,11 +33,11 @@ class Trial:
     training_seconds: float = 0.0
     """The part in which clients trained or models were scored."""
     error: str = ""
-    """Why it failed, one line."""
+    """Reason of the failure, one line."""
 
     @property
     def rounds(self) -> int:
-        """Return how many rounds all seeds completed."""
+        """Number of rounds that all seeds completed."""
         return min((max(curve, default=0) for curve in self.curves.values()), default=0)
 
     def scores(self, rule: Rule) -> list[float]:
@@ -59,13 +59,13 @@ class FinalRun:
     """A point on a fresh seed with the full number of rounds, tested once."""
 
     seed: int
-    """None of the search's."""
+    """A fresh seed, none of the search's."""
     rounds: int
-    """Those of the preset."""
+    """The preset's."""
     scores: Mapping[str, Mapping[str, float]]
     """Split -> metric -> value (0 to 1)."""
     folder: str
-    """Its run folder."""
+    """Run folder."""
     seconds: float = 0.0
     """Wall time."""
 
@@ -75,25 +75,19 @@ class Sweep:
     """A whole sweep, as far as it has come."""
 
     name: str
-    """Name of its folder."""
+    """Name of the folder."""
     preset: str
-    """Name of the preset."""
     task: str
-    """Name of the task."""
     method: str
-    """Name of the method."""
     space: Space
     """Searched name -> dimension."""
     searcher: str
-    """As in ``SweepOptions``."""
     scheduler: str
-    """As in ``SweepOptions``."""
     metric: str
     """Name of a measure (``f1_macro``), on the validation split."""
     rule: Rule
-    """How a curve becomes one score."""
     seeds: tuple[int, ...]
-    """Those of the trials."""
+    """The trials' seeds."""
     rounds: int
     """Rounds of a whole trial."""
     trials: tuple[Trial, ...]
@@ -105,13 +99,13 @@ class Sweep:
     seconds: float = 0.0
     """Wall time so far, over all starts."""
     notes: tuple[str, ...] = field(default=())
-    """What to know about it, a line each."""
+    """Notes for the report, a line each."""
     fresh_seeds: tuple[int, ...] = ()
     """Seeds of the final runs."""
     reference_wanted: bool = False
-    """Whether runs of the preset's own point were asked for."""
+    """True where runs of the preset's own point were asked for."""
     final_runs_begun: bool = False
-    """Whether final runs were begun, which may all have failed."""
+    """True where final runs were begun; all may have failed."""
 
     def missing_seeds(self, runs: Sequence[FinalRun]) -> list[int]:
         """Return the seeds of final runs that are not among ``runs``."""
@@ -119,12 +113,12 @@ class Sweep:
 
     @property
     def needs_reference_runs(self) -> bool:
-        """Return whether the preset's own point has final runs of its own: asked for, and not the chosen one."""
+        """True where the preset's own point has final runs of its own: asked for, and not the chosen one."""
         return self.reference_wanted and self.best is not None and self.best.number != 0
 
     @property
     def complete(self) -> bool:
-        """Return whether a trial was chosen and no final run lacks its result."""
+        """True where a trial was chosen and no final run lacks its result."""
         if self.best is None or self.missing_seeds(self.final_runs):
             return False
         return not (self.needs_reference_runs and self.missing_seeds(self.reference_runs))
@@ -140,5 +134,5 @@ class Sweep:
 
     @property
     def best(self) -> Trial | None:
-        """Return the trial that the rule chooses, on validation alone."""
+        """Trial that the rule chooses, on validation alone; None where none has a score."""
         return next(iter(self.ranked()), None)

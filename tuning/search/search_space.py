@@ -32,14 +32,13 @@ class Range:
     high: float
     """The highest value."""
     scale: Literal["linear", "log", "tail"] = "linear"
-    """``log``: even in the logarithm; ``tail``: even in the logarithm of the distance to 100, for percentiles near the
-    top."""
+    """``log``: even in the logarithm; ``tail``: in that of the distance to 100, for percentiles near the top."""
     integer: bool = False
     """Whole numbers alone."""
     steps: int = 5
     """Points of a grid, at least 2."""
     reason: str = ""
-    """Why this range, for the report."""
+    """Reason for this range, for the report."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
@@ -86,7 +85,7 @@ class Choice:
     values: tuple[Value, ...]
     """All different."""
     reason: str = ""
-    """Why these, for the report."""
+    """Reason for these values, for the report."""
 
     def grid(self) -> list[Value]:
         """Return the values."""
@@ -221,12 +220,12 @@ SPACES: Mapping[str, MethodSpace] = {
 }
 
 
-def space_of(experiment: Experiment, given: Sequence[str] = ()) -> Space:
-    """Return the space of a sweep: ``given`` (``name=...``), or what the method declares. InputError on a bad one."""
-    if not given:
+def space_of(experiment: Experiment, texts: Sequence[str] = ()) -> Space:
+    """Return the space of a sweep: ``texts`` (``name=...``), or what the method declares. InputError on a bad one."""
+    if not texts:
         return SPACES[experiment.method.name].space
     space: dict[str, Dimension] = {}
-    for text in given:
+    for text in texts:
         name, equals, spec = text.partition("=")
         if not equals:
             raise InputError(f"--space {text!r}: write name=...; {SYNTAX}")
@@ -245,11 +244,9 @@ def _check(experiment: Experiment, option: str, dimension: Dimension) -> None:
     """Raise InputError where an option's type refuses values of a dimension: a search would leave out all of them."""
     for value in dimension.grid():
         typed_option(experiment, option, value)
-    own = options_of(experiment)[option]
-    if isinstance(dimension, Range) and not isinstance(own, int | float):
-        raise InputError(
-            f"{option}: the preset's own value, {none_as_text(own)}, lies on no range: give values with commas"
-        )
+    preset = none_as_text(options_of(experiment)[option])
+    if isinstance(dimension, Range) and not isinstance(preset, int | float):
+        raise InputError(f"{option}: the preset's own value, {preset}, lies on no range: give values with commas")
 
 
 def none_as_text(value: Value | None) -> Value:

@@ -12,6 +12,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
@@ -43,16 +44,15 @@ class Grid(Searcher):
         """Do nothing: a grid learns nothing."""
 
 
-def most_trials(options: SweepOptions, space: Space, own: Mapping[str, Value]) -> int:
+def most_trials(options: SweepOptions, space: Space, preset_point: Mapping[str, Value]) -> int:
     """Return how many trials there will be at most.
 
-    A grid may have fewer points than trials were allowed, and one more where the preset's ``own`` point is none of
-    them.
+    A grid may have fewer points than trials were allowed, and one more where the preset's point is none of them.
     """
     if options.searcher != "grid":
         return options.trials
-    beside = any(own[name] not in d.grid() for name, d in space.items())
-    return min(options.trials, math.prod(len(d.grid()) for d in space.values()) + beside)
+    one_more = any(preset_point[name] not in d.grid() for name, d in space.items())
+    return min(options.trials, math.prod(len(d.grid()) for d in space.values()) + one_more)
 
 
 def make_searcher(options: SweepOptions, space: Space, seed: int, first: Mapping[str, Value] | None) -> Searcher:
@@ -61,15 +61,12 @@ def make_searcher(options: SweepOptions, space: Space, seed: int, first: Mapping
         return Grid(space)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     logging.getLogger("ray.tune.search.optuna.optuna_search").setLevel(logging.ERROR)
-    sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)
+    sampler: BaseSampler = RandomSampler(seed=seed)
     if options.searcher == "optuna":
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", ExperimentalWarning
-            )  # multivariate, constant_liar: since Optuna 2.2 and 2.8
-            sampler = optuna.samplers.TPESampler(
-                seed=seed, n_startup_trials=START_UP, multivariate=True, constant_liar=True
-            )
+            # multivariate, constant_liar: since Optuna 2.2 and 2.8
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            sampler = TPESampler(seed=seed, n_startup_trials=START_UP, multivariate=True, constant_liar=True)
     points = None if first is None else [{n: inner_of(space[n], v) for n, v in first.items()}]
     return OptunaSearch(
         {name: distribution_of(d) for name, d in space.items()},

@@ -31,7 +31,7 @@ class TrialState:
     point: HyperParams
     """Searched name -> value."""
     searched_as: str
-    """Its name in the searcher; "" where the searcher does not know it."""
+    """Name in the searcher; "" where the searcher does not know it."""
     status: str = "running"
     """``running``, ``finished``, ``stopped`` (by the scheduler) or ``failed``."""
     records: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class TrialState:
     decision: str = TrialScheduler.CONTINUE
     """The scheduler's last word: go on or stop."""
     error: str = ""
-    """Why it failed, one line."""
+    """Reason of the failure, one line."""
     trace: str = ""
     """The whole traceback of ``error``, where it happened in this start."""
     unseen: float = 0.0
@@ -47,12 +47,12 @@ class TrialState:
 
     @property
     def trial_id(self) -> str:
-        """Return a name that stays the same over all starts of the sweep."""
+        """Name that stays the same over all starts of the sweep."""
         return f"{self.number:04d}"
 
     @property
     def rounds(self) -> int:
-        """Return the last round that it reported; 0 for none."""
+        """Last round that it reported; 0 for none."""
         return max(self.records, default=0)
 
     def __hash__(self) -> int:
@@ -84,9 +84,9 @@ class Study:
     first: HyperParams
     """The preset's own point, which is trial 0."""
     searcher_knows_first: bool
-    """Whether the searcher was told to suggest ``first`` first."""
+    """True where the searcher was told to suggest ``first`` first."""
     allowed: Callable[[HyperParams], bool]
-    """Whether the options take a point."""
+    """Returns whether the options take a point."""
     count: int
     """Trials in all."""
     rounds: int
@@ -102,7 +102,7 @@ class Study:
     trials: list[TrialState] = field(default_factory=list)
     """All trials by number."""
     exhausted: bool = False
-    """Whether the searcher has no further point."""
+    """True where the searcher has no further point."""
     _interrupted: deque[TrialState] = field(default_factory=deque)
     """Trials that a kill left running: they come first."""
 
@@ -142,14 +142,13 @@ class Study:
         status = self._status(trial, error)
         if trial.status != "running" or status == "running":
             return
-        self.ledger.write(
-            {"event": "end", "trial": trial.number, "status": status, "error": error, "time": time.time()}
-        )
+        event = {"event": "end", "trial": trial.number, "status": status, "error": error, "time": time.time()}
+        self.ledger.write(event)
         self._apply_end(trial, status, error)
 
     @property
     def done(self) -> bool:
-        """Return whether nothing is left to run."""
+        """True where nothing is left to run."""
         none_left = len(self.trials) >= self.count or self.exhausted
         return none_left and all(trial.status != "running" for trial in self.trials)
 

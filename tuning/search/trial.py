@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from anchorfl.pipeline.config.cluster import ClusterOptions
 from anchorfl.pipeline.config.experiment import Experiment
 from anchorfl.pipeline.config.schema import with_options
 from anchorfl.pipeline.execution.actor_pool import ActorPool
-from anchorfl.pipeline.execution.executor import executor_for
+from anchorfl.pipeline.execution.executor import Executor, executor_for
 from anchorfl.pipeline.run.lifecycle import Result, federate, open_loop
 from anchorfl.pipeline.run.progress import Progress
 from anchorfl.pipeline.run.round_loop import RoundLoop
@@ -120,17 +120,21 @@ def _train_trial(config: dict[str, Any], context: TrialContext) -> None:
     with ExitStack() as stack:
         loops = {}
         for seed, run_spec in context.run_specs.items():
+            run_folder = folder / f"seed-{seed}"
             experiment = point_experiment(run_spec.experiment, context.names, config["point"], seed)
+            backup = backup_of(experiment.cluster.backup, Path(context.folder).parent, run_folder)
             experiment = replace(
                 experiment,
+                cluster=replace(experiment.cluster, backup=backup),
                 federation=replace(experiment.federation, rounds=context.rounds),
                 evaluation=replace(experiment.evaluation, test="never", model_selection="last", every=1),
             )
-            loops[seed] = _open(replace(run_spec, experiment=experiment), folder / f"seed-{seed}", context, stack)
+            loops[seed] = _open_loop(replace(run_spec, experiment=experiment), run_folder, stack)
         steps = {seed: loop.steps() for seed, loop in loops.items()}
         for round_ in range(1, context.rounds + 1):
             for seed, loop in loops.items():
-                _advance(loop, steps[seed], round_)
+                while loop.state.round < round_:
+                    next(steps[seed])
             if round_ > config["after"]:
                 record = _record(folder, list(loops), round_, context)
                 record["seconds"] = config["seconds"] + time.perf_counter() - began
@@ -162,41 +166,30 @@ def run_to_end(
     elsewhere, where those are not what it runs with here.
     """
     with ExitStack() as stack:
-        stack.enter_context(lock_run(folder, patience_s=60))
-        backup = run_spec.experiment.cluster.backup
-        if backup:
-            restore_if_ahead(backup_uri(backup, folder), folder, _log)
-        set_aside(folder, written or run_spec.experiment, backup_uri(backup, folder) if backup else "", _log)
-        executor = executor_for(run_spec, _actor_pool)
-        stack.callback(executor.close)
-        write_config(folder, written or run_spec.experiment)
-        progress = Progress(run_spec.experiment.federation.rounds, out=io.StringIO())
+        executor, progress = _start(run_spec, folder, written or run_spec.experiment, stack)
         return federate(run_spec, executor, folder, progress, _log, parent)
 
 
-def _open(run_spec: RunSpec, folder: Path, context: TrialContext, stack: ExitStack) -> RoundLoop:
-    stack.enter_context(lock_run(folder, patience_s=60))
-    run_spec = _restore(run_spec, folder, context)
-    backup = run_spec.experiment.cluster.backup
-    set_aside(folder, run_spec.experiment, backup_uri(backup, folder) if backup else "", _log)
-    executor = executor_for(run_spec, _actor_pool)
-    stack.callback(executor.close)
-    write_config(folder, run_spec.experiment)
-    progress = Progress(run_spec.experiment.federation.rounds, out=io.StringIO())
+def _open_loop(run_spec: RunSpec, folder: Path, stack: ExitStack) -> RoundLoop:
+    executor, progress = _start(run_spec, folder, run_spec.experiment, stack)
     loop = open_loop(run_spec, executor, folder, progress, _log)
     if loop.backup is not None:
         stack.callback(loop.backup.close)
     return loop
 
 
-def _restore(run_spec: RunSpec, folder: Path, context: TrialContext) -> RunSpec:
-    """Fetch what another node did of a run into its folder, which this process holds; return the spec with its copy."""
-    experiment, sweep = run_spec.experiment, Path(context.folder).parent
-    if not experiment.cluster.backup:
-        return run_spec
-    backup = backup_of(experiment.cluster.backup, sweep, folder)
-    restore_if_ahead(backup_uri(backup, folder), folder, _log)
-    return replace(run_spec, experiment=replace(experiment, cluster=replace(experiment.cluster, backup=backup)))
+def _start(run_spec: RunSpec, folder: Path, written: Experiment, stack: ExitStack) -> tuple[Executor, Progress]:
+    """Lock a run's folder and fetch what another node did of it; return the executor and a progress without output."""
+    stack.enter_context(lock_run(folder, patience_s=60))
+    backup = run_spec.experiment.cluster.backup
+    uri = backup_uri(backup, folder) if backup else ""
+    if uri:
+        restore_if_ahead(uri, folder, _log)
+    set_aside(folder, written, uri, _log)
+    executor = executor_for(run_spec, _actor_pool)
+    stack.callback(executor.close)
+    write_config(folder, written)
+    return executor, Progress(run_spec.experiment.federation.rounds, out=io.StringIO())
 
 
 def _actor_pool() -> ActorPool:
@@ -221,11 +214,6 @@ def _layout(group: Any, shares: Sequence[Mapping[str, float]]) -> Layout:
         concurrent=len(slots),
         group=group,
     )
-
-
-def _advance(loop: RoundLoop, steps: Iterator[int], round_: int) -> None:
-    while loop.state.round < round_:
-        next(steps)
 
 
 def _record(folder: Path, seeds: Sequence[int], round_: int, context: TrialContext) -> dict[str, Any]:

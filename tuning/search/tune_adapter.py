@@ -163,9 +163,8 @@ def fit(
     )
     space = tuner.pop("param_space", None)
     config = TuneConfig(reuse_actors=tuner.pop("reuse_actors", True), max_concurrent_trials=at_once, **tuner)
-    placed = tune.with_resources(
-        tune.with_parameters(trainable, context=context), PlacementGroupFactory(list(resources))
-    )
+    bound = tune.with_parameters(trainable, context=context)
+    placed = tune.with_resources(bound, PlacementGroupFactory(list(resources)))
     try:
         return Tuner(placed, run_config=run, tune_config=config, param_space=space).fit()
     finally:
@@ -197,9 +196,9 @@ def max_concurrent_trials(resources: Sequence[Mapping[str, float]], wanted: int)
     fits = count_groups(have, shares, most)
     if not fits:
         each = ", ".join(f"{node.cpus:g} CPUs and {len(node.devices)} GPUs" for node in have)
-        asked = " + ".join(f"({cpus:g} CPU, {gpus:g} GPU)" for cpus, gpus in shares if cpus or gpus)
+        needs = " + ".join(f"({cpus:g} CPU, {gpus:g} GPU)" for cpus, gpus in shares if cpus or gpus)
         raise InputError(
-            f"a trial needs {asked}, where each part lies on one node and one GPU; the cluster has no room for it"
+            f"a trial needs {needs}, where each part lies on one node and one GPU; the cluster has no room for it"
             f" (nodes: {each}): lower --cpus, --slots or --cluster.client_gpus"
         )
     return fits

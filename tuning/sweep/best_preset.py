@@ -24,7 +24,7 @@ def best_preset(sweep: Sweep, text: str) -> str:
         section, _, key = (name if "." in name else f"method.{name}").rpartition(".")
         lines = _put(lines, section, key, value)
         chosen.setdefault(section, {})[key] = value
-    if not _comment("\n".join(lines), chosen):
+    if not _says("\n".join(lines), chosen):
         lines = to_toml(from_tree(chosen)).splitlines()
     score = 100 * statistics.fmean(trial.scores(sweep.rule))
     head = [
@@ -35,7 +35,7 @@ def best_preset(sweep: Sweep, text: str) -> str:
     return "\n".join([*head, *lines]).rstrip() + "\n"
 
 
-def _comment(text: str, tree: dict[str, Any]) -> bool:
+def _says(text: str, tree: dict[str, Any]) -> bool:
     """Return whether a text is TOML that says this. Tables may be written in ways that no replaced line fits."""
     try:
         return tomllib.loads(text) == tree
@@ -51,10 +51,10 @@ def _put(lines: list[str], section: str, key: str, value: Value) -> list[str]:
     first = starts[0] + 1
     last = next((i for i in range(first, len(lines)) if lines[i].lstrip().startswith("[")), len(lines))
     for i in range(first, last):
-        found = re.fullmatch(rf"(\s*){re.escape(key)}\s*=[^#\"']*(?:\"[^\"]*\"|'[^']*')?\s*(#.*)?", lines[i])
-        if found:
-            remark = f"  {found.group(2)}" if found.group(2) else ""
-            return [*lines[:i], f"{found.group(1)}{key} = {json.dumps(value)}{remark}", *lines[i + 1 :]]
+        match = re.fullmatch(rf"(\s*){re.escape(key)}\s*=[^#\"']*(?:\"[^\"]*\"|'[^']*')?\s*(#.*)?", lines[i])
+        if match:
+            remark = f"  {match[2]}" if match[2] else ""
+            return [*lines[:i], f"{match[1]}{key} = {json.dumps(value)}{remark}", *lines[i + 1 :]]
     while last > first and not lines[last - 1].strip():
         last -= 1
     return [*lines[:last], f"{key} = {json.dumps(value)}", *lines[last:]]

@@ -100,10 +100,7 @@ def final_run_digest(context: TrialContext, point: Mapping[str, Value], seed: in
 
 
 def has_result(folder: Path, wanted: str) -> bool:
-    """Return whether a final run of these options has ended.
-
-    There may be one of another point, from before a ledger was cut.
-    """
+    """Return whether a final run of these options has ended; there may be one of a point of a ledger that was cut."""
     return bool(content := read_result(folder)) and content.get("digest", wanted) == wanted
 
 
@@ -122,22 +119,14 @@ def read_final_runs(folder: Path, word: str, digests: Mapping[int, str]) -> tupl
 
     InputError where one has other scores on the test split than the first, or none.
     """
-    out = list[FinalRun]()
+    out, keys = list[FinalRun](), ("rounds", "scores", "seconds")
     for seed, wanted in digests.items():
         path = folder / f"{word}-seed-{seed}"
         if has_result(path, wanted):
-            content = read_result(path, "rounds", "scores", "seconds")
+            content = read_result(path, *keys)
             names = content["scores"].get("test", {}).keys()
             if not names or (out and names != out[0].scores["test"].keys()):
                 fault = f"scores of the test split are {', '.join(names) or 'missing'}"
                 raise InputError(f"{path / RESULT} is damaged ({fault}); delete it, and resume the sweep")
-            out.append(
-                FinalRun(
-                    seed=seed,
-                    rounds=content["rounds"],
-                    scores=content["scores"],
-                    folder=str(path),
-                    seconds=content["seconds"],
-                )
-            )
+            out.append(FinalRun(seed=seed, folder=str(path), **{key: content[key] for key in keys}))
     return tuple(out)

@@ -1,8 +1,10 @@
-"""Blocks of a report as one HTML page without any outside reference, and as Markdown."""
+"""Blocks of a report as one HTML page without any outside reference, and as Markdown; rows as CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -29,7 +31,7 @@ class Block:
     """A piece of a report."""
 
     title: str = ""
-    """Its heading; empty: none."""
+    """Heading; empty: none."""
     rows: Sequence[Sequence[str]] = ()
     """A table; the first row is its head, of empty cells where it has none."""
     picture: Callable[[], Figure] | None = None
@@ -72,6 +74,13 @@ def markdown(title: str, blocks: Sequence[Block], folder: Path) -> str:
             parts.append(f"![{block.title}]({folder.name}/{block.file})")
         parts += block.paragraphs
     return "\n\n".join(parts) + "\n"
+
+
+def to_csv(rows: Iterable[Iterable[object]]) -> str:
+    """Return rows as CSV."""
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(rows)
+    return stream.getvalue()
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

@@ -28,7 +28,7 @@ class SavedPlan(TypedDict):
 
     preset: str
     options: dict[str, Any]
-    """Of ``SweepOptions``."""
+    """Fields of ``SweepOptions``."""
     space: dict[str, dict[str, Any]]
     """Searched name -> the fields of its dimension, and ``kind``: Choice or Range."""
     experiment: dict[str, Any]
@@ -46,7 +46,7 @@ class SweepPlan:
     space: Space
     """Searched name -> dimension."""
     options: SweepOptions
-    """As given, the metric by its name."""
+    """Options as given, the metric by its name."""
     text: str
     """The preset as TOML, overrides included."""
 
@@ -62,29 +62,29 @@ class SweepPlan:
 
     @property
     def names(self) -> dict[str, str]:
-        """Return the option of each searched name."""
+        """Searched name -> option."""
         return {name: resolve(self.experiment, name) for name in self.space}
 
     @property
     def preset_point(self) -> dict[str, Value]:
-        """Return the preset's own point: searched name -> value."""
+        """The preset's own point: searched name -> value."""
         known = options_of(self.experiment)
         return {name: none_as_text(known[option]) for name, option in self.names.items()}
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Return the seeds of the search: the preset's and the next ones."""
+        """Seeds of the search: the preset's and the next ones."""
         return tuple(range(self.experiment.seed, self.experiment.seed + self.options.seeds))
 
     @property
     def fresh_seeds(self) -> tuple[int, ...]:
-        """Return the seeds of the final runs: those after the search's."""
+        """Seeds of the final runs: those after the search's."""
         first = self.experiment.seed + self.options.seeds
         return tuple(range(first, first + self.options.finals))
 
     @property
     def rounds(self) -> TrialRounds:
-        """Return the lengths of a trial. InputError where they do not fit each other."""
+        """Lengths of a trial. InputError where they do not fit each other."""
         warm_up = SPACES[self.experiment.method.name].warm_up
         try:
             return resolve_rounds(self.options, self.experiment.federation.rounds, warm_up)
@@ -157,5 +157,5 @@ def _dimension(entry: dict[str, Any]) -> Dimension:
     kind: Any = {"Choice": Choice, "Range": Range}.get(str(entry.pop("kind", "")))
     if kind is None:
         raise ValueError("space: its kind must be Choice or Range")
-    found: Dimension = converted(entry, kind, "space")
-    return found
+    dimension: Dimension = converted(entry, kind, "space")
+    return dimension

@@ -40,9 +40,8 @@ def heat_map(sweep: Sweep, x: str, y: str) -> Figure:
     norm = _norm(sweep, shown)
     cells: dict[tuple[float, float], list[Trial]] = {}
     for trial in shown:
-        cells.setdefault(
-            (_position(sweep.space[x], trial.point[x]), _position(sweep.space[y], trial.point[y])), []
-        ).append(trial)
+        at = _position(sweep.space[x], trial.point[x]), _position(sweep.space[y], trial.point[y])
+        cells.setdefault(at, []).append(trial)
     for (a, b), trials in cells.items():  # of a grid over more dimensions a cell holds several trials
         score = statistics.fmean(_mean(sweep, trial) for trial in trials)
         color, whole = MAP(norm(score)), all(map(_whole, trials))
@@ -96,9 +95,8 @@ def against(sweep: Sweep, name: str) -> Figure:
 def parallel(sweep: Sweep) -> Figure:
     """Draw every trial as a line over one axis per dimension and one for the score; stopped trials thin and grey."""
     names = [*sweep.space, "score"]
-    shown = sorted(
-        _scored(sweep), key=lambda trial: (_whole(trial), _mean(sweep, trial))
-    )  # the best is drawn last, on top
+    # the best is drawn last, on top
+    shown = sorted(_scored(sweep), key=lambda trial: (_whole(trial), _mean(sweep, trial)))
     norm, chosen = _norm(sweep, shown), sweep.best
     figure = Figure(figsize=(1.7 * len(names) + 1.6, 3.8), layout="constrained")
     ax = figure.add_subplot()
@@ -221,7 +219,8 @@ def _ticks(dimension: Dimension) -> list[object]:
 
 def _axis(ax: Axes, dimension: Dimension, name: str, which: str) -> None:
     ticks = _ticks(dimension)
-    positions, labels = [_position(dimension, v) for v in ticks], [verbatim(_word(v)) for v in ticks]
+    positions = [_position(dimension, value) for value in ticks]
+    labels = [verbatim(f"{value:g}" if isinstance(value, float) else str(value)) for value in ticks]
     if which == "x":
         ax.set_xticks(positions, labels)
         ax.set_xlabel(name)
@@ -230,19 +229,14 @@ def _axis(ax: Axes, dimension: Dimension, name: str, which: str) -> None:
         ax.set_ylabel(name)
 
 
-def _word(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def _span(sweep: Sweep, name: str, shown: Sequence[Trial]) -> tuple[float, float]:
     if name == "score":
         positions = [_mean(sweep, trial) for trial in shown]
     else:
         dimension = sweep.space[name]
         ends = dimension.values if isinstance(dimension, Choice) else (dimension.low, dimension.high)
-        positions = [_position(dimension, v) for v in ends] + [
-            _position(dimension, trial.point[name]) for trial in shown
-        ]
+        values = [*ends, *(trial.point[name] for trial in shown)]
+        positions = [_position(dimension, value) for value in values]
     return min(positions), max(positions)
 
 

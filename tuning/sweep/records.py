@@ -40,7 +40,7 @@ class SweepRecords:
     experiment: Experiment
     """The preset with its overrides."""
     run_specs: Mapping[int, RunSpec]
-    """By seed of the search."""
+    """Seed of the search -> data and class-name vectors."""
     experiment_of: Callable[[Mapping[str, Any]], Experiment]
     """Returns the experiment of a point, with the first seed."""
     params: dict[str, Any]

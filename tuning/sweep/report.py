@@ -4,10 +4,8 @@ point as a preset. Written anew at any time from what the sweep's folder holds; 
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
@@ -16,11 +14,11 @@ from matplotlib.figure import Figure
 
 from anchorfl.pipeline.run.progress import format_duration
 from anchorfl.pipeline.storage.atomic_files import write_atomically
-from anchorfl.tuning.search.results import FinalRun, Sweep, Trial
+from anchorfl.tuning.search.results import Sweep, Trial
 from anchorfl.tuning.search.search_space import Range, describe
 from anchorfl.tuning.sweep import plots
 from anchorfl.tuning.sweep.best_preset import best_preset
-from anchorfl.tuning.sweep.html import Block, html, markdown
+from anchorfl.tuning.sweep.html import Block, html, markdown, to_csv
 from anchorfl.tuning.sweep.importance import importances
 from anchorfl.tuning.sweep.progress import format_mean_sd, format_point
 
@@ -55,12 +53,9 @@ def _blocks(sweep: Sweep) -> Iterator[Block]:
         yield Block("On fresh seeds, tested once", rows=_final_runs(sweep))
     yield from _pictures(sweep)
     yield Block("Trials", rows=_table(sweep), paragraphs=[_how_to_read(sweep), *sweep.notes])
-    failed = [
-        ["trial", "error"],
-        *([str(trial.number), trial.error] for trial in sweep.trials if trial.status == "failed"),
-    ]
-    if len(failed) > 1:
-        yield Block("Failures", rows=failed)
+    failed = [[str(trial.number), trial.error] for trial in sweep.trials if trial.status == "failed"]
+    if failed:
+        yield Block("Failures", rows=[["trial", "error"], *failed])
 
 
 def _facts(sweep: Sweep) -> list[list[str]]:
@@ -84,17 +79,20 @@ def _verdict(sweep: Sweep) -> list[str]:
     best = sweep.best
     if best is None:
         return ["No trial has a score yet."]
-    mine = best.scores(sweep.rule)
-    score = format_mean_sd(mine)
+    scores = best.scores(sweep.rule)
+    score = format_mean_sd(scores)
     lines = [f"Trial {best.number}: {format_point(best.point)}. Validation score {score} at round {best.rounds}."]
-    own = sweep.trials[0]
-    theirs = own.scores(sweep.rule)
-    if best.number == own.number:
+    first = sweep.trials[0]
+    first_scores = first.scores(sweep.rule)
+    if best.number == first.number:
         return [*lines, "This is the preset's own point: no other did better."]
-    if not theirs or own.rounds != best.rounds:
-        return [*lines, f"The preset's own point (trial 0) ended at round {own.rounds}, so the two cannot be compared."]
-    lines.append(f"The preset's own point (trial 0, {format_point(own.point)}): {format_mean_sd(theirs)}.")
-    gains = [100 * (a - b) for a, b in zip(mine, theirs, strict=True)]
+    if not first_scores or first.rounds != best.rounds:
+        return [
+            *lines,
+            f"The preset's own point (trial 0) ended at round {first.rounds}, so the two cannot be compared.",
+        ]
+    lines.append(f"The preset's own point (trial 0, {format_point(first.point)}): {format_mean_sd(first_scores)}.")
+    gains = [100 * (a - b) for a, b in zip(scores, first_scores, strict=True)]
     gain = statistics.fmean(gains)
     if len(gains) < 2:
         return [*lines, f"Gain {gain:+.2f} on one seed, which says nothing about its spread."]
@@ -104,8 +102,7 @@ def _verdict(sweep: Sweep) -> list[str]:
 
 
 def _final_runs(sweep: Sweep) -> list[list[str]]:
-    some = next(iter((*sweep.final_runs, *sweep.reference_runs)), None)
-    metrics = list(some.scores["test"]) if some else [sweep.metric]
+    metrics = next((list(run.scores["test"]) for run in (*sweep.final_runs, *sweep.reference_runs)), [sweep.metric])
     head = ["point", "seed", "rounds", *(f"test {m}" for m in metrics)]
     rows: list[list[str]] = []
     for word, runs in (("chosen", sweep.final_runs), ("preset's own", sweep.reference_runs)):
@@ -116,12 +113,9 @@ def _final_runs(sweep: Sweep) -> list[list[str]]:
         rows += [[word, str(seed), "-", *("no result" for _ in metrics)] for seed in missing]
         if len(runs) > 1:
             of = f", {len(runs)} of {len(sweep.fresh_seeds)}" if missing else ""
-            rows.append([f"{word}, mean ± sd{of}", "", "", *(format_mean_sd(_test(runs, m)) for m in metrics)])
+            means = [format_mean_sd([run.scores["test"][metric] for run in runs]) for metric in metrics]
+            rows.append([f"{word}, mean ± sd{of}", "", "", *means])
     return [head, *rows]
-
-
-def _test(runs: Sequence[FinalRun], metric: str) -> list[float]:
-    return [r.scores["test"][metric] for r in runs]
 
 
 def _pictures(sweep: Sweep) -> Iterator[Block]:
@@ -154,17 +148,8 @@ def _picture(title: str, file: str, draw: Callable[[], Figure], caption: str) ->
 
 
 def _table(sweep: Sweep) -> list[list[str]]:
-    head = [
-        "trial",
-        *sweep.space,
-        "status",
-        "round",
-        "score",
-        *(f"seed {s}" for s in sweep.seeds),
-        "s",
-        "overhead s",
-        "%",
-    ]
+    seeds = [f"seed {seed}" for seed in sweep.seeds]
+    head = ["trial", *sweep.space, "status", "round", "score", *seeds, "s", "overhead s", "%"]
     ranked = sweep.ranked()
     rest = [trial for trial in sweep.trials if trial not in ranked]
     return [head, *(_row(sweep, trial) for trial in [*ranked, *rest])]
@@ -173,19 +158,12 @@ def _table(sweep: Sweep) -> list[list[str]]:
 def _row(sweep: Sweep, trial: Trial) -> list[str]:
     scores = trial.scores(sweep.rule)
     each = [f"{100 * s:.2f}" for s in scores] or ["-"] * len(sweep.seeds)
-    beyond = trial.seconds - trial.training_seconds
-    share = f"{100 * beyond / trial.seconds:.1f}" if trial.seconds else "-"
+    overhead = trial.seconds - trial.training_seconds
+    share = f"{100 * overhead / trial.seconds:.1f}" if trial.seconds else "-"
     point = [f"{v:g}" if isinstance(v, float) else str(v) for v in (trial.point[n] for n in sweep.space)]
-    times = [f"{trial.seconds:.0f}", f"{beyond:.1f}", share] if scores else ["-"] * 3
-    return [
-        str(trial.number),
-        *point,
-        trial.status,
-        str(trial.rounds),
-        format_mean_sd(scores) if scores else "-",
-        *each,
-        *times,
-    ]
+    times = [f"{trial.seconds:.0f}", f"{overhead:.1f}", share] if scores else ["-"] * 3
+    mean = format_mean_sd(scores) if scores else "-"
+    return [str(trial.number), *point, trial.status, str(trial.rounds), mean, *each, *times]
 
 
 def _how_to_read(sweep: Sweep) -> str:
@@ -198,11 +176,9 @@ def _how_to_read(sweep: Sweep) -> str:
 
 
 def _csv(sweep: Sweep) -> str:
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    seeds = [f"score_seed_{s}" for s in sweep.seeds]
-    writer.writerow(["trial", "status", "rounds", *sweep.space, "score_mean", "score_sd", *seeds, "seconds",
-                     "overhead_seconds"])  # fmt: skip
+    seeds = [f"score_seed_{seed}" for seed in sweep.seeds]
+    head = ["trial", "status", "rounds", *sweep.space, "score_mean", "score_sd", *seeds, "seconds", "overhead_seconds"]
+    rows: list[list[object]] = [[*head]]
     for trial in sweep.trials:
         scores = trial.scores(sweep.rule)
         mean = f"{statistics.fmean(scores):.6f}" if scores else ""
@@ -210,5 +186,5 @@ def _csv(sweep: Sweep) -> str:
         each = [f"{s:.6f}" for s in scores] or [""] * len(sweep.seeds)
         point = [trial.point[name] for name in sweep.space]
         times = [f"{trial.seconds:.3f}", f"{trial.seconds - trial.training_seconds:.3f}"]
-        writer.writerow([trial.number, trial.status, trial.rounds, *point, mean, sd, *each, *times])
-    return stream.getvalue()
+        rows.append([trial.number, trial.status, trial.rounds, *point, mean, sd, *each, *times])
+    return to_csv(rows)

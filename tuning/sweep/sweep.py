@@ -60,7 +60,7 @@ def run_sweep(plan: SweepPlan, folder: Path, log: Log = print) -> Sweep:
 
 @dataclass
 class _SweepRun:
-    """One start of a sweep."""
+    """A start of a sweep."""
 
     plan: SweepPlan
     folder: Path
@@ -72,7 +72,7 @@ class _SweepRun:
     sweep_backup: SweepBackup
     log: Log
     refused: list[str] = field(default_factory=list)
-    """Why the options refused points that were drawn."""
+    """Errors of points that were drawn and that the options refused."""
 
     def go(self) -> Sweep:
         ledger = Ledger(self.folder / LEDGER)
@@ -80,7 +80,8 @@ class _SweepRun:
         progress = SweepProgress(count, self.at_once, self.log, rewrite_last_line if sys.stdout.isatty() else None)
         records = self.records()
         before = wall_seconds(ledger.events)
-        ledger.write({"event": "start", "time": time.time(), "versions": _versions()})
+        versions = {name: version_of(name) for name in ("anchorfl", "optuna", "ray", "torch")}
+        ledger.write({"event": "start", "time": time.time(), "versions": versions})
         began = time.time()
         records.begin()
         status: Status = "FAILED"
@@ -124,9 +125,8 @@ class _SweepRun:
             points = {_trial_name(view.best.number): dict(view.best.point)}
             if plan.options.reference:
                 points[_trial_name(0)] = dict(plan.preset_point)
-            self.log(
-                f"trial {view.best.number} is chosen: {len(points) * len(plan.fresh_seeds)} runs in full on fresh seeds"
-            )
+            count = len(points) * len(plan.fresh_seeds)
+            self.log(f"trial {view.best.number} is chosen: {count} runs in full on fresh seeds")
             run_specs = {seed: self.run_specs[seed] for seed in plan.fresh_seeds}
             context = self._trial_context(run_specs, self.folder / "final")
             shares, register = bundles(plan.experiment.cluster, plan.options), plan.options.register
@@ -240,10 +240,6 @@ def _notes(plan: SweepPlan) -> tuple[str, ...]:
 
 def _trial_name(number: int) -> str:
     return f"trial-{number:04d}"
-
-
-def _versions() -> dict[str, str]:
-    return {name: version_of(name) for name in ("anchorfl", "optuna", "ray", "torch")}
 
 
 def rewrite_last_line(line: str) -> None:

@@ -58,23 +58,28 @@ FAILED = 3
 
 
 class TableArgs(NamedTuple):
-    """What the command line asks for."""
+    """The arguments of ``anchorfl table``, as in ``USAGE``; empty ``data`` or ``rows``: all."""
 
     name: str
+    """The paper's."""
     data: list[str]
     rows: list[str]
     seeds: list[int]
+    """All different."""
     runs: Path
     out: Path
     parallel: int
+    """0: as many as fit."""
     show: bool
     overrides: list[str]
+    """Options for every run, as typed."""
     command: str
+    """Command line that makes the table, without secrets and ``--show``."""
     vary: Vary | None
 
 
 def parse_args(arguments: Sequence[str]) -> TableArgs:
-    """The arguments of ``anchorfl table``. InputError on bad ones."""
+    """Return the arguments of ``anchorfl table``. InputError on bad ones."""
     if not arguments or arguments[0].startswith("-"):
         raise InputError(f"table needs a paper: {', '.join(PAPERS)}")
     name, *rest = arguments
@@ -87,16 +92,16 @@ def parse_args(arguments: Sequence[str]) -> TableArgs:
     parser.add_argument("--parallel", type=int, default=0)
     parser.add_argument("--show", action="store_true")
     try:
-        given, overrides = parser.parse_known_args(rest)
+        parsed, overrides = parser.parse_known_args(rest)
     except argparse.ArgumentError as error:
         raise InputError(f"table: {error}") from error
-    if given.parallel < 0:
-        raise InputError(f"--parallel {given.parallel}: must be at least 0")
-    vary = parse_vary(given.vary)
+    if parsed.parallel < 0:
+        raise InputError(f"--parallel {parsed.parallel}: must be at least 0")
+    vary = parse_vary(parsed.vary)
     page = f"table-{name}-{vary.word}" if vary else f"table-{name}"
     return TableArgs(
-        name, _words(given.data), _words(given.rows), _seeds(given.seeds) or list(paper.seeds), given.runs,
-        Path(given.out) if given.out else given.runs / page, given.parallel, given.show, overrides,
+        name, _words(parsed.data), _words(parsed.rows), _seeds(parsed.seeds) or list(paper.seeds), parsed.runs,
+        Path(parsed.out) if parsed.out else parsed.runs / page, parsed.parallel, parsed.show, overrides,
         shlex.join(["anchorfl", "table", *(redact(word) for word in arguments if word != "--show")]), vary,
     )  # fmt: skip
 
@@ -116,7 +121,7 @@ def _seeds(text: str) -> list[int]:
 
 
 def table(arguments: list[str]) -> int:
-    """A paper's table; 3 where a run failed."""
+    """Run what a paper's table lacks and write it; return the exit code, 3 where a run failed."""
     if "--help" in arguments or "-h" in arguments:
         print(USAGE)
         return 0
@@ -136,28 +141,26 @@ def table(arguments: list[str]) -> int:
 
 @dataclass
 class TableCommand:
-    """What a call was asked for and what it met. notes: for the page, a line each; failed: digest -> reason; absent:
-    data sets whose files are missing.
-    """
+    """A call of ``anchorfl table``."""
 
     args: TableArgs
     log: Log = print
     notes: list[str] = field(default_factory=list)
+    """Notes for the page, a line each."""
     failed: dict[str, str] = field(default_factory=dict)
+    """Digest -> reason, in a line."""
     absent: set[str] = field(default_factory=set)
+    """Data sets whose files are missing."""
 
     def __post_init__(self) -> None:
         args = self.args
         self.paper = paper_of(args.name)
-        self.table_runs = table_runs_of(
-            select_rows(rows_of(self.paper), args.data, args.rows), args.seeds, args.overrides, args.vary
-        )
+        rows = select_rows(rows_of(self.paper), args.data, args.rows)
+        self.table_runs = table_runs_of(rows, args.seeds, args.overrides, args.vary)
         check_has_scores(self.paper, self.table_runs)
         presets = {run.row.preset: run.experiment for run in self.table_runs}
-        alone = options_of_one_method(args.overrides, presets).items()
-        self.notes += [
-            f"--{option} goes to the rows of {method} alone: others have no such option" for option, method in alone
-        ]
+        for option, method in options_of_one_method(args.overrides, presets).items():
+            self.notes.append(f"--{option} goes to the rows of {method} alone: others have no such option")
         self.notes += notes_without_preset_value({run.row.key: run.row for run in self.table_runs}.values())
 
     def show(self) -> tuple[Table, list[Path]]:
@@ -172,7 +175,7 @@ class TableCommand:
         try:
             self._complete(record)
             table, files = self.show()
-            record.page(table, files)
+            record.keep_page(table, files)
             status = "FINISHED"
         except KeyboardInterrupt as stop:
             status = "KILLED"
@@ -194,23 +197,21 @@ class TableCommand:
 
     def table(self) -> Table:
         """Return the table of what is there."""
-        index = index_runs(self.args.runs)
-        table_runs = attach_folders(self.table_runs, index)
-        there = {run.row.data for run in table_runs if run.folder is not None}
-        known = there | self.absent
-        none = [data for data in dict.fromkeys(run.row.data for run in table_runs) if data not in known]
-        met = [*index.notes(table_runs), *notes_on_other_data(table_runs)]
-        notes = [*self.notes, *met, *([f"No finished run: {', '.join(none)}."] if none else [])]
         args = self.args
-        return table_of(
-            self.paper, table_runs, options=drop_free_options(args.overrides), command=args.command, notes=notes
-        )
+        index = index_runs(args.runs)
+        table_runs = attach_folders(self.table_runs, index)
+        known = {run.row.data for run in table_runs if run.folder is not None} | self.absent
+        lacking = [data for data in dict.fromkeys(run.row.data for run in table_runs) if data not in known]
+        notes = [*self.notes, *index.notes(table_runs), *notes_on_other_data(table_runs)]
+        notes += [f"No finished run: {', '.join(lacking)}."] if lacking else []
+        options = drop_free_options(args.overrides)
+        return table_of(self.paper, table_runs, options=options, command=args.command, notes=notes)
 
     def _complete(self, record: TableRecord) -> None:
         """Make the missing runs, as far as their data are there."""
         index = index_runs(self.args.runs)
         table_runs = attach_folders(self.table_runs, index)
-        record.late([run.folder for run in table_runs if run.folder is not None])
+        record.upload_missing([run.folder for run in table_runs if run.folder is not None])
         jobs = jobs_of(table_runs, index, self.args.runs, self.log)
         absent = missing_data(jobs)
         for folder, reason in absent.items():
@@ -219,15 +220,15 @@ class TableCommand:
             self.notes.append(f"{data} is left out: {reason}")
             self.log(self.notes[-1])
         jobs = [job for job in jobs if job.run.row.folder not in absent]
-        self._say_what_is_there(table_runs, jobs)
+        self._log_counts(table_runs, jobs)
         if jobs:
             self._run(jobs, table_runs, record)
 
-    def _say_what_is_there(self, table_runs: Sequence[TableRun], jobs: Sequence[Job]) -> None:
-        there = sum(run.folder is not None for run in table_runs)
+    def _log_counts(self, table_runs: Sequence[TableRun], jobs: Sequence[Job]) -> None:
+        finished = sum(run.folder is not None for run in table_runs)
         begun = sum(job.folder.exists() for job in jobs)
         self.log(
-            f"{len(table_runs)} runs in this table: {there} found in {self.args.runs}, {len(jobs)} to run"
+            f"{len(table_runs)} runs in this table: {finished} found in {self.args.runs}, {len(jobs)} to run"
             + (f", {begun} of them already begun" if begun else "")
         )
 
@@ -236,11 +237,11 @@ class TableCommand:
         from anchorfl.tuning.tables.launch import run_jobs
 
         with ray_cluster.session(jobs[0].run.experiment.cluster):
-            ready = prepare_all(jobs, self.log)
-            self.failed |= ready.failures
-            able = [job for job in jobs if job.run.digest in ready.run_specs]
-            if able:
-                self.failed |= run_jobs(able, ready.run_specs, self.args.parallel, self.log, record.notify)
+            preparation = prepare_all(jobs, self.log)
+            self.failed |= preparation.failures
+            prepared = [job for job in jobs if job.run.digest in preparation.run_specs]
+            if prepared:
+                self.failed |= run_jobs(prepared, preparation.run_specs, self.args.parallel, self.log, record.notify)
         for line in failure_lines(table_runs, self.failed):
             self.notes.append(line)
             self.log(line)

@@ -16,7 +16,7 @@ from typing import Any
 from ray import tune
 from ray.tune import Callback
 
-from anchorfl.pipeline.run.progress import format_duration
+from anchorfl.pipeline.run.progress import Log, format_duration
 from anchorfl.pipeline.storage.restore import backup_uri, restore_if_ahead
 from anchorfl.pipeline.storage.run_folder import RESULT, read_result
 from anchorfl.pipeline.training.run_spec import RunSpec
@@ -26,34 +26,35 @@ from anchorfl.tuning.search.tune_adapter import NotPickled, fit, max_concurrent_
 from anchorfl.tuning.sweep.final_runs import POLL_S, failure_reason
 from anchorfl.tuning.tables.runs import Job
 
-Log = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class TableContext:
-    """What all runs of a table share: setups and folders by digest."""
+    """Data and folders of all runs of a table."""
 
     run_specs: Mapping[str, RunSpec]
+    """Digest -> data and class-name vectors."""
     folders: Mapping[str, Path]
+    """Digest -> run folder."""
 
 
 def train_run(config: dict[str, Any], context: TableContext) -> None:
-    """Tune's trainable: ``config["job"]`` holds the digest of a run."""
+    """Train a run (Tune's trainable): ``config["job"]`` holds its digest."""
     report_errors(_train_run, config, context)
 
 
 def _train_run(config: dict[str, Any], context: TableContext) -> None:
-    written = context.run_specs[config["job"]]
+    run_spec = context.run_specs[config["job"]]
+    experiment = run_spec.experiment
     # The driver alone writes to MLflow: a database file has one writer.
-    quiet = replace(written.experiment.tracking, uri="none")
-    run_spec = replace(written, experiment=replace(written.experiment, tracking=quiet))
-    result = run_to_end(run_spec, context.folders[config["job"]], written=written.experiment)
+    untracked = replace(experiment, tracking=replace(experiment.tracking, uri="none"))
+    result = run_to_end(replace(run_spec, experiment=untracked), context.folders[config["job"]], written=experiment)
     tune.report({"scores": len(result.scores)})
 
 
 class TableProgress(NotPickled, Callback):
-    """Says when a run starts and ends, and about how long the rest takes. news: is told the folder of a run that has
-    ended, and None now and then while runs go.
+    """Tune's callback: says when a run starts and ends, and about how long the rest takes.
+
+    notify: gets the folder of a run that has started or ended, and None now and then while runs go.
     """
 
     def __init__(self, jobs: Sequence[Job], at_once: int, log: Log, notify: Callable[[Path | None], None]) -> None:
@@ -65,24 +66,24 @@ class TableProgress(NotPickled, Callback):
         self.polled = time.monotonic()
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Tune has been round its loop."""
+        """Have news sent where ``POLL_S`` is over: Tune has been round its loop."""
         if time.monotonic() - self.polled > POLL_S:
             self.polled = time.monotonic()
             self.notify(None)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A run starts, or starts again where its process was lost."""
+        """Say that a run starts, or starts again where its process was lost."""
         job = self.jobs[trial.config["job"]]
         self.began[job.run.digest] = time.monotonic()
         self.notify(job.folder)
         self.log(f"{job.run.name}: starts in {os.path.relpath(job.folder)}")
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A run has ended, well or not."""
+        """Say how a run has ended, well or not."""
         self._ended(self.jobs[trial.config["job"]])
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Tune gives a run up, whose process was lost too often."""
+        """Say that Tune gives a run up: its process was lost too often."""
         self._ended(self.jobs[trial.config["job"]])
 
     def _ended(self, job: Job) -> None:
@@ -105,14 +106,15 @@ class TableProgress(NotPickled, Callback):
         left = len(self.jobs) - self.over
         if not left or not self.spent:
             return f"{self.over}/{len(self.jobs)} done"
-        rounds = -(-left // self.at_once)  # runs go side by side
-        return f"{self.over}/{len(self.jobs)} done  about {format_duration(rounds * statistics.fmean(self.spent))} left"
+        batches = -(-left // self.at_once)  # runs go side by side
+        seconds = batches * statistics.fmean(self.spent)
+        return f"{self.over}/{len(self.jobs)} done  about {format_duration(seconds)} left"
 
 
 def run_jobs(
     jobs: Sequence[Job], run_specs: Mapping[str, RunSpec], at_once: int, log: Log, notify: Callable[[Path | None], None]
 ) -> dict[str, str]:
-    """Run the jobs; what failed: digest -> reason in a line. Ray is running.
+    """Run the jobs; return what failed, digest -> reason in a line. Ray is running.
 
     KeyboardInterrupt where Ctrl-C ended it early: every run stands after its last completed round.
     """
@@ -120,17 +122,16 @@ def run_jobs(
     shares = bundles(options, SweepOptions())
     at_once = max_concurrent_trials(shares, min(at_once or len(jobs), len(jobs)))
     log(f"{len(jobs)} runs, {at_once} at a time")
-    context = TableContext(
-        {job.run.digest: run_specs[job.run.digest] for job in jobs}, {j.run.digest: j.folder for j in jobs}
-    )
+    folders = {job.run.digest: job.folder for job in jobs}
+    context = TableContext({digest: run_specs[digest] for digest in folders}, folders)
     results = fit(
         train_run, context, shares, at_once,
         reuse_actors=False,  # a process that took run after run kept growing; a run by itself lets go of its memory
-        param_space={"job": tune.grid_search([job.run.digest for job in jobs])},
+        param_space={"job": tune.grid_search(list(folders))},
         callbacks=[TableProgress(jobs, at_once, log, notify)],
     )  # fmt: skip
-    found = {r.config["job"]: failure_reason(r, context.folders[r.config["job"]]) for r in results if r.config}
-    failed = {digest: reason for digest, reason in found.items() if reason}
-    if any(job.run.digest not in failed and not (job.folder / RESULT).exists() for job in jobs):
+    reasons = {r.config["job"]: failure_reason(r, folders[r.config["job"]]) for r in results if r.config}
+    failed = {digest: reason for digest, reason in reasons.items() if reason}
+    if any(digest not in failed and not (folder / RESULT).exists() for digest, folder in folders.items()):
         raise KeyboardInterrupt
     return failed

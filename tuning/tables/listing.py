@@ -17,7 +17,7 @@ from anchorfl.tuning.tables.papers import PAPERS
 from anchorfl.tuning.tables.published import Figure, Row, rows_of, value_text
 
 NONE = "-"
-"""In place of what there is not."""
+"""Stands for what there is not."""
 WIDTH = 120
 """Columns of the overview."""
 
@@ -33,8 +33,8 @@ def overview() -> str:
         order = list(paper.data.values()) if paper else list(rows)
         groups: dict[tuple[str, ...], list[str]] = {}
         for federation in order:
-            having = set(rows[federation])
-            names = tuple(name for name in paper.rows if name in having) if paper else tuple(rows[federation])
+            row_order = paper.rows if paper else rows[federation]
+            names = tuple(name for name in row_order if name in rows[federation])
             groups.setdefault(names, []).append(federation)
         lines.append(f"{paper.title}: anchorfl table {paper.name}" if paper else "In no paper's table")
         for names, federations in groups.items():
@@ -90,8 +90,8 @@ def _lines(
             mean = f"{our.mean} ± {our.sd}" if our.sd else our.mean
             mean += f" {notes.setdefault(f'with {our.options}', f'[{len(notes) + 1}]')}" if our.options else ""
             seeds, cost = _ranges([int(seed) for seed in our.seeds.split()]), f"{our.cpu_hours} CPU hours"
-        theirs = NONE if figure is None else f"{figure.mean:.2f}" + (f" ± {figure.sd:.2f}" if figure.sd else "")
-        out.append((preset.name, shown.get(metric, NONE), theirs, mean, seeds, cost))
+        text = NONE if figure is None else f"{figure.mean:.2f}" + (f" ± {figure.sd:.2f}" if figure.sd else "")
+        out.append((preset.name, shown.get(metric, NONE), text, mean, seeds, cost))
     return out
 
 
@@ -120,16 +120,15 @@ def difference(one: str, other: str) -> str:
     """Return the options in which two presets differ, a line for each."""
     experiments = read_preset(one), read_preset(other)
     trees = [dict(_flat(to_tree(experiment))) for experiment in experiments]
-    options = [
-        option for option in dict.fromkeys([*trees[0], *trees[1]]) if trees[0].get(option) != trees[1].get(option)
-    ]
+    names = dict.fromkeys([*trees[0], *trees[1]])
+    options = [option for option in names if trees[0].get(option) != trees[1].get(option)]
     if not options:
         return f"{one} and {other} have the same options"
     values = [(option, *(value_text(tree.get(option, NONE)) for tree in trees)) for option in options]
-    same = digest(experiments[0]) == digest(experiments[1])
-    return "\n".join(
-        [*_columns([("option", one, other), *values]), *(["", "no result depends on these"] if same else [])]
-    )
+    lines = _columns([("option", one, other), *values])
+    if digest(experiments[0]) == digest(experiments[1]):
+        lines += ["", "no result depends on these"]
+    return "\n".join(lines)
 
 
 def _flat(tree: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:

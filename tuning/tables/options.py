@@ -14,17 +14,17 @@ from anchorfl.tuning.tables.published import Change, Row, value_text
 
 
 def option_name(word: str) -> str:
-    """The option that a word names: ``--method.q1=95`` -> ``method.q1``; empty where it is a value."""
+    """Return the option that a word names: ``--method.q1=95`` -> ``method.q1``; empty where it is a value."""
     return word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else ""
 
 
 def drop_free_options(overrides: Sequence[str]) -> list[str]:
-    """Of overrides, those that may change a result: not where runs go, or what is kept of them."""
+    """Return the overrides that may change a result: not where runs go, or what is kept of them."""
     return _keep(overrides, lambda name: not is_free(name))
 
 
 def drop_options(overrides: Sequence[str], options: Collection[str]) -> list[str]:
-    """The overrides but for those of ``options``, with their values."""
+    """Return the overrides, with their values, but for those of ``options``."""
     return _keep(overrides, lambda name: name not in options)
 
 
@@ -38,22 +38,22 @@ def _keep(overrides: Sequence[str], wanted: Callable[[str], bool]) -> list[str]:
 
 
 def options_of_one_method(overrides: Sequence[str], presets: Mapping[str, Experiment]) -> dict[str, str]:
-    """Options of overrides that one of the presets' methods alone has, where others lack it: option -> method. Rows of
-    that method alone get it.
+    """Return option -> method for the overrides that one method of the presets alone has; its rows alone get them.
 
     InputError where several have an option that another lacks: of the same name, it may be another thing in each.
     """
-    known = {name: set(options_of(e)) for name, e in presets.items()}
+    known = {name: set(options_of(experiment)) for name, experiment in presets.items()}
     out = {}
     for option in filter(None, map(option_name, overrides)):
-        having = dict.fromkeys(presets[name].method.name for name, options in known.items() if option in options)
-        if len(having) > 1 and not all(option in options for options in known.values()):
+        methods = dict.fromkeys(presets[name].method.name for name, options in known.items() if option in options)
+        if not methods or all(option in options for options in known.values()):
+            continue
+        if len(methods) > 1:
             raise InputError(
-                f"--{option}: {', '.join(having)} each have an option of that name, other rows have none: say with"
+                f"--{option}: {', '.join(methods)} each have an option of that name, other rows have none: say with"
                 " --rows which rows it is for"
             )
-        if having and not all(option in options for options in known.values()):
-            out[option] = next(iter(having))
+        out[option] = next(iter(methods))
     return out
 
 
@@ -68,22 +68,23 @@ class Vary(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The option without its section."""
+        """Option without its section."""
         return self.option.rpartition(".")[2]
 
     @property
     def text(self) -> str:
-        """As it was given."""
+        """Option and values as typed."""
         return f"{self.option}={','.join(self.values)}"
 
     def override(self, value: str) -> str:
-        """As ``anchorfl run`` takes it, one word, so that a value may begin with a minus sign."""
+        """Return a value as ``anchorfl run`` takes it: one word, so that it may begin with a minus sign."""
         return f"--{self.option}={value}"
 
 
 def parse_vary(words: Sequence[str]) -> Vary | None:
-    """What the ``--vary`` of a command line say; None without one. InputError on a second one, on one that is not of
-    the form, and on an option that changes no result.
+    """Return the ``--vary`` of a command line; None without one.
+
+    InputError on a second one, on one that is not of the form, and on an option that changes no result.
     """
     if not words:
         return None
@@ -102,20 +103,18 @@ def parse_vary(words: Sequence[str]) -> Vary | None:
 
 
 def is_free(option: str) -> bool:
-    """Whether an option changes no result, only where a run goes or what is kept of it; or is the seed."""
+    """Return whether an option is the seed, or changes no result, only where a run goes or what is kept of it."""
     return any(option.startswith(name) if name.endswith(".") else option == name for name in FREE)
 
 
 def with_change(row: Row, option: str, experiment: Experiment, preset: Experiment) -> Row:
-    """The row with the value that its experiment has. The published figures stand at the preset's own value alone."""
+    """Return the row with its experiment's value. Published figures stand at the preset's own value alone."""
     change = Change(option, options_of(experiment)[option], options_of(preset)[option])
     return replace(row, change=change, figures=row.figures if change.is_preset_value else {})
 
 
 def sort_by_value(rows: Sequence[tuple[Row, Experiment]]) -> list[tuple[Row, Experiment]]:
-    """The rows of one preset by value where all values are numbers, else as they are. InputError on one that is there
-    twice.
-    """
+    """Return the rows of one preset, by value where all values are numbers. InputError where one is there twice."""
     seen = set[str]()
     for row, _ in rows:
         if row.change is not None and row.key in seen:
@@ -128,15 +127,15 @@ def sort_by_value(rows: Sequence[tuple[Row, Experiment]]) -> list[tuple[Row, Exp
 
 
 def notes_without_preset_value(rows: Iterable[Row]) -> list[str]:
-    """What to know of presets whose own value is not among those of their rows, a line for each such value."""
+    """Return a line for each preset's own value that is not among those of its rows."""
     changes: dict[str, list[Change]] = {}
     for row in rows:
         if row.change is not None:
             changes.setdefault(row.preset, []).append(row.change)
     missing: dict[tuple[str, str], list[str]] = {}
-    for preset, its in changes.items():
-        if not any(change.is_preset_value for change in its):
-            missing.setdefault((its[0].option, value_text(its[0].preset)), []).append(preset)
+    for preset, varied in changes.items():
+        if not any(change.is_preset_value for change in varied):
+            missing.setdefault((varied[0].option, value_text(varied[0].preset)), []).append(preset)
     return [
         f"{option} = {value}, the preset's own value of {', '.join(presets)}, is not among the values: there,"
         " nothing is tested and no published figure stands."

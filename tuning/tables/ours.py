@@ -20,24 +20,23 @@ OURS = Path(__file__).resolve().parents[1] / "ours.csv"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OurFigure:
-    """One metric of a preset, over the seeds of its finished runs."""
+    """A metric of a preset, over the seeds of its finished runs."""
 
     preset: str
-    """Its name."""
     metric: str
-    """As ``published.csv`` calls it."""
+    """Name in ``published.csv``."""
     mean: str
     """Percent, two digits."""
     sd: str
     """Points (ddof 1), two digits; empty: one seed."""
     seeds: str
-    """With blanks between them."""
+    """Seeds with blanks between them."""
     cpu_hours: str
     """Mean of a run: training, scores and aggregation, two digits."""
     options: str
     """Options of the runs that are not the preset's, as ``anchorfl run`` takes them; empty: none."""
     records: str
-    """Where the records are kept."""
+    """Folder of the records."""
 
 
 def figures_of(table: Table, records: str) -> list[OurFigure]:

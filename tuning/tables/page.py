@@ -4,16 +4,16 @@ REPRODUCIBILITY.md has them. Written anew from the run folders at any time; the 
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from anchorfl.pipeline.storage.atomic_files import write_atomically
 from anchorfl.tasks.metrics.scores import SUM
-from anchorfl.tuning.sweep.html import Block, markdown
+from anchorfl.tuning.sweep.html import Block, markdown, to_csv
 from anchorfl.tuning.tables.options import drop_free_options
 from anchorfl.tuning.tables.plots import curves, curves_csv, plot_dots, sensitivity, sensitivity_csv
 from anchorfl.tuning.tables.published import Row, quoted_lines
@@ -24,9 +24,9 @@ HOW = (
     "Scores: percent, test split, {reported}. Ours: mean ± sd (ddof 1) over the seeds. Verdicts: reproduced (mean at or"
     " above the published figure, to two digits), within noise (below it by at most one sd), not reproduced; below, one"
     " seed: a single seed has no sd; other settings: some options are not the preset's, so there is no verdict.",
-    "Paired tests: {own} less the row, score by score on the seeds that both have (n). p: two-sided paired t-test, from"
-    " three pairs on; Holm: corrected for all {family}; Wilcoxon: signed-rank test, uncorrected, from"
-    " six pairs on. -: not tested.",
+    "Paired tests: {reference} less the row, score by score on the seeds that both have (n). p: two-sided paired"
+    " t-test, from three pairs on; Holm: corrected for all {family}; Wilcoxon: signed-rank test, uncorrected, from six"
+    " pairs on. -: not tested.",
     "MB (10^6 bytes): tensors that one client got (down) and sent (up) in a round, mean over the clients that answered."
     " CPU hours: seconds in which clients trained, updates were merged or models were scored, one thread each;"
     " without the start of processes, preparation of data and waiting.",
@@ -41,16 +41,12 @@ SCORED = {
     " (method.evaluate_on = 'server').",
     ("fedrep", "clients"): "FedRep: the scores are means over the clients' heads on the mean body, each on all rows"
     " (method.evaluate_on = 'clients').",
-    (
-        "fedproto",
-        "clients",
-    ): "FedProto trains no global model: its scores are means over the clients' own models, each on all rows.",
-    (
-        "feddyn",
-        "server",
-    ): "FedDyn: the scores are those of the mean of the participants' weights, not of what clients are sent.",
+    ("fedproto", "clients"): "FedProto trains no global model: its scores are means over the clients' own models, each"
+    " on all rows.",
+    ("feddyn", "server"): "FedDyn: the scores are those of the mean of the participants' weights, not of what clients"
+    " are sent.",
 }
-"""Whose scores a row shows, where it is not plain, by its method and whom that scores."""
+"""(Method, ``evaluate_on``) -> whose scores a row shows, where it is not plain."""
 VARIED = "A published figure, and with it a verdict, stands at the preset's own value alone."
 REPORTED = {
     "last": "last round",
@@ -61,7 +57,7 @@ REPORTED = {
 
 
 def write_page(table: Table, out: Path) -> list[Path]:
-    """Write ``table.md`` with ``figures/``, ``table.csv`` and ``reproducibility.md`` into ``out``; what was written."""
+    """Write ``table.md``, ``figures/``, ``table.csv`` and ``reproducibility.md`` into ``out``; return their paths."""
     figures = out / FIGURES
     figures.mkdir(parents=True, exist_ok=True)
     for _, rows in table.data:
@@ -81,9 +77,7 @@ def _blocks(table: Table) -> Iterator[Block]:
         yield Block(paragraphs=["There is no finished run of this table yet."])
         return
     if table.varied:
-        name, picture = _sensitivity_of(table), partial(sensitivity, table)
-        numbers = [f"Numbers: `{FIGURES}/{name}.csv`."]
-        yield Block(f"Scores against {table.varied}", picture=picture, file=f"{name}.png", paragraphs=numbers)
+        yield _picture(f"Scores against {table.varied}", _sensitivity_of(table), partial(sensitivity, table))
     yield Block("Published beside ours", picture=partial(plot_dots, table), file="table.png")
     for data, rows in table.data:
         entries = [e for e in table.entries if e.row in rows]
@@ -91,43 +85,44 @@ def _blocks(table: Table) -> Iterator[Block]:
         if any(e.against for e in entries):
             yield Block(f"{data}: {_against(table, rows)}", rows=_tests(entries))
         yield Block(f"{data}: cost", rows=_costs(table, rows))
-        name = _curves_of(rows)
-        picture = partial(curves, table, rows)
-        numbers = [f"Numbers: `{FIGURES}/{name}.csv`."]
-        yield Block(f"{data}: learning curves", picture=picture, file=f"{name}.png", paragraphs=numbers)
+        yield _picture(f"{data}: learning curves", _curves_of(rows), partial(curves, table, rows))
     yield Block("Total", paragraphs=[total(table)])
     varied = "the same preset at its own value", "values of that preset"
-    own, family = varied if table.varied else (table.paper.proposed_method, "rows of the data set")
+    reference, family = varied if table.varied else (table.paper.proposed_method, "rows of the data set")
     reported = REPORTED[table.paper.reported].format(primary=table.paper.primary)
-    words = {"reported": reported, "own": own, "family": family}
+    words = {"reported": reported, "reference": reference, "family": family}
     how = [*HOW, CONVENTION] if table.paper.convention else HOW
     methods = [run.experiment.method for run in table.runs if run.digest in table.finished]
     scored = [text for whose, text in SCORED.items() if whose in {(m.name, m.evaluate_on) for m in methods}]
     yield Block("How to read it", paragraphs=[*(text.format(**words) for text in how), *scored])
 
 
+def _picture(title: str, name: str, picture: Callable[[], Figure]) -> Block:
+    return Block(title, picture=picture, file=f"{name}.png", paragraphs=[f"Numbers: `{FIGURES}/{name}.csv`."])
+
+
 def _against(table: Table, rows: Sequence[Row]) -> str:
-    """What the rows of a data set are tested against."""
+    """Return the title of a data set's paired tests."""
     if table.varied:
         return "the preset's own value against the others"
-    own = table.reference(rows[0])
-    if own is None or own.label == table.paper.proposed_method:
+    reference = table.reference(rows[0])
+    if reference is None or reference.label == table.paper.proposed_method:
         return f"{table.paper.proposed_method} against each row"
-    return f"{own.label}, its best on validation, against each row"
+    return f"{reference.label}, its best on validation, against each row"
 
 
 def _sensitivity_of(table: Table) -> str:
-    """Name of the files with the scores against what is varied."""
+    """Return the name of the files with the scores against the option that is varied."""
     return f"vary-{table.varied.rpartition('.')[2]}"
 
 
 def _curves_of(rows: Sequence[Row]) -> str:
-    """Name of the files with the learning curves of a data set."""
+    """Return the name of the files with the learning curves of a data set."""
     return f"curves-{rows[0].folder}"
 
 
 def _changed(table: Table) -> list[str]:
-    """What to say of options from the command line."""
+    """Return a line for every change that the command line makes of the presets."""
     out = []
     if table.varied:
         out.append(f"Every row is run with each value of `{table.varied}`. {VARIED}")
@@ -141,19 +136,19 @@ def _changed(table: Table) -> list[str]:
 
 
 def _named(tables: Sequence[str], word: str) -> str:
-    """Table 2; Tables 2 and 3; Tables I, II and III."""
+    """Return Table 2; Tables 2 and 3; Tables I, II and III."""
     *most, last = tables
     return f"{word}s {', '.join(most)} and {last}" if most else f"{word} {last}"
 
 
 def total(table: Table) -> str:
-    """Number of runs and what they cost together, in a line."""
+    """Return the number of runs and what they cost together, in a line."""
     wanted = len({run.digest for run in table.runs})
     return f"{len(table.finished)} of {wanted} runs, {_number(table.hours)} CPU hours in all."
 
 
 def verdicts(entries: Sequence[TableEntry], seeds: Sequence[int]) -> list[list[str]]:
-    """The table of a data set: first its head."""
+    """Return the table of a data set, its head first."""
     head = ["row", "preset", "metric", "published", "ours", "difference", f"seeds {_list(seeds)}", "n", "verdict"]
     out = [head]
     for e in entries:
@@ -194,37 +189,33 @@ def _costs(table: Table, rows: Sequence[Row]) -> list[list[str]]:
 
 
 def reproducibility(table: Table) -> str:
-    """The rows that have a published figure and a run, as the first table of REPRODUCIBILITY.md. Beside a preset stand
-    the options that may change a result, and not those that name places on this machine.
+    """Return the rows that have a published figure and a run, as the first table of REPRODUCIBILITY.md.
+
+    Beside a preset stand the options that may change a result, and not those that name places on this machine.
     """
     out = [f"| Row | Preset | Metric | Published | Ours, mean ± sd | Seeds {_list(table.seeds)} | Verdict |"]
     out.append("|---" * 7 + "|")
     words = {run.row.key: run.words for run in table.runs}
-    before = ""
+    previous = ""
     for e in table.entries:
         if not e.verdict:
             continue
-        first = e.row.key != before
-        about = f"{table.paper.title}, {_named(e.row.tables, 'Table')}, {e.row.data}, {e.row.label}" if first else ""
-        preset = f"`{' '.join([e.row.preset, *drop_free_options(words[e.row.key])])}`" if first else ""
+        title, preset = "", ""
+        if e.row.key != previous:
+            title = f"{table.paper.title}, {_named(e.row.tables, 'Table')}, {e.row.data}, {e.row.label}"
+            preset = f"`{' '.join([e.row.preset, *drop_free_options(words[e.row.key])])}`"
         scores = _list([_score(e, seed) for seed in table.seeds])
-        cells = [about, preset, e.metric.shown, _published(e), _ours(e), scores, e.verdict]
-        out.append("| " + " | ".join(cells) + " |")
-        before = e.row.key
+        out.append(f"| {' | '.join([title, preset, e.metric.shown, _published(e), _ours(e), scores, e.verdict])} |")
+        previous = e.row.key
     return "\n".join(out) + f"\n\n{total(table)} Command: `{table.command}`.\n"
 
 
 def table_csv(table: Table) -> str:
-    """Every number: a line per row and metric. Scores, means and differences in percent."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
+    """Return every number: a line per row and metric. Scores, means and differences in percent."""
     names = ["paper", "tables", "data", "row", "preset", "metric", "published", "published_sd", "n", "seeds", "mean"]
     names += ["sd", "difference", "verdict", *(f"seed_{seed}" for seed in table.seeds), "own_less_row", "pairs"]
     names += ["p", "p_holm", "p_wilcoxon", "mb_down", "mb_up", "cpu_hours_per_run", "runs"]
-    writer.writerow(names)
-    for e in table.entries:
-        writer.writerow([_cell(value) for value in _line(table, e)])
-    return stream.getvalue()
+    return to_csv([names, *([_cell(value) for value in _line(table, entry)] for entry in table.entries)])
 
 
 def _line(table: Table, e: TableEntry) -> list[object]:
@@ -263,7 +254,7 @@ def _score(e: TableEntry, seed: int) -> str:
 
 
 def _signed(points: float) -> str:
-    """Percentage points, never -0.00."""
+    """Return percentage points as text, never -0.00."""
     return f"{round(points, 2) + 0.0:+.2f}"
 
 
@@ -274,7 +265,7 @@ def _p(value: float | None) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Three digits that say something."""
+    """Return a number with two decimals, or three digits where it is below 1."""
     if value is None:
         return "-"
     return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
@@ -285,7 +276,7 @@ def _list(words: Sequence[object]) -> str:
 
 
 def text(table: Table) -> str:
-    """The verdicts as text for a terminal, a block per data set."""
+    """Return the verdicts as text for a terminal, a block per data set."""
     blocks = []
     for data, rows in table.data:
         lines = verdicts([e for e in table.entries if e.row in rows], table.seeds)

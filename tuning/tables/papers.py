@@ -13,22 +13,22 @@ from anchorfl.tasks.errors import InputError, nearest
 from anchorfl.tuning.tables.published import ACCURACY, MACRO_ACCURACY, MACRO_F1, MAP, P_AT_1, P_AT_3, P_AT_5, Paper
 
 
-def _paper(name: str, **about: Any) -> Paper:
-    """The paper of a file of presets."""
+def _paper(name: str, **fields: Any) -> Paper:
+    """Return the paper of a file of presets, with further fields."""
     file = shipped().papers[name]
-    has: dict[str, list[str]] = {label: [] for label in file.data}
+    presets: dict[str, list[str]] = {label: [] for label in file.data}
     labels = {federation: label for label, federation in file.data.items()}
     for preset in shipped().presets.values():
         if preset.paper is file and preset.published:
-            has[labels[preset.federation.name]].append(preset.published)
+            presets[labels[preset.federation.name]].append(preset.published)
     return Paper(
         title=file.title,
         published=file.published,
         seeds=file.seeds,
         data=file.data,
         methods={row.published: row_name for row_name, row in file.rows.items() if row.published},
-        has={label: tuple(methods) for label, methods in has.items()},
-        **about,
+        presets={label: tuple(methods) for label, methods in presets.items()},
+        **fields,
     )
 
 
@@ -39,8 +39,8 @@ PAPERS: dict[str, Paper] = {
         tables=("III", "V", "VI", "VII"),
         proposed_method="FedALC",
         metrics=(P_AT_1, P_AT_3, P_AT_5, MAP),
-        in_label=("lambda",),
-        given=("K",),
+        method_settings=("lambda",),
+        shared_settings=("K",),
         quoted=("SLEEC",),
         convention=True,
     ),
@@ -52,7 +52,7 @@ PAPERS: dict[str, Paper] = {
         reported="best_sum",
     ),
 }
-"""By the name that ``anchorfl table`` takes."""
+"""Name that ``anchorfl table`` takes -> paper."""
 
 
 def paper_of(name: str) -> Paper:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from anchorfl.pipeline.results.compare import RunSummary
+from anchorfl.tuning.sweep.html import to_csv
 from anchorfl.tuning.sweep.plots import INK
 from anchorfl.tuning.tables.published import Change, Metric, Row, value_text
 from anchorfl.tuning.tables.statistics import Table, TableEntry
@@ -21,12 +20,14 @@ Curves = Mapping[str, Mapping[int, float]]
 """Metric -> round -> score."""
 COLUMNS = 4
 """Panels side by side."""
-OURS, THEIRS, OWN = "#31688e", "#d1495b", "#222222"
+OURS, PUBLISHED = "#31688e", "#d1495b"
 
 
 def plot_dots(table: Table) -> Figure:
-    """One panel per data set and metric, one line per row: the published figure as an open diamond, ours as a point
-    with its sd, every seed as a tick. In bold is what the others are tested against.
+    """Draw one panel per data set and metric, one line per row.
+
+    The published figure is an open diamond, ours a point with its sd, every seed a tick. In bold is what the others are
+    tested against.
     """
     metrics = table.paper.metrics
     heights = [0.6 + 0.27 * len(rows) for _, rows in table.data]
@@ -38,7 +39,7 @@ def plot_dots(table: Table) -> Figure:
             if not entries:  # the paper has no such figure of these data
                 ax.set_visible(False)
                 continue
-            named = not any(before.get_visible() for before in line[: metrics.index(metric)])
+            named = not any(left.get_visible() for left in line[: metrics.index(metric)])
             _panel(ax, entries, [table.reference(e.row) == e.row for e in entries], named)
             ax.set_title(f"{data}: {metric.shown} (%)", fontsize=10, loc="left")
     handles, labels = _legend(axes[0][0])
@@ -47,36 +48,35 @@ def plot_dots(table: Table) -> Figure:
 
 
 def _panel(ax: Axes, entries: Sequence[TableEntry], bold: Sequence[bool], named: bool) -> None:
-    for place, entry in enumerate(entries):
+    for y, entry in enumerate(entries):
         if entry.published:
-            ax.errorbar(
-                entry.published.mean, place, xerr=entry.published.sd, fmt="D", markersize=6, markerfacecolor="none",
-                color=THEIRS, zorder=2,
-            )  # fmt: skip
+            mean, sd = entry.published.mean, entry.published.sd
+            ax.errorbar(mean, y, xerr=sd, fmt="D", markersize=6, markerfacecolor="none", color=PUBLISHED, zorder=2)
         if entry.mean is not None:
             seeds = [100 * score for score in entry.scores.values()]
-            ax.plot(seeds, [place] * len(seeds), "|", color=OURS, markersize=9, alpha=0.55, zorder=1)
-            ax.errorbar(entry.mean, place, xerr=entry.sd, fmt="o", markersize=5, capsize=3, color=OURS, zorder=3)
+            ax.plot(seeds, [y] * len(seeds), "|", color=OURS, markersize=9, alpha=0.55, zorder=1)
+            ax.errorbar(entry.mean, y, xerr=entry.sd, fmt="o", markersize=5, capsize=3, color=OURS, zorder=3)
     ax.set_yticks(range(len(entries)), [entry.row.shown for entry in entries])
     for label, is_bold in zip(ax.get_yticklabels(), bold, strict=True):
         if is_bold:
-            label.set(fontweight="bold", color=OWN)
+            label.set(fontweight="bold", color=INK)
     ax.tick_params(labelleft=named)
     ax.set_ylim(len(entries) - 0.4, -0.6)
     ax.grid(alpha=0.3)
 
 
 def _legend(ax: Axes) -> tuple[list[Any], list[str]]:
-    """Handles that no panel has to have: a table may lack every figure of one kind."""
-    theirs = ax.plot([], [], "D", markerfacecolor="none", color=THEIRS)
+    """Return handles that no panel has to have, since a table may lack every figure of one kind; and their names."""
+    published = ax.plot([], [], "D", markerfacecolor="none", color=PUBLISHED)
     ours = ax.errorbar([], [], xerr=[], fmt="o", capsize=3, color=OURS)
     seeds = ax.plot([], [], "|", color=OURS, alpha=0.55, markersize=9)
-    return [*theirs, ours, *seeds], ["published", "ours: mean and sd over seeds", "single seeds"]
+    return [*published, ours, *seeds], ["published", "ours: mean and sd over seeds", "single seeds"]
 
 
 def curves(table: Table, rows: Sequence[Row]) -> Figure:
-    """Test scores against rounds, of a data set: a small panel per metric and row that has a run, with the mean over
-    seeds and a band from the lowest to the highest; the mean of what a row is tested against goes through its panel.
+    """Draw test scores against rounds, of a data set: a small panel per metric and row that has a run.
+
+    It shows the mean over seeds and a band from the lowest to the highest; dashed, the mean of the row's reference.
     """
     shown = [row for row in rows if table.of(row)]
     lines, metrics = -(-len(shown) // COLUMNS), table.paper.metrics
@@ -84,14 +84,14 @@ def curves(table: Table, rows: Sequence[Row]) -> Figure:
     figure = Figure(figsize=(1.0 + 2.7 * columns, 2.1 * lines * len(metrics) + 0.5), layout="constrained")
     blocks = figure.subfigures(len(metrics), 1, squeeze=False)[:, 0]
     runs = {row.key: [curve(run, metrics) for run in table.of(row).values()] for row in shown}
-    references = {row.key: own.key for row in shown if (own := table.reference(row)) in shown and own}
+    references = {row.key: other.key for row in shown if (other := table.reference(row)) in shown and other}
     for metric, block in zip(metrics, blocks, strict=True):
         axes = block.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
         for ax in axes[len(shown) :]:
             ax.set_visible(False)
         for row, ax in zip(shown, axes, strict=False):
             if references.get(row.key, row.key) != row.key:
-                _line(ax, runs[references[row.key]], metric.record, OWN, "--")
+                _line(ax, runs[references[row.key]], metric.record, INK, "--")
             _line(ax, runs[row.key], metric.record, OURS, "-", band=True)
             ax.set_title(f"{row.shown} ({len(runs[row.key])})", fontsize=9, loc="left")
             ax.grid(alpha=0.3)
@@ -104,7 +104,7 @@ def curves(table: Table, rows: Sequence[Row]) -> Figure:
 
 
 def _line(ax: Axes, runs: Sequence[Curves], metric: str, color: str, style: str, band: bool = False) -> None:
-    """Mean over runs of the rounds that all have, and a band over them."""
+    """Draw the mean over runs of the rounds that all have, and a band over them."""
     rounds = sorted(set.intersection(*(set(run[metric]) for run in runs)))
     scores = [[100 * run[metric][r] for run in runs] for r in rounds]
     ax.plot(rounds, [statistics.fmean(s) for s in scores], style, color=color, linewidth=1.3 if band else 0.9)
@@ -113,15 +113,15 @@ def _line(ax: Axes, runs: Sequence[Curves], metric: str, color: str, style: str,
 
 
 def curve(run: RunSummary, metrics: Sequence[Metric]) -> Curves:
-    """Metric -> round -> score of a run."""
+    """Return the scores of a run: metric -> round -> score."""
     return {m.record: {r.round: r.metrics[m.record] for r in run.records if m.record in r.metrics} for m in metrics}
 
 
 def curves_csv(table: Table, rows: Sequence[Row]) -> str:
-    """The numbers behind ``curves`` in percent: a line per row, metric and round that all runs of the row have."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["data", "row", "preset", "metric", "round", "runs", "mean", "sd", "lowest", "highest"])
+    """Return the numbers behind ``curves`` in percent: a line per row, metric and round that all its runs have."""
+    lines: list[list[object]] = [
+        ["data", "row", "preset", "metric", "round", "runs", "mean", "sd", "lowest", "highest"]
+    ]
     for row in rows:
         runs = [curve(run, table.paper.metrics) for run in table.of(row).values()]
         for metric in table.paper.metrics if runs else ():
@@ -129,8 +129,8 @@ def curves_csv(table: Table, rows: Sequence[Row]) -> str:
                 scores = [100 * run[metric.record][round_] for run in runs]
                 sd = f"{statistics.stdev(scores):.4f}" if len(scores) > 1 else ""
                 numbers = [f"{statistics.fmean(scores):.4f}", sd, f"{min(scores):.4f}", f"{max(scores):.4f}"]
-                writer.writerow([row.data, row.shown, row.key, metric.published, round_, len(scores), *numbers])
-    return stream.getvalue()
+                lines.append([row.data, row.shown, row.key, metric.published, round_, len(scores), *numbers])
+    return to_csv(lines)
 
 
 COLORS = ("#31688e", "#d1495b", "#4f9a52", "#e09f3e", "#7b4f9d", "#8c6d46", "#3fa7b8", "#6f6f6f")
@@ -144,7 +144,8 @@ Style = tuple[str, str, str]
 
 
 def sensitivity(table: Table) -> Figure:
-    """One panel per data set and metric, one line per row: at every value the mean with its sd, every seed as a tick.
+    """Draw one panel per data set and metric, one line per row: at every value the mean with its sd, every seed a tick.
+
     Values stand at even distances: percentiles near 100 would lie on each other. A ring marks the preset's own value,
     an open diamond the published figure there. A line breaks at a value without a run.
     """
@@ -167,12 +168,12 @@ def sensitivity(table: Table) -> Figure:
 
 
 def _values(table: Table) -> list[str]:
-    """All values in their order, as text."""
+    """Return all values in their order, as text."""
     return list(dict.fromkeys(value_text(row.change.value) for row in table.rows if row.change))
 
 
 def _styles(table: Table) -> dict[str, Style]:
-    """How every row looks, the same in all panels; dashed where colors come again."""
+    """Return the style of every row, the same in all panels; dashed where colors come again."""
     labels, colors, marks = dict.fromkeys(row.label for row in table.rows), len(COLORS), len(MARKERS)
     return {
         label: (COLORS[i % colors], MARKERS[i % marks], "-" if i < colors else "--") for i, label in enumerate(labels)
@@ -180,15 +181,16 @@ def _styles(table: Table) -> dict[str, Style]:
 
 
 def _row(ax: Axes, entries: Sequence[TableEntry], values: Sequence[str], shift: float, style: Style) -> None:
-    """A line of one row through its values."""
+    """Draw a line of one row through its values."""
     color, mark, line = style
-    places = [_place(entry, values) + shift for entry in entries]
+    position = {value: i + shift for i, value in enumerate(values)}
+    positions = [position[value_text(entry.row.change.value)] for entry in entries if entry.row.change]
     means = [float("nan") if entry.mean is None else entry.mean for entry in entries]
-    ax.plot(places, means, line, color=color, linewidth=1.2, alpha=0.8, zorder=2)
-    for x, entry in zip(places, entries, strict=True):
+    ax.plot(positions, means, line, color=color, linewidth=1.2, alpha=0.8, zorder=2)
+    for x, entry in zip(positions, entries, strict=True):
         if entry.published:
-            theirs = entry.published
-            ax.errorbar(x, theirs.mean, yerr=theirs.sd, fmt="D", markersize=7, markerfacecolor="none", color=color)
+            mean, sd = entry.published.mean, entry.published.sd
+            ax.errorbar(x, mean, yerr=sd, fmt="D", markersize=7, markerfacecolor="none", color=color)
         if entry.mean is None:
             continue
         seeds = [100 * score for score in entry.scores.values()]
@@ -196,10 +198,6 @@ def _row(ax: Axes, entries: Sequence[TableEntry], values: Sequence[str], shift: 
         ax.errorbar(x, entry.mean, yerr=entry.sd, fmt=mark, markersize=5, capsize=3, color=color, zorder=3)
         if entry.row.change and entry.row.change.is_preset_value:
             ax.plot(x, entry.mean, "o", markersize=13, markerfacecolor="none", color=INK, zorder=4)
-
-
-def _place(entry: TableEntry, values: Sequence[str]) -> int:
-    return values.index(value_text(entry.row.change.value)) if entry.row.change else 0
 
 
 def _axes(ax: Axes, values: Sequence[str], title: str, option: str) -> None:
@@ -211,7 +209,7 @@ def _axes(ax: Axes, values: Sequence[str], title: str, option: str) -> None:
 
 
 def _sensitivity_legend(ax: Axes, table: Table, styles: dict[str, Style]) -> tuple[list[Any], list[str]]:
-    """Handles that no panel has to have: a table may lack every figure of one kind."""
+    """Return handles that no panel has to have, as ``_legend``."""
     out: dict[str, Any] = {}
     for label, (color, mark, line) in styles.items():
         out[f"{label}: mean and sd"] = ax.errorbar([], [], yerr=[], fmt=f"{mark}{line}", capsize=3, color=color)
@@ -224,18 +222,16 @@ def _sensitivity_legend(ax: Axes, table: Table, styles: dict[str, Style]) -> tup
 
 
 def sensitivity_csv(table: Table) -> str:
-    """The numbers behind ``sensitivity`` in percent: a line per row, metric and value, in the order of the figure. own:
-    1 at the preset's own value.
+    """Return the numbers behind ``sensitivity`` in percent: a line per row, metric and value, in the figure's order.
+
+    Column ``own`` is 1 at the preset's own value.
     """
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
     names = ["data", "row", "preset", "option", "value", "own", "metric", "published", "n", "mean", "sd"]
-    writer.writerow([*names, *(f"seed_{seed}" for seed in table.seeds)])
+    lines = [[*names, *(f"seed_{seed}" for seed in table.seeds)]]
     for metric in table.paper.metrics:
-        for entry in table.entries:
-            if entry.metric is metric and entry.row.change:
-                writer.writerow(_csv_line(entry, entry.row.change, table.seeds))
-    return stream.getvalue()
+        entries = [entry for entry in table.entries if entry.metric is metric]
+        lines += [_csv_line(entry, entry.row.change, table.seeds) for entry in entries if entry.row.change]
+    return to_csv(lines)
 
 
 def _csv_line(entry: TableEntry, change: Change, seeds: Sequence[int]) -> list[str]:
@@ -243,5 +239,5 @@ def _csv_line(entry: TableEntry, change: Change, seeds: Sequence[int]) -> list[s
     scores = [100 * entry.scores[seed] if seed in entry.scores else None for seed in seeds]
     numbers = ["" if n is None else f"{n:.4f}" for n in (published, entry.mean, entry.sd, *scores)]
     varied = [change.option, value_text(change.value), str(int(change.is_preset_value))]
-    about = [row.data, row.label, row.preset, *varied, entry.metric.published]
-    return [*about, numbers[0], str(len(entry.scores)), *numbers[1:]]
+    names = [row.data, row.label, row.preset, *varied, entry.metric.published]
+    return [*names, numbers[0], str(len(entry.scores)), *numbers[1:]]

@@ -1,5 +1,4 @@
-"""Which rows and columns the papers' tables have: data sets and methods as published, the preset of each, and the
-published figures from ``published.csv``.
+"""Rows and columns of the papers' tables: data sets and methods as published, their presets, and the published figures.
 
 A paper is a value in ``anchorfl.tuning.tables.papers``, made of its file of presets; its rows follow from it and from
 ``published.csv``, so that no figure is typed twice.
@@ -21,18 +20,20 @@ PUBLISHED = Path(__file__).resolve().parents[1] / "published.csv"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """A published metric and what it is called here. value: how names of ``RunSummary.values`` begin; record: key in
-    the records of rounds; shown: in tables.
-    """
+    """The names of a published metric."""
 
     published: str
+    """Name in ``published.csv``."""
     value: str
+    """First part of the names in ``RunSummary.values``."""
     record: str
+    """Key in the records of rounds."""
     shown: str
+    """Name in tables."""
 
     @classmethod
     def of(cls, published: str, measure: scores.Measure) -> Metric:
-        """The same as a measure of the test split."""
+        """Return the metric that is a measure of the test split."""
         return cls(published=published, value=measure.value, record=f"test/{measure.name}", shown=measure.shown)
 
 
@@ -58,84 +59,89 @@ class Paper:
     title: str
     """Name and year."""
     published: str
-    """Its name in ``published.csv``."""
+    """Name in ``published.csv``."""
     tables: tuple[str, ...]
-    """Those of its tables that are run again."""
+    """Tables that are run again."""
     proposed_method: str
-    """Its own method, which the others are tested against."""
+    """The paper's own method, which the others are tested against."""
     data: Mapping[str, str]
     """Data set as published -> federation, in the order of the page."""
     methods: Mapping[str, str]
     """Method as published -> row of the presets, in the order of the page."""
     metrics: tuple[Metric, ...]
-    """Those that it publishes, the first one first."""
+    """Published metrics, the first one first."""
     seeds: tuple[int, ...]
-    """The authors'."""
+    """The authors' seeds."""
     reported: Literal["last", "best", "best_sum", "last5"] = "last"
-    """Which figure of a run is compared: the last round's, that of the round with the best validation score or with the
+    """Figure of a run that is compared: the last round's, that of the round with the best validation score or with the
     best of a named one (``best_sum``), or the mean of the last five."""
-    in_label: tuple[str, ...] = ()
+    method_settings: tuple[str, ...] = ()
     """Settings that belong to the method (``lambda=10``)."""
-    given: tuple[str, ...] = ()
+    shared_settings: tuple[str, ...] = ()
     """Settings that all rows of a data set share (``K=5``); any other belongs to the data set."""
     quoted: tuple[str, ...] = ()
     """Methods whose figures are not run again."""
-    has: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Data set -> methods that have a preset for it; those that are not published are run beside the others."""
     convention: bool = False
-    """Whether communication is shown as FedALC counts it, too."""
+    """True: communication is shown as FedALC counts it, too."""
     file: Path = PUBLISHED
     """The published figures."""
 
     def data_and_method(self, line: Mapping[str, str]) -> tuple[str, str]:
-        """Data set and method of a line of the file, as the definition has them."""
-        words = [word for word in line["setting"].split() if word.partition("=")[0] not in self.given]
-        of_method = [word for word in words if word.partition("=")[0] in self.in_label]
+        """Return data set and method of a line of the file, as the definition has them."""
+        words = [word for word in line["setting"].split() if word.partition("=")[0] not in self.shared_settings]
+        of_method = [word for word in words if word.partition("=")[0] in self.method_settings]
         rest = [word for word in words if word not in of_method]
         label = line["method"] + (f"({', '.join(of_method)})" if of_method else "")
         return ", ".join([line["dataset"], *rest]), label
 
     @property
     def primary(self) -> str:
-        """The figure by which a run with these metrics chooses a round, as it is shown."""
+        """Figure by which a run with these metrics chooses a round, as it is shown."""
         return scores.family_of(self.metrics[0].record.rpartition("/")[2]).primary.shown
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An option of which a row has another value than its preset, or the same (``--vary``). option: its dotted name;
-    value: that of the row; preset: that of the preset; both as an experiment has them.
-    """
+    """An option that is varied (``--vary``), with values as an experiment has them."""
 
     option: str
+    """Dotted name."""
     value: Any
+    """The row's value."""
     preset: Any
+    """The preset's value."""
 
     @property
     def is_preset_value(self) -> bool:
-        """Whether the value is the preset's own."""
+        """True where both values are equal."""
         return bool(self.value == self.preset)
 
     @property
     def word(self) -> str:
-        """The option without its section."""
+        """Option without its section."""
         return self.option.rpartition(".")[2]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A method on a data set. data, label: as published; folder, name: what ``--data`` and ``--rows`` call them;
-    tables: those that have the row; figures: by ``Metric.published``, none where the change is not the preset's own
-    value; change: where an option is varied.
-    """
+    """A method on a data set."""
 
     data: str
+    """Data set as published."""
     label: str
+    """Method as published."""
     folder: str
+    """Data set as ``--data`` calls it."""
     name: str
+    """Method as ``--rows`` calls it."""
     tables: tuple[str, ...]
+    """Tables that have the row."""
     figures: Mapping[str, Figure]
+    """By ``Metric.published``; none where the change is not the preset's own value."""
     change: Change | None = None
+    """None where no option is varied."""
 
     @property
     def preset(self) -> str:
@@ -144,46 +150,46 @@ class Row:
 
     @property
     def key(self) -> str:
-        """The preset with the change, as ``anchorfl run`` takes them: what tells rows apart."""
+        """Preset and change, as ``anchorfl run`` takes them; no two rows have the same."""
         return f"{self.preset} --{self.change.option} {value_text(self.change.value)}" if self.change else self.preset
 
     @property
     def shown(self) -> str:
-        """The label with the change, in tables and figures."""
+        """Label and change, in tables and figures."""
         return f"{self.label}, {self.change.word} = {value_text(self.change.value)}" if self.change else self.label
 
 
 def value_text(value: object) -> str:
-    """A value of an option as text: 95.0 as 95."""
+    """Return a value of an option as text: 95.0 as 95."""
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def figure_lines(paper: Paper) -> list[dict[str, str]]:
-    """The lines of its file that belong to its tables."""
+    """Return the lines of its file that belong to its tables."""
     with paper.file.open(encoding="utf-8", newline="") as stream:
-        found = csv.DictReader(stream)
-        return [line for line in found if line["paper"] == paper.published and line["table"] in paper.tables]
+        lines = csv.DictReader(stream)
+        return [line for line in lines if line["paper"] == paper.published and line["table"] in paper.tables]
 
 
 def metrics_of(paper: Paper, data: str) -> list[Metric]:
-    """Those that it has for a data set, in its order."""
+    """Return the metrics that it has for a data set, in its order."""
     published = {line["metric"] for line in figure_lines(paper) if paper.data_and_method(line)[0] == data}
     return [metric for metric in paper.metrics if metric.published in published]
 
 
 def quoted_lines(paper: Paper, data: str) -> list[str]:
-    """What the paper has for a data set of methods that are not run again: a line for each method."""
+    """Return the figures of methods that are not run again, on a data set: a line for each method."""
     shown = {metric.published: metric.shown for metric in paper.metrics}
     out: dict[str, list[str]] = {}
     for line in figure_lines(paper):
-        place, label = paper.data_and_method(line)
-        if place == data and label in paper.quoted:
+        data_set, label = paper.data_and_method(line)
+        if data_set == data and label in paper.quoted:
             out.setdefault(label, []).append(f"{shown[line['metric']]} {float(line['mean_percent']):.2f}")
     return [f"{label}, published and not run here: {', '.join(figures)}." for label, figures in out.items()]
 
 
 def rows_of(paper: Paper) -> tuple[Row, ...]:
-    """Every row of the paper's tables, by data set. One that stands in several tables is one row.
+    """Return every row of the paper's tables, by data set. One that stands in several tables is one row.
 
     ValueError where its file has a data set, method or metric that the definition lacks, a row without a preset, or two
     figures for one row and metric.
@@ -202,8 +208,8 @@ def rows_of(paper: Paper) -> tuple[Row, ...]:
         if figures.setdefault((data, label), {}).setdefault(metric, figure) != figure:
             raise ValueError(f"{file.name}: two figures for {data}, {label}, {metric}")
         tables.setdefault((data, label), []).append(line["table"])
-    for data, labels in paper.has.items():
-        if lacking := [label for place, label in figures if place == data and label not in labels]:
+    for data, labels in paper.presets.items():
+        if lacking := [label for data_set, label in figures if data_set == data and label not in labels]:
             raise ValueError(f"{file.name}: {data}, {lacking[0]} is published and has no preset")
         for label in labels:
             figures.setdefault((data, label), {})
@@ -223,17 +229,18 @@ def rows_of(paper: Paper) -> tuple[Row, ...]:
 
 
 def select_rows(rows: Sequence[Row], data: Sequence[str], names: Sequence[str]) -> tuple[Row, ...]:
-    """The rows of these data sets and methods, as ``--data`` and ``--rows`` call them; empty: all. InputError on an
-    unknown one, or where nothing is left.
+    """Return the rows of these data sets and methods, as ``--data`` and ``--rows`` call them; empty: all.
+
+    InputError on an unknown one, or where nothing is left.
     """
-    for option, asked, known in (
+    for option, words, known in (
         ("--data", data, list(dict.fromkeys(row.folder for row in rows))),
         ("--rows", names, list(dict.fromkeys(row.name for row in rows))),
     ):
-        for word in asked:
+        for word in words:
             if word not in known:
                 raise InputError(f"{option} {word}: not in this table{nearest(word, known)}; it has {', '.join(known)}")
-    kept = tuple(r for r in rows if (not data or r.folder in data) and (not names or r.name in names))
-    if not kept:
+    selected = tuple(r for r in rows if (not data or r.folder in data) and (not names or r.name in names))
+    if not selected:
         raise InputError(f"--data {','.join(data)} --rows {','.join(names)}: the paper has no such row")
-    return kept
+    return selected

@@ -20,14 +20,15 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.tables.statistics import Table
 
 EXPERIMENT = "tables"
-"""In MLflow, that of all tables."""
+"""MLflow's experiment of all tables."""
 
 
 class TableRecord:
-    """A run folder in ``out`` of kind table. A call that changes the page's numbers adds a step: the number of runs
-    that the table has, or the next one where it has as many as before. A call with other options is a run of its own.
-    uri: as ``tracking.uri``; runs: beside which the default store lies; params: what was asked for. InputError where
-    ``out`` holds a run of another kind.
+    """A run folder in ``out`` of kind table.
+
+    A call that changes the page's numbers adds a step: the number of runs that the table has, or the next one where it
+    has as many as before. A call with other options is a run of its own. runs: beside it lies the default store; uri:
+    as ``tracking.uri``; params: arguments of the call. InputError where ``out`` holds a run of another kind.
     """
 
     def __init__(
@@ -38,11 +39,11 @@ class TableRecord:
         self.folder, self.uri = out, store_uri(uri, runs / "any")
         tags = {"kind": "table", "table": str(params["table"]), "anchorfl": version_of("anchorfl")}
         info = RunInfo(name=out.name, experiment=EXPERIMENT, params=dict(params), tags=tags, folder=out)
-        rows = read_records(out)[0] if read_metadata(out).get("params") == info.params else []
-        self.last = max((record.round for record in rows), default=-1)
-        self.metrics = rows[-1].metrics if rows else {}
-        self.record = JsonLines(out, self.last + 1)
-        self.record.begin(info)
+        records = read_records(out)[0] if read_metadata(out).get("params") == info.params else []
+        self.last_step = max((record.round for record in records), default=-1)
+        self.metrics = records[-1].metrics if records else {}
+        self.run_record = JsonLines(out, self.last_step + 1)
+        self.run_record.begin(info)
         self.writer: MlflowWriter | None = None
         if self.uri:
             self.tree_uploader = MlflowTreeUploader(out, self.uri)
@@ -51,15 +52,16 @@ class TableRecord:
             self.writer.begin(info)
 
     def notify(self, folder: Path | None) -> None:
-        """A run of the table has begun or ended; None: look for what the known ones have done since."""
+        """Upload a run that has begun or ended; None: what the known ones have done since."""
         if self.writer is not None:
             if folder is not None:
                 self.tree_uploader.add(folder)
             self.writer.wake()
 
-    def late(self, folders: Sequence[Path]) -> None:
-        """Send those finished runs that should stand in this store, by their own options, and do not: an earlier call
-        was killed before they were sent.
+    def upload_missing(self, folders: Sequence[Path]) -> None:
+        """Upload those finished runs that should stand in this store, by their own options, and do not.
+
+        An earlier call was killed before they were sent.
         """
         for folder in folders if self.writer is not None else ():
             tracking = read_json(folder / CONFIG).get("tracking", {})
@@ -67,21 +69,21 @@ class TableRecord:
             if "metrics.jsonl" not in sent and store_uri(tracking.get("uri", "none"), folder) == self.uri:
                 self.notify(folder)
 
-    def page(self, table: Table, files: Sequence[Path]) -> None:
+    def keep_page(self, table: Table, files: Sequence[Path]) -> None:
         """Keep the page's files, and its means and costs as metrics."""
         metrics = {"runs": float(len(table.finished)), "cpu_hours": table.hours}
-        means = {f"{e.row.key}/{e.metric.published}": e.mean for e in table.entries}
+        means = {f"{entry.row.key}/{entry.metric.published}": entry.mean for entry in table.entries}
         for row in table.rows:
             cost = table.cost(row)
             means |= {f"{row.key}/mb_down": cost.down, f"{row.key}/mb_up": cost.up}
         metrics |= {name: value for name, value in means.items() if value is not None}
         if metrics != self.metrics:  # runs may be other ones of the same number
-            self.record.round(RoundRecord(max(len(table.finished), self.last + 1), time.time(), metrics))
+            self.run_record.round(RoundRecord(max(len(table.finished), self.last_step + 1), time.time(), metrics))
         for path in files:
-            self.record.artifact(path)
+            self.run_record.artifact(path)
 
     def end(self, status: Status) -> None:
         """Close the record and wait for the writer."""
-        self.record.end(status)
+        self.run_record.end(status)
         if self.writer is not None:
             self.writer.end(status)

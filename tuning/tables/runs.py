@@ -1,11 +1,12 @@
-"""The runs of a table: which are there, found by the digest of their options wherever they were started from, and what
-the missing ones need before they can start.
+"""The runs of a table, found by the digest of their options wherever they were started from; and what the missing ones
+need before they can start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,7 +42,7 @@ from anchorfl.tuning.tables.published import Paper, Row
 ENCODERS = ("fedbm-bert", "fedbm-roberta", "fedbm-biomedclip")
 """Rows that compare text encoders (Table XII of FedBM)."""
 SELECTED = {"last": "last", "best": "best_validation", "best_sum": "best_validation_sum"}
-"""What a paper reports -> the rule by which its round is the selected one, and tested even where no other is."""
+"""A paper's ``reported`` -> the rule by which that round is the selected one, and tested even where no other is."""
 SAVINGS = {f"optimizer.{name}" for name in ("onednn", "skip_zero_rows", "microbatch_tokens", "lookup_dropout")}
 """The same mathematics by another way: they do not make other settings than the paper's."""
 TAKEN = {"seed": "--seeds 4321,4322", "output": "--runs FOLDER and --out FOLDER"}
@@ -50,32 +51,35 @@ TAKEN = {"seed": "--seeds 4321,4322", "output": "--runs FOLDER and --out FOLDER"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableRun:
-    """One row with one seed: one run. own: whether its options are the preset's, but for the row's change and for
-    savings; words: those of the command line that it takes; folder: of the finished run; None: there is none.
-    """
+    """A row with a seed: one run, finished or not."""
 
     row: Row
     seed: int
     experiment: Experiment
+    """All options, resolved."""
     digest: str
+    """Digest of the options: by it a finished run is found."""
     has_preset_options: bool
+    """True where the options are the preset's, but for the row's change and for savings."""
     words: tuple[str, ...] = ()
+    """Words of the command line that it takes."""
     folder: Path | None = None
+    """Folder of the finished run; None: there is none."""
 
     @property
     def name(self) -> str:
-        """What lines about it call it."""
+        """Name in lines about it."""
         return f"{self.row.key} seed {self.seed}"
 
 
 def table_runs_of(
     rows: Sequence[Row], seeds: Sequence[int], overrides: Sequence[str], vary: Vary | None = None
 ) -> list[TableRun]:
-    """Every row, with every value of what is varied, with every seed: data set by data set and seed by seed, so that a
-    whole comparison is there early. An option that one method alone has goes to its rows. InputError on an override
-    that a row's preset refuses, or that a table sets itself.
+    """Return every row, with every value of what is varied, with every seed.
 
-    Runs are serial unless the overrides say otherwise: one process each is the cheapest way through many runs.
+    Their order is data set by data set and seed by seed, so that a whole comparison is there early. An option that one
+    method alone has goes to its rows. Runs are serial unless the overrides say otherwise: one process each is the
+    cheapest way through many runs. InputError on an override that a row's preset refuses, or that a table sets itself.
     """
     named = {name for word in overrides if (name := option_name(word))}
     if vary is not None and vary.option in named:
@@ -84,49 +88,42 @@ def table_runs_of(
     if "class_embeddings.encoder" in named and encoders:
         raise InputError(
             f"--class_embeddings.encoder: rows {', '.join(encoders)} are named after the text encoder that is"
-            " published; leave"
-            " them out with --rows"
+            " published; leave them out with --rows"
         )
     for option in (named | {vary.option} if vary else named) & TAKEN.keys():
         raise InputError(f"--{option}: a table sets it for its runs; give {TAKEN[option]}")
     presets = {row.preset: read_preset(row.preset) for row in rows}
-    others = options_of_one_method(overrides, presets)
+    methods = options_of_one_method(overrides, presets)
     out = []
     for row in rows:
         preset = presets[row.preset]
-        words = drop_options(overrides, [option for option, method in others.items() if method != preset.method.name])
-        for changed, read in _experiments(row, preset, words, vary):
-            e = read
+        words = drop_options(overrides, [option for option, method in methods.items() if method != preset.method.name])
+        for changed, experiment in _experiments(row, preset, words, vary):
             if "cluster.executor" not in named:
-                e = replace(e, cluster=replace(e.cluster, executor="serial"))
-            own = _has_preset_options(e, preset, changed)
+                experiment = replace(experiment, cluster=replace(experiment.cluster, executor="serial"))
+            has_preset_options = _has_preset_options(experiment, preset, changed)
             for seed in seeds:
-                one = replace(e, seed=seed)
+                seeded = replace(experiment, seed=seed)
                 out.append(
                     TableRun(
-                        row=changed,
-                        seed=seed,
-                        experiment=one,
-                        digest=digest(one),
-                        has_preset_options=own,
-                        words=tuple(words),
+                        row=changed, seed=seed, experiment=seeded, digest=digest(seeded),
+                        has_preset_options=has_preset_options, words=tuple(words),
                     )
-                )
-    places = {folder: i for i, folder in enumerate(dict.fromkeys(row.folder for row in rows))}
-    return sorted(out, key=lambda run: (places[run.row.folder], seeds.index(run.seed)))
+                )  # fmt: skip
+    order = list(dict.fromkeys(row.folder for row in rows))
+    return sorted(out, key=lambda run: (order.index(run.row.folder), seeds.index(run.seed)))
 
 
 def _experiments(
     row: Row, preset: Experiment, overrides: Sequence[str], vary: Vary | None
 ) -> list[tuple[Row, Experiment]]:
-    """The row, or one row for each value, with the experiment that the command line makes of the preset."""
+    """Return the row, or one row for each value, with the experiment that the command line makes of the preset."""
     out = []
     for value in vary.values if vary else (None,):
         words = [*overrides, vary.override(value)] if vary and value is not None else overrides
         try:
-            experiment = resolve_options(
-                override(preset, words, f"anchorfl table ... (options of {row.preset})"), count=False
-            )
+            command = f"anchorfl table ... (options of {row.preset})"
+            experiment = resolve_options(override(preset, words, command), count=False)
         except InputError as error:
             raise InputError(f"{row.preset}: {error} (--rows leaves rows out)") from error
         out.append((with_change(row, vary.option, experiment, preset) if vary else row, experiment))
@@ -134,46 +131,48 @@ def _experiments(
 
 
 def check_has_scores(paper: Paper, table_runs: Sequence[TableRun]) -> None:
-    """InputError where runs of the cells would lack a score that the table shows."""
+    """Raise InputError where a run would lack a score that the table shows."""
     for run in table_runs:
         experiment = run.experiment
-        having = FAMILIES[experiment.evaluation.metrics].measures
-        lacking = [m.shown for m in paper.metrics if m.value not in {measure.value for measure in having}]
+        values = {measure.value for measure in FAMILIES[experiment.evaluation.metrics].measures}
+        lacking = [metric.shown for metric in paper.metrics if metric.value not in values]
         if lacking:
             raise InputError(
                 f"--evaluation.metrics {experiment.evaluation.metrics}: a table of this paper shows"
-                f" {', '.join(lacking)}, which"
-                " such runs have not: leave the option out"
+                f" {', '.join(lacking)}, which such runs have not: leave the option out"
             )
         if experiment.tested == "never":
             raise InputError("--evaluation.test never: a table shows scores of the test split")
         if experiment.tested == "last" and SELECTED.get(paper.reported) != experiment.evaluation.model_selection:
             raise InputError(
                 f"--evaluation.test last with evaluation.model_selection {experiment.evaluation.model_selection}:"
-                f" {run.row.preset} is reported"
-                f" otherwise ({paper.reported}), and would have no score: leave --evaluation.test out"
+                f" {run.row.preset} is reported otherwise ({paper.reported}), and would have no score: leave"
+                " --evaluation.test out"
             )
 
 
 def _has_preset_options(experiment: Experiment, preset: Experiment, row: Row) -> bool:
-    """Whether whatever makes another experiment is as in the preset, but for the row's change: savings, which give
-    other last bits or other draws of the same dropout, do not.
+    """Return whether all that makes another experiment is as in the preset, but for the row's change.
+
+    Savings, which give other last bits or other draws of the same dropout, make no other experiment.
     """
-    theirs, others = options_of(preset), {row.change.option if row.change else "", *SAVINGS}
+    preset_options, free = options_of(preset), {row.change.option if row.change else "", *SAVINGS}
     return all(
-        value == theirs[name] for name, value in options_of(experiment).items() if not (is_free(name) or name in others)
+        value == preset_options[name] or is_free(name) or name in free for name, value in options_of(experiment).items()
     )
 
 
 @dataclass(slots=True)
 class RunIndex:
-    """What lies below a folder: digest -> finished runs, by name; digest -> the run that was begun."""
+    """The runs below a folder, by the digest of their options."""
 
     finished: dict[str, list[Path]] = field(default_factory=dict)
+    """Digest -> folders of finished runs, by name."""
     begun: dict[str, Path] = field(default_factory=dict)
+    """Digest -> folder of the run that was begun."""
 
     def notes(self, table_runs: Sequence[TableRun]) -> list[str]:
-        """Runs of the same options that ended with other weights, a line each."""
+        """Return a line for each run beside another of the same options and seed that ended with other weights."""
         out = []
         for run in table_runs:
             folders = self.finished.get(run.digest, [])
@@ -184,39 +183,42 @@ class RunIndex:
 
 
 def index_runs(runs: Path) -> RunIndex:
-    """Every run below ``runs``, at any depth. What has no run.json is none (artifacts have a config.json, too), and an
-    unfinished run that has a parent is its sweep's to go on with.
+    """Return every run below ``runs``, at any depth.
+
+    A folder without a run.json is no run: artifacts have a config.json, too. An unfinished run that has a parent is its
+    sweep's to go on with.
     """
-    found = RunIndex()
+    index = RunIndex()
     for path in sorted(runs.rglob("run.json")):
         folder = path.parent
         result = read_result(folder)
         if result:
-            found.finished.setdefault(str(result.get("digest")), []).append(folder)
+            index.finished.setdefault(str(result.get("digest")), []).append(folder)
         elif (folder / CONFIG).exists() and not read_metadata(folder).get("parent"):
-            found.begun.setdefault(str(read_json(folder / CONFIG).get("digest")), folder)
-    return found
+            index.begun.setdefault(str(read_json(folder / CONFIG).get("digest")), folder)
+    return index
 
 
-def attach_folders(table_runs: Sequence[TableRun], found: RunIndex) -> list[TableRun]:
-    """The cells with the folders of their finished runs."""
-    return [replace(c, folder=next(iter(found.finished.get(c.digest, [])), None)) for c in table_runs]
+def attach_folders(table_runs: Sequence[TableRun], index: RunIndex) -> list[TableRun]:
+    """Return the runs with the folders of those that are finished."""
+    return [replace(run, folder=next(iter(index.finished.get(run.digest, [])), None)) for run in table_runs]
 
 
 def notes_on_other_data(table_runs: Sequence[TableRun]) -> list[str]:
-    """Runs whose data were prepared otherwise than those of other rows with the same options and seed, as by an older
-    version: a line for each such data set and seed, since their scores cannot stand beside each other.
+    """Return a line for each data set and seed whose runs were given data that were prepared in several ways.
+
+    One may be by an older version. The options are the same, but such scores cannot stand beside each other.
     """
     groups: dict[tuple[str, str, int], dict[str, list[Path]]] = {}
     for run in table_runs:
         if run.folder is not None:
-            made = read_metadata(run.folder).get("tags", {}).get("data_digest", "")
+            data_digest = read_metadata(run.folder).get("tags", {}).get("data_digest", "")
             key = (run.row.data, repr(run.experiment.task), run.seed)
-            groups.setdefault(key, {}).setdefault(made, []).append(run.folder)
+            groups.setdefault(key, {}).setdefault(data_digest, []).append(run.folder)
     out = []
     for (data, _, seed), folders in groups.items():
         if len(folders) > 1:
-            parts = "; against ".join(", ".join(map(str, dict.fromkeys(found))) for found in folders.values())
+            parts = "; against ".join(", ".join(map(str, dict.fromkeys(same))) for same in folders.values())
             out.append(
                 f"{data} seed {seed}: the data were prepared in {len(folders)} ways: {parts}. Move the older runs away"
                 " and call again: they are run anew"
@@ -229,18 +231,20 @@ class Job(NamedTuple):
 
     run: TableRun
     folder: Path
+    """Run folder, absolute; it may not exist yet."""
 
 
-def jobs_of(table_runs: Sequence[TableRun], found: RunIndex, runs: Path, log: Log) -> list[Job]:
-    """What is missing, and where: the folder in which it was begun, or a new one; two rows that are one experiment are
-    one job. A finished copy on object storage is fetched and is missing no more: look again.
+def jobs_of(table_runs: Sequence[TableRun], index: RunIndex, runs: Path, log: Log) -> list[Job]:
+    """Return the missing runs, each with the folder in which it was begun, or a new one.
+
+    Rows that are one experiment are one job. A finished copy in object storage is fetched: index the runs again.
     """
     out: dict[str, Job] = {}
     for run in table_runs:
         if run.folder is not None or run.digest in out:
             continue
         label = run.row.preset.replace("/", "-")
-        folder = found.begun.get(run.digest) or new_folder(run.experiment, label, runs)
+        folder = index.begun.get(run.digest) or new_folder(run.experiment, label, runs)
         backup = run.experiment.cluster.backup
         if backup:
             restore_if_ahead(backup_uri(backup, folder), folder, log, finished=True)
@@ -250,7 +254,7 @@ def jobs_of(table_runs: Sequence[TableRun], found: RunIndex, runs: Path, log: Lo
 
 
 def missing_data(jobs: Sequence[Job]) -> dict[str, str]:
-    """Data sets of which files are missing, by their folder of presets -> where to get them, in a line."""
+    """Return the data sets of which files are missing: folder of presets -> where to get the files, in a line."""
     out: dict[str, str] = {}
     for folder, options in dict.fromkeys((job.run.row.folder, job.run.experiment.task) for job in jobs):
         try:
@@ -262,44 +266,42 @@ def missing_data(jobs: Sequence[Job]) -> dict[str, str]:
 
 @dataclass(slots=True)
 class Preparation:
-    """What runs start from, by digest, and why some cannot start, by digest, in a line."""
+    """The data of runs, as far as they could be prepared."""
 
     run_specs: dict[str, RunSpec] = field(default_factory=dict)
+    """Digest -> data and class-name vectors of the run."""
     failures: dict[str, str] = field(default_factory=dict)
+    """Digest -> why the run cannot start, in a line."""
 
 
 def prepare_all(jobs: Sequence[Job], log: Log) -> Preparation:
-    """Prepare data and class-name vectors here and once: a run that prepared data would wait for CPUs that runs hold.
-    Bad input stops the runs that need it and no other.
+    """Prepare data and class-name vectors of all jobs; bad input stops the runs that need it and no other.
+
+    It is done here and once: a run that prepared data would wait for CPUs that runs hold.
     """
-    out, said = Preparation(), set[str]()
+    out = Preparation()
     data: dict[tuple[TaskOptions, int], tuple[TaskOptions, Prepared] | InputError] = {}
-
-    def once(line: str) -> None:
-        if line not in said:
-            said.add(line)
-            log(line)
-
+    log_once = cache(log)
     for run, _ in jobs:
         experiment = run.experiment
         key = (experiment.task, experiment.seed)
         try:
             if key not in data:
-                data[key] = _prepared(experiment, once)
-            found = data[key]
-            if isinstance(found, InputError):
-                out.failures[run.digest] = str(found)
-            else:
-                task, prepared = found
-                out.run_specs[run.digest] = make_run_spec(replace(experiment, task=task), once, prepared)
+                data[key] = _prepare(experiment, log_once)
+            result = data[key]
+            if isinstance(result, InputError):
+                raise result
+            task, prepared = result
+            out.run_specs[run.digest] = make_run_spec(replace(experiment, task=task), log_once, prepared)
         except (InputError, NamesError) as error:
             out.failures[run.digest] = str(error)
     return out
 
 
-def _prepared(experiment: Experiment, log: Log) -> tuple[TaskOptions, Prepared] | InputError:
-    """The data of an experiment, with the options that they settle, or what is wrong with them, so that they are read
-    once for all runs that need them.
+def _prepare(experiment: Experiment, log: Log) -> tuple[TaskOptions, Prepared] | InputError:
+    """Prepare the data of an experiment; return them after the options that they settle.
+
+    An error is returned, so that data are read once for all runs that need them.
     """
     try:
         experiment = resolve_options(experiment, log)
@@ -309,7 +311,7 @@ def _prepared(experiment: Experiment, log: Log) -> tuple[TaskOptions, Prepared] 
 
 
 def failure_lines(table_runs: Sequence[TableRun], reasons: Mapping[str, str]) -> list[str]:
-    """Failures by digest as lines: one for each row and reason, with its seeds."""
+    """Return failures by digest as lines: one for each row and reason, with its seeds."""
     groups: dict[tuple[str, str], list[int]] = {}
     for run in table_runs:
         if run.digest in reasons:

@@ -1,4 +1,4 @@
-"""Whether two methods differ, by their scores on the same seeds."""
+"""Paired tests: do two methods differ, by their scores on the same seeds?"""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ FEWEST_RANKS = 6
 
 @dataclass(frozen=True, slots=True)
 class PairedComparison:
-    """A method against another over the seeds that both have.
-
-    n: pairs; difference: mean of the first less the second (0 to 1), NaN without pairs; p: two-sided paired t-test,
-    holm: p corrected for all comparisons of its family, wilcoxon: two-sided signed-rank test, uncorrected; None where
-    not tested.
-    """
+    """A method against another over the seeds that both have. A p is None where nothing was tested."""
 
     n: int
+    """Pairs."""
     difference: float
+    """Mean of the first less the second (0 to 1), NaN without pairs."""
     p: float | None = None
+    """p of the two-sided paired t-test."""
     holm: float | None = None
+    """``p`` corrected for all comparisons of its family."""
     wilcoxon: float | None = None
+    """p of the two-sided signed-rank test, uncorrected."""
 
 
-def paired(first: Mapping[int, float], second: Mapping[int, float]) -> PairedComparison:
-    """Compare scores by seed. Nothing is tested below ``FEWEST`` pairs, nor where all differences are equal: a t-test
-    has no spread to go by then.
+def compare_paired(first: Mapping[int, float], second: Mapping[int, float]) -> PairedComparison:
+    """Compare scores by seed.
+
+    Nothing is tested below ``FEWEST`` pairs, nor where all differences are equal: a t-test has no spread to go by then.
     """
     from scipy.stats import ttest_rel, wilcoxon
 
@@ -48,8 +49,9 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> PairedCom
 
 
 def holm(pvalues: Sequence[float]) -> list[float]:
-    """Holm's step-down correction (Holm, 1979): the k-th smallest of m times m - k + 1, never below a smaller one's,
-    at most 1; in the order given.
+    """Return the p-values after Holm's step-down correction (Holm, 1979), in the order given.
+
+    The k-th smallest of m is multiplied by m - k + 1; it is never below a smaller one's, and at most 1.
     """
     order = sorted(range(len(pvalues)), key=lambda i: pvalues[i])
     out, highest = [0.0] * len(pvalues), 0.0
@@ -60,7 +62,7 @@ def holm(pvalues: Sequence[float]) -> list[float]:
 
 
 def apply_holm(family: Mapping[str, PairedComparison]) -> dict[str, PairedComparison]:
-    """The comparisons of a family, those that were tested with Holm's correction over these."""
+    """Return the comparisons of a family; those that were tested have Holm's correction over these."""
     tested = {name: one.p for name, one in family.items() if one.p is not None}
     by_name = dict(zip(tested, holm(list(tested.values())), strict=True))
     return {name: replace(one, holm=by_name.get(name)) for name, one in family.items()}

@@ -6,23 +6,26 @@ Scores are 0 to 1 as in the runs; means, sds and differences from the published 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 from anchorfl.pipeline.config.federation import FederationOptions
 from anchorfl.pipeline.results.compare import RunSummary, load_run
 from anchorfl.tuning.tables.published import Figure, Metric, Paper, Row, metrics_of
 from anchorfl.tuning.tables.runs import TableRun
-from anchorfl.tuning.tables.significance import PairedComparison, apply_holm, paired
+from anchorfl.tuning.tables.significance import PairedComparison, apply_holm, compare_paired
 
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 REPRODUCED, WITHIN_NOISE, NOT_REPRODUCED, ONE_SEED = "reproduced", "within noise", "not reproduced", "below, one seed"
 """Verdicts; one seed has no sd, so nothing says whether it is noise."""
 OTHER_SETTINGS = "other settings"
-"""In place of a verdict, where the options are not the preset's: such runs say nothing about the published figure."""
+"""Stands for a verdict where the options are not the preset's: such runs say nothing about the published figure."""
 DIGITS = 2
-"""Of the published figures, to which ours is rounded before it is compared."""
+"""Digits of the published figures: ours is rounded to them before it is compared."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +43,16 @@ class TableEntry:
     against: PairedComparison | None = None
     """The row's reference (``Table.reference``) less this row; None where it is its own or has none in the table."""
     has_preset_options: bool = True
-    """Whether all options are the preset's."""
+    """True where all options are the preset's."""
 
     @property
     def mean(self) -> float | None:
-        """Over the seeds, in percent."""
+        """Mean over the seeds, in percent."""
         return 100 * statistics.fmean(self.scores.values()) if self.scores else None
 
     @property
     def sd(self) -> float | None:
-        """Over the seeds (ddof 1), in percent; None below two."""
+        """Standard deviation over the seeds (ddof 1), in percent; None below two."""
         return 100 * statistics.stdev(self.scores.values()) if len(self.scores) > 1 else None
 
     @property
@@ -59,7 +62,7 @@ class TableEntry:
 
     @property
     def verdict(self) -> str:
-        """A word of the four, or OTHER_SETTINGS; "" where there is nothing to compare."""
+        """One of the four verdicts, or ``OTHER_SETTINGS``; "" where there is nothing to compare."""
         if self.difference is None:
             return ""
         if not self.has_preset_options:
@@ -73,115 +76,135 @@ class TableEntry:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What runs cost, as a mean over them: megabytes (10^6 bytes) that one client got and sent in a round, and busy
-    hours: seconds in which clients trained or models were scored, which is CPU time where each has a core to itself.
-    None of no run.
-    """
+    """The cost of runs, as a mean over them; None of no run."""
 
     runs: int
     down: float | None
+    """Megabytes (10^6 bytes) that one client got in a round."""
     up: float | None
+    """Megabytes that one client sent in a round."""
     hours: float | None
+    """Busy hours: clients trained or models were scored. It is CPU time where each has a core to itself."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A paper's table as far as its runs are there. notes: what to know about it, a line each; options: those from
-    the command line that may change a result; command: what makes it again.
-    """
+    """A paper's table as far as its runs are there."""
 
     paper: Paper
     runs: Sequence[TableRun]
+    """Finished or not."""
     finished: Mapping[str, RunSummary]
+    """Digest -> the finished run."""
     options: Sequence[str] = ()
+    """Options from the command line that may change a result."""
     command: str = ""
+    """The command that makes it again."""
     notes: Sequence[str] = ()
+    """Notes for the page, a line each."""
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """All that were asked for."""
+        """All seeds that were asked for."""
         return tuple(dict.fromkeys(run.seed for run in self.runs))
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """In the order of the paper; those of data sets that have no run at all are left out."""
+        """Rows in the order of the paper, without those of data sets that have no run at all."""
         there = {run.row.folder for run in self.runs if run.digest in self.finished}
         rows = {run.row.key: run.row for run in self.runs if run.row.folder in there}
         return tuple(rows.values())
 
     @property
     def data(self) -> tuple[tuple[str, tuple[Row, ...]], ...]:
-        """(data set as published, its rows)."""
+        """Pairs of a data set as published and its rows."""
         names = dict.fromkeys(row.data for row in self.rows)
         return tuple((name, tuple(row for row in self.rows if row.data == name)) for name in names)
 
     @property
     def varied(self) -> str:
-        """The option that is varied; "" where none is."""
+        """Option that is varied; "" where none is."""
         return next((run.row.change.option for run in self.runs if run.row.change), "")
 
     def reference(self, row: Row) -> Row | None:
-        """What a row is tested against: the paper's own method on the same data, of several rows of it (FedALC with
-        each lambda) the one with the best validation score; where an option is varied, the same preset with its own
-        value. None where that is not in the table.
+        """Return the row that a row is tested against; None where that is not in the table.
+
+        It is the paper's own method on the same data; of several rows of it (FedALC with each lambda) the one with the
+        best validation score. Where an option is varied, it is the same preset with its own value.
         """
         if row.change is None:
-            own = self.paper.proposed_method
-            rows = [r for r in self.rows if r.data == row.data and (r.label == own or r.label.startswith(f"{own}("))]
+            name = self.paper.proposed_method
+            rows = [r for r in self.rows if r.data == row.data and (r.label == name or r.label.startswith(f"{name}("))]
             return max(rows, key=self._validation, default=None)
         return next((r for r in self.rows if r.preset == row.preset and r.change and r.change.is_preset_value), None)
 
     def _validation(self, row: Row) -> float:
-        """Mean validation score of a row's runs; below every score where there is none."""
+        """Return the mean validation score of a row's runs; below every score where there is none."""
         runs = self.of(row).values()
-        found = [r.result["scores"].get("validation", {}).get(r.family.primary.name) for r in runs if r.result]
-        scores = [score for score in found if score is not None]
-        return statistics.fmean(scores) if scores else -1.0
+        scores = [r.result["scores"].get("validation", {}).get(r.family.primary.name) for r in runs if r.result]
+        return statistics.fmean(known) if (known := [score for score in scores if score is not None]) else -1.0
 
     def of(self, row: Row) -> dict[int, RunSummary]:
-        """The finished runs of a row by seed."""
-        return {c.seed: self.finished[c.digest] for c in self.runs if c.row == row and c.digest in self.finished}
+        """Return the finished runs of a row by seed."""
+        runs = [run for run in self.runs if run.row == row]
+        return {run.seed: self.finished[run.digest] for run in runs if run.digest in self.finished}
 
     @cached_property
     def entries(self) -> tuple[TableEntry, ...]:
-        """Every row with every metric of the paper, with Holm's correction over the rows of a data set and metric;
-        where an option is varied, over the values of a row and metric.
+        """Entries of every row with every metric of the paper.
+
+        Holm's correction is over the rows of a data set and metric; where an option is varied, over the values of a row
+        and metric.
         """
         families: dict[str, list[Row]] = {}
         for row in self.rows:
             families.setdefault(row.preset if row.change else row.data, []).append(row)
-        out = [
-            e
+        entries = [
+            entry
             for rows in families.values()
             for metric in metrics_of(self.paper, rows[0].data)
-            for e in self._family_entries(rows, metric)
+            for entry in self._family_entries(rows, metric)
         ]
         order = {row.key: i for i, row in enumerate(self.rows)}
-        return tuple(sorted(out, key=lambda e: order[e.row.key]))
+        return tuple(sorted(entries, key=lambda entry: order[entry.row.key]))
 
     def _family_entries(self, rows: Sequence[Row], metric: Metric) -> list[TableEntry]:
+        """Return the entries of rows that are corrected together, for one metric."""
         scores = {row.key: self._scores(row, metric) for row in rows}
-        own = self.reference(rows[0])
-        runs = {row.key: tuple(c.digest for c in self.runs if c.row == row) for row in rows}
+        digests = {row.key: tuple(run.digest for run in self.runs if run.row == row) for row in rows}
         # two rows of one set of options (FedAvg, and a study's baseline) are one comparison of the family
-        once = {runs[key]: key for key in reversed(scores)} if own else {}
-        others = [key for table_runs, key in once.items() if own and table_runs != runs[own.key]]
-        tests = apply_holm({key: paired(scores[own.key], scores[key]) for key in reversed(others)}) if own else {}
+        first = first_of_each(rows, key=lambda row: digests[row.key])
+        comparisons: dict[str, PairedComparison] = {}
+        reference = self.reference(rows[0])
+        if reference is not None:
+            for same_options, row in first.items():
+                if same_options != digests[reference.key]:
+                    comparisons[row.key] = compare_paired(scores[reference.key], scores[row.key])
+        corrected = apply_holm(comparisons)
         return [
             TableEntry(
-                row, metric, scores[row.key], self.seeds, row.figures.get(metric.published),
-                tests.get(once.get(runs[row.key], "")), all(c.has_preset_options for c in self.runs if c.row == row),
+                row=row,
+                metric=metric,
+                scores=scores[row.key],
+                seeds=self.seeds,
+                published=row.figures.get(metric.published),
+                against=corrected.get(first[digests[row.key]].key),
+                has_preset_options=all(run.has_preset_options for run in self.runs if run.row == row),
             )
             for row in rows
-        ]  # fmt: skip
+        ]
 
     def _scores(self, row: Row, metric: Metric) -> dict[int, float]:
         name = f"{metric.value}_{self.paper.reported}"
         return {seed: value for seed, summary in self.of(row).items() if (value := summary.values[name]) is not None}
 
     def cost(self, row: Row) -> Cost:
-        """What the runs of a row cost."""
-        return _mean_cost(list(self.of(row).values()))
+        """Return the mean cost of a row's runs."""
+        runs = list(self.of(row).values())
+        if not runs:
+            return Cost(0, None, None, None)
+        down, up = (statistics.fmean(megabytes) for megabytes in zip(*map(traffic, runs), strict=True))
+        return Cost(len(runs), down, up, statistics.fmean(map(busy_hours, runs)))
 
     @property
     def hours(self) -> float:
@@ -189,61 +212,56 @@ class Table:
         return sum(busy_hours(summary) for summary in self.finished.values())
 
 
-def table_of(paper: Paper, table_runs: Sequence[TableRun], **about: Sequence[str] | str) -> Table:
-    """The table of the cells that have a finished run. InputError where one of these is damaged."""
+def first_of_each(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, T]:
+    """Return key -> the first of the rows that has it, in the order of the rows."""
+    first: dict[K, T] = {}
+    for row in rows:
+        first.setdefault(key(row), row)
+    return first
+
+
+def table_of(
+    paper: Paper, table_runs: Sequence[TableRun], *, options: Sequence[str] = (), command: str = "",
+    notes: Sequence[str] = (),
+) -> Table:  # fmt: skip
+    """Return the table of the runs that are finished. InputError where one of these is damaged."""
     folders: dict[str, Path] = {run.digest: run.folder for run in table_runs if run.folder is not None}
-    runs = {digest: load_run(folder) for digest, folder in folders.items()}
-    about["notes"] = [*about.get("notes", ()), *left_out_notes(table_runs, runs)]
-    return Table(paper, table_runs, runs, **about)  # type: ignore[arg-type]
+    finished = {digest: load_run(folder) for digest, folder in folders.items()}
+    notes = [*notes, *dropped_client_notes(table_runs, finished)]
+    return Table(paper, table_runs, finished, options, command, notes)
 
 
-def left_out_notes(table_runs: Sequence[TableRun], runs: Mapping[str, RunSummary]) -> list[str]:
-    """A line for every run that went on without some of its clients, such as those whose training diverged."""
-    out = []
-    for run in {run.digest: run for run in reversed(table_runs)}.values():
-        records = runs[run.digest].records if run.digest in runs else []
+def dropped_client_notes(table_runs: Sequence[TableRun], finished: Mapping[str, RunSummary]) -> list[str]:
+    """Return a line for every run that went on without some of its clients, such as those whose training diverged."""
+    notes = []
+    for digest, run in first_of_each(table_runs, key=lambda run: run.digest).items():
+        records = finished[digest].records if digest in finished else []
         failed_R = [count for r in records if (count := r.metrics.get("failures/dropped_clients", 0.0))]
         if failed_R:
-            out.append(
+            notes.append(
                 f"{run.name}: clients failed {sum(failed_R):.0f} times, in {len(failed_R)} rounds, which went on"
                 " without them (failures/* in its metrics.jsonl)"
             )
-    return out[::-1]
-
-
-def _mean_cost(runs: Sequence[RunSummary]) -> Cost:
-    if not runs:
-        return Cost(0, None, None, None)
-    per_client = [traffic(summary) for summary in runs]
-    return Cost(
-        len(runs),
-        statistics.fmean(down for down, _ in per_client),
-        statistics.fmean(up for _, up in per_client),
-        statistics.fmean(map(busy_hours, runs)),
-    )
+    return notes
 
 
 def traffic(summary: RunSummary) -> tuple[float, float]:
-    """Megabytes down and up per client and round, over all clients that answered."""
+    """Return the megabytes down and up per client and round, over all clients that answered."""
     federation = FederationOptions(
         clients_per_round=int(summary.params["federation.clients_per_round"]),
         client_fraction=float(summary.params.get("federation.client_fraction", 0.0)),  # older records have none
     )
     selected = federation.selected(int(summary.params["task.clients"]))
     rounds = [record.metrics for record in summary.records if record.round]
-    answered = sum(
-        metrics.get("clients/completed", selected - metrics["failures/dropped_clients"]) for metrics in rounds
-    )
-    down, up = (
-        sum(metrics[f"communication/{way}_bytes"] for metrics in rounds) / 1e6 for way in ("download", "upload")
-    )
+    answered = sum(r.get("clients/completed", selected - r["failures/dropped_clients"]) for r in rounds)
+    down, up = (sum(r[f"communication/{way}_bytes"] for r in rounds) / 1e6 for way in ("download", "upload"))
     return down / answered, up / answered
 
 
 def busy_hours(summary: RunSummary) -> float:
-    """Hours in which clients trained, models were scored or the server merged (and trained: FedBM's generator)."""
+    """Return the hours in which clients trained, models were scored or the server aggregated (FedBM's: and trained)."""
     keys = ("time/clients", "time/evaluate", "time/aggregate")
-    # round 0 merges nothing, and older records do not say how long it took
+    # round 0 aggregates nothing, and older records do not say how long it took
     return sum(record.metrics.get(key, 0.0) for record in summary.records for key in keys) / 3600
 
 
@@ -255,7 +273,10 @@ FLOAT = 4
 
 
 def counted_traffic(theta: int, classes: int, width: int, rounds: int, *, fixed: bool) -> tuple[float, float]:
-    """Megabytes to and from one client over a whole run. theta: its weights; width: values of a class row."""
+    """Return the megabytes to and from one client over a whole run as FedALC counts them (``page.CONVENTION``).
+
+    theta: its weights; width: values of a class row.
+    """
     row = VALUE * width / MIB
     model, all_rows = theta / 1e6, classes * row
     if fixed:
@@ -264,7 +285,7 @@ def counted_traffic(theta: int, classes: int, width: int, rounds: int, *, fixed:
 
 
 def counted_traffic_of(summary: RunSummary, up: float) -> tuple[float, float]:
-    """The same of a run with one client per class. up: megabytes (10^6 bytes) that a client sent in a round."""
+    """Return the same of a run with one client per class. up: megabytes (10^6 bytes) that a client sent in a round."""
     p = summary.params
     width = int(p["model.width"]) * int(p.get("hash_tables", 1))
     fixed = not float(p["class_embedding_lr"])

@@ -262,7 +262,7 @@ def test_values_are_told_apart(paper):
     """In the record of the table, and where runs fail."""
     table = made(paper)
     record = TableRecord(Path("page"), Path("runs"), "none", {"table": "toy"}, print)
-    record.page(table, [])
+    record.keep_page(table, [])
     record.end("FINISHED")
     metrics = read_records(Path("page"))[0][-1].metrics
     means = {name: value for name, value in metrics.items() if name.endswith("/macro_f1")}
@@ -275,7 +275,7 @@ def test_values_are_told_apart(paper):
     }
     for again, steps in ((table, 1), (replace(table, finished=better), 2)):  # as many runs, other scores
         record = TableRecord(Path("page"), Path("runs"), "none", {"table": "toy"}, print)
-        record.page(again, [])
+        record.keep_page(again, [])
         record.end("FINISHED")
         rows = read_records(Path("page"))[0]
         assert len(rows) == steps

@@ -63,7 +63,7 @@ def test_every_published_row_has_its_preset(name):
     ]
     settings = name == "fedbm"  # which are parts of the data set there
     named = [(r["dataset"] + (f", {r['setting']}" if settings else ""), labelled(r)) for r in lines]
-    further = {(data, label) for data, labels in paper.has.items() for label in labels} - set(named)
+    further = {(data, label) for data, labels in paper.presets.items() for label in labels} - set(named)
     assert set(by_name) == set(named) | further
     for key, r in zip(named, lines, strict=True):
         row = by_name[key]
@@ -120,7 +120,7 @@ def test_what_a_definition_must_not_lack(tmp_path):
     with pytest.raises(ValueError, match="two figures for Digits, FedAlign, macro_f1"):
         rows_of(toy(tmp_path, DIGITS + "Toy,2,Digits,,FedAlign,macro_f1,31.00,\n"))
     with pytest.raises(ValueError, match=r"published\.csv: Digits, FedAlign is published and has no preset"):
-        rows_of(toy(tmp_path, has={"Digits": ("FedAvg",)}))
+        rows_of(toy(tmp_path, presets={"Digits": ("FedAvg",)}))
 
 
 def test_a_setting_is_part_of_the_data_set(tmp_path):

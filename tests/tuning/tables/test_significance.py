@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from anchorfl.tuning.tables.significance import PairedComparison, apply_holm, holm, paired
+from anchorfl.tuning.tables.significance import PairedComparison, apply_holm, compare_paired, holm
 
 
 def by_seed(scores: list[float]) -> dict[int, float]:
@@ -23,7 +23,7 @@ def test_t_is_the_textbook_s(n):
     a, b = rng.normal(0.8, 0.05, n), rng.normal(0.75, 0.05, n)
     d = a - b
     t = d.mean() / (d.std(ddof=1) / math.sqrt(n))
-    got = paired(by_seed(list(a)), by_seed(list(b)))
+    got = compare_paired(by_seed(list(a)), by_seed(list(b)))
     assert got.n == n
     assert got.difference == pytest.approx(d.mean(), abs=1e-12)
     assert got.p == pytest.approx(2 * stats.t.sf(abs(t), n - 1), rel=1e-9)
@@ -38,26 +38,26 @@ def test_ranks_by_enumeration():
     middle = ranks.sum() / 2
     far = abs(ranks[d > 0].sum() - middle)
     signs = [abs(sum(r for r, s in zip(ranks, keep, strict=True) if s) - middle) for keep in product((0, 1), repeat=7)]
-    got = paired(by_seed(list(0.5 + d)), by_seed([0.5] * 7))
+    got = compare_paired(by_seed(list(0.5 + d)), by_seed([0.5] * 7))
     assert got.wilcoxon == pytest.approx(np.mean([s >= far for s in signs]))
 
 
 def test_only_seeds_that_both_have():
     ours, theirs = {1: 0.9, 2: 0.8, 3: 0.7, 9: 0.1}, {1: 0.8, 2: 0.75, 3: 0.5, 4: 0.99}
-    got = paired(ours, theirs)
+    got = compare_paired(ours, theirs)
     assert got.n == 3
     assert got.difference == pytest.approx((0.1 + 0.05 + 0.2) / 3)
-    assert got.p == pytest.approx(paired({1: 0.9, 2: 0.8, 3: 0.7}, {1: 0.8, 2: 0.75, 3: 0.5}).p)
+    assert got.p == pytest.approx(compare_paired({1: 0.9, 2: 0.8, 3: 0.7}, {1: 0.8, 2: 0.75, 3: 0.5}).p)
 
 
 def test_what_is_not_tested():
     """Two pairs; no pair; differences without spread, which a t-test would call certain or undefined."""
-    assert paired({1: 0.9, 2: 0.8}, {1: 0.1, 2: 0.3}) == PairedComparison(2, pytest.approx(0.65))
-    assert paired({1: 0.5}, {2: 0.5}).n == 0
-    assert math.isnan(paired({1: 0.5}, {2: 0.5}).difference)
+    assert compare_paired({1: 0.9, 2: 0.8}, {1: 0.1, 2: 0.3}) == PairedComparison(2, pytest.approx(0.65))
+    assert compare_paired({1: 0.5}, {2: 0.5}).n == 0
+    assert math.isnan(compare_paired({1: 0.5}, {2: 0.5}).difference)
     same = by_seed([0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
-    assert paired(same, same) == PairedComparison(6, 0.0)
-    assert paired({s: v + 0.01 for s, v in same.items()}, same).p is None
+    assert compare_paired(same, same) == PairedComparison(6, 0.0)
+    assert compare_paired({s: v + 0.01 for s, v in same.items()}, same).p is None
 
 
 def test_holm_by_hand():
