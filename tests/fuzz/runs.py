@@ -19,10 +19,7 @@ from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage import checkpoint
 from anchorfl.tasks.options import TaskOptions
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
+from tests.runs import quiet
 
 
 def small(method: str = "fedavg", kept: int = 1, **more: object) -> Experiment:

@@ -26,6 +26,7 @@ from anchorfl.pipeline.training.local_training import TrainingSpec, fit, infer
 from anchorfl.pipeline.training.run_spec import one_thread
 from anchorfl.pipeline.training.sampling import select
 from anchorfl.tasks.contract import Card, ClientData, Objective
+from tests.runs import nobody, quiet
 
 N, F, D, C = 12, 5, 3, 4
 AWARE = torch.tensor([True, True, False, False])
@@ -38,14 +39,6 @@ SAVINGS = [
     replace(PLAIN, microbatch_tokens=20),
     replace(PLAIN, skip_zero_rows=True, microbatch_tokens=20),
 ]
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
-
-
-def nobody(busy: int, done: int, failed: int) -> None:
-    """Nobody watches."""
 
 
 # ------------------------------------------------------------------------------- a network that NumPy computes, float64

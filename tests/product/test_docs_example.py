@@ -25,6 +25,7 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
+from tests.runs import quiet
 from tests.tiny_bert import saved_bert
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -94,10 +95,6 @@ def test_robust_merges_of_the_page_withstand_somebody(tmp_path):
         assert (
             dataclasses.replace(e, federation=dataclasses.replace(e.federation, aggregation=merge)).task.clients == 10
         )
-
-
-def quiet(line):
-    """Nobody listens."""
 
 
 def test_concepts_of_the_page_are_what_a_run_asks_for(example, experiment, tmp_path):

@@ -37,6 +37,7 @@ from anchorfl.tasks.registry import task_of
 from anchorfl.tuning.clusters.check import _load as load_cluster_file
 from anchorfl.tuning.search.ledger import Ledger
 from anchorfl.tuning.sweep.plan import load_plan
+from tests.runs import quiet
 
 
 class Evil:
@@ -127,10 +128,6 @@ def finished(tmp_path_factory):
     (folder / "stopped" / "result.json").unlink()
     yield folder
     patch.undo()
-
-
-def quiet(line):
-    """Nobody listens."""
 
 
 def _experiment():

@@ -17,6 +17,7 @@ from anchorfl.pipeline.storage.saved_model import load_model
 from anchorfl.pipeline.training.evaluation import logits_of
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.decisions import score
+from tests.runs import quiet
 
 TOYS = {"single": "toy-single", "multi": "toy-multi"}
 PARTITIONS = ("k_classes", "dirichlet", "iid")
@@ -32,10 +33,6 @@ VARIANTS = [(name, {}) for name in METHODS] + [
 ]
 SINGLE_LABEL = {"fedbm", "fedetf", "fednh", "fedproto", "fedrod"}
 """Methods whose softmax has no counterpart where classes do not exclude each other."""
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
 
 
 @pytest.mark.parametrize(

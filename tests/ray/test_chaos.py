@@ -22,15 +22,12 @@ from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.errors import LostError
 from benchmarks.chaos import in_peace, until_killed
+from tests.runs import quiet
 
 pytestmark = pytest.mark.ray
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ("--federation.rounds", "6", "--federation.epochs", "1", "--tracking.uri", "none")
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
 
 
 def on_ray(e):

@@ -20,24 +20,13 @@ from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.errors import LostError, QuorumError
 from tests.faulty import DEADLY, KINDS, Faulty
+from tests.runs import nobody, on_ray, quiet
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 for module in (tests.faulty, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(module)  # actors cannot import a test module
 
 ALL = [0, 1, 2, 3]
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
-
-
-def nobody(busy: int, done: int, failed: int) -> None:
-    """Nobody watches."""
-
-
-def on_ray(e, **cluster):  # two actors are enough for most tests, and start in half the time
-    return dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="ray", **cluster))
 
 
 @pytest.fixture

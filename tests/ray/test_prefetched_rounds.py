@@ -15,15 +15,12 @@ from anchorfl.pipeline.execution.ray_executor import RayExecutor
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from tests.faulty import Faulty
+from tests.runs import nobody
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_running")]
 for module in (tests.faulty, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(module)  # actors cannot import a test module
 ALL = [0, 1, 2, 3]
-
-
-def nobody(busy: int, done: int, failed: int) -> None:
-    """Nobody watches."""
 
 
 @pytest.fixture

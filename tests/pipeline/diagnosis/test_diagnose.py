@@ -24,8 +24,8 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
 from anchorfl.tasks.toy.single import TOPICS
-from tests.pipeline.compared import quiet
 from tests.pipeline.diagnosed import QUICK, table
+from tests.runs import quiet
 
 TABLE = """label,engine,fruit,music,river
 engine,,0.5,,2

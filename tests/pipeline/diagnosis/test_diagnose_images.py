@@ -14,6 +14,7 @@ from anchorfl.pipeline.diagnosis.diagnose import DiagnoseOptions, diagnose
 from anchorfl.pipeline.diagnosis.study import open_study
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_record import read_records
+from tests.runs import quiet
 
 GENERATOR = {
     "cgde": True,
@@ -23,10 +24,6 @@ GENERATOR = {
     "generator_batch": 8,
     "synthetic_per_batch": 4,
 }
-
-
-def quiet(line):
-    """Nobody listens."""
 
 
 @pytest.fixture

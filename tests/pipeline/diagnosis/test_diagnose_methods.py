@@ -14,8 +14,8 @@ from anchorfl.pipeline.diagnosis.diagnose import diagnose
 from anchorfl.pipeline.diagnosis.study import Study, open_study
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.tasks.registry import find_task
-from tests.pipeline.compared import quiet
 from tests.pipeline.diagnosed import QUICK, table
+from tests.runs import quiet
 
 PARTS = dataclasses.replace(QUICK, parts=("divergence", "pseudo", "agreement", "embeddings", "confusion", "generated"))
 SGD = {"name": "sgd", "lr": 0.1, "batch_size": 0}

@@ -25,8 +25,8 @@ from anchorfl.pipeline.training.client import device_for
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
-from tests.pipeline.compared import nobody, quiet
 from tests.pipeline.one_class import SGD, at_once, explicit, gap, network, rows
+from tests.runs import nobody, quiet
 
 METHOD_OPTIONS = {
     "fedalc": [

@@ -20,7 +20,7 @@ from anchorfl.pipeline.training.client import RowCache
 from anchorfl.pipeline.training.errors import QuorumError, RejectedError
 from anchorfl.pipeline.training.sampling import backup_clients, select
 from tests.faulty import KINDS, Faulty
-from tests.pipeline.compared import nobody, quiet
+from tests.runs import nobody, quiet
 
 
 def experiment_with(experiment, tmp_path, clients, kind, times, round_=1, **federation):

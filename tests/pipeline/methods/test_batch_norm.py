@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import anchorfl.pipeline.run.round_loop
 from anchorfl.models.build import ModelOptions, build
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.algorithm.aggregation import mean_of
@@ -29,15 +28,12 @@ from anchorfl.pipeline.training.local_training import INFERENCE_VALUES, Training
 from anchorfl.pipeline.training.run_spec import one_thread
 from anchorfl.tasks.contract import Card, ClientData, Objective
 from anchorfl.tasks.errors import InputError
+from tests.runs import interrupted_before, quiet
 
 COUNTER = "encoder.norm1.num_batches_tracked"
 SAVINGS = (
     "so rows may not be left out or cut apart: set --optimizer.skip_zero_rows False --optimizer.microbatch_tokens 0"
 )
-
-
-def quiet(line):
-    """Nobody listens."""
 
 
 SMALL, LARGE = ({"network": name, "width": width} for name, width in (("resnet8", 64), ("resnet18", 512)))
@@ -186,19 +182,10 @@ def test_two_runs_give_one_checksum_and_the_saved_model_predicts(digits, tmp_pat
     assert torch.allclose(together.scores_NC[0], alone.scores_NC[0], rtol=1e-4, atol=1e-6)
 
 
-def test_stopped_after_a_round_and_resumed(digits, tmp_path, monkeypatch):
+def test_stopped_after_a_round_and_resumed(digits, tmp_path):
     whole = run(digits(), tmp_path / "whole", quiet)
-    plain = anchorfl.pipeline.run.round_loop.RoundLoop._run_round
-
-    def interrupted(self, round_):
-        if round_ == 2:
-            raise KeyboardInterrupt
-        plain(self, round_)
-
-    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_before(2):
         run(digits(), tmp_path / "parts", quiet)
-    monkeypatch.setattr(anchorfl.pipeline.run.round_loop.RoundLoop, "_run_round", plain)
     assert resume(tmp_path / "parts", quiet).checksum == whole.checksum
 
 

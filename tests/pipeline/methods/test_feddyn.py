@@ -23,6 +23,7 @@ from anchorfl.pipeline.methods.feddyn import DynState, FedDyn
 from anchorfl.pipeline.run.prepare import make_run_spec
 from tests.pipeline import compared
 from tests.pipeline.compared import SHAPES, N, arrays, assert_close, base_loss, elsewhere, gradient, logits, slope
+from tests.runs import nobody, quiet
 
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES.values())
 
@@ -200,14 +201,14 @@ def test_h_is_the_mean_of_all_g_k_in_every_round(experiment, per_round, optimize
 
 def test_what_is_scored_is_the_mean_and_what_is_sent_is_not(experiment):
     e = experiment("feddyn", options={"alpha": 0.1})
-    executor = SerialExecutor(make_run_spec(e, compared.quiet))
-    executor.round(1, [0, 1, 2], compared.nobody)
+    executor = SerialExecutor(make_run_spec(e, quiet))
+    executor.round(1, [0, 1, 2], nobody)
     state = executor.server.state
     sent = executor.server.broadcast(2).weights
     for name, h in state.drift.items():
         torch.testing.assert_close(sent[name], state.weights[name] - h / 0.1)
     assert any(not torch.equal(sent[name], state.weights[name]) for name in sent)
-    plain = SerialExecutor(make_run_spec(replace(e, method=experiment("fedavg").method), compared.quiet))
+    plain = SerialExecutor(make_run_spec(replace(e, method=experiment("fedavg").method), quiet))
     plain.restore({k: v for k, v in executor.snapshot().items() if k.startswith("weights/")}, {})
     got, want = executor.scores(["test"]), plain.scores(["test"])
     assert got["test"].values == want["test"].values

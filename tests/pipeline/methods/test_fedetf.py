@@ -21,6 +21,7 @@ from anchorfl.pipeline.methods.fedetf import FedETF
 from anchorfl.pipeline.run.prepare import make_run_spec
 from tests.pipeline import compared
 from tests.pipeline.compared import C, D, N, arrays, assert_close, base_loss, elsewhere, encode, gradient, slope
+from tests.runs import nobody, quiet
 
 SHAPES = {"encoder.0.weight": (D, 5), "encoder.0.bias": (D,), "head.scale": (), "head.project.weight": (C, D),
           "head.project.bias": (C,)}  # fmt: skip
@@ -81,10 +82,10 @@ def test_a_client_without_a_labeled_row_shifts_nothing():
 
 def test_scores_are_by_plain_cosines(experiment):
     """The counts of no client are in them, and no scale above 0 changes a decision."""
-    executor = SerialExecutor(make_run_spec(experiment("fedetf"), compared.quiet))
-    executor.round(1, [0, 1, 2], compared.nobody)
+    executor = SerialExecutor(make_run_spec(experiment("fedetf"), quiet))
+    executor.round(1, [0, 1, 2], nobody)
     scores = executor.scores(["validation", "test"])
-    plain = SerialExecutor(make_run_spec(replace(experiment("fedetf"), method=Plain()), compared.quiet))
+    plain = SerialExecutor(make_run_spec(replace(experiment("fedetf"), method=Plain()), quiet))
     for scale in (1.0, 20.0):
         changed = executor.snapshot() | {"weights/head.scale": torch.tensor(scale)}
         plain.restore(changed, {})
@@ -95,7 +96,7 @@ def test_scores_are_by_plain_cosines(experiment):
 
 def test_the_scale_starts_where_the_option_says_and_is_trained(experiment):
     rounds = compared.history(experiment("fedetf", options={"first_scale": 7.0}))
-    first = make_run_spec(experiment("fedetf", options={"first_scale": 7.0}), compared.quiet).model()
+    first = make_run_spec(experiment("fedetf", options={"first_scale": 7.0}), quiet).model()
     assert float(first.head.scale.detach()) == 7.0
     assert 0 < abs(float(rounds[-1][0]["weights/head.scale"]) - 7.0) < 1
 

@@ -39,6 +39,7 @@ from tests.pipeline.compared import (
     logits,
     slope,
 )
+from tests.runs import nobody, quiet
 
 OWN = {f"personal.{name}": shape for name, shape in SHAPES.items()}
 WHOLE = OptimizerOptions(name="sgd", lr=0.1, batch_size=N, skip_zero_rows=False, microbatch_tokens=0, state="reset")
@@ -242,8 +243,8 @@ def test_the_exact_tensors_on_the_wire():
 
 def test_bytes_are_those_of_the_prototypes(experiment):
     e = experiment("fedproto")
-    executor = SerialExecutor(make_run_spec(e, compared.quiet))
-    outcome = executor.round(1, [0, 1, 3], compared.nobody)
+    executor = SerialExecutor(make_run_spec(e, quiet))
+    outcome = executor.round(1, [0, 1, 3], nobody)
     width, classes = e.model.width, len(executor.server.cards[0].count_C)
     held = sum(int((executor.server.cards[c].count_C > 0).sum()) for c in (0, 1, 3))
     assert outcome.bytes_down == 3 * (classes * width * 4 + classes)

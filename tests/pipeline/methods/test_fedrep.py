@@ -26,6 +26,7 @@ from anchorfl.pipeline.training.local_training import infer
 from anchorfl.tasks.contract import Objective
 from tests.pipeline import compared
 from tests.pipeline.compared import SHAPES, N, arrays, assert_close, base_loss, logits, slope
+from tests.runs import nobody, quiet
 
 BODY = {name: shape for name, shape in SHAPES.items() if name.startswith("encoder.")}
 HEAD = {name: shape for name, shape in SHAPES.items() if name.startswith("head.")}
@@ -155,9 +156,7 @@ def test_heads_stay_with_their_clients_and_those_that_rest_keep_theirs(experimen
     """2 of 4 take part in a round. A head never comes from the server: it goes on from where its client left it."""
     e = experiment("fedrep", federation={"clients_per_round": 2, "rounds": 4, "epochs": 1}, options={"head_epochs": 0})
     before, stale = {client: {} for client in range(4)}, 0
-    first = {
-        f"personal.{k}": v for k, v in make_run_spec(e, compared.quiet).model().state_dict().items() if "head." in k
-    }
+    first = {f"personal.{k}": v for k, v in make_run_spec(e, quiet).model().state_dict().items() if "head." in k}
     for _, _, memories, _ in compared.history(e):  # without head epochs a head that moved came from elsewhere
         moved = [c for c in memories if messages.checksum(memories[c]) != messages.checksum(before[c])]
         assert len(moved) == 2
@@ -194,13 +193,13 @@ def test_the_exact_tensors_on_the_wire(evaluate_on):
 
 def test_bytes_are_the_body_down_and_the_body_with_the_head_up(experiment):
     e = experiment("fedrep")
-    weights = make_run_spec(e, compared.quiet).model().state_dict()
+    weights = make_run_spec(e, quiet).model().state_dict()
     head = messages.nbytes({k: v for k, v in weights.items() if k.startswith("head.")})
     body = messages.nbytes(dict(weights)) - head
     for evaluate_on, up in (("server", body + head), ("clients", body)):
         outcome = SerialExecutor(
-            make_run_spec(replace(e, method=FedRep(evaluate_on=evaluate_on)), compared.quiet)
-        ).round(1, [0, 1, 3], compared.nobody)  # fmt: skip
+            make_run_spec(replace(e, method=FedRep(evaluate_on=evaluate_on)), quiet)
+        ).round(1, [0, 1, 3], nobody)  # fmt: skip
         assert (outcome.bytes_down, outcome.bytes_up) == (3 * body, 3 * up)
 
 

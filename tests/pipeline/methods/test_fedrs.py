@@ -16,6 +16,7 @@ from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.tasks.contract import Card
 from tests.pipeline import compared
 from tests.pipeline.compared import SHAPES, arrays, assert_close, base_loss, elsewhere, gradient, logits, slope
+from tests.runs import quiet
 
 
 @pytest.mark.parametrize("scaling", ["binary", "continuous"])
@@ -35,7 +36,7 @@ def test_with_alpha_below_one_it_is_not(experiment):
 def test_binary_multi_label_is_fedavg_where_every_identified_class_has_a_positive(experiment):
     """Scaled logits are those without weight; in this task every client has a positive of each of its classes."""
     e = experiment("fedrs", "toy-multi", options={"alpha": 0.5})
-    for card in make_run_spec(e, compared.quiet).data().cards():
+    for card in make_run_spec(e, quiet).data().cards():
         assert torch.equal(card.count_C > 0, card.identified_C)
     compared.assert_same_bits(compared.history(e), compared.history(experiment("fedavg", "toy-multi")))
 

@@ -13,7 +13,7 @@ from anchorfl.models.build import ModelOptions
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.prepare import make_run_spec
-from tests.pipeline import compared
+from tests.runs import nobody, quiet
 
 METHODS = ("feddyn", "fedetf", "fednh", "fedprox", "fedrod", "scaffold")
 
@@ -30,7 +30,7 @@ def executor(experiment):
         )  # fmt: skip
         model = ModelOptions(network="resnet8", width=64, norm="batch")
         task = dataclasses.replace(e.task, clients=5, classes_per_client=4)
-        return SerialExecutor(make_run_spec(dataclasses.replace(e, model=model, task=task), compared.quiet))
+        return SerialExecutor(make_run_spec(dataclasses.replace(e, model=model, task=task), quiet))
 
     return make
 
@@ -46,7 +46,7 @@ def test_two_rounds_with_batch_norm(executor, method):
     for round_, chosen in ((1, [0, 1]), (2, [1, 3])):
         sent = run.server.broadcast(round_)
         assert messages.checksum(messages.unpack(messages.pack(sent))) == messages.checksum(sent)
-        outcome = run.round(round_, chosen, compared.nobody)
+        outcome = run.round(round_, chosen, nobody)
         assert outcome.answered == tuple(chosen)
         assert not outcome.failed
         state = run.snapshot()

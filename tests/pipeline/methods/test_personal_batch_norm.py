@@ -13,7 +13,7 @@ from anchorfl.pipeline.execution.executor import SerialExecutor
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.saved_model import load_model
-from tests.pipeline import compared
+from tests.runs import nobody, quiet
 
 COUNTER, MEAN = "encoder.norm1.num_batches_tracked", "encoder.norm1.running_mean"
 
@@ -37,11 +37,11 @@ def residual(experiment):
 def test_statistics_belong_to_fedreps_body(residual, tmp_path):
     """They travel and are averaged, and are gathered in the epochs of the head as well; the head has none."""
     e = residual("fedrep", head_epochs=1)
-    executor = SerialExecutor(make_run_spec(e, compared.quiet))
+    executor = SerialExecutor(make_run_spec(e, quiet))
     sent = executor.server.broadcast(1)
     assert {COUNTER, MEAN} <= sent.weights.keys()
     assert not any(name.startswith("head.") for name in sent.weights)
-    assert executor.round(1, [0, 1], compared.nobody).answered == (0, 1)
+    assert executor.round(1, [0, 1], nobody).answered == (0, 1)
     state = executor.snapshot()
     steps = [-(-len(executor.runner._client(c)[1]) // 64) for c in (0, 1)]
     assert int(state[f"weights/{COUNTER}"]) == 2 * max(steps)
@@ -49,7 +49,7 @@ def test_statistics_belong_to_fedreps_body(residual, tmp_path):
     for client in (0, 1):
         own = [name for name in executor.memory(client) if name.startswith("personal.")]
         assert own == ["personal.head.weight", "personal.head.bias"]
-    result = run(e, tmp_path / "run", compared.quiet)
+    result = run(e, tmp_path / "run", quiet)
     saved = load_model(tmp_path / "run" / "model").model.state_dict()
     assert float(saved[MEAN].abs().max()) > 0
     assert messages.checksum(dict(saved)) == result.checksum
@@ -58,9 +58,9 @@ def test_statistics_belong_to_fedreps_body(residual, tmp_path):
 def test_statistics_stay_with_fedprotos_clients(residual, tmp_path):
     """Each has its own, those that rested the first ones; the scores use them."""
     e = residual("fedproto")
-    executor = SerialExecutor(make_run_spec(e, compared.quiet))
+    executor = SerialExecutor(make_run_spec(e, quiet))
     for round_, chosen in ((1, [0, 1]), (2, [1, 3])):
-        assert executor.round(round_, chosen, compared.nobody).answered == tuple(chosen)
+        assert executor.round(round_, chosen, nobody).answered == tuple(chosen)
     means = {c: executor.memory(c)[f"personal.{MEAN}"] for c in (0, 1, 3)}
     assert not any(executor.memory(c) for c in (2, 4))
     assert not torch.equal(means[0], means[1])
@@ -68,5 +68,5 @@ def test_statistics_stay_with_fedprotos_clients(residual, tmp_path):
     steps = {c: -(-len(executor.runner._client(c)[1]) // 64) for c in means}
     assert counts == {0: steps[0], 1: 2 * steps[1], 3: steps[3]}
     assert not messages.not_finite(executor.snapshot())
-    result = run(e, tmp_path / "run", compared.quiet)
+    result = run(e, tmp_path / "run", quiet)
     assert 0 < result.scores["test"]["accuracy"] < 1

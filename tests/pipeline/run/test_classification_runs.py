@@ -24,13 +24,10 @@ from anchorfl.pipeline.training.evaluation import logits_of
 from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.metrics.scores import FAMILIES, Scores
 from anchorfl.tuning.search.options import SweepOptions, resolve_metric
+from tests.runs import interrupted_before, quiet
 
 NAMES = [measure.name for measure in FAMILIES["classification"].measures]
 SPLITS = ("validation", "test")
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
 
 
 @pytest.fixture
@@ -143,7 +140,7 @@ def test_the_rule_picks_the_first_best_and_never_reads_the_test_split(classed, s
 
 
 @pytest.mark.parametrize("select", ["best_validation_sum", "best_validation_f1"])
-def test_a_chosen_round_survives_an_interruption(classed, tmp_path, monkeypatch, select):
+def test_a_chosen_round_survives_an_interruption(classed, tmp_path, select):
     figure = {"best_validation_sum": "sum", "best_validation_f1": "f1_macro"}[select]
     e = classed(select, federation={"rounds": 5})
     whole = run(e, tmp_path / "whole", quiet)
@@ -151,17 +148,8 @@ def test_a_chosen_round_survives_an_interruption(classed, tmp_path, monkeypatch,
     best = max(records, key=lambda r: (r.metrics[f"validation/{figure}"], -r.round))
     assert json.loads((tmp_path / "whole" / "result.json").read_text())["round"] == best.round
     assert whole.scores["test"] == {n: best.metrics[f"test/{n}"] for n in NAMES}
-    plain = RoundLoop._run_round
-
-    def interrupted(self, round_):
-        if round_ == 3:
-            raise KeyboardInterrupt
-        plain(self, round_)
-
-    monkeypatch.setattr(RoundLoop, "_run_round", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_before(3):
         run(e, tmp_path / "parts", quiet)
-    monkeypatch.setattr(RoundLoop, "_run_round", plain)
     again = resume(tmp_path / "parts", quiet)
     assert (again.checksum, again.scores) == (whole.checksum, whole.scores)
 

@@ -13,10 +13,7 @@ import pytest
 from anchorfl.pipeline.cli.main import EXIT_QUORUM, main
 from anchorfl.pipeline.config.schema import to_toml
 from anchorfl.pipeline.run.lifecycle import run
-
-
-def quiet(line: str) -> None:
-    """Nobody listens."""
+from tests.runs import quiet
 
 
 @pytest.fixture

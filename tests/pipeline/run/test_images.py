@@ -22,12 +22,9 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.scaling import IMAGENET_MEAN, Scaling
 from anchorfl.tasks.synthetic.pbc import write
+from tests.runs import quiet
 
 AUGMENTED = {"crop": 4, "flip": "both"}
-
-
-def quiet(line):
-    """Nobody listens."""
 
 
 @pytest.fixture(scope="session")

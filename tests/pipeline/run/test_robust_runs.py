@@ -20,7 +20,7 @@ from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.errors import InputError
-from tests.pipeline.compared import nobody, quiet
+from tests.runs import nobody, quiet
 
 ALL = {"rounds": 6, "clients_per_round": 0, "quorum": 1.0}
 MERGES = [

@@ -18,6 +18,7 @@ from anchorfl.pipeline.tracking import mlflow_model
 from anchorfl.pipeline.tracking.mlflow_model import LOADER, pack, requirements
 from anchorfl.pipeline.tracking.mlflow_writer import send
 from anchorfl.tasks.errors import InputError
+from tests.runs import quiet
 
 pytestmark = [
     pytest.mark.filterwarnings(
@@ -27,10 +28,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType:UserWarning"),
 ]
 TEXTS = ["an engine and a river", "apple pear plum", "words that nobody knows"]
-
-
-def quiet(line):
-    """Nobody listens."""
 
 
 @pytest.fixture(scope="module")

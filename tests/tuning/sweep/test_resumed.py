@@ -23,7 +23,7 @@ from anchorfl.tuning.search.trial import TrialContext, final_experiment, point_e
 from anchorfl.tuning.sweep.final_runs import run_final_runs
 from anchorfl.tuning.sweep.records import SweepRecords
 from anchorfl.tuning.sweep.report import write_report
-from tests.pipeline.compared import quiet
+from tests.runs import quiet
 from tests.tuning.sweep.test_edges import finished
 from tests.tuning.sweep.test_report import final, sweep, trial
 
