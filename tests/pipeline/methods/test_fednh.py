@@ -51,7 +51,7 @@ def logits(w, x_NF):
 
 
 def reports_of(counts, seed=3, rows=None):
-    """Clients with these counts per class and prototypes of their own, zeros where the count is 0."""
+    """Make clients with these counts per class and prototypes of their own, zeros where the count is 0."""
     rng, out = np.random.default_rng(seed), []
     for i, count in enumerate(counts):
         count_C = np.array(count)
@@ -173,12 +173,7 @@ def test_the_first_scale_is_an_option(experiment):
 
 def test_the_exact_tensors_on_the_wire():
     """Body, scale and C x D prototypes, both ways; nothing else is remembered than the optimizer's moments."""
-    wire = {f"weights/{name}": shape for name, shape in SHAPES.items()}
-    state = FedNH().begin(compared.server(prototyped(), []))
-    assert compared.shapes(state) == wire
-    got = compared.fitted(FedNH(), state=state, model=prototyped())
-    assert compared.shapes(got.update) == wire
-    assert {key.split(".")[0] for key in got.memory} == {"all"}
+    compared.assert_wire(FedNH(), model=prototyped, sent=SHAPES)
 
 
 @pytest.mark.parametrize("options", [{"rho": -0.1}, {"rho": 1.1}, {"rho": float("nan")}, {"first_scale": 0.0}])
