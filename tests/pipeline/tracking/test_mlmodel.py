@@ -20,19 +20,9 @@ from anchorfl.pipeline.tracking.mlflow_writer import send
 from anchorfl.tasks.errors import InputError
 from tests.runs import quiet
 
-pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore:The ``noload`` loader strategy is deprecated:sqlalchemy.exc.SADeprecationWarning"
-    ),
-    # MLflow 3.17.2 when mlflow.pyfunc is first imported
-    pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType:UserWarning"),
-]
+# MLflow 3.17.2 when mlflow.pyfunc is first imported
+pytestmark = pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType:UserWarning")
 TEXTS = ["an engine and a river", "apple pear plum", "words that nobody knows"]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
 
 
 @pytest.fixture
@@ -46,7 +36,7 @@ def mlflow(store):
 
 
 def delivered(mlflow, folder, store):
-    """The MLflow run of a folder, and its models."""
+    """Return the MLflow client, the run of a folder, and its models."""
     client = mlflow.MlflowClient(store)
     done = client.get_run(next(iter(read_json(folder / "tracking.json").values()))["run_id"])
     found = client.search_logged_models([done.info.experiment_id], f"source_run_id = '{done.info.run_id}'")
@@ -54,7 +44,7 @@ def delivered(mlflow, folder, store):
 
 
 def is_pickle(content):
-    """Whether the bytes read as a pickle from the first to the last."""
+    """Return True where the bytes read as a pickle from the first to the last."""
     try:
         *_, (last, _, at) = pickletools.genops(content)
     except (ValueError, IndexError, UnicodeDecodeError):
