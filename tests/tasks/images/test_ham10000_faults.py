@@ -14,7 +14,7 @@ from anchorfl.tasks.errors import InputError
 from anchorfl.tasks.files.bad_rows import skipped
 from anchorfl.tasks.images import ham10000
 from anchorfl.tasks.images.ham10000_rows import CODES
-from anchorfl.tasks.options import TaskOptions
+from tests.tasks.raw_tables import columns, options, put_arrays
 
 META, TABLE, THUMBS = "HAM10000_metadata.csv.gz", "hmnist_8_8_L.csv.gz", "ham10000_thumbs_64.npz"
 
@@ -24,25 +24,10 @@ def lesions(ham_folder, tmp_path):
     return shutil.copytree(ham_folder, tmp_path / "ham")
 
 
-def options(variant, **more):
-    return TaskOptions(variant=variant, **more)
-
-
-def columns(table, *names):
-    return list(zip(*(table[name].to_pylist() for name in names), strict=True))
-
-
 def edit(path, change):
     """Change the list of lines of a gzipped text."""
     lines = gzip.decompress(path.read_bytes()).decode().splitlines()
     path.write_bytes(gzip.compress("\n".join(change(lines) or lines).encode()))
-
-
-def put(path, **arrays):
-    """Replace arrays of an .npz file; None removes one."""
-    with np.load(path) as content:
-        kept = {name: content[name] for name in content.files}
-    np.savez(path, **{name: array for name, array in (kept | arrays).items() if array is not None})
 
 
 @pytest.mark.parametrize(
@@ -168,7 +153,7 @@ def test_bad_thumbnails_are_named_or_left_out(lesions):
     with np.load(path) as content:
         ids, labels = content["image_ids"], content["labels"]
     ids[3], ids[5], labels[8] = "ISIC_9999999", ids[4], (labels[8] + 1) % 7
-    put(path, image_ids=ids, labels=labels)
+    put_arrays(path, image_ids=ids, labels=labels)
     says = [CODES[labels[8]], CODES[(labels[8] + 6) % 7]]
     table = ham10000.read(lesions, options("thumbs64", on_bad_row="skip"))
     count, listed = skipped(table)
@@ -185,7 +170,7 @@ def test_bad_thumbnails_are_named_or_left_out(lesions):
         assert message.startswith(expected)
     with pytest.raises(InputError, match=re.escape(listed[0])):
         ham10000.read(lesions, options("thumbs64"))
-    put(path, images=np.zeros((len(ids), 64, 32, 3), np.uint8))
+    put_arrays(path, images=np.zeros((len(ids), 64, 32, 3), np.uint8))
     with pytest.raises(InputError, match=r"images has shape \(\d+, 64, 32, 3\) of uint8, not \(rows, side, side, 3\)"):
         ham10000.read(lesions, options("thumbs64", on_bad_row="skip"))
 

@@ -74,20 +74,6 @@ def test_equal_contents_share_a_number(tmp_path):
 # ---------------------------------------------------------------------------------------------------------- data sets
 
 
-def test_oct_pairs_folders_with_names_by_name():
-    """FedBM's code has macular hole and diabetic retinopathy swapped."""
-    assert dict(zip(oct_c8.FOLDERS, oct_c8.CLASSES, strict=True)) == {
-        "AMD": "age-related macular degeneration",
-        "CNV": "choroidal neovascularization",
-        "CSR": "central serous retinopathy",
-        "DME": "diabetic macular edema",
-        "DR": "diabetic retinopathy",
-        "DRUSEN": "choroidal drusen",
-        "MH": "macular hole",
-        "NORMAL": "normal retina",
-    }
-
-
 def test_oct_reads_what_was_written(oct_folder):
     task = oct_c8.oct_c8()
     table = task.read(oct_folder, TaskOptions(name="oct-c8"))
@@ -102,7 +88,7 @@ def test_oct_reads_what_was_written(oct_folder):
 
 
 def fed(data):
-    """All inputs as a network takes them."""
+    """Return all inputs as a network takes them."""
     return data.rows(torch.arange(len(data))).x
 
 
@@ -152,7 +138,7 @@ def test_equal_files_stay_on_one_side(kvasir_folder, tmp_path):
 
 
 def spoil(folder, fault):
-    """Spoil a copy of the synthetic OCT files; the path that the message names."""
+    """Spoil a copy of the synthetic OCT files; return the path that the message names."""
     train = folder / "train"
     if fault == "unknown":
         return (train / "DRUSEN").rename(train / "DRUSSEN")

@@ -22,6 +22,7 @@ from anchorfl.tasks.images.ham10000_rows import CODES, DIAGNOSES, KAGGLE
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.synthetic import pbc as pbc_twin
+from tests.tasks.raw_tables import classes, columns, options, put_arrays
 
 META = "HAM10000_metadata.csv.gz"
 
@@ -36,25 +37,6 @@ def pbc_folder(tmp_path_factory):
 @pytest.fixture
 def cells(pbc_folder, tmp_path):
     return shutil.copytree(pbc_folder, tmp_path / "pbc")
-
-
-def options(variant, **more):
-    return TaskOptions(variant=variant, **more)
-
-
-def columns(table, *names):
-    return list(zip(*(table[name].to_pylist() for name in names), strict=True))
-
-
-def classes(table):
-    return table["labels"].combine_chunks().flatten().to_numpy()
-
-
-def put(path, **arrays):
-    """Replace arrays of an .npz file; None removes one."""
-    with np.load(path) as content:
-        kept = {name: content[name] for name in content.files}
-    np.savez(path, **{name: array for name, array in (kept | arrays).items() if array is not None})
 
 
 # ---------------------------------------------------------------------------------------------------------------- PBC
@@ -130,7 +112,7 @@ def test_pbc_is_prepared(pbc_folder, tmp_path, variant):
 @pytest.mark.parametrize("on_bad_row", ["error", "skip"])
 def test_bad_arrays_are_named(cells, arrays, message, on_bad_row):
     path = cells / "pbc_28.npz"
-    put(path, **arrays)
+    put_arrays(path, **arrays)
     with pytest.raises(InputError, match=re.escape(f"{path}: {message}")):
         pbc.read(cells, options("npz28", on_bad_row=on_bad_row))
 
@@ -142,7 +124,7 @@ def test_bad_rows_of_arrays_are_named_or_left_out(cells):
         names, labels = content["filenames"], content["labels"]
     names[7] = names[5]
     labels[20], labels[81] = 200, 0
-    put(path, filenames=names, labels=labels)
+    put_arrays(path, filenames=names, labels=labels)
     messages = [
         f"{path}: row 7: {str(names[5])!r} stands in row 5 already; get the file again",
         f"{path}: row 20: label 200 is no place in class_names (0..7); get the file again",
