@@ -15,7 +15,6 @@ from anchorfl.pipeline.config.presets import read_preset
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.cli import main
-from anchorfl.tuning.tables import papers
 from anchorfl.tuning.tables.command import TableCommand, parse_args
 from anchorfl.tuning.tables.options import Vary, notes_without_preset_value, parse_vary
 from anchorfl.tuning.tables.page import reproducibility, table_csv, write_page
@@ -25,7 +24,7 @@ from anchorfl.tuning.tables.record import TableRecord
 from anchorfl.tuning.tables.runs import failure_lines, table_runs_of
 from anchorfl.tuning.tables.significance import holm
 from anchorfl.tuning.tables.statistics import Table, table_of
-from tests.tuning.made_tables import made_run, toy
+from tests.tuning.made_tables import made_run
 
 SEEDS = (1, 2, 3)
 TOPS = {  # FedAlign's own q1 on digits is 95
@@ -33,15 +32,6 @@ TOPS = {  # FedAlign's own q1 on digits is 95
     "95": (0.30, 0.31, 0.29),
     "99.5": (0.25, 0.24, 0.29),
 }
-
-
-@pytest.fixture
-def paper(tmp_path, monkeypatch):
-    """The toy paper as one that ``anchorfl table`` knows, in an empty current folder."""
-    monkeypatch.chdir(tmp_path)
-    made = toy(tmp_path, seeds=SEEDS)
-    monkeypatch.setitem(papers.PAPERS, "toy", made)
-    return made
 
 
 def varied(paper, text: str, rows: str = "", overrides: tuple[str, ...] = (), seeds=SEEDS):

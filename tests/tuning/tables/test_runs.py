@@ -39,15 +39,6 @@ SCORES = {"test/f1_macro": [0.1, 0.2], "test/accuracy": [0.1, 0.3]}
 R8 = "paper,table,dataset,setting,method,metric,mean_percent,std_percent\nToy,1,R8-8,,FedAvg,macro_f1,78.51,\n"
 
 
-@pytest.fixture
-def paper(tmp_path, monkeypatch):
-    """The toy paper as one that ``anchorfl table`` knows, in an empty current folder."""
-    monkeypatch.chdir(tmp_path)
-    made = toy(tmp_path)
-    monkeypatch.setitem(papers.PAPERS, "toy", made)
-    return made
-
-
 def test_cells_are_experiments(paper):
     """The preset with the seed and the overrides, serial unless the overrides say otherwise, seed by seed."""
     table_runs = table_runs_of(rows_of(paper), [5, 6], ["--federation.rounds", "2"])
