@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import re
-import shutil
 
 import pytest
 
@@ -13,13 +12,6 @@ from anchorfl.tasks.files.bad_rows import skipped
 from anchorfl.tasks.signals.extrasensory import read
 from anchorfl.tasks.signals.extrasensory_columns import COLUMNS
 from tests.tasks.minutes import edit, files, lines_of, options, put, same
-
-
-@pytest.fixture
-def folder(es_twin, tmp_path):
-    """A copy that a test may spoil."""
-    return shutil.copytree(es_twin, tmp_path / "raw")
-
 
 BAD = [
     (lambda f: f.pop(), "277 fields, but 278 are needed; correct or remove the line"),

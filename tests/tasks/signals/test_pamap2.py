@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 import shutil
+from functools import partial
 
 import numpy as np
 import pyarrow.compute as pc
@@ -32,6 +33,7 @@ from anchorfl.tasks.signals.pamap2 import (
 )
 from anchorfl.tasks.signals.series import encode_series
 from anchorfl.tasks.synthetic.pamap2 import OPTIONAL_SUBJECTS, SUBJECTS, write
+from tests.tasks import minutes
 
 F = len(FEATURES)
 
@@ -45,7 +47,7 @@ def synthetic(tmp_path_factory):
 
 @pytest.fixture
 def folder(synthetic, tmp_path):
-    """A copy of two recordings that a test may spoil."""
+    """Return a copy of two recordings that a test may spoil."""
     raw = tmp_path / "raw"
     (raw / "Protocol").mkdir(parents=True)
     for subject in (101, 102):
@@ -62,7 +64,7 @@ def lines_of(path):
 
 
 def edit(path, line, change):
-    """One line (from 1) of a file, its fields changed."""
+    """Change the fields of one line (from 1) of a file."""
     lines = lines_of(path)
     fields = lines[line - 1].split(" ")
     change(fields)
@@ -70,15 +72,11 @@ def edit(path, line, change):
     path.write_text("\n".join(lines) + "\n")
 
 
-def put(column, text):
-    def change(fields):
-        fields[COLUMNS.index(column)] = text
-
-    return change
+put = partial(minutes.put, columns=COLUMNS)
 
 
 def expected(path):
-    """Activity and [100, 52] readings of every window, by plain loops."""
+    """Return activity and [100, 52] readings of every window, by plain loops."""
     rows = [[float(text) for text in line.split(" ")] for line in lines_of(path)]
     for f in range(2, 2 + F):
         there = [row for row in rows if row[f] == row[f]]
@@ -249,13 +247,8 @@ def test_recordings_without_a_whole_window_are_refused(folder):
 
 
 @pytest.mark.data
-def test_every_class_has_a_row_in_the_co_occurrence_table(data_folder):
-    path = data_folder / "cooccurrence_fedalign" / "cooccurrence_pamap2.csv"
-    if not path.is_file():
-        pytest.skip(f"no {path}")
-    with path.open() as stream:
-        names = stream.readline().strip().split(",")[1:]
-    assert [TABLE_NAMES[name] for name in CLASSES] == names
+def test_every_class_has_a_row_in_the_co_occurrence_table(cooccurrence_names):
+    assert [TABLE_NAMES[name] for name in CLASSES] == cooccurrence_names("pamap2")
 
 
 @pytest.mark.data
