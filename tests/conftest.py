@@ -1,4 +1,4 @@
-"""What tests of several rooms share: small experiments on the toy tasks, and a cache folder of their own."""
+"""Fixtures of several folders: small experiments on the toy tasks, an S3 server, a cache folder of the tests' own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.made_concepts import with_concepts
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch, tmp_path_factory):
-    """No test reads or writes the user's cache or records; all share a cache, so that data are prepared once."""
+    """Keep tests off the user's cache and records; all share a cache, so that data are prepared once."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("ANCHORFL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
@@ -49,7 +49,7 @@ def _s3_server():
 
 @pytest.fixture
 def s3(monkeypatch, _s3_server):
-    """An empty bucket on an S3 server of our own, as ``s3://bucket``; the environment leads there."""
+    """Return an empty bucket on an S3 server of our own, as ``s3://bucket``; the environment leads there."""
     import boto3
 
     told = {"ACCESS_KEY_ID": "someone", "SECRET_ACCESS_KEY": "sesame", "DEFAULT_REGION": "us-east-1"}
@@ -83,7 +83,7 @@ def pictures(monkeypatch):
 
 @pytest.fixture
 def experiment():
-    """A small experiment: 4 clients of a toy task, 3 per round, serial, no MLflow; keywords replace options."""
+    """Return a maker of small experiments: 4 clients of a toy task, 3 per round, serial; keywords are options."""
 
     def make(method="fedavg", task="toy-single", *, seed=1, options=None, **sections) -> Experiment:
         base = Experiment(

@@ -1,4 +1,4 @@
-"""What a sweep is resumed and reported from, and ``cluster.yaml``."""
+"""The files that a sweep is resumed and reported from, and ``cluster.yaml``."""
 
 from __future__ import annotations
 

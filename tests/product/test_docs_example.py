@@ -32,7 +32,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def block(page, name, language="python"):
-    """The code block that follows ``<!-- example: name -->`` in a page."""
+    """Return the code block that follows ``<!-- example: name -->`` in a page."""
     text = (DOCS / page).read_text(encoding="utf-8")
     found = re.search(rf"<!-- example: {name} -->\n```{language}\n(.*?)```", text, re.DOTALL)
     assert found, f"{page} has no example {name}"
@@ -41,7 +41,7 @@ def block(page, name, language="python"):
 
 @pytest.fixture
 def example(tmp_path, monkeypatch):
-    """The module of a code block."""
+    """Load the module of a code block."""
 
     def load(page, name):
         file = tmp_path / f"docs_{name}.py"
@@ -56,7 +56,7 @@ def example(tmp_path, monkeypatch):
 
 
 def test_fedprox_of_the_page_is_the_one_that_ships():
-    """What it does is tested in tests/pipeline/methods/test_fedprox.py."""
+    """Its behavior is tested in tests/pipeline/methods/test_fedprox.py."""
     assert block("adding-a-method.md", "fedprox") == Path(fedprox.__file__).read_text(encoding="utf-8")
 
 

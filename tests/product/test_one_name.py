@@ -28,7 +28,7 @@ def twice():
 
 @pytest.fixture
 def hostile(tmp_path):
-    """A working folder with modules of the four names that end whoever imports them."""
+    """Return a working folder with modules of the four names that end whoever imports them."""
     for name in ("models", "tasks", "pipeline", "tuning"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a foreign module was imported')\n")
     return tmp_path

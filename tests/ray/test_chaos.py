@@ -35,7 +35,7 @@ def on_ray(e):
 
 
 def changed(ref, place, change):
-    """The updates of a call, with the first tensor of one of them changed."""
+    """Return the updates of a call, with the first tensor of one of them changed."""
     updates = list(ray.get(ref))
     update = messages.unpack(updates[place])
     name, first = next(iter(update.weights.items()))
@@ -44,12 +44,12 @@ def changed(ref, place, change):
 
 
 def harmed(ref, place):
-    """One tensor cut short."""
+    """Cut one tensor short."""
     return changed(ref, place, lambda first: first.reshape(-1)[:1])
 
 
 def poisoned(ref, place):
-    """One bit of an exponent flipped to what is no number."""
+    """Flip one bit of an exponent to what is no number."""
 
     def change(first):
         values = first.clone().reshape(-1)
@@ -68,7 +68,7 @@ class Owner:
 
 
 def dropped(ref, place=0):
-    """The message, gone with the process that it belonged to, as it is with a node."""
+    """Drop a message with the process that it belonged to, as a lost node does."""
     owner = Owner.remote()
     (gone,) = ray.get(owner.keep.remote(ref))
     ray.kill(owner)

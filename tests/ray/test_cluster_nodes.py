@@ -62,7 +62,7 @@ def wait_for_start(running: dict[Path, subprocess.Popen], seconds: float = 60) -
 
 @dataclass
 class Node:
-    """Where a node lives: the words before its commands, and its address."""
+    """A node: the words before its commands, and its address."""
 
     prefix: tuple[str, ...]
     address: str
@@ -93,7 +93,7 @@ class Cluster:
 
 
 def namespaces(stack: ExitStack) -> list[Node]:
-    """Three namespaces joined by a bridge that lies in the first; [] where the machine refuses."""
+    """Make three namespaces joined by a bridge that lies in the first; [] where the machine refuses."""
     names = [f"anchorfl-{os.getpid()}-{n}" for n in ("head", "one", "two")]
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return []

@@ -168,7 +168,7 @@ def test_a_run_goes_on_with_a_new_server_and_the_same_bits(experiment, tmp_path,
     "kind", ["exit", *(pytest.param(k, marks=pytest.mark.slow) for k in ("raise", "nan", "memory"))]
 )
 def test_a_fault_in_a_call_of_several_clients_costs_the_one_who_has_it(faulty, kind):
-    """Whose fault a dead process was shows when each has a call of its own."""
+    """Each has a call of its own then, which shows whose fault a dead process was."""
     run_spec = faulty((2,), kind, 1)
     executor = RayExecutor(run_spec)
     executor.dispatch.update_timings([FitMetrics(0.0, 1e-4, 1000, 0)] * 4)

@@ -33,7 +33,7 @@ def stored(path) -> list[tuple[str, int, float]]:
 
 @pytest.fixture
 def whole(experiment, tmp_path):
-    """The experiment, and what it gives in one process; faults leave their marks in a folder."""
+    """Return the experiment, and its result in one process; faults leave their marks in a folder."""
     e = experiment("fedavg", federation={"rounds": 3, "epochs": 1})
     (tmp_path / "failures").mkdir()
     e = dataclasses.replace(

@@ -25,7 +25,7 @@ ALL = [0, 1, 2, 3]
 
 @pytest.fixture
 def run_specs(experiment):
-    """The setup of a run in this process, and on two actors."""
+    """Return the specs of a run in this process, and on two actors."""
     run_spec = make_run_spec(experiment("scaffold"), lambda line: None)
     cluster = dataclasses.replace(run_spec.experiment.cluster, executor="ray", clients_per_actor=2)
     return run_spec, dataclasses.replace(run_spec, experiment=dataclasses.replace(run_spec.experiment, cluster=cluster))

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture(scope="module")
 def one_ray():
-    """One Ray for the sweeps of this file that run in this process."""
+    """Start one Ray for the sweeps of this file that run in this process."""
     from anchorfl.pipeline.cluster import ray_cluster
     from anchorfl.pipeline.config.cluster import ClusterOptions
 

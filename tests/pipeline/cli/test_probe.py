@@ -115,7 +115,7 @@ def test_probe_writes_overrides_and_figures(here, capsys):
 
 
 def test_fedbm_is_measured_with_its_generator(experiment, monkeypatch):
-    """Which its first rounds lack: a client keeps it, and the server trains it."""
+    """A client keeps it and the server trains it; the first rounds lack it."""
     options = {
         "cgde": True,
         "lambda_dis": 0.0,

@@ -1,4 +1,4 @@
-"""Federations, papers and their product: what a row takes from where, and every way to write a file wrongly."""
+"""Federations, papers and their product: the source of each option of a row, and every way to write a file wrongly."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_a_part_of_a_preset_is_none(name):
 
 
 def test_a_preset_says_nothing_twice():
-    """What a federation needs for a row is not what the row has anyway; no row repeats the one that it is from."""
+    """No federation asks of a row what the row has anyway; no row repeats the one that it is from."""
     catalog = shipped()
     for paper in catalog.papers.values():
         for name, row in paper.rows.items():

@@ -23,7 +23,7 @@ SGD = {"name": "sgd", "lr": 0.1, "batch_size": 0}
 
 @pytest.fixture
 def finished(experiment, tmp_path):
-    """A run of two rounds, both kept."""
+    """Return a maker of runs of two rounds, both kept."""
 
     def make(method, options=None, **changes):
         made = experiment(

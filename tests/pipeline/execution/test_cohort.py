@@ -24,7 +24,7 @@ from tests.runs import nobody, quiet
 
 
 def experiment_with(experiment, tmp_path, clients, kind, times, round_=1, **federation):
-    """The toy experiment, all four clients in every round, with faults."""
+    """Make the toy experiment, all four clients in every round, with faults."""
     folder = tmp_path / "failures"
     folder.mkdir(exist_ok=True)
     e = experiment("fedavg", federation={"rounds": 2, "clients_per_round": 4, "epochs": 1} | federation)

@@ -75,7 +75,7 @@ def server(model, cards, round_=1, rounds=10):
 
 
 def federation(method, rounds, *, chosen=None, options=SGD, model=None):
-    """The states after every round, and what every client received in it: (message's names, broadcast)."""
+    """Return the states after every round, and what every client received in it: (round, client, names)."""
     model = network(method) if model is None else model
     clients = [client(0), client(1, 7)]
     cards = [card for card, _ in clients]
@@ -152,7 +152,7 @@ def test_what_is_measured_for_memory():
 
 
 def by_differences(model, loss):
-    """The gradient of ``loss()`` by central differences in some numbers of every parameter: (name, place, value)."""
+    """Return the slope of ``loss()`` by differences in some numbers of every parameter: (name, place, value)."""
     out = []
     for name, p in model.named_parameters():
         for flat in np.random.default_rng(p.numel()).choice(p.numel(), min(12, p.numel()), replace=False):

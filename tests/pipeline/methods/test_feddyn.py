@@ -135,7 +135,7 @@ class Quadratics:
 )
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_quadratic_clients_agree_on_the_minimum_of_their_mean(selected, rounds, weighting):
-    """Where FedAvg's mean of minima is far from it. Every round equals the authors' form in units of the weights, and a
+    """FedAvg's mean of minima is far from it. Every round equals the authors' form in units of the weights, and a
     client's terms take back the slope of its own loss: g_k is that slope after the round.
     """
     rows = (12, 12, 12) if weighting == "uniform" else (5, 10, 30)

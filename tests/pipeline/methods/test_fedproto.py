@@ -73,7 +73,7 @@ def distance(w, data, prototypes, held):
 
 
 def test_one_client_alone_is_fedavg_bit_for_bit(experiment):
-    """Where there is nobody else and no distance, both only train."""
+    """Both only train where there is nobody else and no distance."""
     alone = {"federation": {"clients_per_round": 1, "rounds": 3}}
     e = experiment("fedavg", **alone)
     e = replace(e, task=replace(e.task, clients=1, partition="iid"))

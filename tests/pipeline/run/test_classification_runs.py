@@ -32,7 +32,7 @@ SPLITS = ("validation", "test")
 
 @pytest.fixture
 def classed(experiment):
-    """A small experiment on the toy texts that is scored by classification."""
+    """Return a maker of small experiments on the toy texts that are scored by classification."""
 
     def make(select="last", method="fedavg", **sections):
         return experiment(method, evaluation={"metrics": "classification", "model_selection": select}, **sections)
@@ -86,7 +86,7 @@ class Scripted:
         """Nothing to start."""
 
     def start_next_round(self, round_, selected, backup_clients=()):
-        """One thing after the other."""
+        """Start nothing ahead."""
 
     def scores(self, splits):
         self.asked.append(tuple(splits))

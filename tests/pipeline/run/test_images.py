@@ -37,7 +37,7 @@ def cells(tmp_path_factory):
 
 @pytest.fixture
 def images(experiment, cells):
-    """Two rounds of a small network on them; keywords are of the optimizer."""
+    """Return a maker of experiments of two rounds on the cells; keywords are of the optimizer."""
 
     def make(normalize="auto", **optimizer):
         e = experiment("fedavg", federation={"rounds": 2, "epochs": 1}, optimizer=optimizer)
@@ -50,7 +50,7 @@ def images(experiment, cells):
 
 
 def in_float(data: ClientData) -> ClientData:
-    """The same rows as they were held before: all of them scaled at once."""
+    """Return the same rows as they were held before: all of them scaled at once."""
     return dataclasses.replace(data, x=data.scaling(data.x), scaling=Scaling())
 
 

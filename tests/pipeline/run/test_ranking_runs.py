@@ -39,7 +39,7 @@ SPLITS = ("validation", "test")
 
 @pytest.fixture
 def ranking(experiment):
-    """A small experiment on the toy multi-label task that is scored by rankings."""
+    """Return a maker of small experiments on the toy multi-label task that are scored by rankings."""
 
     def make(method="fedavg", task="toy-multi", *, evaluation=None, **sections):
         return experiment(method, task, evaluation={"metrics": "ranking"} | (evaluation or {}), **sections)
@@ -48,7 +48,7 @@ def ranking(experiment):
 
 
 def whole(executor, name):
-    """The figures of a split from matrices of all its rows, computed at once."""
+    """Return the figures of a split from matrices of all its rows, computed at once."""
     server = executor.server
     rows = server.splits[name]
     server.model.load_state_dict(server.state.weights)

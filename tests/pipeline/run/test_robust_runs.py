@@ -79,7 +79,7 @@ def scored(e, method=None):
 
 
 def faults(counts):
-    """What a merge did to updates, without how long it took."""
+    """Return the counts of an aggregation, without its seconds."""
     assert counts.pop("time/aggregate") > 0
     return counts
 

@@ -1,4 +1,4 @@
-"""Whose copy it is, who is further, and what is refused."""
+"""A copy that goes on: its owner, the further of the two, and refusals."""
 
 from __future__ import annotations
 

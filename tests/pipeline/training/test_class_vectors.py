@@ -35,7 +35,7 @@ class WithConcepts(FedAvg):
 
 @pytest.fixture
 def named(experiment):
-    """An experiment whose method asks for class concepts."""
+    """Return a maker of experiments whose method asks for class concepts."""
 
     def make(task="digits", **embeddings):
         e = experiment("fedavg", task, class_embeddings=embeddings)

@@ -195,7 +195,7 @@ def test_an_image_in_two_sets_and_an_empty_list_are_refused(folder):
 
 @pytest.fixture
 def real_lists(tmp_path):
-    """The lists of the development kit of 2007, without images."""
+    """Return the lists of the development kit of 2007, without images."""
     data = Path(os.environ.get("ANCHORFL_DATA") or Path(__file__).parents[4] / "shared" / "data")
     archive = data / "voc2007_imagesets" / "VOC2007_ImageSets_Main.tar.gz"
     if not archive.is_file():

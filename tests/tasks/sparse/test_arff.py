@@ -47,7 +47,7 @@ def made(tmp_path):
 
 
 def matrix(found):
-    """The rows as a matrix."""
+    """Return the rows as a matrix."""
     value_NA = np.zeros((len(found.index_N), len(found.attributes)))
     value_NA[np.repeat(np.arange(len(found.index_N)), found.length_N), found.column_P] = found.value_P
     return value_NA
@@ -173,7 +173,7 @@ def test_a_bad_list_of_labels_is_refused(made, labels, message):
 
 
 def plain(path):
-    """The rows of a synthetic file as a matrix, the plain way; names of the attributes."""
+    """Parse the rows of a synthetic file into a matrix, the plain way; return the names of the attributes, too."""
     head, _, rows = path.read_text().partition("@data\n")
     names = [line.split(" ", 1)[1].rsplit(" ", 1)[0] for line in head.splitlines() if line.startswith("@attribute")]
     value_NA = np.zeros((rows.count("\n"), len(names)))

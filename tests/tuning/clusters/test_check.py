@@ -22,7 +22,7 @@ PLENTY = Demand(0.25)
 
 @pytest.fixture(autouse=True)
 def _versions_of_the_file(monkeypatch, tmp_path):
-    """The file is for one Ray and Python; the tests run with others, too. And nobody's home folder is looked at."""
+    """Set the file's Ray and Python, as the tests run with others, too, and an empty home folder."""
     monkeypatch.setattr(cloud, "versions_here", lambda: HERE)
     monkeypatch.setenv("HOME", str(tmp_path))
 

@@ -141,7 +141,7 @@ def test_another_version_and_another_server_are_told_apart(answer, complaint, tm
             self.wfile.write(body)
 
         def log_message(self, *_):
-            """No lines in the test's output."""
+            """Print nothing."""
 
     with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -179,7 +179,7 @@ class Head:
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory):
-    """A Ray of one node on loopback that wants a token; its ``python`` is the tests' own."""
+    """Start a Ray of one node on loopback that wants a token; its ``python`` is the tests' own."""
     folder = tmp_path_factory.mktemp("head")
     with ExitStack() as stack:
         short = Path(tempfile.mkdtemp(prefix="afl-", dir="/tmp"))  # Ray's sockets lie there: their paths must be short

@@ -35,7 +35,7 @@ TOPS = {  # FedAlign's own q1 on digits is 95
 
 
 def varied(paper, text: str, rows: str = "", overrides: tuple[str, ...] = (), seeds=SEEDS):
-    """The cells of some rows with an option varied."""
+    """Return the runs of some rows with an option varied."""
     return table_runs_of([r for r in rows_of(paper) if rows in r.name], seeds, overrides, parse_vary([text]))
 
 
@@ -149,7 +149,7 @@ def test_every_number_by_hand(paper):
 
 
 def test_families_are_the_values_of_one_preset(paper):
-    """Of two rows, each is tested against its own value, and corrected for its own values alone."""
+    """Each of two rows is tested against its own value, and corrected for its own values alone."""
     table_runs = []
     for i, table_run in enumerate(varied(paper, "federation.epochs=1,3,5")):
         top = 0.2 + 0.1 * (table_run.row.name == "fedalign") + 0.01 * ((5 * i) % 7)
@@ -200,7 +200,7 @@ def test_the_figure(paper):
 
 
 def test_the_page(paper):
-    """What is varied, what is tested against what, and the figure; the row of REPRODUCIBILITY.md is the preset's."""
+    """The page names the option, the tests and the figure; the row of REPRODUCIBILITY.md is the preset's."""
     table = made(paper)
     write_page(table, Path("page"))
     page = Path("page/table.md").read_text()

@@ -1,4 +1,4 @@
-"""What a table is asked for, which of its runs are there, and what is missing: without a run."""
+"""The runs that a table asks for, those that are there, and what is missing: without a run."""
 
 from __future__ import annotations
 
