@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run import lifecycle
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
+from anchorfl.tasks.synthetic import SYNTHETIC
 from tests.made_concepts import with_concepts
 
 
@@ -35,6 +38,19 @@ def _same_threads():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def made_up(tmp_path_factory):
+    """Return a maker of the folder of made-up raw files of a data set, by name, rows and seed; to be read only."""
+
+    @cache
+    def make(name: str, rows: int, seed: int) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        SYNTHETIC[name](folder, rows, seed)
+        return folder
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -103,7 +103,7 @@ def test_a_budget_ends_the_search_and_can_be_raised(preset, one_ray, capsys):
 
 @pytest.mark.apart
 def test_killed_and_resumed(preset, tmp_path):
-    """SIGKILL when two of three trials have ended: the same trials, scores and choice as a sweep that was left alone; no
+    """SIGKILL after two of three trials: the same trials, scores and choice as a sweep that was left alone; no
     trial that had ended is touched; MLflow has every run and every round once.
     """
     file = preset()

@@ -1,4 +1,4 @@
-"""Pieces of several tests of the tasks: a running Ray, the real data, made-up lesions."""
+"""Pieces of several tests of the tasks: a running Ray, and the real data."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-
-from anchorfl.tasks.synthetic import ham10000
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +27,4 @@ def data_folder(monkeypatch):
     if not (folder / "reuters21578_r8").is_dir():
         pytest.skip(f"no R8 below {folder}; set ANCHORFL_DATA")
     monkeypatch.setenv("ANCHORFL_DATA", str(folder))
-    return folder
-
-
-@pytest.fixture(scope="session")
-def ham_folder(tmp_path_factory):
-    """Return the folder of made-up HAM10000 files, to be read only."""
-    folder = tmp_path_factory.mktemp("ham")
-    ham10000.write(folder, 150, 0)
     return folder

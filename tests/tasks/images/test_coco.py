@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
 import tracemalloc
 from pathlib import Path
 
@@ -22,9 +23,8 @@ TRAIN = "annotations/instances_train2014.json"
 
 
 @pytest.fixture
-def folder(tmp_path):
-    synthetic.write(tmp_path, 120, seed=3)
-    return tmp_path
+def folder(made_up, tmp_path):
+    return shutil.copytree(made_up("coco2014", 120, 3), tmp_path, dirs_exist_ok=True)
 
 
 def read(folder, **options):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -20,9 +21,8 @@ WHITE = [1.0] * 784
 
 
 @pytest.fixture
-def folder(tmp_path):
-    synthetic.write(tmp_path, 200, seed=3)
-    return tmp_path
+def folder(made_up, tmp_path):
+    return shutil.copytree(made_up("femnist", 200, 3), tmp_path, dirs_exist_ok=True)
 
 
 def read(folder, **options):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,8 @@ from anchorfl.tasks.synthetic import flair as synthetic
 
 
 @pytest.fixture
-def folder(tmp_path):
-    synthetic.write(tmp_path, 100, seed=3)
-    return tmp_path
+def folder(made_up, tmp_path):
+    return shutil.copytree(made_up("flair", 100, 3), tmp_path, dirs_exist_ok=True)
 
 
 def read(folder, **options):

@@ -18,22 +18,16 @@ from anchorfl.tasks.images import kvasir, oct_c8
 from anchorfl.tasks.images.folders import list_folders, same_content, split_7_1_2
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.synthetic import kvasir as kvasir_twin
-from anchorfl.tasks.synthetic import oct_c8 as oct_c8_twin
 
 
-@pytest.fixture(scope="module")
-def oct_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("oct")
-    oct_c8_twin.write(folder, 240, 0)
-    return folder
+@pytest.fixture
+def oct_folder(made_up):
+    return made_up("oct-c8", 240, 0)
 
 
-@pytest.fixture(scope="module")
-def kvasir_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("kvasir")
-    kvasir_twin.write(folder, 160, 0)
-    return folder
+@pytest.fixture
+def kvasir_folder(made_up):
+    return made_up("kvasir-v2", 160, 0)
 
 
 @pytest.fixture

@@ -21,17 +21,14 @@ from anchorfl.tasks.images.folders import same_content
 from anchorfl.tasks.images.ham10000_rows import CODES, DIAGNOSES, KAGGLE
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
-from anchorfl.tasks.synthetic import pbc as pbc_twin
 from tests.tasks.raw_tables import classes, columns, options, put_arrays
 
 META = "HAM10000_metadata.csv.gz"
 
 
-@pytest.fixture(scope="module")
-def pbc_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pbc")
-    pbc_twin.write(folder, 80, 0)
-    return folder
+@pytest.fixture
+def pbc_folder(made_up):
+    return made_up("pbc", 80, 0)
 
 
 @pytest.fixture
@@ -70,9 +67,8 @@ def test_pbc_photographs_and_arrays_agree(pbc_folder):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_equal_pictures_are_on_one_side(tmp_path, seed):
-    pbc_twin.write(tmp_path, 80, seed)
-    table = pbc.read(tmp_path, options("npz28"))
+def test_equal_pictures_are_on_one_side(made_up, seed):
+    table = pbc.read(made_up("pbc", 80, seed), options("npz28"))
     pixels = np.array(table["image"].to_pylist(), dtype=np.uint8)
     sides = defaultdict(list)
     for unit, side, class_ in zip(same_content(pixels), table["split"].to_pylist(), classes(table), strict=True):

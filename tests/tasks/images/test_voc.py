@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -34,9 +35,8 @@ LISTS = "VOC2007/ImageSets/Main"
 
 
 @pytest.fixture
-def folder(tmp_path):
-    synthetic.write(tmp_path, 80, seed=3)
-    return tmp_path
+def folder(made_up, tmp_path):
+    return shutil.copytree(made_up("voc2007", 80, 3), tmp_path, dirs_exist_ok=True)
 
 
 def read(folder, task=None, **options):

@@ -6,15 +6,11 @@ import shutil
 
 import pytest
 
-from anchorfl.tasks.synthetic import extrasensory
 
-
-@pytest.fixture(scope="session")
-def es_twin(tmp_path_factory):
+@pytest.fixture
+def es_twin(made_up):
     """Return the folder of made-up ExtraSensory files, to be read only."""
-    folder = tmp_path_factory.mktemp("extrasensory")
-    extrasensory.write(folder, 800, 7)
-    return folder
+    return made_up("extrasensory", 800, 7)
 
 
 @pytest.fixture

@@ -32,26 +32,24 @@ from anchorfl.tasks.signals.pamap2 import (
     read_optional,
 )
 from anchorfl.tasks.signals.series import encode_series
-from anchorfl.tasks.synthetic.pamap2 import OPTIONAL_SUBJECTS, SUBJECTS, write
+from anchorfl.tasks.synthetic.pamap2 import OPTIONAL_SUBJECTS, SUBJECTS
 from tests.tasks import minutes
 
 F = len(FEATURES)
 
 
-@pytest.fixture(scope="module")
-def synthetic(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pamap2")
-    write(folder, 1000, 7)
-    return folder
+@pytest.fixture
+def recordings(made_up):
+    return made_up("pamap2", 1000, 7)
 
 
 @pytest.fixture
-def folder(synthetic, tmp_path):
+def folder(recordings, tmp_path):
     """Return a copy of two recordings that a test may spoil."""
     raw = tmp_path / "raw"
     (raw / "Protocol").mkdir(parents=True)
     for subject in (101, 102):
-        shutil.copy(synthetic / "Protocol" / f"subject{subject}.dat", raw / "Protocol")
+        shutil.copy(recordings / "Protocol" / f"subject{subject}.dat", raw / "Protocol")
     return raw
 
 
@@ -95,13 +93,13 @@ def expected(path):
     return found
 
 
-def test_the_synthetic_steps_come_back_in_windows(synthetic):
-    table = read(synthetic, options())
+def test_the_synthetic_steps_come_back_in_windows(recordings):
+    table = read(recordings, options())
     assert table["row"].to_pylist() == list(range(table.num_rows))
     assert set(table["labels"].combine_chunks().flatten().to_pylist()) == set(range(len(CLASSES)))
     row = 0
     for subject in SUBJECTS:
-        for activity, readings in expected(synthetic / "Protocol" / f"subject{subject}.dat"):
+        for activity, readings in expected(recordings / "Protocol" / f"subject{subject}.dat"):
             line = table.slice(row, 1)
             assert line["labels"].to_pylist() == [[list(PROTOCOL).index(activity)]]
             assert line["subject"].to_pylist() == [str(subject)]
@@ -111,20 +109,20 @@ def test_the_synthetic_steps_come_back_in_windows(synthetic):
     assert row == table.num_rows
 
 
-def test_the_optional_task_has_all_activities_and_both_recordings(synthetic):
-    table = read_optional(synthetic, options())
+def test_the_optional_task_has_all_activities_and_both_recordings(recordings):
+    table = read_optional(recordings, options())
     task = pamap2_optional()
     assert task.class_names == CLASSES + tuple(OPTIONAL.values())
     assert set(table["labels"].combine_chunks().flatten().to_pylist()) == set(range(18))
-    protocol = read(synthetic, options())
+    protocol = read(recordings, options())
     assert table.slice(0, protocol.num_rows)["labels"].equals(protocol["labels"])
     optional = table.slice(protocol.num_rows)
     assert sorted(set(optional["subject"].to_pylist())) == [str(subject) for subject in OPTIONAL_SUBJECTS]
     assert min(optional["labels"].combine_chunks().flatten().to_pylist()) == len(CLASSES)
 
 
-def test_a_fifth_of_the_windows_is_tested_by_class_and_always_the_same(synthetic):
-    table = read(synthetic, options(fold=3, clients=7))
+def test_a_fifth_of_the_windows_is_tested_by_class_and_always_the_same(recordings):
+    table = read(recordings, options(fold=3, clients=7))
     test = table.filter(pc.equal(table["split"], "test"))
     assert test.num_rows == round(0.2 * table.num_rows)
     tested = test["subject"].to_pylist()
@@ -134,11 +132,11 @@ def test_a_fifth_of_the_windows_is_tested_by_class_and_always_the_same(synthetic
         np.bincount(t["labels"].combine_chunks().flatten().to_numpy(), minlength=12) for t in (table, test)
     )
     assert np.abs(chosen - 0.2 * every).max() <= 1
-    assert table.equals(read(synthetic, options()))
+    assert table.equals(read(recordings, options()))
 
 
-def test_prepared_windows_are_scaled(synthetic, tmp_path):
-    made = options(root=str(synthetic), cache=str(tmp_path), clients=3, classes_per_client=5, validation=0.25)
+def test_prepared_windows_are_scaled(recordings, tmp_path):
+    made = options(root=str(recordings), cache=str(tmp_path), clients=3, classes_per_client=5, validation=0.25)
     prepared = prepare(pamap2(), made, 1, engine="local")
     assert prepared.manifest.spec.shape == (STEPS, F)
     parts = [prepared.client(client, Objective("single")).x for client in range(3)]
