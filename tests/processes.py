@@ -1,15 +1,21 @@
-"""Servers in processes of their own: a free port, the wait for an answer, and their end."""
+"""Processes of tests: a free port, the wait for a server, its end, and code that runs by itself."""
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+MAIN = "import sys; from anchorfl.tuning.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 def free_port() -> int:
@@ -47,8 +53,17 @@ def end(processes: Iterable[subprocess.Popen]) -> None:
             left.kill()
 
 
-def checksum_in(shown: str) -> str:
+def python(code: str, folder: Path, *words: str, timeout: float = 300, **env: str) -> subprocess.CompletedProcess:
+    """Run code in a folder, which also has its cache, with AnchorFL on its path."""
+    own = os.environ | {"PYTHONPATH": str(ROOT / "src"), "ANCHORFL_CACHE": str(folder / "cache")} | env
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=folder, env=own, capture_output=True, text=True, timeout=timeout,
+        check=False,
+    )  # fmt: skip
+
+
+def checksum_of(done: subprocess.CompletedProcess) -> str:
     """Return the checksum of the weights that a run printed."""
-    found = shown.partition("weights sha256 ")[2][:64]
-    assert len(found) == 64, shown
+    found = done.stdout.partition("weights sha256 ")[2][:64]
+    assert len(found) == 64, done.stdout + done.stderr
     return found

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import ray
@@ -22,11 +19,11 @@ from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.pipeline.training.errors import LostError
 from benchmarks.chaos import in_peace, until_killed
+from tests.processes import python
 from tests.runs import quiet
 
 pytestmark = pytest.mark.ray
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import a test module
-ROOT = Path(__file__).resolve().parents[2]
 SHORT = ("--federation.rounds", "6", "--federation.epochs", "1", "--tracking.uri", "none")
 
 
@@ -138,15 +135,6 @@ def test_a_lost_object_is_no_fault_of_the_client_that_needed_it(experiment, tmp_
     executor.close()
 
 
-def python(code: str, folder: Path) -> str:
-    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "ANCHORFL_CACHE": str(folder / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    return done.stdout
-
-
 NODE = """
 import dataclasses, threading, time
 import ray
@@ -174,8 +162,8 @@ made.shutdown()
 @pytest.mark.slow
 def test_a_lost_node(tmp_path):
     """One of the two nodes on which clients and server may run is gone in round 3."""
-    said = python(NODE, tmp_path)
-    assert "0 [3]" in said, said
+    done = python(NODE, tmp_path)
+    assert "0 [3]" in done.stdout, done.stdout + done.stderr[-3000:]
     results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("lost", "whole")]
     assert results[0]["checksum"] == results[1]["checksum"]
     assert results[0]["scores"] == results[1]["scores"]
@@ -196,7 +184,8 @@ print(main(["run", "digits/fedalign", "--output", "whole", "--cluster.executor",
 @pytest.mark.slow
 def test_an_object_store_that_is_smaller_than_what_a_round_keeps(tmp_path):
     """Updates and memories of ten clients are some times its size: Ray moves them to the disk; same bits."""
-    assert python(STORE, tmp_path).count("\n0\n") == 2
+    done = python(STORE, tmp_path)
+    assert done.stdout.count("\n0\n") == 2, done.stdout + done.stderr[-3000:]
     results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("small", "whole")]
     kept = sum(p.stat().st_size for p in (tmp_path / "small" / "checkpoint").glob("memory-*"))
     assert kept > 80 * 2**20

@@ -21,13 +21,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import checksum_in, end, free_port
+from tests.processes import MAIN, checksum_of, end, free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.cluster]
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ("--federation.rounds", "2", "--federation.epochs", "1")
 UNTRACKED = ("--tracking.uri", "none")
-MAIN = "import sys; from anchorfl.tuning.cli import main; sys.exit(main(sys.argv[1:]))"
 SUBNET = "192.0.2"  # set aside for documentation (RFC 5737); here it exists only inside the namespaces of the test
 LOG = "start.log"
 PLACES = """
@@ -175,7 +174,7 @@ def cluster():
 @pytest.fixture(scope="module")
 def serial_checksum(cluster):
     done = cluster.anchorfl("run", "digits/fedavg", "--cluster.executor", "serial", *SHORT, *UNTRACKED)
-    return checksum_in(done.stdout)
+    return checksum_of(done)
 
 
 def test_clients_train_on_both_workers_and_none_on_the_head(cluster, serial_checksum, record_property):
@@ -188,7 +187,7 @@ def test_clients_train_on_both_workers_and_none_on_the_head(cluster, serial_chec
         "--cluster.clients_per_actor", "3", *SHORT, *UNTRACKED,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert checksum_in(done.stdout) == serial_checksum
+    assert checksum_of(done) == serial_checksum
     assert done.stdout.count("their torch sees none") == 1  # the nodes' GPUs are logical ones
     places = cluster.places()
     assert len(places["heads"]) == 1

@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from anchorfl.pipeline.tracking import mlflow_ui
 from anchorfl.pipeline.tracking.mlflow_ui import serve, server_command
 from anchorfl.tasks.errors import InputError
-from tests.processes import free_port, wait_for_health
+from tests.processes import MAIN, free_port, wait_for_health
 
 
 @pytest.fixture
@@ -59,8 +59,7 @@ def listening(process):
 def test_what_is_started_listens_on_loopback_alone(tmp_path, port):
     database = tmp_path / "mlflow.db"
     MlflowClient(f"sqlite:///{database}").create_experiment("one")
-    command = [sys.executable, "-c", "import sys; from anchorfl.tuning.cli import main; sys.exit(main(sys.argv[1:]))"]
-    process = psutil.Popen([*command, "ui", "--uri", f"sqlite:///{database}", "--port", str(port)])
+    process = psutil.Popen([sys.executable, "-c", MAIN, "ui", "--uri", f"sqlite:///{database}", "--port", str(port)])
     try:
         wait_for_health(port, process)
         assert listening(process) == {"127.0.0.1"}

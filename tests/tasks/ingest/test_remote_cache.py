@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,8 +17,7 @@ from anchorfl.tasks.ingest.prepared import Prepared
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.partition.plan import plan_digest
 from anchorfl.tasks.registry import find_task
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.processes import MAIN, python
 
 
 @pytest.fixture
@@ -151,12 +147,8 @@ def test_actors_read_from_object_storage(experiment, s3, tmp_path, machine):
     from anchorfl.pipeline.config.schema import to_toml
 
     (tmp_path / "toy.toml").write_text(to_toml(e))
-    code = "import sys; from anchorfl.pipeline.cli.main import main; sys.exit(main(sys.argv[1:]))"
     words = ["run", "toy.toml", "--cluster.executor", "ray", "--cluster.clients_per_actor", "2"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = python(MAIN, tmp_path, *words, ANCHORFL_CACHE=str(here))
     assert done.returncode == 0, done.stderr
     assert re.findall(r"weights sha256 (\w+)", done.stdout) == [expected]
     assert "prepared data found in s3://" in done.stdout

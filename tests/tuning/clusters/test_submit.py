@@ -22,10 +22,9 @@ import pytest
 from anchorfl.tasks.errors import InputError
 from anchorfl.tuning.cli import main
 from anchorfl.tuning.clusters.submit import _use_token, arguments, entrypoint, resolve_address, runtime_env
-from tests.processes import checksum_in, end, free_port
+from tests.processes import MAIN, checksum_of, end, free_port
 
 ROOT = Path(__file__).resolve().parents[3]
-MAIN = "import sys; from anchorfl.tuning.cli import main; sys.exit(main(sys.argv[1:]))"
 SHORT = ("digits/fedavg", "--federation.rounds", "1", "--federation.epochs", "1", "--tracking.uri", "none",
          "--cluster.clients_per_actor", "5")  # fmt: skip
 
@@ -253,7 +252,7 @@ def test_a_job_runs_the_uploaded_checkout_and_gives_the_bits_of_a_serial_run(hea
         head.env, "submit", "--address", head.address, "--upload", "run", *SHORT, "--output", str(tmp_path / "job")
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert checksum_in(done.stdout) == checksum_in(serial.stdout)
+    assert checksum_of(done) == checksum_of(serial)
     assert (tmp_path / "job" / "result.json").exists()
     failed = anchorfl(head.env, "submit", "--address", head.address, "--upload", "resume", str(tmp_path / "nothing"))
     assert failed.returncode == 2
