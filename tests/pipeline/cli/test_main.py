@@ -81,10 +81,7 @@ def test_own_preset_file_and_r8_texts(here, capsys, fails):
         capsys.readouterr()
         assert main(["predict", "out", file]) == 0
         assert f"macro F1 {logged['f1_macro']!r}, accuracy {logged['accuracy']!r}" in capsys.readouterr().err
-    fails(
-        ["run", "r8-8/fedalign", *arguments, *SMALL],
-        "holds a run already: continue it with 'anchorfl resume out'",
-    )
+    fails(["run", "r8-8/fedalign", *arguments, *SMALL], "holds a run already: continue it with 'anchorfl resume out'")
     assert main(["resume", "out"]) == 0
 
 

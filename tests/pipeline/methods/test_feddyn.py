@@ -129,9 +129,7 @@ class Quadratics:
 
 
 @pytest.mark.parametrize(
-    ("selected", "rounds"),
-    [([(0, 1, 2)], 100), ([(0, 1), (1, 2), (0, 2)], 240)],
-    ids=["all", "two of three"],
+    ("selected", "rounds"), [([(0, 1, 2)], 100), ([(0, 1), (1, 2), (0, 2)], 240)], ids=["all", "two of three"]
 )
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_quadratic_clients_agree_on_the_minimum_of_their_mean(selected, rounds, weighting):

@@ -119,8 +119,7 @@ def figures(**values):
 
 
 @pytest.mark.parametrize(
-    ("select", "round_"),
-    [("last", 4), ("best_validation", 2), ("best_validation_f1", 2), ("best_validation_sum", 1)],
+    ("select", "round_"), [("last", 4), ("best_validation", 2), ("best_validation_f1", 2), ("best_validation_sum", 1)]
 )
 @pytest.mark.parametrize("test", ["always", "last", "never"])
 def test_the_rule_picks_the_first_best_and_never_reads_the_test_split(classed, select, round_, test):

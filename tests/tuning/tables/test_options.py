@@ -273,7 +273,4 @@ def test_values_are_told_apart(paper):
     table_runs = table.runs
     assert failure_lines(
         table_runs, {table_runs[0].digest: "why", table_runs[1].digest: "why", table_runs[3].digest: "why"}
-    ) == [
-        "digits/fedalign --method.q1 90 seeds 1, 2 failed: why",
-        "digits/fedalign --method.q1 95 seed 1 failed: why",
-    ]
+    ) == ["digits/fedalign --method.q1 90 seeds 1, 2 failed: why", "digits/fedalign --method.q1 95 seed 1 failed: why"]

@@ -75,16 +75,8 @@ def test_refused_overrides(paper, overrides, message):
 @pytest.mark.parametrize(
     ("paper", "overrides", "message"),
     [
-        (
-            "fedalign",
-            "--evaluation.metrics ranking",
-            "shows macro F1, accuracy, which such runs have not",
-        ),
-        (
-            "fedbm",
-            "--evaluation.model_selection last --evaluation.test last",
-            r"is reported otherwise \(best_sum\)",
-        ),
+        ("fedalign", "--evaluation.metrics ranking", "shows macro F1, accuracy, which such runs have not"),
+        ("fedbm", "--evaluation.model_selection last --evaluation.test last", r"is reported otherwise \(best_sum\)"),
         (
             "fedalign",
             "--evaluation.model_selection best_validation --evaluation.test last",
