@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
+import re
 
+import numpy as np
+import pytest
+
+from anchorfl.tasks.errors import InputError
+from anchorfl.tasks.files.bad_rows import skipped
 from anchorfl.tasks.options import TaskOptions
 
 GONE = object()
@@ -27,6 +32,17 @@ def put_arrays(path, **arrays):
     with np.load(path) as content:
         kept = {name: content[name] for name in content.files}
     np.savez(path, **{name: array for name, array in (kept | arrays).items() if array is not None})
+
+
+def left_out(read, message, count=1):
+    """Assert that a fault is named, and left out and counted with ``on_bad_row = "skip"``; return that table."""
+    with pytest.raises(InputError, match=re.escape(message)):
+        read()
+    table = read(on_bad_row="skip")
+    found, listed = skipped(table)
+    assert found == count
+    assert listed[0].startswith(message)
+    return table
 
 
 def put(content, place, value):

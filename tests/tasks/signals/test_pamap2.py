@@ -13,7 +13,6 @@ import pytest
 
 from anchorfl.tasks.contract import Objective
 from anchorfl.tasks.errors import InputError
-from anchorfl.tasks.files.bad_rows import skipped
 from anchorfl.tasks.files.raw_files import status
 from anchorfl.tasks.ingest.ingest import prepare
 from anchorfl.tasks.options import TaskOptions
@@ -34,6 +33,7 @@ from anchorfl.tasks.signals.pamap2 import (
 from anchorfl.tasks.signals.series import encode_series
 from anchorfl.tasks.synthetic.pamap2 import OPTIONAL_SUBJECTS, SUBJECTS
 from tests.tasks import minutes
+from tests.tasks.raw_tables import left_out
 
 F = len(FEATURES)
 
@@ -178,12 +178,7 @@ BAD = [
 def test_a_bad_row_is_named_or_left_out(folder, change, message):
     path, line = folder / "Protocol" / "subject102.dat", 77
     edit(path, line, change)
-    with pytest.raises(InputError, match=re.escape(f"{path}:{line}: {message}")):
-        read(folder, options())
-    table = read(folder, options(on_bad_row="skip"))
-    count, listed = skipped(table)
-    assert count == 1
-    assert listed[0].startswith(f"{path}:{line}: {message}")
+    table = left_out(lambda **more: read(folder, options(**more)), f"{path}:{line}: {message}")
     lines = lines_of(path)
     path.write_text("\n".join([*lines[: line - 1], *lines[line:]]))
     assert table.equals(read(folder, options()))
