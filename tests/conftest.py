@@ -19,17 +19,21 @@ from anchorfl.pipeline.config.federation import FederationOptions
 from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run import lifecycle
+from anchorfl.pipeline.run.lifecycle import Result, run
 from anchorfl.tasks.options import TaskOptions
 from anchorfl.tasks.registry import find_task
 from anchorfl.tasks.synthetic import SYNTHETIC
 from tests.made_concepts import with_concepts
+from tests.runs import quiet
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(monkeypatch, tmp_path_factory):
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
     """Keep tests off the user's cache and records; all share a cache, so that data are prepared once."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setenv("ANCHORFL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patch.setenv("ANCHORFL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +101,18 @@ def pictures(monkeypatch):
     monkeypatch.setattr(lifecycle, "_draw", DRAW)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory, _own_cache, _no_pictures):
+    """Return a maker of finished runs, one per experiment and session; their folders are to be read only."""
+
+    @cache
+    def make(e: Experiment) -> Result:
+        return run(e, tmp_path_factory.mktemp("finished") / "run", quiet)
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def experiment():
     """Return a maker of small experiments: 4 clients of a toy task, 3 per round, serial; keywords are options."""
 

@@ -191,7 +191,7 @@ def test_whatever_changes_the_vectors_changes_the_digest(monkeypatch: pytest.Mon
     assert len(set(digests)) == len(digests) == 11
 
 
-def test_damaged_cache_is_said_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_cache_is_said_and_replaced(tmp_path: Path) -> None:
     """Every byte of the file in turn: either it does not matter, or the file is refused."""
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
     heard: list[str] = []

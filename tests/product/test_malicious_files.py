@@ -237,7 +237,7 @@ def test_rows_that_are_pickled_objects_are_not_run(finished, tmp_path, mark, mak
             validate_table(task_of(options).read(raw_folder(task_of(options), options), options), task_of(options))
 
 
-def test_such_rows_would_run_elsewhere(tmp_path, mark):
+def test_such_rows_would_run_elsewhere(mark):
     """Arrow would run them for somebody who asks it for the objects: what is refused above is not harmless."""
     column = pq.read_table(io.BytesIO(table_of(["a"], mark, 1)))["a"]
     column.to_pylist()

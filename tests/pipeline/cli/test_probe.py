@@ -159,7 +159,7 @@ def test_a_client_that_fails_or_is_killed_is_named(here, fails, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_probe_measures_a_gpu(here, capsys):
+def test_probe_measures_a_gpu(here):
     assert main(["probe", "digits/fedalign", *SERIAL]) == 0
     gpu = json.loads((here / "probe.json").read_text())["client"]["gpu"]
     assert gpu["total"] == torch.cuda.mem_get_info()[1]

@@ -186,7 +186,7 @@ def test_without_alignment_there_are_none_either(run_of):
     assert lines == ["pseudo-labels: fedalign makes none here"]
 
 
-def test_what_is_refused(run_of, tmp_path, capsys, monkeypatch):
+def test_what_is_refused(run_of, tmp_path, capsys):
     folder = run_of("fedavg")
 
     def fails(arguments, message):

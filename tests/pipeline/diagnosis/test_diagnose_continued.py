@@ -13,17 +13,16 @@ from tests.pipeline.diagnosed import QUICK, table
 from tests.runs import interrupted_before, quiet
 
 
-def test_an_interrupted_run_that_kept_nothing(experiment, tmp_path):
+def test_an_interrupted_run_that_kept_nothing(experiment, finished_run, tmp_path):
     """Its last completed round is there; diagnosed and resumed, it ends as one that was never looked at."""
     e = experiment("fedalign")
-    whole = run(e, tmp_path / "whole", quiet)
     with interrupted_before(2):
         run(e, tmp_path / "parts", quiet)
     said = []
     diagnose(tmp_path / "parts", QUICK, said.append)
     assert any("only round 1 is there; --evaluation.save_state_every 1" in line for line in said)
     assert {r["round"] for r in table(tmp_path / "parts/diagnosis/divergence.csv")} == {"1"}
-    assert resume(tmp_path / "parts", quiet).checksum == whole.checksum
+    assert resume(tmp_path / "parts", quiet).checksum == finished_run(e).checksum
     assert "diagnosis" in json.loads((tmp_path / "parts/run.json").read_text())["artifacts"]
 
 

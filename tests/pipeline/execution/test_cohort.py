@@ -130,7 +130,7 @@ def test_an_update_that_is_harmed_on_its_way_is_refused_and_asked_for_again(expe
     assert outcomes[0].answered == (0, 1, 2, 3)
 
 
-def test_a_refusal_merges_nothing(experiment, tmp_path):
+def test_a_refusal_merges_nothing(experiment):
     server = SerialExecutor(make_run_spec(experiment("fedavg"), quiet)).server
     before, sent = messages.checksum(server.snapshot()), server.broadcast(1)
     bad = dataclasses.replace(sent, weights={k: v + float("inf") for k, v in sent.weights.items()})

@@ -9,7 +9,7 @@ import pytest
 from anchorfl.models.build import ModelOptions
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def residual(experiment):
     """Return a maker of experiments: digits, 5 clients with 4 of the 10 classes each, 2 of them in each of 2 rounds, on
     a small residual network; keywords are of the model.

@@ -147,12 +147,11 @@ def test_inference_of_large_images_goes_in_parts_and_changes_nothing():
     assert torch.allclose(got, whole.repeat(50, 1), rtol=1e-4, atol=1e-5)
 
 
-def test_two_runs_give_one_checksum_and_the_saved_model_predicts(residual, tmp_path):
-    first, second = (run(residual(), tmp_path / name, quiet) for name in "ab")
-    assert first.checksum == second.checksum
-    saved = load_model(tmp_path / "a" / "model")
-    weights = load_file(tmp_path / "a" / "model" / "weights.safetensors")
-    assert messages.checksum(dict(saved.model.state_dict())) == messages.checksum(weights) == first.checksum
+def test_the_saved_model_has_the_runs_statistics_and_predicts(residual, finished_run, tmp_path):
+    result = finished_run(residual())
+    model = result.folder / "model"
+    saved, weights = load_model(model), load_file(model / "weights.safetensors")
+    assert messages.checksum(dict(saved.model.state_dict())) == messages.checksum(weights) == result.checksum
     assert weights[COUNTER].dtype == torch.int64
     assert int(weights[COUNTER]) > 2
     assert float(weights["encoder.norm1.running_mean"].abs().max()) > 0
@@ -160,17 +159,16 @@ def test_two_runs_give_one_checksum_and_the_saved_model_predicts(residual, tmp_p
     rng = np.random.default_rng(0)
     lines = [",".join(f"p{i}" for i in range(64)), *(",".join(map(str, rng.integers(0, 17, 64))) for _ in range(3))]
     file.write_text("\n".join(lines))
-    together = predict(tmp_path / "a" / "model", file)
+    together = predict(model, file)
     file.write_text("\n".join(lines[:2]))
-    alone = predict(tmp_path / "a" / "model", file)  # statistics of the run, not of these rows
+    alone = predict(model, file)  # statistics of the run, not of these rows
     assert torch.allclose(together.scores_NC[0], alone.scores_NC[0], rtol=1e-4, atol=1e-6)
 
 
-def test_stopped_after_a_round_and_resumed(residual, tmp_path):
-    whole = run(residual(), tmp_path / "whole", quiet)
+def test_stopped_after_a_round_and_resumed(residual, finished_run, tmp_path):
     with interrupted_before(2):
         run(residual(), tmp_path / "parts", quiet)
-    assert resume(tmp_path / "parts", quiet).checksum == whole.checksum
+    assert resume(tmp_path / "parts", quiet).checksum == finished_run(residual()).checksum
 
 
 def test_frozen_statistics_of_a_file_end_as_they_began(residual, tmp_path):

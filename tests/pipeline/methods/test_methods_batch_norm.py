@@ -9,7 +9,6 @@ import torch
 
 from anchorfl.pipeline.algorithm import messages
 from anchorfl.pipeline.execution.executor import SerialExecutor
-from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.run.prepare import make_run_spec
 from anchorfl.pipeline.storage.saved_model import load_model
 from tests.runs import nobody, quiet
@@ -47,7 +46,7 @@ def test_two_rounds_with_batch_norm(residual, method):
     assert 0 <= scores["accuracy"] <= 1
 
 
-def test_statistics_belong_to_fedreps_body(residual, tmp_path):
+def test_statistics_belong_to_fedreps_body(residual, finished_run):
     """They travel and are averaged, and are gathered in the epochs of the head as well; the head has none."""
     e = residual("fedrep", options={"head_epochs": 1})
     executor = SerialExecutor(make_run_spec(e, quiet))
@@ -62,13 +61,13 @@ def test_statistics_belong_to_fedreps_body(residual, tmp_path):
     for client in (0, 1):
         own = [name for name in executor.memory(client) if name.startswith("personal.")]
         assert own == ["personal.head.weight", "personal.head.bias"]
-    result = run(e, tmp_path / "run", quiet)
-    saved = load_model(tmp_path / "run" / "model").model.state_dict()
+    result = finished_run(e)
+    saved = load_model(result.folder / "model").model.state_dict()
     assert float(saved[MEAN].abs().max()) > 0
     assert messages.checksum(dict(saved)) == result.checksum
 
 
-def test_statistics_stay_with_fedprotos_clients(residual, tmp_path):
+def test_statistics_stay_with_fedprotos_clients(residual, finished_run):
     """Each has its own, those that rested the first ones; the scores use them."""
     e = residual("fedproto")
     executor = SerialExecutor(make_run_spec(e, quiet))
@@ -81,5 +80,5 @@ def test_statistics_stay_with_fedprotos_clients(residual, tmp_path):
     steps = {c: -(-len(executor.runner._client(c)[1]) // 64) for c in means}
     assert counts == {0: steps[0], 1: 2 * steps[1], 3: steps[3]}
     assert not messages.not_finite(executor.snapshot())
-    result = run(e, tmp_path / "run", quiet)
+    result = finished_run(e)
     assert 0 < result.scores["test"]["accuracy"] < 1

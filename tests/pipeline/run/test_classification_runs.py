@@ -54,8 +54,8 @@ def test_scores_are_those_of_the_logits(classed):
         assert got[name].values["auc"] == pytest.approx(roc_auc_score(y_NC, prob_NC), abs=1e-6)
 
 
-def test_records_result_digest_and_weights(classed, experiment, tmp_path, capsys):
-    plain = run(experiment(), tmp_path / "plain", quiet)
+def test_records_result_digest_and_weights(classed, experiment, finished_run, tmp_path, capsys):
+    plain = finished_run(experiment())
     capsys.readouterr()
     result = run(classed(), tmp_path / "run", quiet)
     assert result.checksum == plain.checksum

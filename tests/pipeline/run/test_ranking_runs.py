@@ -104,10 +104,10 @@ def test_records_result_and_what_is_shown(ranking, tmp_path, capsys):
     assert said.count(f"  validation: {unlabeled} of ") == said.count("rows have no known label; each counts 0") == 1
 
 
-def test_the_option_is_part_of_the_digest_and_changes_no_weight(ranking, experiment, tmp_path):
+def test_the_option_is_part_of_the_digest_and_changes_no_weight(ranking, experiment, finished_run):
     decisions, ranked_ = experiment(task="toy-multi"), ranking()
     assert digest(decisions) != digest(ranked_)
-    assert run(decisions, tmp_path / "a", quiet).checksum == run(ranked_, tmp_path / "b", quiet).checksum
+    assert finished_run(decisions).checksum == finished_run(ranked_).checksum
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedalign"])

@@ -25,20 +25,19 @@ from tests.runs import interrupted_before, quiet, recorded
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_the_copy_is_the_folder_and_changes_nothing(experiment, tmp_path, backup):
+def test_the_copy_is_the_folder_and_changes_nothing(experiment, finished_run, tmp_path, backup):
     e = experiment("fedalign")
-    plain = run(e, tmp_path / "plain", quiet)
     got = run(backed_up(e, backup), tmp_path / "run", quiet)
-    assert got.checksum == plain.checksum
+    assert got.checksum == finished_run(e).checksum
     assert contents(object_store.join(backup, "run")) == files(tmp_path / "run")
     assert whole(contents(object_store.join(backup, "run"))) == 3
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedalign"])
-def test_a_fresh_machine_goes_on(experiment, tmp_path, monkeypatch, backup, method):
+def test_a_fresh_machine_goes_on(experiment, finished_run, tmp_path, monkeypatch, backup, method):
     """Interrupted twice, each time taken up elsewhere: bits, rows and identity of a run that was not."""
     e = experiment(method, federation={"rounds": 4}, evaluation={"model_selection": "best_validation"})
-    expected = run(e, tmp_path / "expected", quiet)
+    expected = finished_run(e)
     with interrupted_before(2):
         run(backed_up(e, backup), tmp_path / "run", quiet)
     copy = object_store.join(backup, "run")
@@ -53,7 +52,7 @@ def test_a_fresh_machine_goes_on(experiment, tmp_path, monkeypatch, backup, meth
     got = resume(restore_if_remote(copy, lines.append), quiet)
     assert lines == [f"{copy} (at 3) fetched into runs/run"]
     assert (got.checksum, got.scores) == (expected.checksum, expected.scores)
-    assert recorded(Path("runs/run")) == recorded(tmp_path / "expected")
+    assert recorded(Path("runs/run")) == recorded(expected.folder)
     assert contents(copy) == files(Path("runs/run"))
     ids = {json.loads((f / "run.json").read_text())["id"] for f in (tmp_path / "run", Path("runs/run"))}
     assert len(ids) == 1
@@ -153,11 +152,11 @@ def test_killed_with_sigkill(experiment, tmp_path, monkeypatch, s3):
     assert whole(contents(copy)) == 12
 
 
-def test_a_run_whose_backup_is_lost_is_a_run(experiment, tmp_path, monkeypatch):
+def test_a_run_whose_backup_is_lost_is_a_run(experiment, finished_run, tmp_path, monkeypatch):
     """It ends well, says that the copy is not up to date, and ``resume`` brings it up to date."""
     monkeypatch.setattr("anchorfl.pipeline.storage.backup.END_ATTEMPTS", 1)
     e, lines = experiment("fedalign"), []
-    expected = run(e, tmp_path / "expected", quiet)
+    expected = finished_run(e)
     store = Outage(monkeypatch, down=False)
 
     def log(line):

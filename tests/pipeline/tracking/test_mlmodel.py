@@ -99,14 +99,14 @@ def test_a_text_model_answers_as_predict_does(experiment, tmp_path, store, mlflo
     assert [file.path for file in client.list_artifacts(done.info.run_id) if "weights" in file.path] == []
 
 
-def test_a_model_of_numbers_answers_as_predict_does(experiment, tmp_path, store, mlflow):
-    run(experiment(task="toy-multi"), tmp_path / "run", quiet)
-    pack(tmp_path / "run" / "model", tmp_path / "packed")
+def test_a_model_of_numbers_answers_as_predict_does(experiment, finished_run, tmp_path, mlflow):
+    model = finished_run(experiment(task="toy-multi")).folder / "model"
+    pack(model, tmp_path / "packed")
     assert_no_pickle(tmp_path / "packed")
     values = np.random.default_rng(0).normal(size=(5, 16))
     frame = pd.DataFrame(values, columns=[f"c{number}" for number in range(16)])
     frame.to_csv(tmp_path / "values.csv", index=False)
-    expected = predict(tmp_path / "run" / "model", tmp_path / "values.csv").scores_NC.double().numpy()
+    expected = predict(model, tmp_path / "values.csv").scores_NC.double().numpy()
     loaded = mlflow.pyfunc.load_model(str(tmp_path / "packed"))
     assert _load_pyfunc.__module__ == LOADER
     assert np.array_equal(loaded.predict(frame).to_numpy(), expected)
@@ -122,9 +122,8 @@ def test_a_model_of_numbers_answers_as_predict_does(experiment, tmp_path, store,
         direct.predict([["x"] * 16])
 
 
-def test_texts_that_are_none_are_named(experiment, tmp_path):
-    run(experiment(), tmp_path / "run", quiet)
-    model = _load_pyfunc(str(tmp_path / "run" / "model"))
+def test_texts_that_are_none_are_named(experiment, finished_run):
+    model = _load_pyfunc(str(finished_run(experiment()).folder / "model"))
     assert model.predict(TEXTS).shape == (3, 4)
     for given, words in (
         (pd.DataFrame({"words": TEXTS}), "name one 'text'"),
@@ -184,9 +183,9 @@ def test_without_log_model_only_the_files_go(experiment, tmp_path, store, mlflow
     assert json.loads((tmp_path / "run" / "run.json").read_text())["log_model"] is False
 
 
-def test_a_model_that_version_0_1_logged_still_loads(experiment, tmp_path, mlflow):
+def test_a_model_that_version_0_1_logged_still_loads(experiment, finished_run, tmp_path, mlflow):
     """It names ``pipeline.mlmodel`` as its loader, and its ``model.json`` has format 1."""
-    result = run(experiment("fedalign"), tmp_path / "run", quiet)
+    result = finished_run(experiment("fedalign"))
     pack(result.folder / "model", tmp_path / "packed")
     frame = pd.DataFrame({"text": TEXTS})
     want = mlflow.pyfunc.load_model(str(tmp_path / "packed")).predict(frame)

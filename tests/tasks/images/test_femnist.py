@@ -98,7 +98,7 @@ def test_fifty_are_drawn_of_many_writers_in_several_files(tmp_path):
         assert order[row // 2] == int(subject[1:])
 
 
-def test_leafs_split_by_sample_and_flat_files_give_the_same_samples(folder, tmp_path):
+def test_leafs_split_by_sample_and_flat_files_give_the_same_samples(folder):
     before, content = contents(read(folder)), content_of(folder)
     whole = folder / "all_data" / "all_data_0.json"
     train, test = cut(content, slice(0, 3)), cut(content, slice(3, None))

@@ -106,7 +106,7 @@ def test_twins_are_prepared_and_can_be_learnt(which, request, tmp_path):
     assert (nearest == test.y_NC.argmax(1).numpy()).mean() > 0.8
 
 
-def test_kvasir_splits_every_class_the_same_way(kvasir_folder, tmp_path):
+def test_kvasir_splits_every_class_the_same_way(kvasir_folder):
     table = kvasir.read(kvasir_folder, TaskOptions(name="kvasir-v2"))
     sides = Counter(
         zip(table["split"].to_pylist(), table["labels"].combine_chunks().flatten().to_pylist(), strict=True)

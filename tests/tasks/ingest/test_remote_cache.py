@@ -122,10 +122,10 @@ def test_a_cache_folder_of_this_machine_is_no_address(s3, monkeypatch):
         shared(f"{s3}/cache")
 
 
-def test_a_run_gives_the_same_bits(experiment, s3, tmp_path, machine):
+def test_a_run_gives_the_same_bits(experiment, finished_run, s3, tmp_path, machine):
     """With a local cache, prepared here, and prepared elsewhere."""
     e = experiment("fedalign")
-    sums = [run(e, tmp_path / "local", str.strip).checksum]
+    sums = [finished_run(e).checksum]
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, cache=f"{s3}/cache"))
     for name in ("second", "third"):
         machine(name)
@@ -135,12 +135,12 @@ def test_a_run_gives_the_same_bits(experiment, s3, tmp_path, machine):
 
 
 @pytest.mark.ray
-def test_actors_read_from_object_storage(experiment, s3, tmp_path, machine):
+def test_actors_read_from_object_storage(experiment, finished_run, s3, tmp_path, machine):
     """A Ray of its own on a machine that has prepared nothing: every actor brings its own files, and the bits are those
     of a run in one process.
     """
     e = experiment("fedalign")
-    expected = run(e, tmp_path / "local", str.strip).checksum
+    expected = finished_run(e).checksum
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, cache=f"{s3}/cache"))
     assert run(e, tmp_path / "serial", str.strip).checksum == expected  # fills the bucket
     here = machine("second")
