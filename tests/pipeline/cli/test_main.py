@@ -106,14 +106,10 @@ def test_bad_lines_are_named(here, fails, lines, message):
         (["run", "digits/fedavgg"], "no preset 'digits/fedavgg' (did you mean 'digits/fedavg'?)"),
         (["run", "digits/fedavg", "--sed", "3"], "no option --sed (did you mean 'seed'?)"),
         (["run", "r8-8/fedavg"], "r8: no r8-train-stemmed.txt, r8-test-stemmed.txt (plain or .gz)"),
-        (
-            ["run", "digits/fedavg", "--task.classes_per_client", "11", *SMALL],
-            "classes_per_client = 11, but client 0 has rows of only 10 classes; lower it to 10",
-        ),
-        (
-            ["run", "digits/fedavg", "--task.classes_per_client", "1", "--task.clients", "5", *SMALL],
-            "cannot identify all 10",
-        ),
+        (["run", "digits/fedavg", "--task.classes_per_client", "11", *SMALL],
+         "classes_per_client = 11, but client 0 has rows of only 10 classes; lower it to 10"),
+        (["run", "digits/fedavg", "--task.classes_per_client", "1", "--task.clients", "5", *SMALL],
+         "cannot identify all 10"),
         (
             [
                 "run",
@@ -128,16 +124,14 @@ def test_bad_lines_are_named(here, fails, lines, message):
         ),
         (["run", "digits/fedavg", "--tracking.uri", "mlruns", "--cluster.executor", "serial"], "mlruns"),
         (["run", "digits/fedavg", "digits/fedalign", "--output", "x"], "one preset at a time"),
-        (
-            ["run", "bibtex/fedmlh", "--method.class_embedding_lr", "0.1"],
-            "anchorfl: method.class_embedding_lr: fedmlh does not move rows",
-        ),
+        (["run", "bibtex/fedmlh", "--method.class_embedding_lr", "0.1"],
+         "anchorfl: method.class_embedding_lr: fedmlh does not move rows"),
         (["resume", "nowhere"], "nowhere holds no run"),
         (["compare", "nowhere"], "nowhere"),
         (["predict", "nowhere", "file"], "holds no trained model"),
         (["ui", "--uri", "sqlite:///no.db"], "no MLflow database at"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(here, fails, arguments, message):
     fails(arguments, message)
     assert not (here / "runs").exists() or not list((here / "runs").glob("digits*")), "nothing half-written"
