@@ -27,6 +27,13 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot imp
 SHORT = ("--federation.rounds", "6", "--federation.epochs", "1", "--tracking.uri", "none")
 
 
+def wide(experiment):
+    """Make an experiment of three rounds with wide layers, and so with large messages."""
+    federation = {"rounds": 3, "clients_per_round": 4, "epochs": 1}
+    model, rows = {"width": 256, "feedforward": 256}, {"width": 256}
+    return experiment("scaffold", federation=federation, model=model, class_embeddings=rows)
+
+
 def on_ray(e):
     return dataclasses.replace(e, cluster=dataclasses.replace(e.cluster, executor="ray", clients_per_actor=2))
 
@@ -90,11 +97,7 @@ def dropped(ref, place=0):
 )
 def test_messages_harmed_or_lost_between_client_and_server(experiment, tmp_path, monkeypatch, harm, part):
     """An update (part 0) or a client's memory (1): asked for again, or fetched from the checkpoint; same bits."""
-    e = experiment("scaffold", federation={"rounds": 3, "clients_per_round": 4, "epochs": 1})
-    e = dataclasses.replace(
-        e, model=dataclasses.replace(e.model, width=256, feedforward=256),
-        class_embeddings=dataclasses.replace(e.class_embeddings, width=256),
-    )  # fmt: skip
+    e = wide(experiment)
     expected, harms, plain = run(e, tmp_path / "serial", quiet), [], RayExecutor._replies
 
     def on_the_way(self, *given):
@@ -121,11 +124,7 @@ def test_a_lost_object_is_no_fault_of_the_client_that_needed_it(experiment, tmp_
     """No client is retried, and none left out, because what the server or the driver kept is gone."""
     from anchorfl.pipeline.run.prepare import make_run_spec
 
-    e = experiment("scaffold", federation={"rounds": 3, "clients_per_round": 4, "epochs": 1})
-    e = dataclasses.replace(
-        e, model=dataclasses.replace(e.model, width=256, feedforward=256),
-        class_embeddings=dataclasses.replace(e.class_embeddings, width=256),
-    )  # fmt: skip
+    e = wide(experiment)
     run_spec = dataclasses.replace(make_run_spec(e, quiet), experiment=on_ray(e))
     executor = RayExecutor(run_spec)
     executor.round(1, [0, 1, 2, 3], lambda *_: None)
