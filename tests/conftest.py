@@ -29,11 +29,16 @@ from tests.runs import quiet
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
-    """Keep tests off the user's cache and records; all share a cache, so that data are prepared once."""
+    """Keep tests off the user's cache; all share a cache, so that data are prepared once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         patch.setenv("ANCHORFL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _own_records(monkeypatch):
+    """Keep a test off the user's records, and off those of the test before: MLflow sets this variable itself."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
 @pytest.fixture(autouse=True)
