@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -27,14 +28,15 @@ GENERATOR = {
 
 
 @pytest.fixture
-def finished(experiment, tmp_path):
+def finished(experiment, finished_run, tmp_path):
     """FedBM on the digits, two trainings of the generator, every round kept."""
     e = experiment(
         "fedbm", "digits", options=GENERATOR, evaluation={"save_state_every": 1},
         federation={"rounds": 5, "epochs": 1}, model={"width": 8},
     )  # fmt: skip
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, partition="iid"))
-    return tmp_path / "run", run(e, tmp_path / "run", quiet)
+    result = finished_run(e)
+    return shutil.copytree(result.folder, tmp_path / "run"), result
 
 
 def test_confusion_counts_against_loops():
