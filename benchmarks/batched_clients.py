@@ -1,8 +1,8 @@
 """A round of thousands of one-class clients: computed at once, and through explicit client actors.
 
-    python benchmarks/batched_clients.py                 # EURLex-4K's shape, both ways, a narrow network
-    python benchmarks/batched_clients.py --shape amazoncat-13k --rows 1186239 --width 512 --hidden 1024 --piece 16384 \
-        --only-pooled
+    python -m benchmarks.batched_clients                 # EURLex-4K's shape, both ways, a narrow network
+    python -m benchmarks.batched_clients --shape amazoncat-13k --rows 1186239 --width 512 --hidden 1024 \
+        --piece 16384 --only-batched
 
 Made-up files of the set's width are written and prepared, one client per label; rounds start from the same weights.
 Three rounds each, of which the median counts; explicit ones follow on one that starts the actors. All
@@ -75,7 +75,7 @@ def rounds(executor: Executor, clients: int, count: int) -> list[float]:
 
 
 def peak() -> float:
-    """Most megabytes that this process held since the last call (Linux)."""
+    """Return the most megabytes that this process held since the last call (Linux)."""
     most = system_metrics.peak("process")["process"]
     Path("/proc/self/clear_refs").write_text("5")
     return most
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--neighbours", type=int, default=10)
     parser.add_argument("--piece", type=int, default=1024)
     parser.add_argument("--folder", default=None)
-    parser.add_argument("--only-pooled", action="store_true")
+    parser.add_argument("--only-batched", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
@@ -111,14 +111,14 @@ def main() -> None:
         run_spec = make_run_spec(e, print)
         print(f"prepared in {time.perf_counter() - began:.1f} s, peak {peak():.0f} MB")
         began = time.perf_counter()
-        pooled = executor_for(run_spec)
-        print(f"pool of {options.rows} rows and {e.task.clients} clients made in {time.perf_counter() - began:.1f} s")
-        parameters = sum(p.numel() for p in pooled.model.parameters())  # type: ignore[attr-defined]
-        seconds = rounds(pooled, e.task.clients, 3)
+        batched = executor_for(run_spec)
+        print(f"{options.rows} rows of {e.task.clients} clients batched in {time.perf_counter() - began:.1f} s")
+        parameters = sum(p.numel() for p in batched.model.parameters())  # type: ignore[attr-defined]
+        seconds = rounds(batched, e.task.clients, 3)
         once = statistics.median(seconds)
-        print(f"pooled: {once:.2f} s a round (of {', '.join(f'{s:.2f}' for s in seconds)}), {parameters} parameters")
-        print(f"peak of pool and rounds: {peak():.0f} MB")
-        if options.only_pooled:
+        print(f"batched: {once:.2f} s a round (of {', '.join(f'{s:.2f}' for s in seconds)}), {parameters} parameters")
+        print(f"peak of executor and rounds: {peak():.0f} MB")
+        if options.only_batched:
             return
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         ray_cluster.start(ClusterOptions())

@@ -1,32 +1,24 @@
-"""Seconds of CPU that each merge takes for a million numbers and n answers, on one thread: the table of
+"""CPU seconds of each aggregation of n updates of a million numbers, one thread: the table of
 docs/robust-aggregation.md.
+
+    python -m benchmarks.bench_aggregation
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
 
 from anchorfl.pipeline.algorithm.aggregation import clip_step, krum, mean_of, median_of, trimmed_mean_of
 from anchorfl.pipeline.training.run_spec import one_thread
+from benchmarks.readings import least_seconds
 
 NUMBERS, TIMES = 1_000_000, 5
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """The least of several measurements, so that what else the machine does counts least."""
-    taken = []
-    for _ in range(TIMES):
-        began = time.process_time()
-        work()
-        taken.append(time.process_time() - began)
-    return min(taken)
-
-
 def works(count: int) -> list[Callable[[], object]]:
-    """The merges of so many answers, in the order of the table."""
+    """Return the aggregations of so many updates, in the order of the table."""
     rng = torch.Generator().manual_seed(0)
     values = [{"w": torch.randn(NUMBERS, generator=rng)} for _ in range(count)]
     sent = {"w": torch.zeros(NUMBERS)}
@@ -43,7 +35,8 @@ def main() -> None:
     one_thread()
     print("| n | mean | median | trimmed_mean | krum | clip_norm |\n|---|---|---|---|---|---|")
     for count in (5, 10, 50):
-        print(f"| {count} | " + " | ".join(f"{seconds(work):.3f}" for work in works(count)) + " |", flush=True)
+        cells = [f"{least_seconds(work, TIMES):.3f}" for work in works(count)]
+        print(f"| {count} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

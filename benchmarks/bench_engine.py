@@ -1,4 +1,4 @@
-"""What the engine costs: rounds of clients that are sent weights, load them, and send them back, without training.
+"""Seconds and memory of the engine: rounds of clients that load the weights and send them back, without training.
 
     python -m benchmarks.bench_engine                             # the table; ten minutes on two cores
     python -m benchmarks.bench_engine --flower flwr/bin/python    # beside Flower's simulation, installed there
@@ -15,35 +15,35 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from benchmarks.readings import MEGABYTE, machine, pss, reading_of, report
+
 FLOWER, PFL = (Path(__file__).with_name(f"no_op_{peer}.py") for peer in ("flower", "pfl"))
-MEGABYTE = 1e6
 SETTLED = 1
 """Rounds that are left out: the first starts the actors."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """clients: of a round, out of ``population``; megabytes: of weights, each way; actors: 0 for this process alone."""
+    """A size of the federation."""
 
     name: str
     clients: int
+    """Per round, out of ``population``."""
     population: int
     megabytes: str
+    """Of weights, each way."""
     actors: int
+    """0 for this process alone."""
     rounds: int = 30
 
 
@@ -68,12 +68,14 @@ BESIDE = {
 
 
 def clients_of(case: Case, round_: int) -> list[int]:
-    """Who takes part: in turn."""
+    """Return the clients of a round, which take turns."""
     return sorted((round_ * case.clients + i) % case.population for i in range(case.clients))
 
 
-def round_seconds(case: Case) -> tuple[list[float], float, int]:
-    """Seconds of every round, seconds from the start of this process to the end of round 1, bytes sent to a client."""
+def run_case(case: Case) -> None:
+    """Report the seconds of every round, those from the start of this process to the end of round 1, bytes sent to a
+    client, and memory.
+    """
     from benchmarks.no_op import no_op_executor
 
     executor = no_op_executor(case.population, case.clients, case.megabytes, case.actors)
@@ -86,35 +88,13 @@ def round_seconds(case: Case) -> tuple[list[float], float, int]:
             taken.append(time.perf_counter() - began)
             first = first or time.time() - psutil.Process().create_time()
             size = outcome.bytes_down // case.clients
-        report_pss({"case": case.name, "seconds": taken, "first": first, "bytes": size})
+        report(case.name, seconds=taken, first=first, bytes=size, pss=pss())
     finally:
         executor.close()
-    return taken, first, size
-
-
-def report_pss(measurement: dict[str, Any]) -> None:
-    """One line of JSON about a measurement and the memory of all processes, while they still stand."""
-    print(json.dumps(measurement | {"pss": pss()}), flush=True)
-
-
-def pss() -> int:
-    """Memory of this process and all below it, in bytes; what they share counts once."""
-    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    return sum(p.memory_full_info().pss for p in family if p.is_running())
-
-
-def measured(command: list[str]) -> dict[str, Any]:
-    """The line of a measurement in a process of its own. RuntimeError where it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"case"')]
-    if done.returncode or not lines:
-        raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
 
 
 def commands(names: Iterable[str], flower: str, pfl: str) -> dict[str, list[str]]:
-    """What is to be measured: its name in the table -> command."""
+    """Return the commands that measure, by their name in the table."""
     out = {}
     for name in names:
         out[name] = [sys.executable, "-m", "benchmarks.bench_engine", "--one", name]
@@ -127,7 +107,7 @@ def commands(names: Iterable[str], flower: str, pfl: str) -> dict[str, list[str]
 
 
 def table(readings: dict[str, list[dict[str, Any]]]) -> str:
-    """The medians over the repeats, as Markdown."""
+    """Return the medians over the repeats, as Markdown."""
     lines = [
         "| | MB | round, least (ms) | median (ms) | start to end of round 1 (s) | memory, PSS (MB) |",
         "|---|---|---|---|---|---|",
@@ -135,21 +115,13 @@ def table(readings: dict[str, list[dict[str, Any]]]) -> str:
     for name, each in readings.items():
         rounds = [s for one in each for s in one["seconds"][SETTLED:]]
         first = statistics.median(one["first"] for one in each)
-        pss = statistics.median(one["pss"] for one in each)
+        memory = statistics.median(one["pss"] for one in each)
         size = each[0]["bytes"] / MEGABYTE
         lines.append(
             f"| {name} | {size:.2f} | {1e3 * min(rounds):.1f} | {1e3 * statistics.median(rounds):.1f} | {first:.1f}"
-            f" | {pss / MEGABYTE:,.0f} |"
+            f" | {memory / MEGABYTE:,.0f} |"
         )
     return "\n".join(lines)
-
-
-def about() -> dict[str, Any]:
-    names = ("ray", "torch", "numpy")
-    return {
-        "cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version(),
-        "load": os.getloadavg(), **{name: version(name) for name in names},
-    }  # fmt: skip
 
 
 def main() -> None:
@@ -162,15 +134,16 @@ def main() -> None:
     parser.add_argument("--one", default="", choices=["", *CASES], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        round_seconds(CASES[options.one])
+        run_case(CASES[options.one])
         return
     readings: dict[str, list[dict[str, Any]]] = {}
     for _ in range(options.repeats):
         for name, command in commands(options.cases, options.flower, options.pfl).items():
-            readings.setdefault(name, []).append(measured(command))
+            readings.setdefault(name, []).append(reading_of(command))
     print(table(readings))
     if options.out is not None:
-        content = {"about": about(), "cases": {n: asdict(c) for n, c in CASES.items()}, "readings": readings}
+        about = machine("ray", "torch", "numpy")
+        content = {"about": about, "cases": {n: asdict(c) for n, c in CASES.items()}, "readings": readings}
         options.out.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 

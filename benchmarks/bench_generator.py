@@ -1,26 +1,26 @@
-"""What the doubling convolutions of FedBM's generator save: CPU seconds of its passes against the same generator with a
-doubling and a 3x3 convolution one after the other, on one thread, in turn. The table of docs/methods/fedbm.md.
+"""CPU seconds of a pass of FedBM's generator, with doubling convolutions and with a doubling before each convolution.
+
+One thread, in turn. docs/methods/fedbm.md quotes the ratio.
 """
 
 from __future__ import annotations
 
 import copy
 import statistics
-import time
-from contextlib import nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from anchorfl.models.generator import DoublingConv, Generator
 from anchorfl.pipeline.training.run_spec import one_thread
+from benchmarks.readings import pass_seconds
 
 WIDTH, BATCH, PAIRS = 512, 32, 7
 SIDES = (28, 64, 128)
 
 
 def in_two_steps(generator: Generator) -> Generator:
-    """A copy with the same weights, whose doublings are layers of their own."""
+    """Return a copy with the same weights, whose doublings are layers of their own."""
     made = copy.deepcopy(generator)
     layers: list[nn.Module] = []
     for layer in made.layers:
@@ -34,16 +34,6 @@ def in_two_steps(generator: Generator) -> Generator:
     return made
 
 
-def seconds(generator: Generator, z_BD: Tensor, backward: bool) -> float:
-    """One pass, forward or forward and backward."""
-    began = time.process_time()
-    with nullcontext() if backward else torch.no_grad():
-        x = generator(z_BD)
-        if backward:
-            x.square().mean().backward()
-    return time.process_time() - began
-
-
 def main() -> None:
     one_thread()
     print(f"| {BATCH} images of | pass | in two steps | doubling convolutions | ratio | apart by |\n|{'---|' * 6}")
@@ -54,7 +44,8 @@ def main() -> None:
         with torch.no_grad():
             apart = float((ours(z_BD) - plain(z_BD)).abs().max())
         for backward in (False, True):
-            pairs = [(seconds(plain, z_BD, backward), seconds(ours, z_BD, backward)) for _ in range(PAIRS)]
+            turns = [lambda made=made: made(z_BD) for made in (plain, ours)]  # noqa: B023
+            pairs = [[pass_seconds(turn, backward) for turn in turns] for _ in range(PAIRS)]
             two, one = (statistics.median(column) for column in zip(*pairs, strict=True))
             ratio = statistics.median(p / o for p, o in pairs)
             name = "forward and backward" if backward else "forward"

@@ -1,6 +1,6 @@
 """Images into local training, against the plain loop: a DataLoader that changes and scales every sample by itself.
 
-    python benchmarks/bench_images.py [--rows 256] [--batches 8 32] [--pairs 3] [--device cuda] [--augment]
+    python -m benchmarks.bench_images [--rows 256] [--batches 8 32] [--pairs 3] [--device cuda] [--augment]
 
 Random color images of 28 x 28 (PBC's size) and ResNet-18 with BatchNorm. Images a second (on a CPU: of its time) of
 one local epoch, and of the way from memory to the batch alone; plain and ours take turns, medians and their ratio. Both
@@ -35,7 +35,7 @@ MEAN, STD = (torch.tensor(v).view(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD
 
 
 class Samples(Dataset):
-    """The plain way: a sample at a time, as transforms of torchvision work."""
+    """Samples of the plain way, one at a time, as transforms of torchvision work."""
 
     def __init__(self, x, label, augment):
         self.x, self.label, self.augment = x, label, augment
@@ -68,7 +68,7 @@ def done(device):
 
 
 class Contest:
-    """The same images for both; options: of the training; order: of the plain loop, as ours draws it."""
+    """The two ways over the same images."""
 
     def __init__(self, rows, batch, augment, device):
         rng = np.random.default_rng(0)
@@ -110,7 +110,7 @@ class Contest:
         return {k: v.clone() for k, v in model.state_dict().items()}
 
     def fed(self):
-        """Our batches alone."""
+        """Make our batches alone."""
         change = augmentation(self.options, torch.Generator().manual_seed(0))
         active_N = torch.ones(len(self.x), dtype=torch.bool)
         for index_B in batches(torch.randperm(len(self.x)), self.batch, True):
@@ -118,7 +118,7 @@ class Contest:
         done(self.device)
 
     def loaded(self):
-        """The plain batches alone."""
+        """Make the plain batches alone."""
         for x, _ in self.loader():
             x.to(self.device)
         done(self.device)
@@ -140,7 +140,7 @@ def shown(what, batch, pairs):
 
 
 def order_of(contest):
-    """The order in which ours takes the rows."""
+    """Return the order in which ours takes the rows."""
     return torch.randperm(len(contest.x), generator=torch_rng(0, "client", 0, "round", 1, "order")).tolist()
 
 

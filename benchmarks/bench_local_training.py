@@ -1,6 +1,6 @@
 """Local training against the plain loop with the same mathematics: CPU seconds of one client's round, paired.
 
-    ANCHORFL_DATA=... python benchmarks/bench_local_training.py [--pairs 2] [--epochs 1]
+    ANCHORFL_DATA=... python -m benchmarks.bench_local_training [--pairs 2] [--epochs 1]
 
 Each saving of docs/adr/0006 alone, all three, these with linear layers by oneDNN (docs/speed.md), and none (the plain
 loop), for FedAvg and FedAlign on R8-8.
@@ -31,7 +31,7 @@ VARIANTS = {
 
 
 def seconds(preset: str, switches: dict, epochs: int) -> float:
-    """CPU seconds of client 0's first round."""
+    """Return the CPU seconds of client 0's first round."""
     experiment = read_preset(preset)
     experiment = dataclasses.replace(
         experiment,

@@ -1,4 +1,4 @@
-"""What a round of real training costs: ours beside a plain PyTorch loop, the limit by hand, and Flower running both.
+"""Seconds and memory of a round of training: ours, a plain PyTorch loop, the limit by hand, and Flower running both.
 
     python -m benchmarks.bench_rounds                                # the table; some minutes on two cores
     python -m benchmarks.bench_rounds --flower flwr/bin/python       # beside Flower's simulation, installed there
@@ -21,26 +21,27 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_engine import MEGABYTE, SETTLED, about, measured, report_pss
+from benchmarks.bench_engine import SETTLED
+from benchmarks.readings import MEGABYTE, machine, pss, reading_of, report
 from benchmarks.round_ways import ROUNDS, WAYS, compared, prepared_clients
 
 FLOWER = Path(__file__).with_name("r8_flower.py")
 BY_HAND = Path(__file__).with_name("r8_by_hand.py")
 
 
-def report(case: str, way: str, rounds: int) -> None:
-    """One line of JSON about a way of a case, from this process."""
+def run_way(case: str, way: str, rounds: int) -> None:
+    """Report the seconds of every round of a way of a case, and memory."""
     once, taken = WAYS[case][way](rounds), []
     clock = time.perf_counter if case == "r8-8" else time.process_time
     for round_ in range(1, rounds + 1):
         began = clock()
         once(round_)
         taken.append(clock() - began)
-    report_pss({"case": way, "seconds": taken})
+    report(way, seconds=taken, pss=pss())
 
 
 def commands(cases: list[str], flower: str, clients: Path | None) -> dict[tuple[str, str], list[str]]:
-    """What is to be measured: (case, way) -> command."""
+    """Return the commands that measure, by case and way."""
     out = {}
     for case in cases:
         if clients is not None and case == "r8-8":
@@ -58,14 +59,14 @@ Readings = dict[tuple[str, str], list[dict[str, Any]]]
 
 
 def medians(readings: Readings) -> dict[tuple[str, str], float]:
-    """Seconds of a round, the median over all rounds of all repeats."""
+    """Return the seconds of a round, the median over all rounds of all repeats."""
     return {
         key: statistics.median(s for one in each for s in one["seconds"][SETTLED:]) for key, each in readings.items()
     }
 
 
 def table(readings: Readings) -> str:
-    """As Markdown, each beside the plain way of its case."""
+    """Return a Markdown table, each way beside the plain one of its case."""
     lines = [
         "| Case | Way | s a round, least | median | plain takes times as long | memory, PSS (MB) |",
         "|---|---|---|---|---|---|",
@@ -74,14 +75,14 @@ def table(readings: Readings) -> str:
     for (case, way), each in readings.items():
         least = min(s for one in each for s in one["seconds"][SETTLED:])
         plain = next(middle[key] for key in middle if key[0] == case and key[1].endswith("plain"))
-        pss = statistics.median(one["pss"] for one in each) / MEGABYTE
+        memory = statistics.median(one["pss"] for one in each) / MEGABYTE
         seconds = middle[case, way]
-        lines.append(f"| {case} | {way} | {least:.3f} | {seconds:.3f} | {plain / seconds:.1f} | {pss:,.0f} |")
+        lines.append(f"| {case} | {way} | {least:.3f} | {seconds:.3f} | {plain / seconds:.1f} | {memory:,.0f} |")
     return "\n".join(lines)
 
 
 def draw(readings: Readings, path: Path) -> None:
-    """Bars of the medians, a panel per case."""
+    """Draw the medians as bars, a panel per case."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -118,18 +119,20 @@ def main() -> None:
         print(f"largest difference of a weight of R8-8's network after an epoch: {compared():.1e}")
         return
     if options.one:
-        report(*options.one, ROUNDS[options.one[0]])
+        run_way(*options.one, ROUNDS[options.one[0]])
         return
     readings: Readings = {}
     with tempfile.TemporaryDirectory() as folder:
         clients = prepared_clients(Path(folder)) if "r8-8" in options.cases else None
         for _ in range(options.repeats):
             for key, command in commands(options.cases, options.flower, clients).items():
-                readings.setdefault(key, []).append(measured(command))
+                readings.setdefault(key, []).append(reading_of(command))
     print(table(readings))
     if options.out is not None:
         kept = {" | ".join(key): each for key, each in readings.items()}
-        options.out.write_text(json.dumps({"about": about(), "readings": kept}, indent=1), encoding="utf-8")
+        options.out.write_text(
+            json.dumps({"about": machine("ray", "torch", "numpy"), "readings": kept}, indent=1), encoding="utf-8"
+        )
     if options.plot is not None:
         draw(readings, options.plot)
 

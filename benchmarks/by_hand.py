@@ -1,10 +1,10 @@
-"""Readers, metrics and packing that are written by hand, beside the libraries that do the same: the table of
+"""Readers, metrics and packing that are written by hand, beside libraries that do the same: the first table of
 docs/why-by-hand.md.
 
-    python -m benchmarks.by_hand [--rows 50000]
+    pip install --target libraries liac-arff pyahocorasick optree
+    PYTHONPATH=libraries python -m benchmarks.by_hand [--rows 50000]
 
-Made-up data, one thread, CPU seconds, the least of three. A library that is not installed has no figure:
-pip install liac-arff pyahocorasick optree, into an environment of their own.
+Made-up data, one thread, CPU milliseconds, the least of three. A library that is not installed has no figure.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import importlib
 import json
 import re
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,6 @@ from sklearn.metrics import average_precision_score, ndcg_score
 from torch.utils import _pytree
 
 from anchorfl.pipeline.algorithm import messages
-from anchorfl.pipeline.config.presets import read_preset
-from anchorfl.pipeline.config.schema import from_tree, to_tree
 from anchorfl.pipeline.storage.run_record import Line
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.corpus.counting import Scanner
@@ -39,28 +36,26 @@ from anchorfl.tasks.sparse.arff import read_arff
 from anchorfl.tasks.sparse.xc_format import read_rows
 from anchorfl.tasks.synthetic import mulan
 from anchorfl.tasks.synthetic.xc import SIZES, write_rows
-
-TIMES = 3
-
-
-def seconds(work: Callable[[], object], repeats: int = 1) -> float:
-    """The least CPU seconds of one call."""
-    taken = []
-    for _ in range(TIMES):
-        began = time.process_time()
-        for _ in range(repeats):
-            work()
-        taken.append((time.process_time() - began) / repeats)
-    return min(taken)
+from benchmarks.readings import least_seconds
 
 
-def show(what: str, ours: float, others: dict[str, float | None]) -> None:
-    """A row of the table, in milliseconds."""
-    cells = [f"{name} {value * 1000:.3g}" for name, value in others.items() if value is not None]
-    print(f"| {what} | {ours * 1000:.3g} | {', '.join(cells) or 'not installed'} |", flush=True)
+def milliseconds(work: Callable[[], object], repeats: int = 1) -> float:
+    """Return the CPU milliseconds of a call."""
+    return 1e3 * least_seconds(work, 3, repeats)
+
+
+def show(what: str, ours: float, others: Mapping[str, float | None]) -> None:
+    """Print a row of the table."""
+    cells = [f"{name} {shown(value)}" for name, value in others.items() if value is not None]
+    print(f"| {what} | {shown(ours)} | {', '.join(cells) or 'not installed'} |", flush=True)
+
+
+def shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
 def library(name: str) -> Any:
+    """Return a module, or None where it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -75,9 +70,9 @@ def xc(folder: Path, rows: int) -> None:
     found = read_rows(path, BadRows(False))
     x, _ = load_svmlight_file(plain, n_features=features, multilabel=True, zero_based=True)
     assert x.nnz == len(found.pairs.combine_chunks().flatten()) // 2
-    theirs = seconds(lambda: load_svmlight_file(plain, n_features=features, multilabel=True, zero_based=True))
+    theirs = milliseconds(lambda: load_svmlight_file(plain, n_features=features, multilabel=True, zero_based=True))
     size = path.stat().st_size / 1e6
-    ours = seconds(lambda: read_rows(path, BadRows(False)))
+    ours = milliseconds(lambda: read_rows(path, BadRows(False)))
     show(f"extreme-classification text, {rows:,} rows, {size:.0f} MB", ours, {"scikit-learn": theirs})
 
 
@@ -88,8 +83,10 @@ def arff(folder: Path) -> None:
         shape = mulan.SHAPES[task]
         path = folder / f"{shape.stem}-train.arff"
         kind = liac.LOD if liac and shape.sparse else liac.DENSE if liac else None
-        ours = seconds(lambda path=path: read_arff(path, BadRows(False)))
-        theirs = seconds(lambda path=path, kind=kind: liac.loads(path.read_text(), return_type=kind)) if liac else None
+        ours = milliseconds(lambda path=path: read_arff(path, BadRows(False)))
+        theirs = (
+            milliseconds(lambda path=path, kind=kind: liac.loads(path.read_text(), return_type=kind)) if liac else None
+        )
         form = "sparse" if shape.sparse else "dense"
         show(f"ARFF, {form}, 4,000 rows, {path.stat().st_size / 1e6:.1f} MB", ours, {"liac-arff": theirs})
 
@@ -108,41 +105,43 @@ def ranking(rows: int = 20_000, classes: int = 159) -> None:
     theirs = average_precision_score(y_NC[:, y_NC.any(0)], score_NC[:, y_NC.any(0)])
     assert abs(ours()["map"] - theirs) < 1e-9
     others = {
-        "scikit-learn's mAP alone": seconds(lambda: average_precision_score(y_NC, score_NC)),
-        "nDCG@5 alone": seconds(lambda: ndcg_score(y_NC, score_NC, k=5)),
+        "scikit-learn's mAP alone": milliseconds(lambda: average_precision_score(y_NC, score_NC)),
+        "nDCG@5 alone": milliseconds(lambda: ndcg_score(y_NC, score_NC, k=5)),
     }
-    show(f"ten ranking figures, {rows:,} x {classes}", seconds(ours), others)
+    show(f"ten ranking figures, {rows:,} x {classes}", milliseconds(ours), others)
 
 
 def corpus(characters: int = 4_000_000) -> None:
     rng = np.random.default_rng(0)
     words = np.array(["".join(chr(97 + c) for c in rng.integers(26, size=rng.integers(2, 10))) for _ in range(20_000)])
-    names = tuple(words[:52])
     drawn = words[rng.zipf(1.3, size=characters // 6) % len(words)]
     text = "\n".join(" ".join(drawn[at : at + 60]) for at in range(0, len(drawn), 60))
-    scanner = Scanner(names)
-    pattern = re.compile(r"\b(?:" + "|".join(names) + r")\b")
-    others: dict[str, float | None] = {"re, bare hits": seconds(lambda: sum(1 for _ in pattern.finditer(text)))}
-    if aho := library("ahocorasick"):
-        automaton = aho.Automaton()
-        for name in names:
-            automaton.add_word(name, name)
-        automaton.make_automaton()
-        others["pyahocorasick, bare hits"] = seconds(lambda: sum(1 for _ in automaton.iter(text)))
-    show(f"scan for 52 names, {len(text) / 1e6:.1f} MB", seconds(lambda: scanner.count(text)), others)
+    aho = library("ahocorasick")
+    for kind, first in (("most frequent", 1), ("rare", 1000)):
+        names = tuple(map(str, words[first : first + 52]))
+        scanner, pattern = Scanner(names), re.compile(r"\b(?:" + "|".join(names) + r")\b")
+        others = {"re": milliseconds(lambda pattern=pattern: sum(1 for _ in pattern.finditer(text)))}
+        if aho:
+            automaton = aho.Automaton()
+            for name in names:
+                automaton.add_word(name, name)
+            automaton.make_automaton()
+            others["pyahocorasick"] = milliseconds(lambda automaton=automaton: sum(1 for _ in automaton.iter(text)))
+        ours = milliseconds(lambda scanner=scanner: scanner.count(text))
+        show(f"scan of {len(text) / 1e6:.1f} MB for 52 names, {kind} words", ours, others)
 
 
 def packing() -> None:
     tree = {f"layer{n}": {"weight": torch.zeros(4, 4), "bias": torch.zeros(4)} for n in range(8)}
-    others: dict[str, float | None] = {"torch _pytree": seconds(lambda: _pytree.tree_map(lambda t: t, tree), 300)}
-    paths: dict[str, float | None] = {
-        "torch _pytree": seconds(lambda: _pytree.tree_flatten_with_path(tree), 300),
+    others = {"torch _pytree": milliseconds(lambda: _pytree.tree_map(lambda t: t, tree), 300)}
+    paths = {
+        "torch _pytree": milliseconds(lambda: _pytree.tree_flatten_with_path(tree), 300),
     }
     if optree := library("optree"):
-        others["optree"] = seconds(lambda: optree.tree_map(lambda t: t, tree), 300)
-        paths["optree"] = seconds(lambda: optree.tree_flatten_with_path(tree), 300)
-    show("message of 16 tensors, rebuilt", seconds(lambda: messages.rebuild(tree, lambda _, t: t), 300), others)
-    show("message of 16 tensors, paths", seconds(lambda: list(messages.tensors(tree)), 300), paths)
+        others["optree"] = milliseconds(lambda: optree.tree_map(lambda t: t, tree), 300)
+        paths["optree"] = milliseconds(lambda: optree.tree_flatten_with_path(tree), 300)
+    show("message of 16 tensors, rebuilt", milliseconds(lambda: messages.rebuild(tree, lambda _, t: t), 300), others)
+    show("message of 16 tensors, paths", milliseconds(lambda: list(messages.tensors(tree)), 300), paths)
 
 
 def records() -> None:
@@ -151,17 +150,10 @@ def records() -> None:
     content = {"round": 3, "time": 1.0, "metrics": metrics, "per_class": {"f1": classes, "accuracy": classes}}
     line = json.dumps(content).encode()
     others = {
-        "json, types not checked": seconds(lambda: json.loads(line), 200),
-        "msgspec alone": seconds(lambda: msgspec.json.decode(line, type=Line), 200),
+        "json, types not checked": milliseconds(lambda: json.loads(line), 200),
+        "msgspec alone": milliseconds(lambda: msgspec.json.decode(line, type=Line), 200),
     }
-    show("a line of metrics.jsonl, 159 classes", seconds(lambda: parsed(line, Line, "x", ""), 200), others)
-
-
-def options() -> None:
-    experiment = read_preset("digits/fedavg")
-    tree = to_tree(experiment)
-    theirs = seconds(lambda: msgspec.convert(tree["federation"], type(experiment.federation)), 50)
-    show("options of a run, 8 sections", seconds(lambda: from_tree(tree), 50), {"msgspec, one section": theirs})
+    show("a line of metrics.jsonl, 159 classes", milliseconds(lambda: parsed(line, Line, "x", ""), 200), others)
 
 
 def main() -> None:
@@ -169,7 +161,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=50_000, help="of the extreme-classification file")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    print("| What | ours, ms | others, ms |\n|---|---|---|")
+    print("| Written by hand | Ours, ms | Library's, ms |\n|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         xc(Path(folder), chosen.rows)
         arff(Path(folder))
@@ -177,7 +169,6 @@ def main() -> None:
     corpus()
     packing()
     records()
-    options()
 
 
 if __name__ == "__main__":

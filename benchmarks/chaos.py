@@ -42,19 +42,21 @@ OF_THE_MACHINE = ("time/", "system/", "failures/")
 
 @dataclass(frozen=True)
 class Peace:
-    """What a run in peace gave. rows: metrics by round."""
+    """The result of a run in peace."""
 
     checksum: str
     rows: list[tuple[int, dict[str, float]]]
+    """Metrics by round."""
     seconds: float
 
 
 @dataclass
 class Storm:
-    """A run with kills. kills: (seconds since the start, target, rounds recorded by then)."""
+    """A run with kills."""
 
     seed: int
     kills: list[tuple[float, str, int]] = field(default_factory=list)
+    """Seconds since the start, target, rounds recorded by then."""
     missed: int = 0
     """Instants at which the run had ended, or had not begun what was to be killed within the wait."""
     same: bool = False
@@ -65,7 +67,7 @@ class Storm:
 
 
 def start(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """A command of the project in a process of its own."""
+    """Start a command of the project in a process of its own."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))}
     with log.open("ab") as out:
         command = [sys.executable, "-c", MAIN, *words]
@@ -73,7 +75,7 @@ def start(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def rows_of(folder: Path) -> list[tuple[int, dict[str, float]]]:
-    """Round and metrics of every recorded round, without what is the machine's."""
+    """Return round and metrics of every recorded round, without what is the machine's."""
     path = folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     records = [json.loads(line) for line in lines]
@@ -81,7 +83,7 @@ def rows_of(folder: Path) -> list[tuple[int, dict[str, float]]]:
 
 
 def in_peace(words: Sequence[str], folder: Path) -> Peace:
-    """A run that nobody disturbs. RuntimeError where it fails."""
+    """Do a run that nobody disturbs. Raise RuntimeError where it fails."""
     began = time.monotonic()
     process = start([*words, "--output", str(folder / "run")], folder / "log")
     if process.wait():
@@ -91,7 +93,7 @@ def in_peace(words: Sequence[str], folder: Path) -> Peace:
 
 
 def victim(driver: psutil.Process, target: str) -> psutil.Process | None:
-    """A process of the run to be killed, None where there is none now."""
+    """Return a process of the run to be killed, None where there is none now."""
     if target == "driver":
         return driver
     try:
@@ -102,7 +104,7 @@ def victim(driver: psutil.Process, target: str) -> psutil.Process | None:
 
 
 def strike(process: subprocess.Popen[bytes], target: str, wait_s: float) -> bool:
-    """Kill a process of that kind as soon as there is one; whether there was."""
+    """Kill a process of that kind as soon as there is one; return whether there was."""
     until = time.monotonic() + wait_s
     while process.poll() is None and time.monotonic() < until:
         found = victim(psutil.Process(process.pid), target)
@@ -117,7 +119,7 @@ def strike(process: subprocess.Popen[bytes], target: str, wait_s: float) -> bool
 
 
 def storm(words: Sequence[str], peace: Peace, folder: Path, seed: int, kills: int) -> Storm:
-    """One run with so many kills, drawn from the seed."""
+    """Do one run with so many kills, drawn from the seed."""
     rng, out, run = np.random.default_rng(seed), Storm(seed), folder / "run"
     plan = sorted(zip(rng.uniform(0.0, peace.seconds, kills), rng.choice(TARGETS, kills), strict=True))
     first = [*words, "--output", str(run)]
@@ -144,8 +146,8 @@ def storm(words: Sequence[str], peace: Peace, folder: Path, seed: int, kills: in
 
 
 def until_killed(words: Sequence[str], peace: Peace, folder: Path, seed: int, kills: int) -> tuple[Storm, Peace]:
-    """The run with kills of a seed, and how long one in peace takes now: a run in which nothing was killed says that,
-    and is made again.
+    """Return the run with kills of a seed, and the peace with its present seconds: a run in which nothing was killed
+    gives these, and is made again.
     """
     for attempt in range(ATTEMPTS):
         (place := folder / str(attempt)).mkdir(parents=True)

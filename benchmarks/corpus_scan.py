@@ -1,6 +1,6 @@
-"""Counting class names in a corpus: megabytes per second against the plain loop over names and windows.
+"""Megabytes per second of counting class names in a corpus, beside the plain loop over names and windows.
 
-    ANCHORFL_DATA=... python benchmarks/corpus_scan.py [CORPUS] [--plain-mb 1] [--pairs 3] [--ray]
+    ANCHORFL_DATA=... python -m benchmarks.corpus_scan [CORPUS] [--plain-mb 1] [--pairs 3] [--ray]
 
 The plain loop does what the words of the method say: cut the text into segments and words, and for every name look
 whether all its words lie in one of the windows. Both count the same first megabytes, and must agree; the scan is timed
@@ -35,7 +35,7 @@ def names_of(table: Path) -> tuple[str, ...]:
 
 
 def plain(scanner: Scanner, text: str) -> tuple[int, np.ndarray]:
-    """Segments, and segments with each pair, by names times windows."""
+    """Return segments, and segments with each pair, by names times windows."""
     wanted = [set(words) for words in name_words(scanner.names, scanner.stem)]
     segments, pair_KK = 0, np.zeros((len(wanted), len(wanted)), np.int64)
     for line in text.split("\n"):
@@ -54,7 +54,7 @@ def plain(scanner: Scanner, text: str) -> tuple[int, np.ndarray]:
 
 
 def timed(work) -> tuple[float, float]:
-    """CPU seconds of this process, and seconds that passed."""
+    """Return the CPU seconds of this process, and the seconds that passed."""
     cpu, wall = time.process_time(), time.perf_counter()
     work()
     return time.process_time() - cpu, time.perf_counter() - wall

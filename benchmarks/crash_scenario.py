@@ -1,4 +1,4 @@
-"""One crash and what becomes of the run: how many of 10 clients answer in each round.
+"""Clients that answer in each round, of 10, where the process of one dies.
 
     python -m benchmarks.crash_scenario [--repeat 3]
 
@@ -12,12 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import tempfile
 import time
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
 
@@ -31,6 +29,7 @@ from anchorfl.pipeline.config.tracking import TrackingOptions
 from anchorfl.pipeline.run.lifecycle import run
 from anchorfl.pipeline.storage.run_record import read_records
 from anchorfl.tasks.options import TaskOptions
+from benchmarks.readings import machine
 
 CLIENTS, ROUNDS, SLOTS, DYING, ROUND, WORK_S = 10, 8, 2, 3, 2, 0.1
 
@@ -65,7 +64,7 @@ class DyingTrainer(AveragingTrainer):
 
 
 def once(times: int, folder: Path) -> tuple[dict[str, list[int]], str]:
-    """One run: clients answering, retried and left out per round, and the checksum of its weights."""
+    """Run once; return clients answering and retried per round, and the checksum of the weights."""
     attempts = folder / "attempts"
     attempts.mkdir()
     e = Experiment(
@@ -97,8 +96,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as name:
                 counts, checksum = once(times, Path(name))
             print(json.dumps({"deaths": times, **counts, "weights": checksum}), flush=True)
-    versions = {name: version(name) for name in ("anchorfl", "ray", "torch")}
-    print(json.dumps(versions | {"python": platform.python_version()}))
+    print(json.dumps(machine("anchorfl", "ray", "torch")))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One crash under Flower: how many of 10 clients answer in each round. Measured outside the project.
+"""Clients that answer in each round under Flower, of 10, where the process of one dies.
 
     python -m venv flwr && flwr/bin/pip install "flwr[simulation]==1.41.0" torch
     FLWR_TELEMETRY_ENABLED=0 flwr/bin/python benchmarks/crash_scenario_flower.py [--repeat 3]
@@ -55,7 +55,7 @@ class Counting(FedAvg):
 
 
 def once():
-    """One run in this process; prints clients answering per round."""
+    """Run once in this process; print clients answering per round."""
     counts: list[int] = []
     server_app = ServerApp()
 

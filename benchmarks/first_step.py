@@ -1,4 +1,4 @@
-"""What the first step of an optimizer costs a process: torch's own, and ours, which does without torch's compiler.
+"""CPU seconds and memory of an optimizer's first step: torch's own, and ours, which does without torch's compiler.
 
     python -m benchmarks.first_step [--repeats 5]
 
@@ -9,10 +9,7 @@ process grew.
 from __future__ import annotations
 
 import argparse
-import json
-import resource
 import statistics
-import subprocess
 import sys
 import time
 
@@ -20,18 +17,19 @@ import torch
 from torch import nn
 
 from anchorfl.pipeline.algorithm.optimizers import Adam
+from anchorfl.pipeline.execution.system_metrics import peak_resident
+from benchmarks.readings import MEGABYTE, reading_of, report
 
 KINDS = {"torch.optim.Adam": torch.optim.Adam, "anchorfl.pipeline.algorithm.optimizers.Adam": Adam}
 
 
 def once(name: str) -> None:
-    """In this process; prints seconds and MB."""
-    net, before = nn.Linear(4, 4), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Report CPU seconds and MB of making an optimizer and of its first step."""
+    net, before = nn.Linear(4, 4), peak_resident()
     net(torch.ones(1, 4)).sum().backward()
     began = time.process_time()
     KINDS[name](net.parameters(), fused=True).step()
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    print(json.dumps([time.process_time() - began, grown]))
+    report(name, values=[time.process_time() - began, (peak_resident() - before) / MEGABYTE])
 
 
 def main() -> None:
@@ -46,7 +44,7 @@ def main() -> None:
     for _ in range(options.repeats):
         for name, each in found.items():
             command = [sys.executable, "-m", "benchmarks.first_step", "--one", name]
-            each.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+            each.append(reading_of(command)["values"])
     for name, each in found.items():
         seconds, grown = (statistics.median(column) for column in zip(*each, strict=True))
         print(f"{name:<26} {seconds:6.3f} CPU s  {grown:6.1f} MB")

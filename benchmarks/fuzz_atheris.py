@@ -57,7 +57,7 @@ def written(name: str, data: bytes) -> Path:
 
 
 def checkpoint(data: bytes) -> object:
-    """The checksum of a changed index is set right, or nothing behind its check would be reached."""
+    """Read a changed index with its checksum set right, or nothing behind its check would be reached."""
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):

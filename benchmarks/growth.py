@@ -1,4 +1,4 @@
-"""What grows in a long run: readings of its processes round by round, and straight lines through them.
+"""Growth in a long run: readings of its processes round by round, and straight lines through them.
 
 Read are the driver, each actor (in it, by a call) and Ray's two daemons (from outside): own memory (USS, bytes),
 objects that Python's collector tracks, blocks of Python's allocator, handles of open files and sockets, threads, CPU
@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,26 +23,29 @@ import ray
 from scipy import stats
 
 from anchorfl.pipeline.execution.ray_executor import RayExecutor
+from benchmarks.readings import least_seconds
 
 DAEMONS = ("raylet", "gcs_server")
 
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """Change per round of one series, with the half width of its 95 % interval; mean: over the same rounds."""
+    """Change per round of one series."""
 
     per_round: float
     half: float
+    """Half width of the 95 % interval."""
     mean: float
+    """Over the same rounds."""
 
     @property
     def least(self) -> float:
-        """The lower end of the interval: what it grows by at least."""
+        """Lower end of the interval: the least growth."""
         return self.per_round - self.half
 
 
 def slope(x_N: np.ndarray, y_N: np.ndarray) -> Slope:
-    """The straight line by least squares through three points or more."""
+    """Return the straight line by least squares through three points or more."""
     apart_N = x_N - x_N.mean()
     square = float(apart_N @ apart_N)
     per_round = float(apart_N @ y_N) / square
@@ -65,7 +67,7 @@ class Series:
             self.values.setdefault(name, []).append(float(value))
 
     def slopes(self, settled: int) -> dict[str, Slope]:
-        """Of every series that has three readings or more from round ``settled`` on."""
+        """Return the slopes of the series that have three readings or more from round ``settled`` on."""
         out = {}
         for name, rounds in self.rounds.items():
             kept = [(r, v) for r, v in zip(rounds, self.values[name], strict=True) if r >= settled]
@@ -75,8 +77,8 @@ class Series:
 
 
 def grown(slopes: Mapping[str, Slope], limits: Mapping[str, float]) -> dict[str, float]:
-    """The series that surely grow by more than is allowed: name -> the lower end of its interval. limits: change per
-    round by the name of a series, or of what it is of any process (``uss``).
+    """Return the series that surely grow by more than is allowed: name -> lower end of its interval. limits: change per
+    round by the name of a series, or of a reading of any process (``uss``).
     """
     allowed = {name: limits.get(name, limits.get(name.split("/")[-1])) for name in slopes}
     return {
@@ -85,9 +87,8 @@ def grown(slopes: Mapping[str, Slope], limits: Mapping[str, float]) -> dict[str,
 
 
 def inside(_: Any = None) -> dict[str, float]:
-    """What this process holds: its number, own memory (USS, bytes), objects that Python's collector tracks, blocks that
-    objects of any kind take of Python's allocator, handles of open files and sockets, threads. Rubbish that waits for
-    collection does not count.
+    """Return this process's id, own memory (USS, bytes), objects that Python's collector tracks, blocks of Python's
+    allocator, handles of open files and sockets, and threads. Rubbish that waits for collection does not count.
     """
     gc.collect()
     me = psutil.Process()
@@ -102,8 +103,8 @@ def inside(_: Any = None) -> dict[str, float]:
 
 
 def references() -> dict[str, float]:
-    """References to Ray's objects and actors that any process holds, and objects in the shared store, by the command
-    ``ray memory``, which takes two seconds.
+    """Return the references to Ray's objects and actors that any process holds, and the objects in the shared store, by
+    the command ``ray memory``, which takes two seconds.
     """
     address = ray.get_runtime_context().gcs_address
     command = [sys.executable, "-m", "ray.scripts.scripts", "memory", "--address", address]
@@ -117,7 +118,7 @@ def references() -> dict[str, float]:
 
 
 class Reader:
-    """Reads the processes of one run on a Ray of this process into ``series``."""
+    """A reader of one run's processes, on a Ray of this process, into ``series``."""
 
     def __init__(self, executor: RayExecutor, folder: Path, series: Series) -> None:
         self.executor, self.folder, self.series = executor, folder, series
@@ -153,23 +154,18 @@ class Reader:
         return {who: sum(psutil.Process(pid).cpu_times()[:2]) for who, pid in self.pids.items()}
 
     def _cpu_since(self, round_: int) -> dict[str, float]:
-        """Milliseconds of CPU per round since the last reading, by process."""
+        """Return the milliseconds of CPU per round since the last reading, by process."""
         now, passed = self._cpu_now(), round_ - self._round
         return {f"{who}/cpu_ms": 1e3 * (now[who] - before) / passed for who, before in self._cpu.items()}
 
 
 def yardstick() -> float:
-    """CPU milliseconds of some fixed work, the least of three: how fast this machine is now, which others use, too."""
-    taken = []
-    for _ in range(3):
-        began = time.process_time()
-        sum(range(500_000))
-        taken.append(time.process_time() - began)
-    return 1e3 * min(taken)
+    """Return the CPU milliseconds of some fixed work: how fast this machine is now, which others use, too."""
+    return 1e3 * least_seconds(lambda: sum(range(500_000)), 3)
 
 
 def on_disk(folder: Path) -> dict[str, float]:
-    """Bytes of a run folder's journal and of the rest, and its files."""
+    """Return the bytes of a run folder's record and of the rest, and its number of files."""
     files = {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     journal = files.get(folder / "metrics.jsonl", 0)
     return {"folder/journal": journal, "folder/rest": sum(files.values()) - journal, "folder/files": len(files)}

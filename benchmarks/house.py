@@ -71,7 +71,7 @@ class Package:
 
 
 def layers() -> dict[str, list[list[str]]]:
-    """Layers of every package that has a contract, top down."""
+    """Return the layers of every package that has a contract, top down."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
@@ -83,7 +83,7 @@ def layers() -> dict[str, list[list[str]]]:
 
 
 def packages() -> tuple[list[Package], set[tuple[str, str]]]:
-    """The packages with the arrows inside them, and the arrows between them."""
+    """Return the packages with the arrows inside them, and the arrows between them."""
     graph = grimp.build_graph("anchorfl", include_external_packages=True, cache_dir=None)
     pairs, ray = set(), set()
     for module in graph.modules:
@@ -110,7 +110,7 @@ def packages() -> tuple[list[Package], set[tuple[str, str]]]:
 
 
 def _box(module: str) -> tuple[str, str]:
-    """Package and box of a module: ``anchorfl.pipeline.run.prepare`` is in (pipeline, run)."""
+    """Return package and box of a module: ``anchorfl.pipeline.run.prepare`` is in (pipeline, run)."""
     parts = module.split(".")
     return parts[1], parts[2] if len(parts) > 2 else ""
 
@@ -190,7 +190,7 @@ def _rectangle(kind: str, left: float, upper: float, wide: float, text: str) -> 
 
 
 def _arrow(above: tuple[float, float, float], below: tuple[float, float, float]) -> str:
-    """A curve from the foot of a box to the nearest point, corners apart, of the upper edge of another."""
+    """Draw a curve from the foot of a box to the nearest point, corners apart, of the upper edge of another."""
     (x1, y1, _), (x2, y2, half) = above, below
     start, stop = y1 + BOX, y2 - 2
     end, bow = min(max(x1, x2 - half + 12), x2 + half - 12), (stop - start) * 0.45
@@ -199,7 +199,7 @@ def _arrow(above: tuple[float, float, float], below: tuple[float, float, float])
 
 
 def _between(above: str, below: str, place: dict[str, tuple[int, int, int]], by_name: dict[str, Package]) -> list[str]:
-    """A wide arrow where one package stands right above the other."""
+    """Draw a wide arrow where one package stands right above the other."""
     (x1, y1, wide1), (x2, y2, wide2) = place[above], place[below]
     start = y1 + by_name[above].height
     if y2 - start != GAP:

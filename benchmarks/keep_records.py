@@ -1,6 +1,6 @@
-"""The records of finished runs as one small archive, which a table reads like the run folders themselves.
+"""Keep the records of finished runs in one small archive, which a table reads like the run folders themselves.
 
-Kept of a run: what it is (run.json, config.json), its result, and its rounds without scores per class, without what
+Kept of a run: run.json and config.json, its result, and its rounds without scores per class, without what
 the machine did meanwhile and without names of users and folders. Seconds are rounded, scores are not. Runs that the
 archive holds already stay in it.
 
@@ -31,7 +31,7 @@ PLACES = ("output", "task.root", "task.cache", "cluster.backup", "tracking.uri")
 
 
 def slim(folder: Path) -> dict[str, bytes]:
-    """The four files of a run, by name."""
+    """Return the four files of a run, by name."""
     about = {key: value for key, value in read_metadata(folder).items() if key != "user"}
     about |= {"folder": folder.name, "artifacts": [], "parent": None}
     about["params"] = {key: "" if key in PLACES else value for key, value in about["params"].items()}
@@ -50,7 +50,7 @@ def _round(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(archive: Path, runs: dict[str, dict[str, bytes]]) -> None:
-    """The archive anew; the same runs give the same bytes."""
+    """Write the archive anew; the same runs give the same bytes."""
     draft = archive.with_name(archive.name + ".tmp")
     with tarfile.open(draft, "w:xz", preset=9) as tar:
         # file by file over all runs: like stands beside like, which packs better
@@ -63,7 +63,7 @@ def write(archive: Path, runs: dict[str, dict[str, bytes]]) -> None:
 
 
 def read(archive: Path) -> dict[str, dict[str, bytes]]:
-    """What an archive holds, by run; {} where there is none."""
+    """Return the files of an archive, by run; {} where there is none."""
     runs: dict[str, dict[str, bytes]] = {}
     if archive.exists():
         with tarfile.open(archive) as tar:

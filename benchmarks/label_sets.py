@@ -1,6 +1,6 @@
 """Label collection at AmazonCat-13K's size: time and peak memory of merging digests and counting co-occurrence.
 
-    python benchmarks/label_sets.py [--instances 1186239] [--classes 13330] [--labels 5]
+    python -m benchmarks.label_sets [--instances 1186239] [--classes 13330] [--labels 5]
 
 Made-up label sets: about ``--labels`` labels an instance, classes drawn by a power law; one client per class, which
 sends the digests of its instances. The peak of the process is stated with what it held before merging. For the
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 
 from anchorfl.pipeline.algorithm.label_collection import (
@@ -24,19 +24,14 @@ from anchorfl.pipeline.algorithm.label_collection import (
     merge_label_sets,
     run_key,
 )
+from anchorfl.pipeline.execution.system_metrics import peak_resident
 from anchorfl.tasks.contract import ClientData
 
 MIB = 1 << 20
 
 
-def memory(name: str) -> float:
-    """VmHWM (peak) or VmRSS (now) of this process, in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
-
-
 def made_up(instances: int, classes: int, labels: int, rng: np.random.Generator) -> list[LabelMessage]:
-    """What one client per class sends."""
+    """Return what one client per class sends."""
     weight_C = 1 / (np.arange(classes) + 10.0)
     bound_C = np.cumsum(weight_C / weight_C.sum())
     length_N = rng.poisson(labels - 1, instances) + 1
@@ -53,7 +48,7 @@ def made_up(instances: int, classes: int, labels: int, rng: np.random.Generator)
 
 
 def hashing(instances: int, rng: np.random.Generator) -> float:
-    """Seconds for the keyed digests of rows of 71 pairs."""
+    """Return the seconds for the keyed digests of rows of 71 pairs."""
     x = np.stack([rng.integers(1, 203_883, (instances, 71)), rng.random((instances, 71))], -1).astype(np.float32)
     none = torch.zeros(instances, 1)
     data = ClientData(torch.from_numpy(x), none, none, none, torch.full((instances,), 71))
@@ -73,7 +68,7 @@ def main() -> None:
     hashed = hashing(options.hash, rng)
     messages = made_up(options.instances, options.classes, options.labels, rng)
     pairs = sum(len(sent.digest_P) for sent in messages)
-    before, peak_before = memory("VmRSS"), memory("VmHWM")
+    before, peak_before = psutil.Process().memory_info().rss / MIB, peak_resident() / MIB
     began = time.perf_counter()
     labels = merge_label_sets(messages, options.classes)
     merged = time.perf_counter() - began
@@ -87,7 +82,7 @@ def main() -> None:
         f"{len(labels)} label sets in {merged:.1f} s\n"
         f"co-occurrence [{options.classes}, {options.classes}] in {counted:.1f} s: {count_CC.nnz / 1e6:.2f} M entries, "
         f"{held:.0f} MiB (dense: {options.classes**2 * 8 / MIB:.0f} MiB)\n"
-        f"peak of the process {memory('VmHWM'):.0f} MiB; before merging it held {before:.0f}, its peak was "
+        f"peak of the process {peak_resident() / MIB:.0f} MiB; before merging it held {before:.0f}, its peak was "
         f"{peak_before:.0f}"
     )
 

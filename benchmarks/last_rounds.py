@@ -1,4 +1,4 @@
-"""How much a kept run's rounds swing: its best, its last, and of its last rounds the mean, the sd and the largest fall.
+"""Swings of a kept run's rounds: its best, its last, and of its last rounds the mean, the sd and the largest fall.
 
 Reads an archive of benchmarks/keep_records.py; --only shows the runs whose names start so.
 
@@ -30,7 +30,7 @@ class Swing(NamedTuple):
 
 
 def swing(lines: Sequence[str], metric: str, count: int) -> Swing:
-    """How `metric` swings over the last `count` rounds that have it. ValueError where no round has it."""
+    """Return how `metric` swings over the last `count` rounds that have it. Raise ValueError where no round has it."""
     metrics = [json.loads(line)["metrics"] for line in lines]
     values = [100 * float(entry[metric]) for entry in metrics if metric in entry]
     if not values:

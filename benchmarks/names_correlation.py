@@ -1,6 +1,6 @@
 """PMI of published class names from a corpus of one's own, and its rank correlation with the published tables.
 
-    ANCHORFL_DATA=... python benchmarks/names_correlation.py [CORPUS ...] [--segment paragraph] [--window 3]
+    ANCHORFL_DATA=... python -m benchmarks.names_correlation [CORPUS ...] [--segment paragraph] [--window 3]
 
 The names are the row labels of FedAlign's tables, without the prefixes of ExtraSensory's columns (FIX_, LOC_, OR_).
 Spearman's rho over pairs of names, twice: over those for which both sides have a value (published: a number that is
@@ -28,7 +28,7 @@ FLOOR = -39.0
 
 
 def published(path: Path) -> tuple[tuple[str, ...], np.ndarray]:
-    """Names, and values [K, K]: nan where a name is unknown, -inf for what was dropped or never met."""
+    """Return names, and values [K, K]: nan where a name is unknown, -inf for what was dropped or never met."""
     with path.open(encoding="utf-8", newline="") as file:
         header, *rows = csv.reader(file)
     value_KK = np.array([[float(cell or "nan") for cell in row[1:]] for row in rows])
@@ -38,7 +38,7 @@ def published(path: Path) -> tuple[tuple[str, ...], np.ndarray]:
 
 
 def spoken(label: str) -> str:
-    """The name without the prefix that says how ExtraSensory came by a label."""
+    """Return the name without the prefix that says how ExtraSensory came by a label."""
     return re.sub(r"^(FIX|LOC|OR)_", "", label)
 
 

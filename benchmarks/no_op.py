@@ -42,7 +42,7 @@ class NoOp(Averaging):
 
 
 class NoOpTrainer(AveragingTrainer):
-    """Its model holds what was sent."""
+    """A client that takes no step; its model holds what was sent."""
 
     def make_optimizers(self):
         return {}
@@ -52,7 +52,7 @@ class NoOpTrainer(AveragingTrainer):
 
 
 def no_op_executor(population: int, clients: int, megabytes: str, actors: int) -> Executor:
-    """Clients of one or two digits each. megabytes: one of ``SIZES``; actors: 0 for this process alone."""
+    """Return an executor; each client has one or two digits. megabytes: of ``SIZES``; actors: 0 for this process."""
     e = Experiment(
         task=TaskOptions(name="digits", partition="iid", clients=population, min_count=1),
         method=NoOp(),

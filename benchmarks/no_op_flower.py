@@ -1,4 +1,4 @@
-"""What Flower's engine costs: ``bench_engine.py`` calls this in an environment of Flower's own.
+"""Rounds of Flower's engine without training: ``bench_engine.py`` calls this in an environment of Flower's own.
 
     flwr/bin/python benchmarks/no_op_flower.py CLIENTS POPULATION MEGABYTES ROUNDS
 

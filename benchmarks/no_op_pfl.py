@@ -1,4 +1,4 @@
-"""What pfl-research's engine costs in one process: ``bench_engine.py`` calls this in an environment of pfl's own.
+"""Rounds of pfl-research's engine without training: ``bench_engine.py`` calls this in an environment of pfl's own.
 
     pfl/bin/python benchmarks/no_op_pfl.py CLIENTS POPULATION MEGABYTES ROUNDS
 

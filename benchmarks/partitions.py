@@ -1,6 +1,6 @@
 """Seconds and peak memory of a plan, for every partition at the sizes that it must bear.
 
-    python benchmarks/partitions.py [--rows 1000000] [--repeat 3]
+    python -m benchmarks.partitions [--rows 1000000] [--repeat 3]
 
 Made-up rows: in the multi-label ones every row has 3 classes of uneven frequency on average. Every case runs in a
 process of its own. Time is that of make_plan alone: from labels to plan, with the validation rows drawn; CPU seconds
@@ -26,7 +26,7 @@ from anchorfl.tasks.partition.stratify import TrainingRows
 
 
 def made(size, classes, subjects, single=False):
-    """Rows and a task with five categories and as many subjects."""
+    """Return made-up rows, and a task with five categories and so many subjects."""
     rng = np.random.default_rng(0)
     if single:
         row_P, class_P = np.arange(size), rng.permutation(size) % classes
@@ -67,7 +67,7 @@ CASES = (
 
 
 def measure(case, rows, repeat, answers):
-    """Best and worst seconds of some plans, least CPU seconds, most MiB held, rows of the smallest client."""
+    """Answer best and worst seconds of some plans, least CPU seconds, most MiB held, rows of the smallest client."""
     size = case.get("rows", rows)
     data, task = made(size, case["classes"], case.get("subjects", 10), case.get("single", False))
     options = TaskOptions(

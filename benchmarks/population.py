@@ -1,4 +1,4 @@
-"""What a large population costs: 100 clients a round out of a thousand, and out of ten thousand or more.
+"""Seconds and memory by population: 100 clients a round out of a thousand, and out of ten thousand or more.
 
     python -m benchmarks.population [--populations 1000 10000] [--rounds 40] [--state keep]
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 import sys
 import tempfile
@@ -36,13 +35,13 @@ from anchorfl.pipeline.methods import METHODS
 from anchorfl.pipeline.run.prepare import make_run_spec, resolve_options
 from anchorfl.pipeline.training.sampling import select
 from anchorfl.tasks.options import TaskOptions
-from benchmarks.bench_engine import MEGABYTE, measured, pss
+from benchmarks.readings import MEGABYTE, pss, reading_of, report
 
 ROWS, FEATURES, CLASSES, CHOSEN, ACTORS = 20, 32, 10, 100, 2
 
 
 def write(path: Path, clients: int) -> None:
-    """Rows of ``clients`` subjects, and a thousand test rows of one more."""
+    """Write the rows of ``clients`` subjects, and a thousand test rows of one more."""
     rng, rows = np.random.default_rng(0), clients * ROWS + 1000
     subject = np.minimum(np.arange(rows) // ROWS, clients)
     label = rng.integers(CLASSES, size=rows)
@@ -69,7 +68,7 @@ def experiment(folder: Path, clients: int, state: Literal["keep", "reset"]) -> E
 
 
 def one(clients: int, rounds: int, state: Literal["keep", "reset"]) -> None:
-    """A line of JSON about one population."""
+    """Train one population in this process, and report it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(folder / "made.parquet", clients)
@@ -91,8 +90,8 @@ def one(clients: int, rounds: int, state: Literal["keep", "reset"]) -> None:
             if round_ in (5, rounds):
                 memory[round_] = pss()
         files = [path.stat().st_size for path in (folder / "cache").rglob("*") if path.is_file()]
-        line = {"case": e.task.clients, "prepared": prepared, "seconds": taken, "pss": memory}
-        print(json.dumps(line | {"files": len(files), "bytes": sum(files)}), flush=True)
+        sizes = {"files": len(files), "bytes": sum(files)}
+        report(e.task.clients, prepared=prepared, seconds=taken, pss=memory, **sizes)
         executor.close()
         ray_cluster.stop()
 
@@ -109,7 +108,7 @@ def main() -> None:
         return
     for clients in options.populations:
         words = ["--one", str(clients), "--rounds", str(options.rounds), "--state", options.state]
-        got = measured([sys.executable, "-m", "benchmarks.population", *words])
+        got = reading_of([sys.executable, "-m", "benchmarks.population", *words])
         early, late = (got["pss"][key] / MEGABYTE for key in ("5", str(options.rounds)))
         print(
             f"{got['case']:>7,} clients: prepared in {got['prepared']:.1f} s ({got['files']:,} files,"

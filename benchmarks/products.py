@@ -1,6 +1,6 @@
 """Matrix products per second by torch's BLAS and by oneDNN, in one thread, and what of it a linear layer keeps.
 
-    python benchmarks/products.py
+    python -m benchmarks.products
 
 Every pair is timed in turn, five times; medians. M, K, N: rows, entries, outputs. Then a forward and a backward pass of
 ``nn.Linear`` and of ``OneDnnLinear``. At last such passes over numbers of rows that change from one to the next, as the
@@ -9,7 +9,6 @@ pieces of mini-batches do: in float32, in bfloat16 as training has it, and in bf
 
 from __future__ import annotations
 
-import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -19,12 +18,13 @@ from torch import Tensor, nn
 
 from anchorfl.models.lower_precision import use_bfloat16
 from anchorfl.models.onednn import product, use_onednn
+from anchorfl.pipeline.execution.system_metrics import peak_resident
 
 SHAPES = (4096, 1024, 1024), (1024, 256, 768), (1024, 256, 64), (1024, 64, 256)
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Mean of as many calls as fill a quarter of a second, after one."""
+    """Return the mean of as many calls as fill a quarter of a second, after one."""
     call()
     began, calls = time.perf_counter(), 0
     while time.perf_counter() - began < 0.25:
@@ -34,7 +34,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def medians(calls: Sequence[Callable[[], object]]) -> list[float]:
-    """Of five turns each, one after the other."""
+    """Return the medians of five turns each, one after the other."""
     turns = [[seconds(call) for call in calls] for _ in range(5)]
     return [statistics.median(times) for times in zip(*turns, strict=True)]
 
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def changing_rows(entries: int = 256, outputs: int = 768, passes: int = 400) -> None:
-    """Passes of a layer over 600 to 1,024 rows, drawn anew each time."""
+    """Time passes of a layer over 600 to 1,024 rows, drawn anew each time."""
     rng, layer = torch.Generator().manual_seed(0), nn.Linear(entries, outputs)
     most_MK = torch.randn(1024, entries, generator=rng)
     lowered = nn.Sequential(nn.Linear(entries, outputs))
@@ -75,12 +75,12 @@ def changing_rows(entries: int = 256, outputs: int = 768, passes: int = 400) -> 
         ("bfloat16, autocast", with_autocast),
     ):
         rows = torch.randint(600, 1025, (passes,), generator=rng).tolist()
-        before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+        before, began = peak_resident(), time.perf_counter()
         for count in rows:
             x_MK = most_MK[:count].detach().requires_grad_()
             forward(x_MK).float().sum().backward()
         rate = 6e-9 * sum(rows) * entries * outputs / (time.perf_counter() - began)
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        grown = (peak_resident() - before) / 1e6
         print(f"{entries} x {outputs}, numbers of rows that change, {name}: {rate:.0f} GFLOP/s, {grown:.0f} MB more")
 
 

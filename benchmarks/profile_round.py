@@ -1,4 +1,4 @@
-"""Where the time of a round of local training goes: a plain PyTorch loop beside ours, on the same clients and rows.
+"""CPU time of a round of local training by kind of operation: a plain PyTorch loop and ours, on the same rows.
 
     python -m benchmarks.profile_round                       # R8-8, three minutes in one thread
     python -m benchmarks.profile_round --case digits
@@ -37,13 +37,13 @@ KINDS = {
 
 
 def kind_of(name: str) -> str:
-    """The kind of an operation of the profiler."""
+    """Return the kind of an operation of the profiler."""
     bare = name.lower().removeprefix("aten::")
     return next((kind for kind, parts in KINDS.items() if any(part in bare for part in parts)), "the rest")
 
 
 def seconds(round_: Round) -> Counter[str]:
-    """Self CPU seconds of the second round by kind of operation."""
+    """Return the self CPU seconds of the second round by kind of operation."""
     round_(1)
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         round_(2)

@@ -1,4 +1,4 @@
-"""R8-8's training by hand, with torch alone: what a round costs that has no engine and no library around it.
+"""R8-8's training by hand, with torch alone: rounds without an engine or a library around them.
 
     python benchmarks/r8_by_hand.py CLIENTS.pt WAY ROUNDS     # bench_rounds.py calls this
 
@@ -36,7 +36,7 @@ def sinusoids(length: int) -> Tensor:
 
 
 class Plain(nn.Module):
-    """dropout: 0 to compare two networks."""
+    """The plain network. dropout: 0 to compare two networks."""
 
     def __init__(self, vocabulary: int, length: int, classes: int, dropout: float = P) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Plain(nn.Module):
 
 
 class Fast(Plain):
-    """The same weights and mathematics; attention written out, for its dropout."""
+    """The network with the same weights and mathematics; attention written out, for its dropout."""
 
     def mask(self, z: Tensor) -> Tensor:
         if not self.drop.p:
@@ -87,7 +87,7 @@ class Fast(Plain):
 
 
 def pieces(index_B: Tensor, length_N: Tensor) -> Iterator[Tensor]:
-    """Rows by length, so many at a time that the padded positions stay few."""
+    """Yield rows by length, so many at a time that the padded positions stay few."""
     order = index_B[torch.argsort(length_N[index_B], stable=True)]
     start = 0
     for end in range(1, len(order) + 1):
@@ -97,7 +97,7 @@ def pieces(index_B: Tensor, length_N: Tensor) -> Iterator[Tensor]:
 
 
 def train(model: Plain, client: dict[str, Tensor], order_N: Tensor, way: str) -> float:
-    """One epoch of a client's rows: x [N, L], label [N] (-1: none), length [N]. Returns the last loss."""
+    """Train an epoch of a client's rows: x [N, L], label [N] (-1: none), length [N]. Return the last loss."""
     model.train()
     x_NL, label_N, length_N = client["x"], client["label"], client["length"]
     optimizer = torch.optim.Adam(model.parameters(), LR)
@@ -119,7 +119,7 @@ def train(model: Plain, client: dict[str, Tensor], order_N: Tensor, way: str) ->
 
 
 def work(about: dict, way: str, sent: Tensor, updates: Tensor, tasks, done) -> None:
-    """A worker: for every (client, place), train from ``sent`` into ``updates[place]``."""
+    """Train as a worker: for every (client, place), from ``sent`` into ``updates[place]``."""
     torch.set_num_threads(1)
     model = (Plain if way == "plain" else Fast)(about["vocabulary"], about["length"], about["classes"])
     for client, place in iter(tasks.get, None):
@@ -131,7 +131,7 @@ def work(about: dict, way: str, sent: Tensor, updates: Tensor, tasks, done) -> N
 
 
 def rounds(about: dict, way: str, count: int) -> list[float]:
-    """Seconds of every round of ``about["chosen"]``."""
+    """Return the seconds of every round of ``about["chosen"]``."""
     context, taken = get_context("fork"), []
     model = Plain(about["vocabulary"], about["length"], about["classes"])
     sent = nn.utils.parameters_to_vector(model.parameters()).detach().clone().share_memory_()

@@ -26,7 +26,7 @@ client_app, server_app = ClientApp(), ServerApp()
 
 
 def by_hand():
-    """The module by hand, the clients and a network, once in a process, though the app comes with every message."""
+    """Return the module by hand, the clients and a network, loaded once in a process."""
     sys.path.insert(0, HERE)
     import r8_by_hand
 

@@ -9,11 +9,11 @@ labels are made up and held sparsely, as a task's are.
 from __future__ import annotations
 
 import argparse
-import resource
 import time
 
 import numpy as np
 
+from anchorfl.pipeline.execution.system_metrics import peak_resident
 from anchorfl.tasks.arrays.labels import Labels
 from anchorfl.tasks.metrics.ranking import Ranking, propensities
 
@@ -22,7 +22,7 @@ CHUNK = 512
 
 
 def made_up(rows: int, classes: int) -> Labels:
-    """``PER_ROW`` classes a row, all different."""
+    """Return ``PER_ROW`` classes a row, all different."""
     rng = np.random.default_rng(0)
     first_N1 = rng.integers(classes, size=(rows, 1))
     step_N1 = rng.integers(1, max(2, classes // PER_ROW), size=(rows, 1))
@@ -44,7 +44,7 @@ def main() -> None:
         part = labels.take(np.arange(start, min(start + CHUNK, options.rows)))
         ranking.add(score_BC[: len(part)], part)
     scores = ranking.scores()
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    used = peak_resident() / 2**20
     print(f"{time.process_time() - began:.1f} CPU s, peak of the process {used:.0f} MiB, {scores.line}")
 
 

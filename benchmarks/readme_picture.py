@@ -36,7 +36,7 @@ THEMES = {
 
 
 def federation(cache: str):
-    """Rows of every class that every client has (M x C), which of them it identifies (M x C), and the class names."""
+    """Return rows per client and class [M, C], the classes that each client identifies [M, C], and the class names."""
     options = {"task.clients": CLIENTS, "task.cache": cache, "cluster.executor": "serial"}
     data = prepare_data(anchorfl.read_preset("digits/fedalign", options), print)
     shape = CLIENTS, len(data.manifest.class_names)

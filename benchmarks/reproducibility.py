@@ -239,7 +239,7 @@ def details(table: Table, name: str) -> str:
 
 
 def beside(records: Records, name: str, link: str = "") -> str:
-    """Published beside ours, with verdicts where the settings are the paper's. link: of the data set, before .md."""
+    """Show published beside ours, with verdicts if the settings are the paper's. link: of the data set, before .md."""
     table, kept = records.table(name), KEPT[name]
     head, *lines = verdicts(table.entries, table.seeds)
     at = {column: head.index(column) for column in ("row", "preset", "metric", "published", "ours", "difference", "n")}
@@ -256,7 +256,7 @@ def beside(records: Records, name: str, link: str = "") -> str:
 
 
 def seeds(records: Records, name: str) -> str:
-    """The score of every seed."""
+    """Show the score of every seed."""
     table = records.table(name)
     head, *lines = verdicts(table.entries, table.seeds)
     scores = next(i for i, column in enumerate(head) if column.startswith("seeds"))
@@ -269,8 +269,8 @@ def seeds(records: Records, name: str) -> str:
 
 
 def compared(records: Records, name: str, own: str = "", rows: str = "", metrics: str = "") -> str:
-    """Paired t-tests: the paper's method, or the row `own`, less each other row, or each of `rows`; Holm's correction
-    over the rows of a data set. metrics: as published, if not all.
+    """Show paired t-tests: the paper's method, or the row `own`, less each other row, or each of `rows`; Holm's
+    correction over the rows of a data set. metrics: as published, if not all.
     """
     table = records.table(name)
     among = [row for row in table.rows if not rows or row.name in rows.split(",") or row.name == own]
@@ -303,7 +303,7 @@ def difference_of(one: object) -> tuple[str, str, str]:
 
 
 def vary(records: Records, name: str) -> str:
-    """Scores at every value of the option that is varied; with two rows, the second less the first."""
+    """Show scores at every value of the option that is varied; with two rows, the second less the first."""
     table = records.table(name)
     option = re.search(r"--vary ([^=]+)=", KEPT[name].arguments).group(1)  # type: ignore[union-attr]
     labels = list(dict.fromkeys(row.label for row in table.rows))
@@ -329,8 +329,8 @@ def _ours(e: TableEntry) -> str:
 
 
 def swings(records: Records, name: str, metric: str, rounds: str, rows: str = "", show: str = "best,mean,fall") -> str:
-    """How rows swing over their last `rounds` rounds, seed by seed: the best of all rounds, the mean of the last, and
-    the largest fall from one of these to the next. show: which of the three.
+    """Show how rows swing over their last `rounds` rounds, seed by seed: the best of all rounds, the mean of the last,
+    and the largest fall from one of these to the next. show: which of the three.
     """
     table = records.table(name)
     named = {
@@ -366,7 +366,7 @@ def of_last_rounds(archives: Sequence[str], metric: str, rounds: str) -> str:
 
 
 def runs(records: Records, name: str, metric: str, rounds: str) -> str:
-    """Single runs that belong to no table: the best of all rounds, and the mean of the last `rounds`."""
+    """Show single runs that belong to no table: the best of all rounds, and the mean of the last `rounds`."""
     archive, named = RUNS[name]
     out = [["Run", "Settings", f"`{metric}`: best round", f"mean of the last {rounds} rounds"]]
     for folder, text in named.items():
@@ -376,7 +376,7 @@ def runs(records: Records, name: str, metric: str, rounds: str) -> str:
 
 
 def cost(records: Records, name: str) -> str:
-    """Megabytes per client and round, and CPU hours per run."""
+    """Show megabytes per client and round, and CPU hours per run."""
     table = records.table(name)
     out = [["Data set", "Row", "MB down", "MB up", "CPU hours per run"]]
     for row in table.rows:
@@ -387,7 +387,7 @@ def cost(records: Records, name: str) -> str:
 
 
 def quoted_lines(records: Records, name: str, method: str) -> str:
-    """The published figures of a method that is no row of the table."""
+    """Show the published figures of a method that is no row of the table."""
     table = records.table(name)
     shown = {metric.published: metric.shown for metric in table.paper.metrics}
     data = {data for data, _ in table.data}
@@ -400,7 +400,7 @@ def quoted_lines(records: Records, name: str, method: str) -> str:
 
 
 def summary(records: Records) -> str:
-    """How many published figures were run, and what became of them."""
+    """Show how many published figures were run, and what became of them."""
     out = [["Paper", "Data set", "Settings", "Published figures", "Reproduced", "Within noise", "Not reproduced"]]
     for paper in PAPERS:
         total = sum(len(row.figures) for row in rows_of(paper_of(paper)))

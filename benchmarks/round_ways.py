@@ -36,15 +36,15 @@ Round = Callable[[int], None]
 
 
 def quiet(line: str) -> None:
-    """Nobody listens."""
+    """Ignore a line of progress."""
 
 
 def nobody(busy: int, done: int, failed: int) -> None:
-    """Nobody watches."""
+    """Ignore the progress of a round."""
 
 
 def experiment(preset: str, optimizer: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Experiment:
-    """A preset, with changes; optimizers start anew in every round, in all ways alike."""
+    """Return a preset, with changes; optimizers start anew in every round, in all ways alike."""
     sections = {"optimizer": {"state": "reset"} | (optimizer or {}), "tracking": {"uri": "none"}} | sections
     experiment = read_preset(preset)
     changed = {name: dataclasses.replace(getattr(experiment, name), **options) for name, options in sections.items()}
@@ -56,7 +56,7 @@ def r8(**optimizer: Any) -> Experiment:
 
 
 def chosen(experiment: Experiment, rounds: int) -> list[list[int]]:
-    """Clients of every round."""
+    """Return the clients of every round."""
     rng, count = np.random.default_rng(0), experiment.federation.clients_per_round or experiment.task.clients
     return [sorted(rng.choice(experiment.task.clients, count, replace=False).tolist()) for _ in range(rounds)]
 
@@ -82,7 +82,7 @@ def check(outcome: Any) -> None:
 
 
 def plain_loop(experiment: Experiment, rounds: int) -> Round:
-    """A loop in torch alone over the network and rows of a run, its clients one after the other."""
+    """Return a loop in torch alone over the network and rows of a run, its clients one after the other."""
     one_thread()
     experiment = dataclasses.replace(experiment, optimizer=dataclasses.replace(experiment.optimizer, **OFF))
     run_spec = make_run_spec(
@@ -107,7 +107,7 @@ def plain_loop(experiment: Experiment, rounds: int) -> Round:
 
 
 def plain_client(run_spec: RunSpec, model: torch.nn.Module, data: ClientData) -> None:
-    """Epochs of one client, as one writes them."""
+    """Train the epochs of one client, as one writes them."""
     experiment, objective = run_spec.experiment, run_spec.objective()
     kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[experiment.optimizer.name]
     more = {"momentum": experiment.optimizer.momentum} if experiment.optimizer.name == "sgd" else {}
@@ -124,7 +124,7 @@ def plain_client(run_spec: RunSpec, model: torch.nn.Module, data: ClientData) ->
 
 
 def one_class_loop(experiment: Experiment, rounds: int) -> Round:
-    """The same for clients of one class, one step each: a network and a row that its rows are pulled to."""
+    """Return the same for clients of one class, one step each: a network and a row that its rows are pulled to."""
     one_thread()
     run_spec = make_run_spec(experiment, quiet)
     model, cards = run_spec.model().train(), run_spec.data().cards()
@@ -149,13 +149,13 @@ def one_class_loop(experiment: Experiment, rounds: int) -> Round:
     return once
 
 
-def explicit(*, pooled: bool = False) -> Experiment:
-    """Bibtex's 159 clients of one class each."""
-    return resolve_options(experiment("bibtex/fedavg", federation={"batched_clients": pooled}))
+def explicit(*, batched: bool = False) -> Experiment:
+    """Return the experiment of Bibtex's 159 clients of one class each."""
+    return resolve_options(experiment("bibtex/fedavg", federation={"batched_clients": batched}))
 
 
 def pbc() -> Experiment:
-    """One client's epoch on PBC's images of 28 x 28."""
+    """Return the experiment of one client's epoch on PBC's images of 28 x 28."""
     return experiment(
         "pbc-0.05/fedavg", OFF, task={"variant": "npz28", "image_size": 28}, model={"stem": "small"},
         federation={"epochs": 1, "clients_per_round": 1},
@@ -175,7 +175,7 @@ WAYS: dict[str, dict[str, Callable[[int], Round]]] = {
     "bibtex": {
         "plain": lambda rounds: one_class_loop(explicit(), rounds),
         "ours": lambda rounds: serial(explicit(), rounds),
-        "ours, pooled": lambda rounds: serial(explicit(pooled=True), rounds),
+        "ours, batched": lambda rounds: serial(explicit(batched=True), rounds),
     },
 }
 ROUNDS = {"r8-8": 4, "digits": 6, "pbc-28": 3, "bibtex": 4}
@@ -200,7 +200,7 @@ def prepared_clients(folder: Path) -> Path:
 
 
 def compared() -> float:
-    """The largest difference of a weight between ours and both ways by hand after a client's epoch without dropout."""
+    """Return the largest difference of a weight between ours and both ways by hand, after an epoch without dropout."""
     one_thread()
     e = r8()
     e = dataclasses.replace(
@@ -224,7 +224,7 @@ def compared() -> float:
 
 
 def by_name(name: str) -> str:
-    """Our name of a weight -> the name by hand."""
+    """Return the name by hand of a weight of ours."""
     for ours, theirs in (
         ("encoder.", ""), ("layer.qkv.", "layer.self_attn.in_proj_"), ("layer.out.", "layer.self_attn.out_proj."),
         ("layer.up.", "layer.linear1."), ("layer.down.", "layer.linear2."), ("norm_attention", "norm1"),
@@ -235,5 +235,5 @@ def by_name(name: str) -> str:
 
 
 def epoch_order(experiment: Experiment, rows: int) -> torch.Tensor:
-    """The order in which ours takes client 0's rows in round 1."""
+    """Return the order in which ours takes client 0's rows in round 1."""
     return torch.randperm(rows, generator=torch_rng(experiment.seed, "client", 0, "round", 1, "order"))

@@ -65,7 +65,7 @@ class Sleec:
         return cls(options, map_FR, x_NF @ map_FR, y_NC)
 
     def __call__(self, x_BF: Tensor) -> Tensor:
-        """Scores [B, C]: how many of the row's nearest training rows (Euclidean, mapped) have each label."""
+        """Return scores [B, C]: how many of the row's nearest training rows (Euclidean, mapped) have each label."""
         z_BR = _scaled(x_BF, self.options) @ self.map_FR
         far_BN = self.mapped_NR.square().sum(1) - 2 * z_BR @ self.mapped_NR.T  # and |z|^2, equal in all of a row
         near_BK = far_BN.sort(dim=1, stable=True).indices[:, : self.options.voters]  # of equals the first
@@ -73,8 +73,8 @@ class Sleec:
 
 
 def embed(y_NC: Tensor, options: SleecOptions, rng: torch.Generator) -> Tensor:
-    """Embeddings [N, R] with ``z_i z_j`` near ``y_i y_j`` for every i and its ``near`` rows j of the largest inner
-    products (of equals the first), either way round.
+    """Return embeddings [N, R] with ``z_i z_j`` near ``y_i y_j`` for every i and its ``near`` rows j of the largest
+    inner products (of equals the first), either way round.
 
     Steps of length 1, which never raise the error on these entries, each followed by the projection on the positive
     semidefinite matrices of rank R. rng: where the search for eigenvectors starts.
@@ -93,14 +93,14 @@ def embed(y_NC: Tensor, options: SleecOptions, rng: torch.Generator) -> Tensor:
 
 
 def _neighbours(gram_NN: Tensor, near: int) -> Tensor:
-    """Bool [N, N], symmetric: the entries that count."""
+    """Return the entries that count: bool [N, N], symmetric."""
     order_NN = gram_NN.sort(dim=1, descending=True, stable=True).indices
     seen_NN = torch.zeros_like(gram_NN, dtype=torch.bool).scatter_(1, order_NN[:, :near], True)
     return seen_NN | seen_NN.T
 
 
 def _project(matrix_NN: Tensor, vector_NS: Tensor, width: int, products: int) -> tuple[Tensor, Tensor]:
-    """Embeddings z [N, R] whose ``z z^T`` is the nearest positive semidefinite matrix of rank R, by block power
+    """Return embeddings z [N, R] whose ``z z^T`` is the nearest positive semidefinite matrix of rank R, by block power
     iteration, and the block it ended with.
     """
     for _ in range(products):

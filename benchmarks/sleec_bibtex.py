@@ -34,7 +34,7 @@ GRID = tuple(
 
 
 def bibtex() -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
-    """Features [N, F], labels [N, C], and which rows are of the test split."""
+    """Return features [N, F], labels [N, C], and which rows are of the test split."""
     task, options = find_task("bibtex"), TaskOptions(name="bibtex")
     table = task.read(raw_folder(task, options), options)
     pairs, length_N = list_parts(table[task.payload])
@@ -48,13 +48,13 @@ def bibtex() -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
 
 
 def precision(score_BC: torch.Tensor, y_BC: torch.Tensor) -> list[float]:
-    """P@1/3/5 in percent, of equal scores the class with the lower index first."""
+    """Return P@1/3/5 in percent, of equal scores the class with the lower index first."""
     hit_BK = np.take_along_axis(y_BC.numpy(), top_classes(score_BC.numpy(), max(PLACES)), axis=1)
     return [100 * float(hit_BK[:, :k].mean()) for k in PLACES]
 
 
 def trained(x_NF: torch.Tensor, y_NC: torch.Tensor, rows: np.ndarray, grid: tuple[SleecOptions, ...], seed: int):
-    """A model on these rows for every point of the grid; the embeddings do not depend on the point."""
+    """Return a model on these rows for every point of the grid; the embeddings do not depend on the point."""
     z_NR = embed(y_NC[rows], grid[0], torch_rng(seed, "sleec"))
     return [Sleec.fit(x_NF[rows], y_NC[rows], z_NR, point) for point in grid]
 

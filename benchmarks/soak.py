@@ -15,11 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +39,7 @@ from anchorfl.pipeline.storage.atomic_files import write_json
 from anchorfl.pipeline.storage.run_folder import lock_run, write_config
 from anchorfl.tasks.options import TaskOptions
 from benchmarks.growth import Reader, Series, Slope
+from benchmarks.readings import machine
 
 MIB = 2**20
 
@@ -81,13 +79,15 @@ def watch(loop: RoundLoop, reader: Reader, every: int, references_every: int, sa
 
 
 def soak(options: argparse.Namespace, path: Path) -> dict[str, Any]:
-    """The whole run; ``path`` gets the readings as they come in."""
+    """Do the whole run and return its readings; ``path`` gets them as they come in."""
     folder = path.resolve().parent / f"run-{time.strftime('%Y%m%d-%H%M%S')}"
     e = experiment(options, folder.parent)
     series, began = Series(), time.perf_counter()
 
     def content() -> dict[str, Any]:
-        return {"about": about(options, time.perf_counter() - began), "rounds": series.rounds, "values": series.values}
+        about = machine("ray", "torch", "mlflow", "psutil", "numpy")
+        about |= {"options": vars(options), "seconds": time.perf_counter() - began}
+        return {"about": about, "rounds": series.rounds, "values": series.values}
 
     with lock_run(folder):
         ray_cluster.start(e.cluster)
@@ -103,16 +103,8 @@ def soak(options: argparse.Namespace, path: Path) -> dict[str, Any]:
     return content()
 
 
-def about(options: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    names = ("ray", "torch", "mlflow", "psutil", "numpy")
-    return {
-        "options": vars(options), "seconds": seconds, "cpus": os.cpu_count(), "machine": platform.machine(),
-        "python": platform.python_version(), **{name: version(name) for name in names},
-    }  # fmt: skip
-
-
 def table(slopes: Mapping[str, Slope], last: Iterable[int]) -> str:
-    """The slopes as Markdown."""
+    """Return the slopes as Markdown."""
     lines = [
         f"Rounds {' to '.join(map(str, last))}.\n",
         "| | mean | change per round | 95 % interval |",
@@ -135,7 +127,7 @@ PANELS: dict[str, tuple[str, float]] = {
 
 
 def draw(series: Series, settled: int, path: Path) -> None:
-    """Six panels over the rounds: one line per process."""
+    """Draw six panels over the rounds, one line per process."""
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(2, 3, figsize=(12, 5.6), sharex=True, layout="constrained")

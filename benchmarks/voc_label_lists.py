@@ -1,6 +1,6 @@
-"""What FedALC learns of the label correlation of VOC 2007, from the image lists alone: the images are not needed.
+"""FedALC and the label correlation of VOC 2007, from the image lists alone: the images are not needed.
 
-    python benchmarks/voc_label_lists.py FOLDER [--out runs/voc-lists] [--noise 0.7] [--rounds 300]
+    python -m benchmarks.voc_label_lists FOLDER [--out runs/voc-lists] [--noise 0.7] [--rounds 300]
 
 FOLDER: that of ``VOC2007/ImageSets/Main``, or the archive of these lists. The labels, their counts and the split
 (trainval, test) are the real ones; **the inputs are made up**: 20 numbers per image, 1 where the class is there and 0
@@ -38,14 +38,14 @@ from anchorfl.tasks.options import TaskOptions
 
 SHARED = {"weighting": "samples", "server": "adam", "server_lr": 0.01, "server_eps": 1e-9}
 METHOD_OPTIONS = {
-    "fedalc": SHARED | {"form": "hinge_const", "neighbours": 19, "lambda_": 200.0},
-    "fedaws": SHARED | {"form": "hinge_const", "neighbours": 19, "lambda_": 200.0},
+    "fedalc": SHARED | {"regularizer": "hinge_const", "neighbours": 19, "lambda_": 200.0},
+    "fedaws": SHARED | {"regularizer": "hinge_const", "neighbours": 19, "lambda_": 200.0},
     "fedalc-fixed": SHARED,
 }
 
 
 def write(lists: Path, path: Path, noise: float) -> None:
-    """The table: a label column per class, an input column per class, the split."""
+    """Write the table: a label column per class, an input column per class, the split."""
     table = labels_of(lists, SETS[2007, "trainval"], 2007, BadRows(False))
     y_NC = (np.stack(table["value"].to_numpy()) != ABSENT).astype(np.int64)  # difficult objects are present
     x_NC = y_NC + noise * np.random.default_rng(0).standard_normal(y_NC.shape)

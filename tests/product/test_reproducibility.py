@@ -48,7 +48,8 @@ def test_a_block_that_no_view_understands_is_named(words, records):
         made(f"<!-- made: {words} -->\n<!-- end -->\n", records)
 
 
-def test_check_names_the_page_that_differs_and_writes_nothing(tmp_path, monkeypatch, capsys):
+def test_check_names_the_page_that_differs_and_writes_nothing(tmp_path, monkeypatch, capsys, records):
+    monkeypatch.setattr("benchmarks.reproducibility.Records", lambda folder: records)  # which has the archives unpacked
     page = tmp_path / "page.md"
     page.write_text("<!-- made: seeds r8-8-again -->\n<!-- end -->\n")
     monkeypatch.setattr("benchmarks.reproducibility.TOP", tmp_path)
